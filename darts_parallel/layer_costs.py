@@ -1,0 +1,206 @@
+"""Seconds and bytes of one kind of layer on one kind of stage, for all strategies at once."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cluster import Device, StageTopology
+from darts_parallel.comm import RingGroup, all_reduce, reduce_scatter
+from darts_parallel.compute import BACKWARD_FACTOR, forward_seconds, stream_seconds
+from darts_parallel.config import RECOMPUTE
+from darts_parallel.memory import (
+    StateBytes,
+    activation_bytes,
+    gathered_bytes,
+    parameters_per_rank,
+    state_bytes,
+    static_bytes,
+)
+from darts_parallel.model import LayerSpec
+from darts_parallel.problem import Problem
+from darts_parallel.strategy import LayerStrategy
+
+TIME_TERMS = ("compute", "recompute", "tensor_parallel", "sharding")
+"""What a micro-batch spends on a layer: arithmetic, repeated forward, tp collectives, ZeRO-2/3."""
+OPTIMIZER_TRAFFIC = 2.0
+"""The optimizer reads and writes each of its bytes once (stream model)."""
+
+
+@dataclass(frozen=True)
+class ChoiceTensors:
+    """The strategies of a space as float64 tensors of shape `(C,)`, and tokens of shape `(O, C)`."""
+
+    tp: Tensor
+    dp: Tensor
+    zero_stage: Tensor
+    recompute: Tensor
+    sequence_shards: Tensor
+    tokens: Tensor
+    """Tokens of one micro-batch on one data-parallel rank."""
+
+    @staticmethod
+    def build(problem: Problem, counts: tuple[int, ...], choices: tuple[LayerStrategy, ...]) -> "ChoiceTensors":
+        """Tensors of `choices` for every number of micro-batches in `counts`."""
+        training = problem.training
+        tp = _float([c.tp for c in choices])
+        dp = _float([c.dp for c in choices])
+        total = float(training.global_batch_size * training.seq_len)
+        return ChoiceTensors(
+            tp=tp,
+            dp=dp,
+            zero_stage=_float([c.zero_stage for c in choices]),
+            recompute=torch.tensor([RECOMPUTE.index(c.recompute) for c in choices]),
+            sequence_shards=_float([c.tp if c.sequence_parallel else 1 for c in choices]),
+            tokens=total / (_float(list(counts)).unsqueeze(1) * dp),
+        )
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """Costs of one kind of layer, each of shape `(O, C)`: outer choices x strategies."""
+
+    forward: Tensor
+    """Seconds of one micro-batch forward, communication included."""
+    backward: Tensor
+    """The same backward, recomputation included."""
+    terms: dict[str, Tensor]
+    """`forward + backward` split by `TIME_TERMS`."""
+    gradient_sync: Tensor
+    """Seconds per iteration of gradient synchronisation that backward does not hide."""
+    optimizer: Tensor
+    """Seconds per iteration of the optimizer step."""
+    static: Tensor
+    """Bytes of parameters, gradients and optimizer state."""
+    activation: Tensor
+    """Bytes kept for backward per micro-batch in flight."""
+    working: Tensor
+    """Bytes that exist only while the layer is computed."""
+
+
+def exposed(compute: Tensor, communication: Tensor, device: Device) -> Tensor:
+    """Seconds by which `communication` beside `compute` lengthens it.
+
+    `T = (a^g + b^g)^(1/g)` (Pollux, Qiao et al. 2021, equation 11), minus `a`, in a form that is
+    exact for small ratios. g = 1 hides nothing, a large g hides all but the longer of the two.
+    """
+    g = device.overlap_exponent
+    return compute * torch.expm1(torch.log1p((communication / compute) ** g) / g)
+
+
+def layer_costs(
+    problem: Problem, layer: LayerSpec, topology: StageTopology, choices: ChoiceTensors, *, counts_table: bool
+) -> LayerCosts:
+    """Costs of `layer` on a stage of `topology`.
+
+    Args:
+        counts_table: False where the layer's vocabulary table is another layer's on the same device.
+    """
+    state = state_bytes(problem.training.precision, problem.training.optimizer)
+    device = problem.cluster.groups[topology.group].device
+    spec = layer if counts_table else replace(layer, vocabulary_parameters=0)
+    parameters = parameters_per_rank(spec, problem.model.config.vocab_size, choices.tp)
+    terms, forward, backward = _micro_batch_seconds(problem, layer, topology, choices)
+    sync = _sharding_seconds(problem, topology, choices, parameters, state, forward, backward)
+    shard = torch.where(choices.zero_stage >= 1, parameters / choices.dp, parameters)
+    traffic = OPTIMIZER_TRAFFIC * (state.optimizer + state.gradient) + state.parameter
+    kept = _activations(problem, layer, choices)
+    saved = torch.stack([kept[kind] for kind in RECOMPUTE])
+    activation = saved.gather(0, choices.recompute.expand(1, *kept["none"].shape)).squeeze(0)
+    gathered = gathered_bytes(parameters, choices.zero_stage, state)
+    return LayerCosts(
+        forward=forward + sync["forward"],
+        backward=backward + sync["backward"],
+        terms=terms | {"sharding": sync["forward"] + sync["backward"]},
+        gradient_sync=sync["iteration"],
+        optimizer=stream_seconds(shard * traffic, device).expand_as(forward),
+        static=static_bytes(parameters, choices.dp, choices.zero_stage, state),
+        activation=activation,
+        working=kept["none"] - activation + gathered,
+    )
+
+
+def _micro_batch_seconds(
+    problem: Problem, layer: LayerSpec, topology: StageTopology, choices: ChoiceTensors
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    group = problem.cluster.groups[topology.group]
+    device, training = group.device, problem.training
+    width = element_bytes(problem)
+    once, core = forward_seconds(
+        layer, choices.tokens, training.seq_len, choices.tp, choices.sequence_shards, device,
+        fused=training.fused_attention, width=width,
+    )  # fmt: skip
+    once = once + device.layer_overhead
+    size = width * choices.tokens * problem.model.config.hidden_size
+    collective = all_reduce(size, _tensor_group(topology, choices), group.intra_node, problem.cluster.inter_node)
+    selective = (choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
+    full = (choices.recompute == RECOMPUTE.index("full")) & layer.recomputable
+    again = torch.where(full, once, torch.where(selective, core, torch.zeros_like(core)))
+    forward_tp = layer.tp_collectives * collective
+    backward_tp = layer.tp_collectives_backward * collective + torch.where(full, forward_tp, 0.0)
+    terms = {
+        "compute": (1.0 + BACKWARD_FACTOR) * once,
+        "recompute": again,
+        "tensor_parallel": forward_tp + backward_tp,
+    }
+    return terms, once + forward_tp, BACKWARD_FACTOR * once + again + backward_tp
+
+
+def _sharding_seconds(
+    problem: Problem,
+    topology: StageTopology,
+    choices: ChoiceTensors,
+    parameters: Tensor,
+    state: StateBytes,
+    forward: Tensor,
+    backward: Tensor,
+) -> dict[str, Tensor]:
+    """Exposed seconds of data-parallel communication: per micro-batch and per iteration.
+
+    ZeRO-0 all-reduces gradients once; ZeRO-1 reduce-scatters them once and all-gathers parameters;
+    ZeRO-2 reduce-scatters after every micro-batch; ZeRO-3 also gathers parameters in every forward
+    and backward. Each runs beside the computation of the same layer.
+    """
+    group = problem.cluster.groups[topology.group]
+    ring = _data_group(topology, choices)
+    scatter = reduce_scatter(parameters * state.gradient, ring, group.intra_node, problem.cluster.inter_node)
+    gather = reduce_scatter(parameters * state.parameter, ring, group.intra_node, problem.cluster.inter_node)
+    zero, none = choices.zero_stage, torch.zeros_like(forward)
+
+    def beside(compute: Tensor, communication: Tensor) -> Tensor:
+        return exposed(compute, communication, group.device)
+
+    per_forward = torch.where(zero == 3, beside(forward, gather), none)
+    per_backward = torch.where(
+        zero == 3, beside(backward, gather + scatter), torch.where(zero == 2, beside(backward, scatter), none)
+    )
+    first, last = beside(forward, gather), beside(backward, scatter)
+    sharded = torch.where(zero == 1, last + first, torch.where(zero == 2, first, none))
+    iteration = torch.where(zero == 0, beside(backward, 2.0 * scatter), sharded)
+    return {"forward": per_forward, "backward": per_backward, "iteration": iteration}
+
+
+def _activations(problem: Problem, layer: LayerSpec, choices: ChoiceTensors) -> dict[str, Tensor]:
+    return activation_bytes(
+        layer, choices.tokens, problem.training.seq_len, choices.tp, choices.sequence_shards, element_bytes(problem)
+    )
+
+
+def _tensor_group(topology: StageTopology, choices: ChoiceTensors) -> RingGroup:
+    one = torch.ones_like(choices.tp)
+    return RingGroup(local=choices.tp, nodes=one, gpus=topology.gpus_per_node * one)
+
+
+def _data_group(topology: StageTopology, choices: ChoiceTensors) -> RingGroup:
+    shapes = [topology.data_parallel(int(tp)) for tp in choices.tp.tolist()]
+    gpus = torch.full_like(choices.tp, topology.gpus_per_node)
+    return RingGroup(local=_float([d for d, _ in shapes]), nodes=_float([n for _, n in shapes]), gpus=gpus)
+
+
+def element_bytes(problem: Problem) -> int:
+    """Bytes of one activation element; fp8 training keeps activations in 16 bits."""
+    return 4 if problem.training.precision == "fp32" else 2
+
+
+def _float(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)

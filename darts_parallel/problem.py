@@ -1,0 +1,95 @@
+"""The problem: model x cluster x training job x space x cost model, frozen."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from darts_parallel.cluster import Cluster
+from darts_parallel.config import Config, TrainingConfig, config_dir, register_schema
+from darts_parallel.errors import ConfigError, DartsParallelError
+from darts_parallel.messages import config_sentence
+from darts_parallel.model import Model, build_model
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a plan is searched for. `config` is the source of everything else, already checked."""
+
+    config: Config
+    model: Model
+    cluster: Cluster
+    training: TrainingConfig
+
+    @staticmethod
+    def from_config(config: Config) -> "Problem":
+        """Derive the domain objects (SI units) from the checked configuration."""
+        return Problem(
+            config=config,
+            model=build_model(config.model, config.training),
+            cluster=Cluster.from_config(config.cluster, config.training.precision),
+            training=config.training,
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the chain: embedding, blocks, head and loss."""
+        return len(self.model.layers)
+
+    @property
+    def tokens_per_iteration(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.training.global_batch_size * self.training.seq_len
+
+
+def to_config(composed: DictConfig) -> Config:
+    """The last line that knows OmegaConf: a composed configuration to checked dataclasses.
+
+    Errors:
+        ConfigError: a missing or mistyped value, or one that breaks a rule.
+    """
+    try:
+        values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), values))
+    except OmegaConfBaseException as error:
+        cause = error.__cause__
+        if isinstance(cause, DartsParallelError):
+            raise cause from None
+        raise ConfigError(config_sentence(error)) from None
+    assert isinstance(config, Config)
+    return config
+
+
+def load_problem(overrides: list[str] | None = None, config_dir: str | None = None) -> Problem:
+    """Compose a problem as the command does.
+
+    Args:
+        overrides: Hydra overrides, e.g. `["model=gpt2_xl", "space.pp=8"]`.
+        config_dir: Folder with further configuration files of the user, as `--config-dir`.
+
+    Errors:
+        ConfigError: the overrides or the files break a rule.
+    """
+    return Problem.from_config(load_config(overrides, config_dir))
+
+
+def load_config(overrides: list[str] | None = None, extra_dir: str | None = None) -> Config:
+    """The checked configuration that `overrides` compose."""
+    register_schema()
+    arguments: list[Any] = list(overrides or [])
+    if extra_dir is not None:
+        arguments.append(f"hydra.searchpath=[file://{extra_dir}]")
+    saved = dict(GlobalHydra.instance().__dict__)
+    try:
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(version_base="1.3", config_dir=config_dir()):
+            composed = compose(config_name="config", overrides=arguments)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(config_sentence(error, arguments)) from None
+    finally:
+        GlobalHydra.instance().__dict__.update(saved)
+    return to_config(composed)
