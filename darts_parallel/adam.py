@@ -1,0 +1,50 @@
+"""Adam without its import cost.
+
+`torch.optim.Adam` imports the compiler stack on first use (1.4 s of a search that takes 3 s, measured
+with torch 2.13). This is the same update; a test pins it to `torch.optim.Adam`.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-8
+
+
+@dataclass
+class Adam:
+    """Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1, without weight decay.
+
+    Attributes:
+        parameters: Leaf tensors with their learning rates.
+        betas: Decay of the two moments.
+    """
+
+    parameters: list[tuple[Tensor, float]]
+    betas: tuple[float, float]
+    steps: int = 0
+    moments: list[tuple[Tensor, Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p, _ in self.parameters]
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter, _ in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter that has a gradient."""
+        self.steps += 1
+        first, second = self.betas
+        root = (1.0 - second**self.steps) ** 0.5
+        for (parameter, rate), (mean, square) in zip(self.parameters, self.moments, strict=True):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            mean.lerp_(gradient, 1.0 - first)
+            square.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
+            scale = square.sqrt().div_(root).add_(EPSILON)
+            parameter.addcdiv_(mean, scale, value=-rate / (1.0 - first**self.steps))

@@ -1,0 +1,302 @@
+"""Lower bounds on the iteration time of every outer choice, without a search.
+
+Stage times are bounded for every contiguous segment of layers: memory is priced (a Lagrange multiplier
+in seconds per byte), which separates the layers, and the best of a grid of prices is kept. The sum over
+stages and the bottleneck are then bounded apart, each by a dynamic program over the stage boundaries,
+so layers stay whole: pricing the bottleneck itself would split them, and is loose (17 % at 16 stages).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from darts_parallel.table import CostTable
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+MODES = ("uniform", "stagewise", "layerwise")
+"""Spaces in order of growth: one strategy for all layers, one per stage, one per layer."""
+
+ROUNDING = 1e-12
+"""Relative slack of every comparison, so that rounding cannot make a bound exceed a true cost."""
+
+
+@dataclass(frozen=True)
+class OuterCosts:
+    """One outer choice of a table as arrays, with only the strategies that it allows.
+
+    Axes as in `CostTable`; C counts the allowed strategies.
+    """
+
+    num_micro_batches: int
+    choices: Index
+    """Index of every strategy in the table, `(C,)`."""
+    layout: Index
+    time: Array
+    """Seconds of one micro-batch, `(Q, L, C)`."""
+    sync: Array
+    once: Array
+    static: Array
+    activation: Array
+    working: Array
+    reshard: Array
+    p2p: Array
+    capacity: Array
+    in_flight: Array
+    stage_kind: Index
+    boundary_kind: Index
+    joined: NDArray[np.bool_]
+    layer_class: Index
+    """Class of every layer, `(L,)`: layers of a class cost the same under every strategy."""
+
+    @property
+    def pp(self) -> int:
+        """Stages, K."""
+        return len(self.stage_kind)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers, L."""
+        return self.time.shape[1]
+
+    @staticmethod
+    def read(table: CostTable, outer: int, choices: Index | None = None) -> "OuterCosts":
+        """Copy outer choice `outer` of `table`; `choices` restricts the strategies further."""
+        allowed = np.flatnonzero(table.allowed[outer].numpy())
+        if choices is not None:
+            allowed = np.intersect1d(allowed, choices)
+        rows = [getattr(table, name)[outer].detach().numpy()[..., allowed]
+                for name in ("time", "sync", "once", "static", "activation", "working")]  # fmt: skip
+        features = np.concatenate([row.reshape(-1, *row.shape[-2:]) for row in rows]).transpose(1, 0, 2)
+        return OuterCosts(
+            int(table.num_micro_batches[outer]),
+            allowed,
+            table.layout.numpy()[allowed],
+            *rows,
+            *(getattr(table, name)[outer].detach().numpy() for name in ("reshard", "p2p")),
+            capacity=table.capacity.detach().numpy(),
+            in_flight=table.in_flight[outer].detach().numpy(),
+            stage_kind=table.stage_kind.numpy(),
+            boundary_kind=table.boundary_kind.numpy(),
+            joined=table.joined.numpy(),
+            layer_class=equal_rows(features),
+        )
+
+    def stage_signatures(self) -> tuple[list[tuple[int, float, float]], Index]:
+        """Distinct (kind, micro-batches in flight, capacity), and the one of every stage, `(K,)`."""
+        keys = list(zip(self.stage_kind.tolist(), self.in_flight.tolist(), self.capacity.tolist(), strict=True))
+        unique = list(dict.fromkeys(keys))
+        return unique, np.array([unique.index(key) for key in keys])
+
+
+def equal_rows(features: Array) -> Index:
+    """Number of the class of every row; rows are equal bit by bit within a class."""
+    known: dict[bytes, int] = {}
+    return np.array([known.setdefault(row.tobytes(), len(known)) for row in np.ascontiguousarray(features)])
+
+
+def outer_lower_bounds(table: CostTable, mode: str = "layerwise") -> Tensor:
+    """A lower bound on the iteration time of any feasible plan, for every outer choice.
+
+    Args:
+        table: Costs of one pipeline degree.
+        mode: One of `MODES`. The bound of `layerwise` holds for all; `uniform` takes that of
+            `stagewise`, which is tighter.
+
+    Returns:
+        Seconds, shape `(O,)`; infinite where no plan fits the memory.
+    """
+    bounds = [OuterBounds.build(OuterCosts.read(table, o), mode).total for o in range(table.num_outer)]
+    return torch.tensor(bounds, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class OuterBounds:
+    """Bounds of one outer choice: of its segments, and of its total.
+
+    Segment arrays have shape `(K, L + 1, L + 1)`: stage k holds layers [i, j). Infinite where the
+    segment cannot be a stage.
+    """
+
+    seconds: Array
+    """Seconds of one micro-batch."""
+    summed: Array
+    """The same with the seconds that are paid once, which add to the total too."""
+    slowest_sync: float
+    """Seconds of the largest gradient synchronisation of any plan."""
+    total: float
+
+    @staticmethod
+    def build(costs: OuterCosts, mode: str) -> "OuterBounds":
+        """Bounds of the outer choice `costs` for the space `mode`."""
+        rest, grid = costs.num_micro_batches - 1.0, SegmentGrid.build(costs, mode)
+        seconds = grid.lower_bounds(time=1.0)
+        least_sum, least_sync = best_sum(seconds), best_bottleneck(grid.lower_bounds(sync=1.0))
+        if not np.isfinite(least_sum):
+            return OuterBounds(seconds, seconds, np.inf, np.inf)
+        summed = grid.lower_bounds(time=1.0, once=1.0) if costs.once.any() else seconds
+        least_sum, bottleneck = best_sum(summed), rest * best_bottleneck(seconds)
+        # no strategy is best in time and synchronisation: bound the two together, as the two maxima
+        # of one stage, and with the largest synchronisation replaced by the mean
+        joint = least_sum + best_bottleneck(grid.lower_bounds(time=rest, sync=1.0))
+        mean = best_sum(grid.lower_bounds(time=1.0, once=1.0, sync=1.0 / costs.pp)) + bottleneck
+        total = max(least_sum + bottleneck + least_sync, joint, mean)
+        return OuterBounds(seconds, summed, least_sync, float(total) * (1 - ROUNDING))
+
+
+@dataclass(frozen=True)
+class SegmentGrid:
+    """The segments of one outer choice; those that hold equal layers are treated once."""
+
+    costs: OuterCosts
+    mode: str
+    counts: Array
+    """Layers of every class in every distinct segment, `(U, R)`."""
+    members: Index
+    """One layer of every class, `(R,)`."""
+    segment: Index
+    """Distinct segment of layers [i, j), `(L + 1, L + 1)`; 0, the empty one, where i >= j."""
+
+    @staticmethod
+    def build(costs: OuterCosts, mode: str) -> "SegmentGrid":
+        """Find the distinct segments."""
+        members = np.unique(costs.layer_class, return_index=True)[1]
+        one_hot = np.equal.outer(np.arange(len(members)), costs.layer_class).astype(float)
+        prefix = _prefix(one_hot).T
+        counts = (prefix[None, :] - prefix[:, None]).clip(min=0)
+        counts[np.tril_indices(len(prefix))] = 0
+        segment = equal_rows(counts.reshape(-1, len(members)))
+        order = np.unique(segment, return_index=True)[1]
+        rows = counts.reshape(-1, len(members))[order]
+        return SegmentGrid(costs, mode, rows, members, segment.reshape(counts.shape[:2]))
+
+    def lower_bounds(self, time: float = 0.0, sync: float = 0.0, once: float = 0.0) -> Array:
+        """Bound of `time * t + sync * y + once * o` of every stage and segment that fits the memory.
+
+        Args:
+            time: Weight of the seconds of one micro-batch, t.
+            sync: Weight of the synchronisation seconds, y.
+            once: Weight of the seconds that are paid once, o.
+
+        Returns:
+            Shape `(K, L + 1, L + 1)`; infinite where no strategy fits or the segment is illegal.
+        """
+        costs = self.costs
+        signatures, of_stage = costs.stage_signatures()
+        objective = (time * costs.time + sync * costs.sync + once * costs.once)[:, self.members]
+        solve = self._priced if self.mode == "layerwise" else self._single_choice
+        values = np.stack([solve(objective[kind], flight, size) for kind, flight, size in signatures])
+        legal = np.triu(np.ones(self.segment.shape, dtype=bool), 1)
+        legal[:-1] &= ~costs.joined[:, None]
+        result = np.where(legal, values[:, self.segment], np.inf)
+        least = time * costs.reshard.min(axis=(-1, -2))
+        if least.any():
+            kinds = np.array([kind for kind, _, _ in signatures])
+            # the pair (l, l + 1) counts for segments that hold both
+            before = np.pad(np.cumsum(least, axis=1), ((0, 0), (2, 0)))[kinds]
+            after = np.pad(np.cumsum(least, axis=1), ((0, 0), (1, 1)))[kinds]
+            result += np.where(legal, before[:, None, :] - after[:, :, None], 0.0)
+        result = result[of_stage]
+        result[1:, 1:-1] += time * costs.p2p.min(axis=(-1, -2))[costs.boundary_kind][:, :, None]
+        return result
+
+    def _memory(self, flight: float) -> Array:
+        """Bytes of every class and strategy that add up over a stage, `(R, C)`."""
+        return (self.costs.static + flight * self.costs.activation)[self.members]
+
+    def _priced(self, objective: Array, flight: float, capacity: float) -> Array:
+        """Best price bound of every distinct segment, `(U,)`."""
+        memory = self._memory(flight)
+        least_working = self.costs.working[self.members].min(axis=1)
+        free = capacity * (1 + ROUNDING) - np.where(self.counts > 0, least_working, 0.0).max(axis=1)
+        prices = price_grid(objective, memory)
+        layers = (objective + prices[:, None, None] * memory).min(axis=-1)
+        result = (self.counts @ layers.T - free[:, None] * prices).max(axis=1)
+        return np.where(self.counts @ memory.min(axis=1) <= free, result, np.inf)
+
+    def _single_choice(self, objective: Array, flight: float, capacity: float) -> Array:
+        """Smallest value of any one strategy that fits, for every distinct segment, `(U,)`."""
+        working = self.costs.working[self.members]
+        largest = np.zeros((len(self.counts), working.shape[1]))
+        for held, row in zip(self.counts.T, working, strict=True):
+            np.maximum(largest, np.where(held[:, None] > 0, row, 0.0), out=largest)
+        peak = self.counts @ self._memory(flight) + largest
+        return np.where(peak <= capacity * (1 + ROUNDING), self.counts @ objective, np.inf).min(axis=1)
+
+
+def price_grid(value: Array, memory: Array, limit: int = 24) -> Array:
+    """Memory prices at which some layer's cheapest strategy changes, and 0.
+
+    Args:
+        value: Seconds of every layer and strategy, `(R, C)`.
+        memory: Bytes, `(R, C)`.
+        limit: Largest number of prices; more are thinned to quantiles.
+
+    Returns:
+        Seconds per byte, rising, shape `(at most limit + 1,)`.
+    """
+    rows = np.arange(len(value))
+    # among the cheapest, the smallest: then walk the lower hull towards less memory
+    current = np.lexsort((memory, value), axis=1)[:, 0]
+    prices: list[Array] = []
+    for _ in range(value.shape[1]):
+        saved = memory[rows, current][:, None] - memory
+        extra = value - value[rows, current][:, None]
+        slope = np.where(saved > 0, extra / np.where(saved > 0, saved, 1.0), np.inf)
+        best = slope.min(axis=1)
+        if not np.isfinite(best).any():
+            break
+        prices.append(best[np.isfinite(best)])
+        tied = np.where(slope <= best[:, None] * (1 + 1e-12), memory, np.inf)
+        current = np.where(np.isfinite(best), tied.argmin(axis=1), current)
+    found = np.unique(np.concatenate([np.zeros(1), *prices]).clip(min=0.0))
+    if len(found) <= limit:
+        return found
+    return found[np.unique(np.linspace(0, len(found) - 1, limit).round().astype(int))]
+
+
+def best_sum(segments: Array) -> float:
+    """Smallest sum over stages of any split, for segment values of shape `(K, L + 1, L + 1)`."""
+    return float(forward_sums(segments)[-1, -1])
+
+
+def best_bottleneck(segments: Array) -> float:
+    """Smallest maximum over stages of any split, for segment values of shape `(K, L + 1, L + 1)`."""
+    return float(forward_bottlenecks(segments)[-1, -1])
+
+
+def forward_sums(segments: Array) -> Array:
+    """Smallest sum of the first k stages when they hold layers [0, j), shape `(K + 1, L + 1)`."""
+    result = _start(segments)
+    for k, values in enumerate(segments):
+        result[k + 1] = (result[k][:, None] + values).min(axis=0)
+    return result
+
+
+def forward_bottlenecks(segments: Array) -> Array:
+    """Smallest maximum of the first k stages when they hold layers [0, j), shape `(K + 1, L + 1)`."""
+    result = _start(segments)
+    result[0, 0] = -np.inf
+    for k, values in enumerate(segments):
+        result[k + 1] = np.maximum(result[k][:, None], values).min(axis=0)
+    return result
+
+
+def reversed_segments(segments: Array) -> Array:
+    """The same segments counted from the last stage and layer, for the sums of the stages after k."""
+    return np.ascontiguousarray(segments[::-1, ::-1, ::-1].transpose(0, 2, 1))
+
+
+def _start(segments: Array) -> Array:
+    result = np.full((len(segments) + 1, segments.shape[1]), np.inf)
+    result[0, 0] = 0.0
+    return result
+
+
+def _prefix(values: Array) -> Array:
+    """Prefix sums along the last axis, from 0."""
+    return np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)

@@ -1,0 +1,120 @@
+"""The best hard plans that a search has met."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from darts_parallel.cost import HardPlans, evaluate_batch
+from darts_parallel.discretize import repair, round_edges, unit_starts
+from darts_parallel.strategy import Plan
+from darts_parallel.table import CostTable
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Hard plans of one table."""
+
+    table: int
+    plans: HardPlans
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One feasible plan and its seconds per iteration."""
+
+    table: int
+    plan: HardPlans
+    time: float
+
+    @property
+    def outer(self) -> tuple[int, int]:
+        """Its outer choice: table and number of micro-batches."""
+        return self.table, int(self.plan.outer[0])
+
+
+class CandidatePool:
+    """Keeps the best few distinct feasible plans of every outer choice."""
+
+    PER_OUTER = 4
+
+    def __init__(self, tables: list[CostTable]) -> None:
+        self.tables = tables
+        self.evaluated = 0
+        self.entries: dict[tuple[int, int], list[Entry]] = {}
+
+    @property
+    def best(self) -> Entry | None:
+        """The fastest feasible plan, or None."""
+        firsts = [entries[0] for entries in self.entries.values()]
+        return min(firsts, key=lambda entry: entry.time, default=None)
+
+    @property
+    def best_time(self) -> float:
+        """Its seconds per iteration, `inf` without one."""
+        return self.best.time if self.best else float("inf")
+
+    def add_all(self, candidates: Iterable[Candidate]) -> None:
+        """Evaluate and keep what is good."""
+        for candidate in candidates:
+            self.add(candidate)
+
+    def add(self, candidate: Candidate, repair_kind: str | None = None, repair_limit: int = 8) -> None:
+        """Evaluate plans and keep what is good.
+
+        Args:
+            repair_kind: Space in which plans that do not fit are repaired (only `layerwise` has a
+                repair that stays in the space); None keeps only those that fit as they are.
+            repair_limit: Fastest infeasible plans that are repaired.
+        """
+        table, plans = self.tables[candidate.table], candidate.plans
+        cost = evaluate_batch(table, plans)
+        self.evaluated += len(plans)
+        self._keep(candidate.table, plans, cost.iteration_time, cost.feasible)
+        if repair_kind != "layerwise":
+            return
+        worth = torch.nonzero(~cost.feasible & (cost.iteration_time < self.best_time)).squeeze(1)
+        worth = worth[cost.iteration_time[worth].argsort(stable=True)[:repair_limit]]
+        if len(worth):
+            fixed, fixed_cost = repair(table, plans[worth], self.best_time)
+            self.evaluated += len(worth)
+            self._keep(candidate.table, fixed, fixed_cost.iteration_time, fixed_cost.feasible)
+
+    def _keep(self, table: int, plans: HardPlans, times: torch.Tensor, feasible: torch.Tensor) -> None:
+        times = times.masked_fill(~feasible, torch.inf)
+        for outer in plans.outer.unique().tolist():
+            mine = torch.nonzero(plans.outer == outer).squeeze(1)
+            mine = mine[times[mine].argsort(stable=True)[: self.PER_OUTER]]
+            kept = self.entries.get((table, outer), [])
+            worst = kept[-1].time if len(kept) == self.PER_OUTER else float("inf")
+            for index in mine.tolist():
+                value = float(times[index])
+                if value >= worst or value == float("inf"):
+                    break
+                if all(value != entry.time for entry in kept):
+                    kept = [*kept, Entry(table, plans[index : index + 1], value)]
+            if kept:
+                self.entries[(table, outer)] = sorted(kept, key=lambda entry: entry.time)[: self.PER_OUTER]
+
+    def top(self, count: int) -> list[Entry]:
+        """The fastest entries of all outer choices."""
+        everything = [entry for entries in self.entries.values() for entry in entries]
+        return sorted(everything, key=lambda entry: entry.time)[:count]
+
+    def by_outer(self) -> list[Entry]:
+        """The fastest entry of every outer choice, fastest first."""
+        return sorted((entries[0] for entries in self.entries.values()), key=lambda entry: entry.time)
+
+    def plan(self, entry: Entry) -> Plan:
+        """An entry in words."""
+        return entry.plan.to_plan(0, self.tables[entry.table])
+
+
+def even_uniform_plans(table: CostTable) -> HardPlans:
+    """Every outer choice with every strategy for all layers, stages as even as they can be."""
+    units = unit_starts(table.joined)
+    edges = torch.arange(1, table.pp) * len(units) / table.pp
+    starts = units[round_edges(edges.unsqueeze(0), len(units))]
+    outer, choice = torch.nonzero(table.allowed, as_tuple=True)
+    choices = choice.unsqueeze(1).expand(-1, table.num_layers)
+    return HardPlans(outer, choices, starts.expand(len(outer), -1))

@@ -1,0 +1,102 @@
+"""The surrogate: the cost table read with softmax weights, differentiable in them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost import HardPlans
+from darts_parallel.pipeline import pipeline_seconds
+from darts_parallel.relaxation import smooth_max
+from darts_parallel.table import CostTable
+
+
+@dataclass(frozen=True)
+class RelaxedPlans:
+    """R relaxed plans for each of the O outer choices of a table.
+
+    `choices` (O, R, L, C): weights of every layer's strategies, summing to 1; `stages` (O, R, L, K):
+    weights of every layer's stage, summing to 1.
+    """
+
+    choices: Tensor
+    stages: Tensor
+
+    @staticmethod
+    def one_hot(plans: HardPlans, table: CostTable) -> "RelaxedPlans":
+        """Hard plans as weights, one for each outer choice in order: shapes `(O, 1, L, .)`."""
+        choices = torch.nn.functional.one_hot(plans.choices, len(table.choices)).double()
+        stages = torch.nn.functional.one_hot(plans.stages(), table.pp).double()
+        return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1))
+
+
+@dataclass(frozen=True)
+class SurrogateCost:
+    """Relaxed costs; seconds and bytes."""
+
+    iteration_time: Tensor
+    """Shape `(O, R)`."""
+    stage_seconds: Tensor
+    """Shape `(O, R, K)`."""
+    memory: Tensor
+    """Shape `(O, R, K)`."""
+    sync: Tensor
+    """Slowest stage's gradient synchronisation and optimizer step, `(O, R)`."""
+
+
+def surrogate(weights: RelaxedPlans, table: CostTable, sharpness: float | None = None) -> SurrogateCost:
+    """Expected cost of relaxed plans.
+
+    At one-hot weights and `sharpness=None` it equals `evaluate_batch`.
+
+    Args:
+        weights: Choice and stage weights.
+        table: Costs, its outer axis the one of `weights`.
+        sharpness: Of the smooth maxima; None for exact ones.
+    """
+    choices, stages = weights.choices, weights.stages
+    stage_seconds = _by_stage_kind(choices, stages, table.time, table.stage_kind)
+    stage_seconds = stage_seconds + _neighbour_seconds(choices, stages, table)
+    sync = smooth_max(_by_stage_kind(choices, stages, table.sync, table.stage_kind), sharpness)
+    once = torch.einsum("orlc,olc->or", choices, table.once)
+    slowest = smooth_max(stage_seconds, sharpness)
+    count = table.num_micro_batches.unsqueeze(1)
+    total = pipeline_seconds(stage_seconds, count, slowest) + sync + once
+    return SurrogateCost(total, stage_seconds, _memory(choices, stages, table, sharpness), sync)
+
+
+def _by_stage_kind(choices: Tensor, stages: Tensor, values: Tensor, kinds: Tensor) -> Tensor:
+    """Sum over layers and strategies of `values` (O, Q, L, C), by stage, `(O, R, K)`."""
+    if values.shape[1] == 1:
+        per_layer = torch.einsum("orlc,olc->orl", choices, values[:, 0])
+        return torch.einsum("orlk,orl->ork", stages, per_layer)
+    per_kind = torch.einsum("orlc,oqlc->orlq", choices, values)
+    return (stages * per_kind[..., kinds]).sum(-2)
+
+
+def _neighbour_seconds(choices: Tensor, stages: Tensor, table: CostTable) -> Tensor:
+    """Resharding inside stages and p2p between them, charged to the later layer's stage."""
+    before, after = stages[..., :-1, :], stages[..., 1:, :]
+    inside = torch.zeros_like(stages[..., 0, :])
+    if table.num_layouts > 1:
+        layouts = torch.nn.functional.one_hot(table.layout, table.num_layouts).to(choices.dtype)
+        held = choices @ layouts
+        pair = held[..., :-1, :].unsqueeze(-1) * held[..., 1:, :].unsqueeze(-2)
+        reshard = torch.einsum("orlab,oqlab->orlq", pair, table.reshard)
+        inside = (before * after * reshard[..., table.stage_kind]).sum(-2)
+        across = torch.einsum("orlab,oplab->orlp", pair, table.p2p)
+    else:
+        across = table.p2p[..., 0, 0].transpose(1, 2).unsqueeze(1)
+    if table.pp == 1:
+        return inside
+    crossing = before[..., :-1] * after[..., 1:] * across[..., table.boundary_kind]
+    return inside + torch.nn.functional.pad(crossing.sum(-2), (1, 0))
+
+
+def _memory(choices: Tensor, stages: Tensor, table: CostTable, sharpness: float | None) -> Tensor:
+    static = torch.einsum("orlc,olc->orl", choices, table.static)
+    activation = torch.einsum("orlc,olc->orl", choices, table.activation)
+    working = torch.einsum("orlc,olc->orl", choices, table.working)
+    kept = torch.einsum("orlk,orl->ork", stages, static)
+    kept = kept + table.in_flight.unsqueeze(1) * torch.einsum("orlk,orl->ork", stages, activation)
+    return kept + smooth_max(stages * working.unsqueeze(-1), sharpness, dim=-2)

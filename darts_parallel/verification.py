@@ -1,0 +1,45 @@
+"""What an exact baseline says of a plan."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from darts_parallel.strategy import Plan
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One baseline's answer beside the plan that was found."""
+
+    name: str
+    plan: Plan | None
+    iteration_time_s: float
+    """Seconds per iteration of the baseline's plan; `inf` without one."""
+    gap: float
+    """(plan found - baseline's plan) / baseline's plan; negative where the search found a better one."""
+    seconds: float
+    plans_evaluated: int
+    proven: bool
+    """The baseline's plan is optimal in the model, over the baseline's space."""
+    space: str
+    """Space over which it is."""
+    lower_bound_s: float
+    """No plan of the space is faster than this, in the model."""
+    note: str
+    """One sentence where the baseline did not finish or does not apply, else empty."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry in `plan.json`."""
+        return {
+            "iteration_time_s": _finite(self.iteration_time_s),
+            "gap": _finite(self.gap),
+            "seconds": self.seconds,
+            "plans_evaluated": self.plans_evaluated,
+            "proven": self.proven,
+            "space": self.space,
+            "lower_bound_s": _finite(self.lower_bound_s),
+            "note": self.note,
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) != float("inf") and value == value else None
