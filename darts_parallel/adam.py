@@ -48,3 +48,12 @@ class Adam:
             square.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
             scale = square.sqrt().div_(root).add_(EPSILON)
             parameter.addcdiv_(mean, scale, value=-rate / (1.0 - first**self.steps))
+
+    def state(self) -> dict[int, tuple[Tensor, ...]]:
+        """The moments of every parameter by its identity."""
+        return {id(p): moments for (p, _), moments in zip(self.parameters, self.moments, strict=True)}
+
+    def restore(self, state: dict[int, tuple[Tensor, ...]], steps: int) -> None:
+        """Take over moments of parameters and the number of steps that they have seen."""
+        self.moments = [(state[id(p)][0], state[id(p)][1]) for p, _ in self.parameters]
+        self.steps = steps

@@ -110,42 +110,23 @@ def outer_lower_bounds(table: CostTable, mode: str = "layerwise") -> Tensor:
     Returns:
         Seconds, shape `(O,)`; infinite where no plan fits the memory.
     """
-    bounds = [OuterBounds.build(OuterCosts.read(table, o), mode).total for o in range(table.num_outer)]
+    bounds = [lower_bound(OuterCosts.read(table, o), mode) for o in range(table.num_outer)]
     return torch.tensor(bounds, dtype=torch.float64)
 
 
-@dataclass(frozen=True)
-class OuterBounds:
-    """Bounds of one outer choice: of its segments, and of its total.
-
-    Segment arrays have shape `(K, L + 1, L + 1)`: stage k holds layers [i, j). Infinite where the
-    segment cannot be a stage.
-    """
-
-    seconds: Array
-    """Seconds of one micro-batch."""
-    summed: Array
-    """The same with the seconds that are paid once, which add to the total too."""
-    slowest_sync: float
-    """Seconds of the largest gradient synchronisation of any plan."""
-    total: float
-
-    @staticmethod
-    def build(costs: OuterCosts, mode: str) -> "OuterBounds":
-        """Bounds of the outer choice `costs` for the space `mode`."""
-        rest, grid = costs.num_micro_batches - 1.0, SegmentGrid.build(costs, mode)
-        seconds = grid.lower_bounds(time=1.0)
-        least_sum, least_sync = best_sum(seconds), best_bottleneck(grid.lower_bounds(sync=1.0))
-        if not np.isfinite(least_sum):
-            return OuterBounds(seconds, seconds, np.inf, np.inf)
-        summed = grid.lower_bounds(time=1.0, once=1.0) if costs.once.any() else seconds
-        least_sum, bottleneck = best_sum(summed), rest * best_bottleneck(seconds)
-        # no strategy is best in time and synchronisation: bound the two together, as the two maxima
-        # of one stage, and with the largest synchronisation replaced by the mean
-        joint = least_sum + best_bottleneck(grid.lower_bounds(time=rest, sync=1.0))
-        mean = best_sum(grid.lower_bounds(time=1.0, once=1.0, sync=1.0 / costs.pp)) + bottleneck
-        total = max(least_sum + bottleneck + least_sync, joint, mean)
-        return OuterBounds(seconds, summed, least_sync, float(total) * (1 - ROUNDING))
+def lower_bound(costs: OuterCosts, mode: str) -> float:
+    """Lower bound on the seconds of any feasible plan of one outer choice; see `outer_lower_bounds`."""
+    rest, grid = costs.num_micro_batches - 1.0, SegmentGrid.build(costs, mode)
+    seconds = grid.lower_bounds(time=1.0)
+    if not np.isfinite(best_sum(seconds)):
+        return float("inf")
+    least_sum = best_sum(grid.lower_bounds(time=1.0, once=1.0) if costs.once.any() else seconds)
+    bottleneck, sync = rest * best_bottleneck(seconds), best_bottleneck(grid.lower_bounds(sync=1.0))
+    # no strategy is best in time and synchronisation: bound the two together, as the two maxima
+    # of one stage, and with the largest synchronisation replaced by the mean
+    joint = least_sum + best_bottleneck(grid.lower_bounds(time=rest, sync=1.0))
+    mean = best_sum(grid.lower_bounds(time=1.0, once=1.0, sync=1.0 / costs.pp)) + bottleneck
+    return max(least_sum + bottleneck + sync, joint, mean) * (1 - ROUNDING)
 
 
 @dataclass(frozen=True)
@@ -284,11 +265,6 @@ def forward_bottlenecks(segments: Array) -> Array:
     for k, values in enumerate(segments):
         result[k + 1] = np.maximum(result[k][:, None], values).min(axis=0)
     return result
-
-
-def reversed_segments(segments: Array) -> Array:
-    """The same segments counted from the last stage and layer, for the sums of the stages after k."""
-    return np.ascontiguousarray(segments[::-1, ::-1, ::-1].transpose(0, 2, 1))
 
 
 def _start(segments: Array) -> Array:

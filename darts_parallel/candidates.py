@@ -37,6 +37,9 @@ class CandidatePool:
     """Keeps the best few distinct feasible plans of every outer choice."""
 
     PER_OUTER = 4
+    """Plans that are kept of every outer choice."""
+    REPAIRED = 2
+    """Infeasible plans of every outer choice that are repaired at a time."""
 
     def __init__(self, tables: list[CostTable]) -> None:
         self.tables = tables
@@ -59,24 +62,24 @@ class CandidatePool:
         for candidate in candidates:
             self.add(candidate)
 
-    def add(self, candidate: Candidate, repair_kind: str | None = None, repair_limit: int = 8) -> None:
+    def add(self, candidate: Candidate, repair_score: torch.Tensor | None = None) -> None:
         """Evaluate plans and keep what is good.
 
         Args:
-            repair_kind: Space in which plans that do not fit are repaired (only `layerwise` has a
-                repair that stays in the space); None keeps only those that fit as they are.
-            repair_limit: Fastest infeasible plans that are repaired.
+            repair_score: How unpromising each plan is, shape `(B,)`; the best infeasible ones of every
+                outer choice are then repaired. None keeps only plans that fit as they are.
         """
         table, plans = self.tables[candidate.table], candidate.plans
         cost = evaluate_batch(table, plans)
         self.evaluated += len(plans)
         self._keep(candidate.table, plans, cost.iteration_time, cost.feasible)
-        if repair_kind != "layerwise":
+        if repair_score is None:
             return
-        worth = torch.nonzero(~cost.feasible & (cost.iteration_time < self.best_time)).squeeze(1)
-        worth = worth[cost.iteration_time[worth].argsort(stable=True)[:repair_limit]]
-        if len(worth):
-            fixed, fixed_cost = repair(table, plans[worth], self.best_time)
+        score = repair_score.masked_fill(cost.feasible | (cost.iteration_time >= self.best_time), torch.inf)
+        worth = [i for o in plans.outer.unique().tolist() for i in _lowest(score, plans.outer == o, self.REPAIRED)]
+        if worth:
+            index = torch.tensor(worth)
+            fixed, fixed_cost = repair(table, plans[index], self.best_time)
             self.evaluated += len(worth)
             self._keep(candidate.table, fixed, fixed_cost.iteration_time, fixed_cost.feasible)
 
@@ -97,8 +100,8 @@ class CandidatePool:
                 self.entries[(table, outer)] = sorted(kept, key=lambda entry: entry.time)[: self.PER_OUTER]
 
     def top(self, count: int) -> list[Entry]:
-        """The fastest entries of all outer choices."""
-        everything = [entry for entries in self.entries.values() for entry in entries]
+        """The fastest entries, at most two of an outer choice so that several are tried."""
+        everything = [entry for entries in self.entries.values() for entry in entries[:2]]
         return sorted(everything, key=lambda entry: entry.time)[:count]
 
     def by_outer(self) -> list[Entry]:
@@ -108,6 +111,13 @@ class CandidatePool:
     def plan(self, entry: Entry) -> Plan:
         """An entry in words."""
         return entry.plan.to_plan(0, self.tables[entry.table])
+
+
+def _lowest(score: torch.Tensor, mask: torch.Tensor, count: int) -> list[int]:
+    """Indices of the `count` lowest finite scores under `mask`."""
+    masked = score.masked_fill(~mask, torch.inf)
+    order = masked.argsort(stable=True)[:count]
+    return [i for i in order.tolist() if masked[i] < torch.inf]
 
 
 def even_uniform_plans(table: CostTable) -> HardPlans:

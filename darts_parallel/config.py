@@ -298,6 +298,8 @@ class SearchConfig:
     """Step of the augmented Lagrangian's memory multipliers."""
     penalty: float = 10.0
     """Quadratic penalty on the relative memory violation."""
+    thin_at: list[float] = field(default_factory=lambda: [0.25, 0.5])
+    """Shares of the steps after which the worse half of the restarts is dropped."""
     hard_every: int = 10
     """Steps between discretizations of all restarts."""
     polish: bool = True

@@ -1,0 +1,1 @@
+"""Planners without gradients: exact ones, which prove a plan, and what people use today."""

@@ -1,0 +1,85 @@
+"""What a baseline reports."""
+
+from dataclasses import dataclass, field
+
+from darts_parallel.cost import HardPlans
+from darts_parallel.strategy import Plan
+from darts_parallel.table import CostTable
+
+
+class DeadlineReached(Exception):
+    """The time of an exact planner is over; what it proved so far is kept."""
+
+
+@dataclass(frozen=True)
+class BaselineResult:
+    """The answer of a baseline to a problem."""
+
+    plan: Plan | None
+    """Best plan found; none where no plan was found."""
+    iteration_time_s: float
+    """True cost of `plan`; infinite without one."""
+    seconds: float
+    """Wall-clock of the baseline."""
+    plans_evaluated: int
+    proven: bool
+    """Whether `plan` is optimal in the model, or, without a plan, none is feasible."""
+    lower_bound_s: float
+    """No feasible plan costs less; `iteration_time_s` where proven."""
+    note: str = ""
+    """One sentence for the reader of a table."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One plan of one table, and its true cost in seconds."""
+
+    cost: float
+    table_index: int
+    plans: HardPlans
+    """Of length 1."""
+
+    def to_plan(self, tables: list[CostTable]) -> Plan:
+        """The plan in words."""
+        return self.plans.to_plan(0, tables[self.table_index])
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """The answer of an exact planner to the tables of a problem."""
+
+    best: Candidate | None
+    lower_bound: float
+    """Seconds; no feasible plan costs less."""
+    proven: bool
+    plans_evaluated: int
+    """Plans whose cost was worked out, partial plans included."""
+    alternatives: tuple[Candidate, ...] = field(default=())
+    """Best plans of the other configurations, cheapest first; best found, not proven."""
+
+    @property
+    def cost(self) -> float:
+        """True cost of the best plan; infinite without one."""
+        return float("inf") if self.best is None else self.best.cost
+
+    @property
+    def table_index(self) -> int:
+        """Table of the best plan; -1 without one."""
+        return -1 if self.best is None else self.best.table_index
+
+    @property
+    def plans(self) -> HardPlans | None:
+        """The best plan, of length 1."""
+        return None if self.best is None else self.best.plans
+
+    def to_baseline(self, tables: list[CostTable], seconds: float, note: str) -> BaselineResult:
+        """The same for a problem."""
+        return BaselineResult(
+            plan=None if self.best is None else self.best.to_plan(tables),
+            iteration_time_s=self.cost,
+            seconds=seconds,
+            plans_evaluated=self.plans_evaluated,
+            proven=self.proven,
+            lower_bound_s=self.lower_bound,
+            note=note,
+        )

@@ -1,0 +1,131 @@
+"""The free parameters of the relaxed plans: logits, stage widths and memory multipliers."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from darts_parallel.config import SearchConfig
+from darts_parallel.discretize import unit_starts
+from darts_parallel.records import Schedules
+from darts_parallel.objective import RelaxedPlans, SurrogateCost
+from darts_parallel.relaxation import gumbel_weights, soft_stages, softmax_weights, stage_edges
+from darts_parallel.table import CostTable
+
+WIDTH_NOISE = 0.05
+"""Standard deviation of the initial stage widths, which are otherwise equal."""
+
+
+@dataclass
+class Group:
+    """All outer choices O and restarts R of one pipeline degree."""
+
+    table: CostTable
+    kind: str
+    logits: Tensor
+    """Shape `(O, R, J, C)`; J is 1, K or L for uniform, stagewise and layerwise."""
+    widths: Tensor
+    """Shape `(O, R, K)`."""
+    multipliers: Tensor
+    """Memory multipliers, shape `(O, R, K)`."""
+    table_index: int
+    outer_index: Tensor
+    """Outer choice of the whole table for each of `table`, shape `(O,)`."""
+    names: list[str]
+    """Of the outer choices, for curves."""
+    units: Tensor = field(init=False)
+    unit_of_layer: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.units = unit_starts(self.table.joined)
+        layers = torch.arange(self.table.num_layers)
+        self.unit_of_layer = torch.searchsorted(self.units, layers, right=True) - 1
+
+    @staticmethod
+    def initial(
+        table: CostTable, kind: str, config: SearchConfig, generator: torch.Generator, table_index: int, outer: Tensor
+    ) -> "Group":
+        """One strategy preferred by all layers of a restart, plus a little noise for each layer.
+
+        Restarts go through the legal strategies of an outer choice in a random order, so that they
+        cover them as evenly as their number allows.
+        """
+        restarts, count = config.num_restarts, len(table.choices)
+        rows = {"uniform": 1, "stagewise": table.pp, "layerwise": table.num_layers}[kind]
+        shape = (table.num_outer, restarts, rows, count)
+        logits = config.initial_noise * torch.randn(shape, generator=generator, dtype=torch.float64)
+        rank = torch.rand(table.num_outer, count, generator=generator, dtype=torch.float64) + table.allowed
+        order = rank.argsort(1, descending=True)
+        turn = torch.arange(restarts) % table.allowed.sum(1, keepdim=True)
+        preferred = order.gather(1, turn).view(table.num_outer, restarts, 1, 1).expand(-1, -1, rows, -1)
+        logits.scatter_add_(-1, preferred, torch.full(shape, config.initial_preference, dtype=torch.float64))
+        noise = torch.randn(table.num_outer, restarts, table.pp, generator=generator, dtype=torch.float64)
+        return Group(
+            table=table,
+            kind=kind,
+            logits=logits.requires_grad_(),
+            widths=(WIDTH_NOISE * noise).requires_grad_(),
+            multipliers=torch.zeros_like(noise),
+            table_index=table_index,
+            outer_index=outer,
+            names=[f"pp{table.pp} m{m}" for m in table.num_micro_batches.tolist()],
+        )
+
+    @property
+    def edges(self) -> Tensor:
+        """Inner stage edges in units, shape `(O, R, K - 1)`."""
+        return stage_edges(self.widths, len(self.units))
+
+    def relax(self, schedules: Schedules, gumbel: torch.Generator | None) -> RelaxedPlans:
+        """Weights of all outer choices and restarts.
+
+        Args:
+            schedules: Temperatures.
+            gumbel: Source of straight-through samples; None for the plain softmax.
+        """
+        table, allowed = self.table, self.table.allowed[:, None, None, :]
+        if gumbel is not None:
+            rows = gumbel_weights(self.logits, allowed, schedules.temperature, gumbel)
+        else:
+            rows = softmax_weights(self.logits, allowed, schedules.temperature)
+        stages = soft_stages(self.edges, len(self.units), schedules.boundary_temperature)
+        stages = stages[..., self.unit_of_layer, :]
+        if self.kind == "stagewise":
+            rows = stages @ rows
+        return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages)
+
+    def loss(self, cost: SurrogateCost, config: SearchConfig) -> Tensor:
+        """Log of the iteration time plus the augmented Lagrangian of memory, shape `(O, R)`.
+
+        Nocedal and Wright, Numerical Optimization, equation 17.65, for inequalities; the multipliers
+        are updated on the violation at every call.
+        """
+        rho = config.penalty
+        violation = cost.memory / self.table.capacity - 1.0
+        shifted = torch.relu(self.multipliers + rho * violation)
+        memory = (shifted.square() - self.multipliers.square()).sum(-1) / (2.0 * rho)
+        with torch.no_grad():
+            self.multipliers = torch.relu(self.multipliers + config.multiplier_step * violation)
+        return torch.log(cost.iteration_time) + memory
+
+    def select(self, outer: Tensor, restarts: Tensor) -> "Group":
+        """The same group with fewer outer choices and restarts.
+
+        Args:
+            outer: Kept outer choices, shape `(O',)`.
+            restarts: Kept restarts of each of them, shape `(O', R')`.
+        """
+
+        def take(values: Tensor) -> Tensor:
+            return values.detach()[outer.unsqueeze(1), restarts].clone()
+
+        return Group(
+            table=self.table.select(outer),
+            kind=self.kind,
+            logits=take(self.logits).requires_grad_(),
+            widths=take(self.widths).requires_grad_(),
+            multipliers=take(self.multipliers),
+            table_index=self.table_index,
+            outer_index=self.outer_index[outer],
+            names=[self.names[o] for o in outer.tolist()],
+        )

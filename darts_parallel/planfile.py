@@ -1,0 +1,139 @@
+"""`plan.json`: what it holds, how it is written (atomically) and read back."""
+
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from darts_parallel.cost import CostBreakdown
+from darts_parallel.errors import DartsParallelError, PlanError
+from darts_parallel.problem import Problem
+from darts_parallel.search import SearchResult
+from darts_parallel.strategy import SCHEMA, Plan
+from darts_parallel.verification import Verification
+
+
+def package_version() -> str:
+    """Version of the installed package."""
+    try:
+        return version("darts-parallel")
+    except PackageNotFoundError:
+        return "0+checkout"
+
+
+def plan_dict(
+    problem: Problem,
+    plan: Plan,
+    cost: CostBreakdown,
+    result: SearchResult | None,
+    verifications: list[Verification],
+) -> dict[str, Any]:
+    """The content of `plan.json` (design, section 6)."""
+    config = problem.config
+    names = tuple(layer.name for layer in problem.model.layers)
+    return {
+        "schema": SCHEMA,
+        "model": asdict(config.model),
+        "cluster": asdict(config.cluster),
+        "training": asdict(config.training),
+        **plan.to_dict(names, problem.cluster.num_devices),
+        "parallelism": _parallelism(plan, problem.training.global_batch_size),
+        "predicted": {
+            "iteration_time_s": cost.iteration_time_s,
+            "tokens_per_s": cost.tokens_per_s,
+            "mfu": cost.mfu,
+            "memory_bytes": list(cost.memory_bytes),
+            "capacity_bytes": list(cost.capacity_bytes),
+            "feasible": cost.feasible,
+            "stage_times_s": list(cost.stage_times_s),
+            "breakdown_s": cost.breakdown_s,
+        },
+        "search": _search_dict(result),
+        "verification": {entry.name: _verification_dict(entry, problem) for entry in verifications},
+        "version": package_version(),
+        "config": asdict(config),
+    }
+
+
+def _parallelism(plan: Plan, global_batch_size: int) -> dict[str, int | None]:
+    def common(values: set[int]) -> int | None:
+        return values.pop() if len(values) == 1 else None
+
+    return {
+        "dp": common({layer.dp for layer in plan.layers}),
+        "tp": common({layer.tp for layer in plan.layers}),
+        "pp": plan.pp,
+        "micro_batch_size": common(
+            {global_batch_size // (layer.dp * plan.num_micro_batches) for layer in plan.layers}
+        ),
+    }
+
+
+def _search_dict(result: SearchResult | None) -> dict[str, Any] | None:
+    if result is None:
+        return None
+    return {
+        "seconds": result.seconds,
+        "steps": result.steps,
+        "restarts": result.restarts,
+        "seed": result.seed,
+        "raw_iteration_time_s": result.raw_iteration_time_s,
+        "plans_evaluated": result.plans_evaluated,
+        "interrupted": result.interrupted,
+    }
+
+
+def _verification_dict(entry: Verification, problem: Problem) -> dict[str, Any]:
+    """The entry, with the baseline's own plan where it beats the one that was found."""
+    data = entry.to_dict()
+    if entry.plan is not None and entry.gap > 0 and entry.space == problem.config.space.kind:
+        names = tuple(layer.name for layer in problem.model.layers)
+        data["better_plan"] = entry.plan.to_dict(names, problem.cluster.num_devices)
+    return data
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file in one piece: it is there whole or not at all.
+
+    Errors:
+        DartsParallelError: the folder cannot be written.
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(data, file, indent=2, allow_nan=False)
+                file.write("\n")
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise DartsParallelError(f"output: {path} cannot be written ({error.strerror}).") from None
+
+
+def read_plan(path: str, problem: Problem) -> Plan:
+    """The plan of a `plan.json` that was made for the same model.
+
+    Errors:
+        PlanError: the file is missing, broken, or of another model.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"plan={path} cannot be read ({error.strerror}).") from None
+    except ValueError as error:
+        raise PlanError(f"plan={path} is not valid JSON ({error}).") from None
+    plan = Plan.from_dict(data)
+    model = data.get("model")
+    name = model.get("name") if isinstance(model, dict) else None
+    if name is not None and name != problem.model.config.name:
+        raise PlanError(
+            f"plan={path} was made for model={name}, but this problem has "
+            f"model={problem.model.config.name}; nearest legal: model={name}."
+        )
+    return plan

@@ -1,0 +1,57 @@
+"""What a search reports: its state at a step, and its result."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from darts_parallel.strategy import Plan
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """The annealed quantities at one step."""
+
+    temperature: float
+    boundary_temperature: float
+    sharpness: float
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What the search looked like at one step; tensors belong to the leading relaxed plan."""
+
+    step: int
+    seconds: float
+    schedules: Schedules
+    loss: float
+    surrogate_time_s: float
+    best_time_s: float
+    entropy: float
+    outer_weights: dict[str, float]
+    pp: int
+    choices: tuple[str, ...]
+    probabilities: Tensor
+    """Shape `(L, C)`."""
+    memory: Tensor
+    capacity: Tensor
+    multipliers: Tensor
+    stage_seconds: Tensor
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The best plan, the best before polishing, and how the search went."""
+
+    plan: Plan
+    iteration_time_s: float
+    raw_plan: Plan
+    raw_iteration_time_s: float
+    alternatives: tuple[tuple[float, Plan], ...]
+    """The best plan of every other outer choice that was visited, fastest first."""
+    history: tuple[StepRecord, ...]
+    seconds: float
+    steps: int
+    restarts: int
+    seed: int
+    plans_evaluated: int
+    interrupted: bool

@@ -1,0 +1,287 @@
+"""The report for people: the plan, where its time and memory go, and what is proven about it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import StringIO
+from itertools import groupby
+from math import isfinite
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from darts_parallel.cluster import GIB
+from darts_parallel.cost import CostBreakdown, evaluate
+from darts_parallel.problem import Problem
+from darts_parallel.search import SearchResult
+from darts_parallel.strategy import LayerStrategy, Plan
+from darts_parallel.verification import Verification
+
+TERM_WORDS = {
+    "compute": "compute",
+    "recompute": "recomputation",
+    "tensor_parallel": "tensor-parallel",
+    "sharding": "sharding (ZeRO-2/3)",
+    "p2p_and_resharding": "p2p and resharding",
+    "pipeline_bubble": "pipeline bubble",
+    "gradient_sync": "gradient sync",
+    "optimizer": "optimizer",
+    "tied_embedding_sync": "tied-embedding sync",
+}
+PIPED_WIDTH = 100
+NOTABLE = 5e-4
+"""Relative differences below this read as none."""
+MEMORY_WARNING = 0.95
+MAX_ALTERNATIVES = 5
+
+
+def term_words(name: str) -> str:
+    """A breakdown term as people call it."""
+    return TERM_WORDS.get(name, name.replace("_", " "))
+
+
+def run_lengths(strategies: Sequence[LayerStrategy]) -> str:
+    """Strategies of neighbouring layers, equal ones counted, e.g. `5 × tp1 z1, 2 × tp2 z1`."""
+    return ", ".join(f"{len(list(run))} × {label}" for label, run in groupby(s.label() for s in strategies))
+
+
+def layer_ranges(names: Sequence[str]) -> str:
+    """Layer names with consecutive numbers joined, e.g. `embedding, layers 0-4`."""
+    parts: list[str] = []
+    numbered = [name.rpartition(".") for name in names]
+    for kind, run in groupby(numbered, key=lambda part: part[0]):
+        items = [last for _, _, last in run]
+        if not kind:
+            parts.extend(items)
+        elif len(items) == 1:
+            parts.append(f"{kind.removesuffix('s')} {items[0]}")
+        else:
+            parts.append(f"{kind} {items[0]}-{items[-1]}")
+    return ", ".join(parts)
+
+
+def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
+    """The breakdown term that grows most from the plan to a slower one, e.g. `+0.112 s pipeline bubble`.
+
+    Args:
+        cost: Of the plan.
+        alternative: Of the slower plan.
+    """
+    terms = dict.fromkeys((*cost.breakdown_s, *alternative.breakdown_s))
+    grown = {t: alternative.breakdown_s.get(t, 0.0) - cost.breakdown_s.get(t, 0.0) for t in terms}
+    if not grown or max(grown.values()) <= 0:
+        return "it is as fast"
+    name = max(grown, key=lambda term: grown[term])
+    return f"+{_seconds(grown[name])} {term_words(name)}"
+
+
+def layerwise_sentence(
+    problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]
+) -> str | None:
+    """What the freedom of the space brings over uniform plans; None where nothing was compared."""
+    kind = problem.config.space.kind
+    known = [v for v in verifications if v.space == "uniform" and isfinite(v.iteration_time_s)]
+    if kind == "uniform" or not known:
+        return None
+    freedom = {"layerwise": "layer-wise", "stagewise": "stage-wise"}[kind] + " freedom"
+    best = min(known, key=lambda v: v.iteration_time_s)
+    uniform = "the best uniform plan" + ("" if best.proven else " found")
+    saved = 1.0 - cost.iteration_time_s / best.iteration_time_s
+    if saved > NOTABLE:
+        return f"{freedom} saves {_percent(saved)} over {uniform}, which every trainer can run"
+    pace = f"is {_percent(-saved)} faster" if saved < -NOTABLE else "is as fast"
+    return f"{freedom} brings nothing here: {uniform}, which every trainer can run, {pace}"
+
+
+def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]) -> str:
+    """What is known of the plan over the whole space, in one clause."""
+    kind = problem.config.space.kind
+    mine = [v for v in verifications if v.space == kind]
+    bounds = [v.lower_bound_s for v in mine if isfinite(v.lower_bound_s) and v.lower_bound_s > 0]
+    if not bounds:
+        return "best found; no lower bound is known"
+    slack = cost.iteration_time_s / max(bounds) - 1.0
+    if any(v.proven for v in mine) and slack <= 1e-9:
+        return f"optimal in the model, over the {kind} space"
+    proven = any(v.proven for v in mine)
+    bound = "the plan that is optimal in the model" if proven else "a proven lower bound"
+    return f"best found; {_percent(slack, 2)} above {bound}, over the {kind} space"
+
+
+def render(
+    problem: Problem,
+    result: SearchResult | None,
+    plan: Plan,
+    cost: CostBreakdown,
+    verifications: list[Verification],
+    console: Console,
+) -> None:
+    """Print the report.
+
+    Args:
+        problem: What the plan is for.
+        result: None where the plan was given and not searched.
+        plan: The plan to report.
+        cost: Of that plan.
+        verifications: Answers of the baselines; may be empty.
+        console: Where to; lines of a pipe or a file are at least 100 columns wide.
+    """
+    with _legible(console):
+        known = "given plan, not searched" if result is None else claim(problem, cost, verifications)
+        _headline(problem, plan, cost, known, console)
+        console.print(_stage_table(problem, plan, cost))
+        console.print(_time_table(cost))
+        if result is not None:
+            _search_lines(result, console)
+        if verifications:
+            _verification_lines(verifications, console)
+        if result is not None:
+            _alternatives(problem, result, plan, cost, console)
+        sentence = layerwise_sentence(problem, cost, verifications)
+        if sentence is not None:
+            console.print(Text(sentence[0].upper() + sentence[1:] + "."))
+
+
+def render_text(
+    problem: Problem,
+    result: SearchResult | None,
+    plan: Plan,
+    cost: CostBreakdown,
+    verifications: list[Verification],
+) -> str:
+    """The report of `render` as plain text without colours."""
+    out = StringIO()
+    console = Console(file=out, width=PIPED_WIDTH, color_system=None, force_terminal=False)
+    render(problem, result, plan, cost, verifications, console)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+@contextmanager
+def _legible(console: Console) -> Iterator[None]:
+    """Where nobody's window sets the width, rich assumes 80 columns, which breaks the tables."""
+    width = console.width
+    if not console.is_terminal:
+        console.width = max(width, PIPED_WIDTH)
+    try:
+        yield
+    finally:
+        console.width = width
+
+
+def _headline(
+    problem: Problem, plan: Plan, cost: CostBreakdown, known: str, console: Console
+) -> None:
+    config = problem.config
+    job = f"{config.model.name} on {config.cluster.name}, {problem.cluster.num_devices} GPUs"
+    console.print(Text(job, "bold"))
+    console.print(Text(plan.describe(problem.training.global_batch_size), "bold cyan"))
+    speed = f"{_seconds(cost.iteration_time_s)} per iteration · {cost.tokens_per_s:,.0f} tokens/s"
+    console.print(Text(f"{speed} · MFU {_percent(cost.mfu)}"))
+    console.print(Text(known))
+    if not cost.feasible:
+        console.print(Text("This plan does not fit: a stage is over its memory or breaks a rule.", "red"))
+
+
+def _table(title: str, *columns: tuple[str, str]) -> Table:
+    """A table in the one style of the report; `columns` are header and justification."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.header_style = "dim"
+    for header, justify in columns:
+        folds = justify == "left"
+        table.add_column(header, justify="left" if folds else "right", no_wrap=not folds, overflow="fold")
+    return table
+
+
+def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown) -> Table:
+    table = _table("\nStages", ("k", "right"), ("ranks", "right"), ("layers", "left"), ("strategies", "left"),
+                   ("s/micro-batch", "right"), ("memory / capacity", "right"))  # fmt: skip
+    names = [layer.name for layer in problem.model.layers]
+    size, slowest = problem.cluster.num_devices // plan.pp, max(cost.stage_times_s)
+    for k, (first, end) in enumerate(zip(plan.boundaries, plan.boundaries[1:], strict=False)):
+        used, capacity, seconds = cost.memory_bytes[k], cost.capacity_bytes[k], cost.stage_times_s[k]
+        share = used / capacity
+        colour = "red" if share > 1 else "yellow" if share > MEMORY_WARNING else ""
+        memory = Text(f"{used / GIB:.1f} / {capacity / GIB:.1f} GiB {100 * share:>3.0f} %", colour)
+        ranks = f"{k * size}-{(k + 1) * size - 1}" if size > 1 else str(k)
+        pace = Text(f"{seconds:.5f}", "bold" if seconds == slowest else "")
+        layers, strategies = layer_ranges(names[first:end]), run_lengths(plan.layers[first:end])
+        table.add_row(str(k), ranks, layers, strategies, pace, memory)
+    return table
+
+
+def _time_table(cost: CostBreakdown) -> Table:
+    table = _table("\nTime per iteration", ("cause", "left"), ("seconds", "right"), ("share", "right"),
+                   ("", "left"))  # fmt: skip
+    for name, seconds in cost.breakdown_s.items():
+        share = seconds / cost.iteration_time_s
+        style = "dim" if seconds == 0 else ""
+        bar = "█" * round(40 * share)
+        table.add_row(term_words(name), f"{seconds:.4f}", _percent(share), bar, style=style)
+    table.add_row("total", f"{cost.iteration_time_s:.4f}", "100.0 %", "", style="bold")
+    return table
+
+
+def _search_lines(result: SearchResult, console: Console) -> None:
+    raw, final = result.raw_iteration_time_s, result.iteration_time_s
+    console.print(Text("\nSearch", "bold"))
+    gain = f"polishing gains {_percent(1 - final / raw, 2)}" if final < raw else "polishing changes nothing"
+    raw_text = f"raw {raw:.4f} s (gradient search alone)"
+    console.print(f"{raw_text} → polished {final:.4f} s; {gain}", highlight=False)
+    stopped = "; stopped early, best plan so far" if result.interrupted else ""
+    console.print(
+        f"{result.steps} steps × {result.restarts} restarts, seed {result.seed}, "
+        f"{result.plans_evaluated:,} plans evaluated in {result.seconds:.1f} s{stopped}",
+        highlight=False,
+    )
+
+
+def _verification_lines(verifications: Sequence[Verification], console: Console) -> None:
+    table = _table("\nVerification", ("baseline", "left"), ("space", "left"), ("s/iteration", "right"),
+                   ("gap", "right"), ("claim", "left"), ("seconds", "right"), ("plans", "right"))  # fmt: skip
+    for v in verifications:
+        gap = f"{100 * v.gap:+.2f} %" if isfinite(v.gap) else "-"
+        count = f"{v.plans_evaluated:,}" if v.plans_evaluated < 1e6 else f"{v.plans_evaluated / 1e6:.1f} M"
+        table.add_row(v.name.replace("_", " "), v.space, _number(v.iteration_time_s), gap, _baseline_claim(v),
+                      f"{v.seconds:.1f}", count)  # fmt: skip
+    console.print(table)
+    for v in verifications:
+        if v.note:
+            console.print(f"{v.name.replace('_', ' ')}: {escape(v.note)}", style="dim", highlight=False)
+    console.print("gap: this plan against the baseline's; negative where this plan is faster", style="dim")
+
+
+def _baseline_claim(entry: Verification) -> str:
+    if entry.proven:
+        return "optimal in the model" if entry.plan is not None else "no plan fits"
+    found = "best found" if entry.plan is not None else "no plan found"
+    return f"{found}, bound {_number(entry.lower_bound_s)}" if entry.lower_bound_s > 0 else found
+
+
+def _alternatives(
+    problem: Problem, result: SearchResult, plan: Plan, cost: CostBreakdown, console: Console
+) -> None:
+    others = [(seconds, other) for seconds, other in result.alternatives if other != plan][:MAX_ALTERNATIVES]
+    if others:
+        table = _table("\nAlternatives", ("slower by", "right"), ("plan", "left"), ("why it loses", "left"))
+        for seconds, other in others:
+            slower = f"{100 * (seconds / cost.iteration_time_s - 1):.2f} %"
+            reason = why_it_loses(cost, evaluate(other, problem))
+            table.add_row(slower, other.describe(problem.training.global_batch_size), reason)
+        console.print(table)
+    console.print()
+
+
+def _seconds(value: float) -> str:
+    """Seconds with three significant places below one, e.g. `0.112 s`, `12.3 ms`."""
+    if value >= 10:
+        return f"{value:.2f} s"
+    return f"{value:.3f} s" if value >= 0.1 else f"{1e3 * value:.3g} ms"
+
+
+def _percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if isfinite(value) else "-"

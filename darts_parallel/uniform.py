@@ -1,0 +1,42 @@
+"""Uniform plans with even stages for given (dp, tp, pp), as every trainer can run them."""
+
+from collections.abc import Iterable
+
+from darts_parallel.candidates import even_uniform_plans
+from darts_parallel.cost import evaluate_batch
+from darts_parallel.errors import InfeasibleError
+from darts_parallel.problem import Problem
+from darts_parallel.space import outer_spaces
+from darts_parallel.strategy import Plan
+from darts_parallel.table import build_table
+
+
+def first_plan_that_fits(problem: Problem, degrees: Iterable[tuple[int, int, int]]) -> Plan:
+    """The first (dp, tp, pp) that is legal and fits the memory, with its best remaining choices.
+
+    Args:
+        degrees: In the order of preference.
+
+    Errors:
+        InfeasibleError: none of them fits.
+    """
+    tables = {space.pp: build_table(problem, space) for space in outer_spaces(problem)}
+    for dp, tp, pp in degrees:
+        if pp not in tables:
+            continue
+        table = tables[pp]
+        plans = even_uniform_plans(table)
+        cost = evaluate_batch(table, plans)
+        fits = cost.feasible.tolist()
+        times = cost.iteration_time.tolist()
+        mine = [
+            (times[i], i)
+            for i, choice in enumerate(plans.choices[:, 0].tolist())
+            if fits[i] and (table.choices[choice].dp, table.choices[choice].tp) == (dp, tp)
+        ]
+        if mine:
+            return plans.to_plan(min(mine)[1], table)
+    raise InfeasibleError(
+        f"memory: model={problem.model.config.name} fits in no even uniform plan on cluster={problem.cluster.name}; "
+        "cost=analytic searches uneven and layer-wise plans too."
+    )

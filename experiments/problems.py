@@ -1,0 +1,115 @@
+"""The problems that experiments compare methods on: presets, tight memory, uneven layers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from darts_parallel.cluster import GIB
+from darts_parallel.cost import evaluate_batch
+from darts_parallel.infeasible import lightest_plans
+from darts_parallel.problem import Problem, load_problem
+from darts_parallel.space import outer_spaces
+from darts_parallel.table import CostTable, build_tables
+
+TIGHTNESS = 1.15
+"""A tight problem's devices have this many times the memory that the lightest plan needs."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem of the suite, as cost tables."""
+
+    name: str
+    kind: str
+    tables: tuple[CostTable, ...]
+
+
+PRESETS: tuple[tuple[str, str, str], ...] = (
+    ("gpt2_xl", "a10_8x4", "gpt2_xl"),
+    ("gpt2_xl", "a10_4x4", "gpt2_xl"),
+    ("gpt2_xl", "v100_4x8", "gpt2_xl_fp16"),
+    ("gpt2_xl", "a100_40_2x8", "gpt2_xl"),
+    ("bert_345m", "a10_4x4", "bert_345m"),
+    ("bert_345m", "a10_8x4", "bert_345m"),
+    ("bert_345m", "a100_40_2x8", "bert_345m"),
+    ("t5_1_3b", "a10_4x4", "t5_1_3b"),
+    ("t5_1_3b", "a10_8x4", "t5_1_3b"),
+    ("t5_1_3b", "a100_40_2x8", "t5_1_3b"),
+    ("llama2_7b", "h100_1x8", "llama2_7b"),
+    ("llama2_7b", "a100_40_2x8", "llama2_7b"),
+    ("llama2_7b", "a100_40_8x8", "llama2_7b"),
+    ("llama3_8b", "a100_80_8x8", "llama3_8b"),
+    ("llama3_8b", "h100_8x8", "llama3_8b"),
+)
+"""Model, cluster and training preset of each problem; loose and tight memory are both used."""
+
+UNEVEN: tuple[tuple[str, str, str], ...] = PRESETS[0:2] + PRESETS[4:6] + PRESETS[8:9] + PRESETS[10:11]
+"""Problems that also appear with random factors on their layers' seconds and bytes."""
+
+
+def overrides(model: str, cluster: str, training: str) -> list[str]:
+    """Hydra overrides of a preset problem."""
+    return [f"model={model}", f"cluster={cluster}", f"training={training}"]
+
+
+def tables_of(problem: Problem) -> tuple[CostTable, ...]:
+    """Cost tables of the problem's whole space."""
+    return tuple(build_tables(problem, outer_spaces(problem)))
+
+
+def tight(problem: Problem) -> Problem:
+    """The same problem on devices with little more memory than the lightest plan needs."""
+    tables = tables_of(problem)
+    peaks = [
+        evaluate_batch(tables[candidate.table], candidate.plans).memory.amax(1).min()
+        for candidate in lightest_plans(tables, "layerwise")
+    ]
+    peak = float(torch.stack(peaks).min())
+    groups = tuple(
+        replace(group, device=replace(group.device, memory=TIGHTNESS * peak + group.device.reserved))
+        for group in problem.cluster.groups
+    )
+    return replace(problem, cluster=replace(problem.cluster, groups=groups))
+
+
+def uneven(tables: Sequence[CostTable], seed: int) -> tuple[CostTable, ...]:
+    """Tables with a random factor in [0.5, 2] on the seconds and bytes of every layer."""
+    rng = torch.Generator().manual_seed(seed)
+    layers = tables[0].num_layers
+    seconds = 2.0 ** (2.0 * torch.rand(layers, generator=rng, dtype=torch.float64) - 1.0)
+    size = 2.0 ** (torch.rand(layers, generator=rng, dtype=torch.float64) - 0.5)
+    return tuple(
+        replace(
+            table,
+            forward=table.forward * seconds.unsqueeze(1),
+            backward=table.backward * seconds.unsqueeze(1),
+            static=table.static * size.unsqueeze(1),
+            activation=table.activation * size.unsqueeze(1),
+            working=table.working * size.unsqueeze(1),
+        )
+        for table in tables
+    )
+
+
+def suite(names: Sequence[str] = ()) -> list[Case]:
+    """The problems, or those whose name contains one of `names`."""
+    cases = []
+    for preset in PRESETS:
+        label = f"{preset[0]} on {preset[1]}"
+        problem = load_problem(overrides(*preset))
+        cases.append((f"{label}, loose", problem, None))
+        cases.append((f"{label}, tight", tight(problem), None))
+        if preset in UNEVEN:
+            cases.append((f"{label}, uneven", problem, len(cases)))
+    wanted = [case for case in cases if not names or any(name in case[0] for name in names)]
+    result = []
+    for name, problem, seed in wanted:
+        tables = tables_of(problem)
+        result.append(Case(name, "layerwise", uneven(tables, seed) if seed is not None else tables))
+    return result
+
+
+def memory_gib(case: Case) -> float:
+    """Memory that a device of the case can give to a plan, in GiB."""
+    return float(case.tables[0].capacity[0]) / GIB
