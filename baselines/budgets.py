@@ -228,8 +228,9 @@ class _Forms:
         value = weights[0] * costs.time[self.kind] + weights[1] * costs.once + weights[2] * costs.sync[self.kind]
         first = np.unique(costs.layer_class, return_index=True)[1]
         for price in price_grid(value[first], self.memory[first], limit=10):
-            free = price * (self.capacity - self.largest_working)
-            self._append((*weights, price, 0.0), (value + price * self.memory).min(axis=1), budget + free)
+            least = (value + price * self.memory).min(axis=1)
+            # the working bytes so far are part of the final ones
+            self._append((*weights, price, price), least, budget + price * self.capacity)
 
     def add_memory(self, usable: Array) -> None:
         """The memory of a stage itself; `usable` is 0 for uses and minus infinity elsewhere."""

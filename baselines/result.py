@@ -1,6 +1,7 @@
 """What a baseline reports."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from darts_parallel.cost import HardPlans
 from darts_parallel.strategy import Plan
@@ -39,7 +40,7 @@ class Candidate:
     plans: HardPlans
     """Of length 1."""
 
-    def to_plan(self, tables: list[CostTable]) -> Plan:
+    def to_plan(self, tables: Sequence[CostTable]) -> Plan:
         """The plan in words."""
         return self.plans.to_plan(0, tables[self.table_index])
 
@@ -54,7 +55,7 @@ class TableResult:
     proven: bool
     plans_evaluated: int
     """Plans whose cost was worked out, partial plans included."""
-    alternatives: tuple[Candidate, ...] = field(default=())
+    alternatives: tuple[Candidate, ...] = ()
     """Best plans of the other configurations, cheapest first; best found, not proven."""
 
     @property
@@ -72,8 +73,8 @@ class TableResult:
         """The best plan, of length 1."""
         return None if self.best is None else self.best.plans
 
-    def to_baseline(self, tables: list[CostTable], seconds: float, note: str) -> BaselineResult:
-        """The same for a problem."""
+    def to_baseline(self, tables: Sequence[CostTable], seconds: float, note: str = "") -> BaselineResult:
+        """The same for a problem; `note` replaces the sentence on how far the proof reached."""
         return BaselineResult(
             plan=None if self.best is None else self.best.to_plan(tables),
             iteration_time_s=self.cost,
@@ -81,5 +82,10 @@ class TableResult:
             plans_evaluated=self.plans_evaluated,
             proven=self.proven,
             lower_bound_s=self.lower_bound,
-            note=note,
+            note=note or self._note(),
         )
+
+    def _note(self) -> str:
+        if not self.proven:
+            return "stopped by its time limit; the lower bound is proven"
+        return "optimal in the model" if self.best is not None else "no plan fits"

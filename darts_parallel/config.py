@@ -300,6 +300,10 @@ class SearchConfig:
     """Quadratic penalty on the relative memory violation."""
     thin_at: list[float] = field(default_factory=lambda: [0.25, 0.5])
     """Shares of the steps after which the worse half of the restarts is dropped."""
+    hard_stages_from: float = 0.5
+    """Share of the steps after which stage edges are rounded in the forward pass (straight-through)."""
+    hard_choices_from: float = 1.0
+    """The same for strategies; 1 keeps them soft to the end."""
     hard_every: int = 10
     """Steps between discretizations of all restarts."""
     polish: bool = True

@@ -9,11 +9,13 @@ from darts_parallel.config import SearchConfig
 from darts_parallel.discretize import unit_starts
 from darts_parallel.records import Schedules
 from darts_parallel.objective import RelaxedPlans, SurrogateCost
-from darts_parallel.relaxation import gumbel_weights, soft_stages, softmax_weights, stage_edges
+from darts_parallel.relaxation import gumbel_weights, soft_stages, softmax_weights, stage_edges, straight_through
 from darts_parallel.table import CostTable
 
 WIDTH_NOISE = 0.05
 """Standard deviation of the initial stage widths, which are otherwise equal."""
+MERIT_PENALTY = 2.0
+"""Log-seconds that a stage over its memory counts for in rankings, per relative excess."""
 
 
 @dataclass
@@ -89,10 +91,19 @@ class Group:
         else:
             rows = softmax_weights(self.logits, allowed, schedules.temperature)
         stages = soft_stages(self.edges, len(self.units), schedules.boundary_temperature)
+        if schedules.hard_stages:
+            stages = straight_through(stages)
+        if schedules.hard_choices:
+            rows = straight_through(rows)
         stages = stages[..., self.unit_of_layer, :]
         if self.kind == "stagewise":
             rows = stages @ rows
         return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages)
+
+    def merit(self, cost: SurrogateCost) -> Tensor:
+        """How good each relaxed plan is whatever its multipliers: lower is better, shape `(O, R)`."""
+        violation = torch.relu(cost.memory / self.table.capacity - 1.0).amax(-1)
+        return (torch.log(cost.iteration_time) + MERIT_PENALTY * violation).detach()
 
     def loss(self, cost: SurrogateCost, config: SearchConfig) -> Tensor:
         """Log of the iteration time plus the augmented Lagrangian of memory, shape `(O, R)`.

@@ -81,10 +81,11 @@ def _draw_passes(axes: Axes, events: Sequence[Event], numbered: bool, unit: floa
     for (stage, kind), run in groupby(sorted(events, key=order), key=order):
         mine = list(run)
         bars = [(event.start / unit, (event.end - event.start) / unit) for event in mine]
-        # a white edge would swallow the bar of a very short pass
-        edge = 0.4 if max(event.end - event.start for event in mine) > 0.003 * width else 0.0
         colour = FORWARD if kind == "F" else BACKWARD
-        axes.broken_barh(bars, (stage - 0.45, 0.9), facecolor=colour, edgecolor="white", linewidth=edge)
+        # a white edge would swallow a very short pass, which would not be drawn at all without one
+        wide = max(event.end - event.start for event in mine) > 0.003 * width
+        axes.broken_barh(bars, (stage - 0.45, 0.9), facecolor=colour, edgecolor="white" if wide else colour,
+                         linewidth=0.4)  # fmt: skip
         for event in mine if numbered else []:
             # a number needs room: about 1 % of the width
             if event.end - event.start > 0.012 * width:
@@ -104,11 +105,12 @@ def memory_figure(cost: CostBreakdown) -> Figure:
     axes.bar(stages, used, color=colours, width=0.75)
     axes.stairs(capacity, np.arange(len(used) + 1) - 0.5, color="black", linewidth=1.5, baseline=None)
     highest = max(float(used.max()), float(capacity.max()))
-    for stage, (value, share) in enumerate(zip(used.tolist(), shares.tolist(), strict=True)):
+    labelled = zip(used.tolist(), shares.tolist(), strict=True) if len(used) <= MAX_LABELS else ()
+    for stage, (value, share) in enumerate(labelled):
         inside = value > 0.12 * highest
         axes.text(stage, value - 0.015 * highest if inside else value, f"{100 * share:.0f} %",
                   ha="center", va="top" if inside else "bottom", color="white" if inside else "black",
-                  fontsize=7 if len(used) <= MAX_LABELS else 4)  # fmt: skip
+                  fontsize=7)  # fmt: skip
     axes.set_ylim(0, 1.08 * highest)
     axes.set_xlim(-0.6, len(used) - 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(MAX_LABELS, integer=True))
@@ -137,7 +139,8 @@ def probability_figure(record: StepRecord, layer_names: Sequence[str]) -> Figure
                         norm=PowerNorm(0.5, 0.0, 1.0))  # fmt: skip
     place = axes.get_position()
     beside = figure.add_axes((place.x1 + 0.12 / width, place.y0, 0.15 / width, place.height))
-    figure.colorbar(image, cax=beside, ticks=[0, 0.1, 0.5, 1] if height > 2 else [0, 1]).set_label("probability")
+    ticks = [0.0, 0.1, 0.5, 1.0] if height > 2.5 else [0.0, 1.0]
+    figure.colorbar(image, cax=beside, ticks=ticks).set_label("probability")
     _thin_labels(axes, "y", labels, MAX_ROW_LABELS)
     _layer_axis(axes, layer_names)
     total = values.shape[1]

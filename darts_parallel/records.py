@@ -14,6 +14,10 @@ class Schedules:
     temperature: float
     boundary_temperature: float
     sharpness: float
+    hard_stages: bool = False
+    """Stage weights are rounded in the forward pass (straight-through)."""
+    hard_choices: bool = False
+    """So are strategy weights."""
 
 
 @dataclass(frozen=True)

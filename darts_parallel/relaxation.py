@@ -22,7 +22,14 @@ def gumbel_weights(logits: Tensor, allowed: Tensor, temperature: float, generato
     """
     uniform = torch.rand(logits.shape, generator=generator, dtype=logits.dtype)
     noise = -torch.log(-torch.log(uniform.clamp(1e-12, 1 - 1e-12)))
-    soft = softmax_weights(logits + noise, allowed, temperature)
+    return straight_through(softmax_weights(logits + noise, allowed, temperature))
+
+
+def straight_through(soft: Tensor) -> Tensor:
+    """One-hot at the largest weight of the last axis, with the gradient of `soft`.
+
+    Bengio, Leonard, Courville 2013 (arXiv 1308.3432), section 3.
+    """
     hard = torch.zeros_like(soft).scatter(-1, soft.argmax(-1, keepdim=True), 1.0)
     return hard + soft - soft.detach()
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from itertools import groupby
-from math import isfinite
+from math import floor, isfinite, log10
 
 from rich.console import Console
 from rich.markup import escape
@@ -204,7 +204,7 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown) -> Table:
         colour = "red" if share > 1 else "yellow" if share > MEMORY_WARNING else ""
         memory = Text(f"{used / GIB:.1f} / {capacity / GIB:.1f} GiB {100 * share:>3.0f} %", colour)
         ranks = f"{k * size}-{(k + 1) * size - 1}" if size > 1 else str(k)
-        pace = Text(f"{seconds:.5f}", "bold" if seconds == slowest else "")
+        pace = Text(_number(seconds, slowest), "bold" if seconds == slowest else "")
         layers, strategies = layer_ranges(names[first:end]), run_lengths(plan.layers[first:end])
         table.add_row(str(k), ranks, layers, strategies, pace, memory)
     return table
@@ -217,8 +217,8 @@ def _time_table(cost: CostBreakdown) -> Table:
         share = seconds / cost.iteration_time_s
         style = "dim" if seconds == 0 else ""
         bar = "█" * round(40 * share)
-        table.add_row(term_words(name), f"{seconds:.4f}", _percent(share), bar, style=style)
-    table.add_row("total", f"{cost.iteration_time_s:.4f}", "100.0 %", "", style="bold")
+        table.add_row(term_words(name), _number(seconds, cost.iteration_time_s), _percent(share), bar, style=style)
+    table.add_row("total", _number(cost.iteration_time_s), "100.0 %", "", style="bold")
     return table
 
 
@@ -226,8 +226,8 @@ def _search_lines(result: SearchResult, console: Console) -> None:
     raw, final = result.raw_iteration_time_s, result.iteration_time_s
     console.print(Text("\nSearch", "bold"))
     gain = f"polishing gains {_percent(1 - final / raw, 2)}" if final < raw else "polishing changes nothing"
-    raw_text = f"raw {raw:.4f} s (gradient search alone)"
-    console.print(f"{raw_text} → polished {final:.4f} s; {gain}", highlight=False)
+    raw_text = f"raw {_number(raw)} s (gradient search alone)"
+    console.print(f"{raw_text} → polished {_number(final)} s; {gain}", highlight=False)
     stopped = "; stopped early, best plan so far" if result.interrupted else ""
     console.print(
         f"{result.steps} steps × {result.restarts} restarts, seed {result.seed}, "
@@ -240,7 +240,8 @@ def _verification_lines(verifications: Sequence[Verification], console: Console)
     table = _table("\nVerification", ("baseline", "left"), ("space", "left"), ("s/iteration", "right"),
                    ("gap", "right"), ("claim", "left"), ("seconds", "right"), ("plans", "right"))  # fmt: skip
     for v in verifications:
-        gap = f"{100 * v.gap:+.2f} %" if isfinite(v.gap) else "-"
+        # adding 0.0 turns -0.0 into 0.0
+        gap = f"{round(100 * v.gap, 2) + 0.0:+.2f} %" if isfinite(v.gap) else "-"
         count = f"{v.plans_evaluated:,}" if v.plans_evaluated < 1e6 else f"{v.plans_evaluated / 1e6:.1f} M"
         table.add_row(v.name.replace("_", " "), v.space, _number(v.iteration_time_s), gap, _baseline_claim(v),
                       f"{v.seconds:.1f}", count)  # fmt: skip
@@ -283,5 +284,9 @@ def _percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def _number(value: float) -> str:
-    return f"{value:.4f}" if isfinite(value) else "-"
+def _number(value: float, scale: float | None = None) -> str:
+    """A number with at least four decimals, and four significant digits of `scale` (or of itself)."""
+    scale = value if scale is None else scale
+    if not isfinite(value):
+        return "-"
+    return f"{value:.{max(4, 3 - floor(log10(scale))) if scale > 0 else 4}f}"

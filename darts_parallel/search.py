@@ -75,6 +75,8 @@ class GradientSearch:
             geometric(*c.temperature, step, steps),
             geometric(*c.boundary_temperature, step, steps),
             geometric(*c.sharpness, step, steps),
+            hard_stages=step >= c.hard_stages_from * steps,
+            hard_choices=step >= c.hard_choices_from * steps,
         )
 
     def run(self, on_record: Callable[[StepRecord], None] = lambda record: None) -> tuple[list[StepRecord], bool]:
@@ -83,13 +85,13 @@ class GradientSearch:
         thin_at = {int(share * self.config.num_steps) for share in self.config.thin_at}
         try:
             while self.step < self.config.num_steps and self.groups:
-                record, losses = self._one_step()
+                record, merits = self._one_step()
                 self.step += 1
                 if record is not None:
                     records.append(record)
                     on_record(record)
                 if self.step in thin_at:
-                    self._thin(losses)
+                    self._thin(merits)
                 if time.perf_counter() - self.began > self.config.max_seconds:
                     return records, True
         except KeyboardInterrupt:
@@ -106,33 +108,34 @@ class GradientSearch:
             losses.append(group.loss(cost, self.config))
             costs.append(cost)
             weights.append(relaxed)
-        leading = torch.cat([loss.detach().amin(1) for loss in losses])
+        merits = [group.merit(cost) for group, cost in zip(self.groups, costs, strict=True)]
+        leading = torch.cat([merit.amin(1) for merit in merits])
         total = (torch.softmax(self._live_outer_logits(), 0) * leading).sum()
         for loss in losses:
             total = total + loss.sum()
         total.backward()  # type: ignore[no-untyped-call]
         record = None
         if self.step == self.config.num_steps - 1 or self.step % self.config.hard_every == 0:
-            self._collect(weights, losses)
-            record = self._record(schedules, losses, costs, weights)
+            self._collect(weights, costs)
+            record = self._record(schedules, merits, costs, weights)
         self.optimizer.step()
-        return record, [loss.detach() for loss in losses]
+        return record, merits
 
     def _live_outer_logits(self) -> Tensor:
         live = {name for group in self.groups for name in group.names}
         return self.outer_logits[[i for i, name in enumerate(self.outer_names) if name in live]]
 
-    def _thin(self, losses: list[Tensor]) -> None:
+    def _thin(self, merits: list[Tensor]) -> None:
         """Keep the better half of the restarts, and the outer choices that can still win."""
         groups: list[Group] = []
         moments = self.optimizer.state()
-        for group, loss in zip(self.groups, losses, strict=True):
+        for group, merit in zip(self.groups, merits, strict=True):
             bound = self.bounds[group.table_index][group.outer_index]
             outer = torch.nonzero(bound <= self.pool.best_time * SLACK).squeeze(1)
             if not len(outer):
                 continue
-            order = loss[outer].argsort(dim=1, stable=True)
-            restarts = order[:, : max(loss.shape[1] // 2, 1)].sort(1).values
+            order = merit[outer].argsort(dim=1, stable=True)
+            restarts = order[:, : max(merit.shape[1] // 2, 1)].sort(1).values
             thinner = group.select(outer, restarts)
             for old, new in ((group.logits, thinner.logits), (group.widths, thinner.widths)):
                 moments[id(new)] = tuple(m[outer.unsqueeze(1), restarts].clone() for m in moments[id(old)])
@@ -142,24 +145,24 @@ class GradientSearch:
         self.optimizer = self._new_optimizer()
         self.optimizer.restore(moments, steps)
 
-    def _collect(self, weights: list[RelaxedPlans], losses: list[Tensor]) -> None:
+    def _collect(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> None:
         """Discretize every relaxed plan and keep the best; repair the most promising of those that do not fit."""
-        for group, relaxed, loss in zip(self.groups, weights, losses, strict=True):
+        for group, relaxed, cost in zip(self.groups, weights, costs, strict=True):
             plans = harden(relaxed.choices.detach(), group.edges.detach(), group.table)
             if self.kind == "stagewise":
                 first = plans.starts.gather(1, plans.stages())
                 plans = replace(plans, choices=plans.choices.gather(1, first))
             plans = replace(plans, outer=group.outer_index[plans.outer])
-            score = loss.detach().flatten() if self.kind == "layerwise" else None
+            score = group.merit(cost).flatten() if self.kind == "layerwise" else None
             self.pool.add(Candidate(group.table_index, plans), repair_score=score)
 
     def _record(
-        self, schedules: Schedules, losses: list[Tensor], costs: list[SurrogateCost], weights: list[RelaxedPlans]
+        self, schedules: Schedules, merits: list[Tensor], costs: list[SurrogateCost], weights: list[RelaxedPlans]
     ) -> StepRecord:
-        minima = torch.stack([loss.detach().min() for loss in losses])
+        minima = torch.stack([merit.min() for merit in merits])
         lead = int(minima.argmin())
         group, cost = self.groups[lead], costs[lead]
-        outer, restart = divmod(int(losses[lead].detach().argmin()), losses[lead].shape[1])
+        outer, restart = divmod(int(merits[lead].argmin()), merits[lead].shape[1])
         probabilities = weights[lead].choices[outer, restart].detach()
         entropy = -(probabilities * probabilities.clamp(min=1e-30).log()).sum(-1).mean()
         live = [name for g in self.groups for name in g.names]

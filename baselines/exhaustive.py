@@ -1,0 +1,203 @@
+"""The uniform space by enumeration: one strategy for all layers, any split into stages.
+
+Every configuration (stages, micro-batches, strategy) is bounded at once, its bottleneck by bisection
+over a greedy split; those below the best plans found so far are then solved exactly, cheapest first.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from darts_parallel.bounds import OuterCosts
+from darts_parallel.problem import Problem
+from darts_parallel.space import outer_spaces
+from darts_parallel.table import CostTable, build_tables
+from baselines.brute_force import brute_force, find_plan_brute_force
+from baselines.case import AGREEMENT, Case
+from baselines.result import BaselineResult, Candidate, DeadlineReached, TableResult
+
+__all__ = ["brute_force", "find_plan", "find_plan_brute_force", "solve_uniform", "uniform_bounds"]
+
+FIRST_MARGIN = 0.002
+"""A configuration is first searched for splits this close to its bound, relative."""
+SLACK = 1e-12
+"""Relative; rounding of prefix sums must not exclude a plan."""
+
+
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+    """The optimal uniform plan, in the model, whatever the space of the problem.
+
+    Args:
+        budget: Seconds of wall-clock; None: as long as it takes.
+        seed: Ignored, nothing is random.
+    """
+    begin = time.monotonic()
+    tables = build_tables(problem, outer_spaces(problem))
+    deadline = None if budget is None else begin + budget
+    return solve_uniform(tables, deadline=deadline).to_baseline(tables, time.monotonic() - begin)
+
+
+def solve_uniform(
+    tables: Sequence[CostTable],
+    incumbent: float = float("inf"),
+    deadline: float | None = None,
+    *,
+    count: int = 1,
+) -> TableResult:
+    """The optimal uniform plan over all tables, and the best of the next configurations.
+
+    Args:
+        tables: One for each pipeline degree.
+        incumbent: Cost of a known plan, seconds; plans above it are not looked for.
+        deadline: `time.monotonic()` at which to stop without a proof.
+        count: Configurations (stages, micro-batches, strategy) to rank; each with its best split.
+
+    Returns:
+        The best plan; `alternatives` holds the `count` best configurations, the best plan first.
+    """
+
+    def check() -> None:
+        if deadline is not None and time.monotonic() > deadline:
+            raise DeadlineReached
+
+    queue = _ranked(tables)
+    found: list[Candidate] = []
+    effort, at, bound = len(queue), 0, 0.0
+    proven = True
+    try:
+        for at, (bound, number, outer, choice) in enumerate(queue):
+            limit = found[count - 1].cost if len(found) >= count else incumbent * (1 + AGREEMENT)
+            if bound > limit or bound == np.inf:
+                break
+            case = Case(tables[number], number, outer, OuterCosts.read(tables[number], outer, np.array([choice])), bound)
+            plan = _best_split(case, limit, check)
+            effort += case.labels
+            if plan is not None:
+                found = sorted([*found, plan], key=lambda candidate: candidate.cost)[:count]
+    except DeadlineReached:
+        proven = False
+    best = found[0] if found else None
+    cost = best.cost if best else (np.inf if incumbent == np.inf else incumbent * (1 + AGREEMENT))
+    floor = cost if proven else min(cost, queue[at][0])
+    return TableResult(best, float(floor), proven, effort, tuple(found))
+
+
+def _best_split(case: Case, limit: float, check: Callable[[], None]) -> Candidate | None:
+    """The best split of one configuration within `limit`, by a rising limit of its own."""
+    lowest, margin, limit = case.bound, FIRST_MARGIN, min(limit, case.dearest())
+    while case.bound <= limit:
+        check()
+        plan = case.attempt("stagewise", min(lowest * (1 + margin), limit), check)
+        if plan is not None:
+            return plan
+        margin *= 4
+    return None
+
+
+def _ranked(tables: Sequence[CostTable]) -> list[tuple[float, int, int, int]]:
+    """Bound, table, outer choice and strategy of every configuration, cheapest bound first."""
+    result = []
+    for number, table in enumerate(tables):
+        outer, choice = torch.nonzero(table.allowed, as_tuple=True)
+        bounds = uniform_bounds(table, outer, choice).tolist()
+        result += [(b, number, o, c) for b, o, c in zip(bounds, outer.tolist(), choice.tolist(), strict=True)]
+    return sorted(result)
+
+
+def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
+    """Lower bounds on the iteration time of uniform configurations over all splits.
+
+    Args:
+        table: Costs of one pipeline degree.
+        outer: Outer choice of every configuration, `(B,)`.
+        choice: Strategy of every configuration, `(B,)`.
+
+    Returns:
+        Seconds, `(B,)`; infinite where no split fits the memory.
+    """
+    rest = (table.num_micro_batches[outer] - 1.0).unsqueeze(1)
+    kinds = table.stage_kind.unique()
+    # the fastest kind of stage stands for all
+    seconds, sync = (_rows(x[:, kinds].amin(1), outer, choice) for x in (table.time, table.sync))
+    layout = table.layout[choice]
+    across = table.p2p[outer, :, :, layout, layout].detach()[..., ~table.joined[1:]] if table.pp > 1 else None
+    border = torch.zeros(len(outer), dtype=torch.float64) if across is None else across.amin((1, 2))
+    greedy = _Greedy.build(table, outer, choice)
+    slowest = greedy.bottleneck(seconds, border)
+    largest_sync = greedy.bottleneck(sync, torch.zeros_like(border))
+    joint = greedy.bottleneck(rest * seconds + sync, rest[:, 0] * border)
+    once = _rows(table.once, outer, choice).sum(1)
+    total = seconds.sum(1) + (table.pp - 1) * border + once
+    return (total + torch.maximum(rest[:, 0] * slowest.nan_to_num(posinf=1e300) + largest_sync, joint)) * (1 - SLACK)
+
+
+def _rows(values: Tensor, outer: Tensor, choice: Tensor) -> Tensor:
+    """Values `(O, L, C)` of the configurations, `(B, L)`."""
+    return values.detach()[outer, :, choice]
+
+
+@dataclass(frozen=True)
+class _Greedy:
+    """Splits of B configurations that fill every stage as far as a limit allows."""
+
+    memory: Tensor
+    """Prefix sums of bytes by stage, `(K, B, L + 1)`."""
+    room: Tensor
+    """Bytes of every stage, `(K, B)`."""
+    start: Tensor
+    """Nearest legal first layer of a stage at or before a layer, `(L + 1,)`."""
+
+    @staticmethod
+    def build(table: CostTable, outer: Tensor, choice: Tensor) -> "_Greedy":
+        static, activation, working = (_rows(x, outer, choice) for x in (table.static, table.activation, table.working))
+        flight = table.in_flight[outer].T.unsqueeze(-1)
+        memory = _prefix(static + flight * activation)
+        room = table.capacity.detach().unsqueeze(1) * (1 + SLACK) - working.amin(1)
+        legal = torch.cat([~table.joined, torch.ones(1, dtype=torch.bool)])
+        positions = torch.arange(len(legal))
+        return _Greedy(memory, room, torch.where(legal, positions, 0).cummax(0).values)
+
+    def bottleneck(self, values: Tensor, border: Tensor, iterations: int = 16) -> Tensor:
+        """Least possible maximum over stages of the sums of `values`, from below.
+
+        Args:
+            values: Nonnegative, `(B, L)`.
+            border: Added to every stage but the first, `(B,)`.
+            iterations: Halvings of the interval.
+
+        Returns:
+            Shape `(B,)`; infinite where memory admits no split.
+        """
+        prefix, stages = _prefix(values), len(self.memory)
+        low = torch.maximum(values.amax(1), prefix[:, -1] / stages)
+        high = prefix[:, -1] + border
+        impossible = ~self._reaches(prefix, border, high)
+        near = torch.minimum(low + values.amax(1) + border, high)
+        high = torch.where(self._reaches(prefix, border, near), near, high)
+        reached = self._reaches(prefix, border, low)
+        for _ in range(iterations):
+            middle = (low + high) / 2
+            fits = self._reaches(prefix, border, middle)
+            low, high = torch.where(fits | reached, low, middle), torch.where(fits, middle, high)
+        return low.masked_fill(impossible, torch.inf)
+
+    def _reaches(self, prefix: Tensor, border: Tensor, limit: Tensor) -> Tensor:
+        """Whether stages of at most `limit`, `(B,)`, hold all layers."""
+        end = torch.zeros(len(limit), 1, dtype=torch.long)
+        for stage, (memory, room) in enumerate(zip(self.memory, self.room, strict=True)):
+            allowed = (limit - border if stage else limit) * (1 + SLACK)
+            target = prefix.gather(1, end) + allowed.unsqueeze(1)
+            full = memory.gather(1, end) + room.unsqueeze(1)
+            by_time = torch.searchsorted(prefix, target, right=True) - 1
+            by_memory = torch.searchsorted(memory, full, right=True) - 1
+            end = torch.maximum(self.start[torch.minimum(by_time, by_memory).clamp(min=0)], end)
+        return end[:, 0] == prefix.shape[1] - 1
+
+
+def _prefix(values: Tensor) -> Tensor:
+    """Prefix sums along the last axis, from 0."""
+    return torch.nn.functional.pad(values.cumsum(-1), (1, 0)).contiguous()
