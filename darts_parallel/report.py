@@ -169,9 +169,7 @@ def _legible(console: Console) -> Iterator[None]:
         console.width = width
 
 
-def _headline(
-    problem: Problem, plan: Plan, cost: CostBreakdown, known: str, console: Console
-) -> None:
+def _headline(problem: Problem, plan: Plan, cost: CostBreakdown, known: str, console: Console) -> None:
     config = problem.config
     job = f"{config.model.name} on {config.cluster.name}, {problem.cluster.num_devices} GPUs"
     console.print(Text(job, "bold"))
@@ -217,7 +215,9 @@ def _time_table(cost: CostBreakdown) -> Table:
         share = seconds / cost.iteration_time_s
         style = "dim" if seconds == 0 else ""
         bar = "█" * round(40 * share)
-        table.add_row(term_words(name), _number(seconds, cost.iteration_time_s), _percent(share), bar, style=style)
+        table.add_row(
+            term_words(name), _number(seconds, cost.iteration_time_s), _percent(share), bar, style=style
+        )
     table.add_row("total", _number(cost.iteration_time_s), "100.0 %", "", style="bold")
     return table
 

@@ -1,0 +1,24 @@
+import pytest
+import torch
+
+from darts_parallel.problem import Problem, load_problem
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def default_problem() -> Problem:
+    """GPT-2 XL on 8 nodes of 4 A10."""
+    return load_problem([])
+
+
+@pytest.fixture(scope="session")
+def toy_problem() -> Problem:
+    """A model of 4 blocks on 8 toy devices: small enough for every check."""
+    return load_problem(["model=toy", "cluster=toy", "training=toy"])
+
+
+@pytest.fixture(scope="session")
+def llama_problem() -> Problem:
+    """Grouped-query attention, gated MLP, tp up to 8: 84 strategies in 7 layouts."""
+    return load_problem(["model=llama3_8b", "cluster=h100_1x8", "training=llama3_8b"])

@@ -1,0 +1,80 @@
+import pytest
+import torch
+
+from darts_parallel.cost import evaluate, evaluate_batch
+from darts_parallel.objective import RelaxedPlans, surrogate
+from darts_parallel.problem import Problem, load_problem
+from darts_parallel.relaxation import soft_stages, softmax_weights, stage_edges
+from darts_parallel.space import outer_spaces
+from darts_parallel.table import CostTable, build_tables
+from tests.random_plans import random_plans
+
+PROBLEMS = {
+    "default": [],
+    "llama": ["model=llama3_8b", "cluster=h100_1x8", "training=llama3_8b"],
+    "t5": ["model=t5_1_3b", "cluster=a10_4x4", "training=t5_1_3b"],
+    "uneven nodes": ["model=toy", "cluster=toy", "training=toy"],
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("seed", range(3))
+def test_surrogate_at_one_hot_weights_equals_evaluate(name: str, seed: int) -> None:
+    problem = load_problem(PROBLEMS[name])
+    rng = torch.Generator().manual_seed(seed)
+    for table in build_tables(problem, outer_spaces(problem)):
+        plans = random_plans(table, table.num_outer, rng)
+        hard = evaluate_batch(table, plans)
+        soft = surrogate(RelaxedPlans.one_hot(plans, table), table)
+        torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
+        torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-6)
+        torch.testing.assert_close(soft.stage_seconds[:, 0], hard.stage_seconds, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_evaluate_of_a_plan_equals_the_batch(name: str) -> None:
+    problem = load_problem(PROBLEMS[name])
+    rng = torch.Generator().manual_seed(7)
+    for table in build_tables(problem, outer_spaces(problem)):
+        plans = random_plans(table, table.num_outer, rng)
+        batch = evaluate_batch(table, plans)
+        for index in range(len(plans)):
+            cost = evaluate(plans.to_plan(index, table), problem)
+            assert cost.iteration_time_s == pytest.approx(float(batch.iteration_time[index]), rel=1e-12)
+            assert sum(cost.breakdown_s.values()) == pytest.approx(cost.iteration_time_s, rel=1e-9)
+            assert all(seconds >= 0 for seconds in cost.breakdown_s.values())
+            assert cost.feasible == bool(batch.feasible[index])
+
+
+def _first_table(problem: Problem, pp: int) -> CostTable:
+    return next(t for t in build_tables(problem, outer_spaces(problem)) if t.pp == pp)
+
+
+# smooth maxima divide by a detached maximum, which their gradient leaves out on purpose: their error is
+# of the order of log(n) / sharpness; exact maxima are differentiated exactly
+@pytest.mark.parametrize(("sharpness", "tolerance"), [(None, 1e-6), (20.0, 0.02)])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_surrogate_gradients_match_finite_differences(
+    toy_problem: Problem, pp: int, sharpness: float | None, tolerance: float
+) -> None:
+    table = _first_table(toy_problem, pp)
+    rng = torch.Generator().manual_seed(pp)
+    shape = (table.num_outer, 2, table.num_layers, len(table.choices))
+    logits = torch.randn(shape, generator=rng, dtype=torch.float64, requires_grad=True)
+    widths = torch.randn(table.num_outer, 2, pp, generator=rng, dtype=torch.float64, requires_grad=True)
+
+    def loss(logits: torch.Tensor, widths: torch.Tensor) -> torch.Tensor:
+        weights = softmax_weights(logits, table.allowed[:, None, None, :], 1.0)
+        stages = soft_stages(stage_edges(widths, table.num_layers), table.num_layers, 1.0)
+        cost = surrogate(RelaxedPlans(weights, stages), table, sharpness)
+        memory = cost.memory / table.capacity
+        return cost.iteration_time.log().sum() + memory.square().sum()
+
+    direction = [torch.randn(p.shape, generator=rng, dtype=torch.float64) for p in (logits, widths)]
+    gradients = torch.autograd.grad(loss(logits, widths), (logits, widths))
+    slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True))
+    step = 1e-5
+    with torch.no_grad():
+        ahead = loss(logits + step * direction[0], widths + step * direction[1])
+        behind = loss(logits - step * direction[0], widths - step * direction[1])
+    assert slope == pytest.approx(float(ahead - behind) / (2 * step), rel=tolerance, abs=tolerance / 10)
