@@ -7,11 +7,11 @@ from itertools import combinations, product
 import numpy as np
 import torch
 
+from baselines.result import BaselineResult, Candidate, TableResult
 from darts_parallel.cost import HardPlans, evaluate_batch
 from darts_parallel.problem import Problem
 from darts_parallel.space import outer_spaces
 from darts_parallel.table import CostTable, build_tables
-from baselines.result import BaselineResult, Candidate, TableResult
 
 BATCH = 1 << 14
 """Plans that are priced at once."""

@@ -82,7 +82,9 @@ class SegmentBounds:
         mixed = tuple((rate, grid.lower_bounds(time=rate, sync=1.0)) for rate in rates)
         return SegmentBounds(seconds, summed, grid.lower_bounds(sync=1.0), mixed)
 
-    def within(self, limit: float, rest: float, rounds: int = 6) -> "tuple[SegmentBounds, Completions, Bools]":
+    def within(
+        self, limit: float, rest: float, rounds: int = 6
+    ) -> "tuple[SegmentBounds, Completions, Bools]":
         """What the limit implies, by propagation: tighter bounds, completions, and possible stages.
 
         Args:
@@ -92,7 +94,7 @@ class SegmentBounds:
         """
         now, possible = self, np.isfinite(self.summed)
         done = Completions.build(now.summed, now.seconds, now.sync)
-        for _ in range(rounds):
+        for sweep in range(rounds):
             others, slowest, others_sync = done.outside()
             sync = np.maximum(others_sync, now.sync)
             with np.errstate(invalid="ignore"):
@@ -111,7 +113,7 @@ class SegmentBounds:
                 self.mixed,
             )
             done = Completions.build(now.summed, now.seconds, now.sync)
-            if not kept.any() or (kept.sum() == possible.sum() and _ > 1):
+            if not kept.any() or (kept.sum() == possible.sum() and sweep > 1):
                 return now, done, kept
             possible = kept
         return now, done, possible
@@ -204,7 +206,7 @@ class Uses:
         forms = _Forms(self.costs, kind, flight, capacity, choices)
         for weights, budget in rows:
             forms.add(weights, np.where(ends, budget, -np.inf).max(axis=0))
-        some = ends.any(axis=0)
+        some = np.asarray(ends.any(axis=0))
         forms.add_memory(np.where(some, 0.0, -np.inf))
         return forms.collect(some, node)
 
@@ -212,7 +214,9 @@ class Uses:
 class _Forms:
     """Collects linear forms over labels and their limits for every partial segment."""
 
-    def __init__(self, costs: OuterCosts, kind: int, flight: float, capacity: float, choices: Sequence[Index]) -> None:
+    def __init__(
+        self, costs: OuterCosts, kind: int, flight: float, capacity: float, choices: Sequence[Index]
+    ) -> None:
         self.costs, self.kind, self.capacity = costs, kind, capacity
         self.memory = costs.static + flight * costs.activation
         self.working = costs.working.min(axis=1)
@@ -220,12 +224,14 @@ class _Forms:
         self.limits: list[Array] = []
         self.largest_working = _segment_max(self.working)
         self.most = np.array([self.memory[layer, own].max() for layer, own in enumerate(choices)])
-        self.most_working = _segment_max(np.array([costs.working[layer, c].max() for layer, c in enumerate(choices)]))
+        most_working = [costs.working[layer, own].max() for layer, own in enumerate(choices)]
+        self.most_working = _segment_max(np.array(most_working))
 
     def add(self, weights: tuple[float, float, float], budget: Array) -> None:
         """Forms `weights . (seconds, once, sync) + price * bytes`, one for each useful price."""
         costs = self.costs
-        value = weights[0] * costs.time[self.kind] + weights[1] * costs.once + weights[2] * costs.sync[self.kind]
+        seconds, once, sync = weights
+        value = seconds * costs.time[self.kind] + once * costs.once + sync * costs.sync[self.kind]
         first = np.unique(costs.layer_class, return_index=True)[1]
         for price in price_grid(value[first], self.memory[first], limit=10):
             least = (value + price * self.memory).min(axis=1)

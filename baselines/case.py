@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from darts_parallel.bounds import OuterCosts
-from darts_parallel.cost import HardPlans, evaluate_batch
-from darts_parallel.table import CostTable
 from baselines.budgets import SegmentBounds, Uses
 from baselines.partition import Arrangement, Partition
 from baselines.result import Candidate
 from baselines.single_fronts import StagewiseFronts
 from baselines.stage_fronts import LayerwiseFronts
+from darts_parallel.bounds import OuterCosts
+from darts_parallel.cost import HardPlans, evaluate_batch
+from darts_parallel.table import CostTable
 
 AGREEMENT = 1e-9
 """Relative; an incumbent is reached again, and found plans are verified, to this."""
@@ -33,13 +33,15 @@ class Case:
     """Partial plans made so far."""
     segments: SegmentBounds | None = None
 
-    def attempt(self, mode: str, limit: float, check: Callable[[], None], *, merge: bool = True) -> Candidate | None:
+    def attempt(
+        self, mode: str, limit: float, check: Callable[[], None], *, merge: bool = True
+    ) -> Candidate | None:
         """The best plan within `limit`; None, and a raised bound, where there is none.
 
         Args:
             mode: `stagewise` or `layerwise`; `uniform` is stagewise with one strategy in `costs`.
             limit: Seconds.
-            check: Called often; raises `DeadlineReached` when the time is over.
+            check: Called often; raises `DeadlineError` when the time is over.
             merge: Share the work on segments of equal layers.
         """
         if self.bound > limit:
@@ -71,9 +73,10 @@ class Case:
 
     def _verified(self, plan: Arrangement) -> Candidate:
         """The plan with its true cost, which must agree with the label's."""
-        hard = HardPlans(torch.tensor([self.outer]), torch.tensor([plan.choices]), torch.tensor([plan.starts]))
+        rows = ([self.outer], [plan.choices], [plan.starts])
+        hard = HardPlans(*(torch.tensor(row) for row in rows))
         cost = evaluate_batch(self.table, hard)
         true = float(cost.iteration_time[0])
         if not bool(cost.feasible[0]) or abs(true - plan.cost) > AGREEMENT * true:
-            raise RuntimeError(f"dynamic programming priced a plan at {plan.cost} s, its true cost is {true} s")
+            raise RuntimeError(f"the exact planner priced a plan at {plan.cost} s, but it costs {true} s")
         return Candidate(true, self.table_index, hard)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from baselines.case import AGREEMENT, Case
+from baselines.exhaustive import solve_uniform
+from baselines.result import BaselineResult, Candidate, DeadlineError, TableResult
 from darts_parallel.bounds import MODES, OuterCosts, lower_bound
 from darts_parallel.problem import Problem
 from darts_parallel.space import outer_spaces
 from darts_parallel.table import CostTable, build_tables
-from baselines.case import AGREEMENT, Case
-from baselines.exhaustive import solve_uniform
-from baselines.result import BaselineResult, Candidate, DeadlineReached, TableResult
 
 FIRST_MARGIN = 0.0003
 """The first limit, relative to the lower bound."""
@@ -29,6 +29,7 @@ def find_plan(
     """The optimal plan of the problem's space, in the model.
 
     Args:
+        problem: Model, cluster, job and space.
         budget: Seconds of wall-clock; None: as long as it takes.
         seed: Ignored, nothing is random.
         incumbent: Cost of a known plan, seconds; dearer plans are not looked for.
@@ -78,16 +79,20 @@ class _Search:
     merge: bool
     limit: float
     best: Candidate | None = None
+    fallback: Candidate | None = None
+    """The best uniform plan: a ceiling, and the answer if the deadline comes before a better one."""
     cases: list[Case] = field(default_factory=list)
 
     def run(self) -> TableResult:
         """Open all outer choices, then search them until the proof or the deadline."""
         try:
+            self.fallback = solve_uniform(self.tables, self.incumbent, self.deadline).best
             self._open()
             self._search()
-        except DeadlineReached:
+        except DeadlineError:
             opened = sum(table.num_outer for table in self.tables) == len(self.cases)
-            return TableResult(self.best, self._lower_bound() if opened else 0.0, False, self._labels())
+            bound = self._lower_bound() if opened else 0.0
+            return TableResult(self.best or self.fallback, bound, False, self._labels())
         nothing = self.best is None and self.incumbent == np.inf
         return TableResult(self.best, np.inf if nothing else self._lower_bound(), True, self._labels())
 
@@ -103,6 +108,8 @@ class _Search:
         """Raise the limit until a plan is found, then exclude the other outer choices."""
         # no plan at all costs more: where none is feasible the limit must stop somewhere
         self.limit = min(self.limit, max((case.dearest() for case in self.cases), default=0.0))
+        if self.fallback is not None:
+            self.limit = min(self.limit, self.fallback.cost * (1 + AGREEMENT))
         margin, lowest = FIRST_MARGIN, min((case.bound for case in self.cases), default=np.inf)
         while any(case.bound <= self.limit for case in self.cases):
             trial, before = min(lowest * (1 + margin), self.limit), self._labels()
@@ -114,16 +121,17 @@ class _Search:
 
     def _check(self) -> None:
         if self.deadline is not None and time.monotonic() > self.deadline:
-            raise DeadlineReached
+            raise DeadlineError
 
     def _labels(self) -> int:
         return sum(case.labels for case in self.cases)
 
     def _lower_bound(self) -> float:
         known = min((case.bound for case in self.cases), default=np.inf)
-        return float(min(known, np.inf if self.best is None else self.best.cost))
+        best = self.best or self.fallback
+        return float(min(known, np.inf if best is None else best.cost))
 
 
 def _growth(labels: int) -> float:
-    """Growth of the margin after a round in vain: labels multiply with the limit, so dear rounds grow less."""
+    """Growth of the margin after a round in vain; labels multiply with the limit, so less after dear ones."""
     return 3.0 if labels < 20_000 else 1.6 if labels < 200_000 else 1.25

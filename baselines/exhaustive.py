@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baselines.brute_force import brute_force, find_plan_brute_force
+from baselines.case import AGREEMENT, Case
+from baselines.result import BaselineResult, Candidate, DeadlineError, TableResult
 from darts_parallel.bounds import OuterCosts
 from darts_parallel.problem import Problem
 from darts_parallel.space import outer_spaces
 from darts_parallel.table import CostTable, build_tables
-from baselines.brute_force import brute_force, find_plan_brute_force
-from baselines.case import AGREEMENT, Case
-from baselines.result import BaselineResult, Candidate, DeadlineReached, TableResult
 
 __all__ = ["brute_force", "find_plan", "find_plan_brute_force", "solve_uniform", "uniform_bounds"]
 
@@ -32,6 +32,7 @@ def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -
     """The optimal uniform plan, in the model, whatever the space of the problem.
 
     Args:
+        problem: Model, cluster, job and space.
         budget: Seconds of wall-clock; None: as long as it takes.
         seed: Ignored, nothing is random.
     """
@@ -62,27 +63,28 @@ def solve_uniform(
 
     def check() -> None:
         if deadline is not None and time.monotonic() > deadline:
-            raise DeadlineReached
+            raise DeadlineError
 
     queue = _ranked(tables)
     found: list[Candidate] = []
-    effort, at, bound = len(queue), 0, 0.0
-    proven = True
+    effort, reached, proven = len(queue), 0.0, True
     try:
-        for at, (bound, number, outer, choice) in enumerate(queue):
+        for bound, number, outer, choice in queue:
+            reached = bound
             limit = found[count - 1].cost if len(found) >= count else incumbent * (1 + AGREEMENT)
             if bound > limit or bound == np.inf:
                 break
-            case = Case(tables[number], number, outer, OuterCosts.read(tables[number], outer, np.array([choice])), bound)
+            costs = OuterCosts.read(tables[number], outer, np.array([choice]))
+            case = Case(tables[number], number, outer, costs, bound)
             plan = _best_split(case, limit, check)
             effort += case.labels
             if plan is not None:
                 found = sorted([*found, plan], key=lambda candidate: candidate.cost)[:count]
-    except DeadlineReached:
+    except DeadlineError:
         proven = False
     best = found[0] if found else None
     cost = best.cost if best else (np.inf if incumbent == np.inf else incumbent * (1 + AGREEMENT))
-    floor = cost if proven else min(cost, queue[at][0])
+    floor = cost if proven else min(cost, reached)
     return TableResult(best, float(floor), proven, effort, tuple(found))
 
 
@@ -120,7 +122,7 @@ def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
         Seconds, `(B,)`; infinite where no split fits the memory.
     """
     rest = (table.num_micro_batches[outer] - 1.0).unsqueeze(1)
-    kinds = table.stage_kind.unique()
+    kinds = torch.unique(table.stage_kind)
     # the fastest kind of stage stands for all
     seconds, sync = (_rows(x[:, kinds].amin(1), outer, choice) for x in (table.time, table.sync))
     layout = table.layout[choice]
@@ -132,7 +134,9 @@ def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
     joint = greedy.bottleneck(rest * seconds + sync, rest[:, 0] * border)
     once = _rows(table.once, outer, choice).sum(1)
     total = seconds.sum(1) + (table.pp - 1) * border + once
-    return (total + torch.maximum(rest[:, 0] * slowest.nan_to_num(posinf=1e300) + largest_sync, joint)) * (1 - SLACK)
+    # without a feasible split both bottlenecks are infinite, and rest may be 0
+    apart = (rest[:, 0] * slowest).nan_to_num(nan=torch.inf, posinf=torch.inf) + largest_sync
+    return (total + torch.maximum(apart, joint)) * (1 - SLACK)
 
 
 def _rows(values: Tensor, outer: Tensor, choice: Tensor) -> Tensor:
@@ -153,7 +157,8 @@ class _Greedy:
 
     @staticmethod
     def build(table: CostTable, outer: Tensor, choice: Tensor) -> "_Greedy":
-        static, activation, working = (_rows(x, outer, choice) for x in (table.static, table.activation, table.working))
+        columns = (table.static, table.activation, table.working)
+        static, activation, working = (_rows(column, outer, choice) for column in columns)
         flight = table.in_flight[outer].T.unsqueeze(-1)
         memory = _prefix(static + flight * activation)
         room = table.capacity.detach().unsqueeze(1) * (1 + SLACK) - working.amin(1)

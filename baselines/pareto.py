@@ -36,7 +36,8 @@ def pareto(values: Array, keys: Index | None = None, offsets: Array | None = Non
     for begin in range(0, len(order), chunk):
         block = order[begin : begin + chunk]
         block = block[~_dominated(points, slack, kept, block, keys, offsets, earlier=False)]
-        kept = np.concatenate([kept, block[~_dominated(points, slack, block, block, keys, offsets, earlier=True)]])
+        block = block[~_dominated(points, slack, block, block, keys, offsets, earlier=True)]
+        kept = np.concatenate([kept, block])
     return kept
 
 
@@ -71,4 +72,4 @@ def _staircase(points: Array, slack: Array) -> Index:
     order = np.lexsort((points[:, 1], points[:, 0]))
     second = points[order, 1]
     best = np.concatenate([[np.inf], np.minimum.accumulate(second)[:-1]])
-    return order[second < best - slack[1]]
+    return np.asarray(order[second < best - slack[1]])

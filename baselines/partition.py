@@ -6,10 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
-from darts_parallel.bounds import Array, Index, OuterCosts
 from baselines.budgets import Completions, Uses
 from baselines.pareto import pareto
 from baselines.stage_fronts import Front, penalties
+from darts_parallel.bounds import Array, Index, OuterCosts
 
 Segment = tuple[int, int, int]
 """Stage, first layer, end."""
@@ -87,7 +87,8 @@ class Partition:
 
     def _floors(self, stage: int, end: int) -> Array:
         """What the later stages make of the two maxima at least: less is no advantage."""
-        return np.array([-np.inf, self._rest.slowest_after[stage + 1, end], self._rest.sync_after[stage + 1, end]])
+        at = (stage + 1, end)
+        return np.array([-np.inf, self._rest.slowest_after[at], self._rest.sync_after[at]])
 
     def _trim(self, front: Front, stage: int, first: int, end: int) -> Front:
         """Rows of a front that fit into some plan within the limit."""
@@ -116,7 +117,8 @@ class Partition:
                         trimmed = self._trim(front, stage, first, end)
                         self.fronts[(stage, first, end)] = trimmed
                         parts.setdefault(end, []).append(self._join(before, trimmed, stage, first, end))
-            reached.append({end: merged for end, list_ in parts.items() if (merged := self._merge(list_, end))})
+            merged = {end: self._merge(list_, end) for end, list_ in parts.items()}
+            reached.append({end: partials for end, partials in merged.items() if partials is not None})
         return self._trace(reached)
 
     def _join(self, before: _Partials, front: Front, stage: int, first: int, end: int) -> _Partials:
@@ -154,7 +156,9 @@ class Partition:
         later = self.costs.num_micro_batches - 1.0
         total = final.values @ np.array([1.0, later, 1.0])
         row = int(total.argmin())
-        cost, starts, choices = float(total[row]), [], []
+        cost = float(total[row])
+        starts: list[int] = []
+        choices: list[int] = []
         for stage in range(self.costs.pp - 1, -1, -1):
             here = reached[stage + 1][end]
             first = int(here.first_layer[row])

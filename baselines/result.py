@@ -8,7 +8,7 @@ from darts_parallel.strategy import Plan
 from darts_parallel.table import CostTable
 
 
-class DeadlineReached(Exception):
+class DeadlineError(Exception):
     """The time of an exact planner is over; what it proved so far is kept."""
 
 
@@ -56,7 +56,7 @@ class TableResult:
     plans_evaluated: int
     """Plans whose cost was worked out, partial plans included."""
     alternatives: tuple[Candidate, ...] = ()
-    """Best plans of the other configurations, cheapest first; best found, not proven."""
+    """The best configurations, each with its best split, cheapest first; where the planner ranks them."""
 
     @property
     def cost(self) -> float:

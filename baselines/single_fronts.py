@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from darts_parallel.bounds import Array, Index, OuterCosts
 from baselines.budgets import Uses
 from baselines.pareto import pareto
 from baselines.stage_fronts import Front
+from darts_parallel.bounds import Array, Index, OuterCosts
 
 
 class StagewiseFronts:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from darts_parallel.bounds import Array, Index, OuterCosts, equal_rows
 from baselines.budgets import Budgets, Uses
 from baselines.pareto import pareto
+from darts_parallel.bounds import Array, Index, OuterCosts, equal_rows
 
 SECONDS, ONCE, SYNC, BYTES, WORKING = range(5)
 """Columns of a label."""
@@ -109,13 +109,14 @@ class LayerwiseFronts:
         self._fronts: list[dict[int, Front]] = []
         for number, (kind, flight, capacity) in enumerate(signatures):
             budgets = uses.budgets(number, kind, flight, capacity, self.trie.node, self.choices)
-            offsets = _NodeOffsets.build(costs, uses.ends[self.of_stage == number].any(axis=0), self.trie.node, kind)
+            ends = uses.ends[self.of_stage == number].any(axis=0)
+            offsets = _NodeOffsets.build(costs, ends, self.trie.node, kind)
             self._labels.append(self._grow(kind, flight, budgets, offsets))
             self._fronts.append(self._finish(self._labels[-1], budgets, offsets, capacity))
 
     def front(self, stage: int, first: int, end: int) -> Front | None:
         """Front of layers [first, end) on `stage`; None where no way is useful."""
-        return self._fronts[self.of_stage[stage]].get(int(self.trie.node[first, end]))
+        return self._fronts[int(self.of_stage[stage])].get(int(self.trie.node[first, end]))
 
     def strategies(self, stage: int, first: int, end: int, origin: int) -> list[int]:
         """Strategies, as numbers of the table, of the layers of one row of a front."""
@@ -149,8 +150,8 @@ class LayerwiseFronts:
         """All labels with one more layer."""
         costs, choice = self.costs, self.choices[layer]
         memory = costs.static[layer, choice] + flight * costs.activation[layer, choice]
-        columns = (costs.time[kind, layer, choice], costs.once[layer, choice], costs.sync[kind, layer, choice],
-                   memory, costs.working[layer, choice])  # fmt: skip
+        seconds, sync = costs.time[kind, layer, choice], costs.sync[kind, layer, choice]
+        columns = (seconds, costs.once[layer, choice], sync, memory, costs.working[layer, choice])
         added, layout = np.stack(columns, axis=1), costs.layout[choice]
         if labels is None:
             return Labels(added, layout, layout, np.zeros(len(choice), dtype=np.int64), choice)
@@ -176,7 +177,9 @@ class LayerwiseFronts:
                 continue
             fits = np.flatnonzero(rows.values[:, BYTES] + rows.values[:, WORKING] <= capacity)
             states = rows.first[fits] * layouts + rows.current[fits]
-            values = rows.values[fits, :3] if budgets.total is None else rows.values[fits, :3] @ budgets.total[:, None]
+            values = rows.values[fits, :3]
+            if budgets.total is not None:
+                values = values @ budgets.total[:, None]
             kept = fits[pareto(values, states, offsets.finished(node))]
             if len(kept):
                 result[node] = Front(rows.values[kept, :3], rows.first[kept], rows.current[kept], kept)
@@ -190,7 +193,7 @@ def penalties(rows: Array) -> Array:
         rows: Seconds from a layout to its successor, shape `(..., Y, Y)`.
     """
     flat = np.moveaxis(rows, -2, 0).reshape(rows.shape[-2], -1)
-    return (flat[:, None] - flat[None, :]).max(axis=-1).clip(min=0.0)
+    return np.asarray((flat[:, None] - flat[None, :]).max(axis=-1).clip(min=0.0))
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class OuterCosts:
     @property
     def num_layers(self) -> int:
         """Layers, L."""
-        return self.time.shape[1]
+        return int(self.time.shape[1])
 
     @staticmethod
     def read(table: CostTable, outer: int, choices: Index | None = None) -> "OuterCosts":
@@ -69,26 +69,32 @@ class OuterCosts:
         allowed = np.flatnonzero(table.allowed[outer].numpy())
         if choices is not None:
             allowed = np.intersect1d(allowed, choices)
-        rows = [getattr(table, name)[outer].detach().numpy()[..., allowed]
-                for name in ("time", "sync", "once", "static", "activation", "working")]  # fmt: skip
-        features = np.concatenate([row.reshape(-1, *row.shape[-2:]) for row in rows]).transpose(1, 0, 2)
+
+        def costs(name: str) -> Array:
+            return np.asarray(getattr(table, name)[outer].detach().numpy())
+
+        names = ("time", "sync", "once", "static", "activation", "working")
+        rows = {name: costs(name)[..., allowed] for name in names}
+        features = np.concatenate([row.reshape(-1, *row.shape[-2:]) for row in rows.values()])
         return OuterCosts(
-            int(table.num_micro_batches[outer]),
-            allowed,
-            table.layout.numpy()[allowed],
-            *rows,
-            *(getattr(table, name)[outer].detach().numpy() for name in ("reshard", "p2p")),
+            num_micro_batches=int(table.num_micro_batches[outer]),
+            choices=allowed,
+            layout=table.layout.numpy()[allowed],
+            **rows,
+            reshard=costs("reshard"),
+            p2p=costs("p2p"),
             capacity=table.capacity.detach().numpy(),
-            in_flight=table.in_flight[outer].detach().numpy(),
+            in_flight=costs("in_flight"),
             stage_kind=table.stage_kind.numpy(),
             boundary_kind=table.boundary_kind.numpy(),
             joined=table.joined.numpy(),
-            layer_class=equal_rows(features),
+            layer_class=equal_rows(features.transpose(1, 0, 2)),
         )
 
     def stage_signatures(self) -> tuple[list[tuple[int, float, float]], Index]:
         """Distinct (kind, micro-batches in flight, capacity), and the one of every stage, `(K,)`."""
-        keys = list(zip(self.stage_kind.tolist(), self.in_flight.tolist(), self.capacity.tolist(), strict=True))
+        columns = (self.stage_kind, self.in_flight, self.capacity)
+        keys = list(zip(*(column.tolist() for column in columns), strict=True))
         unique = list(dict.fromkeys(keys))
         return unique, np.array([unique.index(key) for key in keys])
 
@@ -206,7 +212,8 @@ class SegmentGrid:
         for held, row in zip(self.counts.T, working, strict=True):
             np.maximum(largest, np.where(held[:, None] > 0, row, 0.0), out=largest)
         peak = self.counts @ self._memory(flight) + largest
-        return np.where(peak <= capacity * (1 + ROUNDING), self.counts @ objective, np.inf).min(axis=1)
+        fits = peak <= capacity * (1 + ROUNDING)
+        return np.asarray(np.where(fits, self.counts @ objective, np.inf).min(axis=1))
 
 
 def price_grid(value: Array, memory: Array, limit: int = 24) -> Array:
@@ -237,7 +244,7 @@ def price_grid(value: Array, memory: Array, limit: int = 24) -> Array:
     found = np.unique(np.concatenate([np.zeros(1), *prices]).clip(min=0.0))
     if len(found) <= limit:
         return found
-    return found[np.unique(np.linspace(0, len(found) - 1, limit).round().astype(int))]
+    return np.asarray(found[np.unique(np.linspace(0, len(found) - 1, limit).round().astype(int))])
 
 
 def best_sum(segments: Array) -> float:

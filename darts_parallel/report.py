@@ -91,7 +91,7 @@ def layerwise_sentence(
     if saved > NOTABLE:
         return f"{freedom} saves {_percent(saved)} over {uniform}, which every trainer can run"
     pace = f"is {_percent(-saved)} faster" if saved < -NOTABLE else "is as fast"
-    return f"{freedom} brings nothing here: {uniform}, which every trainer can run, {pace}"
+    return f"{freedom} brings nothing: {uniform}, which every trainer can run, {pace}"
 
 
 def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]) -> str:
@@ -247,7 +247,7 @@ def _verification_lines(verifications: Sequence[Verification], console: Console)
                       f"{v.seconds:.1f}", count)  # fmt: skip
     console.print(table)
     for v in verifications:
-        if v.note:
+        if v.note and v.note != _baseline_claim(v):
             console.print(f"{v.name.replace('_', ' ')}: {escape(v.note)}", style="dim", highlight=False)
     console.print("gap: this plan against the baseline's; negative where this plan is faster", style="dim")
 

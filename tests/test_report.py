@@ -115,8 +115,8 @@ def test_why_it_loses_names_the_term_that_grows_most(cost: CostBreakdown) -> Non
     [
         (1.25, True, "layer-wise freedom saves 20.0 % over the best uniform plan, which"),
         (1.25, False, "layer-wise freedom saves 20.0 % over the best uniform plan found, which"),
-        (1.0, True, "layer-wise freedom brings nothing here: the best uniform plan, which every"),
-        (0.8, True, "layer-wise freedom brings nothing here: the best uniform plan, which every"),
+        (1.0, True, "layer-wise freedom brings nothing: the best uniform plan, which every"),
+        (0.8, True, "layer-wise freedom brings nothing: the best uniform plan, which every"),
     ],
 )
 def test_the_sentence_on_freedom_is_honest(
@@ -160,6 +160,14 @@ def test_a_proof_over_the_uniform_space_proves_nothing_for_a_layerwise_plan(
     assert (
         report.claim(problem, cost, [entry(result, "uniform", 1.0)]) == "best found; no lower bound is known"
     )
+
+
+def test_a_note_that_repeats_the_claim_is_not_printed(
+    problem: Problem, result: SearchResult, cost: CostBreakdown
+) -> None:
+    answer = entry(result, "uniform", 1.0, note="optimal in the model")
+    text = report.render_text(problem, result, result.plan, cost, [answer])
+    assert text.count("optimal in the model") == 1
 
 
 def test_a_baseline_without_a_plan_is_reported(
