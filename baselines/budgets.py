@@ -147,16 +147,24 @@ class Budgets:
         return np.asarray((values @ self.weights.T <= self.limits[node]).all(axis=1))
 
     def relevant(self, values: Array, node: int) -> Array:
-        """The labels, `(n, 5)`, for dominance: what cannot matter is made equal.
+        """The labels, `(n, 5)`, for dominance: their times, then bytes with those that cannot bind made equal."""
+        memory, free = values[:, 3:].copy(), values[:, 3] <= self.room[node]
+        memory[free] = (self.room[node], 0.0)
+        return np.concatenate([self.times(values), memory], axis=1)
 
-        Bytes that cannot bind, and without a pipeline all but the sum of the three times.
+    def times(self, values: Array) -> Array:
+        """What must not be larger for one stage to replace another, `(n, 1 to 3)`; all grow with the seconds.
+
+        The seconds for the bottleneck. Their sum with those paid once, and with the synchronisation:
+        more of it in one stage adds at most as much to the total. Without a pipeline, the total.
         """
-        result, free = values.copy(), values[:, 3] <= self.room[node]
-        result[free, 3:] = (self.room[node], 0.0)
+        seconds, once, sync = values[:, :3].T
         if self.total is not None:
-            result[:, 0] = values[:, :3] @ self.total
-            result[:, 1:3] = 0.0
-        return result
+            return values[:, :3] @ self.total[:, None]
+        columns = (
+            [seconds, seconds + sync] if not once.any() else [seconds, seconds + once, seconds + once + sync]
+        )
+        return np.stack(columns, axis=1)
 
 
 @dataclass(frozen=True)

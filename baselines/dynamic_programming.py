@@ -134,4 +134,4 @@ class _Search:
 
 def _growth(labels: int) -> float:
     """Growth of the margin after a round in vain; labels multiply with the limit, so less after dear ones."""
-    return 3.0 if labels < 20_000 else 1.6 if labels < 200_000 else 1.25
+    return 3.0 if labels < 20_000 else 1.6 if labels < 800_000 else 1.25

@@ -144,7 +144,10 @@ class Partition:
         columns = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
         if not len(columns[0]):
             return None
-        kept = pareto(columns[0], columns[1], self._boundary[end])
+        # one plan may replace another if its sum makes up for larger maxima
+        worth = np.array([[1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
+        worth[1] *= self.costs.num_micro_batches - 1.0
+        kept = pareto(columns[0] @ worth, columns[1], self._boundary[end], paid=4)
         return _Partials(*(column[kept] for column in columns))
 
     def _trace(self, reached: list[dict[int, _Partials]]) -> Arrangement | None:

@@ -140,7 +140,8 @@ class LayerwiseFronts:
             self.labels_made += len(labels.values)
             kept = np.flatnonzero(budgets.admit(labels.values, node))
             states = labels.first[kept] * layouts + labels.current[kept]
-            kept = kept[pareto(budgets.relevant(labels.values[kept], node), states, offsets.growing(node))]
+            compared = budgets.relevant(labels.values[kept], node)
+            kept = kept[pareto(compared, states, offsets.growing(node), paid=compared.shape[1] - 2)]
             if len(kept):
                 result[node] = Labels(labels.values[kept], labels.first[kept], labels.current[kept],
                                       labels.parent[kept], labels.choice[kept])  # fmt: skip
@@ -177,10 +178,8 @@ class LayerwiseFronts:
                 continue
             fits = np.flatnonzero(rows.values[:, BYTES] + rows.values[:, WORKING] <= capacity)
             states = rows.first[fits] * layouts + rows.current[fits]
-            values = rows.values[fits, :3]
-            if budgets.total is not None:
-                values = values @ budgets.total[:, None]
-            kept = fits[pareto(values, states, offsets.finished(node))]
+            compared = budgets.times(rows.values[fits])
+            kept = fits[pareto(compared, states, offsets.finished(node), paid=compared.shape[1])]
             if len(kept):
                 result[node] = Front(rows.values[kept, :3], rows.first[kept], rows.current[kept], kept)
         return result

@@ -27,7 +27,8 @@ from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.messages import config_sentence
 from darts_parallel.planfile import plan_dict, read_plan, write_json
 from darts_parallel.problem import Problem, to_config
-from darts_parallel.search import SearchResult, StepRecord, search
+from darts_parallel.gradient_search import search
+from darts_parallel.records import SearchResult, StepRecord
 from darts_parallel.searcher import configuration_dicts, products
 from darts_parallel.strategy import Plan
 from darts_parallel.tracking import Tracker

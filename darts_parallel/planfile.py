@@ -11,7 +11,7 @@ from typing import Any
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.errors import DartsParallelError, PlanError
 from darts_parallel.problem import Problem
-from darts_parallel.search import SearchResult
+from darts_parallel.records import SearchResult
 from darts_parallel.strategy import SCHEMA, Plan
 from darts_parallel.verification import Verification
 

@@ -21,7 +21,7 @@ from darts_parallel.cluster import GIB
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.gantt import Event, forward_backward_seconds, makespan, schedule_1f1b
 from darts_parallel.problem import Problem
-from darts_parallel.search import StepRecord
+from darts_parallel.records import StepRecord
 from darts_parallel.strategy import Plan
 
 FORWARD, BACKWARD, TAIL, IDLE = "#4878a8", "#e1973c", "#8a8a8a", "#f1f1f1"

@@ -3,37 +3,62 @@
 The search reports its raw plan beside the polished one, so that this step hides nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from darts_parallel.config import SpaceConfig
 from darts_parallel.cost import HardPlans, evaluate_batch
-from darts_parallel.discretize import unit_starts
+from darts_parallel.discretize import repair, unit_starts
 from darts_parallel.table import CostTable
 
 RELATIVE_GAIN = 1e-12
 """A move must gain more than rounding."""
+KICK_LIMIT = 1.05
+"""A descent from other edges begins at most this much above the best plan."""
 
 
 def polish(
-    table: CostTable, plan: HardPlans, kind: str, *, stop: Callable[[], bool] = lambda: False
+    table: CostTable, plan: HardPlans, kind: str, *, kicks: int = 0, stop: Callable[[], bool] = lambda: False
 ) -> tuple[HardPlans, float, int]:
     """Descend from a feasible plan until no move of any neighbourhood helps.
 
     Args:
         plan: One plan.
         kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
+        kicks: Best plans of other edges from which a further descent is tried when moves no longer
+            help (layer-wise only).
         stop: Asked before every move; true ends the descent early.
 
     Returns:
         The plan, its seconds per iteration, and how many plans were evaluated.
     """
+    levels = [_moves, _pairs] if kind == "layerwise" else [_moves]
+    plan, best, evaluated = _descend(table, plan, kind, levels, stop)
+    while kicks and kind == "layerwise" and table.pp > 1 and not stop():
+        starts = _kicked(table, plan, best, kicks)
+        evaluated += len(starts)
+        results = [_descend(table, starts[i : i + 1], kind, levels[:1], stop) for i in range(len(starts))]
+        evaluated += sum(result[2] for result in results)
+        trial, time, _ = min(results, key=lambda result: result[1], default=(plan, best, 0))
+        if time >= best * (1.0 - RELATIVE_GAIN):
+            break
+        plan, best, more = _descend(table, trial, kind, levels, stop)
+        evaluated += more
+    return plan, best, evaluated
+
+
+def _descend(
+    table: CostTable,
+    plan: HardPlans,
+    kind: str,
+    neighbourhoods: Sequence[Callable[[CostTable, HardPlans, str], HardPlans]],
+    stop: Callable[[], bool],
+) -> tuple[HardPlans, float, int]:
+    """Steepest descent; a later neighbourhood is asked only where the earlier ones have no move."""
     best = float(evaluate_batch(table, plan).iteration_time[0])
-    evaluated = 0
-    neighbourhoods = [_moves, _pairs] if kind == "layerwise" else [_moves]
-    level = 0
+    evaluated, level = 0, 0
     while level < len(neighbourhoods) and not stop():
         candidates = neighbourhoods[level](table, plan, kind)
         cost = evaluate_batch(table, candidates)
@@ -45,6 +70,21 @@ def polish(
         else:
             level += 1
     return plan, best, evaluated
+
+
+def _kicked(table: CostTable, plan: HardPlans, best: float, count: int) -> HardPlans:
+    """Plans of neighbouring edges whose strategies are chosen anew: the fastest ones, repaired."""
+    moved = HardPlans.concatenate(_edge_moves(table, plan, "uniform"))
+    outer, layers = plan.outer[0], torch.arange(table.num_layers)
+    time = table.num_micro_batches[outer] * table.time[outer, table.stage_kind[plan.stages()[0]], layers]
+    same = table.layout == table.layout[plan.choices[0]].unsqueeze(1)
+    fastest = time.masked_fill(~(same & table.allowed[outer]), torch.inf).argmin(1)
+    anew = HardPlans(moved.outer, fastest.expand(len(moved), -1), moved.starts)
+    trials = HardPlans.concatenate([moved, anew])
+    fixed, cost = repair(table, trials, KICK_LIMIT * best)
+    times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+    order = times.argsort(stable=True)[:count]
+    return fixed[order[times[order] < KICK_LIMIT * best]]
 
 
 def _moves(table: CostTable, plan: HardPlans, kind: str) -> HardPlans:

@@ -14,7 +14,7 @@ from rich.text import Text
 from darts_parallel.cluster import GIB
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.problem import Problem
-from darts_parallel.search import SearchResult
+from darts_parallel.records import SearchResult
 from darts_parallel.strategy import LayerStrategy, Plan
 from darts_parallel.verification import Verification
 

@@ -102,6 +102,41 @@ class CostTable:
         parts = {name: getattr(self, name)[index] for name in names}
         return replace(self, **parts, terms={name: term[index] for name, term in self.terms.items()})
 
+    def keep_choices(self, index: Sequence[int] | Tensor) -> "CostTable":
+        """The same table with only some strategies."""
+        kept = torch.as_tensor(index)
+        names = ("forward", "backward", "sync", "once", "static", "activation", "working")
+        parts = {name: getattr(self, name)[..., kept] for name in names}
+        return replace(
+            self,
+            **parts,
+            choices=tuple(self.choices[c] for c in kept.tolist()),
+            layout=self.layout[kept],
+            allowed=self.allowed[:, kept],
+            terms={name: term[..., kept] for name, term in self.terms.items()},
+        )
+
+
+def without_dominated(table: CostTable) -> CostTable:
+    """The table without strategies that another one beats or equals in everything.
+
+    A strategy is dominated where one of the same layout needs no more seconds and no more bytes, for
+    every layer, stage and outer choice; of equal ones the first is kept. No optimum is lost: the
+    other can take its place in any plan of any space. Synchronisation may be longer by what the
+    micro-batch is shorter (a shorter backward hides less of it): the sum over stages loses the one,
+    the largest synchronisation gains at most the other.
+    """
+    figures = [table.time, table.time + table.sync, table.once, table.static, table.activation, table.working]
+    rows = torch.cat([values.flatten(0, -2) for values in figures])
+    no_worse = (rows.unsqueeze(1) <= rows.unsqueeze(2)).all(0)  # [a, b]: b is no worse than a
+    legal = (table.allowed.unsqueeze(2) <= table.allowed.unsqueeze(1)).all(0)
+    same = table.layout.unsqueeze(0) == table.layout.unsqueeze(1)
+    beats = no_worse & legal & same
+    first = torch.arange(len(rows[0]))
+    earlier = first.unsqueeze(0) < first.unsqueeze(1)
+    dominated = (beats & (~beats.T | earlier)).any(1)
+    return table.keep_choices(torch.nonzero(~dominated).squeeze(1))
+
 
 def build_tables(problem: Problem, spaces: Sequence[OuterSpace]) -> list[CostTable]:
     """One table for each pipeline degree of the space."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.problem import Problem
-from darts_parallel.search import SearchResult, StepRecord
+from darts_parallel.records import SearchResult, StepRecord
 from darts_parallel.strategy import Plan
 from darts_parallel.verification import Verification
 

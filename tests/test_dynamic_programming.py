@@ -126,20 +126,19 @@ def test_more_room_for_choice_never_costs_more() -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 5])
-@pytest.mark.parametrize("states", [1, 3])
-def test_pareto_keeps_a_dominator_of_everything_it_drops(columns: int, states: int) -> None:
+@pytest.mark.parametrize(("states", "paid"), [(1, 1), (3, 1), (3, 2)])
+def test_pareto_keeps_a_dominator_of_everything_it_drops(columns: int, states: int, paid: int) -> None:
     rng = np.random.default_rng(columns + 10 * states)
     values = rng.integers(0, 6, (400, columns)).astype(float)
     keys = rng.integers(0, states, 400)
     offsets = 1.0 - np.eye(states)
-    kept = pareto(values, keys, offsets)
+    kept = pareto(values, keys, offsets, paid=paid)
     assert len(set(kept.tolist())) == len(kept)
-    for row in range(400):
-        paid = values[kept].copy()
-        paid[:, 0] += offsets[keys[kept], keys[row]]
-        assert (paid <= values[row]).all(axis=1).any()
-    for row in kept.tolist():
-        others = kept[kept != row]
-        paid = values[others].copy()
-        paid[:, 0] += offsets[keys[others], keys[row]]
-        assert not (paid <= values[row]).all(axis=1).any()
+
+    def dominated(row: int, by: np.ndarray) -> bool:
+        after = values[by].copy()
+        after[:, :paid] += offsets[keys[by], keys[row]][:, None]
+        return bool((after <= values[row]).all(axis=1).any())
+
+    assert all(dominated(row, kept) for row in range(400))
+    assert not any(dominated(row, kept[kept != row]) for row in kept.tolist())

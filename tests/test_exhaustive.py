@@ -79,3 +79,9 @@ def test_no_plan_is_proven_where_none_fits() -> None:
     assert result.best is None
     assert result.proven
     assert math.isinf(result.lower_bound)
+
+
+def test_a_single_strategy_without_a_pipeline_is_found_although_its_bound_is_exact() -> None:
+    for seed in range(40):
+        table = random_table(seed, pp=1, num_choices=1, num_layouts=1, tightness=50.0)
+        assert solve_uniform([table]).cost == pytest.approx(brute_force([table], "uniform").cost, rel=1e-12)

@@ -9,7 +9,7 @@ from darts_parallel import evaluate, load_problem, plots, search
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.gantt import Event, forward_backward_seconds, makespan, schedule_1f1b
 from darts_parallel.problem import Problem
-from darts_parallel.search import SearchResult
+from darts_parallel.records import SearchResult
 from darts_parallel.strategy import Plan
 
 

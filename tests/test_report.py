@@ -7,7 +7,7 @@ from rich.console import Console
 from darts_parallel import evaluate, load_problem, report, search
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.problem import Problem
-from darts_parallel.search import SearchResult
+from darts_parallel.records import SearchResult
 from darts_parallel.strategy import LayerStrategy
 from darts_parallel.verification import Verification
 

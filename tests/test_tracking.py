@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from darts_parallel import evaluate, load_problem, search
 from darts_parallel.problem import Problem
-from darts_parallel.search import SearchResult
+from darts_parallel.records import SearchResult
 from darts_parallel.tracking import Tracker
 from darts_parallel.verification import Verification
 

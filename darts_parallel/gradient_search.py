@@ -9,7 +9,7 @@ from torch import Tensor
 
 from darts_parallel.adam import Adam
 from darts_parallel.bounds import outer_lower_bounds
-from darts_parallel.candidates import Candidate, CandidatePool, even_uniform_plans
+from darts_parallel.candidates import Candidate, CandidatePool, Entry, even_uniform_plans
 from darts_parallel.config import SearchConfig
 from darts_parallel.discretize import harden
 from darts_parallel.groups import Group
@@ -20,7 +20,7 @@ from darts_parallel.problem import Problem
 from darts_parallel.records import Schedules, SearchResult, StepRecord
 from darts_parallel.relaxation import geometric
 from darts_parallel.space import outer_spaces
-from darts_parallel.table import CostTable, build_tables
+from darts_parallel.table import CostTable, build_tables, without_dominated
 
 SLACK = 1.0 + 1e-9
 """An outer choice is dropped when its lower bound exceeds the best plan by more than rounding."""
@@ -223,7 +223,7 @@ def search_tables(
 ) -> SearchResult | None:
     """Search over cost tables; None when no feasible plan was met."""
     began = time.perf_counter()
-    run = GradientSearch(tables, kind, config, seed)
+    run = GradientSearch([without_dominated(table) for table in tables], kind, config, seed)
     records, interrupted = run.run(on_record)
     raw = run.pool.best
     if raw is None:
@@ -250,15 +250,20 @@ def search_tables(
 
 
 def _polish_pool(pool: CandidatePool, kind: str, config: SearchConfig, began: float) -> None:
+    """Polish the best plans, the very best of them with kicks."""
+
     def late() -> bool:
         return time.perf_counter() - began > config.max_seconds
 
+    def improve(entry: Entry, kicks: int) -> None:
+        plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, kicks=kicks, stop=late)
+        pool.evaluated += evaluated
+        pool.add(Candidate(entry.table, plan))
+
     try:
         for entry in pool.top(config.polish_starts):
-            if late():
-                break
-            plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, stop=late)
-            pool.evaluated += evaluated
-            pool.add(Candidate(entry.table, plan))
+            improve(entry, kicks=0)
+        for entry in pool.top(config.polish_kicked):
+            improve(entry, kicks=config.polish_kicks)
     except KeyboardInterrupt:
         return
