@@ -147,7 +147,7 @@ class Budgets:
         return np.asarray((values @ self.weights.T <= self.limits[node]).all(axis=1))
 
     def relevant(self, values: Array, node: int) -> Array:
-        """The labels, `(n, 5)`, for dominance: their times, then bytes with those that cannot bind made equal."""
+        """The labels, `(n, 5)`, for dominance: their times, then bytes, equal where they cannot bind."""
         memory, free = values[:, 3:].copy(), values[:, 3] <= self.room[node]
         memory[free] = (self.room[node], 0.0)
         return np.concatenate([self.times(values), memory], axis=1)

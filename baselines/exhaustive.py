@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baselines.brute_force import brute_force, find_plan_brute_force
 from baselines.case import AGREEMENT, Case
-from baselines.result import BaselineResult, Candidate, DeadlineError, TableResult
+from baselines.result import BaselineResult, Candidate, DeadlineError, TableResult, deadline_check
 from darts_parallel.bounds import OuterCosts
 from darts_parallel.problem import Problem
 from darts_parallel.space import outer_spaces
@@ -60,11 +60,7 @@ def solve_uniform(
     Returns:
         The best plan; `alternatives` holds the `count` best configurations, the best plan first.
     """
-
-    def check() -> None:
-        if deadline is not None and time.monotonic() > deadline:
-            raise DeadlineError
-
+    check = deadline_check(deadline)
     queue = _ranked(tables)
     found: list[Candidate] = []
     effort, reached, proven = len(queue), 0.0, True

@@ -1,6 +1,7 @@
 """What a baseline reports."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from darts_parallel.cost import HardPlans
@@ -10,6 +11,16 @@ from darts_parallel.table import CostTable
 
 class DeadlineError(Exception):
     """The time of an exact planner is over; what it proved so far is kept."""
+
+
+def deadline_check(deadline: float | None) -> Callable[[], None]:
+    """A function that raises `DeadlineError` once `time.monotonic()` is past `deadline`."""
+
+    def check() -> None:
+        if deadline is not None and time.monotonic() > deadline:
+            raise DeadlineError
+
+    return check
 
 
 @dataclass(frozen=True)

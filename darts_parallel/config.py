@@ -309,10 +309,6 @@ class SearchConfig:
     polish: bool = True
     polish_starts: int = 8
     """Best distinct discretized plans that are polished."""
-    polish_kicked: int = 3
-    """Best polished plans that are descended from again with their edges moved."""
-    polish_kicks: int = 6
-    """Edge moves of each that are tried."""
     max_seconds: float = 60.0
     """The search stops cleanly after this long and returns its best plan."""
 

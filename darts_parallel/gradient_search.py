@@ -9,7 +9,7 @@ from torch import Tensor
 
 from darts_parallel.adam import Adam
 from darts_parallel.bounds import outer_lower_bounds
-from darts_parallel.candidates import Candidate, CandidatePool, Entry, even_uniform_plans
+from darts_parallel.candidates import Candidate, CandidatePool, even_uniform_plans
 from darts_parallel.config import SearchConfig
 from darts_parallel.discretize import harden
 from darts_parallel.groups import Group
@@ -250,20 +250,15 @@ def search_tables(
 
 
 def _polish_pool(pool: CandidatePool, kind: str, config: SearchConfig, began: float) -> None:
-    """Polish the best plans, the very best of them with kicks."""
+    """Polish the best plans."""
 
     def late() -> bool:
         return time.perf_counter() - began > config.max_seconds
 
-    def improve(entry: Entry, kicks: int) -> None:
-        plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, kicks=kicks, stop=late)
-        pool.evaluated += evaluated
-        pool.add(Candidate(entry.table, plan))
-
     try:
         for entry in pool.top(config.polish_starts):
-            improve(entry, kicks=0)
-        for entry in pool.top(config.polish_kicked):
-            improve(entry, kicks=config.polish_kicks)
+            plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, stop=late)
+            pool.evaluated += evaluated
+            pool.add(Candidate(entry.table, plan))
     except KeyboardInterrupt:
         return

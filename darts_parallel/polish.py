@@ -3,64 +3,53 @@
 The search reports its raw plan beside the polished one, so that this step hides nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from darts_parallel.config import SpaceConfig
 from darts_parallel.cost import HardPlans, evaluate_batch
-from darts_parallel.discretize import repair, unit_starts
+from darts_parallel.discretize import unit_starts
+from darts_parallel.stage_solver import StageSolver, resolved_edges, resolved_stages
 from darts_parallel.table import CostTable
 
 RELATIVE_GAIN = 1e-12
 """A move must gain more than rounding."""
-KICK_LIMIT = 1.05
-"""A descent from other edges begins at most this much above the best plan."""
 
 
 def polish(
-    table: CostTable, plan: HardPlans, kind: str, *, kicks: int = 0, stop: Callable[[], bool] = lambda: False
+    table: CostTable, plan: HardPlans, kind: str, *, stop: Callable[[], bool] = lambda: False
 ) -> tuple[HardPlans, float, int]:
     """Descend from a feasible plan until no move of any neighbourhood helps.
+
+    A neighbourhood is asked only where the earlier, cheaper ones have no move: changes of layers, runs,
+    stages and edges; two changes at once; a stage solved anew; edges moved and their stages solved
+    anew (the last three only layer-wise).
 
     Args:
         plan: One plan.
         kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
-        kicks: Best plans of other edges from which a further descent is tried when moves no longer
-            help (layer-wise only).
         stop: Asked before every move; true ends the descent early.
 
     Returns:
         The plan, its seconds per iteration, and how many plans were evaluated.
     """
-    levels = [_moves, _pairs] if kind == "layerwise" else [_moves]
-    plan, best, evaluated = _descend(table, plan, kind, levels, stop)
-    while kicks and kind == "layerwise" and table.pp > 1 and not stop():
-        starts = _kicked(table, plan, best, kicks)
-        evaluated += len(starts)
-        results = [_descend(table, starts[i : i + 1], kind, levels[:1], stop) for i in range(len(starts))]
-        evaluated += sum(result[2] for result in results)
-        trial, time, _ = min(results, key=lambda result: result[1], default=(plan, best, 0))
-        if time >= best * (1.0 - RELATIVE_GAIN):
-            break
-        plan, best, more = _descend(table, trial, kind, levels, stop)
-        evaluated += more
-    return plan, best, evaluated
+    solvers: dict[int, StageSolver] = {}
 
+    def solver(current: HardPlans) -> StageSolver:
+        outer = int(current.outer[0])
+        return solvers.setdefault(outer, StageSolver(table, outer))
 
-def _descend(
-    table: CostTable,
-    plan: HardPlans,
-    kind: str,
-    neighbourhoods: Sequence[Callable[[CostTable, HardPlans, str], HardPlans]],
-    stop: Callable[[], bool],
-) -> tuple[HardPlans, float, int]:
-    """Steepest descent; a later neighbourhood is asked only where the earlier ones have no move."""
+    levels: list[Callable[[HardPlans], HardPlans]] = [lambda current: _moves(table, current, kind)]
+    if kind == "layerwise":
+        levels.append(lambda current: resolved_stages(solver(current), current))
+        levels.append(lambda current: resolved_edges(solver(current), current, _edge_starts(table, current)))
+        levels.append(lambda current: _pairs(table, current))
     best = float(evaluate_batch(table, plan).iteration_time[0])
     evaluated, level = 0, 0
-    while level < len(neighbourhoods) and not stop():
-        candidates = neighbourhoods[level](table, plan, kind)
+    while level < len(levels) and not stop():
+        candidates = levels[level](plan)
         cost = evaluate_batch(table, candidates)
         evaluated += len(candidates)
         times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
@@ -70,21 +59,6 @@ def _descend(
         else:
             level += 1
     return plan, best, evaluated
-
-
-def _kicked(table: CostTable, plan: HardPlans, best: float, count: int) -> HardPlans:
-    """Plans of neighbouring edges whose strategies are chosen anew: the fastest ones, repaired."""
-    moved = HardPlans.concatenate(_edge_moves(table, plan, "uniform"))
-    outer, layers = plan.outer[0], torch.arange(table.num_layers)
-    time = table.num_micro_batches[outer] * table.time[outer, table.stage_kind[plan.stages()[0]], layers]
-    same = table.layout == table.layout[plan.choices[0]].unsqueeze(1)
-    fastest = time.masked_fill(~(same & table.allowed[outer]), torch.inf).argmin(1)
-    anew = HardPlans(moved.outer, fastest.expand(len(moved), -1), moved.starts)
-    trials = HardPlans.concatenate([moved, anew])
-    fixed, cost = repair(table, trials, KICK_LIMIT * best)
-    times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
-    order = times.argsort(stable=True)[:count]
-    return fixed[order[times[order] < KICK_LIMIT * best]]
 
 
 def _moves(table: CostTable, plan: HardPlans, kind: str) -> HardPlans:
@@ -147,11 +121,26 @@ def _replace(table: CostTable, plan: HardPlans, masks: Tensor) -> Tensor:
 def _edge_moves(table: CostTable, plan: HardPlans, kind: str) -> list[HardPlans]:
     """Every range of neighbouring edges moved by one unit either way.
 
-    A range of edges moved together takes a layer from one stage and gives it to another. Layers that
-    change stage keep their strategy, or take that of their new stage.
+    Layers that change stage keep their strategy, or take that of their new stage.
+    """
+    starts = _edge_starts(table, plan)
+    count = len(starts)
+    if count == 0:
+        return []
+    kept = HardPlans(plan.outer.expand(count), plan.choices.expand(count, -1), starts)
+    if kind == "uniform":
+        return [kept]
+    adopted = HardPlans(kept.outer, _adopt(plan, kept), starts)
+    return [adopted] if kind == "stagewise" else [kept, adopted]
+
+
+def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:
+    """Stage starts with a range of neighbouring edges moved by one unit, shape `(B, K)`.
+
+    A range of edges moved together takes a unit from one stage and gives it to another.
     """
     if table.pp == 1:
-        return []
+        return plan.starts[:0]
     units = unit_starts(table.joined)
     position = torch.searchsorted(units, plan.starts[0].contiguous())
     inner = table.pp - 1
@@ -162,13 +151,7 @@ def _edge_moves(table: CostTable, plan: HardPlans, kind: str) -> list[HardPlans]
     full = torch.cat([torch.zeros(len(shifted), 1, dtype=torch.long), shifted], dim=1)
     end = torch.full((len(full), 1), len(units))
     legal = (torch.cat([full, end], 1).diff(dim=1) > 0).all(1)
-    starts = units[full[legal]]
-    count = len(starts)
-    kept = HardPlans(plan.outer.expand(count), plan.choices.expand(count, -1), starts)
-    if kind == "uniform" or count == 0:
-        return [kept]
-    adopted = HardPlans(kept.outer, _adopt(plan, kept), starts)
-    return [adopted] if kind == "stagewise" else [kept, adopted]
+    return units[full[legal]]
 
 
 def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:
@@ -181,7 +164,7 @@ def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:
     return torch.where(new == old, plan.choices.expand_as(new), adopted)
 
 
-def _pairs(table: CostTable, plan: HardPlans, kind: str) -> HardPlans:
+def _pairs(table: CostTable, plan: HardPlans) -> HardPlans:
     """Two layers of one stage changed at once (one gives memory, the other takes it)."""
     stages = plan.stages()[0]
     rows = []

@@ -45,16 +45,13 @@ def random_table(
     reshard = 0.3 * rand(num_outer, kinds, num_layers, num_layouts, num_layouts)[:, :, pair_like]
     counts = torch.tensor(sorted({1, 2, 3, 6}))[torch.randperm(4, generator=rng)[:num_outer]]
     in_flight = torch.minimum(pp - torch.arange(pp), counts.unsqueeze(1)).to(torch.float64)
-    static, activation, working = (by_layer[n] for n in ("static", "activation", "working"))
-    total = static + in_flight.amax(1).view(-1, 1, 1) * activation
-    lean, typical = (float(x.mean(0).sum() + working.mean()) / pp for x in (total.amin(-1), total.mean(-1)))
-    capacity = (lean + tightness * (typical - lean)) * (0.9 + 0.4 * rand(pp))
+    capacity = _capacity(by_layer, in_flight, tightness) * (0.9 + 0.4 * rand(pp))
     joined = torch.zeros(num_layers, dtype=torch.bool)
     joined[-1] = bool(rand(1) < 0.5)
     allowed = rand(num_outer, num_choices) < 0.85
     allowed[torch.arange(num_outer), torch.randint(num_choices, (num_outer,), generator=rng)] = True
     layout = torch.cat([torch.arange(num_layouts), torch.randint(num_layouts, (num_choices,), generator=rng)])
-    once = by_layer["once"] * (torch.arange(num_layers) == 0).unsqueeze(1) * float(rand(1) < 0.5)
+    by_layer["once"] = by_layer["once"] * (torch.arange(num_layers) == 0).unsqueeze(1) * float(rand(1) < 0.5)
     return CostTable(
         num_micro_batches=counts,
         choices=tuple(LayerStrategy(1, c + 1) for c in range(num_choices)),
@@ -63,15 +60,12 @@ def random_table(
         stage_kind=torch.randint(kinds, (pp,), generator=rng),
         boundary_kind=torch.randint(borders, (pp - 1,), generator=rng),
         joined=joined,
-        once=once,
-        static=static,
-        activation=activation,
-        working=working,
         reshard=reshard * float(rand(1) < 0.8),
         p2p=0.3 * rand(num_outer, borders, num_layers, num_layouts, num_layouts)[:, :, pair_like],
         capacity=capacity,
         in_flight=in_flight,
         terms={},
+        **by_layer,
         **by_kind,
     )
 
@@ -84,3 +78,13 @@ def _layer_pattern(num_layers: int, equal: bool, rng: torch.Generator) -> Tensor
     pattern[int(torch.randint(2, num_layers, (1,), generator=rng)) :] = 2
     pattern[0] = 0
     return pattern
+
+
+def _capacity(by_layer: dict[str, Tensor], in_flight: Tensor, tightness: float) -> float:
+    """Bytes of a device, from what lean and typical strategies need when layers are dealt out evenly."""
+    total = by_layer["static"] + in_flight.amax(1).view(-1, 1, 1) * by_layer["activation"]
+    spare = by_layer["working"].mean()
+    lean, typical = (
+        float(x.mean(0).sum() + spare) / in_flight.shape[1] for x in (total.amin(-1), total.mean(-1))
+    )
+    return lean + tightness * (typical - lean)
