@@ -9,6 +9,7 @@ from darts_parallel.cost import HardPlans, evaluate_batch
 from darts_parallel.discretize import repair, round_edges, unit_starts
 from darts_parallel.strategy import Plan
 from darts_parallel.table import CostTable
+from darts_parallel.tidy import tidy
 
 
 @dataclass(frozen=True)
@@ -34,15 +35,20 @@ class Entry:
 
 
 class CandidatePool:
-    """Keeps the best few distinct feasible plans of every outer choice."""
+    """Keeps the best few distinct feasible plans of every outer choice.
+
+    Args:
+        tables: The cost tables that candidates refer to.
+        kind: Space of the plans; only layer-wise ones are tidied when they are put in words.
+    """
 
     PER_OUTER = 4
     """Plans that are kept of every outer choice."""
     REPAIRED = 2
     """Infeasible plans of every outer choice that are repaired at a time."""
 
-    def __init__(self, tables: list[CostTable]) -> None:
-        self.tables = tables
+    def __init__(self, tables: list[CostTable], kind: str) -> None:
+        self.tables, self.kind = tables, kind
         self.evaluated = 0
         self.entries: dict[tuple[int, int], list[Entry]] = {}
 
@@ -110,7 +116,9 @@ class CandidatePool:
 
     def plan(self, entry: Entry) -> Plan:
         """An entry in words."""
-        return entry.plan.to_plan(0, self.tables[entry.table])
+        table = self.tables[entry.table]
+        plan = tidy(table, entry.plan) if self.kind == "layerwise" else entry.plan
+        return plan.to_plan(0, table)
 
 
 def _lowest(score: torch.Tensor, mask: torch.Tensor, count: int) -> list[int]:

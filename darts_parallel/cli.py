@@ -8,27 +8,27 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from darts_parallel import report
+from darts_parallel.arguments import arranged
 from darts_parallel.config import config_dir, register_schema
-from darts_parallel.cost import CostBreakdown, evaluate
-from darts_parallel.errors import ConfigError, DartsParallelError
-from darts_parallel.messages import config_sentence
-from darts_parallel.planfile import plan_dict, read_plan, write_json
-from darts_parallel.problem import Problem, to_config
+from darts_parallel.cost import evaluate
 from darts_parallel.gradient_search import search
+from darts_parallel.messages import error_sentence
+from darts_parallel.planfile import package_version, plan_dict, read_plan, write_json
+from darts_parallel.problem import Problem, to_config
 from darts_parallel.records import SearchResult, StepRecord
+from darts_parallel.run_folder import RunFolder, forget_sweeps
 from darts_parallel.searcher import configuration_dicts, products
 from darts_parallel.strategy import Plan
 from darts_parallel.tracking import Tracker
@@ -40,72 +40,97 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
     torch.set_num_threads(1)  # small tensors: threads cost more than they bring, and sums keep one order
     register_schema()
+    began = time.time()
+
+    def task(composed: DictConfig) -> float:
+        return run_task(composed, began)
+
     try:
-        hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")(run_task)()
-    except DartsParallelError as error:
-        _fail(str(error))
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        cause = error.__cause__
-        _fail(str(cause) if isinstance(cause, DartsParallelError) else config_sentence(error, sys.argv[1:]))
-    except OSError as error:
-        _fail(f"output: {error.filename} cannot be written ({error.strerror}); choose another hydra.run.dir.")
+        sys.argv[1:] = arranged(sys.argv[1:])
+        if "--version" in sys.argv[1:]:
+            print(f"darts-parallel {package_version()}")
+            return
+        hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")(task)()
     except KeyboardInterrupt:
         _fail("interrupted before any plan was found.")
+    except Exception as error:
+        sentence = error_sentence(error, sys.argv[1:])
+        if sentence is None:
+            raise
+        forget_sweeps(began)
+        _fail(sentence)
 
 
-def _fail(sentence: str) -> None:
-    print(f"darts-parallel: {sentence}", file=sys.stderr)
+def _fail(sentence: str) -> NoReturn:
+    print(f"darts-parallel: {' '.join(sentence.split())}", file=sys.stderr)
     raise SystemExit(2)
 
 
-def run_task(composed: DictConfig) -> float:
-    """One job of the command; returns the seconds per iteration, which sweepers minimise."""
-    folder = Path(HydraConfig.get().runtime.output_dir)
+def run_task(composed: DictConfig, began: float) -> float:
+    """One job of the command; returns the seconds per iteration, which sweepers minimise.
+
+    A refused job ends the command here: Hydra would print its own lines about an exception.
+
+    Args:
+        composed: The configuration.
+        began: Wall-clock seconds at which the command began.
+    """
+    settings = HydraConfig.get()
+    overrides = OmegaConf.to_container(settings.overrides.task, resolve=False)
+    given = [str(override) for override in overrides] if isinstance(overrides, list) else []
+    folder = RunFolder.enter(Path(settings.runtime.output_dir), began)
     try:
-        problem = Problem.from_config(to_config(composed))
-        _require_writable(folder)
-        return run_job(problem, folder, Console())
-    except DartsParallelError:
-        _remove_if_empty(folder)
+        problem = Problem.from_config(to_config(composed, given))
+        folder.require_writable()
+        return run_job(problem, folder.path, Console())
+    except KeyboardInterrupt:
+        folder.restore()
         raise
+    except Exception as error:
+        folder.restore()
+        sentence = error_sentence(error, given)
+        if sentence is None:
+            raise
+        _fail(sentence)
 
 
 def run_job(problem: Problem, folder: Path, console: Console) -> float:
     """Search (or evaluate a given plan), verify, report, and write `plan.json` into `folder`."""
+    tracker = Tracker(folder / "tensorboard", problem) if problem.config.output.tensorboard else None
+    try:
+        return _run_tracked(problem, folder, console, tracker)
+    finally:
+        if tracker is not None:
+            tracker.close()
+
+
+def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Tracker | None) -> float:
     config = problem.config
-    tracker = Tracker(folder / "tensorboard", problem) if config.output.tensorboard else None
     result: SearchResult | None = None
-    verifications: list[Verification] = []
+    checked = Checked([], interrupted=False)
     if config.plan is not None:
         plan = read_plan(config.plan, problem)
-        cost = evaluate(plan, problem)
     elif config.cost.name == "searcher":
         plan = _searcher_plan(problem, folder)
-        cost = evaluate(plan, problem)
     else:
         result = _search(problem, tracker, console)
-        plan, cost = result.plan, evaluate(result.plan, problem)
-        verifications = _verify(problem, result, console)
-    write_json(folder / "plan.json", plan_dict(problem, plan, cost, result, verifications))
-    report.render(problem, result, plan, cost, verifications, console)
-    _finish(tracker, result, plan, cost, verifications)
+        plan = result.plan
+        checked = _verify(problem, result, console)
+    cost = evaluate(plan, problem)
+    interrupted = result is not None and (result.interrupted or checked.interrupted)
+    written = None if result is None else replace(result, interrupted=interrupted)
+    write_json(folder / "plan.json", plan_dict(problem, plan, cost, written, checked.answers))
+    try:
+        report.render(problem, result, plan, cost, checked.answers, console)
+        if tracker is not None:
+            tracker.finish(result, plan, cost, checked.answers)
+    except KeyboardInterrupt:
+        console.print("interrupted: plan.json is whole, the report or the curves are not.")
     console.print(f"plan: {folder / 'plan.json'}", soft_wrap=True, highlight=False)
     if tracker is not None:
-        console.print(f"curves: tensorboard --logdir {folder / 'tensorboard'}", soft_wrap=True, highlight=False)
+        curves = folder / "tensorboard"
+        console.print(f"curves: tensorboard --logdir {curves}", soft_wrap=True, highlight=False)
     return cost.iteration_time_s
-
-
-def _finish(
-    tracker: Tracker | None,
-    result: SearchResult | None,
-    plan: Plan,
-    cost: CostBreakdown,
-    verifications: list[Verification],
-) -> None:
-    if tracker is None:
-        return
-    tracker.finish(result, plan, cost, verifications)
-    tracker.close()
 
 
 def _search(problem: Problem, tracker: Tracker | None, console: Console) -> SearchResult:
@@ -121,39 +146,47 @@ def _search(problem: Problem, tracker: Tracker | None, console: Console) -> Sear
 
 
 @contextmanager
-def _progress(problem: Problem, console: Console, title: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
-    columns = (SpinnerColumn(), TextColumn(title), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+def _progress(
+    problem: Problem, console: Console, title: str, total: int | None
+) -> Iterator[Callable[[int, str], None]]:
+    words = TextColumn("{task.description}")
+    columns = (SpinnerColumn(), TextColumn(title), BarColumn(), words, TimeElapsedColumn())
     show = problem.config.output.progress and console.is_terminal
     with Progress(*columns, console=console, disable=not show, transient=True) as progress:
         task = progress.add_task("", total=total)
         yield lambda done, text: progress.update(task, completed=done, description=text)
 
 
-def _verify(problem: Problem, result: SearchResult, console: Console) -> list[Verification]:
+@dataclass(frozen=True)
+class Checked:
+    """What the baselines answered before they were done, or before Ctrl-C."""
+
+    answers: list[Verification]
+    interrupted: bool
+
+
+def _verify(problem: Problem, result: SearchResult, console: Console) -> Checked:
     """Ask every exact baseline that proves something for the chosen space."""
     from baselines import dynamic_programming, exhaustive
-    from baselines.result import BaselineResult
 
     settings, seed = problem.config.verification, problem.config.search.seed
-    if not settings.enabled:
-        return []
-    kind, found = problem.config.space.kind, result.iteration_time_s
-    runs: list[tuple[str, str, Callable[[], BaselineResult]]] = [
-        ("exhaustive", "uniform", lambda: exhaustive.find_plan(problem, budget=settings.max_seconds, seed=seed)),
-    ]
-    if kind != "uniform":
-        runs.append(
-            ("dynamic_programming", kind, lambda: dynamic_programming.find_plan(
-                problem, budget=settings.max_seconds, seed=seed, incumbent=found))
-        )  # fmt: skip
-    answers = []
+    by_ctrl_c = result.interrupted and result.seconds < problem.config.search.max_seconds
+    if not settings.enabled or by_ctrl_c:
+        return Checked([], by_ctrl_c)
+    kind, found, budget = problem.config.space.kind, result.iteration_time_s, settings.max_seconds
+    answers: list[Verification] = []
     try:
-        for name, space, run in runs:
-            with _progress(problem, console, f"verification by {name}", None):
-                answers.append(_answer(name, space, run(), found))
+        with _progress(problem, console, "verification by exhaustive", None):
+            best_uniform = exhaustive.find_plan(problem, budget=budget, seed=seed)
+            answers.append(_answer("exhaustive", "uniform", best_uniform, found))
+        if kind != "uniform":
+            with _progress(problem, console, "verification by dynamic programming", None):
+                best = dynamic_programming.find_plan(problem, budget=budget, seed=seed, incumbent=found)
+                answers.append(_answer("dynamic_programming", kind, best, found))
     except KeyboardInterrupt:
         console.print("verification interrupted: the plan stands, unverified by what is missing below.")
-    return answers
+        return Checked(answers, interrupted=True)
+    return Checked(answers, interrupted=False)
 
 
 def _answer(name: str, space: str, answer: Any, found: float) -> Verification:
@@ -177,30 +210,9 @@ def _searcher_plan(problem: Problem, folder: Path) -> Plan:
     from darts_parallel.uniform import first_plan_that_fits
 
     began = time.perf_counter()
-    units = sum(not layer.joined for layer in problem.model.layers)
-    data = configuration_dicts(problem, list(products(problem.cluster.num_devices, units)))
+    data = configuration_dicts(problem, list(products(problem.cluster.num_devices)))
     data["seconds"] = time.perf_counter() - began
     degrees = [(entry["dp"], entry["tp"], entry["pp"]) for entry in data["configurations"]]
     plan = first_plan_that_fits(problem, degrees)
     write_json(folder / "configurations.json", data)
     return plan
-
-
-def _require_writable(folder: Path) -> None:
-    probe = folder / ".darts-parallel-probe"
-    try:
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"output: {folder} cannot be written ({error.strerror}); choose another hydra.run.dir."
-        ) from None
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Leave nothing behind a refused job."""
-    for place in (folder / "tensorboard", folder):
-        try:
-            place.rmdir()
-        except OSError:
-            return

@@ -4,206 +4,30 @@ Units stand in the keys; conversion to SI happens in `cluster.py` and nowhere el
 """
 
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from darts_parallel.checks import nearest_divisor as nearest_divisor
+from darts_parallel.checks import require_at_least as require_at_least
+from darts_parallel.checks import require_at_most, require_size
+from darts_parallel.checks import require_member as require_member
+from darts_parallel.cluster_config import PRECISIONS as PRECISIONS
+from darts_parallel.cluster_config import ClusterConfig as ClusterConfig
+from darts_parallel.cluster_config import DeviceConfig as DeviceConfig
+from darts_parallel.cluster_config import LinkConfig as LinkConfig
+from darts_parallel.cluster_config import NodeGroupConfig as NodeGroupConfig
 from darts_parallel.errors import ConfigError
+from darts_parallel.model_config import MAX_SIZE
+from darts_parallel.model_config import ModelConfig as ModelConfig
 
-PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE = ("none", "selective", "full")
 SPACES = ("uniform", "stagewise", "layerwise")
 COSTS = ("analytic", "searcher")
 RELAXATIONS = ("softmax", "gumbel")
-
-
-def require_at_least(key: str, value: float, minimum: float, *, strict: bool = False) -> None:
-    """Refuse `value` of `key` below `minimum` (or equal to it, when `strict`)."""
-    if value < minimum or (strict and value == minimum) or value != value:
-        rule = "above" if strict else "at least"
-        near = f"a value above {minimum:g}" if strict else f"{minimum:g}"
-        raise ConfigError(f"{key}={value:g} must be {rule} {minimum:g}; nearest legal: {near}.")
-
-
-def require_member(key: str, value: Any, members: tuple[Any, ...]) -> None:
-    """Refuse `value` of `key` that is none of `members`, naming the nearest one."""
-    if value in members:
-        return
-    if isinstance(value, (int, float)):
-        near = min(members, key=lambda member: abs(member - value))
-    else:
-        close = get_close_matches(str(value), [str(member) for member in members], n=1, cutoff=0.0)
-        near = close[0] if close else members[0]
-    names = ", ".join(str(member) for member in members)
-    raise ConfigError(f"{key}={value} must be one of {names}; nearest legal: {near}.")
-
-
-def nearest_divisor(number: int, value: int) -> int:
-    """The divisor of `number` that is closest to `value`."""
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    return min(divisors, key=lambda d: (abs(d - value), d))
-
-
-@dataclass
-class ModelConfig:
-    """A Transformer: `num_layers` blocks between an embedding and a head."""
-
-    name: str = MISSING
-    num_layers: int = MISSING
-    """Transformer blocks; with `num_encoder_layers` the first of them form the encoder."""
-    hidden_size: int = MISSING
-    num_heads: int = MISSING
-    num_kv_heads: int | None = None
-    """Key/value heads of grouped-query attention; null: as `num_heads`."""
-    head_dim: int | None = None
-    """Size of one head; null: hidden_size / num_heads."""
-    ffn_hidden_size: int | None = None
-    """Inner size of the MLP; null: 4 * hidden_size."""
-    gated_mlp: bool = False
-    """Two input projections (SwiGLU, GeGLU) instead of one."""
-    vocab_size: int = MISSING
-    tie_embeddings: bool = True
-    max_seq_len: int = MISSING
-    num_encoder_layers: int = 0
-    """Blocks of an encoder whose output every later (decoder) block attends to; 0: none."""
-    causal: bool = True
-    """False: every token attends to all (BERT)."""
-    learned_positions: bool = True
-    """A table of `max_seq_len` position embeddings (GPT-2, BERT); false: rotary, ALiBi, relative."""
-    dropout: bool = True
-    """Dropout masks are kept for backward (1 byte an element); Llama trains without."""
-    linear_bias: bool = True
-    norm_bias: bool = True
-    """LayerNorm has scale and shift; RMSNorm only a scale."""
-    embedding_norm: bool = False
-    """A normalisation right after the embedding (BLOOM, BERT)."""
-    head_transform: bool = False
-    """A dense layer and a norm before the output projection (BERT's masked-language head)."""
-
-    def __post_init__(self) -> None:
-        for key in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_seq_len"):
-            require_at_least(f"model.{key}", getattr(self, key), 1)
-        for key in ("num_kv_heads", "head_dim", "ffn_hidden_size"):
-            if getattr(self, key) is not None:
-                require_at_least(f"model.{key}", getattr(self, key), 1)
-        require_at_least("model.num_encoder_layers", self.num_encoder_layers, 0)
-        if self.num_encoder_layers >= self.num_layers:
-            raise ConfigError(
-                f"model.num_encoder_layers={self.num_encoder_layers} must leave a decoder layer of "
-                f"model.num_layers={self.num_layers}; nearest legal: {self.num_layers - 1}."
-            )
-        if self.head_dim is None and self.hidden_size % self.num_heads:
-            near = nearest_divisor(self.hidden_size, self.num_heads)
-            raise ConfigError(
-                f"model.num_heads={self.num_heads} must divide "
-                f"model.hidden_size={self.hidden_size}; nearest legal: {near}."
-            )
-        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
-            near = nearest_divisor(self.num_heads, self.num_kv_heads)
-            raise ConfigError(
-                f"model.num_kv_heads={self.num_kv_heads} must divide "
-                f"model.num_heads={self.num_heads}; nearest legal: {near}."
-            )
-
-
-@dataclass
-class LinkConfig:
-    """A link by the alpha-beta model."""
-
-    bandwidth_GBps: float = MISSING
-    """10^9 bytes a second, one direction: per GPU inside a node, per node between nodes."""
-    latency_us: float = MISSING
-    efficiency: float = 1.0
-    """Share of the bandwidth that a large message reaches."""
-    shared: bool = False
-    """The GPUs of a node share this one link (PCIe host bridge) instead of a port each (NVSwitch)."""
-
-    def __post_init__(self) -> None:
-        require_at_least("cluster link bandwidth_GBps", self.bandwidth_GBps, 0, strict=True)
-        require_at_least("cluster link latency_us", self.latency_us, 0)
-        require_at_least("cluster link efficiency", self.efficiency, 0, strict=True)
-        if self.efficiency > 1:
-            raise ConfigError(
-                f"cluster link efficiency={self.efficiency:g} must be at most 1; nearest legal: 1."
-            )
-
-
-@dataclass
-class NodeGroupConfig:
-    """Equal nodes, consecutive in rank order."""
-
-    count: int = MISSING
-    gpus: int = MISSING
-    device: str = MISSING
-    intra_node: LinkConfig = MISSING
-    price_per_hour_usd: float | None = None
-
-    def __post_init__(self) -> None:
-        require_at_least("cluster.nodes[].count", self.count, 1)
-        require_at_least("cluster.nodes[].gpus", self.gpus, 1)
-        if self.price_per_hour_usd is not None:
-            require_at_least("cluster.nodes[].price_per_hour_usd", self.price_per_hour_usd, 0)
-
-
-@dataclass
-class DeviceConfig:
-    """A GPU: its data sheet, and the shares of it that real kernels reach."""
-
-    memory_GiB: float = MISSING
-    peak_TFLOPs: dict[str, float] = MISSING
-    memory_bandwidth_GBps: float = MISSING
-    gemm_efficiency: float = 0.75
-    """Share of the peak that a large matrix product reaches."""
-    gemm_half_size: float = 128.0
-    """Rows or columns at which a matrix product reaches half of that (its small-shape penalty)."""
-    attention_efficiency: float = 0.45
-    """Share of the peak that the attention core reaches when fused (FlashAttention)."""
-    memory_efficiency: float = 0.8
-    """Share of the memory bandwidth that streaming kernels reach."""
-    layer_overhead_us: float = 20.0
-    """Launch and framework overhead of one layer's forward pass (twice that in backward)."""
-    overlap_exponent: float = 2.0
-    """g of T = (a^g + b^g)^(1/g) for communication beside compute (Pollux); 1: no overlap."""
-    reserved_GiB: float = 1.5
-    """CUDA context, communication buffers, allocator fragmentation."""
-
-    def __post_init__(self) -> None:
-        require_at_least("cluster.devices.*.memory_GiB", self.memory_GiB, 0, strict=True)
-        for key in ("memory_bandwidth_GBps", "gemm_efficiency", "attention_efficiency"):
-            require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
-        require_at_least("cluster.devices.*.memory_efficiency", self.memory_efficiency, 0, strict=True)
-        for key in ("gemm_half_size", "layer_overhead_us", "reserved_GiB"):
-            require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0)
-        require_at_least("cluster.devices.*.overlap_exponent", self.overlap_exponent, 1)
-        for precision, peak in self.peak_TFLOPs.items():
-            require_member("cluster.devices.*.peak_TFLOPs key", precision, PRECISIONS)
-            require_at_least(f"cluster.devices.*.peak_TFLOPs.{precision}", peak, 0, strict=True)
-        for key in ("gemm_efficiency", "attention_efficiency", "memory_efficiency"):
-            if getattr(self, key) > 1:
-                raise ConfigError(
-                    f"cluster.devices.*.{key}={getattr(self, key):g} must be at most 1; "
-                    "nearest legal: 1."
-                )
-
-
-@dataclass
-class ClusterConfig:
-    """Node groups in rank order, the network between nodes, and the devices they name."""
-
-    name: str = MISSING
-    nodes: list[NodeGroupConfig] = MISSING
-    inter_node: LinkConfig = MISSING
-    devices: dict[str, DeviceConfig] = MISSING
-
-    def __post_init__(self) -> None:
-        if not self.nodes:
-            raise ConfigError("cluster.nodes=[] must list at least one node group.")
-        for group in self.nodes:
-            require_member("cluster.nodes[].device", group.device, tuple(self.devices))
 
 
 @dataclass
@@ -219,8 +43,8 @@ class TrainingConfig:
     """FlashAttention-like kernels: the score matrix never reaches memory."""
 
     def __post_init__(self) -> None:
-        require_at_least("training.global_batch_size", self.global_batch_size, 1)
-        require_at_least("training.seq_len", self.seq_len, 1)
+        require_size("training.global_batch_size", self.global_batch_size, MAX_SIZE)
+        require_size("training.seq_len", self.seq_len, MAX_SIZE)
         require_member("training.precision", self.precision, PRECISIONS)
         require_member("training.optimizer", self.optimizer, OPTIMIZERS)
 
@@ -263,13 +87,19 @@ class SpaceConfig:
             return None
         values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
         if not values:
-            raise ConfigError(f"space.{key}=[] must list at least one value, or be null for all.")
+            raise ConfigError(
+                f"space.{key}=[] must list at least one value; nearest legal: null, which leaves it free."
+            )
         return values
 
     @staticmethod
     def _require_integer(key: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"space.{key}={value} must be a whole number or a list of them.")
+            number = isinstance(value, float) and abs(value) < MAX_SIZE
+            near = max(round(value), 1) if number else "null, which leaves it free"
+            raise ConfigError(
+                f"space.{key}={value} must be a whole number or a list of them; nearest legal: {near}."
+            )
 
 
 @dataclass
@@ -307,15 +137,20 @@ class SearchConfig:
     hard_every: int = 10
     """Steps between discretizations of all restarts."""
     polish: bool = True
-    polish_starts: int = 8
-    """Best distinct discretized plans that are polished."""
+    polish_starts: int = 16
+    """Best distinct discretized plans that are polished by cheap moves."""
+    polish_finalists: int = 3
+    """Best of those that are polished by all moves."""
     max_seconds: float = 60.0
     """The search stops cleanly after this long and returns its best plan."""
 
     def __post_init__(self) -> None:
-        for key in ("num_steps", "num_restarts", "hard_every", "polish_starts"):
+        for key in ("num_steps", "num_restarts", "hard_every", "polish_starts", "polish_finalists"):
             require_at_least(f"search.{key}", getattr(self, key), 1)
+        require_at_most("search.num_steps", self.num_steps, 10**6)
+        require_at_most("search.num_restarts", self.num_restarts, 4096)
         require_at_least("search.seed", self.seed, 0)
+        require_at_most("search.seed", self.seed, 2**63 - 1)
         require_member("search.relaxation", self.relaxation, RELAXATIONS)
         for key in ("learning_rate", "boundary_learning_rate", "max_seconds"):
             require_at_least(f"search.{key}", getattr(self, key), 0, strict=True)
@@ -324,9 +159,17 @@ class SearchConfig:
         for key in ("temperature", "boundary_temperature", "sharpness", "adam_betas"):
             values = getattr(self, key)
             if len(values) != 2:
-                raise ConfigError(f"search.{key}={list(values)} must be a list of two numbers.")
+                raise ConfigError(
+                    f"search.{key}={list(values)} must be a list of two numbers; nearest legal: "
+                    f"{(list(values) * 2)[:2] or [0.5, 0.999]}."
+                )
             for value in values:
                 require_at_least(f"search.{key}", value, 0, strict=True)
+        shares = [("thin_at", share) for share in self.thin_at]
+        shares += [(key, getattr(self, key)) for key in ("hard_stages_from", "hard_choices_from")]
+        for key, share in shares:
+            require_at_least(f"search.{key}", share, 0)
+            require_at_most(f"search.{key}", share, 1)
         if max(self.adam_betas) >= 1:
             raise ConfigError(
                 f"search.adam_betas={list(self.adam_betas)} must lie in (0, 1); nearest legal: 0.999."
@@ -391,10 +234,10 @@ class Config:
         for name in {group.device for group in self.cluster.nodes}:
             peaks = self.cluster.devices[name].peak_TFLOPs
             if self.training.precision not in peaks:
-                names = ", ".join(peaks)
+                near = next((p for p in PRECISIONS if p in peaks), "none")
                 raise ConfigError(
-                    f"training.precision={self.training.precision} is not given in "
-                    f"cluster.devices.{name}.peak_TFLOPs; it lists {names}."
+                    f"training.precision={self.training.precision} must be one of {', '.join(peaks)}, which "
+                    f"cluster.devices.{name}.peak_TFLOPs lists; nearest legal: {near}."
                 )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from darts_parallel.adam import Adam
 from darts_parallel.bounds import outer_lower_bounds
-from darts_parallel.candidates import Candidate, CandidatePool, even_uniform_plans
+from darts_parallel.candidates import Candidate, CandidatePool, Entry, even_uniform_plans
 from darts_parallel.config import SearchConfig
 from darts_parallel.discretize import harden
 from darts_parallel.groups import Group
@@ -41,7 +41,7 @@ class GradientSearch:
         self.generator = torch.Generator().manual_seed(seed)
         self.gumbel = self.generator if config.relaxation == "gumbel" else None
         self.began = time.perf_counter()
-        self.pool = CandidatePool(list(tables))
+        self.pool = CandidatePool(list(tables), kind)
         self.pool.add_all(lightest_plans(tables, kind))
         # where the restarts begin: one strategy for all layers, and even stages
         self.pool.add_all(Candidate(index, even_uniform_plans(table)) for index, table in enumerate(tables))
@@ -250,15 +250,20 @@ def search_tables(
 
 
 def _polish_pool(pool: CandidatePool, kind: str, config: SearchConfig, began: float) -> None:
-    """Polish the best plans."""
+    """Polish the best plans quickly, then the best of those thoroughly."""
 
     def late() -> bool:
         return time.perf_counter() - began > config.max_seconds
 
+    def improve(entry: Entry, *, thorough: bool) -> None:
+        plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, thorough=thorough, stop=late)
+        pool.evaluated += evaluated
+        pool.add(Candidate(entry.table, plan))
+
     try:
         for entry in pool.top(config.polish_starts):
-            plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, stop=late)
-            pool.evaluated += evaluated
-            pool.add(Candidate(entry.table, plan))
+            improve(entry, thorough=False)
+        for entry in pool.top(config.polish_finalists):
+            improve(entry, thorough=True)
     except KeyboardInterrupt:
         return

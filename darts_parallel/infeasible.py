@@ -96,14 +96,23 @@ def explain_infeasible(problem: Problem, tables: Sequence[CostTable]) -> Infeasi
     if more:
         ways.append(f"{more} nodes instead of {problem.cluster.groups[0].count}")
     return InfeasibleError(
-        f"memory: model={problem.model.config.name} fits in no {kind} plan on cluster={problem.cluster.name}; "
-        f"the lightest plan ({detail}) needs {needed:.2f} GiB of {device.memory / GIB:.2f} GiB on a "
-        f"{device.name}; smallest changes that help: {' or '.join(ways)}."
+        f"memory: model={problem.model.config.name} fits in no {kind} plan on "
+        f"cluster={problem.cluster.name}; the lightest plan ({detail}) needs {needed:.2f} GiB of the "
+        f"{device.memory / GIB:.2f} GiB of {device.name}; smallest changes that help: {' or '.join(ways)}."
     )
 
 
 def _pins(space: SpaceConfig) -> list[str]:
-    names = ("pp", "tp", "dp", "num_micro_batches", "micro_batch_size", "zero_stage", "recompute", "sequence_parallel")
+    names = (
+        "pp",
+        "tp",
+        "dp",
+        "num_micro_batches",
+        "micro_batch_size",
+        "zero_stage",
+        "recompute",
+        "sequence_parallel",
+    )
     return [f"space.{name}" for name in names if getattr(space, name) is not None]
 
 
@@ -121,9 +130,13 @@ def _least_excess(tables: Sequence[CostTable], kind: str) -> tuple[float, str]:
     return best, detail
 
 
-def _fits(problem: Problem) -> bool:
-    tables = build_tables(problem, outer_spaces(problem))
+def any_fits(problem: Problem, tables: Sequence[CostTable]) -> bool:
+    """Whether the lightest plan of some outer choice fits the memory."""
     return _least_excess(tables, problem.config.space.kind)[0] <= 0
+
+
+def _fits(problem: Problem) -> bool:
+    return any_fits(problem, build_tables(problem, outer_spaces(problem)))
 
 
 def _nodes_that_fit(problem: Problem) -> int | None:

@@ -48,7 +48,8 @@ def plan_dict(
             "memory_bytes": list(cost.memory_bytes),
             "capacity_bytes": list(cost.capacity_bytes),
             "feasible": cost.feasible,
-            "stage_times_s": list(cost.stage_times_s),
+            # the seed report's model knows no stages: their analytic seconds would contradict its total
+            "stage_times_s": [] if config.cost.name == "searcher" else list(cost.stage_times_s),
             "breakdown_s": cost.breakdown_s,
         },
         "search": _search_dict(result),
@@ -125,10 +126,19 @@ def read_plan(path: str, problem: Problem) -> Plan:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise PlanError(f"plan={path} cannot be read ({error.strerror}).") from None
-    except ValueError as error:
-        raise PlanError(f"plan={path} is not valid JSON ({error}).") from None
-    plan = Plan.from_dict(data)
+        raise PlanError(
+            f"plan={path} cannot be read ({error.strerror}); nearest legal: the plan.json of an earlier run."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise PlanError(
+            f"plan={path} is not valid JSON ({error}); nearest legal: the plan.json of an earlier run."
+        ) from None
+    try:
+        if isinstance(data, dict) and "schema" not in data:
+            raise PlanError(f"the field schema is missing; nearest legal: {SCHEMA}.")
+        plan = Plan.from_dict(data)
+    except PlanError as error:
+        raise PlanError(f"plan={path}: {str(error).removeprefix('plan: ')}") from None
     model = data.get("model")
     name = model.get("name") if isinstance(model, dict) else None
     if name is not None and name != problem.model.config.name:
@@ -136,4 +146,10 @@ def read_plan(path: str, problem: Problem) -> Plan:
             f"plan={path} was made for model={name}, but this problem has "
             f"model={problem.model.config.name}; nearest legal: model={name}."
         )
+    for index, (layer, spec) in enumerate(zip(data["layers"], problem.model.layers, strict=False)):
+        if layer.get("name", spec.name) != spec.name:
+            raise PlanError(
+                f"plan={path}: layers[{index}].name={layer['name']!r} must be the model's; "
+                f"nearest legal: {spec.name}."
+            )
     return plan

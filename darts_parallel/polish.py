@@ -11,7 +11,9 @@ from torch import Tensor
 from darts_parallel.config import SpaceConfig
 from darts_parallel.cost import HardPlans, evaluate_batch
 from darts_parallel.discretize import unit_starts
-from darts_parallel.stage_solver import StageSolver, resolved_edges, resolved_stages
+from darts_parallel.repartition import repartitioned
+from darts_parallel.resolve import resolved_chain, resolved_edges, resolved_neighbours, resolved_stages
+from darts_parallel.stage_solver import StageSolver
 from darts_parallel.table import CostTable
 
 RELATIVE_GAIN = 1e-12
@@ -19,17 +21,18 @@ RELATIVE_GAIN = 1e-12
 
 
 def polish(
-    table: CostTable, plan: HardPlans, kind: str, *, stop: Callable[[], bool] = lambda: False
+    table: CostTable, plan: HardPlans, kind: str, *, thorough: bool = True, stop: Callable[[], bool] = lambda: False
 ) -> tuple[HardPlans, float, int]:
     """Descend from a feasible plan until no move of any neighbourhood helps.
 
     A neighbourhood is asked only where the earlier, cheaper ones have no move: changes of layers, runs,
-    stages and edges; two changes at once; a stage solved anew; edges moved and their stages solved
-    anew (the last three only layer-wise).
+    stages and edges; all edges anew. Layer-wise and `thorough` also: a stage solved anew; two
+    neighbouring stages; edges moved and their stages solved anew; two changes at once.
 
     Args:
         plan: One plan.
         kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
+        thorough: Whether to ask the dear neighbourhoods too.
         stop: Asked before every move; true ends the descent early.
 
     Returns:
@@ -42,8 +45,12 @@ def polish(
         return solvers.setdefault(outer, StageSolver(table, outer))
 
     levels: list[Callable[[HardPlans], HardPlans]] = [lambda current: _moves(table, current, kind)]
-    if kind == "layerwise":
+    if kind != "stagewise":
+        levels.append(lambda current: repartitioned(table, current))
+    if kind == "layerwise" and thorough:
         levels.append(lambda current: resolved_stages(solver(current), current))
+        levels.append(lambda current: resolved_neighbours(solver(current), current))
+        levels.append(lambda current: resolved_chain(solver(current), current))
         levels.append(lambda current: resolved_edges(solver(current), current, _edge_starts(table, current)))
         levels.append(lambda current: _pairs(table, current))
     best = float(evaluate_batch(table, plan).iteration_time[0])

@@ -1,18 +1,19 @@
 """The problem: model x cluster x training job x space x cost model, frozen."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from darts_parallel.cluster import Cluster
 from darts_parallel.config import Config, TrainingConfig, config_dir, register_schema
 from darts_parallel.errors import ConfigError, DartsParallelError
-from darts_parallel.messages import config_sentence
+from darts_parallel.messages import config_sentence, error_sentence
 from darts_parallel.model import Model, build_model
 
 
@@ -46,8 +47,12 @@ class Problem:
         return self.training.global_batch_size * self.training.seq_len
 
 
-def to_config(composed: DictConfig) -> Config:
+def to_config(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
     """The last line that knows OmegaConf: a composed configuration to checked dataclasses.
+
+    Args:
+        composed: What Hydra composed.
+        overrides: The overrides that it was composed with, for messages.
 
     Errors:
         ConfigError: a missing or mistyped value, or one that breaks a rule.
@@ -59,7 +64,7 @@ def to_config(composed: DictConfig) -> Config:
         cause = error.__cause__
         if isinstance(cause, DartsParallelError):
             raise cause from None
-        raise ConfigError(config_sentence(error)) from None
+        raise ConfigError(config_sentence(error, overrides)) from None
     assert isinstance(config, Config)
     return config
 
@@ -82,14 +87,22 @@ def load_config(overrides: list[str] | None = None, extra_dir: str | None = None
     register_schema()
     arguments: list[Any] = list(overrides or [])
     if extra_dir is not None:
+        if not Path(extra_dir).is_dir():
+            raise ConfigError(
+                f"config_dir={extra_dir} must be a folder; nearest legal: None, for the shipped files."
+            )
+        extra_dir = str(Path(extra_dir).absolute())
         arguments.append(f"hydra.searchpath=[file://{extra_dir}]")
     saved = dict(GlobalHydra.instance().__dict__)
     try:
         GlobalHydra.instance().clear()
         with initialize_config_dir(version_base="1.3", config_dir=config_dir()):
             composed = compose(config_name="config", overrides=arguments)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(config_sentence(error, arguments)) from None
+    except Exception as error:
+        sentence = error_sentence(error, arguments)
+        if sentence is None:
+            raise
+        raise ConfigError(sentence) from None
     finally:
         GlobalHydra.instance().__dict__.update(saved)
-    return to_config(composed)
+    return to_config(composed, arguments)

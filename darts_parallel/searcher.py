@@ -53,11 +53,11 @@ class Configurations:
         ]
 
 
-def products(devices: int, max_pp: int) -> Iterator[tuple[int, int, int]]:
+def products(devices: int) -> Iterator[tuple[int, int, int]]:
     """Every `(dp, tp, pp)` whose product is `devices`."""
     sizes = [d for d in range(1, devices + 1) if devices % d == 0]
     for tp, pp in product(sizes, sizes):
-        if devices % (tp * pp) == 0 and pp <= max_pp:
+        if devices % (tp * pp) == 0:
             yield devices // (tp * pp), tp, pp
 
 
@@ -101,7 +101,10 @@ def searcher_breakdown(problem: "Problem", plan: "Plan") -> dict[str, float]:
 
     degrees = {(layer.dp, layer.tp) for layer in plan.layers}
     if len(degrees) > 1:
-        raise PlanError("plan: cost=searcher knows one (dp, tp) for all layers, and the plan mixes them.")
+        raise PlanError(
+            "plan: cost=searcher must have one (dp, tp) for all layers, and the plan mixes them; "
+            "nearest legal: cost=analytic."
+        )
     result = evaluate_configurations(problem, [(*degrees.pop(), plan.pp)])
     return {name: float(term[0]) for name, term in result.terms.items()}
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from darts_parallel.candidates import even_uniform_plans
 from darts_parallel.cost import evaluate_batch
 from darts_parallel.errors import InfeasibleError
+from darts_parallel.infeasible import any_fits, explain_infeasible
 from darts_parallel.problem import Problem
 from darts_parallel.space import outer_spaces
 from darts_parallel.strategy import Plan
@@ -15,6 +16,7 @@ def first_plan_that_fits(problem: Problem, degrees: Iterable[tuple[int, int, int
     """The first (dp, tp, pp) that is legal and fits the memory, with its best remaining choices.
 
     Args:
+        problem: What the plan is for.
         degrees: In the order of preference.
 
     Errors:
@@ -36,7 +38,10 @@ def first_plan_that_fits(problem: Problem, degrees: Iterable[tuple[int, int, int
         ]
         if mine:
             return plans.to_plan(min(mine)[1], table)
+    ordered = list(tables.values())
+    if not any_fits(problem, ordered):
+        raise explain_infeasible(problem, ordered)
     raise InfeasibleError(
-        f"memory: model={problem.model.config.name} fits in no even uniform plan on cluster={problem.cluster.name}; "
-        "cost=analytic searches uneven and layer-wise plans too."
+        f"memory: cost=searcher knows uniform plans with even stages only, and none of them fits "
+        f"model={problem.model.config.name} on cluster={problem.cluster.name}; nearest legal: cost=analytic."
     )

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 import torch
 
-from darts_parallel.cluster import GIB
 from darts_parallel.cost import evaluate_batch
+from darts_parallel.errors import ConfigError
 from darts_parallel.infeasible import lightest_plans
 from darts_parallel.problem import Problem, load_problem
 from darts_parallel.space import outer_spaces
@@ -16,13 +17,34 @@ TIGHTNESS = 1.15
 """A tight problem's devices have this many times the memory that the lightest plan needs."""
 
 
+VARIANTS = ("loose", "tight", "uneven")
+
+
 @dataclass(frozen=True)
 class Case:
-    """One problem of the suite, as cost tables."""
+    """One problem of the suite by name; its cost tables are built where they are needed."""
 
-    name: str
-    kind: str
-    tables: tuple[CostTable, ...]
+    model: str
+    cluster: str
+    training: str
+    variant: str
+    """`loose`: the preset; `tight`: with little memory; `uneven`: with random layers."""
+    seed: int
+    """Of the random factors of an uneven problem."""
+    space: str = "layerwise"
+
+    @property
+    def name(self) -> str:
+        """As tables show it and filters match it."""
+        return f"{self.model} on {self.cluster}, {self.variant}"
+
+    def tables(self) -> tuple[CostTable, ...]:
+        """Cost tables of the whole space."""
+        problem = load_problem([*overrides(self.model, self.cluster, self.training), f"space={self.space}"])
+        if self.variant == "tight":
+            problem = tight(problem)
+        tables = tables_of(problem)
+        return uneven(tables, self.seed) if self.variant == "uneven" else tables
 
 
 PRESETS: tuple[tuple[str, str, str], ...] = (
@@ -46,6 +68,9 @@ PRESETS: tuple[tuple[str, str, str], ...] = (
 
 UNEVEN: tuple[tuple[str, str, str], ...] = PRESETS[0:2] + PRESETS[4:6] + PRESETS[8:9] + PRESETS[10:11]
 """Problems that also appear with random factors on their layers' seconds and bytes."""
+
+TOY: tuple[str, str, str] = ("toy", "toy", "toy")
+"""For a first try and for tests; too easy to count, so it takes part only where it is named."""
 
 
 def overrides(model: str, cluster: str, training: str) -> list[str]:
@@ -93,23 +118,24 @@ def uneven(tables: Sequence[CostTable], seed: int) -> tuple[CostTable, ...]:
 
 
 def suite(names: Sequence[str] = ()) -> list[Case]:
-    """The problems, or those whose name contains one of `names`."""
-    cases = []
+    """The problems, or those whose name contains one of `names`.
+
+    Errors:
+        ConfigError: one of the names fits no problem.
+    """
+    cases: list[Case] = []
     for preset in PRESETS:
-        label = f"{preset[0]} on {preset[1]}"
-        problem = load_problem(overrides(*preset))
-        cases.append((f"{label}, loose", problem, None))
-        cases.append((f"{label}, tight", tight(problem), None))
-        if preset in UNEVEN:
-            cases.append((f"{label}, uneven", problem, len(cases)))
-    wanted = [case for case in cases if not names or any(name in case[0] for name in names)]
-    result = []
-    for name, problem, seed in wanted:
-        tables = tables_of(problem)
-        result.append(Case(name, "layerwise", uneven(tables, seed) if seed is not None else tables))
-    return result
-
-
-def memory_gib(case: Case) -> float:
-    """Memory that a device of the case can give to a plan, in GiB."""
-    return float(case.tables[0].capacity[0]) / GIB
+        for variant in VARIANTS if preset in UNEVEN else VARIANTS[:2]:
+            cases.append(Case(*preset, variant=variant, seed=len(cases)))
+    if not names:
+        return cases
+    cases += [Case(*TOY, variant=variant, seed=len(cases)) for variant in VARIANTS]
+    for name in names:
+        if not any(name in case.name for case in cases):
+            known = sorted({case.model for case in cases} | {case.cluster for case in cases} | set(VARIANTS))
+            near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ConfigError(
+                f"problems={name} is part of no problem's name, such as {cases[0].name!r}; "
+                f"nearest legal: {near}."
+            )
+    return [case for case in cases if any(name in case.name for name in names)]

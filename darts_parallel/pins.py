@@ -1,0 +1,108 @@
+"""Pinned values of the search space: refused with the nearest legal one where they leave no plan."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from darts_parallel.degrees import divisors, legal_pipeline_degrees, pipeline_units, tensor_degrees
+from darts_parallel.errors import ConfigError
+from darts_parallel.problem import Problem
+
+KEYS = ("pp", "tp", "dp", "num_micro_batches", "micro_batch_size")
+Combination = dict[str, int]
+
+
+def require_legal_pins(problem: Problem) -> None:
+    """Check every pinned value alone, then all of them together.
+
+    Errors:
+        ConfigError: names the key, its value, the rule and the nearest legal value.
+    """
+    space, batch = problem.config.space, problem.training.global_batch_size
+    legal = list(_combinations(problem, batch))
+    if not legal:
+        near = _nearest_batch(problem, batch, {})
+        raise ConfigError(
+            f"training.global_batch_size={batch} must be a multiple of some dp with dp * tp * pp = "
+            f"{problem.cluster.num_devices} GPUs; nearest legal: {near}."
+        )
+    pins = {key: values for key in KEYS if (values := space.pinned(key)) is not None}
+    for key, values in pins.items():
+        members = sorted({combination[key] for combination in legal})
+        for value in values:
+            if value not in members:
+                raise ConfigError(_one_pin(problem, key, value, members))
+    if not any(_agrees(combination, pins) for combination in legal):
+        raise ConfigError(_contradiction(problem, pins, legal))
+
+
+def _combinations(problem: Problem, batch: int) -> Iterator[Combination]:
+    """Every legal combination of the outer degrees, pins left aside."""
+    counts = divisors(batch)
+    for pp, tp in product(legal_pipeline_degrees(problem), tensor_degrees(problem)):
+        dp, rest = divmod(problem.cluster.num_devices // pp, tp)
+        if rest or batch % dp:
+            continue
+        for m in counts:
+            if batch % (dp * m) == 0:
+                yield dict(zip(KEYS, (pp, tp, dp, m, batch // (dp * m)), strict=True))
+
+
+def _agrees(combination: Combination, pins: dict[str, Any], besides: str = "") -> bool:
+    return all(combination[key] in values for key, values in pins.items() if key != besides)
+
+
+def _nearest(value: int, members: list[int]) -> int:
+    return min(members, key=lambda member: (abs(member - value), member))
+
+
+def _one_pin(problem: Problem, key: str, value: int, members: list[int]) -> str:
+    devices, batch = problem.cluster.num_devices, problem.training.global_batch_size
+    rules = {
+        "pp": f"divide the {devices} GPUs and leave every stage one of the {pipeline_units(problem)} layers",
+        "tp": f"divide the heads, the KV heads, the GPUs of a node and the {devices} GPUs",
+        "dp": f"divide training.global_batch_size={batch} and make dp * tp * pp = {devices} GPUs",
+        "num_micro_batches": f"divide training.global_batch_size={batch}",
+        "micro_batch_size": f"divide training.global_batch_size={batch}",
+    }
+    names = ", ".join(map(str, members[:12])) + (", ..." if len(members) > 12 else "")
+    near = _nearest(value, members)
+    return f"space.{key}={value} must {rules[key]} (legal: {names}); nearest legal: {near}."
+
+
+def _contradiction(problem: Problem, pins: dict[str, Any], legal: list[Combination]) -> str:
+    """Each pin is legal alone: name the single change of one of them, or of the batch, that helps."""
+    devices, batch = problem.cluster.num_devices, problem.training.global_batch_size
+    ways = []
+    for key, values in pins.items():
+        members = sorted({c[key] for c in legal if _agrees(c, pins, besides=key)})
+        if members:
+            ways.append(f"space.{key}={_nearest(values[0], members)}")
+    near = _nearest_batch(problem, batch, pins)
+    if near is not None:
+        ways.append(f"training.global_batch_size={near}")
+    names = ", ".join(f"space.{key}={_show(values)}" for key, values in pins.items())
+    return (
+        f"{names} contradict each other: dp * tp * pp must be the {devices} GPUs and dp * num_micro_batches "
+        f"* micro_batch_size must be training.global_batch_size={batch}; nearest legal: "
+        f"{' or '.join(ways) or 'pin fewer of them'}."
+    )
+
+
+def _show(values: tuple[int, ...]) -> str:
+    return str(values[0]) if len(values) == 1 else f"[{','.join(map(str, values))}]"
+
+
+def _nearest_batch(problem: Problem, batch: int, pins: dict[str, Any]) -> int | None:
+    """The nearest global batch size that the pins allow; None where no batch helps."""
+    nearest = []
+    for pp, tp in product(legal_pipeline_degrees(problem), tensor_degrees(problem)):
+        dp, rest = divmod(problem.cluster.num_devices // pp, tp)
+        degrees = {"pp": pp, "tp": tp, "dp": dp}
+        if rest or not all(degrees[key] in pins[key] for key in degrees if key in pins):
+            continue
+        counts, sizes = pins.get("num_micro_batches", (None,)), pins.get("micro_batch_size", (None,))
+        for m, size in product(counts, sizes):
+            unit = dp * (m or 1) * (size or 1)
+            nearest.append(unit if m and size else max(round(batch / unit), 1) * unit)
+    return _nearest(batch, nearest) if nearest else None

@@ -1,0 +1,178 @@
+"""Gradient search, raw and polished, against the exact baselines over problems and seeds.
+
+    python -m experiments.compare                            36 problems x 5 seeds
+    python -m experiments.compare problems=[toy] seeds=1     a first try, seconds
+    python -m experiments.compare problems=[gpt2_xl,tight] seeds=2 search.num_steps=100
+
+Prints tables; leaves compare.csv, summary.md and gaps.png in `out`. Ctrl-C keeps what is done.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from darts_parallel.config import SearchConfig, require_at_least, require_member
+from darts_parallel.problem import load_config
+from experiments.gaps import Findings, percent
+from experiments.options import run_main
+from experiments.picture import gaps_figure, save
+from experiments.problems import Case, suite
+from experiments.runs import SEARCH, UNIFORM, Run, Work, ignore_interrupt, run_case, write_csv
+from experiments.summary import README, markdown, processor, render, replace_block
+
+METHODS = (SEARCH, UNIFORM)
+FILE_WIDTH = 120
+"""Columns of the tables where there is no terminal."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as the shell has it."""
+
+
+@dataclass
+class CompareOptions:
+    """What to compare."""
+
+    problems: list[str] = field(default_factory=list)
+    """Parts of problem names; none: the whole suite."""
+    seeds: int = 5
+    """Searches of each problem, with seeds from `search.seed` on."""
+    methods: list[str] = field(default_factory=lambda: list(METHODS))
+    """What to hold beside the oracle, which always runs."""
+    search: SearchConfig = field(default_factory=lambda: load_config().search)
+    """Settings of the search, from conf/."""
+    oracle_seconds: float = 60.0
+    """An oracle that needs longer stops with a lower bound."""
+    jobs: int = 2
+    """Problems solved at the same time, each in a process of one thread."""
+    out: str = "outputs/compare"
+    readme: bool = False
+    """Write the summary into experiments/README.md, too."""
+
+    def __post_init__(self) -> None:
+        require_at_least("seeds", self.seeds, 1)
+        require_at_least("jobs", self.jobs, 1)
+        require_at_least("oracle_seconds", self.oracle_seconds, 0, strict=True)
+        for method in self.methods:
+            require_member("methods", method, METHODS)
+
+
+def compare(options: CompareOptions, console: Console) -> int:
+    """Run all problems and write what came out; returns the exit status."""
+    cases = suite(options.problems)
+    folder = Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / "compare.csv", [])
+    first = options.search.seed
+    work = [
+        Work(case, tuple(options.methods), tuple(range(first, first + options.seeds)), options.search,
+             options.oracle_seconds)
+        for case in cases
+    ]  # fmt: skip
+    done: dict[str, list[Run]] = {}
+    interrupted = False
+    try:
+        for name, rows in _solve_all(work, options.jobs, console):
+            done[name] = rows
+            write_csv(folder / "compare.csv", _in_order(cases, done))
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        runs = _in_order(cases, done)
+        if runs:
+            _write(options, folder, Findings.of(runs), len(cases), console)
+    if interrupted:
+        console.print(f"interrupted: {len(done)} of {len(cases)} problems are done.", highlight=False)
+    return INTERRUPTED if interrupted else 0
+
+
+def _in_order(cases: Sequence[Case], done: dict[str, list[Run]]) -> list[Run]:
+    """Rows in the order of the suite, whichever problem was solved first."""
+    return [run for case in cases for run in done.get(case.name, [])]
+
+
+def _write(options: CompareOptions, folder: Path, findings: Findings, asked: int, console: Console) -> None:
+    """The tables, the summary and the picture."""
+    render(findings, console)
+    text = markdown(findings, _note(options, findings, asked))
+    (folder / "summary.md").write_text(text, encoding="utf-8")
+    save(gaps_figure(findings), folder / "gaps.png")
+    if options.readme:
+        replace_block(README, "compare", text)
+    console.print(
+        f"rows: {folder / 'compare.csv'}, picture: {folder / 'gaps.png'}", soft_wrap=True, highlight=False
+    )
+
+
+def _note(options: CompareOptions, findings: Findings, asked: int) -> str:
+    """How the comparison was run, one line."""
+    solved = sum(summary.proven for summary in findings.problems)
+    part = "" if len(findings.problems) == asked else f" of {asked} asked for (interrupted)"
+    standard, search = load_config().search, options.search
+    changed = [
+        f"search.{key}={value}" for key, value in vars(search).items() if value != getattr(standard, key)
+    ]
+    settings = f"; {', '.join(changed)}" if changed else ""
+    return (
+        f"{len(findings.problems)} problems{part}, {solved} solved by the oracle, "
+        f"{options.seeds} seeds each{settings}. "
+        f"Seconds: {options.jobs} at a time, one thread each, on {processor()}."
+    )
+
+
+def _solve_all(work: Sequence[Work], jobs: int, console: Console) -> Iterator[tuple[str, list[Run]]]:
+    """Problems as they are solved, with a progress bar on a terminal."""
+    columns = (SpinnerColumn(), TextColumn("compare"), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn(), TextColumn("{task.description}"))  # fmt: skip
+    shown = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    with _processes(min(jobs, len(work))) as pool, shown as progress:
+        task = progress.add_task("", total=len(work))
+        futures: dict[Future[list[Run]], str] = {pool.submit(run_case, item): item.case.name for item in work}
+        for future in as_completed(futures):
+            rows, name = future.result(), futures[future]
+            worst = max((run.gap for run in rows if run.method == SEARCH), default=None)
+            progress.update(task, advance=1, description=f"{name}: worst {percent(worst)}")
+            yield name, rows
+
+
+@contextmanager
+def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool that stops at once when its block is left by an exception."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    before = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=ignore_interrupt)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        raise
+    pool.shutdown()
+
+
+def _run(options: CompareOptions) -> int:
+    console = Console()
+    return compare(options, console if console.is_terminal else Console(width=FILE_WIDTH))
+
+
+def main() -> int:
+    """Entry point; returns the exit status."""
+    return run_main("experiments.compare", __doc__, CompareOptions, _run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

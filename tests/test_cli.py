@@ -1,0 +1,260 @@
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import QUIET, TOY, Command
+
+REFUSED = [
+    # misspelt keys and groups
+    ("modle=toy", "modle=toy", "nearest legal: model."),
+    ("model=tooy", "model=tooy", "nearest legal: toy."),
+    ("model.num_layer=3", "model.num_layer=3 is not a key", "nearest legal: model.num_layers."),
+    ("+model.num_layer=3", "model.num_layer=3 is not a key", "nearest legal: model.num_layers."),
+    ("++model.foo.bar=3", "model.foo is not a key", "nearest legal: model."),
+    ("search.num_step=3", "search.num_step=3", "nearest legal: search.num_steps."),
+    ("+cluster.fooo=1", "cluster.fooo=1", "nearest legal: cluster."),
+    ("space=layer_wise", "space=layer_wise", "nearest legal: layerwise."),
+    ("experiment=nope", "experiment=nope", "nearest legal: "),
+    ("model=null", "model=null", "nearest legal: "),
+    ("~model", "model is missing", "nearest legal"),
+    ("model.num_layers=???", "model.num_layers is missing", "nearest legal"),
+    # wrong types
+    ("model.num_layers=x", "model.num_layers=x must be a whole number", "nearest legal: 1."),
+    ("model.num_layers=1.5", "model.num_layers=1.5 must be a whole number", "nearest legal: 2."),
+    ("model.num_layers=null", "model.num_layers=null", "nearest legal"),
+    ("model.num_layers={a:1}", "model.num_layers={a:1} must be a whole number", "nearest legal"),
+    ("search.temperature=3", "search.temperature=3 must be a list", "nearest legal"),
+    ("search.polish=2x", "search.polish=2x must be true or false", "nearest legal"),
+    ("model.num_layers=${nowhere}", "model.num_layers=${nowhere}", "nearest legal"),
+    # sizes
+    ("model.num_layers=0", "model.num_layers=0 must be at least 1", "nearest legal: 1."),
+    ("model.num_layers=10000000", "model.num_layers=10000000 must be at most", "nearest legal: 1024."),
+    ("model.hidden_size=100000000000000000000", "model.hidden_size", "nearest legal: 16777216."),
+    ("training.global_batch_size=-4", "training.global_batch_size=-4", "nearest legal: 1."),
+    ("cluster.nodes.0.count=1000000000", "cluster.nodes[].count", "nearest legal: 131072."),
+    ("search.learning_rate=nan", "search.learning_rate=nan must be a finite number above 0", "nearest"),
+    ("search.penalty=inf", "search.penalty=inf must be a finite number", "nearest legal"),
+    ("cluster.inter_node.bandwidth_GBps=inf", "bandwidth_GBps=inf must be a finite", "nearest legal"),
+    ("search.seed=99999999999999999999999", "search.seed", "nearest legal: 9223372036854775807."),
+    ("search.thin_at=[nan]", "search.thin_at=nan", "nearest legal"),
+    # rules between values
+    ("model.num_heads=7", "model.num_heads=7 must divide model.hidden_size=64", "nearest legal: 8."),
+    ("model.num_kv_heads=3", "model.num_kv_heads=3", "nearest legal: 2."),
+    ("training.seq_len=65", "training.seq_len=65", "nearest legal: 64."),
+    ("training.precision=fp8", "training.precision=fp8 must be one of bf16, fp32", "nearest legal: bf16."),
+    ("cluster.nodes=[]", "cluster.nodes=[]", "nearest legal"),
+    ("cluster.nodes.0.device=zz", "cluster.nodes[].device=zz", "nearest legal: toy."),
+    ("space.pp=3", "space.pp=3 must divide the 8 GPUs", "nearest legal: 2."),
+    ("space.tp=3", "space.tp=3 must divide the heads", "nearest legal: 2."),
+    ("space.dp=5", "space.dp=5", "nearest legal: 4."),
+    ("space.dp=[]", "space.dp=[]", "nearest legal: null"),
+    ("space.recompute=fulll", "space.recompute=fulll", "nearest legal: full."),
+    ("cluster.devices.toy.memory_GiB=0.01", "memory: model=toy", "cluster.devices.toy.memory_GiB=0.1"),
+    # syntax
+    ("model.num_layers==3", "model.num_layers==3", "nearest legal"),
+    ("model.name='abc", "model.name='abc", "nearest legal"),
+    ("=3", "=3", "nearest legal"),
+    ("--foo", "--foo", "nearest legal"),
+    ("space.pp=1,2", "space.pp=1,2", "nearest legal: space.pp=1, space.pp=[1,2]"),
+    ("hydra.verbose=5", "", ""),
+    # files
+    ("plan=nowhere.json", "plan=nowhere.json", "nearest legal"),
+    ("plan=/dev/null", "plan=/dev/null is not valid JSON", "nearest legal"),
+    ("hydra.run.dir=/dev/null/x", "/dev/null/x cannot be written", "nearest legal"),
+    ("hydra.run.dir=/proc/x", "/proc/x cannot be written", "nearest legal"),
+    ("--config-dir=/nowhere", "/nowhere must be a folder", "nearest legal: /."),
+]
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(("argument", "named", "way_out"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_bad_input_ends_in_one_sentence_and_leaves_nothing(
+    command: Command, argument: str, named: str, way_out: str
+) -> None:
+    outcome = command(*TOY, argument)
+    assert outcome.status == 2
+    assert outcome.out == ""
+    assert len(outcome.err.strip().splitlines()) == 1
+    assert outcome.err.startswith("darts-parallel: ")
+    assert outcome.err.endswith(".\n")
+    assert named in outcome.err
+    assert way_out in outcome.err
+    assert outcome.files == ()
+
+
+def test_a_bug_of_ours_keeps_its_traceback(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("darts_parallel.cli.search", broken)
+    with pytest.raises(ZeroDivisionError):
+        command(*TOY, *QUIET)
+    assert not any(name.endswith("plan.json") for name in command(*TOY, "foo=1").files)
+
+
+def test_a_refused_run_leaves_the_files_of_an_earlier_one_alone(command: Command) -> None:
+    assert command(*TOY, *QUIET, "hydra.run.dir=here").status == 0
+    before = (command.folder / "here/plan.json").read_bytes()
+    outcome = command(*TOY, "space.pp=3", "hydra.run.dir=here")
+    assert outcome.status == 2
+    assert outcome.files == ("here", "here/plan.json")
+    assert (command.folder / "here/plan.json").read_bytes() == before
+
+
+def test_flags_may_stand_anywhere_and_a_sweep_runs_every_value(command: Command) -> None:
+    outcome = command(*TOY, *QUIET, "--multirun", "search.seed=0,1")
+    assert outcome.status == 0, outcome.err
+    assert len(list(command.folder.rglob("plan.json"))) == 2
+
+
+def test_a_sweep_with_a_bad_value_ends_in_one_sentence(command: Command) -> None:
+    outcome = command(*TOY, *QUIET, "--multirun", "search.num_steps=0,5")
+    assert outcome.status == 2
+    assert outcome.err == "darts-parallel: search.num_steps=0 must be at least 1; nearest legal: 1.\n"
+    assert outcome.files == ()
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_asking_for_words_writes_no_file(command: Command, flag: str) -> None:
+    outcome = command(flag)
+    assert outcome.status == 0
+    assert "darts-parallel" in outcome.out
+    assert outcome.files == ()
+
+
+def test_the_configuration_can_be_shown(command: Command) -> None:
+    outcome = command(*TOY, "--cfg", "job")
+    assert outcome.status == 0
+    assert "num_layers: 4" in outcome.out
+
+
+def without_seconds(path: Path) -> str:
+    return re.sub(r'"seconds": [^,\n]+', '"seconds": 0', path.read_text())
+
+
+def test_equal_seeds_give_equal_bytes_but_for_seconds(command: Command) -> None:
+    texts = []
+    for name in ("one", "two"):
+        assert command(*TOY, "output.tensorboard=false", f"hydra.run.dir={name}").status == 0
+        texts.append(without_seconds(command.folder / name / "plan.json"))
+    assert texts[0] == texts[1]
+
+
+def finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(finite(entry) for entry in value.values())
+    if isinstance(value, list):
+        return all(finite(entry) for entry in value)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def test_the_plan_file_keeps_the_contract(command: Command) -> None:
+    assert command(*TOY).status == 0
+    path = command.plan_file()
+    plan = json.loads(path.read_text())
+    assert plan["schema"] == "darts-parallel/plan/1"
+    assert plan["model"]["name"] == "toy"
+    assert plan["cluster"]["name"] == "toy"
+    assert plan["training"]["global_batch_size"] == 16
+    assert plan["pp"] == len(plan["stages"]) == plan["parallelism"]["pp"]
+    assert sorted(rank for stage in plan["stages"] for rank in stage["ranks"]) == list(range(8))
+    assert [layer["name"] for layer in plan["layers"]][:2] == ["embedding", "layers.0"]
+    assert {"tp", "dp", "zero_stage", "recompute", "sequence_parallel"} <= set(plan["layers"][0])
+    assert set(plan["parallelism"]) == {"dp", "tp", "pp", "micro_batch_size"}
+    predicted = plan["predicted"]
+    assert {"iteration_time_s", "tokens_per_s", "mfu", "memory_bytes", "breakdown_s"} <= set(predicted)
+    assert len(predicted["memory_bytes"]) == plan["pp"]
+    assert sum(predicted["breakdown_s"].values()) == pytest.approx(predicted["iteration_time_s"], rel=1e-9)
+    assert {"seconds", "steps", "restarts", "seed", "raw_iteration_time_s"} <= set(plan["search"])
+    assert plan["search"]["interrupted"] is False
+    for entry in plan["verification"].values():
+        assert {"iteration_time_s", "gap", "seconds", "plans_evaluated"} <= set(entry)
+    assert set(plan["verification"]) == {"exhaustive", "dynamic_programming"}
+    assert plan["config"]["search"]["num_steps"] == 10
+    assert plan["version"]
+    assert finite(plan)
+    assert list((path.parent / "tensorboard").iterdir())
+
+
+def test_a_written_plan_is_evaluated_to_the_same_numbers(command: Command) -> None:
+    assert command(*TOY, *QUIET, "hydra.run.dir=one").status == 0
+    outcome = command(*TOY, *QUIET, "plan=one/plan.json", "hydra.run.dir=two")
+    assert outcome.status == 0, outcome.err
+    first, second = (json.loads((command.folder / n / "plan.json").read_text()) for n in ("one", "two"))
+    for key in ("predicted", "stages", "layers", "parallelism"):
+        assert first[key] == second[key]
+
+
+def test_the_seed_reports_model_writes_every_product(command: Command) -> None:
+    outcome = command(*TOY, *QUIET, "cost=searcher")
+    assert outcome.status == 0, outcome.err
+    plan = json.loads(command.plan_file().read_text())
+    scores = json.loads((command.plan_file().parent / "configurations.json").read_text())
+    found = {(row["dp"], row["tp"], row["pp"]) for row in scores["configurations"]}
+    assert found == {
+        (d, t, p) for d in (1, 2, 4, 8) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) if d * t * p == 8
+    }
+    seconds = [row["iteration_time_s"] for row in scores["configurations"]]
+    assert seconds == sorted(seconds)
+    assert scores["constants"]["BASE_EFF"] == 0.35
+    predicted = plan["predicted"]
+    assert predicted["stage_times_s"] == []
+    assert sum(predicted["breakdown_s"].values()) == pytest.approx(predicted["iteration_time_s"], rel=1e-12)
+    chosen = plan["parallelism"]
+    assert predicted["iteration_time_s"] == next(
+        row["iteration_time_s"]
+        for row in scores["configurations"]
+        if (row["dp"], row["tp"], row["pp"]) == (chosen["dp"], chosen["tp"], chosen["pp"])
+    )
+
+
+def test_different_node_types_are_refused_in_clear_words(command: Command) -> None:
+    outcome = command("cluster=a10_a100_mixed", *QUIET)
+    assert outcome.status == 2
+    assert "cluster=a10_a100_mixed mixes node types" in outcome.err
+    assert outcome.files == ()
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_the_best_plan_and_status_0(tmp_path: Path) -> None:
+    endless = [*TOY, *QUIET, "search.num_steps=1000000", "search.max_seconds=300", "output.progress=false"]
+    command = [sys.executable, "-m", "darts_parallel", *endless, "hydra.run.dir=run"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "run").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    assert plan["search"]["interrupted"] is True
+    assert plan["predicted"]["feasible"] is True
+
+
+def test_ctrl_c_in_the_verification_leaves_the_plan(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any, **settings: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("baselines.dynamic_programming.find_plan", interrupted)
+    outcome = command(*TOY, "output.tensorboard=false")
+    assert outcome.status == 0, outcome.err
+    plan = json.loads(command.plan_file().read_text())
+    assert plan["search"]["interrupted"] is True
+    assert set(plan["verification"]) == {"exhaustive"}
