@@ -103,7 +103,8 @@ class ClusterConfig:
         if not self.devices:
             name = self.nodes[0].device
             raise ConfigError(
-                f"cluster.devices={{}} must define the devices of cluster.nodes; nearest legal: {{{name}: ...}}."
+                "cluster.devices={} must define the devices of cluster.nodes; "
+                f"nearest legal: {{{name}: ...}}."
             )
         for group in self.nodes:
             require_member("cluster.nodes[].device", group.device, tuple(self.devices))

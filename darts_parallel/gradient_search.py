@@ -56,7 +56,9 @@ class GradientSearch:
         """Parameters of the outer choices whose lower bound the best known plan does not exclude."""
         groups = []
         for index, (table, bound) in enumerate(zip(tables, self.bounds, strict=True)):
-            alive = torch.nonzero((bound <= self.pool.best_time * SLACK) & table.allowed.any(1)).squeeze(1)
+            # an infinite bound means that no plan fits, whatever the best known one
+            possible = bound.isfinite() & (bound <= self.pool.best_time * SLACK) & table.allowed.any(1)
+            alive = torch.nonzero(possible).squeeze(1)
             if len(alive):
                 part = table.select(alive)
                 groups.append(Group.initial(part, self.kind, self.config, self.generator, index, alive))

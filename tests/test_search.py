@@ -1,0 +1,89 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from baselines import dynamic_programming, exhaustive
+from darts_parallel import evaluate, search
+from darts_parallel.config import SearchConfig
+from darts_parallel.cost import check_plan
+from darts_parallel.errors import InfeasibleError, UnsupportedError
+from darts_parallel.problem import Problem, load_problem
+from darts_parallel.records import StepRecord
+
+QUICK = SearchConfig(num_steps=60, num_restarts=8, hard_every=5, polish_starts=4)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])
+def test_the_plan_is_legal_feasible_and_never_beats_the_oracle(kind: str) -> None:
+    problem = load_problem(["cluster=a10_4x4", f"space={kind}", "cluster.devices.a10.memory_GiB=8.0"])
+    result = search(problem, seed=0, config=QUICK)
+    check_plan(result.plan, problem)
+    cost = evaluate(result.plan, problem)
+    assert cost.feasible
+    assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
+    assert result.iteration_time_s <= result.raw_iteration_time_s * (1 + 1e-12)
+    oracle = dynamic_programming.find_plan(problem)
+    assert oracle.proven
+    assert result.iteration_time_s >= oracle.iteration_time_s * (1 - 1e-9)
+    assert result.iteration_time_s <= oracle.iteration_time_s * 1.01
+    if kind == "uniform":
+        assert len(set(result.plan.layers)) == 1
+        assert exhaustive.find_plan(problem).iteration_time_s == pytest.approx(oracle.iteration_time_s, rel=1e-9)
+
+
+def test_wider_spaces_are_never_worse() -> None:
+    times = [
+        dynamic_programming.find_plan(load_problem(["cluster=a10_4x4", f"space={kind}"])).iteration_time_s
+        for kind in ("uniform", "stagewise", "layerwise")
+    ]
+    assert times[0] >= times[1] * (1 - 1e-9)
+    assert times[1] >= times[2] * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("relaxation", ["softmax", "gumbel"])
+def test_equal_seeds_give_equal_plans(relaxation: str, toy_problem: Problem) -> None:
+    config = replace(QUICK, relaxation=relaxation)
+    first, second = (search(toy_problem, seed=3, config=config) for _ in range(2))
+    assert first.plan == second.plan
+    assert first.raw_plan == second.raw_plan
+    assert json.dumps(first.iteration_time_s) == json.dumps(second.iteration_time_s)
+    assert [r.loss for r in first.history] == [r.loss for r in second.history]
+
+
+def test_the_relaxed_search_finds_better_plans_than_where_it_begins() -> None:
+    problem = load_problem(["cluster=a10_4x4", "cluster.devices.a10.memory_GiB=5.0"])
+    records: list[StepRecord] = []
+    result = search(problem, seed=0, config=replace(QUICK, polish=False), on_record=records.append)
+    assert result.raw_iteration_time_s == result.iteration_time_s
+    assert records[-1].best_time_s < records[0].best_time_s
+    assert records[-1].entropy < records[0].entropy
+
+
+def test_an_interrupt_returns_the_best_plan_so_far(default_problem: Problem) -> None:
+    def interrupt(record: StepRecord) -> None:
+        if record.step >= 10:
+            raise KeyboardInterrupt
+
+    result = search(default_problem, seed=0, on_record=interrupt)
+    assert result.interrupted
+    assert result.steps < 20
+    assert evaluate(result.plan, default_problem).feasible
+
+
+def test_a_time_limit_stops_the_search(default_problem: Problem) -> None:
+    result = search(default_problem, seed=0, config=SearchConfig(max_seconds=0.5))
+    assert result.interrupted
+    assert result.steps < 300
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_a_way_out() -> None:
+    problem = load_problem(["model=llama3_70b", "training=llama3_70b", "cluster=h100_1x8"])
+    with pytest.raises(InfeasibleError, match=r"memory: .* needs .* GiB of the 80.00 GiB .* 2 nodes instead of 1"):
+        search(problem, seed=0)
+
+
+def test_mixed_devices_are_refused_plainly() -> None:
+    problem = load_problem(["cluster=a10_a100_mixed"])
+    with pytest.raises(UnsupportedError, match=r"a10_a100_mixed .* one"):
+        search(problem, seed=0)
