@@ -7,9 +7,9 @@ from darts_parallel.errors import DartsParallelError as DartsParallelError
 from darts_parallel.errors import InfeasibleError as InfeasibleError
 from darts_parallel.errors import PlanError as PlanError
 from darts_parallel.errors import UnsupportedError as UnsupportedError
+from darts_parallel.gradient_search import search as search
 from darts_parallel.problem import Problem as Problem
 from darts_parallel.problem import load_problem as load_problem
 from darts_parallel.records import SearchResult as SearchResult
-from darts_parallel.gradient_search import search as search
 from darts_parallel.strategy import LayerStrategy as LayerStrategy
 from darts_parallel.strategy import Plan as Plan

@@ -82,7 +82,8 @@ class CandidatePool:
         if repair_score is None:
             return
         score = repair_score.masked_fill(cost.feasible | (cost.iteration_time >= self.best_time), torch.inf)
-        worth = [i for o in plans.outer.unique().tolist() for i in _lowest(score, plans.outer == o, self.REPAIRED)]
+        each = [plans.outer == outer for outer in sorted(set(plans.outer.tolist()))]
+        worth = [index for mine in each for index in _lowest(score, mine, self.REPAIRED)]
         if worth:
             index = torch.tensor(worth)
             fixed, fixed_cost = repair(table, plans[index], self.best_time)
@@ -91,7 +92,7 @@ class CandidatePool:
 
     def _keep(self, table: int, plans: HardPlans, times: torch.Tensor, feasible: torch.Tensor) -> None:
         times = times.masked_fill(~feasible, torch.inf)
-        for outer in plans.outer.unique().tolist():
+        for outer in sorted(set(plans.outer.tolist())):
             mine = torch.nonzero(plans.outer == outer).squeeze(1)
             mine = mine[times[mine].argsort(stable=True)[: self.PER_OUTER]]
             kept = self.entries.get((table, outer), [])

@@ -153,7 +153,10 @@ class Cluster:
     def homogeneous(self) -> bool:
         """All node groups have equal nodes."""
         first = self.groups[0]
-        return all((g.gpus, g.device, g.intra_node) == (first.gpus, first.device, first.intra_node) for g in self.groups)
+        return all(
+            (g.gpus, g.device, g.intra_node) == (first.gpus, first.device, first.intra_node)
+            for g in self.groups
+        )
 
     def stage_topology(self, stage: int, pp: int) -> StageTopology:
         """Topology of `stage` of `pp` equal stages of consecutive ranks (Megatron: pp slowest)."""

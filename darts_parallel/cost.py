@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.cluster import GIB
+from darts_parallel.cluster import Device
 from darts_parallel.errors import PlanError
 from darts_parallel.pipeline import pipeline_seconds
 from darts_parallel.problem import Problem
@@ -89,12 +89,16 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
     sync_seconds = _per_stage(sync, stages, table.pp)
     once = table.once[outer, layers, plans.choices].sum(1)
     flight = table.in_flight[outer, stages]
-    kept = table.static[outer, layers, plans.choices] + flight * table.activation[outer, layers, plans.choices]
+    kept = (
+        table.static[outer, layers, plans.choices] + flight * table.activation[outer, layers, plans.choices]
+    )
     working = table.working[outer, layers, plans.choices]
     largest = torch.zeros_like(stage_seconds).scatter_reduce(1, stages, working, "amax")
     memory = _per_stage(kept, stages, table.pp) + largest
     legal = table.allowed[outer, plans.choices].all(1) & ~(table.joined[plans.starts].any(1))
-    total = pipeline_seconds(stage_seconds, table.num_micro_batches[plans.outer]) + sync_seconds.amax(1) + once
+    total = (
+        pipeline_seconds(stage_seconds, table.num_micro_batches[plans.outer]) + sync_seconds.amax(1) + once
+    )
     return BatchCost(total, stage_seconds, sync_seconds, memory, legal & (memory <= table.capacity).all(1))
 
 
@@ -154,7 +158,9 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
         parts = searcher_breakdown(problem, plan)
     else:
         parts = _breakdown(table, hard, cost)
-    reserved = torch.tensor([_device(problem, plan.pp, k).reserved for k in range(plan.pp)], dtype=torch.float64)
+    reserved = torch.tensor(
+        [_device(problem, plan.pp, k).reserved for k in range(plan.pp)], dtype=torch.float64
+    )
     seconds = sum(parts.values()) if problem.config.cost.name == "searcher" else float(cost.iteration_time[0])
     peak = sum(g.count * g.gpus * float(g.device.peak_flops) for g in problem.cluster.groups)
     flops = problem.model.flops_per_token(problem.training.seq_len) * problem.tokens_per_iteration
@@ -170,7 +176,7 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     )
 
 
-def _device(problem: Problem, pp: int, stage: int):  # type: ignore[no-untyped-def]
+def _device(problem: Problem, pp: int, stage: int) -> Device:
     return problem.cluster.groups[problem.cluster.stage_topology(stage, pp).group].device
 
 
@@ -187,7 +193,9 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost) -> dict[str,
         values = table.terms[name][plans.outer[0], kind, layers, plans.choices[0]]
         return float(values[stages == stage].sum())
 
-    parts = {name: count * term(name, slowest) for name in ("compute", "recompute", "tensor_parallel", "sharding")}
+    parts = {
+        name: count * term(name, slowest) for name in ("compute", "recompute", "tensor_parallel", "sharding")
+    }
     seconds = cost.stage_seconds[0]
     parts["p2p_and_resharding"] = count * float(seconds[slowest]) - sum(parts.values())
     if abs(parts["p2p_and_resharding"]) < 1e-12 * float(seconds.sum()) or not mine.any():
@@ -246,8 +254,3 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
             f"plan: dp({strategy.dp}) * num_micro_batches({plan.num_micro_batches}) of {name} must divide "
             f"training.global_batch_size={batch}; nearest legal num_micro_batches: {near}."
         )
-
-
-def gibibytes(size: float) -> str:
-    """`size` bytes as text."""
-    return f"{size / GIB:.2f} GiB"

@@ -80,7 +80,9 @@ def _exchange(table: CostTable, plans: HardPlans, over: Tensor) -> tuple[Tensor,
     kinds = table.stage_kind[stages]
     layers = torch.arange(table.num_layers)
     count = table.num_micro_batches[outer].view(-1, 1, 1)
-    seconds = count * table.time[outer.unsqueeze(1), kinds, layers] + table.sync[outer.unsqueeze(1), kinds, layers]
+    seconds = (
+        count * table.time[outer.unsqueeze(1), kinds, layers] + table.sync[outer.unsqueeze(1), kinds, layers]
+    )
     saved = memory.gather(-1, current) - memory
     loss = (seconds - seconds.gather(-1, current)).clamp(min=1e-12)
     same = table.layout[plans.choices].unsqueeze(-1) == table.layout

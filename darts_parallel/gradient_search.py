@@ -68,20 +68,24 @@ class GradientSearch:
         c = self.config
         parameters = [(group.logits, c.learning_rate) for group in self.groups]
         parameters += [(group.widths, c.boundary_learning_rate) for group in self.groups]
-        return Adam([*parameters, (self.outer_logits, c.learning_rate)], betas=(c.adam_betas[0], c.adam_betas[1]))
+        return Adam(
+            [*parameters, (self.outer_logits, c.learning_rate)], betas=(c.adam_betas[0], c.adam_betas[1])
+        )
 
     def schedules(self) -> Schedules:
         """Annealed quantities of the current step."""
         c, step, steps = self.config, self.step, self.config.num_steps
         return Schedules(
-            geometric(*c.temperature, step, steps),
-            geometric(*c.boundary_temperature, step, steps),
-            geometric(*c.sharpness, step, steps),
+            geometric(c.temperature[0], c.temperature[1], step, steps),
+            geometric(c.boundary_temperature[0], c.boundary_temperature[1], step, steps),
+            geometric(c.sharpness[0], c.sharpness[1], step, steps),
             hard_stages=step >= c.hard_stages_from * steps,
             hard_choices=step >= c.hard_choices_from * steps,
         )
 
-    def run(self, on_record: Callable[[StepRecord], None] = lambda record: None) -> tuple[list[StepRecord], bool]:
+    def run(
+        self, on_record: Callable[[StepRecord], None] = lambda record: None
+    ) -> tuple[list[StepRecord], bool]:
         """All steps; returns the records and whether Ctrl-C or the time limit cut them short."""
         records: list[StepRecord] = []
         thin_at = {int(share * self.config.num_steps) for share in self.config.thin_at}
@@ -148,7 +152,7 @@ class GradientSearch:
         self.optimizer.restore(moments, steps)
 
     def _collect(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> None:
-        """Discretize every relaxed plan and keep the best; repair the most promising of those that do not fit."""
+        """Discretize every relaxed plan, keep the best, repair the most promising that do not fit."""
         for group, relaxed, cost in zip(self.groups, weights, costs, strict=True):
             plans = harden(relaxed.choices.detach(), group.edges.detach(), group.table)
             if self.kind == "stagewise":
@@ -159,7 +163,11 @@ class GradientSearch:
             self.pool.add(Candidate(group.table_index, plans), repair_score=score)
 
     def _record(
-        self, schedules: Schedules, merits: list[Tensor], costs: list[SurrogateCost], weights: list[RelaxedPlans]
+        self,
+        schedules: Schedules,
+        merits: list[Tensor],
+        costs: list[SurrogateCost],
+        weights: list[RelaxedPlans],
     ) -> StepRecord:
         minima = torch.stack([merit.min() for merit in merits])
         lead = int(minima.argmin())
@@ -208,8 +216,8 @@ def search(
     """
     config = config or problem.config.search
     tables = build_tables(problem, outer_spaces(problem))
-    result = search_tables(tables, problem.config.space.kind, config, problem.config.search.seed if seed is None else seed,
-                           on_record=on_record)  # fmt: skip
+    chosen = problem.config.search.seed if seed is None else seed
+    result = search_tables(tables, problem.config.space.kind, config, chosen, on_record=on_record)
     if result is None:
         raise explain_infeasible(problem, tables)
     return result

@@ -7,9 +7,15 @@ from torch import Tensor
 
 from darts_parallel.config import SearchConfig
 from darts_parallel.discretize import unit_starts
-from darts_parallel.records import Schedules
 from darts_parallel.objective import RelaxedPlans, SurrogateCost
-from darts_parallel.relaxation import gumbel_weights, soft_stages, softmax_weights, stage_edges, straight_through
+from darts_parallel.records import Schedules
+from darts_parallel.relaxation import (
+    gumbel_weights,
+    soft_stages,
+    softmax_weights,
+    stage_edges,
+    straight_through,
+)
 from darts_parallel.table import CostTable
 
 WIDTH_NOISE = 0.05
@@ -45,7 +51,12 @@ class Group:
 
     @staticmethod
     def initial(
-        table: CostTable, kind: str, config: SearchConfig, generator: torch.Generator, table_index: int, outer: Tensor
+        table: CostTable,
+        kind: str,
+        config: SearchConfig,
+        generator: torch.Generator,
+        table_index: int,
+        outer: Tensor,
     ) -> "Group":
         """One strategy preferred by all layers of a restart, plus a little noise for each layer.
 

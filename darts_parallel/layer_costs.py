@@ -40,7 +40,9 @@ class ChoiceTensors:
     """Tokens of one micro-batch on one data-parallel rank."""
 
     @staticmethod
-    def build(problem: Problem, counts: tuple[int, ...], choices: tuple[LayerStrategy, ...]) -> "ChoiceTensors":
+    def build(
+        problem: Problem, counts: tuple[int, ...], choices: tuple[LayerStrategy, ...]
+    ) -> "ChoiceTensors":
         """Tensors of `choices` for every number of micro-batches in `counts`."""
         training = problem.training
         tp = _float([c.tp for c in choices])
@@ -132,7 +134,9 @@ def _micro_batch_seconds(
     )  # fmt: skip
     once = once + device.layer_overhead
     size = width * choices.tokens * problem.model.config.hidden_size
-    collective = all_reduce(size, _tensor_group(topology, choices), group.intra_node, problem.cluster.inter_node)
+    collective = all_reduce(
+        size, _tensor_group(topology, choices), group.intra_node, problem.cluster.inter_node
+    )
     selective = (choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
     full = (choices.recompute == RECOMPUTE.index("full")) & layer.recomputable
     again = torch.where(full, once, torch.where(selective, core, torch.zeros_like(core)))
@@ -182,7 +186,12 @@ def _sharding_seconds(
 
 def _activations(problem: Problem, layer: LayerSpec, choices: ChoiceTensors) -> dict[str, Tensor]:
     return activation_bytes(
-        layer, choices.tokens, problem.training.seq_len, choices.tp, choices.sequence_shards, element_bytes(problem)
+        layer,
+        choices.tokens,
+        problem.training.seq_len,
+        choices.tp,
+        choices.sequence_shards,
+        element_bytes(problem),
     )
 
 

@@ -110,7 +110,9 @@ class Model:
             for layer in self.layers
             for gemm in layer.gemms
         )
-        scores = sum(2 * core.heads * core.head_dim * seq_len for layer in self.layers for core in layer.cores)
+        scores = sum(
+            2 * core.heads * core.head_dim * seq_len for layer in self.layers for core in layer.cores
+        )
         return 6.0 * matmul + 6.0 * scores
 
 

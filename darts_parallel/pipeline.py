@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 
-def pipeline_seconds(stage_seconds: Tensor, num_micro_batches: Tensor, slowest: Tensor | None = None) -> Tensor:
+def pipeline_seconds(
+    stage_seconds: Tensor, num_micro_batches: Tensor, slowest: Tensor | None = None
+) -> Tensor:
     """Seconds of all micro-batches through the pipeline.
 
     Args:

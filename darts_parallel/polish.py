@@ -18,10 +18,17 @@ from darts_parallel.table import CostTable
 
 RELATIVE_GAIN = 1e-12
 """A move must gain more than rounding."""
+MOST_RUNS = 20_000
+"""Runs of layers times strategies up to which all are tried."""
 
 
 def polish(
-    table: CostTable, plan: HardPlans, kind: str, *, thorough: bool = True, stop: Callable[[], bool] = lambda: False
+    table: CostTable,
+    plan: HardPlans,
+    kind: str,
+    *,
+    thorough: bool = True,
+    stop: Callable[[], bool] = lambda: False,
 ) -> tuple[HardPlans, float, int]:
     """Descend from a feasible plan until no move of any neighbourhood helps.
 
@@ -99,23 +106,20 @@ def _per_stage(table: CostTable, plan: HardPlans) -> HardPlans:
 
 
 def _runs(table: CostTable, plan: HardPlans) -> HardPlans:
-    """Every run of layers inside a stage, whole stages and the whole model, with every strategy."""
-    stages = plan.stages()[0]
-    layers = torch.arange(table.num_layers)
-    masks = []
-    for first in range(table.num_layers):
-        same = stages == stages[first]
-        ends = [first, *range(first + 1, int(layers[same].max()) + 1)]
-        masks.extend((layers >= first) & (layers <= end) for end in ends)
-    masks.append(torch.ones_like(same))
-    unique = torch.stack(masks)
-    if len(unique) * len(table.choices) > 20_000:  # long stages: single layers, suffixes, prefixes
-        first, last = layers[unique.double().argmax(1)], unique.sum(1)
-        stage_first = plan.starts[0][stages[first]]
-        stage_end = torch.cat([plan.starts[0][1:], torch.tensor([table.num_layers])])[stages[first]]
-        keep = (last <= 2) | (first == stage_first) | (first + last == stage_end)
-        unique = unique[keep]
-    return _with_choices(plan, _replace(table, plan, unique))
+    """Every run of layers inside a stage, and the whole model, with every strategy.
+
+    Where that is too many, only single layers, pairs, and runs at either end of a stage.
+    """
+    stages, layers = plan.stages()[0], torch.arange(table.num_layers)
+    stage_end = torch.cat([plan.starts[0][1:], torch.tensor([table.num_layers])])[stages]
+    pairs = [(first, end) for first in layers.tolist() for end in range(first + 1, int(stage_end[first]) + 1)]
+    runs = torch.tensor([*pairs, (0, table.num_layers)])
+    if len(runs) * len(table.choices) > MOST_RUNS:
+        first, end = runs.unbind(1)
+        at_end = (first == plan.starts[0][stages[first]]) | (end == stage_end[first])
+        runs = runs[(end - first <= 2) | at_end]
+    masks = (layers >= runs[:, :1]) & (layers < runs[:, 1:])
+    return _with_choices(plan, _replace(table, plan, masks))
 
 
 def _replace(table: CostTable, plan: HardPlans, masks: Tensor) -> Tensor:

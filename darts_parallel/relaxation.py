@@ -63,7 +63,9 @@ def soft_stages(edges: Tensor, num_layers: int, temperature: float) -> Tensor:
     """
     centres = torch.arange(num_layers, dtype=edges.dtype) + 0.5
     passed = torch.sigmoid((centres.unsqueeze(-1) - edges.unsqueeze(-2)) / temperature)
-    first = torch.ones_like(passed[..., :1]) if edges.shape[-1] else torch.ones(*edges.shape[:-1], num_layers, 1)
+    first = (
+        torch.ones_like(passed[..., :1]) if edges.shape[-1] else torch.ones(*edges.shape[:-1], num_layers, 1)
+    )
     beyond = torch.cat([first.to(edges.dtype), passed], dim=-1)
     return beyond - torch.cat([passed, torch.zeros_like(beyond[..., :1])], dim=-1)
 

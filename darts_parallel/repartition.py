@@ -47,7 +47,7 @@ def _segment_seconds(table: CostTable, plan: HardPlans) -> Array:
     choices = plan.choices[0]
     layout = table.layout[choices]
     result = np.full((table.pp, table.num_layers + 1, table.num_layers + 1), np.inf)
-    for kind in table.stage_kind.unique().tolist():
+    for kind in sorted(set(table.stage_kind.tolist())):
         own = table.time[outer, kind, layers, choices].numpy()
         change = table.reshard[outer, kind, layers[:-1], layout[:-1], layout[1:]].numpy()
         prefix = np.concatenate([[0.0], np.cumsum(own)])

@@ -53,7 +53,9 @@ def resolved_edges(solver: StageSolver, plan: HardPlans, starts: torch.Tensor) -
         partial = [plan.choices[0].tolist()]
         for k in range(solver.table.pp):
             if (bounds[k], bounds[k + 1]) != (old[k], old[k + 1]):
-                partial = [row for choices in partial for row in _with_stage(solver, choices, bounds, k, weights=1)]
+                partial = [
+                    row for choices in partial for row in _with_stage(solver, choices, bounds, k, weights=1)
+                ]
         rows.extend(partial)
         kept.extend([new_starts] * len(partial))
     return _plans(plan, [plan.choices[0].tolist(), *rows], [old[:-1], *kept])
@@ -92,7 +94,8 @@ def resolved_chain(solver: StageSolver, plan: HardPlans) -> HardPlans:
     """The plan with all stages solved anew from first to last, for every layout between them.
 
     Partial chains are kept apart by the layout in which they end, and pruned by dominance in the
-    sum and the maximum of stage seconds and the largest synchronisation. Only where the problem is small enough (`CHAIN_LIMIT`).
+    sum and the maximum of stage seconds and the largest synchronisation. Only where the problem is
+    small enough (`CHAIN_LIMIT`).
     """
     table = solver.table
     current, bounds = plan.choices[0].tolist(), [*plan.starts[0].tolist(), table.num_layers]
@@ -121,14 +124,14 @@ def _size(solver: StageSolver) -> int:
 def _answers(
     solver: StageSolver, plan: HardPlans, current: list[int], bounds: list[int], stage: int, before: int
 ) -> Iterator[tuple[list[int], float, float]]:
-    """Strategies of a stage behind the layout `before`, their seconds for a micro-batch and for synchronisation."""
+    """Strategies of a stage behind the layout `before`, with its seconds and its synchronisation."""
     first, end = bounds[stage], bounds[stage + 1]
     answers = solver.solve_by_layout(stage, first, end, before)
     if not answers:
         return
     # any plan with these layers and a predecessor of the right layout shows the stage's seconds
     entry = int((solver.layout == before).argmax()) if first else 0
-    head = current[:first] and current[: first - 1] + [entry]
+    head = current[:first] and [*current[: first - 1], entry]
     rows = [head + answer + current[end:] for answer in answers]
     cost = evaluate_batch(solver.table, _plans(plan, rows, [bounds[:-1]] * len(rows)))
     yield from zip(

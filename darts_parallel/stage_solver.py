@@ -48,7 +48,7 @@ class _Costs:
     def lower_bound(self, done: int, cost: Array, memory: Array) -> Array:
         """Bound on the seconds of any completion after `done` layers, shape of `cost`."""
         priced = self.rest[:, done, None] - self.prices[:, None] * (self.capacity - memory)[None, :]
-        return cost + priced.max(0)
+        return np.asarray(cost + priced.max(0))
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,13 @@ class StageSolver:
         yield labels, trail
 
     def _change(
-        self, stage: int, kind: int, layer: int, held: NDArray[np.int64], wanted: NDArray[np.int64], entry: bool
+        self,
+        stage: int,
+        kind: int,
+        layer: int,
+        held: NDArray[np.int64],
+        wanted: NDArray[np.int64],
+        entry: bool,
     ) -> Array:
         """Seconds of resharding, or of p2p at the stage's entry, for labels x choices."""
         if layer == 0:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from darts_parallel.cluster import BoundaryTopology, StageTopology
 from darts_parallel.comm import p2p
+from darts_parallel.compute import padded_vocabulary
 from darts_parallel.layer_costs import ChoiceTensors, LayerCosts, element_bytes, layer_costs
 from darts_parallel.memory import state_bytes
 from darts_parallel.model import LayerSpec
-from darts_parallel.compute import padded_vocabulary
 from darts_parallel.pipeline import in_flight
 from darts_parallel.problem import Problem
 from darts_parallel.space import OuterSpace, micro_batch_legal
@@ -183,7 +183,9 @@ def build_table(problem: Problem, space: OuterSpace) -> CostTable:
     )
 
 
-def plan_space(problem: Problem, pp: int, num_micro_batches: int, layers: Sequence[LayerStrategy]) -> OuterSpace:
+def plan_space(
+    problem: Problem, pp: int, num_micro_batches: int, layers: Sequence[LayerStrategy]
+) -> OuterSpace:
     """The smallest space that holds a plan: its own strategies."""
     return OuterSpace(pp, (num_micro_batches,), tuple(dict.fromkeys(layers)))
 
@@ -258,7 +260,9 @@ def _held_bytes(problem: Problem, space: OuterSpace, layouts: list[LayerStrategy
     layers = problem.model.layers[:-1]
     elements = torch.tensor([float(layer.output_elements) for layer in layers], dtype=torch.float64)
     # logits are divided by tp whatever the layout of the hidden state
-    shards = [[c.tp if c.sequence_parallel or layer.kind == "head" else 1 for c in layouts] for layer in layers]
+    shards = [
+        [c.tp if c.sequence_parallel or layer.kind == "head" else 1 for c in layouts] for layer in layers
+    ]
     per_rank = elements.unsqueeze(1) / torch.tensor(shards, dtype=torch.float64)
     return tokens.unsqueeze(1) * per_rank * element_bytes(problem)
 
@@ -276,7 +280,9 @@ def _missing_share(a: LayerStrategy, b: LayerStrategy) -> float:
     return 1.0 - batch * sequence
 
 
-def _reshard(problem: Problem, kinds: list[StageTopology], space: OuterSpace, layouts: list[LayerStrategy]) -> Tensor:
+def _reshard(
+    problem: Problem, kinds: list[StageTopology], space: OuterSpace, layouts: list[LayerStrategy]
+) -> Tensor:
     """Seconds to change layout between neighbours, forward and backward, `(O, Q, L - 1, Y, Y)`."""
     held = _held_bytes(problem, space, layouts)
     missing = torch.tensor([[_missing_share(a, b) for b in layouts] for a in layouts], dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -37,7 +38,9 @@ def _better(problem: Problem, what: str, factor: float) -> Problem:
     if what == "memory_bandwidth":
         return _with_device(problem, memory_bandwidth=device.memory_bandwidth * factor)
     if what == "inter_node":
-        faster: Cluster = replace(problem.cluster, inter_node=replace(inter, bandwidth=inter.bandwidth * factor))
+        faster: Cluster = replace(
+            problem.cluster, inter_node=replace(inter, bandwidth=inter.bandwidth * factor)
+        )
         return replace(problem, cluster=faster)
     if what == "intra_node":
         link = replace(intra, bandwidth=intra.bandwidth * factor)
@@ -46,7 +49,9 @@ def _better(problem: Problem, what: str, factor: float) -> Problem:
     return replace(problem, cluster=replace(problem.cluster, inter_node=lower))
 
 
-@pytest.mark.parametrize("what", ["memory", "peak_flops", "memory_bandwidth", "inter_node", "intra_node", "latency"])
+@pytest.mark.parametrize(
+    "what", ["memory", "peak_flops", "memory_bandwidth", "inter_node", "intra_node", "latency"]
+)
 @pytest.mark.parametrize("memory_gib", [0.16, 0.3])
 def test_better_hardware_never_makes_the_optimum_worse(what: str, memory_gib: float) -> None:
     problem = load_problem([*SMALL, f"cluster.devices.toy.memory_GiB={memory_gib}"])
@@ -56,7 +61,7 @@ def test_better_hardware_never_makes_the_optimum_worse(what: str, memory_gib: fl
         assert answer.proven
         times.append(answer.iteration_time_s)
     assert times[0] < float("inf")
-    for slower, faster in zip(times, times[1:], strict=False):
+    for slower, faster in pairwise(times):
         assert faster <= slower * (1 + 1e-12)
 
 

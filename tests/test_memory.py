@@ -9,7 +9,9 @@ H, HEADS, S, B = 256, 8, 128, 2
 
 
 def _block(fused: bool):  # type: ignore[no-untyped-def]
-    config = ModelConfig(name="x", num_layers=1, hidden_size=H, num_heads=HEADS, vocab_size=512, max_seq_len=S)
+    config = ModelConfig(
+        name="x", num_layers=1, hidden_size=H, num_heads=HEADS, vocab_size=512, max_seq_len=S
+    )
     return Model(config, fused).layers[1]
 
 
@@ -37,7 +39,10 @@ def test_activations_are_those_of_korthikanti(tp: int) -> None:
 def test_states_are_those_of_the_zero_paper(zero_stage: int, bytes_per_parameter: float) -> None:
     # arXiv 1910.02054, figure 1: 2 + 2 + 12 bytes with fp16 and Adam
     parameters = torch.tensor([1000.0], dtype=torch.float64)
-    dp, zero = torch.tensor([8.0], dtype=torch.float64), torch.tensor([float(zero_stage)], dtype=torch.float64)
+    dp, zero = (
+        torch.tensor([8.0], dtype=torch.float64),
+        torch.tensor([float(zero_stage)], dtype=torch.float64),
+    )
     size = static_bytes(parameters, dp, zero, state_bytes("fp16", "adam"))
     assert float(size) == pytest.approx(1000 * bytes_per_parameter)
 

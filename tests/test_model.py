@@ -30,7 +30,9 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
 def test_flops_per_token_are_those_of_the_megatron_formula() -> None:
     # Narayanan et al. 2021, section 5.1: 72 l h^2 (1 + s / 6h + V / 12 l h) without recomputation
     h, layers, s, vocabulary = 512, 6, 256, 1024
-    config = ModelConfig(name="x", num_layers=layers, hidden_size=h, num_heads=8, vocab_size=vocabulary, max_seq_len=s)
+    config = ModelConfig(
+        name="x", num_layers=layers, hidden_size=h, num_heads=8, vocab_size=vocabulary, max_seq_len=s
+    )
     formula = 72 * layers * h * h * (1 + s / (6 * h) + vocabulary / (12 * layers * h))
     assert Model(config, True).flops_per_token(s) == pytest.approx(formula, rel=1e-12)
 
@@ -44,4 +46,12 @@ def test_encoder_and_decoder_layers_differ() -> None:
 
 def test_an_encoder_needs_a_decoder() -> None:
     with pytest.raises(ConfigError, match=r"num_encoder_layers=4 .* nearest legal: 3"):
-        ModelConfig(name="x", num_layers=4, hidden_size=8, num_heads=2, vocab_size=8, max_seq_len=8, num_encoder_layers=4)
+        ModelConfig(
+            name="x",
+            num_layers=4,
+            hidden_size=8,
+            num_heads=2,
+            vocab_size=8,
+            max_seq_len=8,
+            num_encoder_layers=4,
+        )

@@ -3,10 +3,10 @@ from itertools import pairwise, product
 import pytest
 import torch
 
+from darts_parallel.config import SpaceConfig
 from darts_parallel.cost import HardPlans, evaluate_batch
 from darts_parallel.discretize import harden, repair, round_edges
 from darts_parallel.polish import is_in_space, polish
-from darts_parallel.config import SpaceConfig
 from darts_parallel.problem import Problem, load_problem
 from darts_parallel.repartition import repartitioned
 from darts_parallel.resolve import resolved_chain, resolved_stages
@@ -44,7 +44,11 @@ def test_hardened_plans_are_legal(toy_problem: Problem, seed: int) -> None:
             table.num_outer, 3, table.num_layers, len(table.choices), generator=rng, dtype=torch.float64
         )
         weights = weights * table.allowed[:, None, None, :]
-        edges = (6 * torch.rand(table.num_outer, 3, table.pp - 1, generator=rng, dtype=torch.float64)).sort(-1).values
+        edges = (
+            (6 * torch.rand(table.num_outer, 3, table.pp - 1, generator=rng, dtype=torch.float64))
+            .sort(-1)
+            .values
+        )
         plans = harden(weights, edges, table)
         assert table.allowed[plans.outer.unsqueeze(1), plans.choices].all()
         assert not table.joined[plans.starts].any()
@@ -107,7 +111,9 @@ def test_stage_solver_equals_brute_force(seed: int) -> None:
         trials = [current[:first] + list(c) + current[end:] for c in product(legal, repeat=end - first)]
         cost = evaluate_batch(
             table,
-            HardPlans(plan.outer.expand(len(trials)), torch.tensor(trials), plan.starts.expand(len(trials), -1)),
+            HardPlans(
+                plan.outer.expand(len(trials)), torch.tensor(trials), plan.starts.expand(len(trials), -1)
+            ),
         )
         fits = cost.memory[:, stage] <= table.capacity[stage]
         count = float(table.num_micro_batches[outer])

@@ -29,7 +29,9 @@ def test_the_plan_is_legal_feasible_and_never_beats_the_oracle(kind: str) -> Non
     assert result.iteration_time_s <= oracle.iteration_time_s * 1.01
     if kind == "uniform":
         assert len(set(result.plan.layers)) == 1
-        assert exhaustive.find_plan(problem).iteration_time_s == pytest.approx(oracle.iteration_time_s, rel=1e-9)
+        assert exhaustive.find_plan(problem).iteration_time_s == pytest.approx(
+            oracle.iteration_time_s, rel=1e-9
+        )
 
 
 def test_wider_spaces_are_never_worse() -> None:
@@ -79,7 +81,9 @@ def test_a_time_limit_stops_the_search(default_problem: Problem) -> None:
 
 def test_a_model_that_fits_nowhere_is_refused_with_a_way_out() -> None:
     problem = load_problem(["model=llama3_70b", "training=llama3_70b", "cluster=h100_1x8"])
-    with pytest.raises(InfeasibleError, match=r"memory: .* needs .* GiB of the 80.00 GiB .* 2 nodes instead of 1"):
+    with pytest.raises(
+        InfeasibleError, match=r"memory: .* needs .* GiB of the 80.00 GiB .* 2 nodes instead of 1"
+    ):
         search(problem, seed=0)
 
 
