@@ -12,6 +12,8 @@ _TAKES_VALUE = re.compile(
     r"^(--cfg|-c|--package|-p|--config-path|-cp|--config-name|-cn|--config-dir|-cd|--experimental-rerun)$"
 )
 
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
 
 def arranged(arguments: Sequence[str]) -> list[str]:
     """`arguments` with the flags before the overrides; argparse refuses overrides on both sides of a flag.
@@ -23,13 +25,18 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     overrides: list[str] = []
     waiting = False
     for argument in arguments:
+        if flags and flags[-1] in ("--info", "-i"):
+            known = argument in _INFO
+            flags.append(argument if known else "all")
+            if known:
+                continue
         if waiting or argument.startswith("-"):
             flags.append(argument)
             waiting = not waiting and _TAKES_VALUE.match(argument) is not None
-        elif argument in ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"):
-            flags.append(argument)  # the optional value of --info
         else:
             overrides.append(argument)
+    if flags and flags[-1] in ("--info", "-i"):
+        flags.append("all")
     _check(flags, overrides)
     return [*flags, *overrides]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from darts_parallel.arguments import arranged
 from tests.commands import QUIET, TOY, Command
 
 REFUSED = [
@@ -132,6 +133,22 @@ def test_asking_for_words_writes_no_file(command: Command, flag: str) -> None:
     assert outcome.status == 0
     assert "darts-parallel" in outcome.out
     assert outcome.files == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (["a=1", "--multirun", "b=2"], ["--multirun", "a=1", "b=2"]),
+        (["a=1", "--info"], ["--info", "all", "a=1"]),
+        (["--info", "a=1", "-m"], ["--info", "all", "-m", "a=1"]),
+        (["a=1", "--info", "defaults", "b=2"], ["--info", "defaults", "a=1", "b=2"]),
+        (["a=1", "--config-dir", "here", "b=2"], ["--config-dir", "here", "a=1", "b=2"]),
+        (["--config-dir=here", "a=1", "-c", "job"], ["--config-dir=here", "-c", "job", "a=1"]),
+        ([], []),
+    ],
+)
+def test_flags_come_before_overrides(given: list[str], wanted: list[str]) -> None:
+    assert arranged(given) == wanted
 
 
 def test_the_configuration_can_be_shown(command: Command) -> None:

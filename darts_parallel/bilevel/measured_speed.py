@@ -1,0 +1,134 @@
+"""Measured seconds of the Transformer's block on this machine, as a profile file.
+
+For each tensor-parallel degree the shard of one rank is run alone: its columns, its rows, its share
+of the heads; for each micro-batch its forward and backward are timed. The CSV has the columns of
+published layer profiles (`source, model, gpu, tp, layer_index, layer_kind, forward_s`) and, after
+them, what those lack.
+"""
+
+import csv
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from darts_parallel.bilevel.settings import TransformerShape
+from darts_parallel.bilevel.transformer import Weights, block, initial_weights
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """One measured row; seconds of one rank's shard of one block for one micro-batch."""
+
+    source: str
+    model: str
+    gpu: str
+    tp: int
+    layer_index: int
+    layer_kind: str
+    forward_s: float
+    micro_batch: int
+    seq_len: int
+    backward_s: float
+    parameter_bytes: int
+    saved_bytes: int
+    """What the forward pass keeps for backward, as autograd saved it."""
+    repeats: int
+
+
+def shard(weights: Weights, tp: int) -> Weights:
+    """Weights of the first of `tp` ranks of block 0."""
+    heads = weights["0.out"].shape[0]
+    width = weights["0.qkv"].shape[0]
+    return weights | {
+        "0.qkv": weights["0.qkv"].view(width, heads, -1)[:, : heads // tp].reshape(width, -1).contiguous(),
+        "0.out": weights["0.out"][: heads // tp].contiguous(),
+        "0.up": weights["0.up"].chunk(tp, 1)[0].contiguous(),
+        "0.down": weights["0.down"].chunk(tp, 0)[0].contiguous(),
+    }
+
+
+def profile_block(
+    shape: TransformerShape,
+    degrees: Sequence[int],
+    micro_batches: Sequence[int],
+    repeats: int = 20,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[LayerProfile]:
+    """Median forward and backward seconds of every shard and micro-batch.
+
+    Args:
+        shape: Sizes.
+        degrees: Tensor-parallel degrees, divisors of the heads.
+        micro_batches: Sequences.
+        repeats: Timed runs of each; the median ignores those that another process disturbed.
+        clock: Seconds.
+    """
+    weights = initial_weights(shape, torch.Generator().manual_seed(0))
+    model = f"bytes-{shape.width}"
+    machine = f"cpu {platform.machine()} x{torch.get_num_threads()}"
+    rows = []
+    for tp in degrees:
+        mine = {name: w.requires_grad_() for name, w in shard(weights, tp).items() if name.startswith("0.")}
+        for size in micro_batches:
+            times, saved = _time(mine, torch.ones(size, shape.context, shape.width), repeats, clock)
+            forward_s = median(forward for forward, _ in times)
+            backward_s = median(backward for _, backward in times)
+            rows.append(
+                LayerProfile("measured", model, machine, tp, 1, "transformer", forward_s, size, shape.context,
+                             backward_s, _bytes(mine), saved, repeats)
+            )  # fmt: skip
+        weights = {name: w.detach() for name, w in weights.items()}
+    return rows
+
+
+def _time(
+    weights: Weights, state: torch.Tensor, repeats: int, clock: Callable[[], float]
+) -> tuple[list[tuple[float, float]], int]:
+    """Forward and backward seconds of each repeat after one that warms up, and bytes kept in between."""
+    sizes: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    own = {w.untyped_storage().data_ptr() for w in weights.values()}
+    results = []
+    for repeat in range(repeats + 1):
+        with torch.autograd.graph.saved_tensors_hooks(keep if repeat == 0 else lambda t: t, lambda t: t):
+            began = clock()
+            output = block(weights, 0, state.clone().requires_grad_(), 1, lambda partials: partials.sum(0))
+            middle = clock()
+        torch.autograd.grad(output.sum(), tuple(weights.values()))
+        results.append((middle - began, clock() - middle))
+    return results[1:], sum(size for pointer, size in sizes.items() if pointer not in own)
+
+
+def _bytes(weights: Weights) -> int:
+    return sum(w.numel() * w.element_size() for w in weights.values())
+
+
+def write_profile(path: Path, rows: Sequence[LayerProfile]) -> None:
+    """Write the CSV in one piece."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*asdict(rows[0])])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+    os.replace(name, path)
+
+
+def read_profile(path: Path) -> list[LayerProfile]:
+    """Read what `write_profile` wrote."""
+    kinds = LayerProfile.__annotations__
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            LayerProfile(**{key: kinds[key](text) for key, text in row.items()})
+            for row in csv.DictReader(file)
+        ]

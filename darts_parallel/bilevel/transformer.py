@@ -1,0 +1,182 @@
+"""A decoder-only Transformer whose blocks run as their tensor-parallel ranks would.
+
+Functional: weights are a dictionary of tensors, so that `torch.func` can batch over data-parallel
+groups. Axes: B sequences, T positions, H width, S tensor-parallel ranks, K forward pairs.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from darts_parallel.bilevel.candidates import Candidate, CandidateSet
+from darts_parallel.bilevel.quantize import lossy_sum, straight_through_sum
+from darts_parallel.bilevel.settings import TransformerShape
+
+Weights = dict[str, Tensor]
+Reduce = Callable[[Tensor], Tensor]
+"""An all-reduce: partial sums `(S, B, T, H)` to their sum `(B, T, H)`."""
+INITIAL_STD = 0.02
+
+
+def initial_weights(shape: TransformerShape, generator: torch.Generator) -> Weights:
+    """Random weights as GPT-2 draws them: normal, residual projections smaller by depth."""
+    h, residual_std = shape.width, INITIAL_STD / (2 * shape.num_blocks) ** 0.5
+
+    def normal(std: float, *size: int) -> Tensor:
+        return torch.randn(*size, generator=generator) * std
+
+    weights = {
+        "embedding": normal(INITIAL_STD, shape.vocab_size, h),
+        "positions": normal(INITIAL_STD, shape.context, h),
+    }
+    for index in range(shape.num_blocks):
+        weights |= {
+            f"{index}.norm_1": torch.ones(h),
+            f"{index}.shift_1": torch.zeros(h),
+            f"{index}.qkv": normal(h**-0.5, h, 3 * h),
+            f"{index}.out": normal(residual_std, shape.num_heads, shape.head_width, h),
+            f"{index}.norm_2": torch.ones(h),
+            f"{index}.shift_2": torch.zeros(h),
+            f"{index}.up": normal(h**-0.5, h, shape.ffn_width),
+            f"{index}.down": normal(residual_std, shape.ffn_width, h),
+        }
+    return weights | {
+        "norm": torch.ones(h),
+        "shift": torch.zeros(h),
+        "head": normal(INITIAL_STD, h, shape.vocab_size),
+    }
+
+
+def attention_partials(weights: Weights, index: int, state: Tensor, ranks: int) -> Tensor:
+    """Each rank's partial sum of the attention's output: its heads, its rows of the projection.
+
+    Args:
+        weights: Of the whole model.
+        index: Of the block.
+        state: Normalised input, shape `(B, T, H)`.
+        ranks: S, a divisor of the heads.
+
+    Returns:
+        Shape `(S, B, T, H)`.
+    """
+    out = weights[f"{index}.out"]
+    heads, head_width = out.shape[0], out.shape[1]
+    batch, length, width = state.shape
+    # one product for all ranks: a column-parallel product's columns do not depend on each other
+    projected = (state @ weights[f"{index}.qkv"]).view(batch, length, heads, 3 * head_width).transpose(1, 2)
+    q, k, v = projected.chunk(3, dim=-1)
+    future = torch.full((length, length), -torch.inf).triu(1)
+    mixed = torch.softmax((q * head_width**-0.5) @ k.transpose(-1, -2) + future, -1) @ v
+    rows = mixed.transpose(1, 2).reshape(batch * length, ranks, -1).transpose(0, 1)
+    return torch.unflatten(rows @ out.reshape(ranks, -1, width), 1, (batch, length))
+
+
+def mlp_partials(weights: Weights, index: int, state: Tensor, ranks: int) -> Tensor:
+    """Each rank's partial sum of the MLP's output; arguments as `attention_partials`."""
+    batch, length, width = state.shape
+    inner = torch.nn.functional.gelu(state.reshape(-1, width) @ weights[f"{index}.up"])
+    rows = torch.unflatten(inner, 1, (ranks, -1)).transpose(0, 1)
+    columns = torch.unflatten(weights[f"{index}.down"], 0, (ranks, -1))
+    return torch.unflatten(rows @ columns, 1, (batch, length))
+
+
+def block(weights: Weights, index: int, state: Tensor, ranks: int, reduce: Reduce) -> Tensor:
+    """One pre-norm block with its two all-reduces, shape `(B, T, H)`."""
+    normed = _norm(state, weights[f"{index}.norm_1"], weights[f"{index}.shift_1"])
+    state = state + reduce(attention_partials(weights, index, normed, ranks))
+    normed = _norm(state, weights[f"{index}.norm_2"], weights[f"{index}.shift_2"])
+    return state + reduce(mlp_partials(weights, index, normed, ranks))
+
+
+def candidate_block(weights: Weights, index: int, state: Tensor, candidate: Candidate) -> Tensor:
+    """The block as one candidate runs it, shape `(B, T, H)`."""
+    bits = candidate.tp_comm_bits
+    return block(weights, index, state, candidate.tp, lambda partials: straight_through_sum(partials, bits))
+
+
+def mixed_reduce(partials: Tensor, choices: CandidateSet, pair_weights: Tensor) -> Tensor:
+    """The weighted mixture of all candidates' all-reduces of the same partial sums.
+
+    A coarser rank's partial sum is the sum over the finer ranks that it replaces. Backward is
+    straight-through for the partial sums and exact for the weights.
+
+    Args:
+        partials: Of the finest division, shape `(S, B, T, H)`.
+        choices: Candidates.
+        pair_weights: Weights of `choices.forward_pairs`, shape `(K,)`.
+
+    Returns:
+        Shape `(B, T, H)`.
+    """
+    held = partials.detach()
+    coarse = {tp: torch.unflatten(held, 0, (tp, -1)).sum(1) for tp, _ in choices.forward_pairs}
+    sums = torch.stack([lossy_sum(coarse[tp], bits) for tp, bits in choices.forward_pairs])
+    exact = partials.sum(0)
+    mixture = (pair_weights @ sums.flatten(1)).view_as(exact)
+    return mixture + exact - exact.detach()
+
+
+def mixed_block(
+    weights: Weights, index: int, state: Tensor, choices: CandidateSet, pair_weights: Tensor, mix: str
+) -> Tensor:
+    """The block as the weighted mixture of its candidates, shape `(B, T, H)`.
+
+    Args:
+        weights: Of the whole model.
+        index: Of the block.
+        state: Shape `(B, T, H)`.
+        choices: Candidates.
+        pair_weights: Weights of `choices.forward_pairs`, shape `(K,)`, summing to 1.
+        mix: `block` runs every candidate from end to end and mixes the outputs. `collective` mixes
+            at each of the two all-reduces: candidates differ only there, and the ranks' products,
+            nearly all of the work, are computed once.
+    """
+    if mix == "collective":
+        ranks = max(tp for tp, _ in choices.forward_pairs)
+        return block(
+            weights, index, state, ranks, lambda partials: mixed_reduce(partials, choices, pair_weights)
+        )
+    outputs = [
+        candidate_block(weights, index, state, Candidate(tp, 1, tp_comm_bits=bits))
+        for tp, bits in choices.forward_pairs
+    ]
+    return (pair_weights.view(-1, 1, 1, 1) * torch.stack(outputs)).sum(0)
+
+
+def loss_of(weights: Weights, tokens: Tensor, blocks: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+    """Mean next-byte cross-entropy, nats.
+
+    Args:
+        weights: Of the whole model.
+        tokens: Shape `(B, T + 1)`.
+        blocks: The model's blocks in order, each from state to state.
+    """
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    state = weights["embedding"][inputs] + weights["positions"][: inputs.shape[1]]
+    for apply in blocks:
+        state = apply(state)
+    scores = _norm(state, weights["norm"], weights["shift"]) @ weights["head"]
+    return torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
+def plan_loss(weights: Weights, tokens: Tensor, plan: Sequence[Candidate]) -> Tensor:
+    """Loss of the model run by one candidate for each block, nats."""
+    return loss_of(weights, tokens, [
+        lambda state, index=index, candidate=candidate: candidate_block(weights, index, state, candidate)  # type: ignore[misc]
+        for index, candidate in enumerate(plan)
+    ])  # fmt: skip
+
+
+def mixed_loss(
+    weights: Weights, tokens: Tensor, choices: CandidateSet, pair_weights: Tensor, mix: str
+) -> Tensor:
+    """Loss of the mixed model, nats; `pair_weights` has shape `(blocks, K)`."""
+    return loss_of(weights, tokens, [
+        lambda state, index=index: mixed_block(weights, index, state, choices, pair_weights[index], mix)  # type: ignore[misc]
+        for index in range(len(pair_weights))
+    ])  # fmt: skip
+
+
+def _norm(state: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(state, scale.shape, scale, shift)

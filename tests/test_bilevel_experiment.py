@@ -1,0 +1,81 @@
+import csv
+from pathlib import Path
+
+import pytest
+
+from darts_parallel.bilevel.loop import BilevelPlan
+from darts_parallel.bilevel.retrain import retrain
+from darts_parallel.bilevel.tracking import BilevelTracker
+from experiments.bilevel import main
+from experiments.bilevel_report import ARMS, COLUMNS, rows_of
+from tests.bilevel_tiny import TINY, corpus, tiny_search
+
+
+def arguments(folder: Path, **changes: str) -> list[str]:
+    values = (
+        {key: str(value) for key, value in TINY.items()} | {"folder": str(folder), "seeds": "0,1"} | changes
+    )
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
+def test_the_experiment_writes_a_row_for_each_arm_and_seed_and_runs_no_seed_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(arguments(tmp_path, retrain_steps="40"))
+    with (tmp_path / "slow" / "bilevel.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert {(row["arm"], row["seed"]) for row in rows} == {(arm, seed) for arm in ARMS for seed in "01"}
+    seconds = {row["arm"]: float(row["seconds_per_step"]) for row in rows if row["seed"] == "0"}
+    assert min(seconds, key=lambda arm: seconds[arm]) == "time_only"
+    assert seconds["random_equal_time"] == pytest.approx(seconds["bilevel"], rel=0.05)
+    assert "bilevel against" in (tmp_path / "slow" / "report.md").read_text(encoding="utf-8")
+    assert list((tmp_path / "slow" / "tensorboard").rglob("events*"))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    main(arguments(tmp_path, retrain_steps="40"))
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+
+
+def test_an_unknown_key_ends_with_one_sentence_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["arms=best"])
+    assert stopped.value.code == 2
+    assert "arms=best must be among bilevel" in capsys.readouterr().err
+
+
+def test_steps_to_target_follow_the_references_exchange_rate() -> None:
+    def run(loss: float) -> dict[str, object]:
+        return {"validation_loss": loss, "seconds_per_step": 0.5, "nats_per_efold": 0.35}
+
+    runs = {"all_16_bit": run(2.0), "all_4_bit": run(2.35)}
+    data = {"seed": 3, "settings": {"retrain_steps": 400}, "runs": runs}
+    reference, other = rows_of(data)
+    assert reference["steps_to_target"] == pytest.approx(400)
+    assert other["steps_to_target"] == pytest.approx(400 * 2.718281828)
+    assert other["time_to_target_s"] == pytest.approx(200 * 2.718281828)
+
+
+def test_retraining_follows_from_plan_and_seed_alone() -> None:
+    search = tiny_search()
+    plan = BilevelPlan((search.choices.candidates[5],) * 2, 8)
+    first, again, other = (retrain(plan, search.settings, corpus(), seed) for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
+def test_both_parts_of_every_logits_gradient_are_curves(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    search = tiny_search()
+    tracker = BilevelTracker(tmp_path, search.choices)
+    search.run(tracker.record)
+    tracker.close()
+    events = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"loss/train", "loss/validation", "search/entropy", "search/seconds_per_step"} <= tags
+    for candidate in search.choices.candidates:
+        name = candidate.label().replace(" ", "_")
+        assert {f"gradient_{part}/block_1/{name}" for part in ("loss", "time")} <= tags
