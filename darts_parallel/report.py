@@ -109,6 +109,13 @@ def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verific
     return f"best found; {_percent(slack, 2)} above {bound}, over the {kind} space"
 
 
+def _unsearched(problem: Problem) -> str:
+    """Where a plan comes from that the gradient search did not find."""
+    if problem.config.plan is not None:
+        return "given plan, not searched"
+    return "fastest configuration by the seed report's cost model that fits; all are in configurations.json"
+
+
 def render(
     problem: Problem,
     result: SearchResult | None,
@@ -121,14 +128,14 @@ def render(
 
     Args:
         problem: What the plan is for.
-        result: None where the plan was given and not searched.
+        result: None where the plan was given, or enumerated by `cost=searcher`.
         plan: The plan to report.
         cost: Of that plan.
         verifications: Answers of the baselines; may be empty.
         console: Where to; lines of a pipe or a file are at least 100 columns wide.
     """
     with _legible(console):
-        known = "given plan, not searched" if result is None else claim(problem, cost, verifications)
+        known = claim(problem, cost, verifications) if result else _unsearched(problem)
         _headline(problem, plan, cost, known, console)
         console.print(_stage_table(problem, plan, cost))
         console.print(_time_table(cost))
