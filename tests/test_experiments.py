@@ -203,6 +203,10 @@ def test_the_picture_takes_failures_unproven_problems_and_missing_methods(tmp_pa
     runs = [oracle("a"), found("a", 0, float("inf"), float("inf")), oracle("b", proven=False)]
     save(gaps_figure(Findings.of(runs)), tmp_path / "gaps.png")
     save(gaps_figure(Findings.of([oracle("a")])), tmp_path / "none.png")
+    for name in ("gaps.png", "none.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    names = [label.get_text() for label in gaps_figure(Findings.of(runs)).axes[1].get_yticklabels()]
+    assert sorted(names) == ["a", "b (to the bound)"]
 
 
 def test_a_block_of_a_file_is_overwritten_and_nothing_else(tmp_path: Path) -> None:
