@@ -193,7 +193,20 @@ class GradientSearch:
             capacity=group.table.capacity,
             multipliers=group.multipliers[outer, restart],
             stage_seconds=cost.stage_seconds[outer, restart].detach(),
+            terms=_terms(cost, group.table, outer, restart),
         )
+
+
+def _terms(cost: SurrogateCost, table: CostTable, outer: int, restart: int) -> dict[str, float]:
+    """Seconds per iteration by cause; smooth maxima leave a little more for the last than it is."""
+    stages = cost.stage_seconds[outer, restart].detach()
+    terms = {
+        "slowest_stage": float(table.num_micro_batches[outer] * stages.max()),
+        "pipeline_bubble": float(stages.sum() - stages.max()),
+        "gradient_sync_and_optimizer": float(cost.sync[outer, restart].detach()),
+    }
+    total = float(cost.iteration_time[outer, restart].detach())
+    return terms | {"tied_embedding_sync_and_smoothing": total - sum(terms.values())}
 
 
 def search(

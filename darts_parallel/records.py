@@ -1,6 +1,6 @@
 """What a search reports: its state at a step, and its result."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -40,6 +40,8 @@ class StepRecord:
     capacity: Tensor
     multipliers: Tensor
     stage_seconds: Tensor
+    terms: dict[str, float] = field(default_factory=dict)
+    """The surrogate's seconds per iteration by cause; they sum to `surrogate_time_s`."""
 
 
 @dataclass(frozen=True)

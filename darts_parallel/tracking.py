@@ -64,6 +64,7 @@ class Tracker:
             "pp": record.pp,
         })  # fmt: skip
         self._scalars("outer", record.outer_weights)
+        self._scalars("cost_terms", record.terms)
         ratios = (record.memory / record.capacity).tolist()
         for name, values in (("memory", ratios), ("multiplier", record.multipliers.tolist())):
             self._scalars(name, {f"stage_{k:02d}": value for k, value in enumerate(values[:MAX_STAGES])})

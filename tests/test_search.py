@@ -60,6 +60,8 @@ def test_the_relaxed_search_finds_better_plans_than_where_it_begins() -> None:
     assert result.raw_iteration_time_s == result.iteration_time_s
     assert records[-1].best_time_s < records[0].best_time_s
     assert records[-1].entropy < records[0].entropy
+    for record in records:
+        assert sum(record.terms.values()) == pytest.approx(record.surrogate_time_s, rel=1e-9)
 
 
 def test_an_interrupt_returns_the_best_plan_so_far(default_problem: Problem) -> None:
