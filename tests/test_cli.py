@@ -248,13 +248,20 @@ def test_different_node_types_are_refused_in_clear_words(command: Command) -> No
 def test_ctrl_c_leaves_the_best_plan_and_status_0(tmp_path: Path) -> None:
     endless = [*TOY, *QUIET, "search.num_steps=1000000", "search.max_seconds=300", "output.progress=false"]
     command = [sys.executable, "-m", "darts_parallel", *endless, "hydra.run.dir=run"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "run").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        time.sleep(3)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+    # a shell's background jobs ignore SIGINT, and so would their children: this one must not
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:  # fmt: skip
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "run").exists() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            time.sleep(3)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 0, errors
     plan = json.loads((tmp_path / "run/plan.json").read_text())
     assert plan["search"]["interrupted"] is True
