@@ -29,9 +29,9 @@ def require_legal_pins(problem: Problem) -> None:
     pins = {key: values for key in KEYS if (values := space.pinned(key)) is not None}
     for key, values in pins.items():
         members = sorted({combination[key] for combination in legal})
-        for value in values:
-            if value not in members:
-                raise ConfigError(_one_pin(problem, key, value, members))
+        # a list allows values, and the illegal ones among them never enter; one legal value is enough
+        if not set(values) & set(members):
+            raise ConfigError(_one_pin(problem, key, values[0], members))
     if not any(_agrees(combination, pins) for combination in legal):
         raise ConfigError(_contradiction(problem, pins, legal))
 

@@ -75,14 +75,21 @@ def refusal(problem: Problem) -> str:
     return str(caught.value)
 
 
+def test_a_list_allows_values_and_the_illegal_ones_among_them_never_enter() -> None:
+    # 25 heads: tp 2 and 4 are illegal for GPT-2 XL, which leaves tp 1
+    problem = load_problem(["space.tp=[1,2,4]", "space.pp=[3,8]"])
+    (space,) = outer_spaces(problem)
+    assert space.pp == 8
+    assert {choice.tp for choice in space.choices} == {1}
+
+
 ALONE = [
     ("space.pp=3", 2),
     ("space.pp=8", 4),
-    ("space.pp=[1,3]", 2),
+    ("space.pp=[3,5]", 2),
     ("space.tp=3", 2),
     ("space.tp=16", 4),
     ("space.dp=5", 4),
-    ("space.dp=[2,3]", 2),
     ("space.num_micro_batches=3", 2),
     ("space.micro_batch_size=5", 4),
 ]
