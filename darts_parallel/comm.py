@@ -6,11 +6,34 @@ inside the node. Rings that use a link at the same time share its bandwidth (FAS
 errors of 52-379 % without this term and 0.24-11.5 % with it).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from darts_parallel.cluster import Link, Scalar
+
+LOSSLESS = 16
+"""Bits from which on a tensor travels as it is."""
+BLOCK = 64
+"""Numbers that share one scale in a lossy collective."""
+SCALE_BITS = 16
+
+
+def transmitted_bits(bits: int) -> float:
+    """Bits per number on the wire, the scales of the blocks included."""
+    return float(bits) if bits >= LOSSLESS else bits + SCALE_BITS / BLOCK
+
+
+def wire_bytes(width: float, bits: Tensor) -> Tensor:
+    """Bytes on the wire per number of a tensor, shape of `bits`.
+
+    Args:
+        width: Bytes of one number in memory.
+        bits: Of the collective; from `LOSSLESS` on numbers travel as they are.
+    """
+    lossy = torch.tensor([transmitted_bits(int(b)) for b in bits.tolist()], dtype=torch.float64) / 8.0
+    return torch.where(bits >= LOSSLESS, float(width), lossy)
 
 
 @dataclass(frozen=True)
@@ -24,6 +47,25 @@ class RingGroup:
     gpus: Tensor
     """GPUs of a node that communicate at once: `gpus / local` groups inside it, and `gpus` rings
     over its link to the others."""
+
+
+def split_group(group: RingGroup, ranks: Tensor, inner: Tensor) -> tuple[RingGroup, RingGroup]:
+    """Groups divided in two levels: neighbouring ranks, and the ranks of equal place among them.
+
+    Args:
+        group: Shape of the whole groups, `(C,)`.
+        ranks: Their sizes, `(C,)`.
+        inner: Ranks of an inner group, divisors of `ranks`, `(C,)`; they fill a node first.
+
+    Returns:
+        The inner and the outer groups.
+    """
+    one, whole = torch.ones_like(ranks), inner == ranks
+    local = torch.where(whole, group.local, torch.gcd(inner.long(), group.local.long()).to(ranks.dtype))
+    nodes = torch.where(whole, group.nodes, inner / local)
+    outer_local = torch.where(whole, one, group.local / local)
+    outer = replace(group, local=outer_local, nodes=(ranks / inner / outer_local).clamp(min=1.0))
+    return replace(group, local=local, nodes=nodes), outer
 
 
 def reduce_scatter(size: Tensor, group: RingGroup, intra: Link, inter: Link) -> Tensor:

@@ -25,6 +25,8 @@ from darts_parallel.model_config import ModelConfig as ModelConfig
 
 OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE = ("none", "selective", "full")
+COMM_BITS = (16, 8, 4, 2)
+"""Bits per number of a collective; 16 sends the numbers as they are."""
 SPACES = ("uniform", "stagewise", "layerwise")
 COSTS = ("analytic", "searcher")
 RELAXATIONS = ("softmax", "gumbel")
@@ -62,6 +64,12 @@ class SpaceConfig:
     zero_stage: Any = None
     recompute: Any = None
     sequence_parallel: Any = None
+    tp_comm_bits: Any = 16
+    """Bits per number of tensor-parallel collectives; lossy ones only where the user lists them."""
+    grad_comm_bits: Any = 16
+    """The same of gradient synchronisation."""
+    shard_size: Any = 0
+    """Data-parallel ranks that ZeRO states are sharded over; 0: all of them."""
 
     def __post_init__(self) -> None:
         require_member("space.kind", self.kind, SPACES)
@@ -72,6 +80,13 @@ class SpaceConfig:
         for value in self.pinned("zero_stage") or ():
             self._require_integer("zero_stage", value)
             require_member("space.zero_stage", value, (0, 1, 2, 3))
+        for key in ("tp_comm_bits", "grad_comm_bits"):
+            for value in self.pinned(key) or ():
+                self._require_integer(key, value)
+                require_member(f"space.{key}", value, COMM_BITS)
+        for value in self.pinned("shard_size") or ():
+            self._require_integer("shard_size", value)
+            require_at_least("space.shard_size", value, 0)
         for value in self.pinned("recompute") or ():
             require_member("space.recompute", value, RECOMPUTE)
         for value in self.pinned("sequence_parallel") or ():

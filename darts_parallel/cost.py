@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cluster import Device
-from darts_parallel.errors import PlanError
+from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.pipeline import pipeline_seconds
 from darts_parallel.problem import Problem
 from darts_parallel.searcher import searcher_breakdown
 from darts_parallel.space import divisors, tensor_degrees
-from darts_parallel.strategy import LayerStrategy, Plan
+from darts_parallel.strategy import LayerStrategy, Plan, degrees
 from darts_parallel.table import CostTable, build_table, plan_space
 
 
@@ -220,6 +220,11 @@ def check_plan(plan: Plan, problem: Problem) -> None:
             f"plan: it has {len(plan.layers)} layers but model={problem.model.config.name} has {len(layers)} "
             "(embedding, blocks, head and loss)."
         )
+    if plan.cp > 1 or plan.virtual_stages > 1:
+        raise UnsupportedError(
+            f"plan: cp={plan.cp} and virtual_stages={plan.virtual_stages} cannot be priced yet; "
+            "nearest legal: 1 and 1."
+        )
     if devices % plan.pp:
         near = min(divisors(devices), key=lambda d: abs(d - plan.pp))
         raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; nearest legal: {near}.")
@@ -235,10 +240,18 @@ def check_plan(plan: Plan, problem: Problem) -> None:
 
 def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Problem) -> None:
     size, batch = problem.cluster.num_devices // plan.pp, problem.training.global_batch_size
-    if strategy.tp * strategy.dp != size:
+    ranks = strategy.tp * plan.cp * strategy.dp
+    if ranks != size:
         raise PlanError(
-            f"plan: {name} has tp({strategy.tp}) * dp({strategy.dp}) = {strategy.tp * strategy.dp}, "
-            f"but a stage has {size} GPUs; nearest legal: dp={max(size // strategy.tp, 1)}."
+            f"plan: {name} has {degrees(strategy, plan.cp)} = {ranks}, but a stage has {size} GPUs; "
+            f"nearest legal: dp={max(size // (strategy.tp * plan.cp), 1)}."
+        )
+    if strategy.shard_size and (strategy.dp * plan.cp) % strategy.shard_size:
+        legal_sizes = divisors(strategy.dp * plan.cp)
+        near = min(legal_sizes, key=lambda size: abs(size - strategy.shard_size))
+        raise PlanError(
+            f"plan: {name} has shard_size={strategy.shard_size}, which must divide its "
+            f"{strategy.dp * plan.cp} data-parallel ranks; nearest legal: {near}."
         )
     legal = tensor_degrees(problem)
     if strategy.tp not in legal:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cluster import Device, StageTopology
-from darts_parallel.comm import RingGroup, all_reduce, reduce_scatter
+from darts_parallel.comm import RingGroup, all_reduce, reduce_scatter, split_group, wire_bytes
 from darts_parallel.compute import BACKWARD_FACTOR, forward_seconds, stream_seconds
 from darts_parallel.config import RECOMPUTE
 from darts_parallel.memory import (
@@ -36,6 +36,10 @@ class ChoiceTensors:
     zero_stage: Tensor
     recompute: Tensor
     sequence_shards: Tensor
+    tp_comm_bits: Tensor
+    grad_comm_bits: Tensor
+    shards: Tensor
+    """Ranks over which ZeRO states are sharded."""
     tokens: Tensor
     """Tokens of one micro-batch on one data-parallel rank."""
 
@@ -54,6 +58,9 @@ class ChoiceTensors:
             zero_stage=_float([c.zero_stage for c in choices]),
             recompute=torch.tensor([RECOMPUTE.index(c.recompute) for c in choices]),
             sequence_shards=_float([c.tp if c.sequence_parallel else 1 for c in choices]),
+            tp_comm_bits=_float([c.tp_comm_bits for c in choices]),
+            grad_comm_bits=_float([c.grad_comm_bits for c in choices]),
+            shards=_float([(c.zero_stage and c.shard_size) or c.dp for c in choices]),
             tokens=total / (_float(list(counts)).unsqueeze(1) * dp),
         )
 
@@ -104,7 +111,7 @@ def layer_costs(
     parameters = parameters_per_rank(spec, problem.model.config.vocab_size, choices.tp)
     terms, forward, backward = _micro_batch_seconds(problem, layer, topology, choices)
     sync = _sharding_seconds(problem, topology, choices, parameters, state, forward, backward)
-    shard = torch.where(choices.zero_stage >= 1, parameters / choices.dp, parameters)
+    shard = torch.where(choices.zero_stage >= 1, parameters / choices.shards, parameters)
     traffic = OPTIMIZER_TRAFFIC * (state.optimizer + state.gradient) + state.parameter
     kept = _activations(problem, layer, choices)
     saved = torch.stack([kept[kind] for kind in RECOMPUTE])
@@ -116,7 +123,7 @@ def layer_costs(
         terms=terms | {"sharding": sync["forward"] + sync["backward"]},
         gradient_sync=sync["iteration"],
         optimizer=stream_seconds(shard * traffic, device).expand_as(forward),
-        static=static_bytes(parameters, choices.dp, choices.zero_stage, state),
+        static=static_bytes(parameters, choices.shards, choices.zero_stage, state),
         activation=activation,
         working=kept["none"] - activation + gathered,
     )
@@ -133,15 +140,16 @@ def _micro_batch_seconds(
         fused=training.fused_attention, width=width,
     )  # fmt: skip
     once = once + device.layer_overhead
-    size = width * choices.tokens * problem.model.config.hidden_size
-    collective = all_reduce(
-        size, _tensor_group(topology, choices), group.intra_node, problem.cluster.inter_node
-    )
+    elements = choices.tokens * problem.model.config.hidden_size
+    ring, links = _tensor_group(topology, choices), (group.intra_node, problem.cluster.inter_node)
+    collective = all_reduce(wire_bytes(width, choices.tp_comm_bits) * elements, ring, *links)
+    exact = all_reduce(width * elements, ring, *links)
     selective = (choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
     full = (choices.recompute == RECOMPUTE.index("full")) & layer.recomputable
     again = torch.where(full, once, torch.where(selective, core, torch.zeros_like(core)))
     forward_tp = layer.tp_collectives * collective
-    backward_tp = layer.tp_collectives_backward * collective + torch.where(full, forward_tp, 0.0)
+    # only the forward sums are rounded: those of backward are gradients of the straight-through estimate
+    backward_tp = layer.tp_collectives_backward * exact + torch.where(full, forward_tp, 0.0)
     terms = {
         "compute": (1.0 + BACKWARD_FACTOR) * once,
         "recompute": again,
@@ -163,12 +171,18 @@ def _sharding_seconds(
 
     ZeRO-0 all-reduces gradients once; ZeRO-1 reduce-scatters them once and all-gathers parameters;
     ZeRO-2 reduce-scatters after every micro-batch; ZeRO-3 also gathers parameters in every forward
-    and backward. Each runs beside the computation of the same layer.
+    and backward. Each runs beside the computation of the same layer. With hybrid sharding all of this
+    stays inside a shard group, and once per iteration the groups all-reduce their shards (the two hops
+    of MiCS, Zhang et al. 2022, arXiv 2205.00119, section 3.4). Gradients travel at their bits,
+    parameters as they are.
     """
     group = problem.cluster.groups[topology.group]
-    ring = _data_group(topology, choices)
-    scatter = reduce_scatter(parameters * state.gradient, ring, group.intra_node, problem.cluster.inter_node)
-    gather = reduce_scatter(parameters * state.parameter, ring, group.intra_node, problem.cluster.inter_node)
+    links = (group.intra_node, problem.cluster.inter_node)
+    inner, across = split_group(_data_group(topology, choices), choices.dp, choices.shards)
+    gradients = parameters * wire_bytes(state.gradient, choices.grad_comm_bits)
+    scatter = reduce_scatter(gradients, inner, *links)
+    replicas = all_reduce(gradients / choices.shards, across, *links)
+    gather = reduce_scatter(parameters * state.parameter, inner, *links)
     zero, none = choices.zero_stage, torch.zeros_like(forward)
 
     def beside(compute: Tensor, communication: Tensor) -> Tensor:
@@ -178,10 +192,11 @@ def _sharding_seconds(
     per_backward = torch.where(
         zero == 3, beside(backward, gather + scatter), torch.where(zero == 2, beside(backward, scatter), none)
     )
-    first, last = beside(forward, gather), beside(backward, scatter)
-    sharded = torch.where(zero == 1, last + first, torch.where(zero == 2, first, none))
-    iteration = torch.where(zero == 0, beside(backward, 2.0 * scatter), sharded)
-    return {"forward": per_forward, "backward": per_backward, "iteration": iteration}
+    last = beside(
+        backward, torch.where(zero == 0, 2.0 * scatter, torch.where(zero == 1, scatter, 0.0) + replicas)
+    )
+    gathered = torch.where((zero == 1) | (zero == 2), beside(forward, gather), none)
+    return {"forward": per_forward, "backward": per_backward, "iteration": last + gathered}
 
 
 def _activations(problem: Problem, layer: LayerSpec, choices: ChoiceTensors) -> dict[str, Tensor]:

@@ -67,6 +67,8 @@ def _parallelism(plan: Plan, global_batch_size: int) -> dict[str, int | None]:
         "dp": common({layer.dp for layer in plan.layers}),
         "tp": common({layer.tp for layer in plan.layers}),
         "pp": plan.pp,
+        "cp": plan.cp,
+        "virtual_stages": plan.virtual_stages,
         "micro_batch_size": common(
             {global_batch_size // (layer.dp * plan.num_micro_batches) for layer in plan.layers}
         ),

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from darts_parallel.config import RECOMPUTE
+from darts_parallel.config import COMM_BITS, RECOMPUTE
 from darts_parallel.degrees import divisors as divisors
 from darts_parallel.degrees import legal_pipeline_degrees
 from darts_parallel.degrees import tensor_degrees as tensor_degrees
-from darts_parallel.errors import UnsupportedError
+from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.pins import require_legal_pins
 from darts_parallel.problem import Problem
 from darts_parallel.strategy import LayerStrategy
@@ -25,6 +25,10 @@ class OuterSpace:
     pp: int
     num_micro_batches: tuple[int, ...]
     choices: tuple[LayerStrategy, ...]
+    cp: int = 1
+    """Context-parallel degree."""
+    virtual_stages: int = 1
+    """Model chunks of a stage."""
 
 
 def outer_spaces(problem: Problem) -> list[OuterSpace]:
@@ -40,7 +44,14 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
             "of one device type; give one node group, or groups with equal gpus, device and link."
         )
     require_legal_pins(problem)
-    return [space for pp in pipeline_degrees(problem) if (space := _outer_space(problem, pp))]
+    spaces = [space for pp in pipeline_degrees(problem) if (space := _outer_space(problem, pp))]
+    if not spaces:
+        pinned = problem.config.space.pinned("shard_size") or ()
+        raise ConfigError(
+            f"space.shard_size={pinned[0] if len(pinned) == 1 else list(pinned)} must divide a data-parallel "
+            "degree that the other pins allow; nearest legal: 0, which shards over all its ranks."
+        )
+    return spaces
 
 
 def pipeline_degrees(problem: Problem) -> list[int]:
@@ -64,8 +75,8 @@ def _outer_space(problem: Problem, pp: int) -> OuterSpace | None:
 def layer_choices(problem: Problem, stage_devices: int) -> Iterator[LayerStrategy]:
     """Strategies of a layer on `stage_devices` devices, without those that change nothing.
 
-    A ZeRO stage above 0 needs `dp > 1` and sequence parallelism needs `tp > 1`: otherwise they are
-    other names of the same strategy.
+    A ZeRO stage above 0 and gradient bits need `dp > 1`, sequence parallelism and tensor-parallel bits
+    need `tp > 1`: otherwise they are other names of the same strategy.
     """
     space = problem.config.space
     stages = space.pinned("zero_stage") or (0, 1, 2, 3)
@@ -79,8 +90,20 @@ def layer_choices(problem: Problem, stage_devices: int) -> Iterator[LayerStrateg
             continue
         zero = [z for z in stages if dp > 1 or z == 0] or [0]
         sequence = [s for s in parallel if tp > 1 or not s] or [False]
-        for z, r, s in product(zero, recompute, sequence):
-            yield LayerStrategy(tp, dp, z, r, s)
+        tp_bits = (space.pinned("tp_comm_bits") or COMM_BITS) if tp > 1 else COMM_BITS[:1]
+        grad_bits = (space.pinned("grad_comm_bits") or COMM_BITS) if dp > 1 else COMM_BITS[:1]
+        for z, r, s, b, g in product(zero, recompute, sequence, tp_bits, grad_bits):
+            for shard in shard_sizes(space.pinned("shard_size"), dp) if z else (0,):
+                yield LayerStrategy(tp, dp, z, r, s, b, g, shard)
+
+
+def shard_sizes(pinned: tuple[int, ...] | None, ranks: int) -> list[int]:
+    """Groups that ZeRO states of `ranks` data-parallel ranks may be sharded over; 0 is all of them."""
+    legal = [0, *(size for size in divisors(ranks) if 1 < size < ranks)]
+    if pinned is None:
+        return legal
+    # the whole group by its number is another name of 0
+    return [size for size in legal if size in pinned or (size == 0 and ranks in pinned)]
 
 
 def micro_batch_legal(problem: Problem, num_micro_batches: int, choice: LayerStrategy) -> bool:

@@ -189,7 +189,7 @@ def test_the_plan_file_keeps_the_contract(command: Command) -> None:
     assert sorted(rank for stage in plan["stages"] for rank in stage["ranks"]) == list(range(8))
     assert [layer["name"] for layer in plan["layers"]][:2] == ["embedding", "layers.0"]
     assert {"tp", "dp", "zero_stage", "recompute", "sequence_parallel"} <= set(plan["layers"][0])
-    assert set(plan["parallelism"]) == {"dp", "tp", "pp", "micro_batch_size"}
+    assert set(plan["parallelism"]) == {"dp", "tp", "pp", "cp", "virtual_stages", "micro_batch_size"}
     predicted = plan["predicted"]
     assert {"iteration_time_s", "tokens_per_s", "mfu", "memory_bytes", "breakdown_s"} <= set(predicted)
     assert len(predicted["memory_bytes"]) == plan["pp"]

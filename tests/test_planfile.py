@@ -32,10 +32,11 @@ def test_a_written_plan_is_read_back(toy_problem: Problem, tmp_path: Path) -> No
 
 
 def test_layers_that_agree_have_common_degrees_and_others_null(toy_problem: Problem) -> None:
-    assert content(toy_problem)["parallelism"] == {"dp": 2, "tp": 2, "pp": 2, "micro_batch_size": 2}
+    expected = {"dp": 2, "tp": 2, "pp": 2, "cp": 1, "virtual_stages": 1, "micro_batch_size": 2}
+    assert content(toy_problem)["parallelism"] == expected
     mixed = Plan(4, (0, 3, 7), (LayerStrategy(2, 2), LayerStrategy(1, 4), *PLAN.layers[2:]))
     data = plan_dict(toy_problem, mixed, evaluate(mixed, toy_problem), None, [])
-    assert data["parallelism"] == {"dp": None, "tp": None, "pp": 2, "micro_batch_size": None}
+    assert data["parallelism"] == expected | {"dp": None, "tp": None, "micro_batch_size": None}
 
 
 def test_a_value_that_is_not_finite_is_written_as_null_and_never_as_nan(

@@ -123,3 +123,48 @@ def changed(**fields: Any) -> Plan:
 def test_a_plan_of_another_problem_is_refused(toy_problem: Problem, plan: Plan, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         evaluate(plan, toy_problem)
+
+
+def test_an_interleaved_plan_survives_its_dictionary_and_names_its_chunks() -> None:
+    strategy = LayerStrategy(1, 2, 1, tp_comm_bits=16, grad_comm_bits=4, shard_size=2)
+    plan = Plan(4, (0, 2, 3, 5, LAYERS), (strategy,) * LAYERS, cp=2, virtual_stages=2)
+    assert (plan.pp, plan.num_chunks) == (2, 4)
+    assert plan.stage_of_layer == (0, 0, 1, 0, 0, 1, 1)
+    data = plan.to_dict(tuple("abcdefg"), 8)
+    assert Plan.from_dict(data) == plan
+    assert data["stages"][2] == {"layers": [3, 5], "ranks": [0, 1, 2, 3], "chunk": 1}
+    assert data["layers"][0]["grad_comm_bits"] == 4
+    assert plan.describe(16) == (
+        "dp 2 · tp 1 · cp 2 · pp 2 × 2 chunks · micro-batch 2 × 4 · ZeRO-1 · sharded over 2 · "
+        "gradients at 4 bits"
+    )
+
+
+def test_a_file_without_the_newer_fields_reads_as_it_did(toy_problem: Problem) -> None:
+    data = plan_of().to_dict(names(toy_problem), 8)
+    for key in ("cp", "virtual_stages"):
+        del data[key]
+    for layer in data["layers"]:
+        for key in ("tp_comm_bits", "grad_comm_bits", "shard_size"):
+            del layer[key]
+    assert Plan.from_dict(data) == plan_of()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("tp_comm_bits", 5), ("grad_comm_bits", True), ("shard_size", -1)]
+)
+def test_wrong_bits_and_shards_are_refused(toy_problem: Problem, key: str, value: Any) -> None:
+    data = plan_of().to_dict(names(toy_problem), 8)
+    data["layers"][3][key] = value
+    with pytest.raises(PlanError, match=rf"layers\[3\]\.{key}.*nearest legal: "):
+        Plan.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("cp", 0), ("virtual_stages", 0), ("virtual_stages", 3), ("cp", "x")]
+)
+def test_wrong_degrees_are_refused(toy_problem: Problem, key: str, value: Any) -> None:
+    data = plan_of().to_dict(names(toy_problem), 8)
+    data[key] = value
+    with pytest.raises(PlanError, match=rf"plan: {key}=.*nearest legal: "):
+        Plan.from_dict(data)

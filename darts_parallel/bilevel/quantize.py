@@ -3,16 +3,10 @@
 import torch
 from torch import Tensor
 
-BLOCK = 64
-"""Numbers that share one scale."""
-SCALE_BITS = 16
-LOSSLESS = 16
-"""At 16 bits the tensor travels as it is; all arithmetic here is in float32."""
-
-
-def transmitted_bits(bits: int) -> float:
-    """Bits per number on the wire, the scales of the blocks included."""
-    return float(bits) if bits >= LOSSLESS else bits + SCALE_BITS / BLOCK
+from darts_parallel.comm import BLOCK as BLOCK
+from darts_parallel.comm import LOSSLESS as LOSSLESS
+from darts_parallel.comm import SCALE_BITS as SCALE_BITS
+from darts_parallel.comm import transmitted_bits as transmitted_bits
 
 
 def round_blocks(values: Tensor, bits: int) -> Tensor:

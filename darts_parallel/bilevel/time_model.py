@@ -1,19 +1,16 @@
 """Seconds per step of the virtual devices, differentiable in the candidates' weights.
 
-The package's own cost table is built once for each number of bits, on a cluster whose links carry
-`16 / bits` times as many numbers a second: latencies and the sharing of links stay what they are.
+They are read from the package's own cost table, which knows the bits of a strategy's collectives.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from darts_parallel.bilevel.candidates import Candidate, CandidateSet
-from darts_parallel.bilevel.quantize import LOSSLESS, transmitted_bits
 from darts_parallel.bilevel.settings import TransformerShape
-from darts_parallel.cluster import Cluster, Link
 from darts_parallel.config import (
     ClusterConfig,
     Config,
@@ -120,41 +117,8 @@ def build_time_model(problem: Problem, choices: CandidateSet) -> TimeModel:
     The tensor-parallel bits shorten only the forward all-reduces: the loop rounds partial sums in
     the forward pass and leaves those of backward exact.
     """
-    strategies = tuple(dict.fromkeys(LayerStrategy(c.tp, c.dp) for c in choices.candidates))
-    space = OuterSpace(1, (1,), strategies)
-    bits = {LOSSLESS}.union(*({c.tp_comm_bits, c.grad_comm_bits} for c in choices.candidates))
-    tables = {b: build_table(_with_faster_links(problem, b), space) for b in bits}
-    exact = tables[LOSSLESS]
-    column = {strategy: index for index, strategy in enumerate(strategies)}
-    columns = [column[LayerStrategy(c.tp, c.dp)] for c in choices.candidates]
-    forward_share = _forward_share(problem)
-    saved, sync = [], []
-    for candidate, index in zip(choices.candidates, columns, strict=True):
-        full, fewer = (
-            t.terms["tensor_parallel"][..., index] for t in (exact, tables[candidate.tp_comm_bits])
-        )
-        saved.append(forward_share * (full - fewer))
-        sync.append(tables[candidate.grad_comm_bits].sync[..., index])
-    table = exact.keep_choices(columns)
-    return TimeModel(
-        replace(table, forward=table.forward - torch.stack(saved, -1), sync=torch.stack(sync, -1)), choices
+    strategies = tuple(
+        LayerStrategy(c.tp, c.dp, tp_comm_bits=c.tp_comm_bits, grad_comm_bits=c.grad_comm_bits)
+        for c in choices.candidates
     )
-
-
-def _with_faster_links(problem: Problem, bits: int) -> Problem:
-    """The problem on links that carry more numbers a second because each has fewer bits."""
-    factor = LOSSLESS / transmitted_bits(bits)
-
-    def faster(link: Link) -> Link:
-        return replace(link, bandwidth=link.bandwidth * factor)
-
-    cluster: Cluster = problem.cluster
-    groups = tuple(replace(group, intra_node=faster(group.intra_node)) for group in cluster.groups)
-    return replace(problem, cluster=replace(cluster, groups=groups, inter_node=faster(cluster.inter_node)))
-
-
-def _forward_share(problem: Problem) -> Tensor:
-    """Share of each layer's tensor-parallel seconds that is forward, shape `(L,)`."""
-    layers = problem.model.layers
-    counts = [(layer.tp_collectives, layer.tp_collectives_backward) for layer in layers]
-    return torch.tensor([f / max(f + b, 1) for f, b in counts], dtype=torch.float64)
+    return TimeModel(build_table(problem, OuterSpace(1, (1,), strategies)), choices)
