@@ -127,19 +127,22 @@ def _norm(config: ModelConfig) -> int:
 
 def _embedding(config: ModelConfig, name: str) -> LayerSpec:
     h = config.hidden_size
-    positions = config.max_seq_len * h if config.learned_positions else 0
+    tables = h * (config.max_seq_len * config.learned_positions + config.token_types)
+    # T5 keeps its bias table in the first block; here, so that all blocks are equal
+    tables += config.relative_position_buckets * config.num_heads
     passes_state = name != "embedding"  # the encoder's output travels on beside the decoder's input
+    norms = _norm(config) * (config.embedding_norm + (passes_state and config.final_norm))
     return LayerSpec(
         name=name,
         kind=name,
         lookup=True,
         vocabulary_parameters=h,
-        replicated_parameters=positions + (_norm(config) if config.embedding_norm else 0),
+        replicated_parameters=tables + norms,
         replicated_elements=(2 + 3 * config.dropout + 2 * config.embedding_norm) * h,
         replicated_activation_bytes=(config.dropout + 2 * config.embedding_norm) * h,
         tp_collectives=1,
         output_elements=2 * h if passes_state else h,
-        tied=config.tie_embeddings or passes_state,
+        tied=config.tie_embeddings or config.num_encoder_layers > 0,
     )
 
 
@@ -159,24 +162,29 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
     self_core = AttentionCore(config.num_heads, kv_heads, head_dim, masked)
     cross_core = AttentionCore(config.num_heads, kv_heads, head_dim, False)
     weights = sum(gemm.out_features * gemm.in_features for gemm in gemms)
-    column_bias = sum(g.out_features for g in gemms if g.split == "column") * config.linear_bias
+    qkv_bias = config.linear_bias if config.qkv_bias is None else config.qkv_bias
+    column_bias = attentions * (q_size + 2 * kv_size) * qkv_bias + inputs * config.linear_bias
     row_bias = sum(g.out_features for g in gemms if g.split == "row") * config.linear_bias
     sublayers = attentions + 1
     mask = 1 if config.dropout else 0
+    # a norm of queries and keys reads and writes them, and keeps its input
+    normed = attentions * (q_size + kv_size) * config.qk_norm
     return LayerSpec(
         name=f"layers.{index}",
         kind=kind,
         gemms=gemms,
         cores=(self_core, cross_core) if decoder else (self_core,),
         sharded_parameters=weights + column_bias,
-        replicated_parameters=row_bias + sublayers * _norm(config),
+        replicated_parameters=row_bias
+        + sublayers * _norm(config)
+        + _head_norms(config, attentions, head_dim),
         # norm: read, write; dropout and residual: two reads, one write; each per sublayer
         replicated_elements=5.0 * sublayers * h,
-        sharded_elements=float(inputs + ffn),
+        sharded_elements=float(inputs + ffn + 2 * normed),
         # norm input, product input (2 bytes each), dropout mask (1 byte); per sublayer
         replicated_activation_bytes=(4.0 + mask) * sublayers * h,
         # Q, K, V and the projection's input; MLP pre-activations and the second product's input
-        sharded_activation_bytes=attentions * (4.0 * q_size + 4.0 * kv_size) + 2.0 * (inputs + ffn),
+        sharded_activation_bytes=attentions * (4.0 * q_size + 4.0 * kv_size) + 2.0 * (inputs + ffn + normed),
         score_bytes=0.0 if fused else (4.0 + mask) * config.num_heads * attentions,
         tp_collectives=sublayers,
         tp_collectives_backward=sublayers,
@@ -185,18 +193,25 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
     )
 
 
+def _head_norms(config: ModelConfig, attentions: int, head_dim: int) -> int:
+    """Parameters of the norms of queries and keys."""
+    return 2 * attentions * head_dim * (2 if config.norm_bias else 1) * config.qk_norm
+
+
 def _head(config: ModelConfig) -> LayerSpec:
     h = config.hidden_size
     transform = config.head_transform
+    norms = config.final_norm + transform
     gemms = ((Gemm(h, h, "replicated"),) if transform else ()) + (Gemm(config.vocab_size, h, "vocabulary"),)
     return LayerSpec(
         name="head",
         kind="head",
         gemms=gemms,
+        sharded_parameters=config.vocab_size * config.output_bias,
         vocabulary_parameters=h,
-        replicated_parameters=_norm(config) * (2 if transform else 1) + (h * h + h if transform else 0),
-        replicated_elements=(4.0 if transform else 2.0) * h,
-        replicated_activation_bytes=(8.0 if transform else 4.0) * h,
+        replicated_parameters=_norm(config) * norms + (h * h + h) * transform,
+        replicated_elements=2.0 * norms * h,
+        replicated_activation_bytes=(2.0 + 2.0 * config.final_norm + 4.0 * transform) * h,
         tp_collectives_backward=1,
         output_elements=config.vocab_size,
         tied=config.tie_embeddings,

@@ -18,6 +18,8 @@ class ModelConfig:
     """A Transformer: `num_layers` blocks between an embedding and a head."""
 
     name: str = MISSING
+    path: str | None = None
+    """A Hugging Face config.json to take the sizes from (`model=hf`); null once they are taken."""
     num_layers: int = MISSING
     """Transformer blocks; with `num_encoder_layers` the first of them form the encoder."""
     hidden_size: int = MISSING
@@ -42,12 +44,24 @@ class ModelConfig:
     dropout: bool = True
     """Dropout masks are kept for backward (1 byte an element); Llama trains without."""
     linear_bias: bool = True
+    qkv_bias: bool | None = None
+    """Bias of the query, key and value products; null: as `linear_bias` (Qwen2 has only these)."""
+    qk_norm: bool = False
+    """A norm over each head of queries and keys (Qwen3)."""
     norm_bias: bool = True
     """LayerNorm has scale and shift; RMSNorm only a scale."""
+    final_norm: bool = True
+    """A norm after the last block; false where each block ends with its own (BERT)."""
     embedding_norm: bool = False
     """A normalisation right after the embedding (BLOOM, BERT)."""
     head_transform: bool = False
     """A dense layer and a norm before the output projection (BERT's masked-language head)."""
+    output_bias: bool = False
+    """The output projection has a bias of `vocab_size` (BERT)."""
+    token_types: int = 0
+    """Rows of a token-type embedding (BERT: 2); 0: none."""
+    relative_position_buckets: int = 0
+    """Rows of a table of `num_heads` attention biases by distance, one a stack (T5: 32); 0: none."""
 
     def __post_init__(self) -> None:
         for key in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_seq_len"):
@@ -55,7 +69,8 @@ class ModelConfig:
         for key in ("num_kv_heads", "head_dim", "ffn_hidden_size"):
             if getattr(self, key) is not None:
                 require_size(f"model.{key}", getattr(self, key), MAX_SIZE)
-        require_at_least("model.num_encoder_layers", self.num_encoder_layers, 0)
+        for key in ("num_encoder_layers", "token_types", "relative_position_buckets"):
+            require_at_least(f"model.{key}", getattr(self, key), 0)
         if self.num_encoder_layers >= self.num_layers:
             raise ConfigError(
                 f"model.num_encoder_layers={self.num_encoder_layers} must leave a decoder layer of "

@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from darts_parallel.cluster import Cluster
 from darts_parallel.config import Config, TrainingConfig, config_dir, register_schema
 from darts_parallel.errors import ConfigError, DartsParallelError
+from darts_parallel.huggingface import resolve_path
 from darts_parallel.messages import config_sentence, error_sentence
 from darts_parallel.model import Model, build_model
 
@@ -58,6 +59,7 @@ def to_config(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
         ConfigError: a missing or mistyped value, or one that breaks a rule.
     """
     try:
+        composed = resolve_path(composed, overrides)
         values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), values))
     except OmegaConfBaseException as error:
