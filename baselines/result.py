@@ -2,11 +2,16 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from darts_parallel.cost import HardPlans
+from darts_parallel.problem import Problem
+from darts_parallel.space import outer_spaces
 from darts_parallel.strategy import Plan
-from darts_parallel.table import CostTable
+from darts_parallel.table import CostTable, build_tables
+
+Curve = tuple[tuple[float, float], ...]
+"""An anytime curve: seconds of wall-clock, and the iteration time of the best feasible plan from then on."""
 
 
 class DeadlineError(Exception):
@@ -40,6 +45,8 @@ class BaselineResult:
     """No feasible plan costs less; `iteration_time_s` where proven."""
     note: str = ""
     """One sentence for the reader of a table."""
+    curve: Curve = ()
+    """Every improvement of the best plan; empty where the planner answers once, at its end."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,8 @@ class TableResult:
     """Plans whose cost was worked out, partial plans included."""
     alternatives: tuple[Candidate, ...] = ()
     """The best configurations, each with its best split, cheapest first; where the planner ranks them."""
+    curve: Curve = ()
+    """Every improvement of the best plan; empty where the planner answers once, at its end."""
 
     @property
     def cost(self) -> float:
@@ -94,9 +103,31 @@ class TableResult:
             proven=self.proven,
             lower_bound_s=self.lower_bound,
             note=note or self._note(),
+            curve=self.curve,
         )
 
     def _note(self) -> str:
+        if not self.proven and self.lower_bound <= 0:
+            return "a heuristic: it proves nothing"
         if not self.proven:
             return "stopped by its time limit; the lower bound is proven"
         return "optimal in the model" if self.best is not None else "no plan fits"
+
+
+def on_problem(
+    problem: Problem,
+    solve: Callable[[Sequence[CostTable], str, float | None], TableResult],
+    budget: float | None,
+) -> BaselineResult:
+    """Answer a problem with a planner of tables; building the tables counts as its time.
+
+    Args:
+        solve: Tables, kind of space, and the `time.monotonic()` at which to stop or None, to an answer.
+        budget: Seconds of wall-clock; None: as long as it takes.
+    """
+    began = time.monotonic()
+    tables = build_tables(problem, outer_spaces(problem))
+    built = time.monotonic() - began
+    answer = solve(tables, problem.config.space.kind, None if budget is None else began + budget)
+    result = answer.to_baseline(tables, time.monotonic() - began)
+    return replace(result, curve=tuple((seconds + built, cost) for seconds, cost in answer.curve))

@@ -1,5 +1,6 @@
 """The best hard plans that a search has met."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -50,6 +51,9 @@ class CandidatePool:
     def __init__(self, tables: list[CostTable], kind: str) -> None:
         self.tables, self.kind = tables, kind
         self.evaluated = 0
+        self.began = time.perf_counter()
+        self.curve: list[tuple[float, float]] = []
+        """Seconds since the beginning and iteration time of every improvement of the best plan."""
         self.entries: dict[tuple[int, int], list[Entry]] = {}
 
     @property
@@ -105,6 +109,8 @@ class CandidatePool:
                     kept = [*kept, Entry(table, plans[index : index + 1], value)]
             if kept:
                 self.entries[(table, outer)] = sorted(kept, key=lambda entry: entry.time)[: self.PER_OUTER]
+        if self.best_time < (self.curve[-1][1] if self.curve else float("inf")):
+            self.curve.append((time.perf_counter() - self.began, self.best_time))
 
     def top(self, count: int) -> list[Entry]:
         """The fastest entries, at most two of an outer choice so that several are tried."""

@@ -269,6 +269,7 @@ def search_tables(
         seed=seed,
         plans_evaluated=run.pool.evaluated,
         interrupted=interrupted,
+        curve=tuple((seconds + run.pool.began - began, cost) for seconds, cost in run.pool.curve),
     )
 
 

@@ -61,3 +61,5 @@ class SearchResult:
     seed: int
     plans_evaluated: int
     interrupted: bool
+    curve: tuple[tuple[float, float], ...] = ()
+    """Anytime curve: seconds at which the best hard plan improved, and its seconds per iteration."""

@@ -1,0 +1,177 @@
+"""Many plans of many tables as one batch: what the planners that try plans at random walk over."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baselines.incumbent import Incumbent
+from darts_parallel.candidates import even_uniform_plans
+from darts_parallel.cost import HardPlans
+from darts_parallel.discretize import unit_starts
+from darts_parallel.infeasible import lightest_plans
+from darts_parallel.strategy import LayerStrategy
+from darts_parallel.table import CostTable
+
+PENALTY = 10.0
+"""Log-seconds that memory beyond a stage's capacity counts for, relative to the capacity."""
+
+
+@dataclass(frozen=True)
+class Chains:
+    """N plans; all fields integer.
+
+    `table` (N,): number of the table; `outer` (N,): its outer choice; `choices` (N, L): strategy of every
+    layer; `starts` (N, K): first layer of every stage, K the largest pipeline degree, L where a plan has
+    fewer stages.
+    """
+
+    table: Tensor
+    outer: Tensor
+    choices: Tensor
+    starts: Tensor
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: Tensor | slice) -> "Chains":
+        return Chains(self.table[index], self.outer[index], self.choices[index], self.starts[index])
+
+    def where(self, mask: Tensor, other: "Chains") -> "Chains":
+        """These plans where `mask` (N,) holds, `other`'s elsewhere."""
+        column = mask.unsqueeze(1)
+        return Chains(
+            torch.where(mask, self.table, other.table),
+            torch.where(mask, self.outer, other.outer),
+            torch.where(column, self.choices, other.choices),
+            torch.where(column, self.starts, other.starts),
+        )
+
+    @staticmethod
+    def concatenate(parts: "list[Chains]") -> "Chains":
+        """All plans of `parts`, in order."""
+        names = ("table", "outer", "choices", "starts")
+        return Chains(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+    def stages(self) -> Tensor:
+        """Stage of every layer, `(N, L)`."""
+        positions = torch.arange(self.choices.shape[1]).expand_as(self.choices).contiguous()
+        return torch.searchsorted(self.starts.contiguous(), positions, right=True) - 1
+
+
+class PlanSpace:
+    """The space of all tables: legal strategies, even splits, prices.
+
+    Args:
+        incumbent: Holds the tables, which divide into the same units, and the best plan so far.
+        kind: `uniform`, `stagewise` or `layerwise`.
+    """
+
+    def __init__(self, incumbent: Incumbent, kind: str) -> None:
+        self.incumbent, self.kind = incumbent, kind
+        tables = incumbent.tables
+        self.pp = torch.tensor([table.pp for table in tables])
+        self.num_layers, self.most_stages = tables[0].num_layers, int(self.pp.max())
+        self.units = unit_starts(tables[0].joined)
+        most_outer = max(table.num_outer for table in tables)
+        self.most_choices = max(len(table.choices) for table in tables)
+        self.allowed = torch.zeros(len(tables), most_outer, self.most_choices, dtype=torch.bool)
+        for index, table in enumerate(tables):
+            self.allowed[index, : table.num_outer, : len(table.choices)] = table.allowed
+        self.outer_choices = torch.nonzero(self.allowed.any(2))
+        """Table and outer choice of every legal outer choice, `(n, 2)`."""
+        self.translation = _translation(tables, self.most_choices)
+
+    def price(self, chains: Chains) -> Tensor:
+        """Log-seconds per iteration, more where memory does not suffice, `(N,)`; the best plan is kept."""
+        energy = torch.empty(len(chains), dtype=torch.float64)
+        for index in torch.unique(chains.table).tolist():
+            mine = torch.nonzero(chains.table == index).squeeze(1)
+            table = self.incumbent.tables[index]
+            plans = HardPlans(chains.outer[mine], chains.choices[mine], chains.starts[mine, : table.pp])
+            cost = self.incumbent.offer(index, plans)
+            excess = (cost.memory / table.capacity - 1.0).clamp(min=0.0).sum(1)
+            energy[mine] = torch.log(cost.iteration_time) + PENALTY * excess
+        return energy
+
+    def starting_plans(self) -> Chains:
+        """What the gradient search starts from too.
+
+        One strategy for all layers on even stages, and the lightest plan of every outer choice.
+        """
+        tables = self.incumbent.tables
+        parts = [self._of_table(index, even_uniform_plans(table)) for index, table in enumerate(tables)]
+        parts += [self._of_table(c.table, c.plans) for c in lightest_plans(tables, self.kind)]
+        return Chains.concatenate(parts)
+
+    def _of_table(self, index: int, plans: HardPlans) -> Chains:
+        missing = self.most_stages - plans.starts.shape[1]
+        starts = torch.nn.functional.pad(plans.starts, (0, missing), value=self.num_layers)
+        return Chains(torch.full((len(plans),), index), plans.outer, plans.choices, starts)
+
+    def random_choice(self, table: Tensor, outer: Tensor, generator: torch.Generator) -> Tensor:
+        """A legal strategy for every outer choice; all arguments and the result `(N,)`."""
+        allowed = self.allowed[table, outer]
+        return (torch.rand(allowed.shape, generator=generator) * allowed + allowed).argmax(1)
+
+    def random_outer(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Tables and outer choices, `(count,)` each; every pipeline degree is equally likely."""
+        table, _ = self.outer_choices.unbind(1)
+        weights = 1.0 / torch.bincount(table).double()[table]
+        drawn = torch.multinomial(weights, count, replacement=True, generator=generator)
+        return self.outer_choices[drawn, 0], self.outer_choices[drawn, 1]
+
+    def split(self, pp: Tensor, jitter: Tensor) -> Tensor:
+        """Stage starts at even distances, moved by a jitter.
+
+        Args:
+            pp: Number of stages, `(N,)`.
+            jitter: Shift of every inner edge in units, `(N, K)`.
+
+        Returns:
+            Padded starts, `(N, K)`.
+        """
+        units = len(self.units)
+        order = torch.arange(self.most_stages)
+        wished = torch.round(order * units / pp.unsqueeze(1) + jitter).long().sort(1).values
+        inner = order < pp.unsqueeze(1)
+        free = torch.where(inner, wished - order, 0).clamp(min=0)
+        free[:, 0] = 0
+        position = torch.minimum(free.cummax(1).values, (units - pp).unsqueeze(1)) + order
+        starts = self.units[position.clamp(max=units - 1)]
+        return torch.where(inner, starts, self.num_layers)
+
+    def legal(self, chains: Chains, generator: torch.Generator) -> Chains:
+        """The same plans with an allowed strategy, one for each plan, in place of forbidden ones."""
+        allowed = self.allowed[chains.table, chains.outer].gather(1, chains.choices)
+        other = self.random_choice(chains.table, chains.outer, generator).unsqueeze(1)
+        choices = torch.where(allowed, chains.choices, other)
+        if self.kind == "uniform":
+            choices = torch.where(allowed.all(1, keepdim=True), choices, other)
+        return self.in_kind(Chains(chains.table, chains.outer, choices, chains.starts))
+
+    def in_kind(self, chains: Chains) -> Chains:
+        """Stage-wise, every layer takes the strategy of its stage's first."""
+        if self.kind != "stagewise":
+            return chains
+        choices = chains.choices.gather(1, chains.starts.gather(1, chains.stages()))
+        return Chains(chains.table, chains.outer, choices, chains.starts)
+
+
+def _translation(tables: list[CostTable], width: int) -> Tensor:
+    """The strategy of another table that is most like one's own, `(T, T, C)`; 0 beyond a table's own."""
+    result = torch.zeros(len(tables), len(tables), width, dtype=torch.long)
+    for a, mine in enumerate(tables):
+        for b, other in enumerate(tables):
+            best = [
+                min(range(len(other.choices)), key=lambda c: _distance(choice, other.choices[c]))
+                for choice in mine.choices
+            ]
+            result[a, b, : len(best)] = torch.tensor(best)
+    return result
+
+
+def _distance(a: LayerStrategy, b: LayerStrategy) -> tuple[float, ...]:
+    """Unlike degrees first, then what else differs."""
+    return (abs(a.tp - b.tp), a.recompute != b.recompute, abs(a.zero_stage - b.zero_stage),
+            a.sequence_parallel != b.sequence_parallel, abs(a.dp - b.dp))  # fmt: skip

@@ -1,0 +1,78 @@
+"""FlexFlow's search: Markov chain Monte Carlo over per-layer strategies (Jia, Zaharia, Aiken, MLSys 2019).
+
+Section 6.2 of the paper: a proposal replaces the configuration of one operation, drawn at random, by a
+random one; it is accepted by the Metropolis rule at a constant temperature; chains begin at known
+strategies (here those that the gradient search begins at) and at random ones, and a chain that has not
+improved for half of its time begins anew.
+
+Restricted to our plans: an operation is a layer, its devices are its stage, so that besides strategies a
+layer may move to the neighbouring stage, and the outer choices change too. The simulator is our `evaluate`.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from baselines.annealing import best_starts, metropolis, uphill
+from baselines.chains import Chains, PlanSpace
+from baselines.incumbent import Incumbent
+from baselines.moves import Moves, MoveWeights
+from baselines.result import BaselineResult, TableResult, on_problem
+from darts_parallel.problem import Problem
+from darts_parallel.table import CostTable
+
+CHAINS = 64
+"""Plans that walk side by side."""
+ACCEPTED = 0.01
+"""Share of small uphill moves that the temperature accepts: the paper's constant beta, free of units."""
+PATIENCE = 200
+"""Steps after which a chain without improvement may begin anew; then half of the chain's age."""
+WEIGHTS = MoveWeights(layer=0.7, edge=0.2, outer=0.05, jump=0.05)
+
+
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+    """The best plan that the chains meet within the budget.
+
+    Args:
+        problem: Model, cluster, job and space.
+        budget: Seconds of wall-clock; None: `incumbent.DEFAULT_SECONDS`.
+        seed: Of all random numbers.
+    """
+    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end, seed=seed), budget)
+
+
+def solve(
+    tables: Sequence[CostTable],
+    kind: str,
+    *,
+    deadline: float | None = None,
+    seed: int = 0,
+    max_steps: int | None = None,
+) -> TableResult:
+    """The same over cost tables; arguments as `random_search.solve`, a step changes every chain once."""
+    incumbent = Incumbent(tables, deadline)
+    space = PlanSpace(incumbent, kind)
+    moves = Moves(space, WEIGHTS, torch.Generator().manual_seed(seed))
+    known, known_energy = best_starts(space, CHAINS // 2)
+    fresh = moves.random_plans(CHAINS - len(known))
+    chains = Chains.concatenate([known, fresh])
+    energy = torch.cat([known_energy, space.price(fresh)])
+    temperature = uphill(space, moves, chains, energy) / math.log(1.0 / ACCEPTED)
+    lowest, age, since = energy.clone(), torch.zeros(CHAINS), torch.zeros(CHAINS)
+    left = math.inf if max_steps is None else max_steps
+    while not incumbent.over() and left > 0:
+        chains, energy = metropolis(space, moves, chains, energy, temperature)
+        better = energy < lowest - 1e-12
+        lowest, age, left = torch.minimum(lowest, energy), age + 1, left - 1
+        since = torch.where(better, 0.0, since + 1)
+        stale = torch.nonzero((since > PATIENCE) & (since > age / 2)).squeeze(1)
+        if len(stale):
+            fresh = moves.random_plans(len(stale))
+            mask = torch.zeros(CHAINS, dtype=torch.bool).index_fill(0, stale, True)
+            spread = torch.zeros(CHAINS, dtype=torch.long).index_copy(0, stale, torch.arange(len(stale)))
+            chains = fresh[spread].where(mask, chains)
+            energy = energy.index_copy(0, stale, space.price(fresh))
+            lowest = torch.where(mask, energy, lowest)
+            age, since = age.masked_fill(mask, 0.0), since.masked_fill(mask, 0.0)
+    return incumbent.result()

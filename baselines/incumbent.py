@@ -1,0 +1,69 @@
+"""The best plan that a planner has met, and when: what makes anytime curves."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from baselines.result import Candidate, TableResult
+from darts_parallel.cost import BatchCost, HardPlans, evaluate_batch
+from darts_parallel.table import CostTable, without_dominated
+
+DEFAULT_SECONDS = 10.0
+"""Budget of a planner that never ends by itself, where none is given."""
+
+
+class Incumbent:
+    """Prices plans, remembers the best feasible one and the seconds of every improvement.
+
+    Works on the tables without dominated strategies, as the gradient search does; answers refer to the
+    tables as they were given.
+
+    Args:
+        tables: One for each pipeline degree.
+        deadline: `time.monotonic()` at which to stop; None: after `DEFAULT_SECONDS`.
+    """
+
+    def __init__(self, tables: Sequence[CostTable], deadline: float | None) -> None:
+        self.began = time.monotonic()
+        self.deadline = self.began + DEFAULT_SECONDS if deadline is None else deadline
+        self.given = tables
+        self.tables = [without_dominated(table) for table in tables]
+        self.best: Candidate | None = None
+        self.curve: list[tuple[float, float]] = []
+        self.evaluated = 0
+
+    @property
+    def cost(self) -> float:
+        """Seconds per iteration of the best plan; infinite without one."""
+        return float("inf") if self.best is None else self.best.cost
+
+    def over(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() >= self.deadline
+
+    def offer(self, table: int, plans: HardPlans) -> BatchCost:
+        """Price plans of one table and keep the best feasible one."""
+        cost = evaluate_batch(self.tables[table], plans)
+        self.evaluated += len(plans)
+        times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        row = int(times.argmin())
+        if float(times[row]) < self.cost:
+            self.best = Candidate(float(times[row]), table, plans[row : row + 1])
+            self.curve.append((time.monotonic() - self.began, self.best.cost))
+        return cost
+
+    def result(self) -> TableResult:
+        """What was found; nothing is proven."""
+        best = None
+        if self.best is not None:
+            index, plans = self.best.table_index, self.best.plans
+            choices = self._as_given(index)[plans.choices]
+            best = Candidate(self.best.cost, index, HardPlans(plans.outer, choices, plans.starts))
+        return TableResult(best, 0.0, False, self.evaluated, curve=tuple(self.curve))
+
+    def _as_given(self, index: int) -> Tensor:
+        """Number in the given table of every strategy that was kept, `(C,)`."""
+        numbers = {choice: c for c, choice in enumerate(self.given[index].choices)}
+        return torch.tensor([numbers[choice] for choice in self.tables[index].choices])

@@ -1,0 +1,151 @@
+"""Random plans, and random changes of plans, for whole batches at once."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baselines.chains import Chains, PlanSpace
+
+
+@dataclass(frozen=True)
+class MoveWeights:
+    """How likely each kind of change is; weights, not necessarily summing to 1.
+
+    In the stage-wise space layers and runs become stages, in the uniform space everything is the whole.
+    """
+
+    layer: float = 0.0
+    """One layer takes another strategy."""
+    run: float = 0.0
+    """A run of layers does, its length log-uniform."""
+    stage: float = 0.0
+    """A stage does."""
+    whole: float = 0.0
+    """All layers do."""
+    edge: float = 0.0
+    """Neighbouring stage edges move by one layer together: a layer leaves one stage and another gains one."""
+    outer: float = 0.0
+    """Another number of micro-batches."""
+    jump: float = 0.0
+    """Another pipeline degree, with like strategies and stretched stages."""
+
+
+class Moves:
+    """Draws random plans and changes of plans.
+
+    Args:
+        space: Tables and their legal strategies.
+        weights: Of the changes.
+        generator: Of all random numbers.
+    """
+
+    def __init__(self, space: PlanSpace, weights: MoveWeights, generator: torch.Generator) -> None:
+        self.space, self.generator = space, generator
+        self.weights = torch.tensor(list(vars(weights).values()), dtype=torch.float64)
+        self.names = list(vars(weights))
+
+    def _uniform(self, *shape: int) -> Tensor:
+        return torch.rand(*shape, generator=self.generator, dtype=torch.float64)
+
+    def _below(self, limit: Tensor) -> Tensor:
+        """A whole number in [0, limit) for every entry."""
+        return (self._uniform(*limit.shape) * limit).long().clamp(max=limit - 1)
+
+    def random_plans(self, count: int) -> Chains:
+        """Plans from scratch: an outer choice, stages about even, layers in a few runs of one strategy.
+
+        Half of the splits are even to a layer, the others are moved by a few. The number of runs is
+        geometric: 1 with probability 1/2. Strategies layer by layer at random would all be bad.
+        """
+        space = self.space
+        table, outer = space.random_outer(count, self.generator)
+        spread = torch.where(self._uniform(count, 1) < 0.5, 0.0, 4.0 * self._uniform(count, 1))
+        noise = torch.randn(count, space.most_stages, generator=self.generator, dtype=torch.float64)
+        starts = space.split(space.pp[table], spread * noise)
+        first = space.random_choice(table, outer, self.generator)
+        chains = Chains(table, outer, first.unsqueeze(1).repeat(1, space.num_layers), starts)
+        growing = torch.ones(count, dtype=torch.bool)
+        for _ in range(6 if space.kind != "uniform" else 0):
+            growing = growing & (self._uniform(count) < 0.5)
+            chains = self._region(chains, "run").where(growing, chains)
+        return chains
+
+    def propose(self, chains: Chains) -> Chains:
+        """One change of every plan; a change that is not possible leaves the plan as it is."""
+        kind = torch.multinomial(self.weights, len(chains), replacement=True, generator=self.generator)
+        result = chains
+        for number in torch.unique(kind).tolist():
+            mine = torch.nonzero(kind == number).squeeze(1)
+            changed = self._change(chains[mine], self.names[number])
+            result = Chains(
+                result.table.index_copy(0, mine, changed.table),
+                result.outer.index_copy(0, mine, changed.outer),
+                result.choices.index_copy(0, mine, changed.choices),
+                result.starts.index_copy(0, mine, changed.starts),
+            )
+        return result
+
+    def _change(self, chains: Chains, name: str) -> Chains:
+        if name == "edge":
+            return self._edges(chains)
+        if name == "outer":
+            return self._other_count(chains)
+        if name == "jump":
+            return self._jump(chains)
+        return self._region(chains, name)
+
+    def _region(self, chains: Chains, name: str) -> Chains:
+        """A layer, run, stage, or everything takes one other strategy."""
+        size, count = self.space.num_layers, len(chains)
+        kind = self.space.kind
+        if kind == "stagewise" and name in ("layer", "run"):
+            name = "stage"
+        first = self._below(torch.full((count,), size))
+        end = first + 1
+        if name == "run":
+            length = torch.exp(self._uniform(count) * math.log(size + 1.0)).long()
+            end = (first + length).clamp(max=size)
+        elif name == "stage":
+            stage = self._below(self.space.pp[chains.table]).unsqueeze(1)
+            bounds = torch.nn.functional.pad(chains.starts, (0, 1), value=size)
+            first, end = bounds.gather(1, stage)[:, 0], bounds.gather(1, stage + 1)[:, 0]
+        if name == "whole" or kind == "uniform":
+            first, end = torch.zeros_like(first), torch.full_like(end, size)
+        layers = torch.arange(size)
+        inside = (layers >= first.unsqueeze(1)) & (layers < end.unsqueeze(1))
+        choice = self.space.random_choice(chains.table, chains.outer, self.generator).unsqueeze(1)
+        return Chains(chains.table, chains.outer, torch.where(inside, choice, chains.choices), chains.starts)
+
+    def _edges(self, chains: Chains) -> Chains:
+        """Edges a to b, neighbours, move by one unit to the same side."""
+        space = self.space
+        inner = space.pp[chains.table] - 1
+        a = self._below(inner.clamp(min=1)) + 1
+        b = a + self._below((inner - a + 1).clamp(min=1)) * (self._uniform(len(chains)) < 0.5)
+        order = torch.arange(space.most_stages)
+        block = (order >= a.unsqueeze(1)) & (order <= b.unsqueeze(1)) & (order <= inner.unsqueeze(1))
+        side = torch.where(self._uniform(len(chains), 1) < 0.5, 1, -1)
+        position = torch.searchsorted(space.units, chains.starts.contiguous()) + block * side
+        used = order <= inner.unsqueeze(1)
+        gaps = position.diff(dim=1) > 0
+        fits = (gaps | ~used[:, 1:]).all(1) & (torch.where(used, position, 0) < len(space.units)).all(1)
+        starts = torch.where(used, space.units[position.clamp(0, len(space.units) - 1)], space.num_layers)
+        starts = torch.where(fits.unsqueeze(1), starts, chains.starts)
+        return space.in_kind(Chains(chains.table, chains.outer, chains.choices, starts))
+
+    def _other_count(self, chains: Chains) -> Chains:
+        """Another number of micro-batches of the same pipeline degree."""
+        possible = self.space.allowed[chains.table].any(2)
+        outer = (self._uniform(*possible.shape) * possible + possible).argmax(1)
+        return self.space.legal(Chains(chains.table, outer, chains.choices, chains.starts), self.generator)
+
+    def _jump(self, chains: Chains) -> Chains:
+        """Another pipeline degree: like strategies, stages even or nearly so."""
+        space = self.space
+        table, outer = space.random_outer(len(chains), self.generator)
+        choices = space.translation[chains.table, table].gather(1, chains.choices)
+        noise = torch.randn(len(chains), space.most_stages, generator=self.generator, dtype=torch.float64)
+        starts = space.split(space.pp[table], 0.5 * noise)
+        return space.legal(Chains(table, outer, choices, starts), self.generator)

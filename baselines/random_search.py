@@ -1,0 +1,54 @@
+"""Random search: independent random plans, the best feasible one is kept (Bergstra and Bengio, JMLR 2012)."""
+
+from collections.abc import Sequence
+
+import torch
+
+from baselines.chains import PlanSpace
+from baselines.incumbent import Incumbent
+from baselines.moves import Moves, MoveWeights
+from baselines.result import BaselineResult, TableResult, on_problem
+from darts_parallel.problem import Problem
+from darts_parallel.table import CostTable
+
+BATCH = 256
+"""Plans priced at once."""
+
+
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+    """The best of as many random plans as the budget allows.
+
+    Args:
+        problem: Model, cluster, job and space.
+        budget: Seconds of wall-clock; None: `incumbent.DEFAULT_SECONDS`.
+        seed: Of all random numbers.
+    """
+    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end, seed=seed), budget)
+
+
+def solve(
+    tables: Sequence[CostTable],
+    kind: str,
+    *,
+    deadline: float | None = None,
+    seed: int = 0,
+    max_steps: int | None = None,
+) -> TableResult:
+    """The same over cost tables.
+
+    Args:
+        tables: One for each pipeline degree.
+        kind: `uniform`, `stagewise` or `layerwise`.
+        deadline: `time.monotonic()` at which to stop.
+        seed: Of all random numbers.
+        max_steps: Batches after which to stop in any case.
+    """
+    incumbent = Incumbent(tables, deadline)
+    space = PlanSpace(incumbent, kind)
+    moves = Moves(space, MoveWeights(), torch.Generator().manual_seed(seed))
+    space.price(space.starting_plans())
+    step = 0
+    while not incumbent.over() and (max_steps is None or step < max_steps):
+        space.price(moves.random_plans(BATCH))
+        step += 1
+    return incumbent.result()
