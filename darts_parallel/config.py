@@ -145,6 +145,8 @@ class SearchConfig:
     """Quadratic penalty on the relative memory violation."""
     thin_at: list[float] = field(default_factory=lambda: [0.25, 0.5])
     """Shares of the steps after which the worse half of the restarts is dropped."""
+    resample_at: list[float] = field(default_factory=list)
+    """Shares of the steps after which copies of the better half, with noise, replace the worse half."""
     hard_stages_from: float = 0.5
     """Share of the steps after which stage edges are rounded in the forward pass (straight-through)."""
     hard_choices_from: float = 1.0
@@ -180,7 +182,7 @@ class SearchConfig:
                 )
             for value in values:
                 require_at_least(f"search.{key}", value, 0, strict=True)
-        shares = [("thin_at", share) for share in self.thin_at]
+        shares = [(key, share) for key in ("thin_at", "resample_at") for share in getattr(self, key)]
         shares += [(key, getattr(self, key)) for key in ("hard_stages_from", "hard_choices_from")]
         for key, share in shares:
             require_at_least(f"search.{key}", share, 0)

@@ -88,7 +88,10 @@ class GradientSearch:
     ) -> tuple[list[StepRecord], bool]:
         """All steps; returns the records and whether Ctrl-C or the time limit cut them short."""
         records: list[StepRecord] = []
-        thin_at = {int(share * self.config.num_steps) for share in self.config.thin_at}
+        thin_at, resample_at = (
+            {int(share * self.config.num_steps) for share in shares}
+            for shares in (self.config.thin_at, self.config.resample_at)
+        )
         try:
             while self.step < self.config.num_steps and self.groups:
                 record, merits = self._one_step()
@@ -96,6 +99,10 @@ class GradientSearch:
                 if record is not None:
                     records.append(record)
                     on_record(record)
+                if self.step in resample_at:
+                    for group, merit in zip(self.groups, merits, strict=True):
+                        moments, noise = self.optimizer.state(), self.config.initial_noise
+                        group.resample(merit, moments, noise, self.generator)
                 if self.step in thin_at:
                     self._thin(merits)
                 if time.perf_counter() - self.began > self.config.max_seconds:

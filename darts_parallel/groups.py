@@ -16,8 +16,10 @@ from darts_parallel.relaxation import (
     stage_edges,
     straight_through,
 )
+from darts_parallel.starts import rank_starts, resample_sources
 from darts_parallel.table import CostTable
 
+Moments = dict[int, tuple[Tensor, ...]]
 WIDTH_NOISE = 0.05
 """Standard deviation of the initial stage widths, which are otherwise equal."""
 MERIT_PENALTY = 2.0
@@ -129,6 +131,31 @@ class Group:
         with torch.no_grad():
             self.multipliers = torch.relu(self.multipliers + config.multiplier_step * violation)
         return torch.log(cost.iteration_time) + memory
+
+    @torch.no_grad()
+    def resample(self, merit: Tensor, moments: Moments, noise: float, generator: torch.Generator) -> None:
+        """Replace the worse half of the restarts by noisy copies of the better half.
+
+        Better are those of low merit and large gradient (`starts.rank_starts`).
+
+        Args:
+            merit: Shape `(O, R)`.
+            moments: The optimizer's, by the parameter's identity; they are copied along.
+            noise: Standard deviation of what is added to the copies' logits; widths get a share of it.
+            generator: Source of the noise.
+        """
+        assert self.logits.grad is not None
+        norms = self.logits.grad.flatten(2).norm(dim=-1)
+        survivors = -(-merit.shape[1] // 2)
+        source = resample_sources(rank_starts(merit, norms), survivors)
+        rows = torch.arange(len(source)).unsqueeze(1)
+        copies = torch.arange(merit.shape[1]) >= survivors
+        for values, size in ((self.logits, noise), (self.widths, WIDTH_NOISE * noise)):
+            drawn = size * torch.randn(values.shape, generator=generator, dtype=torch.float64)
+            values.copy_(values[rows, source] + drawn * copies.view(1, -1, *[1] * (values.dim() - 2)))
+            for moment in moments[id(values)]:
+                moment.copy_(moment[rows, source])
+        self.multipliers = self.multipliers[rows, source]
 
     def select(self, outer: Tensor, restarts: Tensor) -> "Group":
         """The same group with fewer outer choices and restarts.

@@ -18,6 +18,7 @@ from darts_parallel.bilevel.data import sample, unigram_entropy
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trainer import BETAS
 from darts_parallel.bilevel.transformer import Weights, initial_weights, plan_loss
+from darts_parallel.starts import rank_starts, resample_sources
 
 DROP = 0.2
 """Nats below the unigram entropy at which the first steep drop counts as over."""
@@ -86,19 +87,14 @@ class ParallelStarts:
     def filter(self, text: Tensor, survivors: int) -> bool:
         """Resample around the best once the first steep drop is over; returns whether it did so now.
 
-        A start's rank is the sum of its ranks by loss (low first) and by gradient norm (large first).
-
         Args:
             text: Training bytes, for the unigram entropy.
             survivors: Starts that stay, at least one.
         """
         if self.filtered_at is not None or float(self.losses.mean()) > unigram_entropy(text) - DROP:
             return False
-        rank = self.losses.argsort().argsort() + self.gradient_norms.argsort(descending=True).argsort()
-        # equal sums: the lower loss
-        order = (rank + 1e-3 * self.losses / self.losses.max()).argsort()
-        source = order[torch.arange(len(order)) % survivors]
-        copies = torch.arange(len(order)) >= survivors
+        source = resample_sources(rank_starts(self.losses, self.gradient_norms), survivors)
+        copies = torch.arange(len(source)) >= survivors
         for weight in self.weights.values():
             kept = weight[source]
             scale = SPREAD * kept.flatten(1).std(1) * copies
