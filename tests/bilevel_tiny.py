@@ -12,6 +12,7 @@ from darts_parallel.bilevel.settings import BilevelSettings
 TINY: dict[str, Any] = {
     "num_blocks": 2, "width": 16, "num_heads": 4, "context": 8, "global_batch_size": 8, "num_steps": 16,
     "warmup_steps": 8, "retrain_steps": 12, "evaluate_every": 2, "validation_sequences": 4,
+    "trial_steps": 2, "trial_every": 4,
 }  # fmt: skip
 
 

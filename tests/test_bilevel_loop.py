@@ -6,6 +6,7 @@ import torch
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.logits import Progress
 from darts_parallel.bilevel.loop import BilevelSearch
+from darts_parallel.bilevel.rollout import measured_costs
 from darts_parallel.bilevel.settings import BilevelSettings, Overrides
 from darts_parallel.errors import ConfigError
 from tests.bilevel_tiny import corpus, records, same, tiny_search, tiny_settings
@@ -99,6 +100,30 @@ def test_unmeasured_or_negative_progress_pulls_nowhere() -> None:
     assert not torch.autograd.grad(progress.log_steps(weights), weights)[0].any()
     progress.update(torch.tensor([[-1.0, -0.5]]), 0.0)
     assert not torch.autograd.grad(progress.log_steps(weights), weights)[0].any()
+
+
+def test_trials_price_the_bits_and_single_steps_share_the_price_among_blocks() -> None:
+    progress = Progress(0.9)
+    progress.update(torch.tensor([[1.0, 0.5], [1.0, 0.9]]), 0.0)
+    for cost in (0.2, 0.4):
+        progress.add_trial(torch.tensor([0.0, cost]))
+    weights = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    assert float(progress.log_steps(weights)) == pytest.approx(0.3 / 6)
+    assert float(progress.log_steps(torch.tensor([[0.0, 1.0]] * 2))) == pytest.approx(0.3)
+    assert float(progress.log_steps(torch.tensor([[1.0, 0.0]] * 2))) == 0.0
+
+
+def test_a_trial_leaves_the_training_as_it_was_and_charges_nothing_for_exact_gradients() -> None:
+    search = tiny_search()
+    for _ in range(4):
+        search.step()
+    before = search.trainer.state()
+    plan, pairs = search.plan().blocks, [(8, 16), (8, 2), (1, 16)]
+    costs = measured_costs(search.trainer, plan, corpus().train, pairs, 3, 0.3)
+    assert same(before, search.trainer.state())
+    assert costs[8, 16] == costs[1, 16] == 0.0
+    assert costs[8, 2] != 0.0
+    assert costs == measured_costs(search.trainer, plan, corpus().train, pairs, 3, 0.3)
 
 
 def test_a_larger_noise_scale_pulls_to_larger_batches() -> None:

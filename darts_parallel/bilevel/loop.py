@@ -14,6 +14,7 @@ from darts_parallel.bilevel.checkpoint import CheckpointError, load_latest, save
 from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.exchange import measure
 from darts_parallel.bilevel.logits import Logits, Progress, UpperGradient, UpperLevel
+from darts_parallel.bilevel.rollout import measured_costs
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.time_model import build_time_model, toy_problem
 from darts_parallel.bilevel.trainer import WeightStep, WeightTrainer
@@ -73,6 +74,7 @@ class BilevelSearch:
             [(part, settings.logit_learning_rate) for part in self.logits.tensors()], LOGIT_BETAS
         )
         self.curve: list[tuple[int, float]] = []
+        self.trial_at = 0
 
     @property
     def temperature(self) -> float:
@@ -98,6 +100,8 @@ class BilevelSearch:
         self.curve.append((self.trainer.step, outcome.loss))
         exchange = measure(self.curve)
         due = self.trainer.step > settings.warmup_steps and self.trainer.step % settings.logit_every == 0
+        if due and exchange:
+            self._try_compression(exchange.nats_per_efold)
         upper = self._logit_step(outcome, exchange.nats_per_efold) if due and exchange else None
         return BilevelRecord(
             step=self.trainer.step,
@@ -128,6 +132,20 @@ class BilevelSearch:
                 save_checkpoint(folder, self.trainer.step, self.state())
         return self.plan()
 
+    def _try_compression(self, nats_per_efold: float) -> None:
+        """Trials of every number of bits, at the widest group that may use it, where they are due."""
+        settings, progress = self.settings, self.upper.progress
+        if not settings.trial_steps or self.trainer.step < self.trial_at:
+            return
+        self.trial_at = self.trainer.step + settings.trial_every
+        pairs = self.choices.gradient_pairs
+        widest = [max(pair for pair in pairs if pair[1] == bits) for _, bits in pairs]
+        costs = measured_costs(
+            self.trainer, self.plan().blocks, self.corpus.train, list(dict.fromkeys(widest)),
+            settings.trial_steps, nats_per_efold,
+        )  # fmt: skip
+        progress.add_trial(torch.tensor([costs[pair] for pair in widest]))
+
     def _logit_step(self, outcome: WeightStep, nats_per_efold: float) -> UpperGradient:
         count, context = self.settings.global_batch_size, self.settings.context
         batches = (
@@ -151,7 +169,8 @@ class BilevelSearch:
             "logits": [part.detach().clone() for part in self.logits.tensors()],
             "moments": [(m.clone(), s.clone()) for m, s in self.optimizer.moments],
             "optimizer_steps": self.optimizer.steps,
-            "progress": [self.upper.progress.by_pair, self.upper.progress.elsewhere],
+            "progress": vars(self.upper.progress).copy(),
+            "trial_at": self.trial_at,
             "generator": self.generator.get_state(),
             "curve": list(self.curve),
         }
@@ -176,7 +195,8 @@ class BilevelSearch:
                 part.copy_(saved)
         self.optimizer.moments = [(m, s) for m, s in state["moments"]]
         self.optimizer.steps = state["optimizer_steps"]
-        self.upper.progress.by_pair, self.upper.progress.elsewhere = state["progress"]
+        self.upper.progress = Progress(**state["progress"])
+        self.trial_at = state["trial_at"]
         self.generator.set_state(state["generator"])
         self.curve = list(state["curve"])
 

@@ -12,6 +12,7 @@ BITS = (16, 8, 4, 2)
 POSITIVE = (
     "num_blocks", "width", "num_heads", "context", "num_devices", "global_batch_size", "num_steps",
     "logit_every", "retrain_steps", "validation_sequences", "evaluate_every",
+    "trial_every",
 )  # fmt: skip
 """Settings that are whole numbers above 0."""
 
@@ -75,6 +76,10 @@ class BilevelSettings:
     """`first` takes the weights as given; `second` differentiates through one weight step (DARTS)."""
     mix: str = "collective"
     """Where candidates are mixed: at each all-reduce, or at the output of the whole block."""
+    trial_steps: int = 40
+    """Weight steps of the trials that measure what compressed gradients cost; 0: by single steps."""
+    trial_every: int = 80
+    """Weight steps between trials."""
     decay: float = 0.9
     """Of the moving averages behind the noise scale and the progress of compressed gradients."""
     validation_sequences: int = 64
@@ -85,7 +90,7 @@ class BilevelSettings:
     def __post_init__(self) -> None:
         for key in POSITIVE:
             require_at_least(key, getattr(self, key), 1)
-        for key in ("warmup_steps", "learning_rate_warmup", "seed"):
+        for key in ("warmup_steps", "learning_rate_warmup", "trial_steps", "seed"):
             require_at_least(key, getattr(self, key), 0)
         for key in ("learning_rate", "logit_learning_rate"):
             require_at_least(key, getattr(self, key), 0, strict=True)
