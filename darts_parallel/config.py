@@ -28,7 +28,7 @@ RECOMPUTE = ("none", "selective", "full")
 COMM_BITS = (16, 8, 4, 2)
 """Bits per number of a collective; 16 sends the numbers as they are."""
 SPACES = ("uniform", "stagewise", "layerwise")
-COSTS = ("analytic", "searcher")
+COSTS = ("analytic", "profiled", "searcher")
 RELAXATIONS = ("softmax", "gumbel")
 
 
@@ -198,6 +198,12 @@ class CostConfig:
     """Which cost model scores the plans."""
 
     name: str = "analytic"
+    profile: str | None = None
+    """For `profiled`: a folder or a CSV file of measured layer times (`darts_parallel/profiled.py`)."""
+    profile_model: str | None = None
+    """The model as the profile spells it; null matches `model.name`."""
+    profile_gpu: str | None = None
+    """The GPU as the profile spells it; null matches the names of the cluster's devices."""
 
     def __post_init__(self) -> None:
         require_member("cost.name", self.name, COSTS)

@@ -2,6 +2,7 @@
 
 from math import isqrt
 
+from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem
 
 
@@ -23,8 +24,22 @@ def pipeline_units(problem: Problem) -> int:
 
 
 def tensor_degrees(problem: Problem) -> list[int]:
-    """Tensor-parallel degrees that divide the heads, the KV heads and every node."""
+    """Tensor-parallel degrees that divide the heads, the KV heads and every node, and were measured.
+
+    Errors:
+        ConfigError: `cost=profiled`, and none of them was measured.
+    """
     config = problem.model.config
     heads = (config.num_heads, config.num_kv_heads or config.num_heads)
     sizes = [group.gpus for group in problem.cluster.groups]
-    return [tp for tp in divisors(problem.cluster.tp_limit) if all(n % tp == 0 for n in (*heads, *sizes))]
+    legal = [tp for tp in divisors(problem.cluster.tp_limit) if all(n % tp == 0 for n in (*heads, *sizes))]
+    if problem.measured is None:
+        return legal
+    known = problem.measured.degrees
+    if not set(legal) & set(known):
+        raise ConfigError(
+            f"cost.profile={problem.measured.path} must measure a legal tensor-parallel degree "
+            f"({', '.join(map(str, legal))}), but holds {', '.join(map(str, known)) or 'none'}; "
+            f"nearest legal: {legal[0]}."
+        )
+    return [tp for tp in legal if tp in known]

@@ -113,7 +113,7 @@ def layer_costs(
     sync = _sharding_seconds(problem, topology, choices, parameters, state, forward, backward)
     shard = torch.where(choices.zero_stage >= 1, parameters / choices.shards, parameters)
     traffic = OPTIMIZER_TRAFFIC * (state.optimizer + state.gradient) + state.parameter
-    kept = _activations(problem, layer, choices)
+    kept = _activations(problem, layer, device, choices)
     saved = torch.stack([kept[kind] for kind in RECOMPUTE])
     activation = saved.gather(0, choices.recompute.expand(1, *kept["none"].shape)).squeeze(0)
     gathered = gathered_bytes(parameters, choices.zero_stage, state)
@@ -140,6 +140,11 @@ def _micro_batch_seconds(
         fused=training.fused_attention, width=width,
     )  # fmt: skip
     once = once + device.layer_overhead
+    back = BACKWARD_FACTOR * once
+    if problem.measured is not None:
+        # measured times hold the launch overhead already
+        sizes = choices.tokens / training.seq_len
+        once, back = problem.measured.seconds(device.name, layer.kind, choices.tp, sizes) or (once, back)
     elements = choices.tokens * problem.model.config.hidden_size
     ring, links = _tensor_group(topology, choices), (group.intra_node, problem.cluster.inter_node)
     collective = all_reduce(wire_bytes(width, choices.tp_comm_bits) * elements, ring, *links)
@@ -151,11 +156,11 @@ def _micro_batch_seconds(
     # only the forward sums are rounded: those of backward are gradients of the straight-through estimate
     backward_tp = layer.tp_collectives_backward * exact + torch.where(full, forward_tp, 0.0)
     terms = {
-        "compute": (1.0 + BACKWARD_FACTOR) * once,
+        "compute": once + back,
         "recompute": again,
         "tensor_parallel": forward_tp + backward_tp,
     }
-    return terms, once + forward_tp, BACKWARD_FACTOR * once + again + backward_tp
+    return terms, once + forward_tp, back + again + backward_tp
 
 
 def _sharding_seconds(
@@ -199,8 +204,10 @@ def _sharding_seconds(
     return {"forward": per_forward, "backward": per_backward, "iteration": last + gathered}
 
 
-def _activations(problem: Problem, layer: LayerSpec, choices: ChoiceTensors) -> dict[str, Tensor]:
-    return activation_bytes(
+def _activations(
+    problem: Problem, layer: LayerSpec, device: Device, choices: ChoiceTensors
+) -> dict[str, Tensor]:
+    kept = activation_bytes(
         layer,
         choices.tokens,
         problem.training.seq_len,
@@ -208,6 +215,11 @@ def _activations(problem: Problem, layer: LayerSpec, choices: ChoiceTensors) -> 
         choices.sequence_shards,
         element_bytes(problem),
     )
+    if problem.measured is None:
+        return kept
+    sizes = choices.tokens / problem.training.seq_len
+    saved = problem.measured.saved_bytes(device.name, layer.kind, choices.tp, sizes)
+    return kept if saved is None else kept | {"none": saved}
 
 
 def _tensor_group(topology: StageTopology, choices: ChoiceTensors) -> RingGroup:

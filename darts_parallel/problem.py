@@ -16,6 +16,7 @@ from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.huggingface import resolve_path
 from darts_parallel.messages import config_sentence, error_sentence
 from darts_parallel.model import Model, build_model
+from darts_parallel.profiled import MeasuredTimes, read_measured
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Problem:
     model: Model
     cluster: Cluster
     training: TrainingConfig
+    measured: MeasuredTimes | None = None
+    """Layer times that take the place of the analytic ones (`cost=profiled`)."""
 
     @staticmethod
     def from_config(config: Config) -> "Problem":
@@ -35,6 +38,7 @@ class Problem:
             model=build_model(config.model, config.training),
             cluster=Cluster.from_config(config.cluster, config.training.precision),
             training=config.training,
+            measured=_measured(config) if config.cost.name == "profiled" else None,
         )
 
     @property
@@ -46,6 +50,12 @@ class Problem:
     def tokens_per_iteration(self) -> int:
         """Tokens of one optimizer step."""
         return self.training.global_batch_size * self.training.seq_len
+
+
+def _measured(config: Config) -> MeasuredTimes:
+    devices = tuple(dict.fromkeys(group.device for group in config.cluster.nodes))
+    names = (config.cost.profile_model, config.cost.profile_gpu)
+    return read_measured(config.cost.profile, config.model.name, config.training.seq_len, devices, names)
 
 
 def to_config(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:

@@ -130,11 +130,11 @@ def read_layer_profiles(path: str | Path) -> dict[tuple[str, str, int], LayerPro
         ConfigError: the file is missing, a column is missing, or a row breaks a rule.
     """
     found: dict[tuple[str, str, int], list[tuple[str, str, float]]] = {}
-    for line, row in _rows(Path(path), FORWARD_COLUMNS):
+    for line, row in read_rows(Path(path), FORWARD_COLUMNS):
         place = f"{path}, line {line}"
-        key = (row["model"], row["gpu"], _whole(place, "tp", row["tp"], 1))
+        key = (row["model"], row["gpu"], whole_field(place, "tp", row["tp"], 1))
         chain = found.setdefault(key, [])
-        index = _whole(place, "layer_index", row["layer_index"], 0)
+        index = whole_field(place, "layer_index", row["layer_index"], 0)
         if index != len(chain):
             raise ConfigError(
                 f"{place}: layer_index={index} must count up from 0 in every chain of layers; "
@@ -144,7 +144,7 @@ def read_layer_profiles(path: str | Path) -> dict[tuple[str, str, int], LayerPro
             raise ConfigError(
                 f"{place}: source={row['source']} must be that of the chain; nearest legal: {chain[0][0]}."
             )
-        chain.append((row["source"], row["layer_kind"], _seconds(place, "forward_s", row["forward_s"])))
+        chain.append((row["source"], row["layer_kind"], number_field(place, "forward_s", row["forward_s"])))
     return {
         (model, gpu, tp): LayerProfile(
             rows[0][0], model, gpu, tp, tuple(kind for _, kind, _ in rows), tuple(time for _, _, time in rows)
@@ -160,20 +160,20 @@ def read_multipliers(path: str | Path) -> dict[tuple[str, str, str], tuple[tuple
         ConfigError: the file is missing, a column is missing, or a row breaks a rule.
     """
     found: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
-    for line, row in _rows(Path(path), MULTIPLIER_COLUMNS):
+    for line, row in read_rows(Path(path), MULTIPLIER_COLUMNS):
         place = f"{path}, line {line}"
         sizes = found.setdefault((row["model"], row["gpu"], row["layer_kind"]), [])
-        size = _whole(place, "micro_batch", row["micro_batch"], 1)
+        size = whole_field(place, "micro_batch", row["micro_batch"], 1)
         least = sizes[-1][0] + 1 if sizes else 1
         if size < least or (not sizes and size != 1):
             raise ConfigError(
                 f"{place}: micro_batch={size} must begin at 1 and rise; nearest legal: {least}."
             )
-        sizes.append((size, _seconds(place, "multiplier", row["multiplier"])))
+        sizes.append((size, number_field(place, "multiplier", row["multiplier"])))
     return {key: tuple(rows) for key, rows in found.items()}
 
 
-def _rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     """Line numbers and rows of a CSV file that has `columns`, at least one row."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -205,12 +205,12 @@ def _rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]
     return rows
 
 
-def _whole(place: str, key: str, text: str, minimum: int) -> int:
+def whole_field(place: str, key: str, text: str, minimum: int) -> int:
     """A whole number of at least `minimum`."""
     return int(_number(place, key, text, int, minimum, f"a whole number of at least {minimum}"))
 
 
-def _seconds(place: str, key: str, text: str) -> float:
+def number_field(place: str, key: str, text: str) -> float:
     """A finite number of at least 0."""
     return _number(place, key, text, float, 0, "a finite number of at least 0")
 

@@ -3,9 +3,10 @@ from pathlib import Path
 
 import torch
 
-from darts_parallel.bilevel.measured_speed import profile_block, read_profile, shard, write_profile
+from darts_parallel.bilevel.measured_speed import profile_block, shard, write_profile
 from darts_parallel.bilevel.settings import TransformerShape
 from darts_parallel.bilevel.transformer import attention_partials, initial_weights, mlp_partials
+from darts_parallel.profiled import read_measured
 
 SHAPE = TransformerShape(num_blocks=1, width=32, num_heads=4, context=8)
 
@@ -25,7 +26,15 @@ def test_a_profile_has_a_row_for_each_degree_and_micro_batch_and_survives_the_fi
     assert [(row.tp, row.micro_batch) for row in rows] == [(t, b) for t in (1, 2, 4) for b in (1, 2)]
     assert all(row.forward_s == 1.0 and row.backward_s == 1.0 for row in rows)
     write_profile(tmp_path / "profile.csv", rows)
-    assert read_profile(tmp_path / "profile.csv") == rows
+    times = read_measured(str(tmp_path / "profile.csv"), "bytes", SHAPE.context, ("toy",), (None, None))
+    assert times.degrees == (1, 2, 4)
+    tp, sizes = torch.tensor([1.0, 2.0, 4.0]).double(), torch.tensor([[1.0, 1.5, 6.0]]).double()
+    forward, backward = times.seconds("toy", "block", tp, sizes) or (tp, tp)
+    # proportional beyond the largest micro-batch of 2
+    assert forward.tolist() == backward.tolist() == [[1.0, 1.0, 3.0]]
+    saved = times.saved_bytes("toy", "block", tp, sizes)
+    assert saved is not None
+    assert saved[0, 0] == rows[0].saved_bytes
 
 
 def test_a_finer_shard_holds_fewer_bytes_and_a_larger_micro_batch_keeps_more() -> None:

@@ -60,6 +60,7 @@ def profile_block(
     micro_batches: Sequence[int],
     repeats: int = 20,
     clock: Callable[[], float] = time.perf_counter,
+    model: str = "bytes",
 ) -> list[LayerProfile]:
     """Median forward and backward seconds of every shard and micro-batch.
 
@@ -69,29 +70,38 @@ def profile_block(
         micro_batches: Sequences.
         repeats: Timed runs of each; the median ignores those that another process disturbed.
         clock: Seconds.
+        model: Name that the rows state.
     """
     weights = initial_weights(shape, torch.Generator().manual_seed(0))
-    model = f"bytes-{shape.width}"
     machine = f"cpu {platform.machine()} x{torch.get_num_threads()}"
-    rows = []
-    for tp in degrees:
-        mine = {name: w.requires_grad_() for name, w in shard(weights, tp).items() if name.startswith("0.")}
-        for size in micro_batches:
-            times, saved = _time(mine, torch.ones(size, shape.context, shape.width), repeats, clock)
-            forward_s = median(forward for forward, _ in times)
-            backward_s = median(backward for _, backward in times)
-            rows.append(
-                LayerProfile("measured", model, machine, tp, 1, "transformer", forward_s, size, shape.context,
-                             backward_s, _bytes(mine), saved, repeats)
-            )  # fmt: skip
-        weights = {name: w.detach() for name, w in weights.items()}
-    return rows
+    shards = {
+        tp: {name: w.requires_grad_() for name, w in shard(weights, tp).items() if name.startswith("0.")}
+        for tp in degrees
+    }
+    cases = [
+        (tp, size, torch.ones(size, shape.context, shape.width)) for tp in degrees for size in micro_batches
+    ]
+    saved = [_saved_bytes(shards[tp], state) for tp, _, state in cases]
+    # repeats outside: another process disturbs all cases alike
+    times = [[_time(shards[tp], state, clock) for tp, _, state in cases] for _ in range(repeats)]
+    return [
+        LayerProfile("measured", model, machine, tp, 1, "transformer", median(t[i][0] for t in times), size,
+                     shape.context, median(t[i][1] for t in times), _bytes(shards[tp]), saved[i], repeats)
+        for i, (tp, size, _) in enumerate(cases)
+    ]  # fmt: skip
 
 
-def _time(
-    weights: Weights, state: torch.Tensor, repeats: int, clock: Callable[[], float]
-) -> tuple[list[tuple[float, float]], int]:
-    """Forward and backward seconds of each repeat after one that warms up, and bytes kept in between."""
+def _time(weights: Weights, state: torch.Tensor, clock: Callable[[], float]) -> tuple[float, float]:
+    """Forward and backward seconds of one run."""
+    began = clock()
+    output = block(weights, 0, state.clone().requires_grad_(), 1, lambda partials: partials.sum(0))
+    middle = clock()
+    torch.autograd.grad(output.sum(), tuple(weights.values()))
+    return middle - began, clock() - middle
+
+
+def _saved_bytes(weights: Weights, state: torch.Tensor) -> int:
+    """Bytes that a forward pass keeps for backward; the run warms up, too."""
     sizes: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -99,15 +109,9 @@ def _time(
         return tensor
 
     own = {w.untyped_storage().data_ptr() for w in weights.values()}
-    results = []
-    for repeat in range(repeats + 1):
-        with torch.autograd.graph.saved_tensors_hooks(keep if repeat == 0 else lambda t: t, lambda t: t):
-            began = clock()
-            output = block(weights, 0, state.clone().requires_grad_(), 1, lambda partials: partials.sum(0))
-            middle = clock()
-        torch.autograd.grad(output.sum(), tuple(weights.values()))
-        results.append((middle - began, clock() - middle))
-    return results[1:], sum(size for pointer, size in sizes.items() if pointer not in own)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        _time(weights, state, time.perf_counter)
+    return sum(size for pointer, size in sizes.items() if pointer not in own)
 
 
 def _bytes(weights: Weights) -> int:
@@ -122,13 +126,3 @@ def write_profile(path: Path, rows: Sequence[LayerProfile]) -> None:
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
     os.replace(name, path)
-
-
-def read_profile(path: Path) -> list[LayerProfile]:
-    """Read what `write_profile` wrote."""
-    kinds = LayerProfile.__annotations__
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            LayerProfile(**{key: kinds[key](text) for key, text in row.items()})
-            for row in csv.DictReader(file)
-        ]

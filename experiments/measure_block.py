@@ -1,0 +1,96 @@
+"""Measure a Transformer block on this machine, for `cost=profiled`.
+
+    python -m experiments.measure_block problem=[model=toy,training=toy,cluster=toy] out=block.csv
+    darts-parallel model=toy training=toy cluster=toy cost=profiled cost.profile=block.csv
+
+Runs one tensor-parallel rank's shard of one block, forward and backward, for every legal degree and
+every power of two as micro-batch, on one CPU thread, and writes medians and the bytes that autograd keeps.
+The block is a GPT one: models with gated MLPs or fewer KV heads are refused.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from darts_parallel.bilevel.measured_speed import LayerProfile, profile_block, write_profile
+from darts_parallel.bilevel.settings import TransformerShape
+from darts_parallel.config import require_at_least
+from darts_parallel.errors import ConfigError
+from darts_parallel.problem import Problem, load_problem
+from darts_parallel.space import divisors, tensor_degrees
+from experiments.options import run_main
+
+
+@dataclass
+class MeasureOptions:
+    """What to measure."""
+
+    problem: list[str] = field(default_factory=lambda: ["model=toy", "training=toy", "cluster=toy"])
+    """Overrides of the command; the model's sizes and the job's sequence length are taken from them."""
+    max_micro_batch: int = 8
+    repeats: int = 20
+    out: str = "block.csv"
+
+    def __post_init__(self) -> None:
+        for key in ("max_micro_batch", "repeats"):
+            require_at_least(key, getattr(self, key), 1)
+
+
+def shape_of(problem: Problem) -> TransformerShape:
+    """Sizes of the problem's block.
+
+    Errors:
+        ConfigError: it is not a GPT block.
+    """
+    config = problem.model.config
+    checks = {
+        "gated_mlp": (config.gated_mlp, False),
+        "num_kv_heads": (config.num_kv_heads or config.num_heads, config.num_heads),
+        "ffn_hidden_size": (config.ffn_hidden_size or 4 * config.hidden_size, 4 * config.hidden_size),
+        "num_encoder_layers": (config.num_encoder_layers, 0),
+    }
+    for key, (value, wanted) in checks.items():
+        if value != wanted:
+            raise ConfigError(
+                f"model.{key}={value} must be {wanted}: only a GPT block is measured; "
+                f"nearest legal: {wanted}."
+            )
+    return TransformerShape(
+        config.num_layers, config.hidden_size, config.num_heads, problem.training.seq_len, config.vocab_size
+    )
+
+
+def run(options: MeasureOptions) -> int:
+    """Measure, write, print."""
+    torch.set_num_threads(1)
+    problem = load_problem(options.problem)
+    sizes = [1 << i for i in range(options.max_micro_batch.bit_length())]
+    batch = problem.training.global_batch_size
+    legal = [size for size in sizes if size <= options.max_micro_batch and size in divisors(batch)]
+    rows = profile_block(
+        shape_of(problem), tensor_degrees(problem), legal, options.repeats, model=problem.model.config.name
+    )
+    write_profile(Path(options.out), rows)
+    console = Console()
+    console.print(_table(rows))
+    console.print(f"profile: {options.out}", soft_wrap=True, highlight=False)
+    return 0
+
+
+def _table(rows: list[LayerProfile]) -> Table:
+    table = Table(title=f"{rows[0].model}, one block on {rows[0].gpu}")
+    for name in ("tp", "micro-batch", "forward ms", "backward ms", "kept for backward, KiB"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row.tp), str(row.micro_batch), f"{1e3 * row.forward_s:.3f}", f"{1e3 * row.backward_s:.3f}",
+            f"{row.saved_bytes / 1024:.0f}",
+        )  # fmt: skip
+    return table
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("experiments.measure_block", __doc__, MeasureOptions, run))
