@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from baselines import simulated
 from baselines.case import AGREEMENT, Case
 from baselines.exhaustive import solve_uniform
 from baselines.result import BaselineResult, Candidate, DeadlineError, TableResult
@@ -34,6 +35,9 @@ def find_plan(
         seed: Ignored, nothing is random.
         incumbent: Cost of a known plan, seconds; dearer plans are not looked for.
     """
+    if problem.config.cost.pipeline == "simulated":
+        kind = problem.config.space.kind
+        return simulated.find_plan(problem, kind, lambda closed: find_plan(closed, budget=budget))
     begin = time.monotonic()
     tables = build_tables(problem, outer_spaces(problem))
     deadline = None if budget is None else begin + budget

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baselines import simulated
 from baselines.brute_force import brute_force, find_plan_brute_force
 from baselines.case import AGREEMENT, Case
 from baselines.result import BaselineResult, Candidate, DeadlineError, TableResult, deadline_check
@@ -36,6 +37,8 @@ def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -
         budget: Seconds of wall-clock; None: as long as it takes.
         seed: Ignored, nothing is random.
     """
+    if problem.config.cost.pipeline == "simulated":
+        return simulated.find_plan(problem, "uniform", lambda closed: find_plan(closed, budget=budget))
     begin = time.monotonic()
     tables = build_tables(problem, outer_spaces(problem))
     deadline = None if budget is None else begin + budget

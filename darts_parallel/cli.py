@@ -31,6 +31,7 @@ from darts_parallel.records import SearchResult, StepRecord
 from darts_parallel.run_folder import RunFolder, forget_sweeps
 from darts_parallel.searcher import configuration_dicts, products
 from darts_parallel.strategy import Plan
+from darts_parallel.timeline import trace_dict
 from darts_parallel.tracking import Tracker
 from darts_parallel.verification import Verification
 
@@ -120,6 +121,8 @@ def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Trac
     interrupted = result is not None and (result.interrupted or checked.interrupted)
     written = None if result is None else replace(result, interrupted=interrupted)
     write_json(folder / "plan.json", plan_dict(problem, plan, cost, written, checked.answers))
+    if config.output.trace:
+        write_json(folder / "plan.trace.json", trace_dict(plan, problem))
     try:
         report.render(problem, result, plan, cost, checked.answers, console)
         if tracker is not None:
@@ -127,6 +130,9 @@ def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Trac
     except KeyboardInterrupt:
         console.print("interrupted: plan.json is whole, the report or the curves are not.")
     console.print(f"plan: {folder / 'plan.json'}", soft_wrap=True, highlight=False)
+    if config.output.trace:
+        where = folder / "plan.trace.json"
+        console.print(f"trace: {where} (ui.perfetto.dev opens it)", soft_wrap=True, highlight=False)
     if tracker is not None:
         curves = folder / "tensorboard"
         console.print(f"curves: tensorboard --logdir {curves}", soft_wrap=True, highlight=False)

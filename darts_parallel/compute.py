@@ -45,6 +45,19 @@ def gemm_seconds(gemm: Gemm, tokens: Tensor, tp: Tensor, device: Device, width: 
     return torch.maximum(arithmetic, stream_seconds(traffic, device))
 
 
+def weight_gradient_seconds(
+    layer: LayerSpec, tokens: Tensor, tp: Tensor, device: Device, width: int
+) -> Tensor:
+    """Seconds of the weight gradients' products in backward, shape `(O, C)`.
+
+    Each has the sizes of its forward product in another order. Arguments as in `forward_seconds`.
+    """
+    total = torch.zeros_like(tokens)
+    for gemm in layer.gemms:
+        total = total + gemm_seconds(gemm, tokens, tp, device, width)
+    return total
+
+
 def stream_seconds(size: Tensor, device: Device) -> Tensor:
     """Seconds to move `size` bytes through device memory."""
     return size / (device.memory_bandwidth * device.memory_efficiency)

@@ -19,6 +19,7 @@ from darts_parallel.cluster_config import ClusterConfig as ClusterConfig
 from darts_parallel.cluster_config import DeviceConfig as DeviceConfig
 from darts_parallel.cluster_config import LinkConfig as LinkConfig
 from darts_parallel.cluster_config import NodeGroupConfig as NodeGroupConfig
+from darts_parallel.cost_config import CostConfig as CostConfig
 from darts_parallel.errors import ConfigError
 from darts_parallel.model_config import MAX_SIZE
 from darts_parallel.model_config import ModelConfig as ModelConfig
@@ -28,7 +29,6 @@ RECOMPUTE = ("none", "selective", "full")
 COMM_BITS = (16, 8, 4, 2)
 """Bits per number of a collective; 16 sends the numbers as they are."""
 SPACES = ("uniform", "stagewise", "layerwise")
-COSTS = ("analytic", "profiled", "searcher")
 RELAXATIONS = ("softmax", "gumbel")
 
 
@@ -194,22 +194,6 @@ class SearchConfig:
 
 
 @dataclass
-class CostConfig:
-    """Which cost model scores the plans."""
-
-    name: str = "analytic"
-    profile: str | None = None
-    """For `profiled`: a folder or a CSV file of measured layer times (`darts_parallel/profiled.py`)."""
-    profile_model: str | None = None
-    """The model as the profile spells it; null matches `model.name`."""
-    profile_gpu: str | None = None
-    """The GPU as the profile spells it; null matches the names of the cluster's devices."""
-
-    def __post_init__(self) -> None:
-        require_member("cost.name", self.name, COSTS)
-
-
-@dataclass
 class VerificationConfig:
     """The exact baselines that check the plan."""
 
@@ -226,6 +210,8 @@ class OutputConfig:
     """What the command leaves in the run directory besides `plan.json`."""
 
     tensorboard: bool = True
+    trace: bool = False
+    """Write `plan.trace.json`, the schedule of one iteration, for chrome://tracing and ui.perfetto.dev."""
     progress: bool = True
 
 

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cluster import Device
-from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.pipeline import pipeline_seconds
+from darts_parallel.plan_check import check_plan as check_plan
 from darts_parallel.problem import Problem
 from darts_parallel.searcher import searcher_breakdown
-from darts_parallel.space import divisors, tensor_degrees
-from darts_parallel.strategy import LayerStrategy, Plan, degrees
+from darts_parallel.simulation import PassSeconds, simulated_seconds
+from darts_parallel.strategy import Plan
 from darts_parallel.table import CostTable, build_table, plan_space
 
 
@@ -67,6 +67,8 @@ class BatchCost:
     """One micro-batch, `(B, K)`."""
     sync_seconds: Tensor
     """Gradient synchronisation and optimizer of every stage, `(B, K)`."""
+    pipeline_end: Tensor
+    """Seconds until the last backward pass that the iteration waits for, by stage, `(B, K)`."""
     memory: Tensor
     """Peak bytes of a device of every stage, reserve excluded, `(B, K)`."""
     feasible: Tensor
@@ -85,7 +87,10 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
     kinds = table.stage_kind[stages]
     seconds = table.time[outer, kinds, layers, plans.choices]
     sync = table.sync[outer, kinds, layers, plans.choices]
-    stage_seconds = _per_stage(seconds, stages, table.pp) + _neighbour_seconds(table, plans, stages)
+    inside, across = _neighbour_seconds(table, plans, stages)
+    stage_seconds = _per_stage(seconds, stages, table.pp) + inside
+    if table.pipeline.blocking:
+        stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
     sync_seconds = _per_stage(sync, stages, table.pp)
     once = table.once[outer, layers, plans.choices].sum(1)
     flight = table.in_flight[outer, stages]
@@ -96,10 +101,32 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
     largest = torch.zeros_like(stage_seconds).scatter_reduce(1, stages, working, "amax")
     memory = _per_stage(kept, stages, table.pp) + largest
     legal = table.allowed[outer, plans.choices].all(1) & ~(table.joined[plans.starts].any(1))
-    total = (
-        pipeline_seconds(stage_seconds, table.num_micro_batches[plans.outer]) + sync_seconds.amax(1) + once
+    counts = table.num_micro_batches[plans.outer]
+    if table.pipeline.simulated:
+        passes = pass_seconds(table, plans)
+        total, ends = simulated_seconds(passes, sync_seconds, counts, table.pp, table.pipeline)
+    else:
+        end = pipeline_seconds(stage_seconds, counts)
+        total, ends = end + sync_seconds.amax(1), end.unsqueeze(1).expand_as(stage_seconds)
+    fits = legal & (memory <= table.capacity).all(1)
+    return BatchCost(total + once, stage_seconds, sync_seconds, ends, memory, fits)
+
+
+def pass_seconds(table: CostTable, plans: HardPlans) -> PassSeconds:
+    """Seconds of the passes of every stage; resharding inside a stage is half forward, half backward.
+
+    Args:
+        table: Costs of their pipeline degree.
+        plans: B plans.
+    """
+    stages = plans.stages()
+    outer, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
+    forward, backward, weight = (
+        _per_stage(values[outer, table.stage_kind[stages], layers, plans.choices], stages, table.pp)
+        for values in (table.forward, table.backward, table.weight_gradient)
     )
-    return BatchCost(total, stage_seconds, sync_seconds, memory, legal & (memory <= table.capacity).all(1))
+    inside, across = _neighbour_seconds(table, plans, stages)
+    return PassSeconds(forward + inside / 2, backward + inside / 2, weight, across / 2)
 
 
 def _per_stage(values: Tensor, stages: Tensor, pp: int) -> Tensor:
@@ -107,18 +134,22 @@ def _per_stage(values: Tensor, stages: Tensor, pp: int) -> Tensor:
     return zeros.scatter_add(1, stages, values)
 
 
-def _neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> Tensor:
-    """Resharding inside stages and p2p across their boundaries, charged to the later layer's stage."""
+def _neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tuple[Tensor, Tensor]:
+    """Resharding inside stages `(B, K)`, and p2p across their boundaries `(B, K - 1)`, both ways."""
     later, pairs = stages[:, 1:], torch.arange(table.num_layers - 1)
     outer = plans.outer.unsqueeze(1)
     before, after = table.layout[plans.choices[:, :-1]], table.layout[plans.choices[:, 1:]]
     cut = later != stages[:, :-1]
     inside = table.reshard[outer, table.stage_kind[later], pairs, before, after]
     if table.pp == 1:
-        return _per_stage(inside, later, 1)
+        return _per_stage(inside, later, 1), inside[:, :0]
     border = table.boundary_kind[(later - 1).clamp(min=0)]
     across = table.p2p[outer, border, pairs, before, after]
-    return _per_stage(torch.where(cut, across, inside), later, table.pp)
+    none = torch.zeros_like(inside)
+    return (
+        _per_stage(torch.where(cut, none, inside), later, table.pp),
+        _per_stage(torch.where(cut, across, none), later, table.pp)[:, 1:],
+    )
 
 
 @dataclass(frozen=True)
@@ -145,15 +176,7 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     Errors:
         PlanError: the plan does not fit the problem (layers, devices, batch, heads).
     """
-    check_plan(plan, problem)
-    table = build_table(problem, plan_space(problem, plan.pp, plan.num_micro_batches, plan.layers))
-    index = {choice: c for c, choice in enumerate(table.choices)}
-    hard = HardPlans(
-        outer=torch.zeros(1, dtype=torch.long),
-        choices=torch.tensor([[index[layer] for layer in plan.layers]]),
-        starts=torch.tensor([plan.boundaries[:-1]]),
-    )
-    cost = evaluate_batch(table, hard)
+    table, hard, cost = hard_plan(plan, problem)
     if problem.config.cost.name == "searcher":
         parts = searcher_breakdown(problem, plan)
     else:
@@ -176,14 +199,35 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     )
 
 
+def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, BatchCost]:
+    """The smallest table that holds a plan, the plan as its only row, and its cost.
+
+    Errors:
+        PlanError: the plan does not fit the problem (layers, devices, batch, heads).
+    """
+    check_plan(plan, problem)
+    table = build_table(problem, plan_space(problem, plan.pp, plan.num_micro_batches, plan.layers))
+    index = {choice: c for c, choice in enumerate(table.choices)}
+    hard = HardPlans(
+        outer=torch.zeros(1, dtype=torch.long),
+        choices=torch.tensor([[index[layer] for layer in plan.layers]]),
+        starts=torch.tensor([plan.boundaries[:-1]]),
+    )
+    return table, hard, evaluate_batch(table, hard)
+
+
 def _device(problem: Problem, pp: int, stage: int) -> Device:
     return problem.cluster.groups[problem.cluster.stage_topology(stage, pp).group].device
 
 
 def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost) -> dict[str, float]:
-    """Seconds per iteration by cause: the slowest stage's micro-batches, the bubble, the rest."""
-    stages = plans.stages()[0]
-    slowest = int(cost.stage_seconds[0].argmax())
+    """Seconds per iteration by cause: one stage's micro-batches, the bubble, the rest.
+
+    The stage is the slowest, or by simulation the one that the iteration waits for.
+    """
+    stages, simulated = plans.stages()[0], table.pipeline.simulated
+    awaited = int((cost.pipeline_end + cost.sync_seconds)[0].argmax())
+    slowest = awaited if simulated else int(cost.stage_seconds[0].argmax())
     mine = stages == slowest
     count = int(table.num_micro_batches[plans.outer[0]])
     layers = torch.arange(table.num_layers)
@@ -200,70 +244,13 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost) -> dict[str,
     parts["p2p_and_resharding"] = count * float(seconds[slowest]) - sum(parts.values())
     if abs(parts["p2p_and_resharding"]) < 1e-12 * float(seconds.sum()) or not mine.any():
         parts["p2p_and_resharding"] = 0.0
-    parts["pipeline_bubble"] = float(seconds.sum() - seconds[slowest])
-    last = int(cost.sync_seconds[0].argmax())
+    if simulated:
+        idle = float(cost.pipeline_end[0, slowest] - count * seconds[slowest])
+        parts["pipeline_bubble"] = max(idle, 0.0)  # above 0 but for rounding
+    else:
+        parts["pipeline_bubble"] = float(seconds.sum() - seconds[slowest])
+    last = awaited if simulated else int(cost.sync_seconds[0].argmax())
     parts["gradient_sync"] = term("gradient_sync", last)
     parts["optimizer"] = term("optimizer", last)
     parts["tied_embedding_sync"] = float(table.once[plans.outer[0], layers, plans.choices[0]].sum())
     return parts
-
-
-def check_plan(plan: Plan, problem: Problem) -> None:
-    """Refuse a plan that does not belong to `problem`, with one sentence.
-
-    Errors:
-        PlanError: names the field, its value, the rule and the nearest legal value.
-    """
-    devices, layers = problem.cluster.num_devices, problem.model.layers
-    if len(plan.layers) != len(layers):
-        raise PlanError(
-            f"plan: it has {len(plan.layers)} layers but model={problem.model.config.name} has {len(layers)} "
-            "(embedding, blocks, head and loss)."
-        )
-    if plan.cp > 1 or plan.virtual_stages > 1:
-        raise UnsupportedError(
-            f"plan: cp={plan.cp} and virtual_stages={plan.virtual_stages} cannot be priced yet; "
-            "nearest legal: 1 and 1."
-        )
-    if devices % plan.pp:
-        near = min(divisors(devices), key=lambda d: abs(d - plan.pp))
-        raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; nearest legal: {near}.")
-    for first in plan.boundaries[1:-1]:
-        if layers[first].joined:
-            raise PlanError(
-                f"plan: a stage begins at layer {first} ({layers[first].name}), which must stay with "
-                f"{layers[first - 1].name}; nearest legal: {first - 1}."
-            )
-    for spec, strategy in zip(layers, plan.layers, strict=True):
-        _check_strategy(spec.name, strategy, plan, problem)
-
-
-def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Problem) -> None:
-    size, batch = problem.cluster.num_devices // plan.pp, problem.training.global_batch_size
-    ranks = strategy.tp * plan.cp * strategy.dp
-    if ranks != size:
-        raise PlanError(
-            f"plan: {name} has {degrees(strategy, plan.cp)} = {ranks}, but a stage has {size} GPUs; "
-            f"nearest legal: dp={max(size // (strategy.tp * plan.cp), 1)}."
-        )
-    if strategy.shard_size and (strategy.dp * plan.cp) % strategy.shard_size:
-        legal_sizes = divisors(strategy.dp * plan.cp)
-        near = min(legal_sizes, key=lambda size: abs(size - strategy.shard_size))
-        raise PlanError(
-            f"plan: {name} has shard_size={strategy.shard_size}, which must divide its "
-            f"{strategy.dp * plan.cp} data-parallel ranks; nearest legal: {near}."
-        )
-    legal = tensor_degrees(problem)
-    if strategy.tp not in legal:
-        near = min(legal, key=lambda tp: abs(tp - strategy.tp))
-        raise PlanError(
-            f"plan: {name} has tp={strategy.tp}, which must divide the heads, the KV heads and the GPUs "
-            f"of a node; nearest legal: {near}."
-        )
-    if batch % (strategy.dp * plan.num_micro_batches):
-        near = max((m for m in divisors(batch) if batch % (m * strategy.dp) == 0),
-                   key=lambda m: -abs(m - plan.num_micro_batches), default=1)  # fmt: skip
-        raise PlanError(
-            f"plan: dp({strategy.dp}) * num_micro_batches({plan.num_micro_batches}) of {name} must divide "
-            f"training.global_batch_size={batch}; nearest legal num_micro_batches: {near}."
-        )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from darts_parallel.cluster import Device, StageTopology
 from darts_parallel.comm import RingGroup, all_reduce, reduce_scatter, split_group, wire_bytes
-from darts_parallel.compute import BACKWARD_FACTOR, forward_seconds, stream_seconds
+from darts_parallel.compute import BACKWARD_FACTOR, forward_seconds, stream_seconds, weight_gradient_seconds
 from darts_parallel.config import RECOMPUTE
 from darts_parallel.memory import (
     StateBytes,
@@ -73,6 +73,8 @@ class LayerCosts:
     """Seconds of one micro-batch forward, communication included."""
     backward: Tensor
     """The same backward, recomputation included."""
+    weight_gradient: Tensor
+    """The part of `backward` that only the optimizer waits for."""
     terms: dict[str, Tensor]
     """`forward + backward` split by `TIME_TERMS`."""
     gradient_sync: Tensor
@@ -109,7 +111,7 @@ def layer_costs(
     device = problem.cluster.groups[topology.group].device
     spec = layer if counts_table else replace(layer, vocabulary_parameters=0)
     parameters = parameters_per_rank(spec, problem.model.config.vocab_size, choices.tp)
-    terms, forward, backward = _micro_batch_seconds(problem, layer, topology, choices)
+    terms, forward, backward, weights = _micro_batch_seconds(problem, layer, topology, choices)
     sync = _sharding_seconds(problem, topology, choices, parameters, state, forward, backward)
     shard = torch.where(choices.zero_stage >= 1, parameters / choices.shards, parameters)
     traffic = OPTIMIZER_TRAFFIC * (state.optimizer + state.gradient) + state.parameter
@@ -120,6 +122,7 @@ def layer_costs(
     return LayerCosts(
         forward=forward + sync["forward"],
         backward=backward + sync["backward"],
+        weight_gradient=weights,
         terms=terms | {"sharding": sync["forward"] + sync["backward"]},
         gradient_sync=sync["iteration"],
         optimizer=stream_seconds(shard * traffic, device).expand_as(forward),
@@ -131,7 +134,8 @@ def layer_costs(
 
 def _micro_batch_seconds(
     problem: Problem, layer: LayerSpec, topology: StageTopology, choices: ChoiceTensors
-) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
+    """Terms, forward, backward, and the part of backward that is gradients of weights."""
     group = problem.cluster.groups[topology.group]
     device, training = group.device, problem.training
     width = element_bytes(problem)
@@ -141,6 +145,7 @@ def _micro_batch_seconds(
     )  # fmt: skip
     once = once + device.layer_overhead
     back = BACKWARD_FACTOR * once
+    of_weights = weight_gradient_seconds(layer, choices.tokens, choices.tp, device, width) / back
     if problem.measured is not None:
         # measured times hold the launch overhead already
         sizes = choices.tokens / training.seq_len
@@ -160,7 +165,7 @@ def _micro_batch_seconds(
         "recompute": again,
         "tensor_parallel": forward_tp + backward_tp,
     }
-    return terms, once + forward_tp, back + again + backward_tp
+    return terms, once + forward_tp, back + again + backward_tp, of_weights * back
 
 
 def _sharding_seconds(

@@ -8,6 +8,7 @@ from torch import Tensor
 from darts_parallel.cost import HardPlans
 from darts_parallel.pipeline import pipeline_seconds
 from darts_parallel.relaxation import smooth_max
+from darts_parallel.simulation import PassSeconds, simulated_seconds
 from darts_parallel.table import CostTable
 
 
@@ -41,7 +42,7 @@ class SurrogateCost:
     memory: Tensor
     """Shape `(O, R, K)`."""
     sync: Tensor
-    """Slowest stage's gradient synchronisation and optimizer step, `(O, R)`."""
+    """Gradient synchronisation and optimizer step that the iteration waits for, `(O, R)`."""
 
 
 def surrogate(weights: RelaxedPlans, table: CostTable, sharpness: float | None = None) -> SurrogateCost:
@@ -52,17 +53,39 @@ def surrogate(weights: RelaxedPlans, table: CostTable, sharpness: float | None =
     Args:
         weights: Choice and stage weights.
         table: Costs, its outer axis the one of `weights`.
-        sharpness: Of the smooth maxima; None for exact ones.
+        sharpness: Of the smooth maxima; None for exact ones. A simulated pipeline has exact ones whatever
+            it says: its gradient is that of the critical path.
     """
     choices, stages = weights.choices, weights.stages
     stage_seconds = _by_stage_kind(choices, stages, table.time, table.stage_kind)
-    stage_seconds = stage_seconds + _neighbour_seconds(choices, stages, table)
-    sync = smooth_max(_by_stage_kind(choices, stages, table.sync, table.stage_kind), sharpness)
-    once = torch.einsum("orlc,olc->or", choices, table.once)
-    slowest = smooth_max(stage_seconds, sharpness)
-    count = table.num_micro_batches.unsqueeze(1)
-    total = pipeline_seconds(stage_seconds, count, slowest) + sync + once
+    inside, across = _neighbour_seconds(choices, stages, table)
+    stage_seconds = stage_seconds + inside
+    if table.pipeline.blocking:
+        stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
+    syncs = _by_stage_kind(choices, stages, table.sync, table.stage_kind)
+    if table.pipeline.simulated:
+        total, sync = _simulated(choices, stages, table, inside, across, syncs)
+    else:
+        count, slowest = table.num_micro_batches.unsqueeze(1), smooth_max(stage_seconds, sharpness)
+        sync = smooth_max(syncs, sharpness)
+        total = pipeline_seconds(stage_seconds, count, slowest) + sync
+    total = total + torch.einsum("orlc,olc->or", choices, table.once)
     return SurrogateCost(total, stage_seconds, _memory(choices, stages, table, sharpness), sync)
+
+
+def _simulated(
+    choices: Tensor, stages: Tensor, table: CostTable, inside: Tensor, across: Tensor, syncs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Seconds until all stages are done, and what the synchronisation adds to the pipeline, `(O, R)`."""
+    forward, backward, weight = (
+        _by_stage_kind(choices, stages, values, table.stage_kind).flatten(0, 1)
+        for values in (table.forward, table.backward, table.weight_gradient)
+    )
+    half = inside.flatten(0, 1) / 2
+    passes = PassSeconds(forward + half, backward + half, weight, across.flatten(0, 1) / 2)
+    counts = table.num_micro_batches.repeat_interleave(choices.shape[1])
+    total, ends = simulated_seconds(passes, syncs.flatten(0, 1), counts, table.pp, table.pipeline)
+    return total.view(choices.shape[:2]), (total - ends.amax(1)).view(choices.shape[:2])
 
 
 def _by_stage_kind(choices: Tensor, stages: Tensor, values: Tensor, kinds: Tensor) -> Tensor:
@@ -74,8 +97,8 @@ def _by_stage_kind(choices: Tensor, stages: Tensor, values: Tensor, kinds: Tenso
     return (stages * per_kind[..., kinds]).sum(-2)
 
 
-def _neighbour_seconds(choices: Tensor, stages: Tensor, table: CostTable) -> Tensor:
-    """Resharding inside stages and p2p between them, charged to the later layer's stage."""
+def _neighbour_seconds(choices: Tensor, stages: Tensor, table: CostTable) -> tuple[Tensor, Tensor]:
+    """Resharding inside stages `(O, R, K)`, and p2p between them `(O, R, K - 1)`, both ways."""
     before, after = stages[..., :-1, :], stages[..., 1:, :]
     inside = torch.zeros_like(stages[..., 0, :])
     if table.num_layouts > 1:
@@ -88,9 +111,9 @@ def _neighbour_seconds(choices: Tensor, stages: Tensor, table: CostTable) -> Ten
     else:
         across = table.p2p[..., 0, 0].transpose(1, 2).unsqueeze(1)
     if table.pp == 1:
-        return inside
+        return inside, inside[..., :0]
     crossing = before[..., :-1] * after[..., 1:] * across[..., table.boundary_kind]
-    return inside + torch.nn.functional.pad(crossing.sum(-2), (1, 0))
+    return inside, crossing.sum(-2)
 
 
 def _memory(choices: Tensor, stages: Tensor, table: CostTable, sharpness: float | None) -> Tensor:

@@ -19,19 +19,21 @@ from numpy.typing import NDArray
 
 from darts_parallel.cluster import GIB
 from darts_parallel.cost import CostBreakdown
-from darts_parallel.gantt import Event, forward_backward_seconds, makespan, schedule_1f1b
 from darts_parallel.problem import Problem
 from darts_parallel.records import StepRecord
+from darts_parallel.simulation import Event
 from darts_parallel.strategy import Plan
+from darts_parallel.timeline import CATEGORIES, Timeline, plan_timeline
 
-FORWARD, BACKWARD, TAIL, IDLE = "#4878a8", "#e1973c", "#8a8a8a", "#f1f1f1"
+FORWARD, BACKWARD, WEIGHT, TAIL, IDLE = "#4878a8", "#e1973c", "#6a9a58", "#8a8a8a", "#f1f1f1"
+PASSES = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
 FITS, TIGHT, OVER = "#4878a8", "#e1973c", "#c23b3b"
+SCHEDULE_WORDS = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved 1F1B",
+                  "zero_bubble": "Zero-bubble (ZB-H1)"}  # fmt: skip
 MAX_LABELS = 32
 MAX_ROW_LABELS = 42
 BOTTOM_NAMES = 0.9
 """Inches below an axis of layer names."""
-AFTER_PIPELINE = ("gradient_sync", "optimizer", "tied_embedding_sync")
-"""Breakdown terms that follow the last backward pass."""
 NEGLIGIBLE = 0.01
 """Strategies below this probability in every layer are left out of a heatmap."""
 
@@ -44,54 +46,64 @@ def to_image(figure: Figure) -> NDArray[np.uint8]:
 
 
 def gantt_figure(plan: Plan, cost: CostBreakdown, problem: Problem) -> Figure:
-    """The 1F1B schedule of one iteration; its first `2 * pp` micro-batches where there are many more."""
+    """The schedule of one iteration; its first `2 * pp` micro-batches where there are many more."""
     pp, count = plan.pp, plan.num_micro_batches
-    events = schedule_1f1b(forward_backward_seconds(plan, cost, problem), count)
-    whole = makespan(events)
+    line = plan_timeline(plan, problem)
     shown = 2 * pp if count > 3 * pp else count
-    end = max(event.end for event in events if event.stage == 0 and event.micro_batch < shown)
-    tail = sum(cost.breakdown_s.get(name, 0.0) for name in AFTER_PIPELINE) if shown == count else 0.0
-    width = max(whole, end) + tail if shown == count else end
+    if shown < count:
+        width = max(e.end for e in line.events if e.device == 0 and e.operation.micro_batch < shown)
+    else:
+        width = max(end + sync for end, sync in zip(line.pipeline_ends_s, line.sync_s, strict=True))
     unit, name = (1e-3, "ms") if width < 1 else (1.0, "s")
     figure, axes = _figure(11.0, 1.3 + 0.26 * max(pp, 4), top=0.65)
     axes.set_facecolor(IDLE)
-    _draw_passes(axes, [e for e in events if e.start < end], shown * pp <= 300, unit, width)
-    patches = [Patch(color=FORWARD, label="forward"), Patch(color=BACKWARD, label="backward"),
-               Patch(color=IDLE, label="idle")]  # fmt: skip
-    if tail > 0.002 * width:
-        axes.broken_barh([(whole / unit, tail / unit)], (-0.5, pp), facecolor=TAIL)
+    _draw_passes(axes, [e for e in line.events if e.start < width], shown * pp <= 300, unit, width)
+    kinds = sorted({e.operation.kind for e in line.events}, key=list(PASSES).index)
+    patches = [Patch(color=PASSES[kind], label=CATEGORIES[kind]) for kind in kinds]
+    patches.append(Patch(color=IDLE, label="idle"))
+    if shown == count and max(line.sync_s) > 0.002 * width:
+        for device, (end, sync) in enumerate(zip(line.pipeline_ends_s, line.sync_s, strict=True)):
+            axes.broken_barh([(end / unit, sync / unit)], (device - 0.45, 0.9), facecolor=TAIL)
         patches.append(Patch(color=TAIL, label="gradient sync and optimizer"))
     axes.set_xlim(0, width / unit)
     axes.set_ylim(pp - 0.5, -0.5)
     axes.yaxis.set_major_locator(MaxNLocator(min(pp, MAX_LABELS), integer=True))
     part = f", the first {shown} of {count} micro-batches" if shown < count else ""
-    closed = sum(cost.stage_times_s) + (count - 1) * max(cost.stage_times_s)
-    times = f"pipeline {whole:.4g} s by simulation, {closed:.4g} s by the cost model's closed form"
-    axes.set_title(f"1F1B schedule of one iteration{part}\n{times}", loc="left", fontsize=10)
+    words = SCHEDULE_WORDS[line.schedule]
+    title = f"{words} schedule of one iteration{part}\n{_pipeline_words(line, cost, count)}"
+    axes.set_title(title, loc="left", fontsize=10)
     axes.set_xlabel(f"time [{name}]")
     axes.set_ylabel("pipeline stage")
     _legend_above(axes, patches)
     return figure
 
 
+def _pipeline_words(line: Timeline, cost: CostBreakdown, count: int) -> str:
+    simulated = f"pipeline {line.pipeline_s:.4g} s by simulation"
+    if line.schedule != "1f1b":
+        return simulated
+    closed = sum(cost.stage_times_s) + (count - 1) * max(cost.stage_times_s)
+    return f"{simulated}, {closed:.4g} s by the closed form"
+
+
 def _draw_passes(axes: Axes, events: Sequence[Event], numbered: bool, unit: float, width: float) -> None:
     def order(event: Event) -> tuple[int, str]:
-        return event.stage, event.kind
+        return event.device, event.operation.kind
 
-    for (stage, kind), run in groupby(sorted(events, key=order), key=order):
+    for (device, kind), run in groupby(sorted(events, key=order), key=order):
         mine = list(run)
         bars = [(event.start / unit, (event.end - event.start) / unit) for event in mine]
-        colour = FORWARD if kind == "F" else BACKWARD
+        colour = PASSES[kind]
         # a white edge would swallow a very short pass, which would not be drawn at all without one
         wide = max(event.end - event.start for event in mine) > 0.003 * width
-        axes.broken_barh(bars, (stage - 0.45, 0.9), facecolor=colour, edgecolor="white" if wide else colour,
+        axes.broken_barh(bars, (device - 0.45, 0.9), facecolor=colour, edgecolor="white" if wide else colour,
                          linewidth=0.4)  # fmt: skip
         for event in mine if numbered else []:
             # a number needs room: about 1 % of the width
             if event.end - event.start > 0.012 * width:
                 middle = (event.start + event.end) / (2 * unit)
-                axes.text(middle, stage, str(event.micro_batch), ha="center", va="center", fontsize=6,
-                          color="white", clip_on=True)  # fmt: skip
+                axes.text(middle, device, str(event.operation.micro_batch), ha="center", va="center",
+                          fontsize=6, color="white", clip_on=True)  # fmt: skip
 
 
 def memory_figure(cost: CostBreakdown) -> Figure:

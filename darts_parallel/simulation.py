@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from darts_parallel.pipeline import PipelineModel
 from darts_parallel.schedule_graph import (
     KINDS,
     Graph,
@@ -117,7 +118,7 @@ def _solved(
         graph = compiled(schedule, pp, count, chunks)
         frames_left = (num_micro_batches - count) // step
         waiting = []
-        for index in still.split(max(MAX_NUMBERS // len(graph), 1)):
+        for index in torch.tensor_split(still, _parts(still, graph)):
             end = _run(graph, rows[:, index].detach().numpy())[0]
             if frames_left == 0:
                 yield index, _ends(rows[:, index], graph, end)
@@ -134,12 +135,40 @@ def _solved(
             return
 
 
+def _parts(plans: Tensor, graph: Graph) -> int:
+    """Parts of a batch that are small enough to be simulated at once."""
+    return -(-max(len(plans), 1) * len(graph) // MAX_NUMBERS)
+
+
 def _continued(rows: Tensor, graph: Graph, periods: int, length: int) -> Tensor:
     """Ends of the devices `(pp, B)` after `periods` more periods of `length` frames than the graph has."""
     end = _run(graph, rows.detach().numpy())[0]
     wanted = np.concatenate([graph.last, graph.frames[[-1, -1 - length], 0]])
     ends: Tensor = _Longest.apply(rows, graph, end, wanted)  # type: ignore[no-untyped-call]
     return ends[:-2] + periods * (ends[-2] - ends[-1])
+
+
+def simulated_seconds(
+    passes: PassSeconds, sync: Tensor, num_micro_batches: Tensor, pp: int, model: PipelineModel
+) -> tuple[Tensor, Tensor]:
+    """Seconds of an iteration in which every device synchronises once its last backward has ended.
+
+    Args:
+        passes: Of B plans.
+        sync: Gradient synchronisation and optimizer of every device, `(B, pp)`.
+        num_micro_batches: Shape `(B,)`.
+        pp: Devices.
+        model: Schedule and kind of message.
+
+    Returns:
+        Seconds of the iteration, `(B,)`, and until each device has ended its last pass, `(B, pp)`.
+    """
+    passes = passes.blocking() if model.blocking else passes
+    ends = torch.zeros_like(sync)
+    for count in sorted(set(num_micro_batches.tolist())):
+        index = torch.nonzero(num_micro_batches == count).squeeze(1)
+        ends = ends.index_copy(0, index, device_ends(passes[index], model.schedule, pp, count))
+    return (ends + sync).amax(1), ends
 
 
 def timeline(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int) -> list[Event]:
@@ -216,7 +245,7 @@ class _Longest(torch.autograd.Function):
         return torch.from_numpy(end[wanted])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
         graph, end = ctx.graph, ctx.end
         rows = ctx.saved_tensors[0].detach().numpy()

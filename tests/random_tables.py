@@ -42,6 +42,7 @@ def random_table(
     by_kind = {name: rand(num_outer, kinds, num_layers, num_choices)[:, :, like]
                for name in ("forward", "backward", "sync")}  # fmt: skip
     pair_like = like[1:]
+    by_kind["weight_gradient"] = 0.4 * by_kind["backward"]
     reshard = 0.3 * rand(num_outer, kinds, num_layers, num_layouts, num_layouts)[:, :, pair_like]
     counts = torch.tensor(sorted({1, 2, 3, 6}))[torch.randperm(4, generator=rng)[:num_outer]]
     in_flight = torch.minimum(pp - torch.arange(pp), counts.unsqueeze(1)).to(torch.float64)

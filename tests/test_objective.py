@@ -17,10 +17,19 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+SIMULATED = [
+    ["cost.pipeline=simulated"],
+    ["cost.pipeline=simulated", "cost.p2p=overlapped"],
+    ["cost.pipeline=simulated", "cost.schedule=gpipe"],
+    ["cost.pipeline=simulated", "cost.schedule=zero_bubble", "cost.p2p=overlapped"],
+]
+CASES = [(name, []) for name in PROBLEMS] + [("uneven nodes", cost) for cost in SIMULATED]
+
+
+@pytest.mark.parametrize(("name", "cost"), CASES)
 @pytest.mark.parametrize("seed", range(3))
-def test_surrogate_at_one_hot_weights_equals_evaluate(name: str, seed: int) -> None:
-    problem = load_problem(PROBLEMS[name])
+def test_surrogate_at_one_hot_weights_equals_evaluate(name: str, cost: list[str], seed: int) -> None:
+    problem = load_problem(PROBLEMS[name] + cost)
     rng = torch.Generator().manual_seed(seed)
     for table in build_tables(problem, outer_spaces(problem)):
         plans = random_plans(table, table.num_outer, rng)
@@ -31,9 +40,9 @@ def test_surrogate_at_one_hot_weights_equals_evaluate(name: str, seed: int) -> N
         torch.testing.assert_close(soft.stage_seconds[:, 0], hard.stage_seconds, rtol=1e-9, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_evaluate_of_a_plan_equals_the_batch(name: str) -> None:
-    problem = load_problem(PROBLEMS[name])
+@pytest.mark.parametrize(("name", "cost"), CASES)
+def test_evaluate_of_a_plan_equals_the_batch(name: str, cost: list[str]) -> None:
+    problem = load_problem(PROBLEMS[name] + cost)
     rng = torch.Generator().manual_seed(7)
     for table in build_tables(problem, outer_spaces(problem)):
         plans = random_plans(table, table.num_outer, rng)
@@ -44,6 +53,32 @@ def test_evaluate_of_a_plan_equals_the_batch(name: str) -> None:
             assert sum(cost.breakdown_s.values()) == pytest.approx(cost.iteration_time_s, rel=1e-9)
             assert all(seconds >= 0 for seconds in cost.breakdown_s.values())
             assert cost.feasible == bool(batch.feasible[index])
+
+
+@pytest.mark.parametrize("cost", SIMULATED)
+@pytest.mark.parametrize("pp", [2, 4])
+def test_gradients_of_a_simulated_surrogate_match_finite_differences(cost: list[str], pp: int) -> None:
+    problem = load_problem([*PROBLEMS["uneven nodes"], *cost, f"space.pp={pp}"])
+    (table,) = build_tables(problem, outer_spaces(problem))
+    rng = torch.Generator().manual_seed(pp)
+    logits = torch.randn(table.num_outer, 2, table.num_layers, len(table.choices), generator=rng).double()
+    widths = torch.randn(table.num_outer, 2, pp, generator=rng).double()
+
+    def seconds(logits: torch.Tensor, widths: torch.Tensor) -> torch.Tensor:
+        weights = softmax_weights(logits, table.allowed[:, None, None, :], 1.0)
+        stages = soft_stages(stage_edges(widths, table.num_layers), table.num_layers, 1.0)
+        return surrogate(RelaxedPlans(weights, stages), table).iteration_time.log().sum()
+
+    directions = [torch.randn(p.shape, generator=rng).double() for p in (logits, widths)]
+    inputs = (logits.requires_grad_(), widths.requires_grad_())
+    gradients = torch.autograd.grad(seconds(*inputs), inputs)
+    slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
+    with torch.no_grad():
+        ahead, behind = (
+            seconds(*(p + step * d for p, d in zip(inputs, directions, strict=True)))
+            for step in (1e-6, -1e-6)
+        )
+    assert slope == pytest.approx(float(ahead - behind) / 2e-6, rel=1e-5, abs=1e-7)
 
 
 def _first_table(problem: Problem, pp: int) -> CostTable:

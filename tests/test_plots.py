@@ -1,13 +1,10 @@
 from dataclasses import replace
-from itertools import pairwise
-from random import Random
 
 import pytest
 import torch
 
 from darts_parallel import evaluate, load_problem, plots, search
 from darts_parallel.cost import CostBreakdown
-from darts_parallel.gantt import Event, forward_backward_seconds, makespan, schedule_1f1b
 from darts_parallel.problem import Problem
 from darts_parallel.records import SearchResult
 from darts_parallel.strategy import Plan
@@ -29,78 +26,6 @@ def cost(problem: Problem, result: SearchResult) -> CostBreakdown:
     return evaluate(result.plan, problem)
 
 
-def random_stages(rng: Random, ratio: float | None) -> list[tuple[float, float]]:
-    forwards = [rng.uniform(0.1, 1.0) for _ in range(rng.randint(1, 8))]
-    return [(forward, forward * ratio if ratio else rng.uniform(0.1, 2.0)) for forward in forwards]
-
-
-@pytest.mark.parametrize(("pp", "count"), [(1, 1), (1, 7), (2, 1), (4, 2), (4, 4), (4, 9), (16, 32)])
-def test_equal_stages_take_exactly_the_closed_form(pp: int, count: int) -> None:
-    forward, backward = 1.0, 2.0
-    events = schedule_1f1b([(forward, backward)] * pp, count)
-    assert makespan(events) == (count + pp - 1) * (forward + backward)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_no_stage_finishes_before_its_own_passes_and_those_of_the_stages_before_it(seed: int) -> None:
-    rng = Random(seed)
-    stages, count = random_stages(rng, None), rng.randint(1, 20)
-    totals = [forward + backward for forward, backward in stages]
-    bound = max(sum(totals[:k]) + count * total for k, total in enumerate(totals))
-    assert makespan(schedule_1f1b(stages, count)) >= bound * (1 - 1e-12)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_closed_form_is_an_upper_bound_where_backward_is_a_fixed_multiple_of_forward(seed: int) -> None:
-    rng = Random(seed)
-    stages, count = random_stages(rng, 2.0), rng.randint(1, 20)
-    totals = [forward + backward for forward, backward in stages]
-    closed = sum(totals) + (count - 1) * max(totals)
-    assert makespan(schedule_1f1b(stages, count)) <= closed * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_every_pass_runs_once_after_its_input_and_no_stage_does_two_things_at_once(seed: int) -> None:
-    rng = Random(seed)
-    stages, count = random_stages(rng, None), rng.randint(1, 9)
-    events = schedule_1f1b(stages, count)
-    by_key = {(event.kind, event.stage, event.micro_batch): event for event in events}
-    assert len(by_key) == len(events) == 2 * len(stages) * count
-    for stage in range(len(stages)):
-        mine = sorted((e for e in events if e.stage == stage), key=lambda event: event.start)
-        assert all(a.end <= b.start for a, b in pairwise(mine))
-    for event in events:
-        assert all(source.end <= event.start for source in inputs(event, len(stages), by_key))
-
-
-def inputs(event: Event, pp: int, by_key: dict[tuple[str, int, int], Event]) -> list[Event]:
-    batch = event.micro_batch
-    if event.kind == "F":
-        return [by_key["F", event.stage - 1, batch]] if event.stage else []
-    last = event.stage == pp - 1
-    return [by_key["F", event.stage, batch]] + ([] if last else [by_key["B", event.stage + 1, batch]])
-
-
-@pytest.mark.parametrize("count", [1, 3, 4, 11])
-def test_at_most_pp_minus_k_micro_batches_are_in_flight(count: int) -> None:
-    pp = 4
-    events = schedule_1f1b([(1.0, 2.0)] * pp, count)
-    for stage in range(pp):
-        held = peak = 0
-        for event in sorted((e for e in events if e.stage == stage), key=lambda e: e.start):
-            held += 1 if event.kind == "F" else -1
-            peak = max(peak, held)
-        assert peak == min(pp - stage, count)
-
-
-def test_forward_and_backward_sum_to_the_stage_times(
-    problem: Problem, result: SearchResult, cost: CostBreakdown
-) -> None:
-    pairs = forward_backward_seconds(result.plan, cost, problem)
-    assert [sum(pair) for pair in pairs] == pytest.approx(list(cost.stage_times_s), rel=1e-12)
-    assert all(0 < forward < backward for forward, backward in pairs)
-
-
 def test_the_gantt_shows_the_first_micro_batches_of_many_and_says_so(
     problem: Problem, result: SearchResult
 ) -> None:
@@ -108,6 +33,16 @@ def test_the_gantt_shows_the_first_micro_batches_of_many_and_says_so(
     figure = plots.gantt_figure(plan, evaluate(plan, problem), problem)
     title = figure.axes[0].get_title(loc="left")
     assert "the first 8 of 16 micro-batches" in title
+
+
+@pytest.mark.parametrize(("schedule", "words"), [("zero_bubble", "Zero-bubble"), ("gpipe", "GPipe")])
+def test_the_gantt_names_its_schedule(result: SearchResult, schedule: str, words: str) -> None:
+    cost = ["cost.pipeline=simulated", f"cost.schedule={schedule}"]
+    problem = load_problem(["model=toy", "cluster=toy", "training=toy", "space.pp=4", *cost])
+    figure = plots.gantt_figure(result.plan, evaluate(result.plan, problem), problem)
+    assert figure.axes[0].get_title(loc="left").startswith(words)
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert ("weight gradient" in labels) == (schedule == "zero_bubble")
 
 
 def test_the_heatmap_leaves_out_strategies_that_no_layer_considers(result: SearchResult) -> None:

@@ -78,7 +78,7 @@ def test_equal_stages_take_exactly_the_closed_forms(pp: int, groups: int) -> Non
     for schedule in ("1f1b", "gpipe"):
         passes = equal_passes(pp, forward, backward, weight)
         assert float(device_ends(passes, schedule, pp, count).max()) == flush
-    # ZB-H1: Qi et al. 2023, table 2
+    # ZB-H1: a bubble of (pp - 1) (T_F + T_B - T_W), Qi et al. 2023
     split = count * (forward + backward) + (pp - 1) * (forward + backward - 2 * weight)
     assert float(device_ends(passes, "zero_bubble", pp, count).max()) == split
     for chunks in (2, 4):

@@ -1,0 +1,67 @@
+"""Whether a plan belongs to a problem: layers, devices, heads, batch."""
+
+from darts_parallel.degrees import divisors, tensor_degrees
+from darts_parallel.errors import PlanError, UnsupportedError
+from darts_parallel.problem import Problem
+from darts_parallel.strategy import LayerStrategy, Plan, degrees
+
+
+def check_plan(plan: Plan, problem: Problem) -> None:
+    """Refuse a plan that does not belong to `problem`, with one sentence.
+
+    Errors:
+        PlanError: names the field, its value, the rule and the nearest legal value.
+    """
+    devices, layers = problem.cluster.num_devices, problem.model.layers
+    if len(plan.layers) != len(layers):
+        raise PlanError(
+            f"plan: it has {len(plan.layers)} layers but model={problem.model.config.name} has {len(layers)} "
+            "(embedding, blocks, head and loss)."
+        )
+    if plan.cp > 1 or plan.virtual_stages > 1:
+        raise UnsupportedError(
+            f"plan: cp={plan.cp} and virtual_stages={plan.virtual_stages} cannot be priced yet; "
+            "nearest legal: 1 and 1."
+        )
+    if devices % plan.pp:
+        near = min(divisors(devices), key=lambda d: abs(d - plan.pp))
+        raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; nearest legal: {near}.")
+    for first in plan.boundaries[1:-1]:
+        if layers[first].joined:
+            raise PlanError(
+                f"plan: a stage begins at layer {first} ({layers[first].name}), which must stay with "
+                f"{layers[first - 1].name}; nearest legal: {first - 1}."
+            )
+    for spec, strategy in zip(layers, plan.layers, strict=True):
+        _check_strategy(spec.name, strategy, plan, problem)
+
+
+def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Problem) -> None:
+    size, batch = problem.cluster.num_devices // plan.pp, problem.training.global_batch_size
+    ranks = strategy.tp * plan.cp * strategy.dp
+    if ranks != size:
+        raise PlanError(
+            f"plan: {name} has {degrees(strategy, plan.cp)} = {ranks}, but a stage has {size} GPUs; "
+            f"nearest legal: dp={max(size // (strategy.tp * plan.cp), 1)}."
+        )
+    if strategy.shard_size and (strategy.dp * plan.cp) % strategy.shard_size:
+        legal_sizes = divisors(strategy.dp * plan.cp)
+        near = min(legal_sizes, key=lambda size: abs(size - strategy.shard_size))
+        raise PlanError(
+            f"plan: {name} has shard_size={strategy.shard_size}, which must divide its "
+            f"{strategy.dp * plan.cp} data-parallel ranks; nearest legal: {near}."
+        )
+    legal = tensor_degrees(problem)
+    if strategy.tp not in legal:
+        near = min(legal, key=lambda tp: abs(tp - strategy.tp))
+        raise PlanError(
+            f"plan: {name} has tp={strategy.tp}, which must divide the heads, the KV heads and the GPUs "
+            f"of a node; nearest legal: {near}."
+        )
+    if batch % (strategy.dp * plan.num_micro_batches):
+        near = max((m for m in divisors(batch) if batch % (m * strategy.dp) == 0),
+                   key=lambda m: -abs(m - plan.num_micro_batches), default=1)  # fmt: skip
+        raise PlanError(
+            f"plan: dp({strategy.dp}) * num_micro_batches({plan.num_micro_batches}) of {name} must divide "
+            f"training.global_batch_size={batch}; nearest legal num_micro_batches: {near}."
+        )
