@@ -40,8 +40,8 @@ class CostConfig:
         if self.pipeline == "simulated":
             if self.name == "searcher":
                 raise ConfigError(
-                    "cost.pipeline=simulated must go with cost.name=analytic or profiled, since the seed report's model "
-                    "knows no stages; nearest legal: cost.pipeline=closed_form."
+                    "cost.pipeline=simulated must go with cost.name=analytic or profiled, since the seed "
+                    "report's model knows no stages; nearest legal: cost.pipeline=closed_form."
                 )
             return
         for key, only in (("schedule", "1f1b"), ("p2p", "blocking")):
