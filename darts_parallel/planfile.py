@@ -8,9 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.errors import DartsParallelError, PlanError
-from darts_parallel.problem import Problem
+from darts_parallel.problem import Problem, to_config
 from darts_parallel.records import SearchResult
 from darts_parallel.strategy import SCHEMA, Plan
 from darts_parallel.verification import Verification
@@ -99,7 +101,12 @@ def _verification_dict(entry: Verification, problem: Problem) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file in one piece: it is there whole or not at all.
+    """Write a JSON file in one piece (`write_text`)."""
+    write_text(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one piece: it is there whole or not at all.
 
     Errors:
         DartsParallelError: the folder cannot be written.
@@ -108,8 +115,7 @@ def write_json(path: Path, data: Any) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(data, file, indent=2, allow_nan=False)
-                file.write("\n")
+                file.write(text)
             os.chmod(name, 0o644)
             os.replace(name, path)
         except BaseException:
@@ -125,16 +131,7 @@ def read_plan(path: str, problem: Problem) -> Plan:
     Errors:
         PlanError: the file is missing, broken, or of another model.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError(
-            f"plan={path} cannot be read ({error.strerror}); nearest legal: the plan.json of an earlier run."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise PlanError(
-            f"plan={path} is not valid JSON ({error}); nearest legal: the plan.json of an earlier run."
-        ) from None
+    data = _read(path)
     try:
         if isinstance(data, dict) and "schema" not in data:
             raise PlanError(f"the field schema is missing; nearest legal: {SCHEMA}.")
@@ -155,3 +152,35 @@ def read_plan(path: str, problem: Problem) -> Plan:
                 f"nearest legal: {spec.name}."
             )
     return plan
+
+
+def read_own_problem(path: str, **changes: Any) -> Problem:
+    """The problem that a `plan.json` was made for, from the configuration that it holds.
+
+    Args:
+        changes: Root keys of the configuration that get another value, e.g. `plan`.
+
+    Errors:
+        PlanError: the file is missing, broken, or holds no configuration.
+        ConfigError: its configuration breaks a rule of this version.
+    """
+    data = _read(path)
+    config = data.get("config") if isinstance(data, dict) else None
+    if not isinstance(config, dict):
+        raise PlanError(
+            f"plan={path}: the field config is missing; nearest legal: a plan.json as the command writes it."
+        )
+    return Problem.from_config(to_config(OmegaConf.create({**config, "plan": None, **changes})))
+
+
+def _read(path: str) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(
+            f"plan={path} cannot be read ({error.strerror}); nearest legal: the plan.json of an earlier run."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise PlanError(
+            f"plan={path} is not valid JSON ({error}); nearest legal: the plan.json of an earlier run."
+        ) from None

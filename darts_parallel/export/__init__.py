@@ -1,0 +1,9 @@
+"""Plans in the words of the trainers that people use.
+
+`export_plan` is the one door; each target is a module of its name, with one function `export`.
+"""
+
+from darts_parallel.export.common import Exported as Exported
+from darts_parallel.export.targets import TARGETS as TARGETS
+from darts_parallel.export.targets import export_plan as export_plan
+from darts_parallel.export.targets import write_export as write_export

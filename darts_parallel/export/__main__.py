@@ -1,0 +1,46 @@
+"""`python -m darts_parallel.export plan.json --to megatron [--output FILE]`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from darts_parallel.cost import check_plan
+from darts_parallel.errors import ConfigError, DartsParallelError
+from darts_parallel.export import TARGETS, export_plan, write_export
+from darts_parallel.planfile import read_own_problem, read_plan
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"export: {message}; nearest legal: export plan.json --to megatron.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the plan for a trainer; returns the exit status, 2 with one sentence for a refusal."""
+    parser = _Parser(prog="python -m darts_parallel.export", description=__doc__)
+    parser.add_argument("plan", help="a plan.json of the command")
+    parser.add_argument("--to", required=True, choices=sorted(TARGETS), help="the trainer")
+    parser.add_argument("--output", type=Path, help="the (main) file; default: beside the plan")
+    try:
+        given = parser.parse_args(arguments)
+        problem = read_own_problem(given.plan)
+        plan = read_plan(given.plan, problem)
+        check_plan(plan, problem)
+        exported = export_plan(problem, plan, given.to)
+        paths = write_export(exported, Path(given.plan).parent, given.output)
+    except DartsParallelError as error:
+        print(f"darts-parallel: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    print("\n".join(export_lines(given.to, paths, exported.notes)))
+    return 0
+
+
+def export_lines(target: str, paths: Sequence[Path], notes: Sequence[str]) -> list[str]:
+    """What a user reads of an export: its files, and what they do not say."""
+    return [f"{target}: {', '.join(str(path) for path in paths)}", *(f"note: {note}" for note in notes)]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,212 @@
+"""What all targets share: the plan in their terms, and how they refuse what they cannot express."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from darts_parallel.config import COMM_BITS
+from darts_parallel.errors import UnsupportedError
+from darts_parallel.model_config import ModelConfig
+from darts_parallel.problem import Problem
+from darts_parallel.strategy import LayerStrategy, Plan
+
+BLOCKS = ("block", "encoder", "decoder")
+"""Kinds of layer that trainers count as layers."""
+FULL_BITS = max(COMM_BITS)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What a target writes: file names and texts, the main one first, and what else a user must know."""
+
+    files: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What a pipeline stage (or one of its virtual stages) holds."""
+
+    embedding: bool
+    first_block: int
+    num_blocks: int
+    head: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan and its problem, as a target asks for them.
+
+    Args:
+        target: Name of the target, for refusals.
+    """
+
+    target: str
+    problem: Problem
+    plan: Plan
+
+    @property
+    def model(self) -> ModelConfig:
+        """Sizes of the model."""
+        return self.problem.config.model
+
+    @cached_property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """Contents of every chunk in order of layers; chunk c runs on stage `c % pp`."""
+        kinds = [layer.kind for layer in self.problem.model.layers]
+        chunks, block = [], 0
+        for first, end in zip(self.plan.boundaries, self.plan.boundaries[1:], strict=False):
+            inside = kinds[first:end]
+            count = sum(kind in BLOCKS for kind in inside)
+            chunks.append(Chunk("embedding" in inside, block, count, "head" in inside))
+            block += count
+        return tuple(chunks)
+
+    @property
+    def even(self) -> bool:
+        """Whether all chunks hold as many blocks (and none only the embedding or the head)."""
+        chunks = self.chunks
+        counts = {chunk.num_blocks for chunk in chunks}
+        return counts == {chunks[0].num_blocks} and 0 not in counts
+
+    @property
+    def blocks(self) -> list[LayerStrategy]:
+        """Strategy of every block."""
+        pairs = zip(self.problem.model.layers, self.plan.layers, strict=True)
+        return [strategy for layer, strategy in pairs if layer.kind in BLOCKS]
+
+    def micro_batch_size(self, strategy: LayerStrategy) -> int:
+        """Sequences of a micro-batch on one data-parallel rank."""
+        return self.problem.training.global_batch_size // (strategy.dp * self.plan.num_micro_batches)
+
+    @property
+    def nodes(self) -> tuple[int, int | None]:
+        """Number of nodes, and GPUs of a node; None where nodes differ."""
+        groups = self.problem.cluster.groups
+        sizes = {group.gpus for group in groups}
+        return sum(group.count for group in groups), sizes.pop() if len(sizes) == 1 else None
+
+    def headline(self) -> list[str]:
+        """Two lines for the head of a file: which job, which plan."""
+        cluster = self.problem.cluster
+        return [
+            f"{self.model.name} on {cluster.name}, {cluster.num_devices} GPUs; written by darts-parallel",
+            self.plan.describe(self.problem.training.global_batch_size),
+        ]
+
+    def refuse(self, what: str, space: str = "space=uniform") -> UnsupportedError:
+        """The error for a plan that the target cannot express.
+
+        Args:
+            what: What the plan (or the model) has and the target lacks, in one clause.
+            space: Overrides of the nearest space whose plans it can express.
+        """
+        return UnsupportedError(f"export={self.target}: {what}; nearest space to search in: {space}.")
+
+    def uniform(self) -> LayerStrategy:
+        """The one strategy of all layers, recomputation apart (see `recompute`).
+
+        A layer without parameters (the loss) may name any ZeRO stage.
+
+        Errors:
+            UnsupportedError: two layers differ; names them and the field.
+        """
+        layers, strategies = self.problem.model.layers, self.plan.layers
+        names = (
+            "tp",
+            "dp",
+            "sequence_parallel",
+            "zero_stage",
+            "shard_size",
+            "tp_comm_bits",
+            "grad_comm_bits",
+        )
+        for layer, strategy in zip(layers, strategies, strict=True):
+            stateless = layer.parameters(self.model.vocab_size) == 0
+            for name in names[:3] if stateless else names:
+                mine, first = getattr(strategy, name), getattr(strategies[0], name)
+                if mine != first:
+                    raise self.refuse(
+                        f"{layer.name} has {name}={mine} and {layers[0].name} has {name}={first}, "
+                        "but all layers of this trainer run one strategy"
+                    )
+        return strategies[0]
+
+    def recompute(self) -> str:
+        """The recomputation that all blocks share.
+
+        Errors:
+            UnsupportedError: blocks differ.
+        """
+        kinds = sorted({strategy.recompute for strategy in self.blocks})
+        if len(kinds) > 1:
+            raise self.refuse(
+                f"recompute is {' for some blocks and '.join(kinds)} for others, but this trainer has one "
+                "setting for all"
+            )
+        return kinds[0]
+
+    def require_exact_collectives(self) -> None:
+        """Refuse quantized collectives."""
+        for name in ("tp_comm_bits", "grad_comm_bits"):
+            bits = min(getattr(strategy, name) for strategy in self.plan.layers)
+            if bits < FULL_BITS:
+                raise self.refuse(
+                    f"{name}={bits}, and this trainer has no such quantized collectives",
+                    f"space.{name}={FULL_BITS}",
+                )
+
+    def require_one_stack(self) -> None:
+        """Refuse encoder-decoder models."""
+        if self.model.num_encoder_layers:
+            raise self.refuse(
+                f"model={self.model.name} has an encoder and a decoder, and only one stack can be written",
+                "a model with num_encoder_layers=0",
+            )
+
+    def require_llama_like(self) -> None:
+        """Refuse models whose blocks are not Llama's: RMSNorm, gated MLP, rotary positions, no biases."""
+        self.require_one_stack()
+        config = self.model
+        wrong = [
+            f"{name}={str(value).lower()}"
+            for name, value in (
+                ("causal", config.causal),
+                ("gated_mlp", config.gated_mlp),
+                ("learned_positions", config.learned_positions),
+                ("linear_bias", config.linear_bias),
+                ("norm_bias", config.norm_bias),
+            )
+            if value != (name in ("causal", "gated_mlp"))
+        ]
+        if wrong:
+            raise self.refuse(
+                f"model={config.name} has {', '.join(wrong)}, and this trainer's own model is Llama's",
+                "a model such as model=llama3_8b",
+            )
+
+    def require_no_shard_groups(self) -> None:
+        """Refuse hybrid sharding."""
+        for strategy in self.plan.layers:
+            if strategy.shard_size and strategy.zero_stage and strategy.shard_size != strategy.dp:
+                raise self.refuse(
+                    f"shard_size={strategy.shard_size} of dp={strategy.dp}, and this trainer shards over all",
+                    "space.shard_size=0",
+                )
+
+    def require_no_interleaving(self) -> None:
+        """Refuse virtual stages."""
+        if self.plan.virtual_stages > 1:
+            raise self.refuse(
+                f"virtual_stages={self.plan.virtual_stages}, and this trainer's schedule does not interleave",
+                "space.virtual_stages=1",
+            )
+
+    def require_no_context_parallelism(self) -> None:
+        """Refuse context parallelism."""
+        if self.plan.cp > 1:
+            raise self.refuse(f"cp={self.plan.cp}, and it cannot be written for this trainer", "space.cp=1")
+
+
+def shards(strategy: LayerStrategy) -> int:
+    """Data-parallel ranks over which a strategy shards its state; 1 without ZeRO."""
+    return (strategy.shard_size or strategy.dp) if strategy.zero_stage else 1

@@ -1,0 +1,128 @@
+"""DeepSpeed: its JSON, and for a pipeline the Python that splits the layers (its split is code).
+
+Rules: `train_batch_size` is micro-batch x accumulation x data-parallel ranks; AutoTP
+(`tensor_parallel.autotp_size`) runs with ZeRO up to 2; its pipeline engine with ZeRO up to 1.
+"""
+
+import json
+from typing import Any
+
+from darts_parallel.export.common import Exported, Job
+from darts_parallel.strategy import LayerStrategy
+
+
+def export(job: Job) -> Exported:
+    """`deepspeed.json`, and `deepspeed_pipeline.py` where the plan has several stages.
+
+    Errors:
+        UnsupportedError: DeepSpeed cannot express it.
+    """
+    strategy = job.uniform()
+    job.require_exact_collectives()
+    job.require_no_shard_groups()
+    job.require_no_interleaving()
+    job.require_no_context_parallelism()
+    _check(job, strategy)
+    files = {"deepspeed.json": json.dumps(settings(job, strategy), indent=2) + "\n"}
+    notes = ["the optimizer's name and learning rate are yours: add them, or pass an optimizer"]
+    if job.plan.pp > 1:
+        job.require_one_stack()
+        files["deepspeed_pipeline.py"] = _pipeline(job)
+    elif job.recompute() == "full":
+        notes.append("recompute=full is the model's: gradient_checkpointing_enable() of a Hugging Face model")
+    return Exported(files, tuple(notes))
+
+
+def _check(job: Job, strategy: LayerStrategy) -> None:
+    plan, zero = job.plan, strategy.zero_stage
+    if strategy.sequence_parallel:
+        raise job.refuse(
+            "sequence_parallel=true, which its automatic tensor parallelism lacks",
+            "space=uniform space.sequence_parallel=false",
+        )
+    if plan.pp > 1 and strategy.tp > 1:
+        raise job.refuse(
+            f"pp={plan.pp} with tp={strategy.tp}, and its pipeline wants a tensor-parallel model",
+            "space=uniform space.tp=1",
+        )
+    if plan.pp > 1 and zero > 1:
+        raise job.refuse(
+            f"pp={plan.pp} with zero_stage={zero}, and its pipeline runs ZeRO 0 or 1",
+            "space=uniform space.zero_stage=[0,1]",
+        )
+    if strategy.tp > 1 and zero > 2:
+        raise job.refuse(
+            f"tp={strategy.tp} with zero_stage={zero}, and its tensor parallelism runs ZeRO up to 2",
+            "space=uniform space.zero_stage=[0,1,2]",
+        )
+    if job.recompute() == "selective":
+        raise job.refuse(
+            "recompute=selective, and its checkpointing takes whole layers",
+            "space=uniform space.recompute=[none,full]",
+        )
+    if job.problem.training.precision == "fp8":
+        raise job.refuse("training.precision=fp8, which its settings cannot say", "training.precision=bf16")
+
+
+def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
+    """The JSON."""
+    training, plan = job.problem.training, job.plan
+    values: dict[str, Any] = {
+        "train_batch_size": training.global_batch_size,
+        "train_micro_batch_size_per_gpu": job.micro_batch_size(strategy),
+        "gradient_accumulation_steps": plan.num_micro_batches,
+        "zero_optimization": {"stage": strategy.zero_stage, "overlap_comm": True, "reduce_scatter": True},
+    }
+    if strategy.tp > 1:
+        values["tensor_parallel"] = {"autotp_size": strategy.tp}
+    if training.precision in ("bf16", "fp16"):
+        values[training.precision] = {"enabled": True}
+    if training.precision == "bf16":
+        values["data_types"] = {"grad_accum_dtype": "fp32"}
+    return values
+
+
+def _pipeline(job: Job) -> str:
+    """A `PipelineModule` whose stages are the plan's; the loss is no layer of it but its `loss_fn`."""
+    layers = len(job.problem.model.layers) - 1
+    parts = [min(boundary, layers) for boundary in job.plan.boundaries]
+    interval = int(job.recompute() == "full")
+    lines = ['"""DeepSpeed pipeline of a plan.', "", *job.headline(), '"""', ""]
+    lines += [
+        "from collections.abc import Sequence",
+        "from typing import Any",
+        "",
+        "from deepspeed.pipe import PipelineModule",
+        "",
+        f"PARTS = {parts}",
+        '"""First layer of every stage, and the end: embedding, blocks, head."""',
+        "",
+        "",
+        "class PlannedPipeline(PipelineModule):",
+        '    """Stages as the plan cuts them; DeepSpeed has no setting for that."""',
+        "",
+        '    def _partition_layers(self, method: str = "plan") -> None:',
+        "        stage = self._topo.get_coord(self.global_rank).pipe",
+        "        self.parts = PARTS",
+        "        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])",
+        "",
+        "",
+        "def planned_pipeline(layers: Sequence[Any], loss_fn: Any, block: str) -> PlannedPipeline:",
+        f'    """The module for deepspeed.initialize: {layers} layers (LayerSpec, TiedLayerSpec or modules).',
+        "",
+        "    Args:",
+        "        layers: Embedding, blocks and head in order.",
+        "        loss_fn: Of output and labels.",
+        "        block: Name of the class of the blocks, which alone are recomputed.",
+        '    """',
+        "    if len(layers) != PARTS[-1]:",
+        '        raise ValueError(f"{len(layers)} layers, but the plan has {PARTS[-1]}")',
+        "    return PlannedPipeline(",
+        "        layers=list(layers),",
+        f"        num_stages={job.plan.pp},",
+        "        loss_fn=loss_fn,",
+        f"        activation_checkpoint_interval={interval},",
+        "        checkpointable_layers=[block],",
+        "    )",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,126 @@
+"""Hetu-Galvatron: the JSON of its runtime, which takes a strategy per layer.
+
+Keys: `galvatron/core/runtime/hybrid_parallel_config.py`. A list stands for the blocks, as text with
+commas; the embedding takes the stage of the first block, the head that of the last, both `vtp`.
+`dp_types_enc` is 0 for `default_dp_type` (ddp or zero2) and 1 for ZeRO-3; ZeRO-1 does not exist there.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from darts_parallel.export.common import Exported, Job
+from darts_parallel.strategy import LayerStrategy
+
+DEFAULT_TYPE = {0: "ddp", 2: "zero2"}
+
+
+def export(job: Job) -> Exported:
+    """`galvatron.json`.
+
+    Errors:
+        UnsupportedError: Galvatron's runtime cannot express it.
+    """
+    job.require_one_stack()
+    job.require_exact_collectives()
+    job.require_no_shard_groups()
+    job.require_no_interleaving()
+    _check_stages(job)
+    _check_recompute(job)
+    values = settings(job)
+    notes = [f"precision and sizes are runtime arguments: {job.problem.training.precision}, {job.model.name}"]
+    if _sequence_parallel(job):
+        notes.append("start the runtime with --sequence-parallel: the file has no key for it")
+    return Exported({"galvatron.json": json.dumps(values, indent=4) + "\n"}, tuple(notes))
+
+
+def settings(job: Job) -> dict[str, Any]:
+    """The JSON."""
+    plan, blocks = job.plan, job.blocks
+    outer = _outer(job)
+    default = _default_type(job, outer)
+    return {
+        "pp_deg": plan.pp,
+        "tp_sizes_enc": _text(strategy.tp for strategy in blocks),
+        "tp_consecutive_flags": _text(1 for _ in blocks),
+        "cp_sizes_enc": _text(plan.cp for _ in blocks),
+        "dp_types_enc": _text(int(strategy.zero_stage == 3) for strategy in blocks),
+        "use_sp": _text(0 for _ in blocks),
+        "checkpoint": _text(int(strategy.recompute == "full") for strategy in blocks),
+        "global_bsz": job.problem.training.global_batch_size,
+        "chunks": plan.num_micro_batches,
+        "pp_division": _text(chunk.num_blocks for chunk in job.chunks),
+        "pipeline_type": "pipedream_flush",
+        "default_dp_type": default,
+        "vtp": outer.tp,
+        "vsp": 0,
+        "embed_sdp": int(outer.zero_stage == 3),
+    }
+
+
+def _text(values: Iterable[int]) -> str:
+    return ",".join(str(value) for value in values)
+
+
+def _ends(job: Job) -> list[tuple[str, LayerStrategy]]:
+    """Embedding and head with their strategies; the loss runs as the head."""
+    pairs = zip(job.problem.model.layers, job.plan.layers, strict=True)
+    return [
+        (layer.name, strategy) for layer, strategy in pairs if layer.kind in ("embedding", "head", "loss")
+    ]
+
+
+def _outer(job: Job) -> LayerStrategy:
+    """The strategy that embedding, head and loss share."""
+    ends = _ends(job)
+    name, first = ends[0]
+    for other, strategy in ends[1:]:
+        fields = ("tp",) if other == "loss" else ("tp", "zero_stage")
+        for field in fields:
+            if getattr(strategy, field) != getattr(first, field):
+                mine, its = getattr(strategy, field), getattr(first, field)
+                raise job.refuse(
+                    f"{other} has {field}={mine} and {name} has {field}={its}, but vtp and embed_sdp are one "
+                    "for both"
+                )
+    return first
+
+
+def _default_type(job: Job, outer: LayerStrategy) -> str:
+    stages = {s.zero_stage for s in [outer, *job.blocks] if s.dp > 1} - {3}
+    if 1 in stages:
+        raise job.refuse("zero_stage=1, which it lacks", "space.zero_stage=[0,3] or [2,3]")
+    if len(stages) > 1:
+        raise job.refuse(
+            "zero_stage 0 and 2 in one plan, and default_dp_type is one for all", "space.zero_stage=[2,3]"
+        )
+    return DEFAULT_TYPE[stages.pop() if stages else 0]
+
+
+def _check_stages(job: Job) -> None:
+    first, last = job.chunks[0], job.chunks[-1]
+    if not (first.num_blocks and last.num_blocks):
+        place = "first" if not first.num_blocks else "last"
+        raise job.refuse(
+            f"the {place} stage holds no block, and its embedding and head go with the outermost blocks",
+            f"space.pp={job.plan.pp - 1}",
+        )
+
+
+def _check_recompute(job: Job) -> None:
+    if any(strategy.recompute == "selective" for strategy in job.blocks):
+        raise job.refuse(
+            "recompute=selective, and its checkpoint flag takes whole layers", "space.recompute=[none,full]"
+        )
+    _sequence_parallel(job)
+
+
+def _sequence_parallel(job: Job) -> bool:
+    """Whether layers with tensor parallelism divide the sequence too: a switch of the whole runtime."""
+    flags = {strategy.sequence_parallel for strategy in job.plan.layers if strategy.tp > 1}
+    if len(flags) > 1:
+        raise job.refuse(
+            "sequence_parallel is true for some layers and false for others, but its switch is one for all",
+            "space.sequence_parallel=true",
+        )
+    return flags == {True}

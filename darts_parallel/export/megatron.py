@@ -1,0 +1,210 @@
+"""Megatron-LM: a launch script with its flags (`megatron/training/arguments.py` names them).
+
+Uneven stages go into `--pipeline-model-parallel-layout` (E embedding, t layer, L head and loss, `|`
+between chunks, chunk `vpp_rank * pp + pp_rank` in order of layers), which excludes
+`--num-layers-per-virtual-pipeline-stage` and `--num-virtual-stages-per-pipeline-rank`.
+"""
+
+from darts_parallel.export.common import Chunk, Exported, Job, shards
+from darts_parallel.model import VOCABULARY_MULTIPLE
+from darts_parallel.strategy import LayerStrategy
+
+Flag = tuple[str, str | int | float | None]
+"""A flag and its value; None: it has none."""
+FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
+
+
+def export(job: Job) -> Exported:
+    """The launch script `megatron.sh`.
+
+    Errors:
+        UnsupportedError: Megatron-LM has no flags for it.
+    """
+    job.require_one_stack()
+    strategy = job.uniform()
+    job.require_exact_collectives()
+    groups = {
+        "parallelism": _parallel_flags(job, strategy),
+        "recomputation": _recompute_flags(job),
+        "model": _model_flags(job),
+        "training": _training_flags(job),
+    }
+    notes = ("data, tokenizer, learning rate and checkpoints are yours: bash megatron.sh --data-path ...",)
+    if not job.model.learned_positions:
+        notes += ("positions are written as rotary; the base of the angles is --rotary-base",)
+    return Exported({"megatron.sh": _script(job, strategy, groups)}, notes)
+
+
+def _script(job: Job, strategy: LayerStrategy, groups: dict[str, list[Flag]]) -> str:
+    program = "pretrain_gpt.py" if job.model.causal else "pretrain_bert.py"
+    nodes, gpus = job.nodes
+    lines: list[str] = ["#!/usr/bin/env bash", *(f"# {line}" for line in job.headline())]
+    lines += [
+        "# MEGATRON: folder of Megatron-LM; NODE_RANK, MASTER_ADDR, MASTER_PORT: of this node.",
+        "set -eu",
+    ]
+    # one queue orders tensor-parallel collectives before the kernels that wait; FSDP needs several
+    if strategy.zero_stage < 2:
+        lines.append("export CUDA_DEVICE_MAX_CONNECTIONS=1")
+    for name, flags in groups.items():
+        lines += ["", f"{name}=("]
+        lines += [f"    --{flag}" + ("" if value is None else f" {_quoted(value)}") for flag, value in flags]
+        lines.append(")")
+    processes = '"${GPUS_PER_NODE:?GPUs of this node}"' if gpus is None else str(gpus)
+    lines += [
+        "",
+        f'torchrun --nnodes {nodes} --nproc-per-node {processes} --node-rank "${{NODE_RANK:-0}}" \\',
+        '    --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\',
+        f'    "${{MEGATRON:-.}}/{program}" '
+        + " ".join(f'"${{{name}[@]}}"' for name in groups if groups[name])
+        + ' "$@"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(value: str | int | float) -> str:
+    text = str(value)
+    return f'"{text}"' if any(sign in text for sign in "|*") else text
+
+
+def _parallel_flags(job: Job, strategy: LayerStrategy) -> list[Flag]:
+    plan = job.plan
+    flags: list[Flag] = [
+        ("tensor-model-parallel-size", strategy.tp),
+        ("pipeline-model-parallel-size", plan.pp),
+        ("context-parallel-size", plan.cp),
+    ]
+    if strategy.sequence_parallel:
+        flags.append(("sequence-parallel", None))
+    flags += _pipeline_flags(job) + _zero_flags(job, strategy)
+    flags += [
+        ("micro-batch-size", job.micro_batch_size(strategy)),
+        ("global-batch-size", job.problem.training.global_batch_size),
+    ]
+    return flags
+
+
+def _pipeline_flags(job: Job) -> list[Flag]:
+    plan = job.plan
+    if plan.virtual_stages > 1 and plan.num_micro_batches % plan.pp:
+        raise job.refuse(
+            f"num_micro_batches={plan.num_micro_batches} is no multiple of pp={plan.pp}, which its "
+            "interleaved schedule wants",
+            "space.virtual_stages=1",
+        )
+    if plan.num_chunks == 1:
+        return []
+    if not job.even:
+        return [("pipeline-model-parallel-layout", layout(job.chunks))]
+    if plan.virtual_stages > 1:
+        return [("num-virtual-stages-per-pipeline-rank", plan.virtual_stages)]
+    return []
+
+
+def layout(chunks: tuple[Chunk, ...]) -> str:
+    """The stages in Megatron-LM's words, e.g. `Et*3|t*4|t*2L`."""
+    texts = []
+    for chunk in chunks:
+        blocks = "" if chunk.num_blocks == 0 else "t" if chunk.num_blocks == 1 else f"t*{chunk.num_blocks}"
+        texts.append("E" * chunk.embedding + blocks + "L" * chunk.head)
+    return "|".join(texts)
+
+
+def _zero_flags(job: Job, strategy: LayerStrategy) -> list[Flag]:
+    zero, plan = strategy.zero_stage, job.plan
+    overlap: list[Flag] = [("overlap-grad-reduce", None)] if strategy.dp > 1 else []
+    if zero == 0:
+        return overlap
+    groups = strategy.dp // shards(strategy)
+    flags: list[Flag] = [("use-distributed-optimizer", None), *overlap]
+    flags += [("overlap-param-gather", None)] if strategy.dp > 1 else []
+    if zero == 1:
+        return flags + ([("num-distributed-optimizer-instances", groups)] if groups > 1 else [])
+    if plan.pp > 1 or groups > 1:
+        what = f"pp={plan.pp}" if plan.pp > 1 else f"shard_size={strategy.shard_size}"
+        raise job.refuse(
+            f"zero_stage={zero} with {what}, and its FSDP is written for one stage and group only",
+            "space=uniform space.zero_stage=[0,1]",
+        )
+    return [
+        *flags,
+        ("use-megatron-fsdp", None),
+        ("data-parallel-sharding-strategy", FSDP_STRATEGY[zero]),
+        ("no-gradient-accumulation-fusion", None),
+        ("ckpt-format", "fsdp_dtensor"),
+    ]
+
+
+def _recompute_flags(job: Job) -> list[Flag]:
+    """Full recomputation counts the first layers of every chunk; blocks are equal, so only counts matter."""
+    kinds = {strategy.recompute for strategy in job.blocks}
+    if kinds == {"none"}:
+        return []
+    if kinds == {"selective"}:
+        return [("recompute-granularity", "selective")]
+    if "selective" in kinds:
+        raise job.refuse("recompute=selective for some blocks only, and its granularity is one for all")
+    if kinds == {"full"}:
+        return [
+            ("recompute-granularity", "full"),
+            ("recompute-method", "uniform"),
+            ("recompute-num-layers", 1),
+        ]
+    counts = []
+    for chunk in job.chunks:
+        mine = job.blocks[chunk.first_block : chunk.first_block + chunk.num_blocks]
+        counts.append(sum(strategy.recompute == "full" for strategy in mine))
+    most = max(counts)
+    if any(count != min(most, chunk.num_blocks) for count, chunk in zip(counts, job.chunks, strict=True)):
+        raise job.refuse(
+            f"recompute=full for {counts} blocks by stage, and --recompute-num-layers is one for all"
+        )
+    return [("recompute-granularity", "full"), ("recompute-method", "block"), ("recompute-num-layers", most)]
+
+
+def _model_flags(job: Job) -> list[Flag]:
+    config = job.model
+    flags: list[Flag] = [
+        ("num-layers", config.num_layers),
+        ("hidden-size", config.hidden_size),
+        ("ffn-hidden-size", config.ffn_hidden_size or 4 * config.hidden_size),
+        ("num-attention-heads", config.num_heads),
+    ]
+    if config.num_kv_heads not in (None, config.num_heads):
+        flags += [("group-query-attention", None), ("num-query-groups", config.num_kv_heads)]
+    if config.head_dim is not None:
+        flags.append(("kv-channels", config.head_dim))
+    positions = "learned_absolute" if config.learned_positions else "rope"
+    flags += [
+        ("max-position-embeddings", config.max_seq_len),
+        ("position-embedding-type", positions),
+        ("normalization", "LayerNorm" if config.norm_bias else "RMSNorm"),
+    ]
+    switches = {
+        "swiglu": config.gated_mlp,
+        "disable-bias-linear": not config.linear_bias,
+        "add-qkv-bias": config.qkv_bias is True and not config.linear_bias,
+        "qk-layernorm": config.qk_norm,
+        "untie-embeddings-and-output-weights": not config.tie_embeddings,
+        "bert-no-binary-head": not config.causal,
+    }
+    flags += [(name, None) for name, wanted in switches.items() if wanted]
+    if not config.dropout:
+        flags += [("hidden-dropout", 0.0), ("attention-dropout", 0.0)]
+    return [*flags, ("vocab-size", config.vocab_size), ("make-vocab-size-divisible-by", VOCABULARY_MULTIPLE)]
+
+
+def _training_flags(job: Job) -> list[Flag]:
+    training = job.problem.training
+    precision: dict[str, list[Flag]] = {
+        "bf16": [("bf16", None), ("accumulate-allreduce-grads-in-fp32", None)],
+        "fp16": [("fp16", None)],
+        "fp8": [("bf16", None), ("accumulate-allreduce-grads-in-fp32", None), ("fp8-format", "hybrid")],
+        "fp32": [],
+    }
+    return [
+        ("seq-length", training.seq_len),
+        *precision[training.precision],
+        ("optimizer", training.optimizer),
+        ("attention-backend", "flash" if training.fused_attention else "unfused"),
+    ]

@@ -1,0 +1,58 @@
+"""The targets by name, and how their files are written."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from darts_parallel.errors import ConfigError
+from darts_parallel.export import accelerate, deepspeed, galvatron, megatron, nanotron, torchtitan
+from darts_parallel.export.common import Exported, Job
+from darts_parallel.planfile import write_text
+from darts_parallel.problem import Problem
+from darts_parallel.strategy import Plan
+
+TARGETS: dict[str, Callable[[Job], Exported]] = {
+    "megatron": megatron.export,
+    "torchtitan": torchtitan.export,
+    "deepspeed": deepspeed.export,
+    "accelerate": accelerate.export,
+    "nanotron": nanotron.export,
+    "galvatron": galvatron.export,
+}
+
+
+def export_plan(problem: Problem, plan: Plan, target: str) -> Exported:
+    """`plan` in the words of `target`.
+
+    Args:
+        problem: What the plan was made for.
+        plan: A plan that is legal for it.
+        target: A name of `TARGETS`.
+
+    Errors:
+        UnsupportedError: the target cannot express the plan or the model; names what, and the nearest
+            space to search in.
+    """
+    return TARGETS[target](Job(target, problem, plan))
+
+
+def write_export(exported: Exported, folder: Path, main: Path | None = None) -> list[Path]:
+    """Write the files whole and return their paths, the main one first.
+
+    Args:
+        folder: Where they go.
+        main: Path of the main file instead; further ones stand beside it under their own names.
+
+    Errors:
+        DartsParallelError: a file cannot be written.
+        ConfigError: the folder of `main` does not exist.
+    """
+    if main is not None and not main.absolute().parent.is_dir():
+        raise ConfigError(f"--output={main} must lie in a folder that exists; nearest legal: {main.name}.")
+    paths = []
+    for index, (name, text) in enumerate(exported.files.items()):
+        path = (
+            main if main is not None and index == 0 else (main.parent if main is not None else folder) / name
+        )
+        write_text(path, text)
+        paths.append(path)
+    return paths
