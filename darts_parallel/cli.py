@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,11 +21,13 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from darts_parallel import report
 from darts_parallel.arguments import arranged
-from darts_parallel.config import config_dir, register_schema
+from darts_parallel.config import Config, config_dir, register_schema
 from darts_parallel.cost import evaluate
+from darts_parallel.errors import UnsupportedError
+from darts_parallel.export import export_lines, export_plan, write_export
 from darts_parallel.gradient_search import search
 from darts_parallel.messages import error_sentence
-from darts_parallel.planfile import package_version, plan_dict, read_plan, write_json
+from darts_parallel.planfile import own_config, package_version, plan_dict, read_plan, write_json
 from darts_parallel.problem import Problem, to_config
 from darts_parallel.records import SearchResult, StepRecord
 from darts_parallel.run_folder import RunFolder, forget_sweeps
@@ -81,7 +83,7 @@ def run_task(composed: DictConfig, began: float) -> float:
     given = [str(override) for override in overrides] if isinstance(overrides, list) else []
     folder = RunFolder.enter(Path(settings.runtime.output_dir), began)
     try:
-        problem = Problem.from_config(to_config(composed, given))
+        problem = Problem.from_config(_config(composed, given))
         folder.require_writable()
         return run_job(problem, folder.path, Console())
     except KeyboardInterrupt:
@@ -93,6 +95,20 @@ def run_task(composed: DictConfig, began: float) -> float:
         if sentence is None:
             raise
         _fail(sentence)
+
+
+PRINTED = ("plan", "export", "output", "hydra")
+"""Root keys that change only what is written and printed, not the problem."""
+
+
+def _config(composed: DictConfig, given: list[str]) -> Config:
+    """The composed configuration, or the given plan's own where nothing else is asked for."""
+    config = to_config(composed, given)
+    roots = {override.lstrip("+~").split("=")[0].split(".")[0] for override in given}
+    if config.plan is None or roots - set(PRINTED):
+        return config
+    kept = {"plan": config.plan, "export": config.export, "output": asdict(config.output)}
+    return own_config(config.plan, **kept) or config
 
 
 def run_job(problem: Problem, folder: Path, console: Console) -> float:
@@ -118,6 +134,8 @@ def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Trac
         plan = result.plan
         checked = _verify(problem, result, console)
     cost = evaluate(plan, problem)
+    if config.plan is not None and config.export is not None:
+        export_plan(problem, plan, config.export)  # refused before anything is written
     interrupted = result is not None and (result.interrupted or checked.interrupted)
     written = None if result is None else replace(result, interrupted=interrupted)
     write_json(folder / "plan.json", plan_dict(problem, plan, cost, written, checked.answers))
@@ -136,7 +154,19 @@ def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Trac
     if tracker is not None:
         curves = folder / "tensorboard"
         console.print(f"curves: tensorboard --logdir {curves}", soft_wrap=True, highlight=False)
+    if config.export is not None:
+        _export(problem, plan, folder, config.export, console)
     return cost.iteration_time_s
+
+
+def _export(problem: Problem, plan: Plan, folder: Path, target: str, console: Console) -> None:
+    """Write the plan for a trainer; one that cannot express it ends the command, the plan stands."""
+    try:
+        exported = export_plan(problem, plan, target)
+    except UnsupportedError as error:
+        _fail(str(error))
+    for line in export_lines(target, exported, write_export(exported, folder)):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _search(problem: Problem, tracker: Tracker | None, console: Console) -> SearchResult:

@@ -28,6 +28,7 @@ OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE = ("none", "selective", "full")
 COMM_BITS = (16, 8, 4, 2)
 """Bits per number of a collective; 16 sends the numbers as they are."""
+EXPORTS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "galvatron")
 SPACES = ("uniform", "stagewise", "layerwise")
 RELAXATIONS = ("softmax", "gumbel")
 
@@ -228,9 +229,14 @@ class Config:
     verification: VerificationConfig = field(default_factory=VerificationConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     plan: str | None = None
-    """A plan.json to evaluate on this problem instead of searching."""
+    """A plan.json to evaluate instead of searching: on the problem that it was made for, or, where the
+    command changes more than what is written and printed, on the composed one."""
+    export: str | None = None
+    """A trainer in whose words the plan is written too (`EXPORTS`)."""
 
     def __post_init__(self) -> None:
+        if self.export is not None:
+            require_member("export", self.export, EXPORTS)
         if self.model is not MISSING and self.training is not MISSING:
             self._check_together()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from darts_parallel.config import Config
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.errors import DartsParallelError, PlanError
 from darts_parallel.problem import Problem, to_config
@@ -154,23 +155,35 @@ def read_plan(path: str, problem: Problem) -> Plan:
     return plan
 
 
-def read_own_problem(path: str, **changes: Any) -> Problem:
+def read_own_problem(path: str) -> Problem:
     """The problem that a `plan.json` was made for, from the configuration that it holds.
-
-    Args:
-        changes: Root keys of the configuration that get another value, e.g. `plan`.
 
     Errors:
         PlanError: the file is missing, broken, or holds no configuration.
         ConfigError: its configuration breaks a rule of this version.
     """
-    data = _read(path)
-    config = data.get("config") if isinstance(data, dict) else None
-    if not isinstance(config, dict):
+    config = own_config(path)
+    if config is None:
         raise PlanError(
             f"plan={path}: the field config is missing; nearest legal: a plan.json as the command writes it."
         )
-    return Problem.from_config(to_config(OmegaConf.create({**config, "plan": None, **changes})))
+    return Problem.from_config(config)
+
+
+def own_config(path: str, **changes: Any) -> Config | None:
+    """The configuration in a `plan.json`, None where it holds none.
+
+    Args:
+        changes: Root keys that get another value.
+
+    Errors:
+        PlanError, ConfigError: as `read_own_problem`.
+    """
+    data = _read(path)
+    config = data.get("config") if isinstance(data, dict) else None
+    if not isinstance(config, dict):
+        return None
+    return to_config(OmegaConf.create({**config, "plan": None, "export": None, **changes}))
 
 
 def _read(path: str) -> Any:

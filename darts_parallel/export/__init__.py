@@ -5,5 +5,6 @@
 
 from darts_parallel.export.common import Exported as Exported
 from darts_parallel.export.targets import TARGETS as TARGETS
+from darts_parallel.export.targets import export_lines as export_lines
 from darts_parallel.export.targets import export_plan as export_plan
 from darts_parallel.export.targets import write_export as write_export

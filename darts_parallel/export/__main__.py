@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from darts_parallel.cost import check_plan
 from darts_parallel.errors import ConfigError, DartsParallelError
-from darts_parallel.export import TARGETS, export_plan, write_export
+from darts_parallel.export import TARGETS, export_lines, export_plan, write_export
 from darts_parallel.planfile import read_own_problem, read_plan
 
 
@@ -33,13 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DartsParallelError as error:
         print(f"darts-parallel: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    print("\n".join(export_lines(given.to, paths, exported.notes)))
+    print("\n".join(export_lines(given.to, exported, paths)))
     return 0
-
-
-def export_lines(target: str, paths: Sequence[Path], notes: Sequence[str]) -> list[str]:
-    """What a user reads of an export: its files, and what they do not say."""
-    return [f"{target}: {', '.join(str(path) for path in paths)}", *(f"note: {note}" for note in notes)]
 
 
 if __name__ == "__main__":

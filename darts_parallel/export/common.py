@@ -98,9 +98,10 @@ class Job:
 
         Args:
             what: What the plan (or the model) has and the target lacks, in one clause.
-            space: Overrides of the nearest space whose plans it can express.
+            space: Overrides of the nearest space whose plans it can express, or another way out.
         """
-        return UnsupportedError(f"export={self.target}: {what}; nearest space to search in: {space}.")
+        near = "nearest space to search in" if space.startswith("space") else "nearest legal"
+        return UnsupportedError(f"export={self.target}: {what}; {near}: {space}.")
 
     def uniform(self) -> LayerStrategy:
         """The one strategy of all layers, recomputation apart (see `recompute`).

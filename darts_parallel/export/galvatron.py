@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from darts_parallel.degrees import legal_pipeline_degrees
 from darts_parallel.export.common import Exported, Job
 from darts_parallel.strategy import LayerStrategy
 
@@ -101,9 +102,10 @@ def _check_stages(job: Job) -> None:
     first, last = job.chunks[0], job.chunks[-1]
     if not (first.num_blocks and last.num_blocks):
         place = "first" if not first.num_blocks else "last"
+        fewer = max(pp for pp in legal_pipeline_degrees(job.problem) if pp < job.plan.pp)
         raise job.refuse(
             f"the {place} stage holds no block, and its embedding and head go with the outermost blocks",
-            f"space.pp={job.plan.pp - 1}",
+            f"space.pp={fewer}",
         )
 
 

@@ -29,10 +29,13 @@ def export(job: Job) -> Exported:
         "model": _model_flags(job),
         "training": _training_flags(job),
     }
-    notes = ("data, tokenizer, learning rate and checkpoints are yours: bash megatron.sh --data-path ...",)
+    notes: tuple[str, ...] = (
+        "data, tokenizer, learning rate and checkpoints are yours: bash megatron.sh --data-path ...",
+    )
     if not job.model.learned_positions:
         notes += ("positions are written as rotary; the base of the angles is --rotary-base",)
-    return Exported({"megatron.sh": _script(job, strategy, groups)}, notes)
+    filled = {name: flags for name, flags in groups.items() if flags}
+    return Exported({"megatron.sh": _script(job, strategy, filled)}, notes)
 
 
 def _script(job: Job, strategy: LayerStrategy, groups: dict[str, list[Flag]]) -> str:
@@ -55,9 +58,7 @@ def _script(job: Job, strategy: LayerStrategy, groups: dict[str, list[Flag]]) ->
         "",
         f'torchrun --nnodes {nodes} --nproc-per-node {processes} --node-rank "${{NODE_RANK:-0}}" \\',
         '    --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\',
-        f'    "${{MEGATRON:-.}}/{program}" '
-        + " ".join(f'"${{{name}[@]}}"' for name in groups if groups[name])
-        + ' "$@"',
+        f'    "${{MEGATRON:-.}}/{program}" ' + " ".join(f'"${{{name}[@]}}"' for name in groups) + ' "$@"',
     ]
     return "\n".join(lines) + "\n"
 

@@ -56,3 +56,8 @@ def write_export(exported: Exported, folder: Path, main: Path | None = None) -> 
         write_text(path, text)
         paths.append(path)
     return paths
+
+
+def export_lines(target: str, exported: Exported, paths: list[Path]) -> list[str]:
+    """What a user reads of an export: its files, and what they do not say."""
+    return [f"{target}: {', '.join(str(path) for path in paths)}", *(f"note: {n}" for n in exported.notes)]
