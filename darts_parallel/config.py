@@ -71,10 +71,12 @@ class SpaceConfig:
     """The same of gradient synchronisation."""
     shard_size: Any = 0
     """Data-parallel ranks that ZeRO states are sharded over; 0: all of them."""
+    cp: Any = 1
+    """Context-parallel degree; null: every one that divides the halved sequence (its chunks are balanced)."""
 
     def __post_init__(self) -> None:
         require_member("space.kind", self.kind, SPACES)
-        for key in ("pp", "num_micro_batches", "micro_batch_size", "dp", "tp"):
+        for key in ("pp", "num_micro_batches", "micro_batch_size", "dp", "tp", "cp"):
             for value in self.pinned(key) or ():
                 self._require_integer(key, value)
                 require_at_least(f"space.{key}", value, 1)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cluster import Device
+from darts_parallel.layer_costs import TIME_TERMS
 from darts_parallel.pipeline import pipeline_seconds
 from darts_parallel.plan_check import check_plan as check_plan
 from darts_parallel.problem import Problem
@@ -54,6 +55,7 @@ class HardPlans:
             num_micro_batches=int(table.num_micro_batches[self.outer[index]]),
             boundaries=(*starts, len(choices)),
             layers=tuple(table.choices[c] for c in choices),
+            cp=table.cp,
         )
 
 
@@ -206,7 +208,7 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
         PlanError: the plan does not fit the problem (layers, devices, batch, heads).
     """
     check_plan(plan, problem)
-    table = build_table(problem, plan_space(problem, plan.pp, plan.num_micro_batches, plan.layers))
+    table = build_table(problem, plan_space(plan))
     index = {choice: c for c, choice in enumerate(table.choices)}
     hard = HardPlans(
         outer=torch.zeros(1, dtype=torch.long),
@@ -237,9 +239,9 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost) -> dict[str,
         values = table.terms[name][plans.outer[0], kind, layers, plans.choices[0]]
         return float(values[stages == stage].sum())
 
-    parts = {
-        name: count * term(name, slowest) for name in ("compute", "recompute", "tensor_parallel", "sharding")
-    }
+    # plans without context parallelism need no word of it
+    names = [name for name in TIME_TERMS if name != "context_parallel" or table.cp > 1]
+    parts = {name: count * term(name, slowest) for name in names}
     seconds = cost.stage_seconds[0]
     parts["p2p_and_resharding"] = count * float(seconds[slowest]) - sum(parts.values())
     if abs(parts["p2p_and_resharding"]) < 1e-12 * float(seconds.sum()) or not mine.any():

@@ -83,7 +83,7 @@ class Group:
             multipliers=torch.zeros_like(noise),
             table_index=table_index,
             outer_index=outer,
-            names=[f"pp{table.pp} m{m}" for m in table.num_micro_batches.tolist()],
+            names=[f"{table.name} m{m}" for m in table.num_micro_batches.tolist()],
         )
 
     @property

@@ -126,7 +126,8 @@ def _least_excess(tables: Sequence[CostTable], kind: str) -> tuple[float, str]:
         if float(excess[index]) < best:
             best = float(excess[index])
             count = int(table.num_micro_batches[candidate.plans.outer[index]])
-            detail = f"pp {table.pp}, {count} micro-batches"
+            context = f"cp {table.cp}, " if table.cp > 1 else ""
+            detail = f"pp {table.pp}, {context}{count} micro-batches"
     return best, detail
 
 

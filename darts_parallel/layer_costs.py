@@ -13,6 +13,7 @@ from darts_parallel.memory import (
     StateBytes,
     activation_bytes,
     gathered_bytes,
+    key_value_bytes,
     parameters_per_rank,
     state_bytes,
     static_bytes,
@@ -21,8 +22,8 @@ from darts_parallel.model import LayerSpec
 from darts_parallel.problem import Problem
 from darts_parallel.strategy import LayerStrategy
 
-TIME_TERMS = ("compute", "recompute", "tensor_parallel", "sharding")
-"""What a micro-batch spends on a layer: arithmetic, repeated forward, tp collectives, ZeRO-2/3."""
+TIME_TERMS = ("compute", "recompute", "tensor_parallel", "context_parallel", "sharding")
+"""What a micro-batch spends on a layer: arithmetic, repeated forward, tp and cp collectives, ZeRO-2/3."""
 OPTIMIZER_TRAFFIC = 2.0
 """The optimizer reads and writes each of its bytes once (stream model)."""
 
@@ -32,7 +33,9 @@ class ChoiceTensors:
     """The strategies of a space as float64 tensors of shape `(C,)`, and tokens of shape `(O, C)`."""
 
     tp: Tensor
-    dp: Tensor
+    ranks: Tensor
+    """Data-parallel ranks of a layer's weights, `dp * cp`."""
+    cp: int
     zero_stage: Tensor
     recompute: Tensor
     sequence_shards: Tensor
@@ -41,27 +44,28 @@ class ChoiceTensors:
     shards: Tensor
     """Ranks over which ZeRO states are sharded."""
     tokens: Tensor
-    """Tokens of one micro-batch on one data-parallel rank."""
+    """Tokens of one micro-batch on one rank: of a data-parallel rank, divided by `cp`."""
 
     @staticmethod
     def build(
-        problem: Problem, counts: tuple[int, ...], choices: tuple[LayerStrategy, ...]
+        problem: Problem, counts: tuple[int, ...], choices: tuple[LayerStrategy, ...], cp: int = 1
     ) -> "ChoiceTensors":
         """Tensors of `choices` for every number of micro-batches in `counts`."""
         training = problem.training
         tp = _float([c.tp for c in choices])
-        dp = _float([c.dp for c in choices])
+        ranks = _float([c.dp * cp for c in choices])
         total = float(training.global_batch_size * training.seq_len)
         return ChoiceTensors(
             tp=tp,
-            dp=dp,
+            ranks=ranks,
+            cp=cp,
             zero_stage=_float([c.zero_stage for c in choices]),
             recompute=torch.tensor([RECOMPUTE.index(c.recompute) for c in choices]),
             sequence_shards=_float([c.tp if c.sequence_parallel else 1 for c in choices]),
             tp_comm_bits=_float([c.tp_comm_bits for c in choices]),
             grad_comm_bits=_float([c.grad_comm_bits for c in choices]),
-            shards=_float([(c.zero_stage and c.shard_size) or c.dp for c in choices]),
-            tokens=total / (_float(list(counts)).unsqueeze(1) * dp),
+            shards=_float([(c.zero_stage and c.shard_size) or c.dp * cp for c in choices]),
+            tokens=total / (_float(list(counts)).unsqueeze(1) * ranks),
         )
 
 
@@ -128,7 +132,7 @@ def layer_costs(
         optimizer=stream_seconds(shard * traffic, device).expand_as(forward),
         static=static_bytes(parameters, choices.shards, choices.zero_stage, state),
         activation=activation,
-        working=kept["none"] - activation + gathered,
+        working=kept["none"] - activation + gathered + _received_keys(problem, layer, choices),
     )
 
 
@@ -156,7 +160,10 @@ def _micro_batch_seconds(
     exact = all_reduce(width * elements, ring, *links)
     selective = (choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
     full = (choices.recompute == RECOMPUTE.index("full")) & layer.recomputable
+    keys = _context_seconds(problem, layer, topology, choices, core)
     again = torch.where(full, once, torch.where(selective, core, torch.zeros_like(core)))
+    forward_keys = keys["forward"]
+    backward_keys = keys["backward"] + torch.where(full | selective, forward_keys, 0.0)
     forward_tp = layer.tp_collectives * collective
     # only the forward sums are rounded: those of backward are gradients of the straight-through estimate
     backward_tp = layer.tp_collectives_backward * exact + torch.where(full, forward_tp, 0.0)
@@ -164,8 +171,36 @@ def _micro_batch_seconds(
         "compute": once + back,
         "recompute": again,
         "tensor_parallel": forward_tp + backward_tp,
+        "context_parallel": forward_keys + backward_keys,
     }
-    return terms, once + forward_tp, back + again + backward_tp, of_weights * back
+    backward = back + again + backward_tp + backward_keys
+    return terms, once + forward_tp + forward_keys, backward, of_weights * back
+
+
+def _context_seconds(
+    problem: Problem, layer: LayerSpec, topology: StageTopology, choices: ChoiceTensors, core: Tensor
+) -> dict[str, Tensor]:
+    """Seconds by which fetching the keys and values of other context-parallel ranks lengthens attention.
+
+    Every rank needs all keys and values of the sequence for its own queries: `cp - 1` of `cp` parts
+    come from the others, as an all-gather (Llama 3, Dubey et al. 2024, arXiv 2407.21783, section 3.3.2)
+    or step by step around a ring (Ring Attention, Liu et al. 2023, arXiv 2310.01889; Megatron-LM), which
+    moves the same bytes. Backward fetches them again and reduce-scatters their gradients. Grouped-query
+    attention sends its few KV heads only. Runs beside the attention core, which cp balances.
+    """
+    none = torch.zeros_like(core)
+    if choices.cp == 1 or not layer.cores:
+        return {"forward": none, "backward": none}
+    group = problem.cluster.groups[topology.group]
+    ring, _ = split_group(
+        _data_group(topology, choices), choices.ranks, torch.full_like(choices.ranks, choices.cp)
+    )
+    whole = choices.cp * key_value_bytes(layer, choices.tokens, choices.tp, element_bytes(problem))
+    gather = reduce_scatter(whole, ring, group.intra_node, problem.cluster.inter_node)
+    return {
+        "forward": exposed(core, gather, group.device),
+        "backward": exposed(BACKWARD_FACTOR * core, 2.0 * gather, group.device),
+    }
 
 
 def _sharding_seconds(
@@ -179,6 +214,7 @@ def _sharding_seconds(
 ) -> dict[str, Tensor]:
     """Exposed seconds of data-parallel communication: per micro-batch and per iteration.
 
+    Context-parallel ranks hold the same weights, so they count as data-parallel ones here.
     ZeRO-0 all-reduces gradients once; ZeRO-1 reduce-scatters them once and all-gathers parameters;
     ZeRO-2 reduce-scatters after every micro-batch; ZeRO-3 also gathers parameters in every forward
     and backward. Each runs beside the computation of the same layer. With hybrid sharding all of this
@@ -188,7 +224,7 @@ def _sharding_seconds(
     """
     group = problem.cluster.groups[topology.group]
     links = (group.intra_node, problem.cluster.inter_node)
-    inner, across = split_group(_data_group(topology, choices), choices.dp, choices.shards)
+    inner, across = split_group(_data_group(topology, choices), choices.ranks, choices.shards)
     gradients = parameters * wire_bytes(state.gradient, choices.grad_comm_bits)
     scatter = reduce_scatter(gradients, inner, *links)
     replicas = all_reduce(gradients / choices.shards, across, *links)
@@ -227,9 +263,17 @@ def _activations(
     return kept if saved is None else kept | {"none": saved}
 
 
+def _received_keys(problem: Problem, layer: LayerSpec, choices: ChoiceTensors) -> Tensor:
+    """Bytes of two parts of the sequence's keys and values: one in use, one on its way (double buffer)."""
+    parts = 0.0 if choices.cp == 1 else 2.0
+    return parts * key_value_bytes(layer, choices.tokens, choices.tp, element_bytes(problem))
+
+
 def _tensor_group(topology: StageTopology, choices: ChoiceTensors) -> RingGroup:
-    one = torch.ones_like(choices.tp)
-    return RingGroup(local=choices.tp, nodes=one, gpus=topology.gpus_per_node * one)
+    # groups divide a node or consist of whole nodes
+    local = choices.tp.clamp(max=topology.gpus_per_node)
+    gpus = torch.full_like(local, topology.gpus_per_node)
+    return RingGroup(local=local, nodes=choices.tp / local, gpus=gpus)
 
 
 def _data_group(topology: StageTopology, choices: ChoiceTensors) -> RingGroup:

@@ -41,11 +41,15 @@ def parameters_per_rank(layer: LayerSpec, vocab_size: int, tp: Tensor) -> Tensor
     return layer.sharded_parameters / tp + layer.replicated_parameters + table
 
 
-def static_bytes(parameters: Tensor, dp: Tensor, zero_stage: Tensor, state: StateBytes) -> Tensor:
-    """Parameters, gradients and optimizer state of a layer on one device, shape of `parameters`."""
+def static_bytes(parameters: Tensor, shards: Tensor, zero_stage: Tensor, state: StateBytes) -> Tensor:
+    """Parameters, gradients and optimizer state of a layer on one device, shape of `parameters`.
+
+    Args:
+        shards: Ranks over which the ZeRO stage shards.
+    """
 
     def sharded(size: float, from_stage: int) -> Tensor:
-        return torch.where(zero_stage >= from_stage, size / dp, torch.full_like(dp, size))
+        return torch.where(zero_stage >= from_stage, size / shards, torch.full_like(shards, size))
 
     per_parameter = sharded(state.optimizer, 1) + sharded(state.gradient, 2) + sharded(state.parameter, 3)
     return parameters * per_parameter
@@ -55,6 +59,12 @@ def gathered_bytes(parameters: Tensor, zero_stage: Tensor, state: StateBytes) ->
     """Full parameters (ZeRO-3) and gradients (ZeRO-2, 3) that exist while a layer is computed."""
     gradient = torch.where(zero_stage >= 2, state.gradient, 0.0)
     return parameters * (gradient + torch.where(zero_stage == 3, state.parameter, 0.0))
+
+
+def key_value_bytes(layer: LayerSpec, tokens: Tensor, tp: Tensor, width: int) -> Tensor:
+    """Bytes of the keys and values of `tokens` tokens on one rank, shape of `tokens * tp` broadcast."""
+    features = sum(2 * core.kv_heads * core.head_dim for core in layer.cores)
+    return width * features * tokens / tp
 
 
 def activation_bytes(

@@ -4,11 +4,17 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from darts_parallel.degrees import divisors, legal_pipeline_degrees, pipeline_units, tensor_degrees
+from darts_parallel.degrees import (
+    context_degrees,
+    divisors,
+    legal_pipeline_degrees,
+    pipeline_units,
+    tensor_degrees,
+)
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem
 
-KEYS = ("pp", "tp", "dp", "num_micro_batches", "micro_batch_size")
+KEYS = ("pp", "tp", "cp", "dp", "num_micro_batches", "micro_batch_size")
 Combination = dict[str, int]
 
 
@@ -23,10 +29,12 @@ def require_legal_pins(problem: Problem) -> None:
     if not legal:
         near = _nearest_batch(problem, batch, {})
         raise ConfigError(
-            f"training.global_batch_size={batch} must be a multiple of some dp with dp * tp * pp = "
+            f"training.global_batch_size={batch} must be a multiple of some dp with {_product(problem)} = "
             f"{problem.cluster.num_devices} GPUs; nearest legal: {near}."
         )
     pins = {key: values for key in KEYS if (values := space.pinned(key)) is not None}
+    if pins.get("cp") == (1,):  # the default: not worth a word
+        del pins["cp"]
     for key, values in pins.items():
         members = sorted({combination[key] for combination in legal})
         # a list allows values, and the illegal ones among them never enter; one legal value is enough
@@ -39,13 +47,24 @@ def require_legal_pins(problem: Problem) -> None:
 def _combinations(problem: Problem, batch: int) -> Iterator[Combination]:
     """Every legal combination of the outer degrees, pins left aside."""
     counts = divisors(batch)
-    for pp, tp in product(legal_pipeline_degrees(problem), tensor_degrees(problem)):
-        dp, rest = divmod(problem.cluster.num_devices // pp, tp)
-        if rest or batch % dp:
-            continue
+    for pp, tp, cp, dp in _degrees(problem):
         for m in counts:
             if batch % (dp * m) == 0:
-                yield dict(zip(KEYS, (pp, tp, dp, m, batch // (dp * m)), strict=True))
+                yield dict(zip(KEYS, (pp, tp, cp, dp, m, batch // (dp * m)), strict=True))
+
+
+def _degrees(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
+    """Every `(pp, tp, cp, dp)` whose product is the devices; cp only where it was asked for."""
+    contexts = [1] if problem.config.space.pinned("cp") == (1,) else context_degrees(problem)
+    for pp, tp, cp in product(legal_pipeline_degrees(problem), tensor_degrees(problem), contexts):
+        dp, rest = divmod(problem.cluster.num_devices // pp, tp * cp)
+        if dp and not rest:
+            yield pp, tp, cp, dp
+
+
+def _product(problem: Problem) -> str:
+    """The product of the degrees, for messages."""
+    return "dp * tp * pp" if problem.config.space.pinned("cp") == (1,) else "dp * cp * tp * pp"
 
 
 def _agrees(combination: Combination, pins: dict[str, Any], besides: str = "") -> bool:
@@ -61,7 +80,9 @@ def _one_pin(problem: Problem, key: str, value: int, members: list[int]) -> str:
     rules = {
         "pp": f"divide the {devices} GPUs and leave every stage one of the {pipeline_units(problem)} layers",
         "tp": f"divide the heads, the KV heads, the GPUs of a node and the {devices} GPUs",
-        "dp": f"divide training.global_batch_size={batch} and make dp * tp * pp = {devices} GPUs",
+        "cp": f"divide the {devices} GPUs and, twice where attention is causal, training.seq_len="
+        f"{problem.training.seq_len}",
+        "dp": f"divide training.global_batch_size={batch} and make {_product(problem)} = {devices} GPUs",
         "num_micro_batches": f"divide training.global_batch_size={batch}",
         "micro_batch_size": f"divide training.global_batch_size={batch}",
     }
@@ -83,9 +104,9 @@ def _contradiction(problem: Problem, pins: dict[str, Any], legal: list[Combinati
         ways.append(f"training.global_batch_size={near}")
     names = ", ".join(f"space.{key}={_show(values)}" for key, values in pins.items())
     return (
-        f"{names} contradict each other: dp * tp * pp must be the {devices} GPUs and dp * num_micro_batches "
-        f"* micro_batch_size must be training.global_batch_size={batch}; nearest legal: "
-        f"{' or '.join(ways) or 'pin fewer of them'}."
+        f"{names} contradict each other: {_product(problem)} must be the {devices} GPUs and "
+        f"dp * num_micro_batches * micro_batch_size must be training.global_batch_size={batch}; "
+        f"nearest legal: {' or '.join(ways) or 'pin fewer of them'}."
     )
 
 
@@ -96,10 +117,9 @@ def _show(values: tuple[int, ...]) -> str:
 def _nearest_batch(problem: Problem, batch: int, pins: dict[str, Any]) -> int | None:
     """The nearest global batch size that the pins allow; None where no batch helps."""
     nearest = []
-    for pp, tp in product(legal_pipeline_degrees(problem), tensor_degrees(problem)):
-        dp, rest = divmod(problem.cluster.num_devices // pp, tp)
-        degrees = {"pp": pp, "tp": tp, "dp": dp}
-        if rest or not all(degrees[key] in pins[key] for key in degrees if key in pins):
+    for pp, tp, cp, dp in _degrees(problem):
+        degrees = {"pp": pp, "tp": tp, "cp": cp, "dp": dp}
+        if not all(degrees[key] in pins[key] for key in degrees if key in pins):
             continue
         counts, sizes = pins.get("num_micro_batches", (None,)), pins.get("micro_batch_size", (None,))
         for m, size in product(counts, sizes):

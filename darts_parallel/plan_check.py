@@ -1,6 +1,6 @@
 """Whether a plan belongs to a problem: layers, devices, heads, batch."""
 
-from darts_parallel.degrees import divisors, tensor_degrees
+from darts_parallel.degrees import context_degrees, divisors, legal_tensor_degrees
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.problem import Problem
 from darts_parallel.strategy import LayerStrategy, Plan, degrees
@@ -18,14 +18,19 @@ def check_plan(plan: Plan, problem: Problem) -> None:
             f"plan: it has {len(plan.layers)} layers but model={problem.model.config.name} has {len(layers)} "
             "(embedding, blocks, head and loss)."
         )
-    if plan.cp > 1 or plan.virtual_stages > 1:
+    if plan.virtual_stages > 1:
         raise UnsupportedError(
-            f"plan: cp={plan.cp} and virtual_stages={plan.virtual_stages} cannot be priced yet; "
-            "nearest legal: 1 and 1."
+            f"plan: virtual_stages={plan.virtual_stages} cannot be priced yet; nearest legal: 1."
         )
     if devices % plan.pp:
         near = min(divisors(devices), key=lambda d: abs(d - plan.pp))
         raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; nearest legal: {near}.")
+    if plan.cp not in (contexts := context_degrees(problem)):
+        near = min(contexts, key=lambda cp: abs(cp - plan.cp))
+        raise PlanError(
+            f"plan: cp={plan.cp} must divide the {devices} GPUs and, twice where attention is causal, "
+            f"training.seq_len={problem.training.seq_len}; nearest legal: {near}."
+        )
     for first in plan.boundaries[1:-1]:
         if layers[first].joined:
             raise PlanError(
@@ -51,12 +56,12 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
             f"plan: {name} has shard_size={strategy.shard_size}, which must divide its "
             f"{strategy.dp * plan.cp} data-parallel ranks; nearest legal: {near}."
         )
-    legal = tensor_degrees(problem)
+    legal = legal_tensor_degrees(problem)
     if strategy.tp not in legal:
         near = min(legal, key=lambda tp: abs(tp - strategy.tp))
         raise PlanError(
             f"plan: {name} has tp={strategy.tp}, which must divide the heads, the KV heads and the GPUs "
-            f"of a node; nearest legal: {near}."
+            f"of a node (or consist of whole nodes); nearest legal: {near}."
         )
     if batch % (strategy.dp * plan.num_micro_batches):
         near = max((m for m in divisors(batch) if batch % (m * strategy.dp) == 0),

@@ -22,6 +22,7 @@ TERM_WORDS = {
     "compute": "compute",
     "recompute": "recomputation",
     "tensor_parallel": "tensor-parallel",
+    "context_parallel": "context-parallel",
     "sharding": "sharding (ZeRO-2/3)",
     "p2p_and_resharding": "p2p and resharding",
     "pipeline_bubble": "pipeline bubble",

@@ -13,7 +13,7 @@ from darts_parallel.strategy import LayerStrategy
 
 def _held_bytes(problem: Problem, space: OuterSpace, layouts: list[LayerStrategy]) -> Tensor:
     """Bytes of each layer's output on one device under each layout, `(O, L - 1, Y)`."""
-    tokens = ChoiceTensors.build(problem, space.num_micro_batches, tuple(layouts)).tokens
+    tokens = ChoiceTensors.build(problem, space.num_micro_batches, tuple(layouts), space.cp).tokens
     layers = problem.model.layers[:-1]
     elements = torch.tensor([float(layer.output_elements) for layer in layers], dtype=torch.float64)
     # logits are divided by tp whatever the layout of the hidden state
@@ -28,7 +28,7 @@ def _missing_share(a: LayerStrategy, b: LayerStrategy) -> float:
     """Share of what a device needs under layout b that it does not hold under layout a.
 
     Ranks of a stage are numbered with tp fastest, so tensor-parallel groups of a power-of-two ratio
-    nest; batch slices and sequence slices count as independent.
+    nest; batch slices and sequence slices count as independent, and so do context-parallel ones.
     """
     if a.layout == b.layout:
         return 0.0

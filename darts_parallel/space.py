@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from darts_parallel.config import COMM_BITS, RECOMPUTE
+from darts_parallel.degrees import context_degrees, legal_pipeline_degrees
 from darts_parallel.degrees import divisors as divisors
-from darts_parallel.degrees import legal_pipeline_degrees
 from darts_parallel.degrees import tensor_degrees as tensor_degrees
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.pins import require_legal_pins
@@ -32,7 +32,7 @@ class OuterSpace:
 
 
 def outer_spaces(problem: Problem) -> list[OuterSpace]:
-    """All legal outer choices, one entry for each pipeline degree.
+    """All legal outer choices, one entry for each pipeline and context-parallel degree.
 
     Errors:
         ConfigError: the pins leave no legal product; names the key and the nearest value.
@@ -44,7 +44,8 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
             "of one device type; give one node group, or groups with equal gpus, device and link."
         )
     require_legal_pins(problem)
-    spaces = [space for pp in pipeline_degrees(problem) if (space := _outer_space(problem, pp))]
+    outer = product(pipeline_degrees(problem), _context_degrees(problem))
+    spaces = [space for pp, cp in outer if (space := _outer_space(problem, pp, cp))]
     if not spaces:
         pinned = problem.config.space.pinned("shard_size") or ()
         raise ConfigError(
@@ -60,40 +61,47 @@ def pipeline_degrees(problem: Problem) -> list[int]:
     return [pp for pp in legal_pipeline_degrees(problem) if _allowed(pinned, pp)]
 
 
-def _outer_space(problem: Problem, pp: int) -> OuterSpace | None:
+def _context_degrees(problem: Problem) -> list[int]:
+    return [cp for cp in context_degrees(problem) if _allowed(problem.config.space.pinned("cp"), cp)]
+
+
+def _outer_space(problem: Problem, pp: int, cp: int) -> OuterSpace | None:
     space, batch = problem.config.space, problem.training.global_batch_size
-    choices = tuple(layer_choices(problem, problem.cluster.num_devices // pp))
+    if problem.cluster.num_devices % (pp * cp):
+        return None
+    choices = tuple(layer_choices(problem, problem.cluster.num_devices // pp, cp))
     pinned = space.pinned("num_micro_batches")
     counts = tuple(
         m
         for m in divisors(batch)
         if (pinned is None or m in pinned) and any(micro_batch_legal(problem, m, c) for c in choices)
     )
-    return OuterSpace(pp, counts, choices) if counts else None
+    return OuterSpace(pp, counts, choices, cp) if counts else None
 
 
-def layer_choices(problem: Problem, stage_devices: int) -> Iterator[LayerStrategy]:
+def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator[LayerStrategy]:
     """Strategies of a layer on `stage_devices` devices, without those that change nothing.
 
-    A ZeRO stage above 0 and gradient bits need `dp > 1`, sequence parallelism and tensor-parallel bits
-    need `tp > 1`: otherwise they are other names of the same strategy.
+    A ZeRO stage above 0 and gradient bits need `dp * cp > 1`, sequence parallelism and tensor-parallel
+    bits need `tp > 1`: otherwise they are other names of the same strategy.
     """
     space = problem.config.space
     stages = space.pinned("zero_stage") or (0, 1, 2, 3)
     recompute = space.pinned("recompute") or RECOMPUTE
     parallel = space.pinned("sequence_parallel") or (False, True)
     for tp in tensor_degrees(problem):
-        if stage_devices % tp or not _allowed(space.pinned("tp"), tp):
+        if stage_devices % (tp * cp) or not _allowed(space.pinned("tp"), tp):
             continue
-        dp = stage_devices // tp
+        dp = stage_devices // (tp * cp)
         if not _allowed(space.pinned("dp"), dp):
             continue
-        zero = [z for z in stages if dp > 1 or z == 0] or [0]
+        ranks = dp * cp
+        zero = [z for z in stages if ranks > 1 or z == 0] or [0]
         sequence = [s for s in parallel if tp > 1 or not s] or [False]
         tp_bits = (space.pinned("tp_comm_bits") or COMM_BITS) if tp > 1 else COMM_BITS[:1]
-        grad_bits = (space.pinned("grad_comm_bits") or COMM_BITS) if dp > 1 else COMM_BITS[:1]
+        grad_bits = (space.pinned("grad_comm_bits") or COMM_BITS) if ranks > 1 else COMM_BITS[:1]
         for z, r, s, b, g in product(zero, recompute, sequence, tp_bits, grad_bits):
-            for shard in shard_sizes(space.pinned("shard_size"), dp) if z else (0,):
+            for shard in shard_sizes(space.pinned("shard_size"), ranks) if z else (0,):
                 yield LayerStrategy(tp, dp, z, r, s, b, g, shard)
 
 

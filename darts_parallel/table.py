@@ -1,7 +1,7 @@
 """The cost table: everything that the surrogate, `evaluate` and the exact baselines read.
 
-One table holds all outer choices that share a pipeline degree. It is built by torch operations only,
-so that costs carry gradients to hardware parameters given as tensors.
+One table holds all outer choices that share a pipeline and a context-parallel degree. It is built by
+torch operations only, so that costs carry gradients to hardware parameters given as tensors.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from darts_parallel.pipeline import PipelineModel, in_flight
 from darts_parallel.problem import Problem
 from darts_parallel.resharding import boundary_seconds, reshard_seconds
 from darts_parallel.space import OuterSpace, micro_batch_legal
-from darts_parallel.strategy import LayerStrategy
+from darts_parallel.strategy import LayerStrategy, Plan
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Costs of all layers, strategies and stages for the outer choices of one pipeline degree.
+    """Costs of all layers, strategies and stages for the outer choices of one `OuterSpace`.
 
     Axes: O outer choices (numbers of micro-batches), L layers, C strategies, Y activation layouts,
     K = pp stages, Q kinds of stage, P kinds of stage boundary. float64; seconds and bytes.
@@ -73,11 +73,18 @@ class CostTable:
     """`forward + backward` and `sync` by name, each `(O, Q, L, C)`."""
     pipeline: PipelineModel = field(default_factory=PipelineModel)
     """How the seconds of the stages make an iteration."""
+    cp: int = 1
+    """Context-parallel degree."""
 
     @property
     def pp(self) -> int:
         """Pipeline degree, K."""
         return len(self.stage_kind)
+
+    @property
+    def name(self) -> str:
+        """What its outer choices share, for curves, e.g. `pp4` or `pp4 cp2`."""
+        return f"pp{self.pp}" + (f" cp{self.cp}" if self.cp > 1 else "")
 
     @property
     def num_outer(self) -> int:
@@ -149,19 +156,19 @@ def without_dominated(table: CostTable) -> CostTable:
 
 
 def build_tables(problem: Problem, spaces: Sequence[OuterSpace]) -> list[CostTable]:
-    """One table for each pipeline degree of the space."""
+    """One table for each entry of the space."""
     return [build_table(problem, space) for space in spaces]
 
 
 def build_table(problem: Problem, space: OuterSpace) -> CostTable:
-    """The cost table of one pipeline degree.
+    """The cost table of one entry of the space.
 
     Args:
-        space: Pipeline degree, numbers of micro-batches and strategies.
+        space: Pipeline and context-parallel degree, numbers of micro-batches and strategies.
     """
     cluster, pp = problem.cluster, space.pp
     counts = torch.tensor(space.num_micro_batches)
-    choices = ChoiceTensors.build(problem, space.num_micro_batches, space.choices)
+    choices = ChoiceTensors.build(problem, space.num_micro_batches, space.choices, space.cp)
     stages = [cluster.stage_topology(k, pp) for k in range(pp)]
     boundaries = [cluster.boundary_topology(k, pp) for k in range(pp - 1)]
     kinds, borders = list(dict.fromkeys(stages)), list(dict.fromkeys(boundaries))
@@ -195,14 +202,13 @@ def build_table(problem: Problem, space: OuterSpace) -> CostTable:
         capacity=torch.tensor([d.memory - d.reserved for d in devices], dtype=torch.float64),
         in_flight=in_flight(pp, counts, problem.config.cost.schedule),
         terms=_terms(costs) | {k: stacked[k] for k in ("gradient_sync", "optimizer")},
+        cp=space.cp,
     )
 
 
-def plan_space(
-    problem: Problem, pp: int, num_micro_batches: int, layers: Sequence[LayerStrategy]
-) -> OuterSpace:
+def plan_space(plan: Plan) -> OuterSpace:
     """The smallest space that holds a plan: its own strategies."""
-    return OuterSpace(pp, (num_micro_batches,), tuple(dict.fromkeys(layers)))
+    return OuterSpace(plan.pp, (plan.num_micro_batches,), tuple(dict.fromkeys(plan.layers)), plan.cp)
 
 
 def _all_layer_costs(

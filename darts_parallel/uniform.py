@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from darts_parallel.candidates import even_uniform_plans
 from darts_parallel.cost import evaluate_batch
-from darts_parallel.errors import InfeasibleError
+from darts_parallel.errors import InfeasibleError, UnsupportedError
 from darts_parallel.infeasible import any_fits, explain_infeasible
 from darts_parallel.problem import Problem
 from darts_parallel.space import outer_spaces
@@ -21,8 +21,11 @@ def first_plan_that_fits(problem: Problem, degrees: Iterable[tuple[int, int, int
 
     Errors:
         InfeasibleError: none of them fits.
+        UnsupportedError: the pins leave only plans that the seed report's model has no word for.
     """
-    tables = {space.pp: build_table(problem, space) for space in outer_spaces(problem)}
+    tables = {space.pp: build_table(problem, space) for space in outer_spaces(problem) if space.cp == 1}
+    if not tables:
+        raise UnsupportedError("space.cp: cost=searcher knows no context parallelism; nearest legal: 1.")
     for dp, tp, pp in degrees:
         if pp not in tables:
             continue
