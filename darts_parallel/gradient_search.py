@@ -250,10 +250,15 @@ def search_tables(
     seed: int,
     *,
     on_record: Callable[[StepRecord], None] = lambda record: None,
+    loop: type[GradientSearch] = GradientSearch,
 ) -> SearchResult | None:
-    """Search over cost tables; None when no feasible plan was met."""
+    """Search over cost tables; None when no feasible plan was met.
+
+    Args:
+        loop: The optimisation loop; ablations give another one.
+    """
     began = time.perf_counter()
-    run = GradientSearch([without_dominated(table) for table in tables], kind, config, seed)
+    run = loop([without_dominated(table) for table in tables], kind, config, seed)
     records, interrupted = run.run(on_record)
     raw = run.pool.best
     if raw is None:

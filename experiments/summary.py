@@ -89,6 +89,14 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
+def render_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table for the terminal: first column to the left, numbers to the right."""
+    table = _table(title, header)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def markdown(findings: Findings, note: str) -> str:
     """The same as Markdown.
 
