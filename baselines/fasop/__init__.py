@@ -1,0 +1,5 @@
+"""FASOP (HPDC'24) as a baseline: its enumeration, placements, partition heuristic and cost model.
+
+`program` answers as FASOP's published program does, over measured layer times; `improve` searches the same
+space under the same costs.
+"""

@@ -1,0 +1,94 @@
+"""FASOP's min-max partition of a chain of layers into stages: layer by layer from slowest to fastest."""
+
+import numpy as np
+
+from baselines.fasop.costs import TICK, Floats, Integers
+
+
+def first_partition(num_layers: int, stages: int) -> Integers:
+    """Even stages, `(stages,)`; the remainder goes to the last stage, then to the first ones in order."""
+    counts = np.full(stages, num_layers // stages, dtype=np.int64)
+    for extra in range(num_layers % stages):
+        counts[extra - 1] += 1
+    return counts
+
+
+def minmax_partition(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Integers, Integers]:
+    """The partition where FASOP's heuristic ends, and the one whose stage times it goes on with.
+
+    From even stages, one layer moves from the slowest stage to the fastest (the first of each) until the
+    slowest time grows, or stays while a partition comes back: then the last move is undone. It also ends when
+    the slowest stage has one layer, or is an end stage of two layers. In that last case the program gives the
+    slowest stage one more layer but goes on with the times from before: both are returned.
+
+    Args:
+        ticks: Prefix sums of the layers by node type, `(types, L + 1)`.
+        stage_type: Type of every stage, `(B, pp)`.
+        comm: Ticks that a stage needs beside its layers, `(B, pp)`.
+
+    Returns:
+        Layers of every stage, `(B, pp)`: as the program reports them, and as it prices them.
+    """
+    keys, back = np.unique(np.concatenate([stage_type, comm], axis=1), axis=0, return_inverse=True)
+    back, stages = back.reshape(-1), stage_type.shape[1]
+    reported, priced = _descend(ticks, keys[:, :stages], keys[:, stages:])
+    return reported[back], priced[back]
+
+
+def _descend(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Integers, Integers]:
+    """The same for rows that differ."""
+    batch, stages = stage_type.shape
+    counts = np.tile(first_partition(ticks.shape[1] - 1, stages), (batch, 1))
+    reported, priced = counts.copy(), counts.copy()
+    active = np.arange(batch)
+    slow_before = fast_before = np.zeros(batch, dtype=np.int64)
+    last = np.full(batch, np.iinfo(np.int64).max)
+    history = [counts]
+    while len(active):
+        kinds = stage_type[active]
+        end = counts.cumsum(1)
+        times = ticks[kinds, end] - ticks[kinds, end - counts] + comm[active]
+        slow, fast = times.argmax(1), times.argmin(1)
+        rows = np.arange(len(active))
+        worst = times[rows, slow]
+        moved = len(history) > 1
+        undo = (worst > last) & moved
+        again = (worst == last) & moved
+        if again.any():
+            seen = np.stack([past[again] for past in history[:-1]])
+            undo[again] = (seen == counts[again]).all(2).any(0)
+        at_end = (slow == 0) | (slow == stages - 1)
+        held = counts[rows, slow]
+        short = ~undo & at_end & (held == 2)
+        stuck = ~undo & ~short & (held <= 1)
+        priced_now = _move(counts, np.where(undo, fast_before, slow), np.where(undo, slow_before, slow))
+        reported_now = _move(counts, np.where(short, fast, 0), np.where(short, slow, 0)) if moved else counts
+        reported_now = np.where(undo[:, None], priced_now, reported_now)
+        done = undo | short | stuck
+        reported[active[done]], priced[active[done]] = reported_now[done], priced_now[done]
+        counts = _move(counts, slow, fast)[~done]
+        history = [past[~done] for past in history] + [counts]
+        active, last = active[~done], worst[~done]
+        slow_before, fast_before = slow[~done], fast[~done]
+    return reported, priced
+
+
+def _move(counts: Integers, source: Integers, target: Integers) -> Integers:
+    """Counts after one layer moved between stages, row by row; nothing where both are the same."""
+    rows, result = np.arange(len(counts)), counts.copy()
+    result[rows, source] -= 1
+    result[rows, target] += 1
+    return result
+
+
+def middle_comm(p2p: Floats) -> Integers:
+    """Ticks of receiving that FASOP's heuristic adds to stages neither first nor last, `(B, pp)`.
+
+    Args:
+        p2p: Seconds over every boundary, `(B, pp - 1)`.
+    """
+    ticks = np.rint(p2p / TICK).astype(np.int64)
+    comm = np.pad(ticks, ((0, 0), (1, 0)))
+    if comm.shape[1] > 1:
+        comm[:, -1] = 0
+    return comm
