@@ -103,7 +103,10 @@ def _ranked(tables: Sequence[CostTable]) -> list[tuple[float, int, int, int]]:
     """Bound, table, outer choice and strategy of every configuration, cheapest bound first."""
     result = []
     for number, table in enumerate(tables):
-        outer, choice = torch.nonzero(table.allowed, as_tuple=True)
+        everywhere = table.runs(
+            table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.pp, -1)
+        )
+        outer, choice = torch.nonzero(table.allowed & everywhere.all(0), as_tuple=True)
         bounds = uniform_bounds(table, outer, choice).tolist()
         result += [(b, number, o, c) for b, o, c in zip(bounds, outer.tolist(), choice.tolist(), strict=True)]
     return sorted(result)
@@ -120,27 +123,55 @@ def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
     Returns:
         Seconds, `(B,)`; infinite where no split fits the memory.
     """
-    rest = (table.num_micro_batches[outer] - 1.0).unsqueeze(1)
-    kinds = torch.unique(table.stage_kind)
-    # the fastest kind of stage stands for all
-    seconds, sync = (_rows(x[:, kinds].amin(1), outer, choice) for x in (table.time, table.sync))
+    rest = table.num_micro_batches[outer] - 1.0
+    seconds, sync = (_by_kind(x, outer, choice) for x in (table.time, table.sync))
     layout = table.layout[choice]
-    across = table.p2p[outer, :, :, layout, layout].detach()[..., ~table.joined[1:]] if table.pp > 1 else None
-    border = torch.zeros(len(outer), dtype=torch.float64) if across is None else across.amin((1, 2))
+    if table.pp > 1:
+        across = table.p2p[outer, :, :, layout, layout].detach()[..., ~table.joined[1:]].amin(-1)
+        border = torch.nn.functional.pad(across[:, table.boundary_kind], (1, 0))
+    else:
+        border = torch.zeros(len(outer), 1, dtype=torch.float64)
     greedy = _Greedy.build(table, outer, choice)
     slowest = greedy.bottleneck(seconds, border)
     largest_sync = greedy.bottleneck(sync, torch.zeros_like(border))
-    joint = greedy.bottleneck(rest * seconds + sync, rest[:, 0] * border)
+    joint = greedy.bottleneck(rest.view(-1, 1, 1) * seconds + sync, rest.unsqueeze(1) * border)
     once = _rows(table.once, outer, choice).sum(1)
-    total = seconds.sum(1) + (table.pp - 1) * border + once
     # without a feasible split both bottlenecks are infinite, and rest may be 0
-    apart = (rest[:, 0] * slowest).nan_to_num(nan=torch.inf, posinf=torch.inf) + largest_sync
-    return (total + torch.maximum(apart, joint)) * (1 - SLACK)
+    apart = _sum_and_bottleneck(table, seconds, slowest, rest) + largest_sync
+    least = seconds[:, torch.unique(table.stage_kind)].amin(1).sum(1)
+    return (torch.maximum(apart, least + joint) + border.sum(1) + once) * (1 - SLACK)
 
 
 def _rows(values: Tensor, outer: Tensor, choice: Tensor) -> Tensor:
     """Values `(O, L, C)` of the configurations, `(B, L)`."""
     return values.detach()[outer, :, choice]
+
+
+def _by_kind(values: Tensor, outer: Tensor, choice: Tensor) -> Tensor:
+    """Values `(O, Q, L, C)` of the configurations, `(B, Q, L)`."""
+    return values.detach()[outer, :, :, choice]
+
+
+def _sum_and_bottleneck(table: CostTable, seconds: Tensor, slowest: Tensor, rest: Tensor) -> Tensor:
+    """Bound on the sum of stage seconds plus `rest` times their maximum, borders left out, `(B,)`.
+
+    A kind of stage saves at most its largest ratio of saved to spent seconds times what its stages spend,
+    which is their number times the maximum: the bound is linear in the maximum until every layer lies on
+    its fastest kind, so that one of the two ends is the smallest.
+    """
+    kinds, counts = torch.unique(table.stage_kind, return_counts=True)
+    used = seconds[:, kinds]
+    dear, cheap = used.amax(1), used.amin(1).sum(1)
+    ratio = ((dear.unsqueeze(1) - used) / used.clamp(min=1e-300)).amax(-1)
+    slope = (ratio * counts).sum(1)
+    most = dear.sum(1)
+    # with one kind nothing is saved, and the two ends are one
+    far = torch.where(slope > 0, (most - cheap) / slope.clamp(min=1e-300), 0.0)
+    ends = []
+    for bottleneck in (slowest, torch.maximum(slowest, far)):
+        saved = torch.minimum(slope * bottleneck.nan_to_num(posinf=0.0), most - cheap)
+        ends.append(most - saved + (rest * bottleneck).nan_to_num(nan=torch.inf, posinf=torch.inf))
+    return torch.minimum(*ends)
 
 
 @dataclass(frozen=True)
@@ -153,6 +184,8 @@ class _Greedy:
     """Bytes of every stage, `(K, B)`."""
     start: Tensor
     """Nearest legal first layer of a stage at or before a layer, `(L + 1,)`."""
+    kinds: list[int]
+    """Kind of every stage, `(K,)`."""
 
     @staticmethod
     def build(table: CostTable, outer: Tensor, choice: Tensor) -> "_Greedy":
@@ -163,24 +196,27 @@ class _Greedy:
         room = table.capacity.detach().unsqueeze(1) * (1 + SLACK) - working.amin(1)
         legal = torch.cat([~table.joined, torch.ones(1, dtype=torch.bool)])
         positions = torch.arange(len(legal))
-        return _Greedy(memory, room, torch.where(legal, positions, 0).cummax(0).values)
+        start = torch.where(legal, positions, 0).cummax(0).values
+        return _Greedy(memory, room, start, table.stage_kind.tolist())
 
     def bottleneck(self, values: Tensor, border: Tensor, iterations: int = 16) -> Tensor:
         """Least possible maximum over stages of the sums of `values`, from below.
 
         Args:
-            values: Nonnegative, `(B, L)`.
-            border: Added to every stage but the first, `(B,)`.
+            values: Nonnegative, of every kind of stage, `(B, Q, L)`.
+            border: Added to every stage, `(B, K)`.
             iterations: Halvings of the interval.
 
         Returns:
             Shape `(B,)`; infinite where memory admits no split.
         """
-        prefix, stages = _prefix(values), len(self.memory)
-        low = torch.maximum(values.amax(1), prefix[:, -1] / stages)
-        high = prefix[:, -1] + border
+        used = values[:, sorted(set(self.kinds))]
+        least, most, edge = used.amin(1), used.amax(1), border.amax(1)
+        prefix = _prefix(values.transpose(0, 1))
+        low = torch.maximum(least.amax(1), least.sum(1) / len(self.kinds))
+        high = most.sum(1) + edge
         impossible = ~self._reaches(prefix, border, high)
-        near = torch.minimum(low + values.amax(1) + border, high)
+        near = torch.minimum(low + most.amax(1) + edge, high)
         high = torch.where(self._reaches(prefix, border, near), near, high)
         reached = self._reaches(prefix, border, low)
         for _ in range(iterations):
@@ -190,16 +226,17 @@ class _Greedy:
         return low.masked_fill(impossible, torch.inf)
 
     def _reaches(self, prefix: Tensor, border: Tensor, limit: Tensor) -> Tensor:
-        """Whether stages of at most `limit`, `(B,)`, hold all layers."""
+        """Whether stages of at most `limit`, `(B,)`, hold all layers; `prefix` is `(Q, B, L + 1)`."""
         end = torch.zeros(len(limit), 1, dtype=torch.long)
         for stage, (memory, room) in enumerate(zip(self.memory, self.room, strict=True)):
-            allowed = (limit - border if stage else limit) * (1 + SLACK)
-            target = prefix.gather(1, end) + allowed.unsqueeze(1)
+            allowed = (limit - border[:, stage]) * (1 + SLACK)
+            own = prefix[self.kinds[stage]]
+            target = own.gather(1, end) + allowed.unsqueeze(1)
             full = memory.gather(1, end) + room.unsqueeze(1)
-            by_time = torch.searchsorted(prefix, target, right=True) - 1
+            by_time = torch.searchsorted(own, target, right=True) - 1
             by_memory = torch.searchsorted(memory, full, right=True) - 1
             end = torch.maximum(self.start[torch.minimum(by_time, by_memory).clamp(min=0)], end)
-        return end[:, 0] == prefix.shape[1] - 1
+        return end[:, 0] == prefix.shape[-1] - 1
 
 
 def _prefix(values: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class StagewiseFronts:
         kept = kept + costs.in_flight[stage] * (self._activation[end] - self._activation[first])
         peak = kept + costs.working[first:end].max(axis=0)
         # prefix sums round; a strategy that fits to the byte must not be lost
-        fits: Index = np.flatnonzero(peak <= costs.capacity[stage] * (1 + 1e-12))
+        fits: Index = np.flatnonzero((peak <= costs.capacity[stage] * (1 + 1e-12)) & costs.kind_allowed[kind])
         self.labels_made += len(peak)
         seconds = self._time[kind, end] - self._time[kind, first]
         seconds = seconds + self._inside[kind, end] - self._inside[kind, first + 1]

@@ -87,7 +87,8 @@ def useful_choices(costs: OuterCosts) -> list[Index]:
     found: dict[int, Index] = {}
     for layer, kind in enumerate(costs.layer_class.tolist()):
         if kind not in found:
-            rows = [costs.time[:, layer], costs.sync[:, layer]]
+            # a strategy that a kind cannot run replaces none that it can
+            rows = [costs.time[:, layer], costs.sync[:, layer], ~costs.kind_allowed * 1.0]
             rows += [getattr(costs, n)[None, layer] for n in ("once", "static", "activation", "working")]
             values = np.concatenate(rows).T
             kept = [group[pareto(values[group])] for y in np.unique(costs.layout)
@@ -150,6 +151,7 @@ class LayerwiseFronts:
     def _extend(self, labels: Labels | None, layer: int, kind: int, flight: float) -> Labels:
         """All labels with one more layer."""
         costs, choice = self.costs, self.choices[layer]
+        choice = choice[costs.kind_allowed[kind, choice]]
         memory = costs.static[layer, choice] + flight * costs.activation[layer, choice]
         seconds, sync = costs.time[kind, layer, choice], costs.sync[kind, layer, choice]
         columns = (seconds, costs.once[layer, choice], sync, memory, costs.working[layer, choice])

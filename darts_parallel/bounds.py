@@ -50,6 +50,8 @@ class OuterCosts:
     stage_kind: Index
     boundary_kind: Index
     joined: NDArray[np.bool_]
+    kind_allowed: NDArray[np.bool_]
+    """Strategies that each kind of stage can run, `(Q, C)`."""
     layer_class: Index
     """Class of every layer, `(L,)`: layers of a class cost the same under every strategy."""
 
@@ -88,6 +90,7 @@ class OuterCosts:
             stage_kind=table.stage_kind.numpy(),
             boundary_kind=table.boundary_kind.numpy(),
             joined=table.joined.numpy(),
+            kind_allowed=_kind_allowed(table, allowed),
             layer_class=equal_rows(features.transpose(1, 0, 2)),
         )
 
@@ -97,6 +100,12 @@ class OuterCosts:
         keys = list(zip(*(column.tolist() for column in columns), strict=True))
         unique = list(dict.fromkeys(keys))
         return unique, np.array([unique.index(key) for key in keys])
+
+
+def _kind_allowed(table: CostTable, choices: Index) -> NDArray[np.bool_]:
+    if table.kind_allowed is None:
+        return np.ones((table.forward.shape[1], len(choices)), dtype=bool)
+    return np.asarray(table.kind_allowed.numpy()[:, choices])
 
 
 def equal_rows(features: Array) -> Index:
@@ -175,6 +184,11 @@ class SegmentGrid:
         costs = self.costs
         signatures, of_stage = costs.stage_signatures()
         objective = (time * costs.time + sync * costs.sync + once * costs.once)[:, self.members]
+        # what a kind cannot run is priced out, so that bounds are those of the legal strategies
+        dear = objective.max() * len(costs.layer_class)
+        objective = (
+            objective + dear * ~costs.kind_allowed[:, None, :] if not costs.kind_allowed.all() else objective
+        )
         solve = self._priced if self.mode == "layerwise" else self._single_choice
         values = np.stack([solve(objective[kind], flight, size) for kind, flight, size in signatures])
         legal = np.triu(np.ones(self.segment.shape, dtype=bool), 1)

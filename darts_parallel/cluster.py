@@ -4,7 +4,7 @@ Every figure may be a float or a scalar tensor: with tensors, costs carry gradie
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import Tensor
@@ -66,13 +66,22 @@ class Device:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Equal nodes that follow each other in rank order."""
+    """Equal nodes that follow each other in rank order.
+
+    `inter_node` is the link out of each of these nodes where it differs from the cluster's.
+    """
 
     count: int
     gpus: int
     device: Device
     intra_node: Link
     price_per_hour: float | None
+    inter_node: Link | None = None
+
+    @property
+    def node(self) -> tuple[int, Device, Link, Link | None]:
+        """What makes two nodes equal: how many there are, and their price, does not."""
+        return self.gpus, self.device, self.intra_node, self.inter_node
 
 
 @dataclass(frozen=True)
@@ -94,20 +103,26 @@ class StageTopology:
 
 @dataclass(frozen=True)
 class BoundaryTopology:
-    """Which link carries activations between two stages, and how many GPUs of a node send at once."""
+    """Which links carry activations between two stages, and how many GPUs of a node share each."""
 
     group: int
     inside_node: bool
     senders: int
+    """GPUs of one node of the earlier stage; its node group is `group`."""
+    next_group: int
+    receivers: int
+    """The same of the later stage."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Node groups in rank order and the network between nodes."""
+    """Node groups in rank order, the network between nodes, and the nodes' order along the pipeline."""
 
     name: str
     groups: tuple[NodeGroup, ...]
     inter_node: Link
+    node_order: tuple[int, ...] = ()
+    """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank order."""
 
     @staticmethod
     def from_config(config: ClusterConfig, precision: str) -> "Cluster":
@@ -123,6 +138,7 @@ class Cluster:
                 device=devices[group.device],
                 intra_node=Link.from_config(group.intra_node),
                 price_per_hour=group.price_per_hour_usd,
+                inter_node=None if group.inter_node is None else Link.from_config(group.inter_node),
             )
             for group in config.nodes
         )
@@ -133,30 +149,61 @@ class Cluster:
         """GPUs of all nodes."""
         return sum(group.count * group.gpus for group in self.groups)
 
+    def arranged(self, node_order: tuple[int, ...]) -> "Cluster":
+        """The same cluster with its nodes in another order along the pipeline."""
+        return self if node_order == self.node_order else replace(self, node_order=node_order)
+
+    @cached_property
+    def types(self) -> tuple[int, ...]:
+        """Node types: the first node group of each kind of node. Groups of equal nodes are one type."""
+        nodes = [group.node for group in self.groups]
+        return tuple(index for index, node in enumerate(nodes) if nodes.index(node) == index)
+
+    @cached_property
+    def node_types(self) -> tuple[int, ...]:
+        """Type of every node, in rank order."""
+        nodes = [group.node for group in self.groups]
+        return tuple(nodes.index(group.node) for group in self.groups for _ in range(group.count))
+
     @cached_property
     def rank_nodes(self) -> tuple[tuple[int, int], ...]:
-        """Node and node group of every rank."""
-        places: list[tuple[int, int]] = []
-        node = 0
-        for index, group in enumerate(self.groups):
-            for _ in range(group.count):
-                places.extend([(node, index)] * group.gpus)
-                node += 1
-        return tuple(places)
+        """Node and node type of every device, in the order of the pipeline."""
+        types = self.node_types
+        order = self.node_order or range(len(types))
+        return tuple((node, types[node]) for node in order for _ in range(self.groups[types[node]].gpus))
 
-    @property
-    def tp_limit(self) -> int:
-        """GPUs of the smallest node: tensor-parallel groups stay inside a node."""
-        return min(group.gpus for group in self.groups)
+    @cached_property
+    def pipeline_ranks(self) -> tuple[int, ...]:
+        """Ranks in the order of the pipeline: the physical place of every device of `rank_nodes`."""
+        if not self.node_order:
+            return tuple(range(self.num_devices))
+        ranks, first = [], 0
+        for kind in self.node_types:
+            ranks.append(range(first, first + self.groups[kind].gpus))
+            first += self.groups[kind].gpus
+        return tuple(rank for node in self.node_order for rank in ranks[node])
+
+    @cached_property
+    def type_devices(self) -> dict[int, int]:
+        """GPUs of every node type."""
+        sizes = Counter(kind for kind in self.node_types)
+        return {kind: sizes[kind] * self.groups[kind].gpus for kind in self.types}
+
+    def nic(self, group: int) -> Link:
+        """The link out of a node of a group."""
+        return self.groups[group].inter_node or self.inter_node
 
     @property
     def homogeneous(self) -> bool:
         """All node groups have equal nodes."""
-        first = self.groups[0]
-        return all(
-            (g.gpus, g.device, g.intra_node) == (first.gpus, first.device, first.intra_node)
-            for g in self.groups
-        )
+        return len(self.types) == 1
+
+    def stages_are_pure(self, pp: int) -> bool:
+        """Whether no stage of `pp` equal ones mixes node types, in this order of the nodes."""
+        size, kinds = self.num_devices // pp, [kind for _, kind in self.rank_nodes]
+        if self.homogeneous:
+            return True
+        return all(len(set(kinds[first : first + size])) == 1 for first in range(0, len(kinds), size))
 
     def stage_topology(self, stage: int, pp: int) -> StageTopology:
         """Topology of `stage` of `pp` equal stages of consecutive ranks (Megatron: pp slowest)."""
@@ -168,10 +215,13 @@ class Cluster:
     def boundary_topology(self, stage: int, pp: int) -> BoundaryTopology:
         """Link between `stage` and the next one."""
         places, following = self._places(stage, pp), self._places(stage + 1, pp)
-        group = places[0][1]
         inside = len({node for node, _ in places + following}) == 1
-        senders = max(Counter(node for node, _ in places).values())
-        return BoundaryTopology(group, inside, senders)
+        senders, receivers = (max(Counter(node for node, _ in part).values()) for part in (places, following))
+        return BoundaryTopology(places[0][1], inside, senders, following[0][1], receivers)
+
+    def stage_group(self, stage: int, pp: int) -> NodeGroup:
+        """The node group whose device, links and price the stage has."""
+        return self.groups[self._places(stage, pp)[0][1]]
 
     def _places(self, stage: int, pp: int) -> tuple[tuple[int, int], ...]:
         size = self.num_devices // pp

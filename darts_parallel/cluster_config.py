@@ -40,6 +40,9 @@ class NodeGroupConfig:
     device: str = MISSING
     intra_node: LinkConfig = MISSING
     price_per_hour_usd: float | None = None
+    """Of one node."""
+    inter_node: LinkConfig | None = None
+    """The link out of each of these nodes where it is not the cluster's `inter_node`."""
 
     def __post_init__(self) -> None:
         require_size("cluster.nodes[].count", self.count, MAX_NODES)

@@ -30,6 +30,7 @@ COMM_BITS = (16, 8, 4, 2)
 """Bits per number of a collective; 16 sends the numbers as they are."""
 EXPORTS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "galvatron")
 SPACES = ("uniform", "stagewise", "layerwise")
+NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")
 RELAXATIONS = ("softmax", "gumbel")
 
 
@@ -73,9 +74,12 @@ class SpaceConfig:
     """Data-parallel ranks that ZeRO states are sharded over; 0: all of them."""
     cp: Any = 1
     """Context-parallel degree; null: every one that divides the halved sequence (its chunks are balanced)."""
+    node_orders: str = "auto"
+    """Orders of unequal nodes along the pipeline: `all`, `shifts`, `adjacent`, `given`, or `auto`."""
 
     def __post_init__(self) -> None:
         require_member("space.kind", self.kind, SPACES)
+        require_member("space.node_orders", self.node_orders, NODE_ORDERS)
         for key in ("pp", "num_micro_batches", "micro_batch_size", "dp", "tp", "cp"):
             for value in self.pinned(key) or ():
                 self._require_integer(key, value)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.cluster import Device
 from darts_parallel.layer_costs import TIME_TERMS
 from darts_parallel.pipeline import pipeline_seconds
 from darts_parallel.plan_check import check_plan as check_plan
@@ -56,6 +55,7 @@ class HardPlans:
             boundaries=(*starts, len(choices)),
             layers=tuple(table.choices[c] for c in choices),
             cp=table.cp,
+            node_order=table.node_order,
         )
 
 
@@ -103,6 +103,8 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
     largest = torch.zeros_like(stage_seconds).scatter_reduce(1, stages, working, "amax")
     memory = _per_stage(kept, stages, table.pp) + largest
     legal = table.allowed[outer, plans.choices].all(1) & ~(table.joined[plans.starts].any(1))
+    if table.kind_allowed is not None:
+        legal &= table.runs(kinds, plans.choices).all(1)
     counts = table.num_micro_batches[plans.outer]
     if table.pipeline.simulated:
         passes = pass_seconds(table, plans)
@@ -179,13 +181,13 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
         PlanError: the plan does not fit the problem (layers, devices, batch, heads).
     """
     table, hard, cost = hard_plan(plan, problem)
+    cluster = problem.cluster.arranged(plan.node_order)
     if problem.config.cost.name == "searcher":
         parts = searcher_breakdown(problem, plan)
     else:
         parts = _breakdown(table, hard, cost)
-    reserved = torch.tensor(
-        [_device(problem, plan.pp, k).reserved for k in range(plan.pp)], dtype=torch.float64
-    )
+    devices = [cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
+    reserved = torch.tensor([device.reserved for device in devices], dtype=torch.float64)
     seconds = sum(parts.values()) if problem.config.cost.name == "searcher" else float(cost.iteration_time[0])
     peak = sum(g.count * g.gpus * float(g.device.peak_flops) for g in problem.cluster.groups)
     flops = problem.model.flops_per_token(problem.training.seq_len) * problem.tokens_per_iteration
@@ -216,10 +218,6 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
         starts=torch.tensor([plan.boundaries[:-1]]),
     )
     return table, hard, evaluate_batch(table, hard)
-
-
-def _device(problem: Problem, pp: int, stage: int) -> Device:
-    return problem.cluster.groups[problem.cluster.stage_topology(stage, pp).group].device
 
 
 def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from math import isqrt
 
+from darts_parallel.cluster import Cluster
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem
 
@@ -13,9 +14,15 @@ def divisors(number: int) -> list[int]:
 
 
 def legal_pipeline_degrees(problem: Problem) -> list[int]:
-    """Degrees that divide the devices and leave every stage a layer, pinned or not."""
-    units = pipeline_units(problem)
-    return [pp for pp in divisors(problem.cluster.num_devices) if pp <= units]
+    """Degrees whose stages are of one node type each and hold a layer at least, pinned or not."""
+    cluster, units = problem.cluster, pipeline_units(problem)
+    return [pp for pp in divisors(cluster.num_devices) if pp <= units and node_orders_exist(cluster, pp)]
+
+
+def node_orders_exist(cluster: Cluster, pp: int) -> bool:
+    """Whether the nodes can be ordered so that none of `pp` equal stages mixes node types."""
+    size = cluster.num_devices // pp
+    return cluster.homogeneous or all(total % size == 0 for total in cluster.type_devices.values())
 
 
 def pipeline_units(problem: Problem) -> int:
@@ -25,14 +32,14 @@ def pipeline_units(problem: Problem) -> int:
 
 def tensor_degrees(problem: Problem) -> list[int]:
     """Tensor-parallel degrees that the search tries: inside a node, and wider ones that are pinned."""
-    limit, pinned = problem.cluster.tp_limit, problem.config.space.pinned("tp") or ()
+    limit, pinned = max(_node_sizes(problem)), problem.config.space.pinned("tp") or ()
     return [tp for tp in legal_tensor_degrees(problem) if tp <= limit or tp in pinned]
 
 
 def legal_tensor_degrees(problem: Problem) -> list[int]:
     """Tensor-parallel degrees that a plan may have.
 
-    They divide the heads and the KV heads, divide every node or consist of whole nodes, and, with
+    They divide the heads and the KV heads, divide the nodes of some type or consist of them, and, with
     `cost=profiled`, were measured.
 
     Errors:
@@ -40,12 +47,11 @@ def legal_tensor_degrees(problem: Problem) -> list[int]:
     """
     config = problem.model.config
     heads = (config.num_heads, config.num_kv_heads or config.num_heads)
-    sizes = [group.gpus for group in problem.cluster.groups]
+    sizes = _node_sizes(problem)
     legal = [
         tp
         for tp in divisors(problem.cluster.num_devices)
-        if all(n % tp == 0 for n in heads)
-        and (all(n % tp == 0 for n in sizes) or all(tp % n == 0 for n in sizes))
+        if all(n % tp == 0 for n in heads) and any(size % tp == 0 or tp % size == 0 for size in sizes)
     ]
     if problem.measured is None:
         return legal
@@ -69,3 +75,7 @@ def context_degrees(problem: Problem) -> list[int]:
     parts = 2 if problem.model.config.causal else 1
     length = problem.training.seq_len
     return [cp for cp in divisors(problem.cluster.num_devices) if cp == 1 or length % (parts * cp) == 0]
+
+
+def _node_sizes(problem: Problem) -> list[int]:
+    return [problem.cluster.groups[kind].gpus for kind in problem.cluster.types]

@@ -88,6 +88,7 @@ def _exchange(table: CostTable, plans: HardPlans, over: Tensor) -> tuple[Tensor,
     same = table.layout[plans.choices].unsqueeze(-1) == table.layout
     need = over.gather(1, stages).unsqueeze(-1)
     legal = table.allowed[outer].unsqueeze(1) & (saved > 0) & (need > 0)
+    legal &= table.runs(kinds.unsqueeze(-1), torch.arange(len(table.choices)).expand_as(legal))
     # a change of layout also costs resharding: only where nothing else helps
     gain = torch.minimum(saved, need) / loss * torch.where(same, 1.0, 1e-3)
     gain = torch.where(legal, gain, -1.0)

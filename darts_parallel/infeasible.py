@@ -36,7 +36,11 @@ def _lightest(table: CostTable, kind: str) -> HardPlans:
             continue
         flight = table.in_flight[outer].view(-1, 1, 1)
         need = table.static[outer] + flight * table.activation[outer] + table.working[outer] / 2
-        need = need.masked_fill(~table.allowed[outer], torch.inf)
+        legal = table.runs(
+            table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.pp, -1)
+        )
+        legal = legal if kind == "layerwise" else legal.all(0, keepdim=True)
+        need = need.masked_fill(~(table.allowed[outer] & legal).unsqueeze(1), torch.inf)
         if kind != "layerwise":
             shared = need.sum((0, 1)).argmin()
             need = need[:, :, shared : shared + 1]
@@ -83,8 +87,9 @@ def _fill(size: torch.Tensor, capacity: torch.Tensor) -> torch.Tensor:
 def explain_infeasible(problem: Problem, tables: Sequence[CostTable]) -> InfeasibleError:
     """The error for a problem that no plan fits: the binding constraint and the smallest way out."""
     kind = problem.config.space.kind
-    excess, detail = _least_excess(tables, kind)
-    device = problem.cluster.groups[0].device
+    excess, detail, capacity = _least_excess(tables, kind)
+    devices = [group.device for group in problem.cluster.groups]
+    device = next((d for d in devices if d.memory - d.reserved == capacity), devices[0])
     needed = (device.memory + excess) / GIB
     ways = [f"cluster.devices.{device.name}.memory_GiB={-(-needed * 100 // 1) / 100:.2f}"]
     free = replace(problem.config.space, zero_stage=None, recompute=None, sequence_parallel=None,
@@ -116,19 +121,21 @@ def _pins(space: SpaceConfig) -> list[str]:
     return [f"space.{name}" for name in names if getattr(space, name) is not None]
 
 
-def _least_excess(tables: Sequence[CostTable], kind: str) -> tuple[float, str]:
-    """Bytes by which the lightest plan overshoots (negative: it fits), and its outer choice."""
-    best, detail = float("inf"), "none"
+def _least_excess(tables: Sequence[CostTable], kind: str) -> tuple[float, str, float]:
+    """Bytes by which the lightest plan overshoots (negative: it fits), where, and that stage's bytes."""
+    best, detail, capacity = float("inf"), "none", 0.0
     for candidate in lightest_plans(tables, kind):
         table = tables[candidate.table]
-        excess = (evaluate_batch(table, candidate.plans).memory - table.capacity).amax(1)
+        over = evaluate_batch(table, candidate.plans).memory - table.capacity
+        excess = over.amax(1)
         index = int(excess.argmin())
         if float(excess[index]) < best:
             best = float(excess[index])
             count = int(table.num_micro_batches[candidate.plans.outer[index]])
             context = f"cp {table.cp}, " if table.cp > 1 else ""
             detail = f"pp {table.pp}, {context}{count} micro-batches"
-    return best, detail
+            capacity = float(table.capacity[int(over[index].argmax())])
+    return best, detail, capacity
 
 
 def any_fits(problem: Problem, tables: Sequence[CostTable]) -> bool:

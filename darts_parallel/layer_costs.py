@@ -155,7 +155,7 @@ def _micro_batch_seconds(
         sizes = choices.tokens / training.seq_len
         once, back = problem.measured.seconds(device.name, layer.kind, choices.tp, sizes) or (once, back)
     elements = choices.tokens * problem.model.config.hidden_size
-    ring, links = _tensor_group(topology, choices), (group.intra_node, problem.cluster.inter_node)
+    ring, links = _tensor_group(topology, choices), (group.intra_node, problem.cluster.nic(topology.group))
     collective = all_reduce(wire_bytes(width, choices.tp_comm_bits) * elements, ring, *links)
     exact = all_reduce(width * elements, ring, *links)
     selective = (choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
@@ -223,7 +223,7 @@ def _sharding_seconds(
     parameters as they are.
     """
     group = problem.cluster.groups[topology.group]
-    links = (group.intra_node, problem.cluster.inter_node)
+    links = (group.intra_node, problem.cluster.nic(topology.group))
     inner, across = split_group(_data_group(topology, choices), choices.ranks, choices.shards)
     gradients = parameters * wire_bytes(state.gradient, choices.grad_comm_bits)
     scatter = reduce_scatter(gradients, inner, *links)

@@ -1,6 +1,7 @@
 """Pinned values of the search space: refused with the nearest legal one where they leave no plan."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -42,6 +43,39 @@ def require_legal_pins(problem: Problem) -> None:
             raise ConfigError(_one_pin(problem, key, values[0], members))
     if not any(_agrees(combination, pins) for combination in legal):
         raise ConfigError(_contradiction(problem, pins, legal))
+
+
+def require_pure_stages(problem: Problem) -> None:
+    """Refuse a cluster whose nodes cannot be ordered into equal stages of one node type each.
+
+    Errors:
+        ConfigError: names the GPUs of the node types and the nearest legal number of nodes.
+    """
+    cluster, units = problem.cluster, pipeline_units(problem)
+    if legal_pipeline_degrees(problem):
+        return
+    sizes = [f"{n} x {cluster.groups[kind].device.name}" for kind, n in cluster.type_devices.items()]
+    raise ConfigError(
+        f"cluster.nodes of {cluster.name} ({', '.join(sizes)}) must divide into equal stages of one node "
+        f"type each, at most {units} for model={problem.model.config.name}; nearest legal: "
+        f"{_nearest_nodes(problem)}."
+    )
+
+
+def _nearest_nodes(problem: Problem) -> str:
+    """The smallest change of one node group that gives a legal pipeline degree."""
+    groups, cluster = problem.cluster.groups, problem.cluster
+    changes = sorted(
+        ((d, i) for i in range(len(groups)) for d in range(-64, 65) if d), key=lambda x: abs(x[0])
+    )
+    for change, index in changes:
+        count = groups[index].count + change
+        if count < 1:
+            continue
+        changed = (*groups[:index], replace(groups[index], count=count), *groups[index + 1 :])
+        if legal_pipeline_degrees(replace(problem, cluster=replace(cluster, groups=changed))):
+            return f"cluster.nodes[{index}].count={count}"
+    return "node groups of equal numbers of GPUs"
 
 
 def _combinations(problem: Problem, batch: int) -> Iterator[Combination]:

@@ -1,7 +1,8 @@
 """Whether a plan belongs to a problem: layers, devices, heads, batch."""
 
-from darts_parallel.degrees import context_degrees, divisors, legal_tensor_degrees
+from darts_parallel.degrees import context_degrees, divisors, legal_tensor_degrees, node_orders_exist
 from darts_parallel.errors import PlanError, UnsupportedError
+from darts_parallel.placement import node_orders
 from darts_parallel.problem import Problem
 from darts_parallel.strategy import LayerStrategy, Plan, degrees
 
@@ -31,17 +32,40 @@ def check_plan(plan: Plan, problem: Problem) -> None:
             f"plan: cp={plan.cp} must divide the {devices} GPUs and, twice where attention is causal, "
             f"training.seq_len={problem.training.seq_len}; nearest legal: {near}."
         )
+    _check_placement(plan, problem)
     for first in plan.boundaries[1:-1]:
         if layers[first].joined:
             raise PlanError(
                 f"plan: a stage begins at layer {first} ({layers[first].name}), which must stay with "
                 f"{layers[first - 1].name}; nearest legal: {first - 1}."
             )
-    for spec, strategy in zip(layers, plan.layers, strict=True):
-        _check_strategy(spec.name, strategy, plan, problem)
+    cluster = problem.cluster.arranged(plan.node_order)
+    nodes = [cluster.stage_group(k, plan.pp).gpus for k in range(plan.pp)]
+    for spec, strategy, stage in zip(layers, plan.layers, plan.stage_of_layer, strict=True):
+        _check_strategy(spec.name, strategy, plan, problem, nodes[stage])
 
 
-def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Problem) -> None:
+def _check_placement(plan: Plan, problem: Problem) -> None:
+    """The nodes' order names every node once, and no stage mixes node types."""
+    cluster, nodes = problem.cluster, len(problem.cluster.node_types)
+    if plan.node_order and sorted(plan.node_order) != list(range(nodes)):
+        raise PlanError(
+            f"plan: node_order={list(plan.node_order)} must name each of the {nodes} nodes once; nearest "
+            f"legal: {list(range(nodes))}."
+        )
+    if cluster.arranged(plan.node_order).stages_are_pure(plan.pp):
+        return
+    legal = [pp for pp in divisors(cluster.num_devices) if node_orders_exist(cluster, pp)]
+    near = min(legal, key=lambda pp: abs(pp - plan.pp))
+    order = node_orders(cluster, near, "adjacent")[0] or range(nodes)
+    advice = f"pp={near}" if near != plan.pp else f"node_order={list(order)}"
+    raise PlanError(
+        f"plan: a stage of pp={plan.pp} must lie on nodes of one type of cluster={cluster.name}; "
+        f"nearest legal: {advice}."
+    )
+
+
+def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Problem, gpus: int) -> None:
     size, batch = problem.cluster.num_devices // plan.pp, problem.training.global_batch_size
     ranks = strategy.tp * plan.cp * strategy.dp
     if ranks != size:
@@ -56,7 +80,7 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
             f"plan: {name} has shard_size={strategy.shard_size}, which must divide its "
             f"{strategy.dp * plan.cp} data-parallel ranks; nearest legal: {near}."
         )
-    legal = legal_tensor_degrees(problem)
+    legal = [tp for tp in legal_tensor_degrees(problem) if gpus % tp == 0 or tp % gpus == 0]
     if strategy.tp not in legal:
         near = min(legal, key=lambda tp: abs(tp - strategy.tp))
         raise PlanError(

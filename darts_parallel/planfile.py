@@ -42,7 +42,7 @@ def plan_dict(
         "model": asdict(config.model),
         "cluster": asdict(config.cluster),
         "training": asdict(config.training),
-        **plan.to_dict(names, problem.cluster.num_devices),
+        **_placed(plan, names, problem),
         "parallelism": _parallelism(plan, problem.training.global_batch_size),
         "predicted": {
             "iteration_time_s": cost.iteration_time_s,
@@ -97,8 +97,14 @@ def _verification_dict(entry: Verification, problem: Problem) -> dict[str, Any]:
     data = entry.to_dict()
     if entry.plan is not None and entry.gap > 0 and entry.space == problem.config.space.kind:
         names = tuple(layer.name for layer in problem.model.layers)
-        data["better_plan"] = entry.plan.to_dict(names, problem.cluster.num_devices)
+        data["better_plan"] = _placed(entry.plan, names, problem)
     return data
+
+
+def _placed(plan: Plan, names: tuple[str, ...], problem: Problem) -> dict[str, Any]:
+    """The plan with the ranks that its node order gives every stage."""
+    cluster = problem.cluster.arranged(plan.node_order)
+    return plan.to_dict(names, cluster.num_devices, cluster.pipeline_ranks)
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
-from itertools import groupby
 from math import floor, isfinite, log10
 
 from rich.console import Console
@@ -13,9 +12,13 @@ from rich.text import Text
 
 from darts_parallel.cluster import GIB
 from darts_parallel.cost import CostBreakdown, evaluate
+from darts_parallel.placement import order_label
 from darts_parallel.problem import Problem
+from darts_parallel.ranges import layer_ranges as layer_ranges
+from darts_parallel.ranges import rank_ranges
+from darts_parallel.ranges import run_lengths as run_lengths
 from darts_parallel.records import SearchResult
-from darts_parallel.strategy import LayerStrategy, Plan
+from darts_parallel.strategy import Plan
 from darts_parallel.verification import Verification
 
 TERM_WORDS = {
@@ -40,26 +43,6 @@ MAX_ALTERNATIVES = 5
 def term_words(name: str) -> str:
     """A breakdown term as people call it."""
     return TERM_WORDS.get(name, name.replace("_", " "))
-
-
-def run_lengths(strategies: Sequence[LayerStrategy]) -> str:
-    """Strategies of neighbouring layers, equal ones counted, e.g. `5 × tp1 z1, 2 × tp2 z1`."""
-    return ", ".join(f"{len(list(run))} × {label}" for label, run in groupby(s.label() for s in strategies))
-
-
-def layer_ranges(names: Sequence[str]) -> str:
-    """Layer names with consecutive numbers joined, e.g. `embedding, layers 0-4`."""
-    parts: list[str] = []
-    numbered = [name.rpartition(".") for name in names]
-    for kind, run in groupby(numbered, key=lambda part: part[0]):
-        items = [last for _, _, last in run]
-        if not kind:
-            parts.extend(items)
-        elif len(items) == 1:
-            parts.append(f"{kind.removesuffix('s')} {items[0]}")
-        else:
-            parts.append(f"{kind} {items[0]}-{items[-1]}")
-    return ", ".join(parts)
 
 
 def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
@@ -182,6 +165,9 @@ def _headline(problem: Problem, plan: Plan, cost: CostBreakdown, known: str, con
     job = f"{config.model.name} on {config.cluster.name}, {problem.cluster.num_devices} GPUs"
     console.print(Text(job, "bold"))
     console.print(Text(plan.describe(problem.training.global_batch_size), "bold cyan"))
+    placed = order_label(problem.cluster.arranged(plan.node_order))
+    if placed:
+        console.print(Text(f"nodes along the pipeline: {placed}"))
     speed = f"{_seconds(cost.iteration_time_s)} per iteration · {cost.tokens_per_s:,.0f} tokens/s"
     console.print(Text(f"{speed} · MFU {_percent(cost.mfu)}"))
     console.print(Text(known))
@@ -204,12 +190,15 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown) -> Table:
                    ("s/micro-batch", "right"), ("memory / capacity", "right"))  # fmt: skip
     names = [layer.name for layer in problem.model.layers]
     size, slowest = problem.cluster.num_devices // plan.pp, max(cost.stage_times_s)
+    cluster = problem.cluster.arranged(plan.node_order)
     for k, (first, end) in enumerate(zip(plan.boundaries, plan.boundaries[1:], strict=False)):
         used, capacity, seconds = cost.memory_bytes[k], cost.capacity_bytes[k], cost.stage_times_s[k]
         share = used / capacity
         colour = "red" if share > 1 else "yellow" if share > MEMORY_WARNING else ""
         memory = Text(f"{used / GIB:.1f} / {capacity / GIB:.1f} GiB {100 * share:>3.0f} %", colour)
-        ranks = f"{k * size}-{(k + 1) * size - 1}" if size > 1 else str(k)
+        ranks = rank_ranges(cluster.pipeline_ranks[k * size : (k + 1) * size])
+        if not cluster.homogeneous:
+            ranks = f"{ranks} {cluster.stage_group(k, plan.pp).device.name}"
         pace = Text(_number(seconds, slowest), "bold" if seconds == slowest else "")
         layers, strategies = layer_ranges(names[first:end]), run_lengths(plan.layers[first:end])
         table.add_row(str(k), ranks, layers, strategies, pace, memory)

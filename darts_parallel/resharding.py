@@ -1,11 +1,15 @@
-"""Seconds between neighbouring layers: a change of layout inside a stage, a message between stages."""
+"""Seconds between layers: a change of layout inside a stage, a message between stages, tied tables."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from darts_parallel.cluster import BoundaryTopology, StageTopology
+from darts_parallel.cluster import BoundaryTopology, Cluster, StageTopology
 from darts_parallel.comm import p2p
+from darts_parallel.compute import padded_vocabulary
 from darts_parallel.layer_costs import ChoiceTensors, element_bytes
+from darts_parallel.memory import state_bytes
 from darts_parallel.problem import Problem
 from darts_parallel.space import OuterSpace
 from darts_parallel.strategy import LayerStrategy
@@ -38,16 +42,20 @@ def _missing_share(a: LayerStrategy, b: LayerStrategy) -> float:
 
 
 def reshard_seconds(
-    problem: Problem, kinds: list[StageTopology], space: OuterSpace, layouts: list[LayerStrategy]
+    problem: Problem, places: list[tuple[int, int]], space: OuterSpace, layouts: list[LayerStrategy]
 ) -> Tensor:
-    """Seconds to change layout between neighbours, forward and backward, `(O, Q, L - 1, Y, Y)`."""
+    """Seconds to change layout between neighbours, forward and backward, `(O, Q, L - 1, Y, Y)`.
+
+    Args:
+        places: Node group of every kind of stage, and most GPUs of it on one node, Q of them.
+    """
     held = _held_bytes(problem, space, layouts)
     missing = torch.tensor([[_missing_share(a, b) for b in layouts] for a in layouts], dtype=torch.float64)
     peers = torch.tensor([[max(a.tp, b.tp) - 1.0 for b in layouts] for a in layouts], dtype=torch.float64)
     per_kind = []
-    for kind in kinds:
-        link = problem.cluster.groups[kind.group].intra_node
-        sharing = max(kind.counts) if link.shared else 1
+    for group, most in places:
+        link = problem.cluster.groups[group].intra_node
+        sharing = most if link.shared else 1
         received = held.unsqueeze(-2) * missing
         one_way = received * sharing / link.bandwidth + peers * (missing > 0) * link.latency
         per_kind.append(one_way + one_way.transpose(-1, -2))
@@ -57,22 +65,54 @@ def reshard_seconds(
 def boundary_seconds(
     problem: Problem,
     borders: list[BoundaryTopology],
-    kind: StageTopology,
     space: OuterSpace,
     layouts: list[LayerStrategy],
 ) -> Tensor:
     """Seconds of activation and gradient across a stage boundary, `(O, P, L - 1, Y, Y)`.
 
     Every tensor-parallel rank sends its copy; with sequence parallelism its slice. Where the layouts
-    differ, the larger of the two travels and the receiving stage reshards it.
+    differ, the larger of the two travels and the receiving stage reshards it. Between nodes the slower
+    of the two ends decides, each shared by the GPUs of its node.
     """
     held = _held_bytes(problem, space, layouts)
     size = torch.maximum(held.unsqueeze(-1), held.unsqueeze(-2))
     cluster = problem.cluster
     rows = []
     for border in borders:
-        link = cluster.groups[border.group].intra_node if border.inside_node else cluster.inter_node
-        rows.append(2.0 * p2p(size, border.senders, link, inside_node=border.inside_node))
+        if border.inside_node:
+            link = cluster.groups[border.group].intra_node
+            rows.append(2.0 * p2p(size, border.senders, link, inside_node=True))
+            continue
+        ends = ((border.group, border.senders), (border.next_group, border.receivers))
+        out, into = (p2p(size, sharing, cluster.nic(group), inside_node=False) for group, sharing in ends)
+        rows.append(2.0 * torch.maximum(out, into))
     if not rows:
         return torch.zeros(len(space.num_micro_batches), 1, *size.shape[1:], dtype=torch.float64)
-    return torch.stack(rows, dim=1) + reshard_seconds(problem, [kind], space, layouts)
+    receiving = [(border.next_group, border.receivers) for border in borders]
+    return torch.stack(rows, dim=1) + reshard_seconds(problem, receiving, space, layouts)
+
+
+def tied_seconds(
+    problem: Problem, cluster: Cluster, stages: Sequence[StageTopology], choices: ChoiceTensors
+) -> Tensor:
+    """Seconds to all-reduce the gradient of tied embedding tables between their stages, `(O, L, C)`.
+
+    A ring over the stages that hold a copy (Megatron-LM's embedding group), charged to the first
+    layer; at most one copy a stage. The slowest end decides: of the first and the last stage, or of all
+    where copies lie in between.
+    """
+    layers, state = problem.model.layers, state_bytes(problem.training.precision, problem.training.optimizer)
+    result = torch.zeros(len(choices.tokens), len(layers), len(choices.tp), dtype=torch.float64)
+    copies = min(sum(layer.tied for layer in layers), len(stages))
+    if copies < 2:
+        return result
+    inside = len({node for node, _ in cluster.rank_nodes}) == 1
+    rows = padded_vocabulary(problem.model.config.vocab_size, choices.tp)
+    size = rows * problem.model.config.hidden_size * state.gradient / copies
+    steps = []
+    for stage in dict.fromkeys((stages[0], stages[-1]) if copies == 2 else stages):
+        link = cluster.groups[stage.group].intra_node if inside else cluster.nic(stage.group)
+        steps.append(p2p(size, max(stage.counts), link, inside_node=inside))
+    embedding = torch.zeros(len(layers), 1, dtype=torch.float64)
+    embedding[0] = 1.0
+    return result + embedding * 2 * (copies - 1) * torch.stack(steps).amax(0)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from darts_parallel.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from darts_parallel.problem import Problem
     from darts_parallel.strategy import Plan
@@ -63,6 +65,11 @@ def products(devices: int) -> Iterator[tuple[int, int, int]]:
 
 def evaluate_configurations(problem: "Problem", configurations: list[tuple[int, int, int]]) -> Configurations:
     """Seconds of all `configurations` at once (one vectorised pass)."""
+    if not problem.cluster.homogeneous:
+        raise UnsupportedError(
+            f"cost=searcher must have nodes of one type, and cluster={problem.cluster.name} mixes them; "
+            "nearest legal: cost=analytic."
+        )
     dp, tp, pp = torch.tensor(configurations, dtype=torch.float64).unbind(1)
     group, training, model = problem.cluster.groups[0], problem.training, problem.model
     width = 4 if training.precision == "fp32" else 2

@@ -5,22 +5,23 @@ Illegal products never enter: `tp * dp * pp` is the number of devices by constru
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from darts_parallel.config import COMM_BITS, RECOMPUTE
 from darts_parallel.degrees import context_degrees, legal_pipeline_degrees
 from darts_parallel.degrees import divisors as divisors
 from darts_parallel.degrees import tensor_degrees as tensor_degrees
-from darts_parallel.errors import ConfigError, UnsupportedError
-from darts_parallel.pins import require_legal_pins
+from darts_parallel.errors import ConfigError
+from darts_parallel.pins import require_legal_pins, require_pure_stages
+from darts_parallel.placement import node_orders
 from darts_parallel.problem import Problem
 from darts_parallel.strategy import LayerStrategy
 
 
 @dataclass(frozen=True)
 class OuterSpace:
-    """All outer choices that share `pp`, and the strategies that a layer may take under them."""
+    """All outer choices that share `pp` and the nodes' order, and the strategies that a layer may take."""
 
     pp: int
     num_micro_batches: tuple[int, ...]
@@ -29,30 +30,31 @@ class OuterSpace:
     """Context-parallel degree."""
     virtual_stages: int = 1
     """Model chunks of a stage."""
+    node_order: tuple[int, ...] = ()
+    """Nodes along the pipeline; empty: in rank order."""
 
 
 def outer_spaces(problem: Problem) -> list[OuterSpace]:
-    """All legal outer choices, one entry for each pipeline and context-parallel degree.
+    """All legal outer choices, one entry for each pipeline and context-parallel degree and nodes' order.
 
     Errors:
         ConfigError: the pins leave no legal product; names the key and the nearest value.
-        UnsupportedError: the cluster has more than one type of node.
     """
-    if not problem.cluster.homogeneous:
-        raise UnsupportedError(
-            f"cluster={problem.cluster.name} mixes node types, and this version searches clusters "
-            "of one device type; give one node group, or groups with equal gpus, device and link."
-        )
+    require_pure_stages(problem)
     require_legal_pins(problem)
-    outer = product(pipeline_degrees(problem), _context_degrees(problem))
-    spaces = [space for pp, cp in outer if (space := _outer_space(problem, pp, cp))]
-    if not spaces:
+    mode, result = problem.config.space.node_orders, []
+    for pp, cp in product(pipeline_degrees(problem), _context_degrees(problem)):
+        space = _outer_space(problem, pp, cp)
+        if space is not None:
+            orders = node_orders(problem.cluster, pp, mode)
+            result += [replace(space, node_order=order) for order in orders]
+    if not result:
         pinned = problem.config.space.pinned("shard_size") or ()
         raise ConfigError(
             f"space.shard_size={pinned[0] if len(pinned) == 1 else list(pinned)} must divide a data-parallel "
             "degree that the other pins allow; nearest legal: 0, which shards over all its ranks."
         )
-    return spaces
+    return result
 
 
 def pipeline_degrees(problem: Problem) -> list[int]:
@@ -70,6 +72,8 @@ def _outer_space(problem: Problem, pp: int, cp: int) -> OuterSpace | None:
     if problem.cluster.num_devices % (pp * cp):
         return None
     choices = tuple(layer_choices(problem, problem.cluster.num_devices // pp, cp))
+    if not all(any(admits(problem, kind, c) for c in choices) for kind in problem.cluster.types):
+        return None
     pinned = space.pinned("num_micro_batches")
     counts = tuple(
         m
@@ -121,6 +125,12 @@ def micro_batch_legal(problem: Problem, num_micro_batches: int, choice: LayerStr
         return False
     size = problem.training.global_batch_size // ranks
     return _allowed(problem.config.space.pinned("micro_batch_size"), size)
+
+
+def admits(problem: Problem, group: int, choice: LayerStrategy) -> bool:
+    """Whether nodes of `group` can run `choice`: tensor-parallel groups divide a node or consist of nodes."""
+    gpus = problem.cluster.groups[group].gpus
+    return gpus % choice.tp == 0 or choice.tp % gpus == 0
 
 
 def _allowed(pinned: tuple[int, ...] | None, value: int) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from darts_parallel.table import CostTable
@@ -73,7 +74,9 @@ class StageSolver:
         self.static, self.activation = table.static[outer].numpy(), table.activation[outer].numpy()
         self.working = table.working[outer].numpy()
         self.layout = table.layout.numpy()
-        self.allowed = np.flatnonzero(table.allowed[outer].numpy())
+        every, kinds = torch.arange(len(table.choices)), table.stage_kind.unsqueeze(1)
+        runs = table.allowed[outer] & table.runs(kinds, every.expand(table.pp, -1))
+        self.allowed = [np.flatnonzero(row) for row in runs.numpy()]
         self.known: dict[tuple[int, ...], list[list[int]]] = {}
 
     def solve(
@@ -124,9 +127,12 @@ class StageSolver:
 
     def _limits(self, stage: int, first: int, end: int) -> list[float]:
         """Values that the largest working memory may take; the largest alone where all fits anyway."""
-        working = self.working[first:end][:, self.allowed]
+        allowed = self.allowed[stage]
+        if not len(allowed):
+            return []
+        working = self.working[first:end][:, allowed]
         flight = float(self.table.in_flight[self.outer, stage])
-        kept = (self.static + flight * self.activation)[first:end][:, self.allowed]
+        kept = (self.static + flight * self.activation)[first:end][:, allowed]
         values = np.unique(working)
         values = values[values >= working.min(1).max()]
         values = values[kept.min(1).sum() + values <= float(self.table.capacity[stage])]
@@ -159,11 +165,11 @@ class StageSolver:
 
     def _costs(self, key: tuple[int, ...], limit: float, per_time: float, per_sync: float) -> _Costs:
         stage, first, end = key[:3]
-        kind = int(self.table.stage_kind[stage])
+        kind, allowed = int(self.table.stage_kind[stage]), self.allowed[stage]
         need_all = self.static + float(self.table.in_flight[self.outer, stage]) * self.activation
         choices, seconds, need = [], [], []
         for layer in range(first, end):
-            legal = self.allowed[self.working[layer, self.allowed] <= limit]
+            legal = allowed[self.working[layer, allowed] <= limit]
             cost = per_time * self.time[kind, layer, legal] + per_sync * self.sync[kind, layer, legal]
             cost = cost + self.once[layer, legal]
             useful = _undominated(cost, need_all[layer, legal], self.layout[legal])

@@ -1,12 +1,13 @@
 """The strategy of a layer and the plan of a whole model; both frozen, both checked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 from darts_parallel.config import COMM_BITS, RECOMPUTE
 from darts_parallel.errors import PlanError
+from darts_parallel.placement import node_order_of
 from darts_parallel.plan_fields import comm_bits, field, nearest_recompute, stage_span
 
 SCHEMA = "darts-parallel/plan/1"
@@ -57,6 +58,8 @@ class Plan:
     """Context-parallel degree: `tp * cp * dp` devices a stage."""
     virtual_stages: int = 1
     """Model chunks of a stage (interleaved schedule)."""
+    node_order: tuple[int, ...] = ()
+    """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank order."""
 
     def __post_init__(self) -> None:
         ordered = all(a < b for a, b in pairwise(self.boundaries))
@@ -136,15 +139,24 @@ class Plan:
                 parts.append(f"{name} at {span(bits)} bits")
         return parts
 
-    def to_dict(self, names: tuple[str, ...], num_devices: int) -> dict[str, Any]:
-        """The plan's part of `plan.json`: stages with their ranks, and a strategy per layer."""
+    def to_dict(
+        self, names: tuple[str, ...], num_devices: int, ranks: Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """The plan's part of `plan.json`: stages with their ranks, and a strategy per layer.
+
+        Args:
+            names: Of the layers.
+            num_devices: Of the cluster.
+            ranks: Ranks in the order of the pipeline; needed where the plan has a `node_order`.
+        """
         size = num_devices // self.pp
+        ranks = range(num_devices) if ranks is None else ranks
         stages = []
         for chunk, (first, end) in enumerate(pairwise(self.boundaries)):
             lap, stage = divmod(chunk, self.pp)
-            ranks = list(range(stage * size, (stage + 1) * size))
+            own = list(ranks[stage * size : (stage + 1) * size])
             numbered = {"chunk": lap} if self.virtual_stages > 1 else {}
-            stages.append({"layers": [first, end], "ranks": ranks} | numbered)
+            stages.append({"layers": [first, end], "ranks": own} | numbered)
         layers = [{"name": n, **asdict(s)} for n, s in zip(names, self.layers, strict=True)]
         return {
             "pp": self.pp,
@@ -185,13 +197,15 @@ class Plan:
             layers=layers,
             cp=field(data, "cp", int, minimum=1, default=1),
             virtual_stages=field(data, "virtual_stages", int, minimum=1, default=1),
+            node_order=node_order_of(data),
         )
         pp = field(data, "pp", int)
         if pp != plan.pp:
             share = "" if plan.virtual_stages == 1 else " divided by virtual_stages"
             raise PlanError(f"plan: pp={pp} must be the number of stages{share}; nearest legal: {plan.pp}.")
-        for index, stage in enumerate(data["stages"]):
-            _check_ranks(stage, index, plan)
+        if not plan.node_order:
+            for index, stage in enumerate(data["stages"]):
+                _check_ranks(stage, index, plan)
         return plan
 
 

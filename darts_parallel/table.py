@@ -11,16 +11,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from darts_parallel.cluster import StageTopology
-from darts_parallel.comm import p2p
-from darts_parallel.compute import padded_vocabulary
-from darts_parallel.layer_costs import ChoiceTensors, LayerCosts, layer_costs
-from darts_parallel.memory import state_bytes
-from darts_parallel.model import LayerSpec
+from darts_parallel.cluster import BoundaryTopology, Cluster, StageTopology
+from darts_parallel.layer_costs import ChoiceTensors
 from darts_parallel.pipeline import PipelineModel, in_flight
+from darts_parallel.placement import order_label
 from darts_parallel.problem import Problem
-from darts_parallel.resharding import boundary_seconds, reshard_seconds
-from darts_parallel.space import OuterSpace, micro_batch_legal
+from darts_parallel.resharding import boundary_seconds, reshard_seconds, tied_seconds
+from darts_parallel.space import OuterSpace, admits, micro_batch_legal
+from darts_parallel.stacking import all_layer_costs, layouts, stack, terms
 from darts_parallel.strategy import LayerStrategy, Plan
 
 
@@ -75,6 +73,12 @@ class CostTable:
     """How the seconds of the stages make an iteration."""
     cp: int = 1
     """Context-parallel degree."""
+    kind_allowed: Tensor | None = None
+    """Strategies that each kind of stage can run, `(Q, C)`, bool; None: every kind runs all."""
+    node_order: tuple[int, ...] = ()
+    """Nodes along the pipeline; empty: in rank order."""
+    order_name: str = ""
+    """The same in words; empty where all nodes are equal."""
 
     @property
     def pp(self) -> int:
@@ -84,7 +88,8 @@ class CostTable:
     @property
     def name(self) -> str:
         """What its outer choices share, for curves, e.g. `pp4` or `pp4 cp2`."""
-        return f"pp{self.pp}" + (f" cp{self.cp}" if self.cp > 1 else "")
+        context = f" cp{self.cp}" if self.cp > 1 else ""
+        return f"pp{self.pp}{context}" + (f" ({self.order_name})" if self.order_name else "")
 
     @property
     def num_outer(self) -> int:
@@ -126,7 +131,14 @@ class CostTable:
             layout=self.layout[kept],
             allowed=self.allowed[:, kept],
             terms={name: term[..., kept] for name, term in self.terms.items()},
+            kind_allowed=None if self.kind_allowed is None else self.kind_allowed[:, kept],
         )
+
+    def runs(self, kinds: Tensor, choices: Tensor) -> Tensor:
+        """Whether stages of `kinds` can run `choices`, bool, of their common shape."""
+        if self.kind_allowed is None:
+            return torch.ones_like(choices, dtype=torch.bool)
+        return self.kind_allowed[kinds, choices]
 
 
 def without_dominated(table: CostTable) -> CostTable:
@@ -147,6 +159,8 @@ def without_dominated(table: CostTable) -> CostTable:
     rows = torch.cat([values.flatten(0, -2) for values in figures])
     no_worse = (rows.unsqueeze(1) <= rows.unsqueeze(2)).all(0)  # [a, b]: b is no worse than a
     legal = (table.allowed.unsqueeze(2) <= table.allowed.unsqueeze(1)).all(0)
+    if table.kind_allowed is not None:
+        legal &= (table.kind_allowed.unsqueeze(2) <= table.kind_allowed.unsqueeze(1)).all(0)
     same = table.layout.unsqueeze(0) == table.layout.unsqueeze(1)
     beats = no_worse & legal & same
     first = torch.arange(len(rows[0]))
@@ -156,120 +170,98 @@ def without_dominated(table: CostTable) -> CostTable:
 
 
 def build_tables(problem: Problem, spaces: Sequence[OuterSpace]) -> list[CostTable]:
-    """One table for each entry of the space."""
-    return [build_table(problem, space) for space in spaces]
+    """One table for each entry of the space; orders of the nodes share the costs of stage kinds."""
+    tables: dict[OuterSpace, CostTable] = {}
+    for space in spaces:
+        if space not in tables:
+            tables |= _tables_of_orders(
+                problem, [s for s in spaces if replace(s, node_order=space.node_order) == space]
+            )
+    return [tables[space] for space in spaces]
 
 
 def build_table(problem: Problem, space: OuterSpace) -> CostTable:
-    """The cost table of one entry of the space.
+    """The cost table of one pipeline degree and order of the nodes.
 
     Args:
-        space: Pipeline and context-parallel degree, numbers of micro-batches and strategies.
+        space: Pipeline and context-parallel degree, numbers of micro-batches, strategies, nodes' order.
     """
-    cluster, pp = problem.cluster, space.pp
+    return build_tables(problem, [space])[0]
+
+
+def _tables_of_orders(problem: Problem, spaces: Sequence[OuterSpace]) -> dict[OuterSpace, CostTable]:
+    """Tables of spaces that differ in the order of the nodes alone."""
+    space, pp = spaces[0], spaces[0].pp
+    clusters = [problem.cluster.arranged(s.node_order) for s in spaces]
+    stages = [[cluster.stage_topology(k, pp) for k in range(pp)] for cluster in clusters]
+    boundaries = [[cluster.boundary_topology(k, pp) for k in range(pp - 1)] for cluster in clusters]
+    kinds = list(dict.fromkeys(stage for order in stages for stage in order))
+    borders = list(dict.fromkeys(border for order in boundaries for border in order))
+    first = _table(problem, space, kinds, borders)
+    return {
+        s: replace(
+            first,
+            stage_kind=torch.tensor([kinds.index(stage) for stage in own]),
+            boundary_kind=torch.tensor([borders.index(b) for b in between], dtype=torch.long),
+            once=tied_seconds(
+                problem, cluster, own, ChoiceTensors.build(problem, s.num_micro_batches, s.choices, s.cp)
+            ),
+            capacity=_capacity(cluster, own),
+            node_order=s.node_order,
+            order_name=order_label(cluster),
+        )
+        for s, cluster, own, between in zip(spaces, clusters, stages, boundaries, strict=True)
+    }
+
+
+def _capacity(cluster: Cluster, stages: Sequence[StageTopology]) -> Tensor:
+    devices = [cluster.groups[stage.group].device for stage in stages]
+    return torch.tensor([d.memory - d.reserved for d in devices], dtype=torch.float64)
+
+
+def _table(
+    problem: Problem, space: OuterSpace, kinds: list[StageTopology], borders: list[BoundaryTopology]
+) -> CostTable:
+    """Costs of all kinds of stages and boundaries; which stage is of which kind is still open."""
     counts = torch.tensor(space.num_micro_batches)
     choices = ChoiceTensors.build(problem, space.num_micro_batches, space.choices, space.cp)
-    stages = [cluster.stage_topology(k, pp) for k in range(pp)]
-    boundaries = [cluster.boundary_topology(k, pp) for k in range(pp - 1)]
-    kinds, borders = list(dict.fromkeys(stages)), list(dict.fromkeys(boundaries))
-    costs = _all_layer_costs(problem, pp, kinds, choices)
-    layouts, layout = _layouts(space.choices)
-    devices = [cluster.groups[stage.group].device for stage in stages]
+    costs = all_layer_costs(problem, space.pp, kinds, choices)
+    distinct, layout = layouts(space.choices)
     allowed = [[micro_batch_legal(problem, m, c) for c in space.choices] for m in space.num_micro_batches]
     stacked = {
-        name: _stack(costs, name)
+        name: stack(costs, name)
         for name in ("forward", "backward", "weight_gradient", "gradient_sync", "optimizer")
     }
+    admitted = torch.tensor([[admits(problem, kind.group, c) for c in space.choices] for kind in kinds])
+    empty = torch.zeros(0, dtype=torch.long)
     return CostTable(
         pipeline=PipelineModel.from_config(problem.config.cost),
         num_micro_batches=counts,
         choices=space.choices,
         layout=layout,
         allowed=torch.tensor(allowed),
-        stage_kind=torch.tensor([kinds.index(stage) for stage in stages]),
-        boundary_kind=torch.tensor([borders.index(b) for b in boundaries], dtype=torch.long),
+        stage_kind=empty,
+        boundary_kind=empty,
         joined=torch.tensor([layer.joined for layer in problem.model.layers]),
         forward=stacked["forward"],
         backward=stacked["backward"],
         weight_gradient=stacked["weight_gradient"],
         sync=stacked["gradient_sync"] + stacked["optimizer"],
-        once=_tied_seconds(problem, pp, stages[0], choices),
-        static=_stack(costs[:1], "static")[:, 0],
-        activation=_stack(costs[:1], "activation")[:, 0],
-        working=_stack(costs[:1], "working")[:, 0],
-        reshard=reshard_seconds(problem, kinds, space, layouts),
-        p2p=boundary_seconds(problem, borders, kinds[0], space, layouts),
-        capacity=torch.tensor([d.memory - d.reserved for d in devices], dtype=torch.float64),
-        in_flight=in_flight(pp, counts, problem.config.cost.schedule),
-        terms=_terms(costs) | {k: stacked[k] for k in ("gradient_sync", "optimizer")},
+        once=empty,
+        static=stack(costs[:1], "static")[:, 0],
+        activation=stack(costs[:1], "activation")[:, 0],
+        working=stack(costs[:1], "working")[:, 0],
+        reshard=reshard_seconds(problem, [(kind.group, max(kind.counts)) for kind in kinds], space, distinct),
+        p2p=boundary_seconds(problem, borders, space, distinct),
+        capacity=empty,
+        in_flight=in_flight(space.pp, counts, problem.config.cost.schedule),
+        terms=terms(costs) | {k: stacked[k] for k in ("gradient_sync", "optimizer")},
+        kind_allowed=None if bool(admitted.all()) else admitted,
         cp=space.cp,
     )
 
 
 def plan_space(plan: Plan) -> OuterSpace:
     """The smallest space that holds a plan: its own strategies."""
-    return OuterSpace(plan.pp, (plan.num_micro_batches,), tuple(dict.fromkeys(plan.layers)), plan.cp)
-
-
-def _all_layer_costs(
-    problem: Problem, pp: int, kinds: list[StageTopology], choices: ChoiceTensors
-) -> list[list[LayerCosts]]:
-    """Costs by stage kind and layer; equal layers are computed once."""
-    layers = problem.model.layers
-    result = []
-    for kind in kinds:
-        known: dict[LayerSpec, LayerCosts] = {}
-        for layer in layers:
-            spec = replace(layer, name=layer.kind)
-            if spec not in known:
-                shared = layer.tied and pp == 1 and layer is not layers[0]
-                known[spec] = layer_costs(problem, spec, kind, choices, counts_table=not shared)
-        result.append([known[replace(layer, name=layer.kind)] for layer in layers])
-    return result
-
-
-def _stack(costs: list[list[LayerCosts]], name: str) -> Tensor:
-    """Shape `(O, Q, L, C)`."""
-    some = costs[0][0].forward
-    rows = [torch.stack([getattr(c, name).expand_as(some) for c in kind], dim=1) for kind in costs]
-    return torch.stack(rows, dim=1)
-
-
-def _terms(costs: list[list[LayerCosts]]) -> dict[str, Tensor]:
-    names = costs[0][0].terms
-    return {
-        name: torch.stack([torch.stack([c.terms[name] for c in kind], dim=1) for kind in costs], dim=1)
-        for name in names
-    }
-
-
-def _layouts(choices: Sequence[LayerStrategy]) -> tuple[list[LayerStrategy], Tensor]:
-    """One strategy for each distinct layout, and the layout of every strategy."""
-    first: dict[tuple[int, bool], LayerStrategy] = {}
-    for choice in choices:
-        first.setdefault(choice.layout, choice)
-    order = list(first)
-    return list(first.values()), torch.tensor([order.index(choice.layout) for choice in choices])
-
-
-def _tied_seconds(problem: Problem, pp: int, stage: StageTopology, choices: ChoiceTensors) -> Tensor:
-    """Seconds to all-reduce the gradient of tied embedding tables between their stages, `(O, L, C)`.
-
-    A ring over the stages that hold a copy (Megatron-LM's embedding group), charged to the first
-    layer; at most one copy a stage.
-    """
-    layers, state = problem.model.layers, state_bytes(problem.training.precision, problem.training.optimizer)
-    result = torch.zeros(len(choices.tokens), len(layers), len(choices.tp), dtype=torch.float64)
-    copies = min(sum(layer.tied for layer in layers), pp)
-    if copies < 2:
-        return result
-    cluster = problem.cluster
-    inside = len({node for node, _ in cluster.rank_nodes}) == 1
-    link = cluster.groups[stage.group].intra_node if inside else cluster.inter_node
-    rows = padded_vocabulary(problem.model.config.vocab_size, choices.tp)
-    size = rows * problem.model.config.hidden_size * state.gradient
-    senders = max(stage.counts)
-    seconds = 2 * (copies - 1) * p2p(size / copies, senders, link, inside_node=inside)
-    embedding = torch.zeros(len(layers), 1, dtype=torch.float64)
-    embedding[0] = 1.0
-    return result + embedding * seconds
+    choices = tuple(dict.fromkeys(plan.layers))
+    return OuterSpace(plan.pp, (plan.num_micro_batches,), choices, plan.cp, node_order=plan.node_order)

@@ -237,10 +237,18 @@ def test_the_seed_reports_model_writes_every_product(command: Command) -> None:
     )
 
 
-def test_different_node_types_are_refused_in_clear_words(command: Command) -> None:
-    outcome = command("cluster=a10_a100_mixed", *QUIET)
+def test_a_mixed_cluster_is_planned_and_every_rank_is_used_once(command: Command) -> None:
+    outcome = command("model=toy", "training=toy", "cluster=toy_mixed", "search.num_steps=20", *QUIET)
+    assert outcome.status == 0
+    assert "nodes along the pipeline: " in outcome.out
+    plan = json.loads(command.plan_file().read_text())
+    assert sorted(rank for stage in plan["stages"] for rank in stage["ranks"]) == list(range(8))
+
+
+def test_the_simple_cost_model_refuses_different_node_types(command: Command) -> None:
+    outcome = command("model=toy", "training=toy", "cluster=toy_mixed", "cost=searcher", *QUIET)
     assert outcome.status == 2
-    assert "cluster=a10_a100_mixed mixes node types" in outcome.err
+    assert "cost=searcher must have nodes of one type" in outcome.err
     assert outcome.files == ()
 
 

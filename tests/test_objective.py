@@ -13,6 +13,7 @@ PROBLEMS = {
     "default": [],
     "llama": ["model=llama3_8b", "cluster=h100_1x8", "training=llama3_8b"],
     "t5": ["model=t5_1_3b", "cluster=a10_4x4", "training=t5_1_3b"],
+    "two node types": ["model=toy", "cluster=toy_mixed", "training=toy"],
     "uneven nodes": ["model=toy", "cluster=toy", "training=toy"],
 }
 

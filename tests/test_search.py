@@ -7,7 +7,7 @@ from baselines import dynamic_programming, exhaustive
 from darts_parallel import evaluate, search
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import check_plan
-from darts_parallel.errors import InfeasibleError, UnsupportedError
+from darts_parallel.errors import InfeasibleError
 from darts_parallel.problem import Problem, load_problem
 from darts_parallel.records import StepRecord
 
@@ -86,10 +86,4 @@ def test_a_model_that_fits_nowhere_is_refused_with_a_way_out() -> None:
     with pytest.raises(
         InfeasibleError, match=r"memory: .* needs .* GiB of the 80.00 GiB .* 2 nodes instead of 1"
     ):
-        search(problem, seed=0)
-
-
-def test_mixed_devices_are_refused_plainly() -> None:
-    problem = load_problem(["cluster=a10_a100_mixed"])
-    with pytest.raises(UnsupportedError, match=r"a10_a100_mixed .* one"):
         search(problem, seed=0)

@@ -4,7 +4,7 @@ from itertools import product
 import pytest
 
 from darts_parallel.config import RECOMPUTE
-from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem, load_problem
 from darts_parallel.space import divisors, outer_spaces, tensor_degrees
 
@@ -130,8 +130,3 @@ def test_a_batch_that_no_product_divides_is_refused_and_the_nearest_one_works() 
     nearest = re.search(r"nearest legal: (\d+)\.$", sentence)
     assert nearest is not None
     assert outer_spaces(load_problem([*large, f"training.global_batch_size={nearest.group(1)}"]))
-
-
-def test_different_node_types_are_not_searched_yet() -> None:
-    with pytest.raises(UnsupportedError, match="mixes node types"):
-        outer_spaces(load_problem(["cluster=a10_a100_mixed"]))
