@@ -123,6 +123,11 @@ def run_job(problem: Problem, folder: Path, console: Console) -> float:
 
 def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Tracker | None) -> float:
     config = problem.config
+    if config.bilevel is not None and config.plan is None:
+        from darts_parallel.bilevel.job import run_bilevel
+
+        with _progress(problem, console, "bilevel", None) as update:
+            return run_bilevel(problem, folder, console, tracker, update)
     result: SearchResult | None = None
     checked = Checked([], interrupted=False)
     if config.plan is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from darts_parallel.bilevel_config import BilevelConfig as BilevelConfig
 from darts_parallel.checks import nearest_divisor as nearest_divisor
 from darts_parallel.checks import require_at_least as require_at_least
 from darts_parallel.checks import require_at_most, require_size
@@ -234,6 +235,8 @@ class Config:
     cost: CostConfig = MISSING
     verification: VerificationConfig = field(default_factory=VerificationConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+    bilevel: BilevelConfig | None = None
+    """The bilevel search takes the place of the plain one."""
     plan: str | None = None
     """A plan.json to evaluate instead of searching: on the problem that it was made for, or, where the
     command changes more than what is written and printed, on the composed one."""

@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from darts_parallel.bilevel.measured_speed import LayerProfile, profile_block, write_profile
-from darts_parallel.bilevel.settings import TransformerShape
+from darts_parallel.bilevel.settings import shape_of
 from darts_parallel.config import require_at_least
-from darts_parallel.errors import ConfigError
-from darts_parallel.problem import Problem, load_problem
+from darts_parallel.problem import load_problem
 from darts_parallel.space import divisors, tensor_degrees
 from experiments.options import run_main
 
@@ -37,30 +36,6 @@ class MeasureOptions:
     def __post_init__(self) -> None:
         for key in ("max_micro_batch", "repeats"):
             require_at_least(key, getattr(self, key), 1)
-
-
-def shape_of(problem: Problem) -> TransformerShape:
-    """Sizes of the problem's block.
-
-    Errors:
-        ConfigError: it is not a GPT block.
-    """
-    config = problem.model.config
-    checks = {
-        "gated_mlp": (config.gated_mlp, False),
-        "num_kv_heads": (config.num_kv_heads or config.num_heads, config.num_heads),
-        "ffn_hidden_size": (config.ffn_hidden_size or 4 * config.hidden_size, 4 * config.hidden_size),
-        "num_encoder_layers": (config.num_encoder_layers, 0),
-    }
-    for key, (value, wanted) in checks.items():
-        if value != wanted:
-            raise ConfigError(
-                f"model.{key}={value} must be {wanted}: only a GPT block is measured; "
-                f"nearest legal: {wanted}."
-            )
-    return TransformerShape(
-        config.num_layers, config.hidden_size, config.num_heads, problem.training.seq_len, config.vocab_size
-    )
 
 
 def run(options: MeasureOptions) -> int:

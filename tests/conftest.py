@@ -1,7 +1,10 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from darts_parallel.problem import Problem, load_problem
+from tests.commands import Command
 
 torch.set_num_threads(1)
 
@@ -22,3 +25,9 @@ def toy_problem() -> Problem:
 def llama_problem() -> Problem:
     """Grouped-query attention, gated MLP, tp up to 8: 84 strategies in 7 layouts."""
     return load_problem(["model=llama3_8b", "cluster=h100_1x8", "training=llama3_8b"])
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`darts-parallel` in this process, in a folder of its own."""
+    return Command(tmp_path, monkeypatch, capsys)

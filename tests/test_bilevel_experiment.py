@@ -1,47 +1,66 @@
 import csv
+import json
 from pathlib import Path
 
 import pytest
 
 from darts_parallel.bilevel.loop import BilevelPlan
+from darts_parallel.bilevel.report import COLUMNS, rows_of
 from darts_parallel.bilevel.retrain import retrain
 from darts_parallel.bilevel.tracking import BilevelTracker
+from darts_parallel.bilevel_config import ARMS
+from darts_parallel.cost import evaluate
+from darts_parallel.problem import load_problem
+from darts_parallel.strategy import Plan
 from experiments.bilevel import main
-from experiments.bilevel_report import ARMS, COLUMNS, rows_of
-from tests.bilevel_tiny import TINY, corpus, tiny_search
+from tests.bilevel_tiny import OVERRIDES, corpus, tiny_search
+from tests.commands import Command
 
-
-def arguments(folder: Path, **changes: str) -> list[str]:
-    values = (
-        {key: str(value) for key, value in TINY.items()} | {"folder": str(folder), "seeds": "0,1"} | changes
-    )
-    return [f"{key}={value}" for key, value in values.items()]
+ARGUMENTS = [*OVERRIDES[1:], "bilevel.retrain_steps=40", "bilevel.seeds=[0,1]"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
-def test_the_experiment_writes_a_row_for_each_arm_and_seed_and_runs_no_seed_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(arguments(tmp_path, retrain_steps="40"))
-    with (tmp_path / "slow" / "bilevel.csv").open(encoding="utf-8") as file:
+def test_the_experiment_writes_a_row_for_each_arm_and_seed_and_runs_no_seed_twice(tmp_path: Path) -> None:
+    main([*ARGUMENTS, f"folder={tmp_path}"])
+    with (tmp_path / "bilevel.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS
     assert {(row["arm"], row["seed"]) for row in rows} == {(arm, seed) for arm in ARMS for seed in "01"}
     seconds = {row["arm"]: float(row["seconds_per_step"]) for row in rows if row["seed"] == "0"}
-    assert min(seconds, key=lambda arm: seconds[arm]) == "time_only"
+    assert seconds["time_only"] == min(seconds.values())
     assert seconds["random_equal_time"] == pytest.approx(seconds["bilevel"], rel=0.05)
-    assert "bilevel against" in (tmp_path / "slow" / "report.md").read_text(encoding="utf-8")
-    assert list((tmp_path / "slow" / "tensorboard").rglob("events*"))
+    assert "bilevel against" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert list((tmp_path / "tensorboard").rglob("events*"))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
-    main(arguments(tmp_path, retrain_steps="40"))
+    main([*ARGUMENTS, f"folder={tmp_path}"])
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
 
 
-def test_an_unknown_key_ends_with_one_sentence_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["arms=best"])
-    assert stopped.value.code == 2
-    assert "arms=best must be among bilevel" in capsys.readouterr().err
+def test_a_folder_of_other_settings_ends_with_one_sentence_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = [*OVERRIDES[1:], "bilevel.seeds=[0]", "bilevel.arms=[all_16_bit]", f"folder={tmp_path}"]
+    main([*common, "output.tensorboard=false"])
+    for change in ("bilevel.learning_rate=0.01", "cluster=fast_network"):
+        with pytest.raises(SystemExit) as stopped:
+            main([*common, change])
+        assert stopped.value.code == 2
+        assert "nearest legal: another folder" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
+def test_the_command_searches_retrains_and_writes_a_plan_with_bits(tmp_path: Path, command: Command) -> None:
+    overrides = [*OVERRIDES, "bilevel.seeds=[0]", f"hydra.run.dir={tmp_path}"]
+    done = command(*overrides)
+    assert done.status == 0, done.err
+    data = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    plan = Plan.from_dict(data)
+    assert {layer.tp_comm_bits for layer in plan.layers[1:-2]} <= {16, 8, 4, 2}
+    assert {layer.tp_comm_bits for layer in (plan.layers[0], *plan.layers[-2:])} == {16}
+    cost = evaluate(plan, load_problem(OVERRIDES))
+    assert cost.iteration_time_s == pytest.approx(data["predicted"]["iteration_time_s"], rel=1e-12)
+    assert (tmp_path / "bilevel.csv").is_file()
+    assert "time to target" in done.out
 
 
 def test_steps_to_target_follow_the_references_exchange_rate() -> None:

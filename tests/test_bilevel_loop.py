@@ -7,9 +7,10 @@ from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.logits import Progress
 from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.bilevel.rollout import measured_costs
-from darts_parallel.bilevel.settings import BilevelSettings, Overrides
+from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.errors import ConfigError
-from tests.bilevel_tiny import corpus, records, same, tiny_search, tiny_settings
+from darts_parallel.problem import load_problem
+from tests.bilevel_tiny import corpus, records, same, tiny_search
 
 
 def upper_of(search: BilevelSearch) -> Any:
@@ -154,24 +155,25 @@ def test_the_plan_has_a_candidate_for_each_block_and_a_batch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["num_step=3"], "key=num_step must be one of .*nearest legal: num_steps"),
-        (["num_steps=x"], "num_steps=x must be of type"),
-        (["order=third"], "order=third must be one of first, second"),
-        (["tp_degrees=3"], "tp_degrees=3 must divide num_devices=8; nearest legal"),
-        (["grad_bits=8"], "grad_bits=.8,. must hold 16"),
-        (["tp_bits=16,5"], "tp_bits=5 must be one of"),
-        (["global_batch_size=12"], "num_devices=8 must divide global batch size=12"),
-        (["temperature=1.0"], "temperature"),
+        (["bilevel.num_step=3"], "bilevel.num_step.*nearest legal: bilevel.num_steps"),
+        (["bilevel.num_steps=x"], "bilevel.num_steps=x must be"),
+        (["bilevel.order=third"], "bilevel.order=third must be one of first, second"),
+        (["bilevel.arms=[best]"], "bilevel.arms=best must be one of bilevel"),
+        (["bilevel.seeds=[]"], "bilevel.seeds and bilevel.arms must each list at least one"),
+        (["space.tp=3"], "space.tp=3 must divide the heads"),
+        (["space.grad_comm_bits=8"], "space.grad_comm_bits=.8. must hold 16"),
+        (["space.tp_comm_bits=[16,5]"], "space.tp_comm_bits=5 must be one of"),
+        (["training.global_batch_size=12"], "must be a multiple of the 8 GPUs.*nearest legal: 16"),
+        (["bilevel.temperature=[1.0]"], "bilevel.temperature"),
+        (["model.vocab_size=300"], "model.vocab_size=300 must be 256"),
+        (["model.gated_mlp=true"], "model.gated_mlp=True must be False"),
     ],
 )
 def test_illegal_settings_are_refused_with_a_sentence(arguments: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        BilevelSettings(**Overrides.parse(arguments, BilevelSettings).values)
+        searched(arguments)
 
 
-def test_settings_are_read_by_their_types() -> None:
-    values = Overrides.parse(
-        ["tp_degrees=1,2", "learning_rate=0.5", "temperature=2.0,0.5"], BilevelSettings
-    ).values
-    assert values == {"tp_degrees": (1, 2), "learning_rate": 0.5, "temperature": (2.0, 0.5)}
-    assert tiny_settings(**values).tp_degrees == (1, 2)
+def searched(arguments: list[str]) -> BilevelSearch:
+    problem = load_problem(["experiment=bilevel", *arguments])
+    return BilevelSearch(BilevelSettings.of(problem, 0), problem, corpus())

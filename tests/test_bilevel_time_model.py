@@ -1,23 +1,24 @@
-from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 
 from darts_parallel.bilevel.arms import fastest_plan, fastest_with_bits, random_plan_of_equal_time
 from darts_parallel.bilevel.candidates import Candidate, candidate_set
-from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.time_model import TimeModel, build_time_model, toy_problem
-from darts_parallel.cost import HardPlans, evaluate_batch
+from darts_parallel.bilevel.time_model import TimeModel, build_time_model
+from darts_parallel.cost import HardPlans, evaluate, evaluate_batch
 from darts_parallel.strategy import LayerStrategy
-from tests.bilevel_tiny import tiny_settings
+from tests.bilevel_tiny import tiny_problem
 
-SETTINGS = BilevelSettings(num_blocks=3, context=64, tp_bits=(16, 4), grad_bits=(16, 2))
+CHANGES = {"num_blocks": 3, "width": 96, "context": 64, "global_batch_size": 16}
 
 
-def model(network: str = "slow", settings: BilevelSettings = SETTINGS) -> TimeModel:
-    problem = toy_problem(settings.shape, network, settings.num_devices, settings.global_batch_size)
-    return build_time_model(problem, candidate_set(settings))
+def model(network: str = "slow", num_blocks: int = 3) -> TimeModel:
+    bits: dict[str, Any] = {"tp_bits": (16, 4), "grad_bits": (16, 2)}
+    sizes = CHANGES | {"num_blocks": num_blocks}
+    problem = tiny_problem(f"{network}_network", **bits, **sizes)
+    return build_time_model(problem, candidate_set(problem))
 
 
 def test_at_one_hot_weights_the_expected_seconds_are_those_of_the_hard_plan() -> None:
@@ -87,8 +88,7 @@ def test_seconds_have_the_gradient_of_finite_differences() -> None:
 
 
 def test_the_fastest_plan_is_that_of_brute_force() -> None:
-    settings = replace(SETTINGS, num_blocks=2)
-    time = model(settings=settings)
+    time = model(num_blocks=2)
     candidates = time.choices.candidates
     everything = list(product(candidates, repeat=2))
     best = float(time.plan_seconds(everything).min())
@@ -111,13 +111,24 @@ def test_a_random_plan_of_equal_time_is_another_plan_of_nearly_the_same_seconds(
 
 
 def test_a_group_of_one_rank_has_no_bits_to_choose() -> None:
-    choices = candidate_set(tiny_settings(num_devices=4, tp_degrees=(1, 4)))
+    choices = candidate_set(tiny_problem(num_devices=4, tp=(1, 4)))
     assert {c.tp_comm_bits for c in choices.candidates if c.tp == 1} == {16}
     assert {c.grad_comm_bits for c in choices.candidates if c.dp == 1} == {16}
 
 
 def test_hard_picks_the_degree_by_its_total_weight() -> None:
-    choices = candidate_set(tiny_settings(tp_degrees=(1, 2), tp_bits=(16, 8, 4, 2), grad_bits=(16, 4)))
+    choices = candidate_set(tiny_problem(tp=(1, 2), tp_bits=(16, 8, 4, 2), grad_bits=(16, 4)))
     weights = torch.tensor([0.2 if c.tp == 1 else 0.6 / 8 for c in choices.candidates])
     weights[choices.candidates.index(Candidate(2, 4, 4, 16))] += 0.01
     assert choices.hard(weights.unsqueeze(0)) == (Candidate(2, 4, 4, 16),)
+
+
+def test_the_whole_plan_costs_what_evaluate_says() -> None:
+    problem = tiny_problem("slow_network", **CHANGES)
+    time = build_time_model(problem, candidate_set(problem))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        index = torch.randint(len(time.choices.candidates), (3,), generator=generator).tolist()
+        blocks = tuple(time.choices.candidates[i] for i in index)
+        cost = evaluate(time.whole_plan(blocks), problem)
+        assert cost.iteration_time_s == pytest.approx(float(time.plan_seconds([blocks])[0]), rel=1e-12)

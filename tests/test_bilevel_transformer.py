@@ -6,6 +6,7 @@ from darts_parallel.bilevel.data import sample, unigram_entropy
 from darts_parallel.bilevel.loop import BilevelPlan
 from darts_parallel.bilevel.quantize import lossy_sum
 from darts_parallel.bilevel.retrain import retrain
+from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.transformer import (
     Weights,
     candidate_block,
@@ -14,9 +15,10 @@ from darts_parallel.bilevel.transformer import (
     mixed_reduce,
     plan_loss,
 )
-from tests.bilevel_tiny import corpus, tiny_settings
+from tests.bilevel_tiny import corpus, tiny_problem, tiny_settings
 
-SETTINGS = tiny_settings(width=32, context=16)
+PROBLEM = tiny_problem(width=32, context=16)
+SETTINGS = BilevelSettings.of(PROBLEM, 0)
 
 
 def model(seed: int) -> tuple[Weights, torch.Tensor]:
@@ -52,7 +54,7 @@ def test_fewer_bits_move_the_output_further_from_the_exact_one() -> None:
 @pytest.mark.parametrize("mix", ["collective", "block"])
 def test_a_one_hot_mixture_is_its_candidate(mix: str) -> None:
     weights, _ = model(0)
-    choices = candidate_set(SETTINGS)
+    choices = candidate_set(PROBLEM)
     state = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for index, (tp, bits) in enumerate(choices.forward_pairs):
         one_hot = torch.nn.functional.one_hot(torch.tensor(index), len(choices.forward_pairs)).double()
@@ -62,7 +64,7 @@ def test_a_one_hot_mixture_is_its_candidate(mix: str) -> None:
 
 def test_a_mixture_weights_gradient_is_the_inner_product_with_what_its_candidate_delivers() -> None:
     generator = torch.Generator().manual_seed(0)
-    choices = candidate_set(SETTINGS)
+    choices = candidate_set(PROBLEM)
     partials = torch.randn(4, 2, 3, 32, generator=generator, dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(2, 3, 32, generator=generator, dtype=torch.float64)
     count = len(choices.forward_pairs)

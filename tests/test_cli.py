@@ -75,11 +75,6 @@ REFUSED = [
 ]
 
 
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(tmp_path, monkeypatch, capsys)
-
-
 @pytest.mark.parametrize(("argument", "named", "way_out"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_bad_input_ends_in_one_sentence_and_leaves_nothing(
     command: Command, argument: str, named: str, way_out: str

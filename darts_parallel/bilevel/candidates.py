@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from darts_parallel.bilevel.quantize import LOSSLESS
-from darts_parallel.bilevel.settings import BilevelSettings
+from darts_parallel.errors import ConfigError
+from darts_parallel.pins import require_legal_pins
+from darts_parallel.problem import Problem
+from darts_parallel.space import layer_choices
+from darts_parallel.strategy import LayerStrategy
 
 
 @dataclass(frozen=True, order=True)
@@ -24,6 +28,13 @@ class Candidate:
     def lossless(self) -> bool:
         """Training computes what exact parallelism would."""
         return self.tp_comm_bits >= LOSSLESS and self.grad_comm_bits >= LOSSLESS
+
+    @property
+    def strategy(self) -> LayerStrategy:
+        """The same in a plan's words."""
+        return LayerStrategy(
+            self.tp, self.dp, tp_comm_bits=self.tp_comm_bits, grad_comm_bits=self.grad_comm_bits
+        )
 
     def label(self) -> str:
         """Short text for tables, e.g. `tp4 b4 g2`."""
@@ -81,16 +92,24 @@ class CandidateSet:
         return tuple(result)
 
 
-def candidate_set(settings: BilevelSettings) -> CandidateSet:
-    """All candidates of a block; a group of one rank sends nothing, so its bits are no choice."""
-    result = []
-    for tp in settings.tp_degrees:
-        dp = settings.num_devices // tp
-        for tp_bits in settings.tp_bits if tp > 1 else (LOSSLESS,):
-            result += [
-                Candidate(tp, dp, tp_bits, bits) for bits in (settings.grad_bits if dp > 1 else (LOSSLESS,))
-            ]
-    return CandidateSet(tuple(result))
+def candidate_set(problem: Problem) -> CandidateSet:
+    """All candidates of a block: the degrees and bits of the problem's space.
+
+    Errors:
+        ConfigError: no degree is legal, or the space has no lossless candidate for the layers around
+            the blocks.
+    """
+    space, devices = problem.config.space, problem.cluster.num_devices
+    require_legal_pins(problem)
+    for key in ("tp_comm_bits", "grad_comm_bits"):
+        pinned = space.pinned(key)
+        if pinned is not None and LOSSLESS not in pinned:
+            raise ConfigError(
+                f"space.{key}={list(pinned)} must hold {LOSSLESS}: layers around the blocks are lossless; "
+                f"nearest legal: {[LOSSLESS, *pinned]}."
+            )
+    found = [Candidate(c.tp, c.dp, c.tp_comm_bits, c.grad_comm_bits) for c in layer_choices(problem, devices)]
+    return CandidateSet(tuple(dict.fromkeys(found)))
 
 
 def _membership(index: Sequence[int], count: int) -> Tensor:

@@ -1,7 +1,9 @@
 """The bilevel search: weight steps on training bytes, logit steps on validation bytes."""
 
+import hashlib
+import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,13 @@ from darts_parallel.bilevel.exchange import measure
 from darts_parallel.bilevel.logits import Logits, Progress, UpperGradient, UpperLevel
 from darts_parallel.bilevel.rollout import measured_costs
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.time_model import build_time_model, toy_problem
+from darts_parallel.bilevel.time_model import build_time_model
 from darts_parallel.bilevel.trainer import WeightStep, WeightTrainer
+from darts_parallel.problem import Problem
 from darts_parallel.relaxation import geometric
 
 LOGIT_BETAS = (0.5, 0.999)
-RETRAIN_ONLY = ("retrain_steps", "validation_sequences", "evaluate_every")
+RETRAIN_ONLY = ("retrain_steps", "validation_sequences", "evaluate_every", "seeds", "arms")
 """Settings that the search does not read: a checkpoint stays good when they change."""
 
 
@@ -48,21 +51,34 @@ class BilevelRecord:
     upper: UpperGradient | None
 
 
+def at_batch(problem: Problem, global_batch_size: int) -> Problem:
+    """The same problem at another global batch size."""
+    training = replace(problem.training, global_batch_size=global_batch_size)
+    return Problem.from_config(replace(problem.config, training=training))
+
+
+def fingerprint(problem: Problem) -> str:
+    """What tells problems apart that a checkpoint must not be carried between."""
+    parts = asdict(problem.config)
+    text = json.dumps(
+        {key: parts[key] for key in ("model", "cluster", "training", "space", "cost")}, sort_keys=True
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 class BilevelSearch:
     """The search, as a state that advances step by step and can be written down between any two.
 
     Args:
         settings: Everything that can be chosen; `settings.seed` gives all random numbers.
+        problem: Prices the seconds of a step.
         corpus: Bytes.
     """
 
-    def __init__(self, settings: BilevelSettings, corpus: Corpus) -> None:
-        self.settings, self.corpus = settings, corpus
-        self.choices, shape = candidate_set(settings), settings.shape
-        times = [
-            build_time_model(toy_problem(shape, settings.network, settings.num_devices, batch), self.choices)
-            for batch in settings.batches
-        ]
+    def __init__(self, settings: BilevelSettings, problem: Problem, corpus: Corpus) -> None:
+        self.settings, self.problem, self.corpus = settings, problem, corpus
+        self.choices = candidate_set(problem)
+        times = [build_time_model(at_batch(problem, batch), self.choices) for batch in settings.batches]
         self.upper = UpperLevel(
             self.choices, times, settings.batches, settings.mix, settings.order, Progress(settings.decay)
         )
@@ -164,7 +180,7 @@ class BilevelSearch:
     def state(self) -> dict[str, Any]:
         """Everything that the next steps depend on."""
         return {
-            "settings": asdict(self.settings),
+            "settings": asdict(self.settings) | {"problem": fingerprint(self.problem)},
             "trainer": self.trainer.state(),
             "logits": [part.detach().clone() for part in self.logits.tensors()],
             "moments": [(m.clone(), s.clone()) for m, s in self.optimizer.moments],
@@ -181,7 +197,7 @@ class BilevelSearch:
         Errors:
             CheckpointError: it belongs to a search with other settings.
         """
-        mine = asdict(self.settings)
+        mine = asdict(self.settings) | {"problem": fingerprint(self.problem)}
         different = [k for k in mine if k not in RETRAIN_ONLY and state["settings"].get(k) != mine[k]]
         if different:
             key = different[0]

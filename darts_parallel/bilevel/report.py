@@ -1,4 +1,4 @@
-"""Tables of the bilevel experiment: `bilevel.csv` and `report.md` from the seeds' JSON files."""
+"""Tables of the bilevel protocol: `bilevel.csv` and `report.md` from the seeds' JSON files."""
 
 import csv
 import json
@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ARMS = ("bilevel", "all_16_bit", "all_4_bit", "time_only", "random_equal_time")
+from darts_parallel.bilevel_config import ARMS
+
 REFERENCE = "all_16_bit"
 """Its final loss is the target of its seed, its curve gives the exchange rate of its seed."""
 COLUMNS = ("arm", "seed", "validation_loss", "seconds_per_step", "steps_to_target", "time_to_target_s")
