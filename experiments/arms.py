@@ -10,11 +10,13 @@ import torch
 
 from baselines import annealing, flexflow, random_search
 from darts_parallel.bilevel.data import load_corpus
+from darts_parallel.bilevel.protocol import Protocol
+from darts_parallel.bilevel.report import rows_of
+from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config import SearchConfig
 from darts_parallel.gradient_search import GradientSearch, search_tables
+from darts_parallel.problem import load_problem
 from darts_parallel.table import CostTable
-from experiments.bilevel import ExperimentSettings, run_seed
-from experiments.bilevel_report import rows_of
 from experiments.flat_logits import FlatSearch
 from experiments.problems import suite
 
@@ -50,14 +52,23 @@ GRADIENT_ARMS = {
     "flat_logits": Arm("conditional or flat logits", flat=True),
     "fixed_penalty": Arm("augmented Lagrangian or penalty", {"multiplier_step": 0.0}),
     "random_logits": Arm("informed or random start", {"initial_preference": 0.0, "initial_noise": 1.0}),
+    # these three take as many restart-steps as the default, which drops half of the restarts twice
+    "plain_restarts": Arm("many starts (thinned)", {"num_restarts": 16, "thin_at": []}),
+    "resampled": Arm(
+        "many starts (thinned)", {"num_restarts": 16, "thin_at": [], "resample_at": [0.25, 0.5]}
+    ),
+    "resampled_early": Arm(
+        "many starts (thinned)", {"num_restarts": 16, "thin_at": [], "resample_at": [0.02]}
+    ),
     "soft_edges": Arm("edges rounded in the second half", {"hard_stages_from": 1.0}),
 }
 RIVALS = {"random_search": random_search, "annealing": annealing, "flexflow": flexflow}
 BILEVEL_ARMS = {"bilevel_first_order": "first", "bilevel_second_order": "second"}
-BILEVEL_SIZES: dict[str, Any] = {
-    "num_blocks": 2, "width": 32, "num_heads": 4, "context": 32, "num_steps": 60, "warmup_steps": 20,
-    "retrain_steps": 120, "validation_sequences": 32,
-}  # fmt: skip
+BILEVEL_SIZES = [
+    "experiment=bilevel", "model.num_layers=2", "model.hidden_size=32", "training.seq_len=32",
+    "bilevel.num_steps=60", "bilevel.warmup_steps=20", "bilevel.retrain_steps=120",
+    "bilevel.validation_sequences=32", "bilevel.trial_steps=10", "bilevel.arms=[bilevel,all_16_bit]",
+]  # fmt: skip
 """A bilevel search of seconds: it compares the orders, not the plans with the world."""
 
 
@@ -108,12 +119,11 @@ def _gradient(tables: Sequence[CostTable], arm: Arm, seed: int, quick: bool) -> 
 
 def _bilevel(order: str, seed: int, quick: bool, folder: Path) -> dict[str, Any]:
     """Predicted seconds to the target loss of the plan that the bilevel search finds, retrained."""
-    few = {"num_steps": 4, "warmup_steps": 2, "retrain_steps": 20} if quick else {}
-    settings = ExperimentSettings(
-        **(BILEVEL_SIZES | few), order=order, arms=("bilevel", "all_16_bit"), folder=str(folder)
-    )
+    few = ["bilevel.num_steps=4", "bilevel.warmup_steps=2", "bilevel.retrain_steps=20"] if quick else []
+    problem = load_problem([*BILEVEL_SIZES, *few, f"bilevel.order={order}"])
+    settings = BilevelSettings.of(problem, seed)
     began, cpu = time.monotonic(), time.process_time()
-    found = rows_of(run_seed(settings, load_corpus(), seed, folder))
+    found = rows_of(Protocol(problem, load_corpus(), folder, tensorboard=False).run_seed(settings))
     mine, reference = (next(row for row in found if row["arm"] == arm) for arm in settings.arms)
     return {"time_to_target_ratio": mine["time_to_target_s"] / reference["time_to_target_s"],
             "seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu}  # fmt: skip

@@ -79,9 +79,9 @@ class Protocol:
         for seed in self.problem.config.bilevel.seeds:
             path = self.folder / f"seed-{seed}.json"
             settings = BilevelSettings.of(self.problem, seed)
-            mark = json.loads(json.dumps(asdict(settings))) | {"problem": fingerprint(self.problem)}
+            mark = json.loads(json.dumps(self._mark(settings)))
             if not path.exists():
-                write_json(path, self._run_seed(settings) | {"settings": mark})
+                write_json(path, self.run_seed(settings))
             data = json.loads(path.read_text(encoding="utf-8"))
             different = [k for k in mark if k != "seeds" and data["settings"].get(k) != mark[k]]
             if different:
@@ -93,7 +93,11 @@ class Protocol:
             text = write_report(self.folder)
         return text
 
-    def _run_seed(self, settings: BilevelSettings) -> dict[str, Any]:
+    def _mark(self, settings: BilevelSettings) -> dict[str, Any]:
+        """What a seed's figures depend on."""
+        return asdict(settings) | {"problem": fingerprint(self.problem)}
+
+    def run_seed(self, settings: BilevelSettings) -> dict[str, Any]:
         """Search, then retrain every arm from scratch with the same seed."""
         name = f"seed-{settings.seed}"
         search = BilevelSearch(settings, self.problem, self.corpus)
@@ -116,6 +120,7 @@ class Protocol:
                 tracker.close()
         return {
             "seed": settings.seed,
+            "settings": self._mark(settings),
             "plan": bilevel_plan_dict(self.problem, search, found),
             "runs": runs,
             "noise_sequences": search.trainer.noise.sequences,
