@@ -173,5 +173,6 @@ def _translation(tables: list[CostTable], width: int) -> Tensor:
 
 def _distance(a: LayerStrategy, b: LayerStrategy) -> tuple[float, ...]:
     """Unlike degrees first, then what else differs."""
-    return (abs(a.tp - b.tp), a.recompute != b.recompute, abs(a.zero_stage - b.zero_stage),
+    bits = abs(a.tp_comm_bits - b.tp_comm_bits) + abs(a.grad_comm_bits - b.grad_comm_bits)
+    return (abs(a.tp - b.tp), a.recompute != b.recompute, abs(a.zero_stage - b.zero_stage), bits,
             a.sequence_parallel != b.sequence_parallel, abs(a.dp - b.dp))  # fmt: skip

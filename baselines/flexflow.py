@@ -16,7 +16,7 @@ import torch
 
 from baselines.annealing import best_starts, metropolis, uphill
 from baselines.chains import Chains, PlanSpace
-from baselines.incumbent import Incumbent
+from baselines.incumbent import Incumbent, time_limit
 from baselines.moves import Moves, MoveWeights
 from baselines.result import BaselineResult, TableResult, on_problem
 from darts_parallel.problem import Problem
@@ -51,7 +51,7 @@ def solve(
     max_steps: int | None = None,
 ) -> TableResult:
     """The same over cost tables; arguments as `random_search.solve`, a step changes every chain once."""
-    incumbent = Incumbent(tables, deadline)
+    incumbent = Incumbent(tables, time_limit(deadline))
     space = PlanSpace(incumbent, kind)
     moves = Moves(space, WEIGHTS, torch.Generator().manual_seed(seed))
     known, known_energy = best_starts(space, CHAINS // 2)

@@ -14,6 +14,11 @@ DEFAULT_SECONDS = 10.0
 """Budget of a planner that never ends by itself, where none is given."""
 
 
+def time_limit(deadline: float | None) -> float:
+    """The deadline of a planner that never ends by itself, as `time.monotonic()`."""
+    return time.monotonic() + DEFAULT_SECONDS if deadline is None else deadline
+
+
 class Incumbent:
     """Prices plans, remembers the best feasible one and the seconds of every improvement.
 
@@ -22,14 +27,17 @@ class Incumbent:
 
     Args:
         tables: One for each pipeline degree.
-        deadline: `time.monotonic()` at which to stop; None: after `DEFAULT_SECONDS`.
+        deadline: `time.monotonic()` at which to stop; None: never.
+        keep_all: Keep dominated strategies too, for planners that want a certain one.
     """
 
-    def __init__(self, tables: Sequence[CostTable], deadline: float | None) -> None:
+    def __init__(
+        self, tables: Sequence[CostTable], deadline: float | None, *, keep_all: bool = False
+    ) -> None:
         self.began = time.monotonic()
-        self.deadline = self.began + DEFAULT_SECONDS if deadline is None else deadline
+        self.deadline = float("inf") if deadline is None else deadline
         self.given = tables
-        self.tables = [without_dominated(table) for table in tables]
+        self.tables = list(tables) if keep_all else [without_dominated(table) for table in tables]
         self.best: Candidate | None = None
         self.curve: list[tuple[float, float]] = []
         self.evaluated = 0

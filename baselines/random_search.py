@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from baselines.chains import PlanSpace
-from baselines.incumbent import Incumbent
+from baselines.incumbent import Incumbent, time_limit
 from baselines.moves import Moves, MoveWeights
 from baselines.result import BaselineResult, TableResult, on_problem
 from darts_parallel.problem import Problem
@@ -43,7 +43,7 @@ def solve(
         seed: Of all random numbers.
         max_steps: Batches after which to stop in any case.
     """
-    incumbent = Incumbent(tables, deadline)
+    incumbent = Incumbent(tables, time_limit(deadline))
     space = PlanSpace(incumbent, kind)
     moves = Moves(space, MoveWeights(), torch.Generator().manual_seed(seed))
     space.price(space.starting_plans())

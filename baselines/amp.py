@@ -1,0 +1,50 @@
+"""AMP (Li et al., NeurIPS 2022): every uniform configuration, its layers split by a dynamic program.
+
+Section 3: candidates are all degrees (dp, tp, pp) and micro-batch sizes; for each, layers are assigned to
+stages by a dynamic program on `sum + (micro-batches - 1) * max` of the stages' seconds; the cost model ranks
+them, and the best that runs is taken. Memory is not part of the model: a candidate that does not fit is
+found out when it is run, here when it is evaluated. Placement: our ranks are in node order, which is AMP's
+choice on nodes of one kind. No ZeRO; recomputation is a candidate, as in the Megatron-LM that AMP runs.
+"""
+
+from collections.abc import Sequence
+
+from baselines.incumbent import Incumbent
+from baselines.result import BaselineResult, TableResult, on_problem
+from baselines.stage_costs import OuterChoice, UniformStages, cheapest_split, largest, outer_choices, plain
+from darts_parallel.config import RECOMPUTE
+from darts_parallel.problem import Problem
+from darts_parallel.table import CostTable
+
+
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+    """The best configuration that fits, with its split.
+
+    Args:
+        problem: Model, cluster, job and space.
+        budget: Seconds of wall-clock; None: as long as it takes.
+        seed: Ignored, nothing is random.
+    """
+    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
+
+
+def solve(
+    tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+) -> TableResult:
+    """The same over cost tables; arguments as `random_search.solve`."""
+    incumbent = Incumbent(tables, deadline, keep_all=True)
+    ranked: list[tuple[float, int, OuterChoice, int, list[int]]] = []
+    for outer in outer_choices(incumbent):
+        for choice in plain(outer.strategies, recompute=RECOMPUTE):
+            stages = UniformStages(outer.costs, choice)
+            split = cheapest_split(stages.seconds(), outer.rest)
+            if split is not None:
+                seconds, starts = split
+                sync = largest(stages.sync(), starts)
+                once = float(outer.costs.once[:, choice].sum())
+                ranked.append((seconds + sync + once, len(ranked), outer, choice, starts))
+    for _, _, outer, choice, starts in sorted(ranked, key=lambda entry: entry[:2]):
+        incumbent.offer(outer.table, outer.uniform(starts, choice))
+        if incumbent.best is not None:
+            break
+    return incumbent.result()

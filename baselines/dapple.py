@@ -1,0 +1,46 @@
+"""DAPPLE (Fan et al., PPoPP 2021): synchronous pipeline and data parallelism planned for latency.
+
+Section 4: the planner minimises the pipeline's latency, warm-up, steady phase around the slowest (pivot)
+stage, and ending with the gradients' all-reduce, over partitions of the layers, by dynamic programming. In
+our plans that is `sum + (micro-batches - 1) * max + synchronisation`. Recomputation may be switched on.
+Restricted to our plans: stages are equally replicated, devices are placed in node order. No tensor
+parallelism and no ZeRO where the space leaves that free.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from baselines.incumbent import Incumbent
+from baselines.result import BaselineResult, TableResult, on_problem
+from baselines.stage_costs import UniformStages, cheapest_split, outer_choices, plain
+from darts_parallel.config import RECOMPUTE
+from darts_parallel.problem import Problem
+from darts_parallel.table import CostTable
+
+
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+    """The plan of least latency.
+
+    Args:
+        problem: Model, cluster, job and space.
+        budget: Seconds of wall-clock; None: as long as it takes.
+        seed: Ignored, nothing is random.
+    """
+    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
+
+
+def solve(
+    tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+) -> TableResult:
+    """The same over cost tables; arguments as `random_search.solve`."""
+    incumbent = Incumbent(tables, deadline, keep_all=True)
+    for outer in outer_choices(incumbent):
+        candidates = plain(outer.strategies, recompute=RECOMPUTE)
+        smallest = min((outer.strategies[c].tp for c in candidates), default=1)
+        for choice in (c for c in candidates if outer.strategies[c].tp == smallest):
+            stages = UniformStages(outer.costs, choice)
+            split = cheapest_split(np.where(stages.fits(), stages.seconds(), np.inf), outer.rest)
+            if split is not None:
+                incumbent.offer(outer.table, outer.uniform(split[1], choice))
+    return incumbent.result()

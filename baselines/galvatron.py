@@ -1,0 +1,83 @@
+"""Galvatron (Miao et al., VLDB 2023): layer-wise dynamic programming under a memory budget.
+
+Section 4: for every pipeline degree and batch split the layers are cut into stages beforehand, evenly, or
+balanced by time or by memory (Galvatron-BMW's two ends), and inside each stage a dynamic program over
+layers, memory and strategies minimises the stage's seconds with the cost of changing layout between layers.
+Here that program is `StageSolver`, which keeps labels instead of slots of quantized memory. What is lost
+against the exact planner: stages are cut before strategies are known, and each is solved for itself.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from baselines.incumbent import Incumbent
+from baselines.result import BaselineResult, TableResult, on_problem
+from baselines.stage_costs import OuterChoice, UniformStages, bottleneck_split, outer_choices
+from darts_parallel.bounds import Array
+from darts_parallel.candidates import even_uniform_plans
+from darts_parallel.cost import HardPlans
+from darts_parallel.problem import Problem
+from darts_parallel.stage_solver import StageSolver
+from darts_parallel.table import CostTable
+
+
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+    """The best plan over pipeline degrees, micro-batches and the three ways to cut.
+
+    Args:
+        problem: Model, cluster, job and space.
+        budget: Seconds of wall-clock; None: as long as it takes.
+        seed: Ignored, nothing is random.
+    """
+    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
+
+
+def solve(
+    tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+) -> TableResult:
+    """The same over cost tables; arguments as `random_search.solve`."""
+    incumbent = Incumbent(tables, deadline)
+    for outer in outer_choices(incumbent):
+        table = incumbent.tables[outer.table]
+        solver = StageSolver(table, outer.outer)
+        for starts in _cuts(outer, even_uniform_plans(table).starts[0].tolist()):
+            choices = _solve_stages(solver, starts)
+            if choices is not None:
+                rows = ([outer.outer], [choices], [starts])
+                incumbent.offer(outer.table, HardPlans(*(torch.tensor(row) for row in rows)))
+            if incumbent.over():
+                break
+    return incumbent.result()
+
+
+def _cuts(outer: OuterChoice, even: list[int]) -> list[list[int]]:
+    """Even stages, stages of about equal seconds, and of about equal memory; each at most once."""
+    costs = outer.costs
+    fastest = int(costs.time.sum(axis=(0, 1)).argmin())
+    stages = UniformStages(costs, fastest)
+    kept = costs.static[None] + costs.in_flight[:, None, None] * costs.activation[None]
+    smallest = int(kept.sum(axis=(0, 1)).argmin())
+    share = kept[:, :, smallest] / costs.capacity[:, None].clip(min=1.0)
+    memory = np.stack([_within(stages.legal, row) for row in share])
+    found = [even, bottleneck_split(stages.seconds()), bottleneck_split(memory)]
+    return [list(starts) for starts in dict.fromkeys(tuple(s) for s in found if s is not None)]
+
+
+def _within(legal: Array, values: Array) -> Array:
+    """Sums of values `(L,)` over legal segments, infinite elsewhere."""
+    prefix = np.concatenate([np.zeros(1), np.cumsum(values)])
+    return np.where(legal, prefix[None, :] - prefix[:, None], np.inf)
+
+
+def _solve_stages(solver: StageSolver, starts: list[int]) -> list[int] | None:
+    """Strategies of all layers, stage by stage; None where a stage does not fit."""
+    choices: list[int] = []
+    for stage, (first, end) in enumerate(zip(starts, [*starts[1:], solver.table.num_layers], strict=True)):
+        before = int(solver.layout[choices[-1]]) if choices else -1
+        answers = solver.solve(stage, first, end, before, -1, weights=1)
+        if not answers:
+            return None
+        choices += answers[0]
+    return choices

@@ -1,0 +1,51 @@
+"""HetPipe (Park et al., USENIX ATC 2020): pipelines over mixed GPUs, replicated as virtual workers.
+
+Sections 4 and 6: a virtual worker is a pipeline of GPUs, possibly of different kinds, each of which runs one
+partition of the layers; partitions are chosen so that the slowest is as fast as memory allows, knowing each
+GPU's speed and memory; the number of micro-batches in flight is what fits; virtual workers train
+data-parallel through a parameter server that hides synchronisation, so that throughput, not the latency
+of an iteration, is the objective. Restricted to our plans: training is synchronous, all virtual workers cut
+the layers alike, and stage k of each has the same kind of GPU (the paper's equal distribution). On a
+cluster of one kind this is PipeDream's plan chosen by throughput. No tensor parallelism, no recomputation.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from baselines.incumbent import Incumbent
+from baselines.result import BaselineResult, TableResult, on_problem
+from baselines.stage_costs import OuterChoice, UniformStages, bottleneck_split, largest, outer_choices, plain
+from darts_parallel.problem import Problem
+from darts_parallel.table import CostTable
+
+
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+    """The plan of the largest throughput of its pipelines.
+
+    Args:
+        problem: Model, cluster, job and space.
+        budget: Seconds of wall-clock; None: as long as it takes.
+        seed: Ignored, nothing is random.
+    """
+    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
+
+
+def solve(
+    tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+) -> TableResult:
+    """The same over cost tables; arguments as `random_search.solve`."""
+    incumbent = Incumbent(tables, deadline, keep_all=True)
+    ranked: list[tuple[float, int, OuterChoice, int, list[int]]] = []
+    for outer in outer_choices(incumbent):
+        for choice in plain(outer.strategies)[:1]:
+            stages = UniformStages(outer.costs, choice)
+            seconds = np.where(stages.fits(), stages.seconds(), np.inf)
+            starts = bottleneck_split(seconds)
+            if starts is not None:
+                slowest = largest(seconds, starts)
+                busy = outer.costs.num_micro_batches * slowest
+                ranked.append((busy, len(ranked), outer, choice, starts))
+    for _, _, outer, choice, starts in sorted(ranked, key=lambda entry: entry[:2])[:1]:
+        incumbent.offer(outer.table, outer.uniform(starts, choice))
+    return incumbent.result()

@@ -1,0 +1,51 @@
+"""The rule of thumb of Megatron-LM's users (Narayanan et al., SC 2021, sections 3 and 5, takeaways 1 to 3).
+
+Tensor parallelism up to the GPUs of a node, then the fewest pipeline stages with which the model fits, and
+data parallelism with the rest; layers are dealt out evenly, all with one strategy. The micro-batch size and
+whether to recompute activations are then the best by the cost model (the paper tunes both by its equation 1).
+No ZeRO and no sequence parallelism where the space leaves that free: they came later.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from baselines.incumbent import Incumbent
+from baselines.result import BaselineResult, TableResult, on_problem
+from baselines.stage_costs import plain, plain_tables
+from darts_parallel.candidates import even_uniform_plans
+from darts_parallel.config import RECOMPUTE
+from darts_parallel.problem import Problem
+from darts_parallel.table import CostTable
+
+
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+    """The plan of the rule.
+
+    Args:
+        problem: Model, cluster, job and space.
+        budget: Ignored, it takes milliseconds.
+        seed: Ignored, nothing is random.
+    """
+    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
+
+
+def solve(
+    tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+) -> TableResult:
+    """The same over cost tables; arguments as `random_search.solve`. A smaller tp only if nothing fits."""
+    incumbent = Incumbent(tables, deadline, keep_all=True)
+    plainest = plain_tables(tables)
+    degrees = sorted({choice.tp for n in plainest for choice in tables[n].choices}, reverse=True)
+    for tp in degrees:
+        for pp in sorted({tables[n].pp for n in plainest}):
+            for number in (n for n in plainest if tables[n].pp == pp):
+                table = tables[number]
+                wanted = [c for c in plain(table.choices, recompute=RECOMPUTE) if table.choices[c].tp == tp]
+                plans = even_uniform_plans(table)
+                mine = torch.isin(plans.choices[:, 0], torch.tensor(wanted, dtype=torch.long))
+                if mine.any():
+                    incumbent.offer(number, plans[mine])
+            if incumbent.best is not None:
+                return incumbent.result()
+    return incumbent.result()

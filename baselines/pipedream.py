@@ -1,0 +1,45 @@
+"""PipeDream (Narayanan et al., SOSP 2019): pipeline and data parallelism that balance the slowest stage.
+
+Section 3.1: a dynamic program over layers and workers minimises the time of the slowest stage, its
+computation and communication with the synchronisation of its replicas. Restricted to our plans: stages
+are equally replicated (the paper's may differ), and training is synchronous (1F1B with a flush), so that
+there is one version of the weights and the pipeline fills once an iteration: the program does not see
+that. No tensor parallelism, no recomputation, no ZeRO where the space leaves that free.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from baselines.incumbent import Incumbent
+from baselines.result import BaselineResult, TableResult, on_problem
+from baselines.stage_costs import UniformStages, bottleneck_split, outer_choices, plain
+from darts_parallel.problem import Problem
+from darts_parallel.table import CostTable
+
+
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+    """The plan whose slowest stage is fastest, for the best number of stages and micro-batches.
+
+    Args:
+        problem: Model, cluster, job and space.
+        budget: Seconds of wall-clock; None: as long as it takes.
+        seed: Ignored, nothing is random.
+    """
+    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
+
+
+def solve(
+    tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+) -> TableResult:
+    """The same over cost tables; arguments as `random_search.solve`."""
+    incumbent = Incumbent(tables, deadline, keep_all=True)
+    for outer in outer_choices(incumbent):
+        choice = plain(outer.strategies)[:1]  # the smallest tensor-parallel degree
+        for c in choice:
+            stages = UniformStages(outer.costs, c)
+            load = stages.seconds() + stages.sync() / outer.costs.num_micro_batches
+            starts = bottleneck_split(np.where(stages.fits(), load, np.inf))
+            if starts is not None:
+                incumbent.offer(outer.table, outer.uniform(starts, c))
+    return incumbent.result()

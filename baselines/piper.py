@@ -1,0 +1,110 @@
+"""Piper (Tarnawski, Narayanan, Phanishayee, NeurIPS 2021): tensor, data and pipeline parallelism by stage.
+
+Sections 4 and 5: a dynamic program over the layers chooses stages, each with its own tensor-parallel degree
+and, under the memory limit, recomputation layer by layer; the slowest stage is minimised. What to
+recompute in a stage is a knapsack, which a heuristic solves as in the paper: the most bytes per second first.
+Restricted to our plans: stages have equally many devices. No ZeRO, no sequence parallelism where the space
+leaves that free.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from baselines.incumbent import Incumbent
+from baselines.result import BaselineResult, TableResult, on_problem
+from baselines.stage_costs import (
+    OuterChoice,
+    UniformStages,
+    bottleneck_split,
+    outer_choices,
+    plain,
+    segment_max,
+    spans,
+)
+from darts_parallel.bounds import Array
+from darts_parallel.problem import Problem
+from darts_parallel.table import CostTable
+
+
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+    """The plan whose slowest stage is fastest, for the best number of stages and micro-batches.
+
+    Args:
+        problem: Model, cluster, job and space.
+        budget: Seconds of wall-clock; None: as long as it takes.
+        seed: Ignored, nothing is random.
+    """
+    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
+
+
+def solve(
+    tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+) -> TableResult:
+    """The same over cost tables; arguments as `random_search.solve`."""
+    incumbent = Incumbent(tables, deadline, keep_all=True)
+    for outer in outer_choices(incumbent):
+        degrees = sorted({strategy.tp for strategy in outer.strategies})
+        options = [_Recomputation.of(outer, tp) for tp in degrees]
+        loads = np.stack([option.load() for option in options])
+        starts = bottleneck_split(loads.min(axis=0))
+        if starts is None:
+            continue
+        choices: list[int] = []
+        for stage, (first, end) in enumerate(zip(starts, [*starts[1:], outer.costs.num_layers], strict=True)):
+            best = options[int(loads[:, stage, first, end].argmin())]
+            choices += best.strategies(stage, first, end)
+        incumbent.offer(outer.table, outer.plans(starts, choices))
+    return incumbent.result()
+
+
+class _Recomputation:
+    """Stages of one tensor-parallel degree whose layers are recomputed as memory demands."""
+
+    def __init__(self, outer: OuterChoice, keep: int, again: int) -> None:
+        costs = self.costs = outer.costs
+        self.keep, self.again = keep, again
+        extra = costs.time[:, :, again] - costs.time[:, :, keep]
+        self.extra = extra.clip(min=0.0)[costs.stage_kind]
+        memory = costs.static[None] + costs.in_flight[:, None, None] * costs.activation[None]
+        self.saved = (memory[:, :, keep] - memory[:, :, again]).clip(min=0.0)
+        self.order = np.argsort(-self.saved / (self.extra + 1e-12), axis=1, kind="stable")
+        self.peak = spans(memory[:, :, keep]) + segment_max(costs.working[:, [keep, again]].max(axis=1))
+
+    @staticmethod
+    def of(outer: OuterChoice, tp: int) -> "_Recomputation":
+        """Of one degree; where the space has no recomputation, or nothing else, both are the same."""
+
+        def first(kinds: tuple[str, ...]) -> list[int]:
+            return [c for kind in kinds for c in plain(outer.strategies, recompute=(kind,))
+                    if outer.strategies[c].tp == tp]  # fmt: skip
+
+        keep = first(("none", "selective", "full"))[0]
+        again = first(("full", "selective", "none"))[0]
+        return _Recomputation(outer, keep, again)
+
+    def load(self) -> Array:
+        """Seconds of every stage with what it must recompute, and its share of the synchronisation."""
+        stages = UniformStages(self.costs, self.keep)
+        result = stages.seconds() + stages.sync() / self.costs.num_micro_batches
+        for stage, order in enumerate(self.order):
+            missing = self.peak[stage] - self.costs.capacity[stage]
+            added = np.zeros_like(missing)
+            for layer in order.tolist():
+                inside = np.zeros(missing.shape, dtype=bool)
+                inside[: layer + 1, layer + 1 :] = True
+                take = inside & (missing > 0) & (self.saved[stage, layer] > 0)
+                missing = missing - np.where(take, self.saved[stage, layer], 0.0)
+                added = added + np.where(take, self.extra[stage, layer], 0.0)
+            result[stage] += np.where(missing > 0, np.inf, added)
+        return np.asarray(result)
+
+    def strategies(self, stage: int, first: int, end: int) -> list[int]:
+        """Strategy of every layer of a stage."""
+        missing = self.peak[stage, first, end] - self.costs.capacity[stage]
+        result = [self.keep] * (end - first)
+        for layer in self.order[stage].tolist():
+            if first <= layer < end and missing > 0 and self.saved[stage, layer] > 0:
+                missing -= self.saved[stage, layer]
+                result[layer - first] = self.again
+        return result

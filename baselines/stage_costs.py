@@ -1,0 +1,187 @@
+"""Seconds and memory of every possible stage, and the splits that planners make of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from baselines.incumbent import Incumbent
+from darts_parallel.bounds import Array, OuterCosts, best_bottleneck, best_sum
+from darts_parallel.cost import HardPlans
+from darts_parallel.strategy import LayerStrategy
+from darts_parallel.table import CostTable
+
+STEP = 1e-4
+"""Relative distance of the bottlenecks that `cheapest_split` tries; Alpa's epsilon."""
+
+
+@dataclass(frozen=True)
+class OuterChoice:
+    """One pipeline degree and number of micro-batches, ready to be planned."""
+
+    table: int
+    outer: int
+    costs: OuterCosts
+    strategies: tuple[LayerStrategy, ...]
+    """Of `costs`, `(C,)`."""
+
+    @property
+    def rest(self) -> float:
+        """Micro-batches less one: how often the slowest stage counts beside the sum."""
+        return self.costs.num_micro_batches - 1.0
+
+    def plans(self, starts: list[int], choices: list[int]) -> HardPlans:
+        """One plan; `choices` are numbers of `strategies`, one for each layer."""
+        table_choices = self.costs.choices[choices].tolist()
+        return HardPlans(torch.tensor([self.outer]), torch.tensor([table_choices]), torch.tensor([starts]))
+
+    def uniform(self, starts: list[int], choice: int) -> HardPlans:
+        """One plan of one strategy."""
+        return self.plans(starts, [choice] * self.costs.num_layers)
+
+
+def outer_choices(incumbent: Incumbent) -> Iterator[OuterChoice]:
+    """Every outer choice of the tables of `plain_tables`, until the time is over."""
+    for number in plain_tables(incumbent.tables):
+        table = incumbent.tables[number]
+        for outer in range(table.num_outer):
+            if incumbent.over():
+                return
+            if bool(table.allowed[outer].any()):
+                costs = OuterCosts.read(table, outer)
+                strategies = tuple(table.choices[c] for c in costs.choices.tolist())
+                yield OuterChoice(number, outer, costs, strategies)
+
+
+def plain_tables(tables: Sequence[CostTable]) -> list[int]:
+    """Numbers of the tables of the least context-parallel degree: these systems know no other."""
+    least = min(table.cp for table in tables)
+    return [number for number, table in enumerate(tables) if table.cp == least]
+
+
+def plain(strategies: tuple[LayerStrategy, ...], *, recompute: tuple[str, ...] = ("none",)) -> list[int]:
+    """Strategies of systems without ZeRO, sequence parallelism and compressed communication.
+
+    Of every tensor-parallel degree and kind of recomputation the one strategy with the least of these that
+    the space has; of the kinds of recomputation those that it has.
+    """
+    kept = []
+    for tp in sorted({strategy.tp for strategy in strategies}):
+        for kind in recompute:
+            mine = [c for c, s in enumerate(strategies) if s.tp == tp and s.recompute == kind]
+            if mine:
+                kept.append(
+                    min(mine, key=lambda c: (strategies[c].sequence_parallel, strategies[c].zero_stage))
+                )
+    return kept
+
+
+def _extras(strategy: LayerStrategy) -> tuple[int, ...]:
+    return (strategy.sequence_parallel, -strategy.tp_comm_bits, -strategy.grad_comm_bits, strategy.zero_stage,
+            strategy.shard_size)  # fmt: skip
+
+
+class UniformStages:
+    """All stages of an outer choice whose layers share one strategy; arrays `(K, L + 1, L + 1)`."""
+
+    def __init__(self, costs: OuterCosts, choice: int) -> None:
+        self.costs, self.choice = costs, choice
+        size = costs.num_layers
+        self.legal = np.triu(np.ones((size + 1, size + 1), dtype=bool), 1)
+        self.legal[:-1] &= ~costs.joined[:, None]
+        self.legal[:, :-1] &= ~costs.joined[None, :]
+
+    def seconds(self) -> Array:
+        """Of one micro-batch, the boundary before the stage included; infinite where no stage can be."""
+        costs, layout = self.costs, self.costs.layout[self.choice]
+        own = spans(costs.time[:, :, self.choice])
+        pairs = np.pad(costs.reshard[:, :, layout, layout], ((0, 0), (1, 0)))
+        inside = spans(pairs)
+        inside[:, :-1] -= pairs[:, :, None]  # the pair before a stage's first layer is not inside
+        result = (own + inside)[costs.stage_kind]
+        result[1:, 1:-1] += costs.p2p[costs.boundary_kind][:, :, layout, layout, None]
+        return np.where(self.legal, result, np.inf)
+
+    def sync(self) -> Array:
+        """Seconds of gradient synchronisation and optimizer."""
+        return np.where(self.legal, spans(self.costs.sync[:, :, self.choice])[self.costs.stage_kind], np.inf)
+
+    def fits(self) -> NDArray[np.bool_]:
+        """Whether the stage's memory suffices."""
+        costs, c = self.costs, self.choice
+        kept = costs.static[None, :, c] + costs.in_flight[:, None] * costs.activation[None, :, c]
+        peak = spans(kept) + segment_max(costs.working[:, c])
+        # rounding of prefix sums must not exclude what fits to the byte
+        return np.asarray(self.legal & (peak <= costs.capacity[:, None, None] * (1 + 1e-12)))
+
+
+def spans(values: Array) -> Array:
+    """Sums over layers [i, j) of values `(..., L)`, shape `(..., L + 1, L + 1)`."""
+    prefix = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
+    return np.asarray(prefix[..., None, :] - prefix[..., :, None])
+
+
+def segment_max(values: Array) -> Array:
+    """Maxima over layers [i, j) of values `(L,)`, `(L + 1, L + 1)`; 0 where there are none."""
+    size = len(values)
+    result = np.zeros((size + 1, size + 1))
+    for i in range(size):
+        result[i, i + 1 :] = np.maximum.accumulate(values[i:])
+    return result
+
+
+def bottleneck_split(stages: Array) -> list[int] | None:
+    """First layers of the stages whose largest value is least (the sum breaks ties); None: no split."""
+    limit = best_bottleneck(stages)
+    return chain(np.where(stages <= limit, stages, np.inf))[1] if np.isfinite(limit) else None
+
+
+def cheapest_split(stages: Array, rest: float) -> tuple[float, list[int]] | None:
+    """The split of least `sum + rest * max`, by trying bottlenecks from below (Alpa, section 5.2).
+
+    Args:
+        stages: Seconds of every stage and segment, `(K, L + 1, L + 1)`.
+        rest: Micro-batches less one.
+
+    Returns:
+        Seconds and first layers, within `STEP` of the best; None where there is no split.
+    """
+    limit, least = best_bottleneck(stages), best_sum(stages)
+    if not np.isfinite(limit):
+        return None
+    known = np.unique(stages[np.isfinite(stages)])
+    best: tuple[float, list[int]] | None = None
+    while best is None or least + rest * limit < best[0]:
+        total, starts = chain(np.where(stages <= limit, stages, np.inf))
+        slowest = largest(stages, starts)
+        if best is None or total + rest * slowest < best[0]:
+            best = (total + rest * slowest, starts)
+        later = known[known > limit * (1 + STEP)]
+        if not len(later):
+            break
+        limit = float(later[0])
+    return best
+
+
+def largest(stages: Array, starts: list[int]) -> float:
+    """The largest value of a stage of one split."""
+    ends = [*starts[1:], -1]
+    return float(max(stages[k, i, j] for k, (i, j) in enumerate(zip(starts, ends, strict=True))))
+
+
+def chain(stages: Array) -> tuple[float, list[int]]:
+    """The split of least sum, where there is one: its sum and the first layers of the stages."""
+    reached = np.full(stages.shape[1], np.inf)
+    reached[0] = 0.0
+    origins = []
+    for values in stages:
+        total = reached[:, None] + values
+        origins.append(total.argmin(axis=0))
+        reached = total.min(axis=0)
+    end, starts = stages.shape[1] - 1, []
+    for origin in reversed(origins):
+        end = int(origin[end])
+        starts.append(end)
+    return float(reached[-1]), starts[::-1]
