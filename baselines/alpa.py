@@ -14,19 +14,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import lil_array
 
 from baselines.incumbent import Incumbent
 from baselines.result import BaselineResult, TableResult, on_problem
 from baselines.stage_costs import OuterChoice, cheapest_split, outer_choices
-from darts_parallel.bounds import lower_bound
+from darts_parallel.bounds import Array, Index, lower_bound
 from darts_parallel.problem import Problem
 from darts_parallel.table import CostTable
 
 CLUSTERS = 12
 """Layer clusters of a model; the paper finds that a few are enough."""
-Segment = tuple[int, int, int]
-"""Stage signature, first cluster, end."""
 
 
 def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
@@ -124,54 +121,65 @@ class _IntraOperator:
         return answer[0] + float(border.min()), answer[1]
 
     def _program(self, stage: int, flight: float, first: int, end: int) -> tuple[float, list[int]] | None:
-        """One strategy for each cluster, resharding as flows between the layouts of neighbours."""
-        costs, kind, count = self.costs, self.costs.stage_kind[stage], end - first
+        """One strategy for each cluster: least seconds within the memory."""
+        costs, kind = self.costs, int(self.costs.stage_kind[stage])
         runs = [slice(self.edges[c], self.edges[c + 1]) for c in range(first, end)]
-        num, layouts = len(costs.choices), costs.p2p.shape[-1]
-        inside = [
-            costs.reshard[kind, r.start : r.stop - 1, costs.layout, costs.layout].sum(axis=-1) for r in runs
-        ]
-        load = [costs.time[kind, r].sum(axis=0) + i + (costs.sync[kind, r] + costs.once[r]).sum(axis=0)
-                / costs.num_micro_batches for r, i in zip(runs, inside, strict=True)]  # fmt: skip
+        layouts = costs.layout
+        inside = [costs.reshard[kind, r.start : r.stop - 1, layouts, layouts].sum(axis=-1) for r in runs]
+        switches = [costs.reshard[kind, r.start - 1] for r in runs[1:]]
+        seconds = [costs.time[kind, r].sum(axis=0) + i for r, i in zip(runs, inside, strict=True)]
+        once = [(costs.sync[kind, r] + costs.once[r]).sum(axis=0) for r in runs]
+        share = [s + o / costs.num_micro_batches for s, o in zip(seconds, once, strict=True)]
         memory = [(costs.static[r] + flight * costs.activation[r]).sum(axis=0) for r in runs]
         working = [costs.working[r].max(axis=0) for r in runs]
-        flows = [costs.reshard[kind, r.start - 1].ravel() for r in runs[1:]]
-        objective = np.concatenate([*load, *flows, [0.0]])
-        rows = lil_array((count + 2 * layouts * (count - 1) + count + 1, len(objective)))
-        low, high = np.zeros(rows.shape[0]), np.zeros(rows.shape[0])
-        low[:count] = high[:count] = 1.0
-        row = count
-        for c in range(count):
-            rows[c, c * num : (c + 1) * num] = 1.0
-        for c in range(count - 1):
-            begin = count * num + c * layouts**2
-            for y in range(layouts):
-                rows[row, begin + y * layouts : begin + (y + 1) * layouts] = 1.0
-                rows[row, c * num : (c + 1) * num] = -(costs.layout == y).astype(float)
-                rows[row + 1, begin + y : begin + layouts**2 : layouts] = 1.0
-                rows[row + 1, (c + 1) * num : (c + 2) * num] = -(costs.layout == y).astype(float)
-                row += 2
         capacity = float(costs.capacity[stage])
-        for c in range(count):  # the working memory is the largest of the clusters'
-            rows[row, c * num : (c + 1) * num] = working[c] / capacity
-            rows[row, len(objective) - 1] = -1.0
-            low[row] = -np.inf
-            row += 1
-        rows[row, : count * num] = np.concatenate(memory) / capacity
-        rows[row, len(objective) - 1] = 1.0
-        low[row], high[row] = -np.inf, 1.0
-        whole = np.zeros(len(objective))
-        whole[: count * num] = 1.0
-        scale = max(float(np.abs(objective).max()), 1e-30)
-        answer = milp(objective / scale, constraints=LinearConstraint(rows.tocsr(), low, high),
-                      integrality=whole, bounds=Bounds(0.0, np.where(whole > 0, 1.0, np.inf)))  # fmt: skip
-        if answer.x is None:
+        chosen = choose(np.stack(share), switches, layouts, np.stack(memory) / capacity,
+                        np.stack(working) / capacity)  # fmt: skip
+        if chosen is None:
             return None
-        chosen = answer.x[: count * num].reshape(count, num).argmax(axis=1).tolist()
-        seconds = costs.time[kind]
-        own = sum(float(seconds[r, c].sum() + i[c]) for r, i, c in zip(runs, inside, chosen, strict=True))
-        switched = sum(
-            float(costs.reshard[kind, r.start - 1, costs.layout[a], costs.layout[b]])
-            for r, a, b in zip(runs[1:], chosen[:-1], chosen[1:], strict=True)
-        )
-        return own + switched, chosen
+        own = sum(float(s[c]) for s, c in zip(seconds, chosen, strict=True))
+        pairs = zip(switches, chosen[:-1], chosen[1:], strict=True)
+        return own + sum(float(table[layouts[a], layouts[b]]) for table, a, b in pairs), chosen
+
+
+def choose(
+    load: Array, switches: list[Array], layout: Index, memory: Array, working: Array
+) -> list[int] | None:
+    """The integer program of a chain of operators: strategies of least load and resharding that fit.
+
+    Variables: one 0/1 for each operator and strategy, flows between the layouts of neighbours (Alpa's edge
+    variables, linear), and the largest working memory.
+
+    Args:
+        load: Seconds, `(N, C)`.
+        switches: Seconds from layout to layout between operators, `N - 1` of shape `(Y, Y)`.
+        layout: Layout of every strategy, `(C,)`.
+        memory: Shares of the capacity that add up, `(N, C)`.
+        working: Shares of which the largest counts, `(N, C)`.
+
+    Returns:
+        A strategy for each operator; None where nothing fits.
+    """
+    (count, num), width = load.shape, len(switches[0]) if switches else 0
+    objective = np.concatenate([load.ravel(), *(table.ravel() for table in switches), [0.0]])
+    one_of = np.zeros((count, len(objective)))
+    flows = np.zeros((2 * width * (count - 1), len(objective)))
+    fit = np.zeros((count + 1, len(objective)))
+    held = (layout == np.arange(width)[:, None]).astype(float)
+    for n in range(count):
+        own = slice(n * num, (n + 1) * num)
+        one_of[n, own], fit[n, own], fit[count, own] = 1.0, working[n], memory[n]
+        if n + 1 < count:
+            rows = flows[2 * width * n : 2 * width * (n + 1)]
+            flow = rows[:, count * num + n * width**2 : count * num + (n + 1) * width**2]
+            flow[:width] = np.kron(np.eye(width), np.ones(width))
+            flow[width:] = np.kron(np.ones(width), np.eye(width))
+            rows[:width, own] = rows[width:, (n + 1) * num : (n + 2) * num] = -held
+    fit[:count, -1], fit[count, -1] = -1.0, 1.0
+    whole = (np.arange(len(objective)) < count * num).astype(float)
+    limits = [LinearConstraint(one_of, 1.0, 1.0), LinearConstraint(fit, -np.inf, np.eye(count + 1)[count])]
+    if len(flows):
+        limits.append(LinearConstraint(flows, 0.0, 0.0))
+    answer = milp(objective / max(float(np.abs(objective).max()), 1e-30), constraints=limits,
+                  integrality=whole, bounds=Bounds(0.0, np.where(whole > 0, 1.0, np.inf)))  # fmt: skip
+    return None if answer.x is None else answer.x[: count * num].reshape(count, num).argmax(axis=1).tolist()

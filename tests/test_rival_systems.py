@@ -76,10 +76,9 @@ def test_a_plan_is_legal_costs_what_is_claimed_and_never_less_than_the_optimum(n
 @pytest.mark.parametrize("module", [alpa, galvatron])
 def test_without_a_pipeline_the_programs_inside_a_stage_reach_the_optimum(module: ModuleType) -> None:
     for seed in range(6):
+        # no joined layers: Alpa's clusters are single ones
         table = random_table(seed, pp=1, num_layers=5, num_choices=3, tightness=0.9)
-        tables = [
-            replace(table, joined=torch.zeros(5, dtype=torch.bool))
-        ]  # Alpa's clusters are single layers
+        tables = [replace(table, joined=torch.zeros(5, dtype=torch.bool))]
         best = brute_force(tables, "layerwise")
         if best.best is not None:
             assert module.solve(tables, "layerwise").cost == pytest.approx(best.cost, rel=1e-6)
