@@ -29,7 +29,7 @@ OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE = ("none", "selective", "full")
 COMM_BITS = (16, 8, 4, 2)
 """Bits per number of a collective; 16 sends the numbers as they are."""
-EXPORTS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "galvatron")
+EXPORTS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "galvatron", "torch")
 SPACES = ("uniform", "stagewise", "layerwise")
 NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")
 RELAXATIONS = ("softmax", "gumbel")

@@ -59,6 +59,7 @@ class Case:
         return problem, plan
 
 
+EVERYWHERE = ("megatron", "deepspeed", "accelerate", "galvatron", "torch")
 CASES = {
     "uneven_pipeline": Case(TOY, LayerStrategy(1, 2, 1), 4, ("megatron", "deepspeed"), (1, 4, 5)),
     "sequence_parallel": Case(
@@ -72,7 +73,7 @@ CASES = {
         LLAMA, LayerStrategy(2, 4, 3, "full"), 2, ("megatron", "torchtitan", "accelerate", "galvatron")
     ),
     "zero_2": Case(TOY, LayerStrategy(2, 4, 2, "full"), 2, ("deepspeed", "accelerate", "galvatron")),
-    "replicas": Case(TOY, LayerStrategy(1, 8), 2, ("megatron", "deepspeed", "accelerate", "galvatron")),
+    "replicas": Case(TOY, LayerStrategy(1, 8), 2, EVERYWHERE),
 }  # fmt: skip
 NAMES = [(name, target) for name, case in CASES.items() for target in case.targets]
 

@@ -46,7 +46,7 @@ REFUSED: list[tuple[str, LayerStrategy, dict[str, Any], str, str]] = [
     ("deepspeed", LayerStrategy(1, 4), {"cuts": (3, 5, 7), "virtual_stages": 2}, "virtual_stages=2",
      "space.virtual_stages=1"),
     ("galvatron", LayerStrategy(1, 4), {"cuts": (1,)}, "the first stage holds no block", "space.pp=1"),
-    ("galvatron", LayerStrategy(1, 8, 3, shard_size=4), {}, "shard_size=4 of dp=8", "space.shard_size=0"),
+    ("galvatron", LayerStrategy(1, 8, 3, shard_size=4), {}, "shard_size=4 of 8 ranks", "space.shard_size=0"),
 ]  # fmt: skip
 
 

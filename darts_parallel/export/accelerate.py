@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from darts_parallel.export.common import Exported, Job, shards
+from darts_parallel.export.common import Exported, Job
 from darts_parallel.strategy import LayerStrategy
 
 PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "no"}
@@ -63,9 +63,9 @@ def _fsdp(job: Job, strategy: LayerStrategy) -> bool:
 
 def parallelism(job: Job, strategy: LayerStrategy) -> dict[str, int]:
     """Fields of `ParallelismConfig`; their product is the number of processes."""
-    sharded = shards(strategy)
+    replicas, sharded = job.shard_degrees(strategy)
     return {
-        "dp_replicate_size": strategy.dp // sharded,
+        "dp_replicate_size": replicas,
         "dp_shard_size": sharded,
         "tp_size": strategy.tp,
         "cp_size": job.plan.cp,

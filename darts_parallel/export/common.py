@@ -85,6 +85,26 @@ class Job:
         sizes = {group.gpus for group in groups}
         return sum(group.count for group in groups), sizes.pop() if len(sizes) == 1 else None
 
+    def sharded_over(self, strategy: LayerStrategy) -> int:
+        """Ranks (data- and context-parallel) over which a strategy shards its state; 1 without ZeRO."""
+        return (strategy.shard_size or strategy.dp * self.plan.cp) if strategy.zero_stage else 1
+
+    def shard_degrees(self, strategy: LayerStrategy) -> tuple[int, int]:
+        """Replicas and shards of a mesh that shards over `shards * cp` ranks.
+
+        Errors:
+            UnsupportedError: a sharding group is no multiple of the context-parallel group.
+        """
+        sharded, cp = self.sharded_over(strategy), self.plan.cp
+        if strategy.zero_stage == 0:
+            return strategy.dp, 1
+        if sharded % cp:
+            raise self.refuse(
+                f"shard_size={sharded} with cp={cp}, and its sharding groups hold whole cp groups",
+                "space.shard_size=0",
+            )
+        return strategy.dp * cp // sharded, sharded // cp
+
     def headline(self) -> list[str]:
         """Two lines for the head of a file: which job, which plan."""
         cluster = self.problem.cluster
@@ -188,9 +208,9 @@ class Job:
     def require_no_shard_groups(self) -> None:
         """Refuse hybrid sharding."""
         for strategy in self.plan.layers:
-            if strategy.shard_size and strategy.zero_stage and strategy.shard_size != strategy.dp:
+            if strategy.zero_stage and strategy.shard_size not in (0, ranks := strategy.dp * self.plan.cp):
                 raise self.refuse(
-                    f"shard_size={strategy.shard_size} of dp={strategy.dp}, and this trainer shards over all",
+                    f"shard_size={strategy.shard_size} of {ranks} ranks, and this trainer shards over all",
                     "space.shard_size=0",
                 )
 
@@ -206,8 +226,3 @@ class Job:
         """Refuse context parallelism."""
         if self.plan.cp > 1:
             raise self.refuse(f"cp={self.plan.cp}, and it cannot be written for this trainer", "space.cp=1")
-
-
-def shards(strategy: LayerStrategy) -> int:
-    """Data-parallel ranks over which a strategy shards its state; 1 without ZeRO."""
-    return (strategy.shard_size or strategy.dp) if strategy.zero_stage else 1

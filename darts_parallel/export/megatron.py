@@ -5,7 +5,7 @@ between chunks, chunk `vpp_rank * pp + pp_rank` in order of layers), which exclu
 `--num-layers-per-virtual-pipeline-stage` and `--num-virtual-stages-per-pipeline-rank`.
 """
 
-from darts_parallel.export.common import Chunk, Exported, Job, shards
+from darts_parallel.export.common import Chunk, Exported, Job
 from darts_parallel.model import VOCABULARY_MULTIPLE
 from darts_parallel.strategy import LayerStrategy
 
@@ -116,7 +116,7 @@ def _zero_flags(job: Job, strategy: LayerStrategy) -> list[Flag]:
     overlap: list[Flag] = [("overlap-grad-reduce", None)] if strategy.dp > 1 else []
     if zero == 0:
         return overlap
-    groups = strategy.dp // shards(strategy)
+    groups = strategy.dp * plan.cp // job.sharded_over(strategy)
     flags: list[Flag] = [("use-distributed-optimizer", None), *overlap]
     flags += [("overlap-param-gather", None)] if strategy.dp > 1 else []
     if zero == 1:

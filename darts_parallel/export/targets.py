@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from darts_parallel.errors import ConfigError
-from darts_parallel.export import accelerate, deepspeed, galvatron, megatron, nanotron, torchtitan
+from darts_parallel.export import accelerate, deepspeed, galvatron, megatron, nanotron, torch, torchtitan
 from darts_parallel.export.common import Exported, Job
 from darts_parallel.planfile import write_text
 from darts_parallel.problem import Problem
@@ -17,6 +17,7 @@ TARGETS: dict[str, Callable[[Job], Exported]] = {
     "accelerate": accelerate.export,
     "nanotron": nanotron.export,
     "galvatron": galvatron.export,
+    "torch": torch.export,
 }
 
 

@@ -6,7 +6,7 @@ Names: `torchtitan/config` (`ParallelismConfig`, `TrainingConfig` with its token
 
 from typing import Any
 
-from darts_parallel.export.common import Chunk, Exported, Job, shards
+from darts_parallel.export.common import Chunk, Exported, Job
 from darts_parallel.strategy import LayerStrategy
 
 MIXED_PARAMETER = {"bf16": "bfloat16", "fp32": "float32"}
@@ -79,9 +79,9 @@ def _check(job: Job, strategy: LayerStrategy) -> None:
 
 def parallelism_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
     """Fields of its `ParallelismConfig`."""
-    plan, sharded = job.plan, shards(strategy)
+    plan, (replicas, sharded) = job.plan, job.shard_degrees(strategy)
     values: dict[str, Any] = {
-        "data_parallel_replicate_degree": strategy.dp // sharded,
+        "data_parallel_replicate_degree": replicas,
         "data_parallel_shard_degree": sharded,
         "fsdp_reshard_after_forward": "always" if strategy.zero_stage == 3 else "never",
         "tensor_parallel_degree": strategy.tp,

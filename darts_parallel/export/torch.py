@@ -1,0 +1,92 @@
+"""Plain PyTorch: one script for torchrun, `torch_program.py` with the plan written into it."""
+
+from itertools import pairwise
+from pathlib import Path
+from pprint import pformat
+from typing import Any
+
+from darts_parallel.export.common import BLOCKS, Exported, Job
+from darts_parallel.strategy import LayerStrategy
+
+PLACE = "PLAN: dict[str, Any] = {}\n"
+"""The line of the program that the plan takes."""
+UNLIKE = ("head_transform", "embedding_norm", "output_bias", "qk_norm")
+"""What the program's model lacks."""
+
+
+def export(job: Job) -> Exported:
+    """The program `train_torch.py`.
+
+    Errors:
+        UnsupportedError: the program cannot run it.
+    """
+    job.require_one_stack()
+    strategy = job.uniform()
+    job.require_exact_collectives()
+    job.require_no_shard_groups()
+    job.require_no_context_parallelism()
+    _check(job)
+    text = Path(__file__).with_name("torch_program.py").read_text(encoding="utf-8")
+    head = "".join(f"# {line}\n" for line in job.headline())
+    values = pformat(settings(job, strategy), width=100, sort_dicts=False)
+    plan = f"PLAN: dict[str, Any] = {values}\n"
+    return Exported(
+        {"train_torch.py": head + text.replace(PLACE, plan)},
+        ("the tokens are random: write your own batch(); tied tables are two copies kept equal",),
+    )
+
+
+def _check(job: Job) -> None:
+    config = job.model
+    wrong = [name for name in UNLIKE if getattr(config, name)]
+    wrong += [name for name in ("final_norm",) if not getattr(config, name)]
+    wrong += [name for name in ("token_types", "relative_position_buckets") if getattr(config, name)]
+    if wrong:
+        raise job.refuse(
+            f"model={config.name} has its own {', '.join(wrong)}, which the program's model lacks",
+            "a model such as model=gpt2_xl or model=llama3_8b",
+        )
+    if any(strategy.recompute == "selective" for strategy in job.blocks):
+        raise job.refuse(
+            "recompute=selective, and the program recomputes whole blocks", "space.recompute=[none,full]"
+        )
+
+
+def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
+    """What the program reads; `parts` count embedding, blocks and head."""
+    plan, config, training = job.plan, job.model, job.problem.training
+    kinds = [layer.kind for layer in job.problem.model.layers]
+    head = kinds.index("head")
+    parts = [[min(first, head + 1), min(end, head + 1)] for first, end in pairwise(plan.boundaries)]
+    pairs = enumerate(zip(kinds, plan.layers, strict=True))
+    return {
+        "pp": plan.pp,
+        "dp": strategy.dp,
+        "tp": strategy.tp,
+        "sequence_parallel": strategy.sequence_parallel,
+        "zero_stage": strategy.zero_stage,
+        "num_micro_batches": plan.num_micro_batches,
+        "parts": parts,
+        "recomputed": [i for i, (kind, s) in pairs if kind in BLOCKS and s.recompute == "full"],
+        "global_batch_size": training.global_batch_size,
+        "seq_len": training.seq_len,
+        "precision": training.precision,
+        "optimizer": training.optimizer,
+        "model": {
+            "num_layers": config.num_layers,
+            "hidden_size": config.hidden_size,
+            "num_heads": config.num_heads,
+            "num_kv_heads": config.num_kv_heads or config.num_heads,
+            "head_dim": config.head_dim or config.hidden_size // config.num_heads,
+            "ffn_hidden_size": config.ffn_hidden_size or 4 * config.hidden_size,
+            "gated_mlp": config.gated_mlp,
+            "vocab_size": config.vocab_size,
+            "max_seq_len": config.max_seq_len,
+            "learned_positions": config.learned_positions,
+            "causal": config.causal,
+            "linear_bias": config.linear_bias,
+            "qkv_bias": config.linear_bias if config.qkv_bias is None else config.qkv_bias,
+            "norm_bias": config.norm_bias,
+            "tie_embeddings": config.tie_embeddings,
+        },
+    }
