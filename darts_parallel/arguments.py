@@ -30,7 +30,9 @@ def arranged(arguments: Sequence[str]) -> list[str]:
             flags.append(argument if known else "all")
             if known:
                 continue
-        if waiting or argument.startswith("-"):
+        if argument == "--explain" and not waiting:
+            overrides.append("explain=true")
+        elif waiting or argument.startswith("-"):
             flags.append(argument)
             waiting = not waiting and _TAKES_VALUE.match(argument) is not None
         else:

@@ -24,6 +24,7 @@ from darts_parallel.arguments import arranged
 from darts_parallel.config import Config, config_dir, register_schema
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import UnsupportedError
+from darts_parallel.explain import explain, render_explanation
 from darts_parallel.export import export_lines, export_plan, write_export
 from darts_parallel.gradient_search import search
 from darts_parallel.messages import error_sentence
@@ -97,7 +98,7 @@ def run_task(composed: DictConfig, began: float) -> float:
         _fail(sentence)
 
 
-PRINTED = ("plan", "export", "output", "hydra")
+PRINTED = ("plan", "export", "explain", "output", "hydra")
 """Root keys that change only what is written and printed, not the problem."""
 
 
@@ -107,7 +108,7 @@ def _config(composed: DictConfig, given: list[str]) -> Config:
     roots = {override.lstrip("+~").split("=")[0].split(".")[0] for override in given}
     if config.plan is None or roots - set(PRINTED):
         return config
-    kept = {"plan": config.plan, "export": config.export, "output": asdict(config.output)}
+    kept = {name: asdict(config)[name] for name in PRINTED if name != "hydra"}
     return own_config(config.plan, **kept) or config
 
 
@@ -159,6 +160,8 @@ def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Trac
     if tracker is not None:
         curves = folder / "tensorboard"
         console.print(f"curves: tensorboard --logdir {curves}", soft_wrap=True, highlight=False)
+    if config.explain:
+        render_explanation(explain(problem, plan), console)
     if config.export is not None:
         _export(problem, plan, folder, config.export, console)
     return cost.iteration_time_s

@@ -242,6 +242,8 @@ class Config:
     command changes more than what is written and printed, on the composed one."""
     export: str | None = None
     """A trainer in whose words the plan is written too (`EXPORTS`)."""
+    explain: bool = False
+    """Print where every byte and second of the plan comes from (also `--explain`)."""
 
     def __post_init__(self) -> None:
         if self.export is not None:

@@ -89,7 +89,7 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
     kinds = table.stage_kind[stages]
     seconds = table.time[outer, kinds, layers, plans.choices]
     sync = table.sync[outer, kinds, layers, plans.choices]
-    inside, across = _neighbour_seconds(table, plans, stages)
+    inside, across = neighbour_seconds(table, plans, stages)
     stage_seconds = _per_stage(seconds, stages, table.pp) + inside
     if table.pipeline.blocking:
         stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
@@ -129,7 +129,7 @@ def pass_seconds(table: CostTable, plans: HardPlans) -> PassSeconds:
         _per_stage(values[outer, table.stage_kind[stages], layers, plans.choices], stages, table.pp)
         for values in (table.forward, table.backward, table.weight_gradient)
     )
-    inside, across = _neighbour_seconds(table, plans, stages)
+    inside, across = neighbour_seconds(table, plans, stages)
     return PassSeconds(forward + inside / 2, backward + inside / 2, weight, across / 2)
 
 
@@ -138,7 +138,7 @@ def _per_stage(values: Tensor, stages: Tensor, pp: int) -> Tensor:
     return zeros.scatter_add(1, stages, values)
 
 
-def _neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tuple[Tensor, Tensor]:
+def neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tuple[Tensor, Tensor]:
     """Resharding inside stages `(B, K)`, and p2p across their boundaries `(B, K - 1)`, both ways."""
     later, pairs = stages[:, 1:], torch.arange(table.num_layers - 1)
     outer = plans.outer.unsqueeze(1)

@@ -1,6 +1,7 @@
 """The targets by name, and how their files are written."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from darts_parallel.errors import ConfigError
@@ -33,7 +34,12 @@ def export_plan(problem: Problem, plan: Plan, target: str) -> Exported:
         UnsupportedError: the target cannot express the plan or the model; names what, and the nearest
             space to search in.
     """
-    return TARGETS[target](Job(target, problem, plan))
+    exported = TARGETS[target](Job(target, problem, plan))
+    if not plan.node_order:
+        return exported
+    order = ", ".join(str(node) for node in plan.node_order)
+    note = f"start the nodes in the plan's order: node ranks 0, 1, ... are the cluster's nodes {order}"
+    return replace(exported, notes=(*exported.notes, note))
 
 
 def write_export(exported: Exported, folder: Path, main: Path | None = None) -> list[Path]:
