@@ -13,13 +13,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
 
 import torch
 
 from darts_parallel.bilevel.settings import TransformerShape
 from darts_parallel.bilevel.transformer import Weights, block, initial_weights
+from darts_parallel.measuring import Case, interleaved_medians
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,9 @@ def profile_block(
     repeats: int = 20,
     clock: Callable[[], float] = time.perf_counter,
     model: str = "bytes",
+    measure: Callable[[Sequence[Case]], list[tuple[float, ...]]] | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> list[LayerProfile]:
     """Median forward and backward seconds of every shard and micro-batch.
 
@@ -69,25 +73,36 @@ def profile_block(
         degrees: Tensor-parallel degrees, divisors of the heads.
         micro_batches: Sequences.
         repeats: Timed runs of each; the median ignores those that another process disturbed.
-        clock: Seconds.
+        clock: Seconds, once the device is done.
         model: Name that the rows state.
+        measure: Medians of cases; given where something else than `repeats` decides when to stop.
+        device: Where it runs.
+        dtype: Of weights and states.
     """
-    weights = initial_weights(shape, torch.Generator().manual_seed(0))
-    machine = f"cpu {platform.machine()} x{torch.get_num_threads()}"
+    initial = initial_weights(shape, torch.Generator().manual_seed(0))
+    weights = {name: w.to(device, dtype) for name, w in initial.items()}
     shards = {
         tp: {name: w.requires_grad_() for name, w in shard(weights, tp).items() if name.startswith("0.")}
         for tp in degrees
     }
+    kind = torch.device(device).type
+    machine = f"cpu {platform.machine()} x{torch.get_num_threads()}" if kind == "cpu" else kind
     cases = [
-        (tp, size, torch.ones(size, shape.context, shape.width)) for tp in degrees for size in micro_batches
+        (tp, size, torch.ones(size, shape.context, shape.width, device=device, dtype=dtype))
+        for tp in degrees
+        for size in micro_batches
     ]
     saved = [_saved_bytes(shards[tp], state) for tp, _, state in cases]
-    # repeats outside: another process disturbs all cases alike
-    times = [[_time(shards[tp], state, clock) for tp, _, state in cases] for _ in range(repeats)]
+    works = [partial(_time, shards[tp], state, clock) for tp, _, state in cases]
+    if measure is None:
+        # counting what is saved has warmed up
+        times = interleaved_medians(works, lambda done: done < repeats, warm_up=False)
+    else:
+        times = measure(works)
     return [
-        LayerProfile("measured", model, machine, tp, 1, "transformer", median(t[i][0] for t in times), size,
-                     shape.context, median(t[i][1] for t in times), _bytes(shards[tp]), saved[i], repeats)
-        for i, (tp, size, _) in enumerate(cases)
+        LayerProfile("measured", model, machine, tp, 1, "transformer", forward, size, shape.context, backward,
+                     _bytes(shards[tp]), saved[i], repeats)
+        for i, ((tp, size, _), (forward, backward)) in enumerate(zip(cases, times, strict=True))
     ]  # fmt: skip
 
 

@@ -1,0 +1,144 @@
+"""Measure the machine at hand, and write a device and a cluster for the search.
+
+    python -m experiments.profile                                        # one process, one device
+    torchrun --nproc-per-node 2 -m experiments.profile seconds=60        # one process a device
+    darts-parallel --config-dir outputs/measured cluster=measured model=gpt2_xl
+
+Every process measures its own device at the same time (matrix products by shape, memory streams, attention,
+launches, Transformer blocks); then the processes of a node, and those of equal place on all nodes, time
+all-reduce, all-gather and messages by size (nccl on GPUs, gloo on CPUs). Medians over interleaved rounds and
+over the processes. It writes `device/NAME.yaml`, `cluster/NAME.yaml` and `profile.json` (every
+measurement) into `out`, and says how far the cost model is from the measured blocks with these figures.
+"""
+
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from darts_parallel.checks import require_at_least, require_member
+from darts_parallel.errors import ConfigError
+from darts_parallel.planfile import write_json, write_text
+from experiments.options import run_main
+from experiments.profile_check import block_errors
+from experiments.profile_compute import DTYPES, ComputeProfile, measure_compute
+from experiments.profile_files import cluster_yaml, device_yaml, node_memory
+from experiments.profile_links import LinkProfile, measure_link
+from experiments.profile_machine import Machine, this_machine
+
+
+@dataclass
+class ProfileOptions:
+    """What to measure and where to write."""
+
+    out: str = "outputs/measured"
+    """A folder for `--config-dir`."""
+    name: str = "measured"
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    seconds: float = 60.0
+    """Wall-clock of the measurements; each is repeated at least three times."""
+    precisions: list[str] | None = None
+    """Of matrix products, the main one first; null: fp32 on a CPU, bf16, fp16 and fp32 on a GPU."""
+    largest: int | None = None
+    """Rows and columns of the largest product; null: 1024 on a CPU, 8192 on a GPU."""
+    largest_message_mib: float = 16.0
+    """In 2^20 bytes."""
+
+    def __post_init__(self) -> None:
+        require_member("device", self.device, ("auto", "cpu", "cuda"))
+        require_at_least("seconds", self.seconds, 0)
+        require_at_least("largest_message_mib", self.largest_message_mib, 0, strict=True)
+        if self.largest is not None:
+            require_at_least("largest", self.largest, 64)
+        for value in self.precisions or ():
+            require_member("precisions", value, tuple(DTYPES))
+        if self.precisions is not None and not self.precisions:
+            raise ConfigError("precisions=[] must list at least one; nearest legal: [fp32].")
+        if not self.name.isidentifier():
+            raise ConfigError(
+                f"name={self.name} must be letters, digits and underscores, since files and keys are "
+                "called so; nearest legal: measured."
+            )
+
+    @property
+    def kind(self) -> str:
+        """`cpu` or `cuda`.
+
+        Errors:
+            ConfigError: a GPU is asked for and there is none.
+        """
+        found = torch.cuda.is_available()
+        if self.device == "cuda" and not found:
+            raise ConfigError("device=cuda must be there, and torch finds none; nearest legal: cpu.")
+        return "cuda" if found and self.device != "cpu" else "cpu"
+
+
+def run(options: ProfileOptions) -> int:
+    """Measure on all ranks, write on the first."""
+    kind = options.kind
+    precisions = options.precisions or (["fp32"] if kind == "cpu" else ["bf16", "fp16", "fp32"])
+    largest = options.largest or (1024 if kind == "cpu" else 8192)
+    message = int(options.largest_message_mib * 2**20)
+    folder = Path(options.out)
+    for part in ("device", "cluster"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    with this_machine(kind) as machine:
+        share = 1.0 if machine.world == 1 else 0.6
+        compute = measure_compute(machine, precisions, largest, share * options.seconds)
+        rest = (1 - share) * options.seconds / 2
+        intra = measure_link(machine, inside=True, largest=message, seconds=rest)
+        inter = measure_link(machine, inside=False, largest=message, seconds=rest)
+        if machine.rank == 0:
+            _write(options, machine, compute, intra, inter)
+    return 0
+
+
+def _write(
+    options: ProfileOptions,
+    machine: Machine,
+    compute: ComputeProfile,
+    intra: LinkProfile | None,
+    inter: LinkProfile | None,
+) -> None:
+    folder = Path(options.out)
+    when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    memory = node_memory(machine)
+    write_text(folder / "device" / f"{options.name}.yaml", device_yaml(compute, machine, memory, when))
+    write_text(folder / "cluster" / f"{options.name}.yaml",
+               cluster_yaml(options.name, machine, intra, inter, compute, when))  # fmt: skip
+    write_json(folder / "profile.json", {
+        "when": when,
+        "gemms": [asdict(gemm) for gemm in compute.gemms],
+        "layers": [asdict(layer) for layer in compute.layers],
+        "intra_node": None if intra is None else asdict(intra),
+        "inter_node": None if inter is None else asdict(inter),
+    })  # fmt: skip
+    print(_summary(options, compute, intra, inter))
+
+
+def _summary(
+    options: ProfileOptions, compute: ComputeProfile, intra: LinkProfile | None, inter: LinkProfile | None
+) -> str:
+    device = compute.device
+    peaks = ", ".join(f"{name} {value / 1e12:.3g}" for name, value in compute.peaks.items())
+    lines = [
+        f"peak {peaks} TFLOP/s; products within {compute.gemm_error:.1%} (median) of the fitted curve",
+        f"memory {float(device.memory_bandwidth) / 1e9:.3g} GB/s; "
+        f"a block of one token {float(device.layer_overhead) * 1e6:.3g} us",
+    ]
+    for name, link in (("inside nodes", intra), ("between nodes", inter)):
+        if link is not None:
+            lines.append(
+                f"links {name}: {link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us; "
+                f"within {link.error:.1%} (median) of the fit"
+            )
+    for words, forward, backward in block_errors(options.out, options.name, compute):
+        lines.append(f"block of {words}: forward predicted {forward:+.0%}, backward {backward:+.0%}")
+    lines.append(f"use: darts-parallel --config-dir {options.out} cluster={options.name}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("experiments.profile", __doc__, ProfileOptions, run))
