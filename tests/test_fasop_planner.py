@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -42,6 +44,22 @@ def test_the_answer_to_a_problem_is_a_plan_that_evaluate_prices_the_same() -> No
     assert not answer.proven
     optimum = exhaustive.find_plan(problem)
     assert optimum.iteration_time_s * (1 - 1e-9) <= answer.iteration_time_s <= optimum.iteration_time_s * 1.2
+
+
+def test_on_a_mixed_cluster_its_plan_says_the_order_of_the_nodes_and_is_no_better_than_the_optimum() -> None:
+    names = ["model=bert_345m", "training=bert_345m", "cluster=a10_a100_mixed"]
+    problem = load_problem([*names, "space=uniform", "space.pp=8"])
+    answer = find_plan(problem)
+    assert answer.plan is not None
+    assert sorted(answer.plan.node_order or range(4)) == [0, 1, 2, 3]
+    cost = evaluate(answer.plan, problem)
+    assert cost.feasible
+    assert cost.iteration_time_s == pytest.approx(answer.iteration_time_s, rel=1e-9)
+    assert answer.iteration_time_s >= exhaustive.find_plan(problem).iteration_time_s * (1 - 1e-9)
+    widths = [end - first for first, end in pairwise(answer.plan.boundaries)]
+    order = answer.plan.node_order or (0, 1, 2, 3)
+    on_a100 = [width for stage, width in enumerate(widths) if order[stage // 2] == 0]
+    assert max(on_a100) == max(widths)  # the faster node holds the longest stage
 
 
 def test_equal_blocks_are_split_evenly() -> None:

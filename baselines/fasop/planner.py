@@ -24,7 +24,8 @@ def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -
     """The best of FASOP's plans: one strategy for all layers, stages by its min-max heuristic.
 
     Args:
-        problem: Model, cluster, job and space.
+        problem: Model, cluster, job and space; orders of unequal nodes are those of
+            `space.node_orders`, where `shifts` are FASOP's own.
         budget: Seconds of wall-clock; None: as long as it takes.
         seed: Ignored, nothing is random.
     """
