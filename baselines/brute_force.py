@@ -59,7 +59,7 @@ def brute_force(tables: Sequence[CostTable], mode: str) -> TableResult:
 def _all_plans(table: CostTable, mode: str) -> Iterator[HardPlans]:
     """All plans of a table in batches: outer choices x splits x strategies."""
     layers = range(1, table.num_layers)
-    for starts in combinations([x for x in layers if not bool(table.joined[x])], table.pp - 1):
+    for starts in combinations([x for x in layers if not bool(table.joined[x])], table.num_stages - 1):
         split = torch.tensor([0, *starts])
         widths = torch.diff(split, append=torch.tensor([table.num_layers]))
         for outer in range(table.num_outer):
@@ -75,7 +75,7 @@ def _all_plans(table: CostTable, mode: str) -> Iterator[HardPlans]:
 def _assignments(table: CostTable, outer: int, mode: str) -> Iterator[torch.Tensor]:
     """Allowed strategies of the model, of every stage or of every layer: `(n, 1 | K | L)`."""
     allowed = np.flatnonzero(table.allowed[outer].numpy()).tolist()
-    slots = {"uniform": 1, "stagewise": table.pp, "layerwise": table.num_layers}[mode]
+    slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[mode]
     buffer = []
     for assignment in product(allowed, repeat=slots):
         buffer.append(assignment)

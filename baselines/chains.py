@@ -70,7 +70,7 @@ class PlanSpace:
     def __init__(self, incumbent: Incumbent, kind: str) -> None:
         self.incumbent, self.kind = incumbent, kind
         tables = incumbent.tables
-        self.pp = torch.tensor([table.pp for table in tables])
+        self.pp = torch.tensor([table.num_stages for table in tables])
         self.num_layers, self.most_stages = tables[0].num_layers, int(self.pp.max())
         self.units = unit_starts(tables[0].joined)
         most_outer = max(table.num_outer for table in tables)
@@ -88,7 +88,9 @@ class PlanSpace:
         for index in torch.unique(chains.table).tolist():
             mine = torch.nonzero(chains.table == index).squeeze(1)
             table = self.incumbent.tables[index]
-            plans = HardPlans(chains.outer[mine], chains.choices[mine], chains.starts[mine, : table.pp])
+            plans = HardPlans(
+                chains.outer[mine], chains.choices[mine], chains.starts[mine, : table.num_stages]
+            )
             cost = self.incumbent.offer(index, plans)
             excess = (cost.memory / table.capacity - 1.0).clamp(min=0.0).sum(1)
             energy[mine] = torch.log(cost.iteration_time) + PENALTY * excess

@@ -7,19 +7,21 @@ for a loose incumbent, and after every round the limit itself is a proven lower 
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from torch import Tensor
 
 from baselines import simulated
 from baselines.case import AGREEMENT, Case
 from baselines.exhaustive import solve_uniform
 from baselines.result import BaselineResult, Candidate, DeadlineError, TableResult
-from darts_parallel.bounds import MODES, OuterCosts, lower_bound
+from darts_parallel.bounds import MODES, OuterCosts, lower_bound, outer_lower_bounds
 from darts_parallel.problem import Problem
 from darts_parallel.space import outer_spaces
 from darts_parallel.table import CostTable, build_tables
 
+WITHOUT_INTERLEAVING = "optimal among the plans that are not interleaved; those that are, are bounded only"
 FIRST_MARGIN = 0.0003
 """The first limit, relative to the lower bound."""
 
@@ -69,7 +71,19 @@ def solve(
         raise ValueError(f"mode={mode} must be one of {', '.join(MODES)}.")
     if mode == "uniform":
         return solve_uniform(tables, incumbent, deadline)
-    return _Search(tables, mode, incumbent, deadline, merge, limit=incumbent * (1 + AGREEMENT)).run()
+    plain = [number for number, table in enumerate(tables) if table.virtual_stages == 1]
+    own = [tables[number] for number in plain]
+    result = _Search(own, mode, incumbent, deadline, merge, limit=incumbent * (1 + AGREEMENT)).run()
+    others = [outer_lower_bounds(table) for table in tables if table.virtual_stages > 1]
+    return _among_others(result, plain, others) if others else result
+
+
+def _among_others(result: TableResult, plain: list[int], others: list[Tensor]) -> TableResult:
+    """The answer for the tables `plain`, beside interleaved ones of which only bounds are known."""
+    best = result.best and replace(result.best, table_index=plain[result.best.table_index])
+    floor = min(result.lower_bound, *(float(bounds.min()) for bounds in others))
+    note = WITHOUT_INTERLEAVING if result.proven else ""
+    return TableResult(best, floor, False, result.plans_evaluated, note=note)
 
 
 @dataclass

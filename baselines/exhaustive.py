@@ -16,7 +16,9 @@ from baselines import simulated
 from baselines.brute_force import brute_force, find_plan_brute_force
 from baselines.case import AGREEMENT, Case
 from baselines.result import BaselineResult, Candidate, DeadlineError, TableResult, deadline_check
-from darts_parallel.bounds import OuterCosts
+from darts_parallel.bounds import OuterCosts, outer_lower_bounds
+from darts_parallel.candidates import even_uniform_plans
+from darts_parallel.cost import evaluate_batch
 from darts_parallel.problem import Problem
 from darts_parallel.space import outer_spaces
 from darts_parallel.table import CostTable, build_tables
@@ -25,6 +27,7 @@ __all__ = ["brute_force", "find_plan", "find_plan_brute_force", "solve_uniform",
 
 FIRST_MARGIN = 0.002
 """A configuration is first searched for splits this close to its bound, relative."""
+EVEN_ONLY = "optimal but for interleaved plans of uneven stages, which are bounded only"
 SLACK = 1e-12
 """Relative; rounding of prefix sums must not exclude a plan."""
 
@@ -65,8 +68,9 @@ def solve_uniform(
     """
     check = deadline_check(deadline)
     queue = _ranked(tables)
-    found: list[Candidate] = []
+    found, interleaved_floor = _even_interleaved(tables, incumbent, count)
     effort, reached, proven = len(queue), 0.0, True
+    interleaved = any(table.virtual_stages > 1 for table in tables)
     try:
         for bound, number, outer, choice in queue:
             reached = bound
@@ -83,8 +87,27 @@ def solve_uniform(
         proven = False
     best = found[0] if found else None
     cost = best.cost if best else (np.inf if incumbent == np.inf else incumbent * (1 + AGREEMENT))
-    floor = cost if proven else min(cost, reached)
-    return TableResult(best, float(floor), proven, effort, tuple(found))
+    floor = min(cost if proven else min(cost, reached), interleaved_floor)
+    note = EVEN_ONLY if proven and interleaved else ""
+    return TableResult(best, float(floor), proven and not interleaved, effort, tuple(found), note)
+
+
+def _even_interleaved(
+    tables: Sequence[CostTable], incumbent: float, count: int
+) -> tuple[list[Candidate], float]:
+    """The `count` best interleaved plans of even stages, and a bound on all interleaved ones."""
+    found, floor = list[Candidate](), float("inf")
+    for number, table in enumerate(tables):
+        if table.virtual_stages == 1:
+            continue
+        floor = min(floor, float(outer_lower_bounds(table).min()))
+        plans = even_uniform_plans(table)
+        cost = evaluate_batch(table, plans)
+        times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        for index in times.argsort(stable=True)[:count].tolist():
+            if float(times[index]) <= incumbent * (1 + AGREEMENT) and bool(cost.feasible[index]):
+                found.append(Candidate(float(times[index]), number, plans[index : index + 1]))
+    return sorted(found, key=lambda candidate: candidate.cost)[:count], floor
 
 
 def _best_split(case: Case, limit: float, check: Callable[[], None]) -> Candidate | None:
@@ -103,8 +126,10 @@ def _ranked(tables: Sequence[CostTable]) -> list[tuple[float, int, int, int]]:
     """Bound, table, outer choice and strategy of every configuration, cheapest bound first."""
     result = []
     for number, table in enumerate(tables):
+        if table.virtual_stages > 1:
+            continue
         everywhere = table.runs(
-            table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.pp, -1)
+            table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.num_stages, -1)
         )
         outer, choice = torch.nonzero(table.allowed & everywhere.all(0), as_tuple=True)
         bounds = uniform_bounds(table, outer, choice).tolist()

@@ -75,6 +75,8 @@ class TableResult:
     """Plans whose cost was worked out, partial plans included."""
     alternatives: tuple[Candidate, ...] = ()
     """The best configurations, each with its best split, cheapest first; where the planner ranks them."""
+    note: str = ""
+    """How far the proof reaches, where the usual sentences do not say it."""
     curve: Curve = ()
     """Every improvement of the best plan; empty where the planner answers once, at its end."""
 
@@ -107,6 +109,8 @@ class TableResult:
         )
 
     def _note(self) -> str:
+        if self.note:
+            return self.note
         if not self.proven and self.lower_bound <= 0:
             return "a heuristic: it proves nothing"
         if not self.proven:

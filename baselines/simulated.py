@@ -59,8 +59,8 @@ def number_of_plans(tables: Sequence[CostTable], mode: str) -> int:
     """Plans of a space: splits times assignments of strategies."""
     total = 0
     for table in tables:
-        slots = {"uniform": 1, "stagewise": table.pp, "layerwise": table.num_layers}[mode]
+        slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[mode]
         cuts = int((~table.joined[1:]).sum())
         choices = sum(int(row.sum()) ** slots for row in table.allowed)
-        total += comb(cuts, table.pp - 1) * choices
+        total += comb(cuts, table.num_stages - 1) * choices
     return total

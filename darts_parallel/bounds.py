@@ -117,6 +117,8 @@ def equal_rows(features: Array) -> Index:
 def outer_lower_bounds(table: CostTable, mode: str = "layerwise") -> Tensor:
     """A lower bound on the iteration time of any feasible plan, for every outer choice.
 
+    Interleaved stages have a loose bound only, which knows no memory.
+
     Args:
         table: Costs of one pipeline degree.
         mode: One of `MODES`. The bound of `layerwise` holds for all; `uniform` takes that of
@@ -125,8 +127,17 @@ def outer_lower_bounds(table: CostTable, mode: str = "layerwise") -> Tensor:
     Returns:
         Seconds, shape `(O,)`; infinite where no plan fits the memory.
     """
+    if table.virtual_stages > 1:
+        return _work_bounds(table)
     bounds = [lower_bound(OuterCosts.read(table, o), mode) for o in range(table.num_outer)]
     return torch.tensor(bounds, dtype=torch.float64)
+
+
+def _work_bounds(table: CostTable) -> Tensor:
+    """The cheapest work of all layers, spread evenly over the devices: holds for any schedule, `(O,)`."""
+    cheapest = table.time.detach().amin(1).masked_fill(~table.allowed.unsqueeze(1), torch.inf).amin(-1)
+    work = table.num_micro_batches * cheapest.sum(-1) / table.pp
+    return work * (1 - ROUNDING)
 
 
 def lower_bound(costs: OuterCosts, mode: str) -> float:

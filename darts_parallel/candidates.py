@@ -138,7 +138,7 @@ def _lowest(score: torch.Tensor, mask: torch.Tensor, count: int) -> list[int]:
 def even_uniform_plans(table: CostTable) -> HardPlans:
     """Every outer choice with every strategy for all layers, stages as even as they can be."""
     units = unit_starts(table.joined)
-    edges = torch.arange(1, table.pp) * len(units) / table.pp
+    edges = torch.arange(1, table.num_stages) * len(units) / table.num_stages
     starts = units[round_edges(edges.unsqueeze(0), len(units))]
     outer, choice = torch.nonzero(table.allowed, as_tuple=True)
     choices = choice.unsqueeze(1).expand(-1, table.num_layers)

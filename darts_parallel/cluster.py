@@ -213,8 +213,8 @@ class Cluster:
         return StageTopology(group, self.groups[group].gpus, tuple(counts.values()))
 
     def boundary_topology(self, stage: int, pp: int) -> BoundaryTopology:
-        """Link between `stage` and the next one."""
-        places, following = self._places(stage, pp), self._places(stage + 1, pp)
+        """Link between `stage` and the next one; the last is followed by the first (interleaving)."""
+        places, following = self._places(stage, pp), self._places((stage + 1) % pp, pp)
         inside = len({node for node, _ in places + following}) == 1
         senders, receivers = (max(Counter(node for node, _ in part).values()) for part in (places, following))
         return BoundaryTopology(places[0][1], inside, senders, following[0][1], receivers)

@@ -73,6 +73,8 @@ class SpaceConfig:
     """The same of gradient synchronisation."""
     shard_size: Any = 0
     """Data-parallel ranks that ZeRO states are sharded over; 0: all of them."""
+    virtual_stages: Any = 1
+    """Stages of a device (interleaved schedule); null: every number that divides the blocks evenly."""
     cp: Any = 1
     """Context-parallel degree; null: every one that divides the halved sequence (its chunks are balanced)."""
     node_orders: str = "auto"
@@ -81,7 +83,7 @@ class SpaceConfig:
     def __post_init__(self) -> None:
         require_member("space.kind", self.kind, SPACES)
         require_member("space.node_orders", self.node_orders, NODE_ORDERS)
-        for key in ("pp", "num_micro_batches", "micro_batch_size", "dp", "tp", "cp"):
+        for key in ("pp", "num_micro_batches", "micro_batch_size", "dp", "tp", "cp", "virtual_stages"):
             for value in self.pinned(key) or ():
                 self._require_integer(key, value)
                 require_at_least(f"space.{key}", value, 1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.layer_costs import TIME_TERMS
-from darts_parallel.pipeline import pipeline_seconds
+from darts_parallel.pipeline import by_device, interleaved_ends, pipeline_seconds
 from darts_parallel.plan_check import check_plan as check_plan
 from darts_parallel.problem import Problem
 from darts_parallel.searcher import searcher_breakdown
@@ -20,7 +20,7 @@ class HardPlans:
     """B hard plans of one table.
 
     `outer` (B,): outer choice; `choices` (B, L): strategy of every layer; `starts` (B, K): first
-    layer of every stage, rising from 0. All integer.
+    layer of every stage in the order of layers, rising from 0. All integer.
     """
 
     outer: Tensor
@@ -56,6 +56,7 @@ class HardPlans:
             layers=tuple(table.choices[c] for c in choices),
             cp=table.cp,
             node_order=table.node_order,
+            virtual_stages=table.virtual_stages,
         )
 
 
@@ -66,13 +67,13 @@ class BatchCost:
     iteration_time: Tensor
     """Shape `(B,)`."""
     stage_seconds: Tensor
-    """One micro-batch, `(B, K)`."""
+    """One micro-batch on every device of the pipeline, all its stages together, `(B, pp)`."""
     sync_seconds: Tensor
-    """Gradient synchronisation and optimizer of every stage, `(B, K)`."""
+    """Gradient synchronisation and optimizer, `(B, pp)`."""
     pipeline_end: Tensor
-    """Seconds until the last backward pass that the iteration waits for, by stage, `(B, K)`."""
+    """Seconds until the last backward pass that the iteration waits for, `(B, pp)`."""
     memory: Tensor
-    """Peak bytes of a device of every stage, reserve excluded, `(B, K)`."""
+    """Peak bytes, reserve excluded, `(B, pp)`."""
     feasible: Tensor
     """Fits the memory, legal strategies and stages, `(B,)` bool."""
 
@@ -90,18 +91,19 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
     seconds = table.time[outer, kinds, layers, plans.choices]
     sync = table.sync[outer, kinds, layers, plans.choices]
     inside, across = neighbour_seconds(table, plans, stages)
-    stage_seconds = _per_stage(seconds, stages, table.pp) + inside
+    stage_seconds = _per_stage(seconds, stages, table.num_stages) + inside
     if table.pipeline.blocking:
         stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
-    sync_seconds = _per_stage(sync, stages, table.pp)
+    device_seconds, devices = by_device(stage_seconds, table.pp), stages % table.pp
+    sync_seconds = _per_stage(sync, devices, table.pp)
     once = table.once[outer, layers, plans.choices].sum(1)
     flight = table.in_flight[outer, stages]
     kept = (
         table.static[outer, layers, plans.choices] + flight * table.activation[outer, layers, plans.choices]
     )
     working = table.working[outer, layers, plans.choices]
-    largest = torch.zeros_like(stage_seconds).scatter_reduce(1, stages, working, "amax")
-    memory = _per_stage(kept, stages, table.pp) + largest
+    largest = torch.zeros_like(device_seconds).scatter_reduce(1, devices, working, "amax")
+    memory = _per_stage(kept, devices, table.pp) + largest
     legal = table.allowed[outer, plans.choices].all(1) & ~(table.joined[plans.starts].any(1))
     if table.kind_allowed is not None:
         legal &= table.runs(kinds, plans.choices).all(1)
@@ -110,10 +112,13 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
         passes = pass_seconds(table, plans)
         total, ends = simulated_seconds(passes, sync_seconds, counts, table.pp, table.pipeline)
     else:
-        end = pipeline_seconds(stage_seconds, counts)
-        total, ends = end + sync_seconds.amax(1), end.unsqueeze(1).expand_as(stage_seconds)
+        if table.virtual_stages > 1:
+            end = interleaved_ends(stage_seconds, counts, table.pp).amax(1)
+        else:
+            end = pipeline_seconds(stage_seconds, counts)
+        total, ends = end + sync_seconds.amax(1), end.unsqueeze(1).expand_as(device_seconds)
     fits = legal & (memory <= table.capacity).all(1)
-    return BatchCost(total + once, stage_seconds, sync_seconds, ends, memory, fits)
+    return BatchCost(total + once, device_seconds, sync_seconds, ends, memory, fits)
 
 
 def pass_seconds(table: CostTable, plans: HardPlans) -> PassSeconds:
@@ -126,15 +131,15 @@ def pass_seconds(table: CostTable, plans: HardPlans) -> PassSeconds:
     stages = plans.stages()
     outer, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
     forward, backward, weight = (
-        _per_stage(values[outer, table.stage_kind[stages], layers, plans.choices], stages, table.pp)
+        _per_stage(values[outer, table.stage_kind[stages], layers, plans.choices], stages, table.num_stages)
         for values in (table.forward, table.backward, table.weight_gradient)
     )
     inside, across = neighbour_seconds(table, plans, stages)
     return PassSeconds(forward + inside / 2, backward + inside / 2, weight, across / 2)
 
 
-def _per_stage(values: Tensor, stages: Tensor, pp: int) -> Tensor:
-    zeros = torch.zeros(len(values), pp, dtype=values.dtype)
+def _per_stage(values: Tensor, stages: Tensor, count: int) -> Tensor:
+    zeros = torch.zeros(len(values), count, dtype=values.dtype)
     return zeros.scatter_add(1, stages, values)
 
 
@@ -151,8 +156,8 @@ def neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tup
     across = table.p2p[outer, border, pairs, before, after]
     none = torch.zeros_like(inside)
     return (
-        _per_stage(torch.where(cut, none, inside), later, table.pp),
-        _per_stage(torch.where(cut, across, none), later, table.pp)[:, 1:],
+        _per_stage(torch.where(cut, none, inside), later, table.num_stages),
+        _per_stage(torch.where(cut, across, none), later, table.num_stages)[:, 1:],
     )
 
 
@@ -168,7 +173,7 @@ class CostBreakdown:
     breakdown_s: dict[str, float]
     """Seconds per iteration by cause; they sum to `iteration_time_s`."""
     stage_times_s: tuple[float, ...]
-    """Seconds of one micro-batch, forward and backward, by stage."""
+    """Seconds of one micro-batch, forward and backward, by stage (all its chunks together)."""
     tokens_per_s: float
     mfu: float
     """Model FLOP (no recomputation) over the peak of all devices."""
@@ -225,7 +230,7 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost) -> dict[str,
 
     The stage is the slowest, or by simulation the one that the iteration waits for.
     """
-    stages, simulated = plans.stages()[0], table.pipeline.simulated
+    stages, simulated = plans.stages()[0] % table.pp, table.pipeline.simulated
     awaited = int((cost.pipeline_end + cost.sync_seconds)[0].argmax())
     slowest = awaited if simulated else int(cost.stage_seconds[0].argmax())
     mine = stages == slowest
@@ -244,7 +249,7 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost) -> dict[str,
     parts["p2p_and_resharding"] = count * float(seconds[slowest]) - sum(parts.values())
     if abs(parts["p2p_and_resharding"]) < 1e-12 * float(seconds.sum()) or not mine.any():
         parts["p2p_and_resharding"] = 0.0
-    if simulated:
+    if simulated or table.virtual_stages > 1:
         idle = float(cost.pipeline_end[0, slowest] - count * seconds[slowest])
         parts["pipeline_bubble"] = max(idle, 0.0)  # above 0 but for rounding
     else:

@@ -65,6 +65,17 @@ def legal_tensor_degrees(problem: Problem) -> list[int]:
     return [tp for tp in legal if tp in known]
 
 
+def virtual_stage_counts(problem: Problem, pp: int) -> list[int]:
+    """Stages that a device may hold: 1, and without a pin only numbers that divide the blocks evenly.
+
+    More than one need a pipeline (pp > 1) and a layer for every stage. Trainers cut the blocks evenly
+    (Megatron-LM), so a free choice tries those numbers only.
+    """
+    blocks, pinned = problem.model.config.num_layers, problem.config.space.pinned("virtual_stages")
+    most = pipeline_units(problem) // pp if pp > 1 else 1
+    return [v for v in range(1, most + 1) if v == 1 or pinned is not None or blocks % (pp * v) == 0]
+
+
 def context_degrees(problem: Problem) -> list[int]:
     """Context-parallel degrees, pinned or not: sequences divide into equal, equally dear parts.
 

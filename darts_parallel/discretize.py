@@ -83,10 +83,11 @@ def _exchange(table: CostTable, plans: HardPlans, over: Tensor) -> tuple[Tensor,
     seconds = (
         count * table.time[outer.unsqueeze(1), kinds, layers] + table.sync[outer.unsqueeze(1), kinds, layers]
     )
+    devices = stages % table.pp
     saved = memory.gather(-1, current) - memory
     loss = (seconds - seconds.gather(-1, current)).clamp(min=1e-12)
     same = table.layout[plans.choices].unsqueeze(-1) == table.layout
-    need = over.gather(1, stages).unsqueeze(-1)
+    need = over.gather(1, devices).unsqueeze(-1)
     legal = table.allowed[outer].unsqueeze(1) & (saved > 0) & (need > 0)
     legal &= table.runs(kinds.unsqueeze(-1), torch.arange(len(table.choices)).expand_as(legal))
     # a change of layout also costs resharding: only where nothing else helps
@@ -94,8 +95,8 @@ def _exchange(table: CostTable, plans: HardPlans, over: Tensor) -> tuple[Tensor,
     gain = torch.where(legal, gain, -1.0)
     best, choice = gain.max(-1)
     result = plans.choices.clone()
-    for stage in range(table.pp):
-        candidates = torch.where(stages == stage, best, -1.0)
+    for device in range(table.pp):
+        candidates = torch.where(devices == device, best, -1.0)
         value, layer = candidates.max(1)
         row = torch.nonzero(value > 0).squeeze(1)
         result[row, layer[row]] = choice[row, layer[row]]

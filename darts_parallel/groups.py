@@ -37,7 +37,7 @@ class Group:
     widths: Tensor
     """Shape `(O, R, K)`."""
     multipliers: Tensor
-    """Memory multipliers, shape `(O, R, K)`."""
+    """Memory multipliers, shape `(O, R, pp)`."""
     table_index: int
     outer_index: Tensor
     """Outer choice of the whole table for each of `table`, shape `(O,)`."""
@@ -66,7 +66,7 @@ class Group:
         cover them as evenly as their number allows.
         """
         restarts, count = config.num_restarts, len(table.choices)
-        rows = {"uniform": 1, "stagewise": table.pp, "layerwise": table.num_layers}[kind]
+        rows = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[kind]
         shape = (table.num_outer, restarts, rows, count)
         logits = config.initial_noise * torch.randn(shape, generator=generator, dtype=torch.float64)
         rank = torch.rand(table.num_outer, count, generator=generator, dtype=torch.float64) + table.allowed
@@ -74,13 +74,15 @@ class Group:
         turn = torch.arange(restarts) % table.allowed.sum(1, keepdim=True)
         preferred = order.gather(1, turn).view(table.num_outer, restarts, 1, 1).expand(-1, -1, rows, -1)
         logits.scatter_add_(-1, preferred, torch.full(shape, config.initial_preference, dtype=torch.float64))
-        noise = torch.randn(table.num_outer, restarts, table.pp, generator=generator, dtype=torch.float64)
+        noise = torch.randn(
+            table.num_outer, restarts, table.num_stages, generator=generator, dtype=torch.float64
+        )
         return Group(
             table=table,
             kind=kind,
             logits=logits.requires_grad_(),
             widths=(WIDTH_NOISE * noise).requires_grad_(),
-            multipliers=torch.zeros_like(noise),
+            multipliers=torch.zeros_like(noise[..., : table.pp]),
             table_index=table_index,
             outer_index=outer,
             names=[f"{table.name} m{m}" for m in table.num_micro_batches.tolist()],

@@ -37,7 +37,7 @@ def _lightest(table: CostTable, kind: str) -> HardPlans:
         flight = table.in_flight[outer].view(-1, 1, 1)
         need = table.static[outer] + flight * table.activation[outer] + table.working[outer] / 2
         legal = table.runs(
-            table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.pp, -1)
+            table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.num_stages, -1)
         )
         legal = legal if kind == "layerwise" else legal.all(0, keepdim=True)
         need = need.masked_fill(~(table.allowed[outer] & legal).unsqueeze(1), torch.inf)
@@ -47,7 +47,8 @@ def _lightest(table: CostTable, kind: str) -> HardPlans:
         size, choice = need.min(-1)
         if kind != "layerwise":
             choice = torch.full_like(choice, int(shared))
-        starts = units[_fill(_unit_sums(size, table), table.capacity)]
+        capacity = table.capacity.repeat(table.virtual_stages) / table.virtual_stages
+        starts = units[_fill(_unit_sums(size, table), capacity)]
         stages = torch.searchsorted(starts, torch.arange(table.num_layers), right=True) - 1
         chosen = choice[stages, torch.arange(table.num_layers)]
         plans.append(HardPlans(torch.tensor([outer]), chosen.unsqueeze(0), starts.unsqueeze(0)))
@@ -132,8 +133,7 @@ def _least_excess(tables: Sequence[CostTable], kind: str) -> tuple[float, str, f
         if float(excess[index]) < best:
             best = float(excess[index])
             count = int(table.num_micro_batches[candidate.plans.outer[index]])
-            context = f"cp {table.cp}, " if table.cp > 1 else ""
-            detail = f"pp {table.pp}, {context}{count} micro-batches"
+            detail = f"{table.words}, {count} micro-batches"
             capacity = float(table.capacity[int(over[index].argmax())])
     return best, detail, capacity
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost import HardPlans
-from darts_parallel.pipeline import pipeline_seconds
+from darts_parallel.pipeline import by_device, interleaved_ends, pipeline_seconds
 from darts_parallel.relaxation import smooth_max
 from darts_parallel.simulation import PassSeconds, simulated_seconds
 from darts_parallel.table import CostTable
@@ -27,7 +27,7 @@ class RelaxedPlans:
     def one_hot(plans: HardPlans, table: CostTable) -> "RelaxedPlans":
         """Hard plans as weights, one for each outer choice in order: shapes `(O, 1, L, .)`."""
         choices = torch.nn.functional.one_hot(plans.choices, len(table.choices)).double()
-        stages = torch.nn.functional.one_hot(plans.stages(), table.pp).double()
+        stages = torch.nn.functional.one_hot(plans.stages(), table.num_stages).double()
         return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1))
 
 
@@ -38,9 +38,9 @@ class SurrogateCost:
     iteration_time: Tensor
     """Shape `(O, R)`."""
     stage_seconds: Tensor
-    """Shape `(O, R, K)`."""
+    """Of every device of the pipeline, all its stages together, `(O, R, pp)`."""
     memory: Tensor
-    """Shape `(O, R, K)`."""
+    """Shape `(O, R, pp)`."""
     sync: Tensor
     """Gradient synchronisation and optimizer step that the iteration waits for, `(O, R)`."""
 
@@ -62,15 +62,23 @@ def surrogate(weights: RelaxedPlans, table: CostTable, sharpness: float | None =
     stage_seconds = stage_seconds + inside
     if table.pipeline.blocking:
         stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
-    syncs = _by_stage_kind(choices, stages, table.sync, table.stage_kind)
+    syncs = by_device(_by_stage_kind(choices, stages, table.sync, table.stage_kind), table.pp)
     if table.pipeline.simulated:
         total, sync = _simulated(choices, stages, table, inside, across, syncs)
     else:
-        count, slowest = table.num_micro_batches.unsqueeze(1), smooth_max(stage_seconds, sharpness)
         sync = smooth_max(syncs, sharpness)
-        total = pipeline_seconds(stage_seconds, count, slowest) + sync
+        total = _closed_form(stage_seconds, table, sharpness) + sync
     total = total + torch.einsum("orlc,olc->or", choices, table.once)
-    return SurrogateCost(total, stage_seconds, _memory(choices, stages, table, sharpness), sync)
+    memory = _memory(choices, stages, table, sharpness)
+    return SurrogateCost(total, by_device(stage_seconds, table.pp), memory, sync)
+
+
+def _closed_form(stage_seconds: Tensor, table: CostTable, sharpness: float | None) -> Tensor:
+    """Seconds of all micro-batches through the pipeline, `(O, R)`."""
+    count = table.num_micro_batches.unsqueeze(1)
+    if table.virtual_stages > 1:
+        return smooth_max(interleaved_ends(stage_seconds, count, table.pp), sharpness)
+    return pipeline_seconds(stage_seconds, count, smooth_max(stage_seconds, sharpness))
 
 
 def _simulated(
@@ -122,4 +130,5 @@ def _memory(choices: Tensor, stages: Tensor, table: CostTable, sharpness: float 
     working = torch.einsum("orlc,olc->orl", choices, table.working)
     kept = torch.einsum("orlk,orl->ork", stages, static)
     kept = kept + table.in_flight.unsqueeze(1) * torch.einsum("orlk,orl->ork", stages, activation)
-    return kept + smooth_max(stages * working.unsqueeze(-1), sharpness, dim=-2)
+    at_work = by_device(stages, table.pp) * working.unsqueeze(-1)
+    return by_device(kept, table.pp) + smooth_max(at_work, sharpness, dim=-2)

@@ -11,11 +11,13 @@ from darts_parallel.degrees import (
     legal_pipeline_degrees,
     pipeline_units,
     tensor_degrees,
+    virtual_stage_counts,
 )
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem
 
-KEYS = ("pp", "tp", "cp", "dp", "num_micro_batches", "micro_batch_size")
+KEYS = ("pp", "virtual_stages", "tp", "cp", "dp", "num_micro_batches", "micro_batch_size")
+USUALLY_ONE = ("virtual_stages", "cp")
 Combination = dict[str, int]
 
 
@@ -34,8 +36,9 @@ def require_legal_pins(problem: Problem) -> None:
             f"{problem.cluster.num_devices} GPUs; nearest legal: {near}."
         )
     pins = {key: values for key in KEYS if (values := space.pinned(key)) is not None}
-    if pins.get("cp") == (1,):  # the default: not worth a word
-        del pins["cp"]
+    for key in USUALLY_ONE:
+        if pins.get(key) == (1,):  # the default: not worth a word
+            del pins[key]
     for key, values in pins.items():
         members = sorted({combination[key] for combination in legal})
         # a list allows values, and the illegal ones among them never enter; one legal value is enough
@@ -81,19 +84,21 @@ def _nearest_nodes(problem: Problem) -> str:
 def _combinations(problem: Problem, batch: int) -> Iterator[Combination]:
     """Every legal combination of the outer degrees, pins left aside."""
     counts = divisors(batch)
-    for pp, tp, cp, dp in _degrees(problem):
+    for pp, laps, tp, cp, dp in _degrees(problem):
         for m in counts:
-            if batch % (dp * m) == 0:
-                yield dict(zip(KEYS, (pp, tp, cp, dp, m, batch // (dp * m)), strict=True))
+            if batch % (dp * m) == 0 and (laps == 1 or m % pp == 0):
+                yield dict(zip(KEYS, (pp, laps, tp, cp, dp, m, batch // (dp * m)), strict=True))
 
 
-def _degrees(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
-    """Every `(pp, tp, cp, dp)` whose product is the devices; cp only where it was asked for."""
-    contexts = [1] if problem.config.space.pinned("cp") == (1,) else context_degrees(problem)
+def _degrees(problem: Problem) -> Iterator[tuple[int, int, int, int, int]]:
+    """Every `(pp, virtual_stages, tp, cp, dp)` that fills the devices; the rarer ones where asked for."""
+    space = problem.config.space
+    contexts = [1] if space.pinned("cp") == (1,) else context_degrees(problem)
     for pp, tp, cp in product(legal_pipeline_degrees(problem), tensor_degrees(problem), contexts):
         dp, rest = divmod(problem.cluster.num_devices // pp, tp * cp)
         if dp and not rest:
-            yield pp, tp, cp, dp
+            laps = [1] if space.pinned("virtual_stages") == (1,) else virtual_stage_counts(problem, pp)
+            yield from ((pp, v, tp, cp, dp) for v in laps)
 
 
 def _product(problem: Problem) -> str:
@@ -114,6 +119,8 @@ def _one_pin(problem: Problem, key: str, value: int, members: list[int]) -> str:
     rules = {
         "pp": f"divide the {devices} GPUs and leave every stage one of the {pipeline_units(problem)} layers",
         "tp": f"divide the heads, the KV heads, the GPUs of a node and the {devices} GPUs",
+        "virtual_stages": f"leave each of pp * virtual_stages stages one of the {pipeline_units(problem)} "
+        "layers, with pp > 1 and num_micro_batches a multiple of pp",
         "cp": f"divide the {devices} GPUs and, twice where attention is causal, training.seq_len="
         f"{problem.training.seq_len}",
         "dp": f"divide training.global_batch_size={batch} and make {_product(problem)} = {devices} GPUs",
@@ -151,12 +158,14 @@ def _show(values: tuple[int, ...]) -> str:
 def _nearest_batch(problem: Problem, batch: int, pins: dict[str, Any]) -> int | None:
     """The nearest global batch size that the pins allow; None where no batch helps."""
     nearest = []
-    for pp, tp, cp, dp in _degrees(problem):
-        degrees = {"pp": pp, "tp": tp, "cp": cp, "dp": dp}
+    for pp, laps, tp, cp, dp in _degrees(problem):
+        degrees = {"pp": pp, "virtual_stages": laps, "tp": tp, "cp": cp, "dp": dp}
         if not all(degrees[key] in pins[key] for key in degrees if key in pins):
             continue
         counts, sizes = pins.get("num_micro_batches", (None,)), pins.get("micro_batch_size", (None,))
         for m, size in product(counts, sizes):
-            unit = dp * (m or 1) * (size or 1)
+            if laps > 1 and (m or pp) % pp:
+                continue
+            unit = dp * (m or (pp if laps > 1 else 1)) * (size or 1)
             nearest.append(unit if m and size else max(round(batch / unit), 1) * unit)
     return _nearest(batch, nearest) if nearest else None

@@ -1,7 +1,7 @@
 """Whether a plan belongs to a problem: layers, devices, heads, batch."""
 
 from darts_parallel.degrees import context_degrees, divisors, legal_tensor_degrees, node_orders_exist
-from darts_parallel.errors import PlanError, UnsupportedError
+from darts_parallel.errors import PlanError
 from darts_parallel.placement import node_orders
 from darts_parallel.problem import Problem
 from darts_parallel.strategy import LayerStrategy, Plan, degrees
@@ -20,9 +20,7 @@ def check_plan(plan: Plan, problem: Problem) -> None:
             "(embedding, blocks, head and loss)."
         )
     if plan.virtual_stages > 1:
-        raise UnsupportedError(
-            f"plan: virtual_stages={plan.virtual_stages} cannot be priced yet; nearest legal: 1."
-        )
+        _check_interleaving(plan)
     if devices % plan.pp:
         near = min(divisors(devices), key=lambda d: abs(d - plan.pp))
         raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; nearest legal: {near}.")
@@ -63,6 +61,19 @@ def _check_placement(plan: Plan, problem: Problem) -> None:
         f"plan: a stage of pp={plan.pp} must lie on nodes of one type of cluster={cluster.name}; "
         f"nearest legal: {advice}."
     )
+
+
+def _check_interleaving(plan: Plan) -> None:
+    if plan.pp == 1:
+        raise PlanError(
+            f"plan: virtual_stages={plan.virtual_stages} must be 1 where pp is 1; nearest legal: 1."
+        )
+    if plan.num_micro_batches % plan.pp:
+        near = max(round(plan.num_micro_batches / plan.pp), 1) * plan.pp
+        raise PlanError(
+            f"plan: num_micro_batches={plan.num_micro_batches} must be a multiple of pp={plan.pp} when "
+            f"stages are interleaved; nearest legal: {near}."
+        )
 
 
 def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Problem, gpus: int) -> None:

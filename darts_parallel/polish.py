@@ -52,13 +52,16 @@ def polish(
         return solvers.setdefault(outer, StageSolver(table, outer))
 
     levels: list[Callable[[HardPlans], HardPlans]] = [lambda current: _moves(table, current, kind)]
-    if kind != "stagewise":
+    # these solve the closed form of one stage a device
+    single = table.virtual_stages == 1
+    if kind != "stagewise" and single:
         levels.append(lambda current: repartitioned(table, current))
-    if kind == "layerwise" and thorough:
+    if kind == "layerwise" and thorough and single:
         levels.append(lambda current: resolved_stages(solver(current), current))
         levels.append(lambda current: resolved_neighbours(solver(current), current))
         levels.append(lambda current: resolved_chain(solver(current), current))
         levels.append(lambda current: resolved_edges(solver(current), current, _edge_starts(table, current)))
+    if kind == "layerwise" and thorough:
         levels.append(lambda current: _pairs(table, current))
     best = float(evaluate_batch(table, plan).iteration_time[0])
     evaluated, level = 0, 0
@@ -100,8 +103,8 @@ def _whole(table: CostTable, plan: HardPlans) -> HardPlans:
 def _per_stage(table: CostTable, plan: HardPlans) -> HardPlans:
     """Every stage, and every pair of neighbouring edges' stages, with every strategy."""
     stages = plan.stages()[0]
-    masks = torch.stack([stages == k for k in range(table.pp)])
-    tails = torch.stack([stages >= k for k in range(table.pp)])
+    masks = torch.stack([stages == k for k in range(table.num_stages)])
+    tails = torch.stack([stages >= k for k in range(table.num_stages)])
     return _with_choices(plan, _replace(table, plan, torch.cat([masks, tails])))
 
 
@@ -150,11 +153,11 @@ def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:
 
     A range of edges moved together takes a unit from one stage and gives it to another.
     """
-    if table.pp == 1:
+    if table.num_stages == 1:
         return plan.starts[:0]
     units = unit_starts(table.joined)
     position = torch.searchsorted(units, plan.starts[0].contiguous())
-    inner = table.pp - 1
+    inner = table.num_stages - 1
     first, last = torch.triu_indices(inner, inner)
     order = torch.arange(inner)
     block = ((order >= first.unsqueeze(1)) & (order <= last.unsqueeze(1))).long()
@@ -176,8 +179,8 @@ def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:
 
 
 def _pairs(table: CostTable, plan: HardPlans) -> HardPlans:
-    """Two layers of one stage changed at once (one gives memory, the other takes it)."""
-    stages = plan.stages()[0]
+    """Two layers of one device changed at once (one gives memory, the other takes it)."""
+    stages = plan.stages()[0] % table.pp
     rows = []
     for stage in range(table.pp):
         members = torch.nonzero(stages == stage).squeeze(1)

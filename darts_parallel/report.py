@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
+from itertools import pairwise
 from math import floor, isfinite, log10
 
 from rich.console import Console
@@ -191,7 +192,8 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown) -> Table:
     names = [layer.name for layer in problem.model.layers]
     size, slowest = problem.cluster.num_devices // plan.pp, max(cost.stage_times_s)
     cluster = problem.cluster.arranged(plan.node_order)
-    for k, (first, end) in enumerate(zip(plan.boundaries, plan.boundaries[1:], strict=False)):
+    chunks = list(pairwise(plan.boundaries))
+    for k in range(plan.pp):
         used, capacity, seconds = cost.memory_bytes[k], cost.capacity_bytes[k], cost.stage_times_s[k]
         share = used / capacity
         colour = "red" if share > 1 else "yellow" if share > MEMORY_WARNING else ""
@@ -200,7 +202,8 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown) -> Table:
         if not cluster.homogeneous:
             ranks = f"{ranks} {cluster.stage_group(k, plan.pp).device.name}"
         pace = Text(_number(seconds, slowest), "bold" if seconds == slowest else "")
-        layers, strategies = layer_ranges(names[first:end]), run_lengths(plan.layers[first:end])
+        layers = "; ".join(layer_ranges(names[first:end]) for first, end in chunks[k :: plan.pp])
+        strategies = run_lengths([s for first, end in chunks[k :: plan.pp] for s in plan.layers[first:end]])
         table.add_row(str(k), ranks, layers, strategies, pace, memory)
     return table
 

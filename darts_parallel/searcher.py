@@ -112,10 +112,10 @@ def searcher_breakdown(problem: "Problem", plan: "Plan") -> dict[str, float]:
             "plan: cost=searcher must have one (dp, tp) for all layers, and the plan mixes them; "
             "nearest legal: cost=analytic."
         )
-    if plan.cp > 1:
+    if plan.cp > 1 or plan.virtual_stages > 1:
         raise PlanError(
-            f"plan: cost=searcher knows no context parallelism, and the plan has cp={plan.cp}; nearest "
-            "legal: cost=analytic."
+            "plan: cost=searcher knows neither context parallelism nor interleaving, and the plan has "
+            f"cp={plan.cp} and virtual_stages={plan.virtual_stages}; nearest legal: cost=analytic."
         )
     result = evaluate_configurations(problem, [(*degrees.pop(), plan.pp)])
     return {name: float(term[0]) for name, term in result.terms.items()}

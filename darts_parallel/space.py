@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from darts_parallel.config import COMM_BITS, RECOMPUTE
-from darts_parallel.degrees import context_degrees, legal_pipeline_degrees
+from darts_parallel.degrees import context_degrees, legal_pipeline_degrees, virtual_stage_counts
 from darts_parallel.degrees import divisors as divisors
 from darts_parallel.degrees import tensor_degrees as tensor_degrees
 from darts_parallel.errors import ConfigError
@@ -35,7 +35,9 @@ class OuterSpace:
 
 
 def outer_spaces(problem: Problem) -> list[OuterSpace]:
-    """All legal outer choices, one entry for each pipeline and context-parallel degree and nodes' order.
+    """All legal outer choices: pipeline and context-parallel degree, stages a device, nodes' order.
+
+    Interleaved stages need a number of micro-batches that pp divides (Megatron-LM's rule).
 
     Errors:
         ConfigError: the pins leave no legal product; names the key and the nearest value.
@@ -44,10 +46,12 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     require_legal_pins(problem)
     mode, result = problem.config.space.node_orders, []
     for pp, cp in product(pipeline_degrees(problem), _context_degrees(problem)):
-        space = _outer_space(problem, pp, cp)
-        if space is not None:
-            orders = node_orders(problem.cluster, pp, mode)
-            result += [replace(space, node_order=order) for order in orders]
+        for laps in virtual_stage_counts(problem, pp):
+            pinned = problem.config.space.pinned("virtual_stages")
+            space = _outer_space(problem, pp, cp, laps) if _allowed(pinned, laps) else None
+            if space is not None:
+                orders = node_orders(problem.cluster, pp, mode)
+                result += [replace(space, node_order=order) for order in orders]
     if not result:
         pinned = problem.config.space.pinned("shard_size") or ()
         raise ConfigError(
@@ -67,7 +71,7 @@ def _context_degrees(problem: Problem) -> list[int]:
     return [cp for cp in context_degrees(problem) if _allowed(problem.config.space.pinned("cp"), cp)]
 
 
-def _outer_space(problem: Problem, pp: int, cp: int) -> OuterSpace | None:
+def _outer_space(problem: Problem, pp: int, cp: int, virtual_stages: int) -> OuterSpace | None:
     space, batch = problem.config.space, problem.training.global_batch_size
     if problem.cluster.num_devices % (pp * cp):
         return None
@@ -78,9 +82,11 @@ def _outer_space(problem: Problem, pp: int, cp: int) -> OuterSpace | None:
     counts = tuple(
         m
         for m in divisors(batch)
-        if (pinned is None or m in pinned) and any(micro_batch_legal(problem, m, c) for c in choices)
+        if (pinned is None or m in pinned)
+        and (virtual_stages == 1 or m % pp == 0)
+        and any(micro_batch_legal(problem, m, c) for c in choices)
     )
-    return OuterSpace(pp, counts, choices, cp) if counts else None
+    return OuterSpace(pp, counts, choices, cp, virtual_stages) if counts else None
 
 
 def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator[LayerStrategy]:

@@ -75,7 +75,7 @@ class StageSolver:
         self.working = table.working[outer].numpy()
         self.layout = table.layout.numpy()
         every, kinds = torch.arange(len(table.choices)), table.stage_kind.unsqueeze(1)
-        runs = table.allowed[outer] & table.runs(kinds, every.expand(table.pp, -1))
+        runs = table.allowed[outer] & table.runs(kinds, every.expand(table.num_stages, -1))
         self.allowed = [np.flatnonzero(row) for row in runs.numpy()]
         self.known: dict[tuple[int, ...], list[list[int]]] = {}
 

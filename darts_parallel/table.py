@@ -1,7 +1,8 @@
 """The cost table: everything that the surrogate, `evaluate` and the exact baselines read.
 
-One table holds all outer choices that share a pipeline and a context-parallel degree. It is built by
-torch operations only, so that costs carry gradients to hardware parameters given as tensors.
+One table holds all outer choices that share their pipeline and context-parallel degree and the stages
+of a device. It is built by torch operations only, so that costs carry gradients to hardware parameters
+given as tensors.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,8 @@ class CostTable:
     """Costs of all layers, strategies and stages for the outer choices of one `OuterSpace`.
 
     Axes: O outer choices (numbers of micro-batches), L layers, C strategies, Y activation layouts,
-    K = pp stages, Q kinds of stage, P kinds of stage boundary. float64; seconds and bytes.
+    K stages in the order of layers, Q kinds of stage, P kinds of stage boundary. Stage s lies on device
+    `s % pp`; without interleaving K = pp. float64; seconds and bytes.
     """
 
     num_micro_batches: Tensor
@@ -64,7 +66,7 @@ class CostTable:
     p2p: Tensor
     """Seconds per micro-batch across a stage boundary, both ways, `(O, P, L - 1, Y, Y)`."""
     capacity: Tensor
-    """Bytes that a device of stage k can give, `(K,)`."""
+    """Bytes that each device of the pipeline can give, `(pp,)`."""
     in_flight: Tensor
     """Micro-batches whose activations stage k holds at once, `(O, K)`."""
     terms: dict[str, Tensor]
@@ -82,14 +84,31 @@ class CostTable:
 
     @property
     def pp(self) -> int:
-        """Pipeline degree, K."""
+        """Pipeline degree: devices in a row."""
+        return len(self.capacity)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages in the order of layers, K."""
         return len(self.stage_kind)
 
     @property
+    def virtual_stages(self) -> int:
+        """Stages of a device."""
+        return self.num_stages // self.pp
+
+    @property
+    def words(self) -> str:
+        """The same for sentences, e.g. `pp 4` or `pp 4, cp 2`."""
+        parts = [f"pp {self.pp}"] + ([f"{self.virtual_stages} chunks"] if self.virtual_stages > 1 else [])
+        return ", ".join(parts + ([f"cp {self.cp}"] if self.cp > 1 else []))
+
+    @property
     def name(self) -> str:
-        """What its outer choices share, for curves, e.g. `pp4` or `pp4 cp2`."""
-        context = f" cp{self.cp}" if self.cp > 1 else ""
-        return f"pp{self.pp}{context}" + (f" ({self.order_name})" if self.order_name else "")
+        """What its outer choices share, for curves, e.g. `pp4` or `pp4 v2 cp2`."""
+        parts = (("pp", self.pp, 0), ("v", self.virtual_stages, 1), ("cp", self.cp, 1))
+        name = " ".join(f"{word}{value}" for word, value, usual in parts if value > usual)
+        return f"{name} ({self.order_name})" if self.order_name else name
 
     @property
     def num_outer(self) -> int:
@@ -150,7 +169,7 @@ def without_dominated(table: CostTable) -> CostTable:
     micro-batch is shorter (a shorter backward hides less of it): the sum over stages loses the one,
     the largest synchronisation gains at most the other.
     """
-    if table.pipeline.simulated:
+    if table.pipeline.simulated or table.virtual_stages > 1:
         # a longest path falls with each pass by itself
         seconds = [table.forward, table.backward - table.weight_gradient, table.weight_gradient, table.sync]
     else:
@@ -191,17 +210,19 @@ def build_table(problem: Problem, space: OuterSpace) -> CostTable:
 
 def _tables_of_orders(problem: Problem, spaces: Sequence[OuterSpace]) -> dict[OuterSpace, CostTable]:
     """Tables of spaces that differ in the order of the nodes alone."""
-    space, pp = spaces[0], spaces[0].pp
+    space, pp, laps = spaces[0], spaces[0].pp, spaces[0].virtual_stages
     clusters = [problem.cluster.arranged(s.node_order) for s in spaces]
     stages = [[cluster.stage_topology(k, pp) for k in range(pp)] for cluster in clusters]
-    boundaries = [[cluster.boundary_topology(k, pp) for k in range(pp - 1)] for cluster in clusters]
+    boundaries = [
+        [cluster.boundary_topology(k % pp, pp) for k in range(pp * laps - 1)] for cluster in clusters
+    ]
     kinds = list(dict.fromkeys(stage for order in stages for stage in order))
     borders = list(dict.fromkeys(border for order in boundaries for border in order))
     first = _table(problem, space, kinds, borders)
     return {
         s: replace(
             first,
-            stage_kind=torch.tensor([kinds.index(stage) for stage in own]),
+            stage_kind=torch.tensor([kinds.index(stage) for stage in own] * laps),
             boundary_kind=torch.tensor([borders.index(b) for b in between], dtype=torch.long),
             once=tied_seconds(
                 problem, cluster, own, ChoiceTensors.build(problem, s.num_micro_batches, s.choices, s.cp)
@@ -235,7 +256,7 @@ def _table(
     admitted = torch.tensor([[admits(problem, kind.group, c) for c in space.choices] for kind in kinds])
     empty = torch.zeros(0, dtype=torch.long)
     return CostTable(
-        pipeline=PipelineModel.from_config(problem.config.cost),
+        pipeline=PipelineModel.from_config(problem.config.cost, space.virtual_stages),
         num_micro_batches=counts,
         choices=space.choices,
         layout=layout,
@@ -254,7 +275,7 @@ def _table(
         reshard=reshard_seconds(problem, [(kind.group, max(kind.counts)) for kind in kinds], space, distinct),
         p2p=boundary_seconds(problem, borders, space, distinct),
         capacity=empty,
-        in_flight=in_flight(space.pp, counts, problem.config.cost.schedule),
+        in_flight=in_flight(space.pp, counts, problem.config.cost.schedule, space.virtual_stages),
         terms=terms(costs) | {k: stacked[k] for k in ("gradient_sync", "optimizer")},
         kind_allowed=None if bool(admitted.all()) else admitted,
         cp=space.cp,
@@ -264,4 +285,6 @@ def _table(
 def plan_space(plan: Plan) -> OuterSpace:
     """The smallest space that holds a plan: its own strategies."""
     choices = tuple(dict.fromkeys(plan.layers))
-    return OuterSpace(plan.pp, (plan.num_micro_batches,), choices, plan.cp, node_order=plan.node_order)
+    return OuterSpace(
+        plan.pp, (plan.num_micro_batches,), choices, plan.cp, plan.virtual_stages, node_order=plan.node_order
+    )

@@ -23,9 +23,13 @@ def first_plan_that_fits(problem: Problem, degrees: Iterable[tuple[int, int, int
         InfeasibleError: none of them fits.
         UnsupportedError: the pins leave only plans that the seed report's model has no word for.
     """
-    tables = {space.pp: build_table(problem, space) for space in outer_spaces(problem) if space.cp == 1}
+    spaces = [space for space in outer_spaces(problem) if space.cp == space.virtual_stages == 1]
+    tables = {space.pp: build_table(problem, space) for space in spaces}
     if not tables:
-        raise UnsupportedError("space.cp: cost=searcher knows no context parallelism; nearest legal: 1.")
+        raise UnsupportedError(
+            "space.cp, space.virtual_stages: cost=searcher knows neither context parallelism nor "
+            "interleaving; nearest legal: 1 and 1."
+        )
     for dp, tp, pp in degrees:
         if pp not in tables:
             continue
