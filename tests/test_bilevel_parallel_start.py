@@ -4,6 +4,7 @@ from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.parallel_start import ParallelStarts
 from darts_parallel.bilevel.transformer import plan_loss
+from experiments.parallel_start import ARMS, StartOptions, final_loss
 from tests.bilevel_tiny import corpus, tiny_settings
 
 PLAN = (Candidate(2, 4),) * 2
@@ -58,3 +59,13 @@ def test_the_best_start_goes_on_alone_with_its_moments() -> None:
     assert torch.equal(batch.optimizer.moments[0][0][0], moments)
     batch.advance(corpus().train)
     assert batch.evaluate(sample(corpus().validation, 4, 8, batch.generator)).shape == (1,)
+
+
+def test_every_arm_of_the_experiment_spends_its_evaluations_and_chooses_after_the_drop() -> None:
+    options = StartOptions(starts=2, evaluations=60)
+    settings = tiny_settings(width=16, learning_rate=2e-2, global_batch_size=16, context=8)
+    for arm in ARMS:
+        loss, chosen = final_loss(arm, settings, corpus(), options)
+        assert loss < 5.6  # of 256 equally likely bytes
+        assert (chosen == 0) == (arm == "single") or arm != "best_at_once"
+    assert final_loss("best_at_once", settings, corpus(), options)[1] == 1

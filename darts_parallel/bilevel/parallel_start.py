@@ -84,6 +84,10 @@ class ParallelStarts:
         self.optimizer.zero_grad()
         self.step += 1
 
+    def over_the_drop(self, text: Tensor) -> bool:
+        """Whether the mean loss has fallen clearly below the unigram entropy of `text`."""
+        return float(self.losses.mean()) <= unigram_entropy(text) - DROP
+
     def filter(self, text: Tensor, survivors: int) -> bool:
         """Resample around the best once the first steep drop is over; returns whether it did so now.
 
@@ -91,7 +95,7 @@ class ParallelStarts:
             text: Training bytes, for the unigram entropy.
             survivors: Starts that stay, at least one.
         """
-        if self.filtered_at is not None or float(self.losses.mean()) > unigram_entropy(text) - DROP:
+        if self.filtered_at is not None or not self.over_the_drop(text):
             return False
         source = resample_sources(rank_starts(self.losses, self.gradient_norms), survivors)
         copies = torch.arange(len(source)) >= survivors

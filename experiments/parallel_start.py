@@ -1,0 +1,127 @@
+"""What do many random starts of the weights bring at equal compute?
+
+    python -m experiments.parallel_start [seeds=[0,1]] [starts=8] [evaluations=480]
+
+Every arm may compute as many gradients of one batch as the others, counted over all of its starts:
+
+- single: one start, trained all the time;
+- filtered: several starts side by side until the first steep drop of the loss is over; then copies of those
+  of low loss and large gradient, with noise, replace the others; after as many steps again the best goes on
+  alone;
+- best_after_drop: the same without copies: at the drop the start of least loss goes on alone;
+- best_at_once: the start of least loss after one step goes on alone, which the drop has not sorted yet.
+
+Prints medians and the paired differences to `single`, and writes `parallel_start.csv`. The logits' side of
+the idea stands in the ablation (`plain_restarts`, `resampled`, `resampled_early` of `experiments.ablate`).
+"""
+
+import csv
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from darts_parallel.bilevel.candidates import Candidate
+from darts_parallel.bilevel.data import Corpus, load_corpus, sample
+from darts_parallel.bilevel.parallel_start import ParallelStarts
+from darts_parallel.bilevel.settings import BilevelSettings
+from darts_parallel.config import require_at_least
+from darts_parallel.problem import load_problem
+from experiments.options import run_main
+from experiments.summary import README, markdown_table, replace_block
+
+ARMS = ("single", "filtered", "best_after_drop", "best_at_once")
+SIZES = ["model.num_layers=2", "model.hidden_size=64", "training.seq_len=32"]
+
+
+@dataclass
+class StartOptions:
+    """What to run."""
+
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2, 3, 4])
+    starts: int = 4
+    """Trainings side by side."""
+    evaluations: int = 800
+    """Gradients of one batch that an arm may compute."""
+    problem: list[str] = field(default_factory=lambda: list(SIZES))
+    """Overrides of `experiment=bilevel`."""
+    out: str = "outputs/parallel_start"
+    readme: bool = False
+    """Write the table into experiments/README.md, too."""
+
+    def __post_init__(self) -> None:
+        for key in ("starts", "evaluations"):
+            require_at_least(key, getattr(self, key), 2)
+
+
+def final_loss(
+    arm: str, settings: BilevelSettings, corpus: Corpus, options: StartOptions
+) -> tuple[float, int]:
+    """Validation loss of one arm when its evaluations are spent, nats, and the step of its choice.
+
+    Args:
+        arm: One of `ARMS`.
+        settings: Sizes, learning rate and seed.
+        corpus: Bytes.
+        options: Starts and evaluations.
+    """
+    plan = (Candidate(1, settings.num_devices),) * settings.num_blocks
+    count = 1 if arm == "single" else options.starts
+    starts, chosen = ParallelStarts.initial(settings, plan, count, settings.seed), 0
+    spent = 0
+    while spent < options.evaluations:
+        starts.advance(corpus.train)
+        spent += len(starts.losses)
+        if len(starts.losses) == 1:
+            continue
+        over = arm == "best_at_once" or starts.over_the_drop(corpus.train)
+        if arm == "filtered":
+            starts.filter(corpus.train, max(count // 2, 1))
+            over = starts.filtered_at is not None and starts.step >= 2 * starts.filtered_at
+        if over:
+            starts.keep_best()
+            chosen = starts.step
+    generator = torch.Generator().manual_seed(settings.seed + 7)
+    held_out = sample(corpus.validation, 256, settings.context, generator)
+    return float(starts.evaluate(held_out).min()), chosen
+
+
+def run(options: StartOptions) -> int:
+    """All arms and seeds."""
+    torch.set_num_threads(1)
+    problem, corpus = load_problem(["experiment=bilevel", *options.problem]), load_corpus()
+    rows = []
+    for seed in options.seeds:
+        for arm in ARMS:
+            loss, chosen = final_loss(arm, BilevelSettings.of(problem, seed), corpus, options)
+            rows.append({"arm": arm, "seed": seed, "validation_loss": loss, "chosen_at_step": chosen})
+            print(f"seed {seed} {arm}: {loss:.4f} nats, chosen at step {chosen}", flush=True)
+    folder = Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "parallel_start.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    table = summary(rows, len(options.seeds))
+    print(table)
+    if options.readme:
+        replace_block(README, "parallel_start", table)
+    return 0
+
+
+def summary(rows: list[dict[str, float | str]], seeds: int) -> str:
+    """A row for each arm: median loss, and how it stands to `single` under equal seeds."""
+    by_arm = {arm: [float(row["validation_loss"]) for row in rows if row["arm"] == arm] for arm in ARMS}
+    cells = []
+    for arm, losses in by_arm.items():
+        differences = [a - b for a, b in zip(losses, by_arm["single"], strict=True)]
+        spread = f"{median(differences):+.4f} ({min(differences):+.4f} to {max(differences):+.4f})"
+        better = f"{sum(d < 0 for d in differences)} of {seeds}"
+        cells.append([arm, f"{median(losses):.4f}", *(("", "") if arm == "single" else (spread, better))])
+    header = ("arm", "validation loss (nats)", "difference to single", "seeds better")
+    return "\n".join(markdown_table(header, cells))
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("experiments.parallel_start", __doc__, StartOptions, run))
