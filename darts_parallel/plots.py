@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+from torch import Tensor
 
 from darts_parallel.cluster import GIB
 from darts_parallel.cost import CostBreakdown
@@ -141,13 +142,28 @@ def memory_figure(cost: CostBreakdown) -> Figure:
 
 
 def probability_figure(record: StepRecord, layer_names: Sequence[str]) -> Figure:
-    """Probability of every strategy in every layer; strategies that no layer considers are left out."""
-    values = record.probabilities.double().numpy()
+    """Probability of every strategy in every layer of the leading plan."""
+    title = f"Step {record.step}, leading plan: pp {record.pp}"
+    return probability_map(record.probabilities, record.choices, layer_names, title)
+
+
+def probability_map(
+    probabilities: Tensor, choices: Sequence[str], layer_names: Sequence[str], title: str
+) -> Figure:
+    """Probabilities as a heatmap; choices that no layer considers are left out.
+
+    Args:
+        probabilities: Shape `(layers, choices)`.
+        choices: Their names.
+        layer_names: Of the layers.
+        title: To which the number of choices left out is added.
+    """
+    values = probabilities.double().numpy()
     kept = np.flatnonzero(values.max(axis=0) >= NEGLIGIBLE)
     if not len(kept):
         # early and flat: nothing stands out, so nothing may be left out
         kept = np.arange(values.shape[1])
-    labels = [record.choices[index] for index in kept]
+    labels = [choices[index] for index in kept]
     width, height = _map_size(len(layer_names), len(kept))
     figure, axes = _figure(width, height, left=_label_inches(labels), right=1.0, bottom=BOTTOM_NAMES)
     # the square root lets small probabilities show
@@ -162,7 +178,7 @@ def probability_figure(record: StepRecord, layer_names: Sequence[str]) -> Figure
     total = values.shape[1]
     rare = f"; {total - len(kept)} of {total} strategies are below {NEGLIGIBLE:.0%} everywhere"
     note = rare if len(kept) < total else ""
-    axes.set_title(f"Step {record.step}, leading plan: pp {record.pp}{note}", loc="left", fontsize=10)
+    axes.set_title(f"{title}{note}", loc="left", fontsize=10)
     axes.set_ylabel("strategy")
     return figure
 

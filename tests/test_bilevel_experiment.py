@@ -88,13 +88,15 @@ def test_both_parts_of_every_logits_gradient_are_curves(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     search = tiny_search()
-    tracker = BilevelTracker(tmp_path, search.choices)
+    tracker = BilevelTracker(tmp_path, search.choices, search.settings.batches)
     search.run(tracker.record)
     tracker.close()
     events = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
     events.Reload()
     tags = set(events.Tags()["scalars"])
     assert {"loss/train", "loss/validation", "search/entropy", "search/seconds_per_step"} <= tags
+    assert {"search/temperature", "search/hard_seconds_per_step", "outer/global_batch_8"} <= tags
+    assert {"trial_log_steps/dp8_g2", "strategy/tp2_b16_g2"} <= tags
     for candidate in search.choices.candidates:
         name = candidate.label().replace(" ", "_")
         assert {f"gradient_{part}/block_1/{name}" for part in ("loss", "time")} <= tags

@@ -48,6 +48,13 @@ class BilevelRecord:
     """Mean over blocks of the entropy of the candidates' weights, nats."""
     weights: Tensor
     """Of the candidates, `(blocks, C)`."""
+    batch_weights: Tensor
+    """Of the global batch sizes, `(batches,)`."""
+    temperature: float
+    hard_seconds: float
+    """Predicted seconds per step of the plan that the logits stand for."""
+    trial_costs: Tensor | None
+    """Measured log steps that each gradient pair costs, `(K,)`."""
     upper: UpperGradient | None
 
 
@@ -126,8 +133,17 @@ class BilevelSearch:
             nats_per_efold=exchange.nats_per_efold if exchange else None,
             entropy=float(torch.special.entr(weights).sum(-1).mean()),
             weights=weights,
+            batch_weights=torch.softmax(self.logits.batch.detach() / self.temperature, -1),
+            temperature=self.temperature,
+            hard_seconds=self._hard_seconds(),
+            trial_costs=self.upper.progress.trial_costs,
             upper=upper,
         )
+
+    def _hard_seconds(self) -> float:
+        plan = self.plan()
+        time = self.upper.times[self.settings.batches.index(plan.global_batch_size)]
+        return float(time.plan_seconds([plan.blocks])[0])
 
     def run(
         self,

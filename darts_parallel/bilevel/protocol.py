@@ -102,7 +102,9 @@ class Protocol:
         name = f"seed-{settings.seed}"
         search = BilevelSearch(settings, self.problem, self.corpus)
         tracker = (
-            BilevelTracker(self.folder / "tensorboard" / name, search.choices) if self.tensorboard else None
+            BilevelTracker(self.folder / "tensorboard" / name, search.choices, settings.batches)
+            if self.tensorboard
+            else None
         )
 
         def on_record(record: BilevelRecord) -> None:

@@ -1,9 +1,13 @@
 """TensorBoard curves of the bilevel search and of the retrained plans."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from darts_parallel.bilevel.candidates import CandidateSet
 from darts_parallel.bilevel.loop import BilevelRecord
+
+PICTURE_EVERY = 40
+"""Steps between heatmaps of the candidates' weights."""
 
 
 class BilevelTracker:
@@ -12,18 +16,34 @@ class BilevelTracker:
     Args:
         folder: Of the run.
         choices: Candidates, for the names of curves.
+        batches: Global batch sizes to choose from.
     """
 
-    def __init__(self, folder: Path, choices: CandidateSet) -> None:
+    def __init__(self, folder: Path, choices: CandidateSet, batches: Sequence[int]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._choices = choices
+        self._choices, self._batches = choices, batches
         self._writer = SummaryWriter(log_dir=str(folder))
 
     def record(self, record: BilevelRecord) -> None:
         """Write the curves of one step of the search."""
         step = record.step
-        values = {"loss/train": record.training_loss, "search/entropy": record.entropy}
+        values = {
+            "loss/train": record.training_loss,
+            "search/entropy": record.entropy,
+            "search/temperature": record.temperature,
+            "search/hard_seconds_per_step": record.hard_seconds,
+        }
+        for batch, weight in zip(self._batches, record.batch_weights.tolist(), strict=True):
+            values[f"outer/global_batch_{batch}"] = weight
+        labels = [candidate.label() for candidate in self._choices.candidates]
+        for label, weight in zip(labels, record.weights.mean(0).tolist(), strict=True):
+            values[f"strategy/{label.replace(' ', '_')}"] = weight
+        if record.trial_costs is not None:
+            for (dp, bits), cost in zip(
+                self._choices.gradient_pairs, record.trial_costs.tolist(), strict=True
+            ):
+                values[f"trial_log_steps/dp{dp}_g{bits}"] = cost
         if record.noise_sequences is not None:
             values["search/noise_scale_sequences"] = record.noise_sequences
         if record.nats_per_efold is not None:
@@ -42,6 +62,16 @@ class BilevelTracker:
                 values[f"weight/block_{block}/{candidate.label().replace(' ', '_')}"] = weight
         for tag, value in values.items():
             self._writer.add_scalar(tag, value, step)
+        if step % PICTURE_EVERY == 0:
+            self._picture(record, labels)
+
+    def _picture(self, record: BilevelRecord, labels: list[str]) -> None:
+
+        from darts_parallel.plots import probability_map, to_image
+
+        blocks = [f"block {index}" for index in range(len(record.weights))]
+        figure = probability_map(record.weights, labels, blocks, f"Step {record.step}, candidates by block")
+        self._writer.add_image("search/probabilities", to_image(figure), record.step, dataformats="HWC")
 
     def retrained(self, arm: str, name: str, step: int, loss: float) -> None:
         """Write one point of a retrained plan's `train` or `validation` curve."""
