@@ -163,7 +163,7 @@ def probability_map(
     if not len(kept):
         # early and flat: nothing stands out, so nothing may be left out
         kept = np.arange(values.shape[1])
-    labels = [choices[index] for index in kept]
+    labels = [choices[index] for index in kept.tolist()]
     width, height = _map_size(len(layer_names), len(kept))
     figure, axes = _figure(width, height, left=_label_inches(labels), right=1.0, bottom=BOTTOM_NAMES)
     # the square root lets small probabilities show

@@ -91,7 +91,7 @@ def run(options: StartOptions) -> int:
     """All arms and seeds."""
     torch.set_num_threads(1)
     problem, corpus = load_problem(["experiment=bilevel", *options.problem]), load_corpus()
-    rows = []
+    rows: list[dict[str, float | str]] = []
     for seed in options.seeds:
         for arm in ARMS:
             loss, chosen = final_loss(arm, BilevelSettings.of(problem, seed), corpus, options)
