@@ -33,6 +33,7 @@ from darts_parallel.problem import Problem, to_config
 from darts_parallel.records import SearchResult, StepRecord
 from darts_parallel.run_folder import RunFolder, forget_sweeps
 from darts_parallel.searcher import configuration_dicts, products
+from darts_parallel.sensitivity import sensitivity
 from darts_parallel.strategy import Plan
 from darts_parallel.timeline import trace_dict
 from darts_parallel.tracking import Tracker
@@ -144,13 +145,14 @@ def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Trac
         export_plan(problem, plan, config.export)  # refused before anything is written
     interrupted = result is not None and (result.interrupted or checked.interrupted)
     written = None if result is None else replace(result, interrupted=interrupted)
-    write_json(folder / "plan.json", plan_dict(problem, plan, cost, written, checked.answers))
+    elasticities = _sensitivity(plan, problem)
+    write_json(folder / "plan.json", plan_dict(problem, plan, cost, written, checked.answers, elasticities))
     if config.output.trace:
         write_json(folder / "plan.trace.json", trace_dict(plan, problem))
     try:
-        report.render(problem, result, plan, cost, checked.answers, console)
+        report.render(problem, result, plan, cost, checked.answers, console, elasticities)
         if tracker is not None:
-            tracker.finish(result, plan, cost, checked.answers)
+            tracker.finish(result, plan, cost, checked.answers, elasticities)
     except KeyboardInterrupt:
         console.print("interrupted: plan.json is whole, the report or the curves are not.")
     console.print(f"plan: {folder / 'plan.json'}", soft_wrap=True, highlight=False)
@@ -175,6 +177,14 @@ def _export(problem: Problem, plan: Plan, folder: Path, target: str, console: Co
         _fail(str(error))
     for line in export_lines(target, exported, write_export(exported, folder)):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
+    """What the plan's time depends on; nothing after Ctrl-C, which must not cost the plan."""
+    try:
+        return sensitivity(plan, problem)
+    except KeyboardInterrupt:
+        return {}
 
 
 def _search(problem: Problem, tracker: Tracker | None, console: Console) -> SearchResult:

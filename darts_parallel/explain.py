@@ -16,6 +16,7 @@ from darts_parallel.cost import evaluate, hard_plan, neighbour_seconds
 from darts_parallel.layer_costs import ChoiceTensors, element_bytes
 from darts_parallel.memory import StateBytes, parameters_per_rank, state_bytes, static_bytes
 from darts_parallel.model import LayerSpec
+from darts_parallel.pipeline import by_device
 from darts_parallel.problem import Problem
 from darts_parallel.strategy import LayerStrategy, Plan
 
@@ -134,8 +135,9 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
             sizes = (_parameters(problem, plan, i, choices) for i in indices)
             total = sum(float(static_bytes(n, choices.shards, choices.zero_stage, part)) for n in sizes)
             yield _line(stage, words, term, total)
-        kept = sum(float(table.activation[0, i, chosen[i]]) for i in indices)
-        yield _line(stage, words, "activations", float(flight[stage]) * kept)
+        chunks = plan.chunk_of_layer
+        kept = sum(float(flight[chunks[i]] * table.activation[0, i, chosen[i]]) for i in indices)
+        yield _line(stage, words, "activations", kept)
     for stage in range(plan.pp):
         mine = [i for i in range(len(chosen)) if plan.stage_of_layer[i] == stage]
         largest = max(mine, key=lambda i: working[i])
@@ -168,11 +170,13 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
             if terms.get(name):
                 yield _line(stage, words, name, len(indices) * terms[name])
     inside, across = neighbour_seconds(table, hard, hard.stages())
+    inside = by_device(inside, plan.pp)
+    across = by_device(torch.nn.functional.pad(across, (1, 0)), plan.pp)
     for stage in range(plan.pp):
         if float(inside[0, stage]):
             yield _line(stage, "between layers", "resharding", float(inside[0, stage]))
-        if stage and table.pipeline.blocking:
-            yield _line(stage, "from the stage before", "p2p", float(across[0, stage - 1]))
+        if float(across[0, stage]) and table.pipeline.blocking:
+            yield _line(stage, "from the stage before", "p2p", float(across[0, stage]))
 
 
 def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float] | None:

@@ -15,6 +15,7 @@ from darts_parallel.cost import CostBreakdown
 from darts_parallel.errors import DartsParallelError, PlanError
 from darts_parallel.problem import Problem, to_config
 from darts_parallel.records import SearchResult
+from darts_parallel.sensitivity import sensitivity
 from darts_parallel.strategy import SCHEMA, Plan
 from darts_parallel.verification import Verification
 
@@ -33,8 +34,12 @@ def plan_dict(
     cost: CostBreakdown,
     result: SearchResult | None,
     verifications: list[Verification],
+    elasticities: dict[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The content of `plan.json` (design, section 6)."""
+    """The content of `plan.json` (design, section 6).
+
+    `elasticities` is what `sensitivity` says of the plan; None asks it.
+    """
     config = problem.config
     names = tuple(layer.name for layer in problem.model.layers)
     return {
@@ -55,6 +60,7 @@ def plan_dict(
             "stage_times_s": [] if config.cost.name == "searcher" else list(cost.stage_times_s),
             "breakdown_s": cost.breakdown_s,
         },
+        "sensitivity": sensitivity(plan, problem) if elasticities is None else elasticities,
         "search": _search_dict(result),
         "verification": {entry.name: _verification_dict(entry, problem) for entry in verifications},
         "version": package_version(),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from itertools import pairwise
-from math import floor, isfinite, log10
+from math import isfinite
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,12 +13,16 @@ from rich.text import Text
 
 from darts_parallel.cluster import GIB
 from darts_parallel.cost import CostBreakdown, evaluate
+from darts_parallel.formatting import number as _number
+from darts_parallel.formatting import percent as _percent
+from darts_parallel.formatting import seconds as _seconds
 from darts_parallel.placement import order_label
 from darts_parallel.problem import Problem
 from darts_parallel.ranges import layer_ranges as layer_ranges
 from darts_parallel.ranges import rank_ranges
 from darts_parallel.ranges import run_lengths as run_lengths
 from darts_parallel.records import SearchResult
+from darts_parallel.sensitivity import strongest
 from darts_parallel.strategy import Plan
 from darts_parallel.verification import Verification
 
@@ -108,6 +112,7 @@ def render(
     cost: CostBreakdown,
     verifications: list[Verification],
     console: Console,
+    elasticities: dict[str, float] | None = None,
 ) -> None:
     """Print the report.
 
@@ -118,12 +123,14 @@ def render(
         cost: Of that plan.
         verifications: Answers of the baselines; may be empty.
         console: Where to; lines of a pipe or a file are at least 100 columns wide.
+        elasticities: What `sensitivity` says of the plan; may be missing.
     """
     with _legible(console):
         known = claim(problem, cost, verifications) if result else _unsearched(problem)
         _headline(problem, plan, cost, known, console)
         console.print(_stage_table(problem, plan, cost))
         console.print(_time_table(cost))
+        _sensitivity_line(elasticities or {}, console)
         if result is not None:
             _search_lines(result, console)
         if verifications:
@@ -222,6 +229,14 @@ def _time_table(cost: CostBreakdown) -> Table:
     return table
 
 
+def _sensitivity_line(elasticities: dict[str, float], console: Console) -> None:
+    table = _table("\nTen percent more of", ("figure", "left"), ("time", "right"))
+    for words, change in strongest(elasticities):
+        table.add_row(words, f"{100 * change:+.2f} %")
+    if table.row_count:
+        console.print(table)
+
+
 def _search_lines(result: SearchResult, console: Console) -> None:
     raw, final = result.raw_iteration_time_s, result.iteration_time_s
     console.print(Text("\nSearch", "bold"))
@@ -271,22 +286,3 @@ def _alternatives(
             table.add_row(slower, other.describe(problem.training.global_batch_size), reason)
         console.print(table)
     console.print()
-
-
-def _seconds(value: float) -> str:
-    """Seconds with three significant places below one, e.g. `0.112 s`, `12.3 ms`."""
-    if value >= 10:
-        return f"{value:.2f} s"
-    return f"{value:.3f} s" if value >= 0.1 else f"{1e3 * value:.3g} ms"
-
-
-def _percent(share: float, digits: int = 1) -> str:
-    return f"{100 * share:.{digits}f} %"
-
-
-def _number(value: float, scale: float | None = None) -> str:
-    """A number with at least four decimals, and four significant digits of `scale` (or of itself)."""
-    scale = value if scale is None else scale
-    if not isfinite(value):
-        return "-"
-    return f"{value:.{max(4, 3 - floor(log10(scale))) if scale > 0 else 4}f}"

@@ -79,6 +79,7 @@ class Tracker:
         plan: Plan,
         cost: CostBreakdown,
         verifications: list[Verification],
+        elasticities: dict[str, float] | None = None,
     ) -> None:
         """Write the pictures, the text and the figures of the final plan.
 
@@ -87,6 +88,7 @@ class Tracker:
             plan: The final plan.
             cost: Of that plan.
             verifications: Answers of the baselines; may be empty.
+            elasticities: What `sensitivity` says of the plan; may be missing.
         """
         from darts_parallel import plots
 
@@ -102,6 +104,7 @@ class Tracker:
         final = {f"breakdown_s/{name}": seconds for name, seconds in cost.breakdown_s.items()}
         final |= {"tokens_per_s": cost.tokens_per_s, "mfu": cost.mfu}
         self._scalars("final", final | _metrics(result, cost, verifications))
+        self._scalars("sensitivity", elasticities or {})
         self._hyperparameters(result, cost, verifications)
         self._writer.flush()
 
