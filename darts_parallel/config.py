@@ -32,6 +32,8 @@ COMM_BITS = (16, 8, 4, 2)
 EXPORTS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "galvatron", "torch")
 SPACES = ("uniform", "stagewise", "layerwise")
 NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")
+EXECUTABLE = "executable"
+"""Another name of `layerwise` with `space.executable`."""
 RELAXATIONS = ("softmax", "gumbel")
 
 
@@ -79,10 +81,18 @@ class SpaceConfig:
     """Context-parallel degree; null: every one that divides the halved sequence (its chunks are balanced)."""
     node_orders: str = "auto"
     """Orders of unequal nodes along the pipeline: `all`, `shifts`, `adjacent`, `given`, or `auto`."""
+    executable: bool = False
+    """Only what `darts_parallel.run` executes."""
 
     def __post_init__(self) -> None:
-        require_member("space.kind", self.kind, SPACES)
+        require_member("space.kind", self.kind, (*SPACES, EXECUTABLE))
         require_member("space.node_orders", self.node_orders, NODE_ORDERS)
+        if self.kind == EXECUTABLE:
+            self.kind, self.executable = "layerwise", True
+        if self.executable:
+            self.node_orders = "given"  # ranks are numbered by whoever starts the processes
+            for value in self.pinned("cp") or ("null",):
+                require_member("space.cp", value, (1,))
         for key in ("pp", "num_micro_batches", "micro_batch_size", "dp", "tp", "cp", "virtual_stages"):
             for value in self.pinned(key) or ():
                 self._require_integer(key, value)
@@ -93,7 +103,7 @@ class SpaceConfig:
         for key in ("tp_comm_bits", "grad_comm_bits"):
             for value in self.pinned(key) or ():
                 self._require_integer(key, value)
-                require_member(f"space.{key}", value, COMM_BITS)
+                require_member(f"space.{key}", value, COMM_BITS[:1] if self.executable else COMM_BITS)
         for value in self.pinned("shard_size") or ():
             self._require_integer("shard_size", value)
             require_at_least("space.shard_size", value, 0)

@@ -226,13 +226,13 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
 
 
 def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost) -> dict[str, float]:
-    """Seconds per iteration by cause: the slowest stage's micro-batches, the bubble, the rest.
+    """Seconds per iteration by cause: one stage's micro-batches, the bubble, the rest.
 
-    By simulation the bubble is what the pipeline takes beyond that, and of the synchronisation counts what
-    comes after the last backward of all.
+    The stage is the slowest, or by simulation the one that the iteration waits for.
     """
     stages, simulated = plans.stages()[0] % table.pp, table.pipeline.simulated
-    slowest = int(cost.stage_seconds[0].argmax())
+    awaited = int((cost.pipeline_end + cost.sync_seconds)[0].argmax())
+    slowest = awaited if simulated else int(cost.stage_seconds[0].argmax())
     mine = stages == slowest
     count = int(table.num_micro_batches[plans.outer[0]])
     layers = torch.arange(table.num_layers)
@@ -250,16 +250,12 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost) -> dict[str,
     if abs(parts["p2p_and_resharding"]) < 1e-12 * float(seconds.sum()) or not mine.any():
         parts["p2p_and_resharding"] = 0.0
     if simulated or table.virtual_stages > 1:
-        idle = float(cost.pipeline_end[0].amax() - count * seconds[slowest])
+        idle = float(cost.pipeline_end[0, slowest] - count * seconds[slowest])
         parts["pipeline_bubble"] = max(idle, 0.0)  # above 0 but for rounding
     else:
         parts["pipeline_bubble"] = float(seconds.sum() - seconds[slowest])
-    done = cost.pipeline_end[0] + cost.sync_seconds[0]
-    last = int((done if simulated else cost.sync_seconds[0]).argmax())
-    outside = (
-        float((done[last] - cost.pipeline_end[0].amax()) / cost.sync_seconds[0, last]) if simulated else 1.0
-    )
-    parts["gradient_sync"] = outside * term("gradient_sync", last)
-    parts["optimizer"] = outside * term("optimizer", last)
+    last = awaited if simulated else int(cost.sync_seconds[0].argmax())
+    parts["gradient_sync"] = term("gradient_sync", last)
+    parts["optimizer"] = term("optimizer", last)
     parts["tied_embedding_sync"] = float(table.once[plans.outer[0], layers, plans.choices[0]].sum())
     return parts

@@ -88,21 +88,17 @@ def _pipeline_words(line: Timeline, cost: CostBreakdown, count: int) -> str:
 
 
 def _draw_passes(axes: Axes, events: Sequence[Event], numbered: bool, unit: float, width: float) -> None:
-    def order(event: Event) -> tuple[int, str, int]:
-        return event.device, event.operation.kind, event.operation.stage
+    def order(event: Event) -> tuple[int, str]:
+        return event.device, event.operation.kind
 
-    pp = 1 + max(event.device for event in events)
-    chunks = 1 + max(event.operation.stage for event in events) // pp
-    for (device, kind, stage), run in groupby(sorted(events, key=order), key=order):
+    for (device, kind), run in groupby(sorted(events, key=order), key=order):
         mine = list(run)
-        # later stages of a device are paler
-        paler = 1.0 - 0.5 * (stage // pp) / chunks
         bars = [(event.start / unit, (event.end - event.start) / unit) for event in mine]
         colour = PASSES[kind]
         # a white edge would swallow a very short pass, which would not be drawn at all without one
         wide = max(event.end - event.start for event in mine) > 0.003 * width
         axes.broken_barh(bars, (device - 0.45, 0.9), facecolor=colour, edgecolor="white" if wide else colour,
-                         linewidth=0.4, alpha=paler)  # fmt: skip
+                         linewidth=0.4)  # fmt: skip
         for event in mine if numbered else []:
             # a number needs room: about 1 % of the width
             if event.end - event.start > 0.012 * width:

@@ -13,6 +13,7 @@ from darts_parallel.degrees import context_degrees, legal_pipeline_degrees, virt
 from darts_parallel.degrees import divisors as divisors
 from darts_parallel.degrees import tensor_degrees as tensor_degrees
 from darts_parallel.errors import ConfigError
+from darts_parallel.executable import refuse_model, sequence_divides
 from darts_parallel.pins import require_legal_pins, require_pure_stages
 from darts_parallel.placement import node_orders
 from darts_parallel.problem import Problem
@@ -41,7 +42,10 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
 
     Errors:
         ConfigError: the pins leave no legal product; names the key and the nearest value.
+        UnsupportedError: `space.executable` holds for a model that cannot run.
     """
+    if problem.config.space.executable:
+        refuse_model(problem)
     require_pure_stages(problem)
     require_legal_pins(problem)
     mode, result = problem.config.space.node_orders, []
@@ -107,7 +111,8 @@ def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator
             continue
         ranks = dp * cp
         zero = [z for z in stages if ranks > 1 or z == 0] or [0]
-        sequence = [s for s in parallel if tp > 1 or not s] or [False]
+        divides = tp > 1 and (not space.executable or sequence_divides(problem, tp))
+        sequence = [s for s in parallel if divides or not s] or [False]
         tp_bits = (space.pinned("tp_comm_bits") or COMM_BITS) if tp > 1 else COMM_BITS[:1]
         grad_bits = (space.pinned("grad_comm_bits") or COMM_BITS) if ranks > 1 else COMM_BITS[:1]
         for z, r, s, b, g in product(zero, recompute, sequence, tp_bits, grad_bits):

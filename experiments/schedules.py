@@ -6,9 +6,8 @@
 Random pipelines: forward and backward seconds of every stage are drawn apart, uniformly within
 `1 - unevenness` and `1 + unevenness` times 1 and 2, a message one way costs a share of a stage's mean
 seconds. The closed form `sum_k t_k + (m - 1) max_k t_k` (messages charged to the later stage) is compared
-with the simulated 1F1B schedule, where messages block or overlap, and that of interleaved stages
-(`pipeline.interleaved_ends`) with theirs. The error is `closed form / simulated - 1`: above 0 the closed
-form is too slow. It prints Markdown tables; `out=FILE` writes them.
+with the simulated 1F1B schedule, where messages block or overlap. Its error is
+`closed form / simulated - 1`: above 0 it is too slow. It prints Markdown tables; `out=FILE` writes them.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.checks import require_at_least, require_at_most
-from darts_parallel.pipeline import interleaved_ends, pipeline_seconds
+from darts_parallel.pipeline import pipeline_seconds
 from darts_parallel.simulation import PassSeconds, device_ends
 from experiments.options import run_main
 
@@ -31,15 +30,13 @@ class ScheduleOptions:
     pp: list[int] = field(default_factory=lambda: [2, 4, 8, 16])
     micro_batches_per_stage: list[int] = field(default_factory=lambda: [1, 4, 16])
     unevenness: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.2, 0.5])
-    virtual_stages: list[int] = field(default_factory=lambda: [2, 4])
-    """Stages of a device in the third table."""
     message: list[float] = field(default_factory=lambda: [0.01, 0.05, 0.2])
     pipelines: int = 400
     seed: int = 0
     out: str | None = None
 
     def __post_init__(self) -> None:
-        for key in ("pp", "micro_batches_per_stage", "virtual_stages"):
+        for key in ("pp", "micro_batches_per_stage"):
             for value in getattr(self, key):
                 require_at_least(key, value, 1)
         for value in self.unevenness:
@@ -51,7 +48,7 @@ class ScheduleOptions:
 
 
 def random_pipelines(
-    count: int, stages: int, unevenness: float, message: float, rng: torch.Generator
+    count: int, pp: int, unevenness: float, message: float, rng: torch.Generator
 ) -> PassSeconds:
     """`count` pipelines whose stages take about 1 s forward and 2 s backward.
 
@@ -62,12 +59,10 @@ def random_pipelines(
     """
 
     def draw(mean: float) -> Tensor:
-        return mean * (
-            1 + unevenness * (2 * torch.rand(count, stages, generator=rng, dtype=torch.float64) - 1)
-        )
+        return mean * (1 + unevenness * (2 * torch.rand(count, pp, generator=rng, dtype=torch.float64) - 1))
 
     forward, backward = draw(1.0), draw(2.0)
-    messages = torch.full((count, stages - 1), 3.0 * message, dtype=torch.float64)
+    messages = torch.full((count, pp - 1), 3.0 * message, dtype=torch.float64)
     return PassSeconds(forward, backward, backward / 2, messages)
 
 
@@ -80,16 +75,9 @@ def closed_form_error(passes: PassSeconds, num_micro_batches: int, *, blocking: 
     return closed / ends.amax(1) - 1.0
 
 
-def interleaved_error(passes: PassSeconds, pp: int, num_micro_batches: int) -> Tensor:
-    """The same of interleaved pipelines with blocking messages."""
-    charged = passes.blocking()
-    closed = interleaved_ends(charged.forward + charged.backward, torch.tensor(num_micro_batches), pp)
-    return closed.amax(1) / device_ends(charged, "interleaved", pp, num_micro_batches).amax(1) - 1.0
-
-
 def run(options: ScheduleOptions) -> int:
-    """Print the tables."""
-    lines = [*_uneven_table(options), "", *_message_table(options), "", *_interleaved_table(options)]
+    """Print both tables."""
+    lines = [*_uneven_table(options), "", *_message_table(options)]
     print("\n".join(lines))
     if options.out is not None:
         Path(options.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -120,24 +108,9 @@ def _message_table(options: ScheduleOptions) -> Iterator[str]:
             yield _row(pp, ratio * pp, errors)
 
 
-def _interleaved_table(options: ScheduleOptions) -> Iterator[str]:
-    names = [
-        f"{v} stages a device, unevenness {u:g}" for v in options.virtual_stages for u in options.unevenness
-    ]
-    yield from _header(options, names)
-    for pp in options.pp:
-        for ratio in options.micro_batches_per_stage:
-            errors = [
-                interleaved_error(_draw(options, pp * chunks, uneven, 0.0), pp, ratio * pp)
-                for chunks in options.virtual_stages
-                for uneven in options.unevenness
-            ]
-            yield _row(pp, ratio * pp, errors)
-
-
-def _draw(options: ScheduleOptions, stages: int, uneven: float, message: float) -> PassSeconds:
+def _draw(options: ScheduleOptions, pp: int, uneven: float, message: float) -> PassSeconds:
     rng = torch.Generator().manual_seed(options.seed)
-    return random_pipelines(options.pipelines, stages, uneven, message, rng)
+    return random_pipelines(options.pipelines, pp, uneven, message, rng)
 
 
 def _header(options: ScheduleOptions, names: list[str]) -> list[str]:

@@ -40,11 +40,6 @@ def test_the_error_is_that_of_the_closed_form(blocking: bool) -> None:
     assert float(schedules.closed_form_error(passes, 1, blocking=blocking)) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_equal_interleaved_stages_have_no_error() -> None:
-    passes = schedules.random_pipelines(3, 8, 0.0, 0.0, torch.Generator().manual_seed(0))
-    assert schedules.interleaved_error(passes, 4, 12).abs().max() < 1e-12
-
-
 def test_a_negative_unevenness_is_refused() -> None:
     with pytest.raises(ConfigError, match="unevenness=-1"):
         parse(schedules.ScheduleOptions, ["unevenness=[-1]"])

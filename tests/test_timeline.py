@@ -11,7 +11,6 @@ from darts_parallel.cli import run_job
 from darts_parallel.errors import ConfigError
 from darts_parallel.pipeline import in_flight
 from darts_parallel.planfile import write_json
-from darts_parallel.plots import gantt_figure
 from darts_parallel.problem import Problem
 from darts_parallel.schedules import device_orders
 from darts_parallel.strategy import LayerStrategy, Plan
@@ -66,28 +65,6 @@ def test_the_timeline_ends_when_the_simulated_iteration_does(cost: list[str]) ->
     tied = priced.breakdown_s["tied_embedding_sync"]
     assert priced.iteration_time_s == pytest.approx(end + tied, rel=1e-12)
     assert sum(priced.breakdown_s.values()) == pytest.approx(priced.iteration_time_s, rel=1e-12)
-
-
-@pytest.mark.parametrize("pipeline", ["closed_form", "simulated"])
-def test_an_interleaved_plan_has_a_trace_and_a_picture_of_all_its_stages(pipeline: str) -> None:
-    problem = load_problem([*JOB, f"cost.pipeline={pipeline}"])
-    size = problem.cluster.num_devices // 2
-    layers = (LayerStrategy(size, 1),) * problem.num_layers
-    plan = Plan(4, (0, 2, 3, 4, len(layers)), layers, virtual_stages=2)
-    trace = trace_dict(plan, problem)
-    assert trace["otherData"]["schedule"] == "interleaved"
-    passes = [event for event in trace["traceEvents"] if event.get("cat") in ("forward", "backward")]
-    assert {event["args"]["stage"] for event in passes} == {0, 1, 2, 3}
-    assert all(event["pid"] == event["args"]["stage"] % 2 for event in passes)
-    assert len(passes) == 2 * 4 * 4
-    cost = evaluate(plan, problem)
-    assert gantt_figure(plan, cost, problem).axes[0].get_title(loc="left").startswith("Interleaved 1F1B")
-    shown = plan_timeline(plan, problem)
-    if pipeline == "simulated":
-        end = max(end + sync for end, sync in zip(shown.pipeline_ends_s, shown.sync_s, strict=True))
-        assert cost.iteration_time_s == pytest.approx(
-            end + cost.breakdown_s["tied_embedding_sync"], rel=1e-12
-        )
 
 
 def test_without_synchronisation_blocking_passes_sum_to_the_stage_times() -> None:

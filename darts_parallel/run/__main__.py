@@ -1,0 +1,110 @@
+"""Run a plan: every process builds its part of the model and trains it on random tokens, in float32.
+
+    torchrun --nproc-per-node N -m darts_parallel.run plan=plan.json verify=true
+    python -m darts_parallel.run plan=plan.json      # starts the N processes of one machine itself
+
+verify=true compares loss, gradients and bytes with one process; the exit status is 1 where they differ.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from darts_parallel.cost import CostBreakdown, evaluate
+from darts_parallel.errors import DartsParallelError, UnsupportedError
+from darts_parallel.options import run_main
+from darts_parallel.planfile import write_json
+from darts_parallel.problem import Problem
+from darts_parallel.run.hardware import Machine, device_for
+from darts_parallel.run.settings import RunSettings, load
+from darts_parallel.strategy import Plan
+
+if TYPE_CHECKING:
+    from darts_parallel.run.job import Outcome
+
+HEARD_S = 3.0
+"""torchrun stops all processes when one ends: the others wait until the first has said why."""
+
+
+def run(settings: RunSettings) -> int:
+    """One run in this process (as torchrun starts it), or in processes of its own.
+
+    Returns:
+        The exit status: 1 where the comparison failed.
+    """
+    from darts_parallel.run.job import execute
+    from darts_parallel.run.workers import Workers
+
+    problem, plan, device = _checked(settings)
+    world = problem.cluster.num_devices
+    outcome: Outcome
+    if "WORLD_SIZE" in os.environ:
+        outcome = _as_rank(problem, plan, settings, device)
+        if os.environ["RANK"] != "0":
+            return 0
+    else:
+        with Workers(world, settings.timeout_s, device) as workers:
+            outcome = workers.run(execute, problem, plan, settings, device)[0]
+    cost = predicted_cost(plan, problem)
+    console = Console()
+    from darts_parallel.run.report import outcome_dict, render
+
+    described = plan.describe(problem.training.global_batch_size)
+    console.print(
+        f"{problem.model.config.name} on {world} processes ({device}): {described}\n", highlight=False
+    )
+    render(outcome, cost, console)
+    if settings.output:
+        write_json(Path(settings.output), outcome_dict(outcome, cost))
+    return 0 if outcome.verdict is None or outcome.verdict.passed else 1
+
+
+def _checked(settings: RunSettings) -> tuple[Problem, Plan, str]:
+    """Problem, plan and device, checked before any process group; only the first rank says what is wrong."""
+    try:
+        problem, plan = load(settings)
+        device = device_for(problem, plan, settings.device, Machine.here())
+        world = problem.cluster.num_devices
+        given = int(os.environ.get("WORLD_SIZE", world))
+        if given != world:
+            raise UnsupportedError(
+                f"WORLD_SIZE={given} must be the {world} devices of the plan; nearest legal: torchrun "
+                f"--nproc-per-node {world}."
+            )
+    except DartsParallelError:
+        if os.environ.get("RANK", "0") == "0":
+            raise
+        time.sleep(HEARD_S)
+        raise SystemExit(2) from None
+    return problem, plan, device
+
+
+def _as_rank(problem: Problem, plan: Plan, settings: RunSettings, device: str) -> "Outcome":
+    from darts_parallel.run.group import choose_device, process_group
+    from darts_parallel.run.job import execute
+
+    place = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    with process_group(place, rank, world, settings.timeout_s):
+        return execute(problem, plan, settings, device)
+
+
+def predicted_cost(plan: Plan, problem: Problem) -> CostBreakdown | None:
+    """What the cost model says of the plan; None where it cannot price it."""
+    try:
+        return evaluate(plan, problem)
+    except UnsupportedError:
+        return None
+
+
+def main() -> int:
+    """Entry point; of several processes only the first prints what all of them refuse."""
+    return run_main("darts_parallel.run", __doc__, RunSettings, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""One training step of a plan on this rank: schedule, reduction of gradients, optimizer."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from darts_parallel.problem import Problem
+from darts_parallel.run.batches import part_of_rank
+from darts_parallel.run.chunks import Chunk, build, head_index, table_rows
+from darts_parallel.run.layouts import converted_logits
+from darts_parallel.run.loss import cross_entropy_sum
+from darts_parallel.run.meshes import Meshes
+from darts_parallel.run.tied import TiedTables
+from darts_parallel.strategy import Plan
+
+LEARNING_RATE = 1e-3
+
+
+@dataclass
+class Phases:
+    """Seconds of one step on this rank; `waiting` is the schedule without its computation."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    waiting: float = 0.0
+    synchronisation: float = 0.0
+    optimizer: float = 0.0
+
+
+@dataclass
+class Clock:
+    """Adds up seconds by name; on a GPU it waits for the device at every reading where `exact`."""
+
+    device: torch.device
+    exact: bool = False
+    phases: Phases = field(default_factory=Phases)
+
+    def now(self) -> float:
+        """Seconds."""
+        if self.exact and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def add(self, name: str, began: float) -> None:
+        """Count the time since `began`."""
+        setattr(self.phases, name, getattr(self.phases, name) + self.now() - began)
+
+
+class _TimedStage(PipelineStage):
+    """A stage that tells the clock what it computes."""
+
+    clock: Clock
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        began = self.clock.now()
+        result = super().forward_one_chunk(*args, **kwargs)
+        self.clock.add("forward", began)
+        return result
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        began = self.clock.now()
+        result = super().backward_one_chunk(*args, **kwargs)
+        self.clock.add("backward", began)
+        return result
+
+
+class Engine:
+    """A plan on this rank.
+
+    Args:
+        problem: Model and job; trained in float32.
+        plan: Checked by `refuse_unexecutable`.
+        schedule: `1f1b` (interleaved where the plan has virtual stages) or `gpipe`.
+        seed: Of the weights.
+        device: Where this rank computes.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan, schedule: str, seed: int, device: torch.device) -> None:
+        self.problem, self.plan, self.device = problem, plan, device
+        self.clock = Clock(device)
+        self.meshes = Meshes(plan, device.type)
+        self.local = build(problem, plan, self.meshes, seed, device)
+        self.units = list(dict.fromkeys(self.local.units.values()))
+        head = plan.layers[head_index(problem)]
+        config = problem.model.config
+        self.tied = TiedTables((plan.layers[0], head), self.local.units, self.meshes, config.vocab_size)
+        if not config.tie_embeddings:
+            self.tied.copies, self.tied.early = [], False
+        self.optimizer = self._optimizer()
+        self.schedule = self._schedule(schedule) if plan.pp > 1 else None
+
+    def step(self, batch: Tensor) -> float:
+        """One whole training step; the mean loss of the batch, nats, on every rank.
+
+        Args:
+            batch: Tokens of the whole global batch, shape `(B, T + 1)`.
+        """
+        loss = self.forward_backward(batch)
+        self.synchronise()
+        self.update()
+        return loss
+
+    def forward_backward(self, batch: Tensor) -> float:
+        """All micro-batches; the loss as `step` returns it."""
+        first, last = self.plan.layers[0], self.plan.layers[-1]
+        inputs = self._part(batch[:, :-1], first.tp, first.dp)
+        targets = self._part(batch[:, 1:], last.tp, last.dp)
+        phases = self.clock.phases
+        computed, began = phases.forward + phases.backward, self.clock.now()
+        losses = (self._in_turn if self.schedule is None else self._pipelined)(inputs, targets)
+        phases.waiting += self.clock.now() - began - (phases.forward + phases.backward - computed)
+        mean = torch.zeros((), device=self.device)
+        if losses and self.meshes.position % last.tp == 0:
+            mean += torch.stack(losses).sum()
+        dist.all_reduce(mean)
+        return float(mean)
+
+    def synchronise(self) -> None:
+        """Gradients of all ranks that share a parameter."""
+        began = self.clock.now()
+        self.tied.sum_before()
+        for unit in self.units:
+            unit.reduce()
+        self.tied.sum_after()
+        self.clock.add("synchronisation", began)
+
+    def update(self) -> None:
+        """The optimizer step; gradients are forgotten."""
+        began = self.clock.now()
+        self.optimizer.step()
+        for unit in self.units:
+            unit.publish()
+            unit.clear()
+        self.clock.add("optimizer", began)
+
+    def _part(self, tokens: Tensor, tp: int, dp: int) -> Tensor:
+        index = self.meshes.position // tp
+        return part_of_rank(tokens, self.plan.num_micro_batches, dp, index).to(self.device)
+
+    def _in_turn(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        (chunk,) = self.local.chunks.values()
+        losses = []
+        count = self.plan.num_micro_batches
+        for tokens, wanted in zip(inputs.chunk(count), targets.chunk(count), strict=True):
+            began = self.clock.now()
+            loss = self.loss(chunk(tokens), wanted)
+            self.clock.add("forward", began)
+            began = self.clock.now()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.clock.add("backward", began)
+            losses.append(loss.detach())
+        return losses
+
+    def _pipelined(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        assert self.schedule is not None
+        losses: list[Tensor] = []
+        arguments = (inputs,) if 0 in self.local.chunks else ()
+        last = self.plan.num_chunks - 1 in self.local.chunks
+        options = {"target": targets, "losses": losses} if last else {}
+        self.schedule.step(*arguments, return_outputs=False, **options)
+        return [loss.detach() for loss in losses]
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """This rank's share of the mean loss over all tokens of the batch, nats."""
+        head, last = self.plan.layers[head_index(self.problem)], self.plan.layers[-1]
+        vocabulary = self.problem.model.config.vocab_size
+        rows = (self.local.vocabulary_rows, table_rows(vocabulary, last.tp))
+        logits = converted_logits(logits, head.tp, last.tp, self.meshes, rows)
+        group = self.meshes.tensor_group(last.tp) if last.tp > 1 else None
+        return cross_entropy_sum(logits, targets, vocabulary, group) / self.problem.tokens_per_iteration
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        slots = [slot for unit in self.units for slot in unit.slots]
+        return make_optimizer(self.problem, slots)
+
+    def _schedule(self, name: str) -> Any:
+        stages = [self._stage(place, chunk) for place, chunk in sorted(self.local.chunks.items())]
+        count = self.plan.num_micro_batches
+        options = {"loss_fn": self.loss, "scale_grads": False}
+        if len(stages) > 1:
+            return ScheduleInterleaved1F1B(stages, count, **options)  # type: ignore[arg-type]
+        kind = ScheduleGPipe if name == "gpipe" or count < self.plan.pp else Schedule1F1B
+        return kind(stages[0], count, **options)  # type: ignore[arg-type]
+
+    def _stage(self, place: int, chunk: Chunk) -> _TimedStage:
+        first, end = self.plan.boundaries[place : place + 2]
+        stage = _TimedStage(
+            chunk,
+            place,
+            self.plan.num_chunks,
+            self.device,
+            input_args=self._passed(first - 1),
+            output_args=self._passed(end - 1),
+            group=self.meshes.pipeline,
+        )
+        stage.clock = self.clock
+        return stage
+
+    def _passed(self, index: int) -> Tensor:
+        """What layer `index` passes on, without values; the tokens where there is no such layer."""
+        training, config = self.problem.training, self.problem.model.config
+        layer = self.plan.layers[max(index, 0)]
+        batch = training.global_batch_size // (layer.dp * self.plan.num_micro_batches)
+        if index < 0:
+            return torch.empty(batch, training.seq_len, dtype=torch.long, device="meta")
+        if index >= head_index(self.problem):
+            head = self.plan.layers[head_index(self.problem)]
+            batch = training.global_batch_size // (head.dp * self.plan.num_micro_batches)
+            columns = self.local.vocabulary_rows // head.tp
+            return torch.empty(batch, training.seq_len, columns, device="meta", requires_grad=True)
+        length = training.seq_len // (layer.tp if layer.sequence_parallel else 1)
+        return torch.empty(batch, length, config.hidden_size, device="meta", requires_grad=True)
+
+
+def make_optimizer(problem: Problem, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The job's optimizer with the state that the cost model counts."""
+    if problem.training.optimizer == "sgd":
+        return torch.optim.SGD(parameters, LEARNING_RATE, momentum=0.9)
+    return torch.optim.Adam(parameters, LEARNING_RATE)

@@ -1,0 +1,80 @@
+"""Whether this machine is the one that a plan was made for."""
+
+import os
+from dataclasses import dataclass
+
+from darts_parallel.errors import UnsupportedError
+from darts_parallel.problem import Problem
+from darts_parallel.run.predicted import predicted_bytes
+from darts_parallel.strategy import Plan
+
+CPU = "cpu"
+GPU_FLOPS = 8e12
+"""A device of at least this float32 peak is a GPU: the slowest of conf/device has 15.7e12."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a check must know of this machine."""
+
+    gpus: tuple[str, ...]
+    """Names of its GPUs."""
+    free_bytes: float
+    """Memory for processes."""
+
+    @staticmethod
+    def here() -> "Machine":
+        """This machine."""
+        import torch
+
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        names = tuple(torch.cuda.get_device_name(i) for i in range(count))
+        return Machine(names, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def device_for(problem: Problem, plan: Plan, wish: str, machine: Machine) -> str:
+    """`cpu` or `cuda` for a plan on this machine.
+
+    Args:
+        problem: In float32.
+        plan: To run.
+        wish: `auto` takes the kind that the plan was made for; another value overrules the plan.
+        machine: Where it shall run.
+
+    Errors:
+        UnsupportedError: the plan is for other hardware, or its state does not fit.
+    """
+    names = sorted({group.device for group in problem.config.cluster.nodes})
+    made_for_cpu = all(float(group.device.peak_flops) < GPU_FLOPS for group in problem.cluster.groups)
+    kind = wish if wish != "auto" else (CPU if made_for_cpu else "cuda")
+    if kind == "cuda" and not machine.gpus:
+        raise UnsupportedError(
+            f"the plan is for {problem.cluster.num_devices} x {', '.join(names)}, and this machine has no "
+            "GPU; nearest legal: device=cpu, which computes the same on the CPU."
+        )
+    if kind == "cuda" and wish == "auto":
+        other = [name for name in names if not any(_same(name, gpu) for gpu in machine.gpus)]
+        if other:
+            raise UnsupportedError(
+                f"the plan is for {', '.join(other)}, and this machine has {machine.gpus[0]}; nearest legal: "
+                "device=cuda, which runs it all the same."
+            )
+    if kind == CPU:
+        _require_memory(problem, plan, machine)
+    return kind
+
+
+def _same(name: str, gpu: str) -> bool:
+    """Whether a device of the configuration (`a100_80`) may be the GPU of this name."""
+    return name.split("_")[0].upper() in gpu.upper()
+
+
+def _require_memory(problem: Problem, plan: Plan, machine: Machine) -> None:
+    size = problem.cluster.num_devices // plan.pp
+    needed = sum(sum(predicted_bytes(problem, plan, stage)) * size for stage in range(plan.pp))
+    if needed > machine.free_bytes:
+        raise UnsupportedError(
+            f"the state of model={problem.model.config.name} needs {needed / 2**30:.1f} GiB in all "
+            f"processes, and this machine has {machine.free_bytes / 2**30:.1f} GiB free; nearest legal: a "
+            "smaller model."
+        )

@@ -1,0 +1,129 @@
+"""Settings of a run; every field can be set as `key=value` on the command line."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from darts_parallel.checks import require_at_least, require_member
+from darts_parallel.config import Config
+from darts_parallel.errors import ConfigError, PlanError
+from darts_parallel.executable import refuse_unexecutable
+from darts_parallel.planfile import read_plan
+from darts_parallel.problem import Problem, load_config, to_config
+from darts_parallel.strategy import Plan
+
+DEVICES = ("auto", "cpu", "cuda")
+SCHEDULES = ("1f1b", "gpipe")
+
+
+@dataclass
+class RunSettings:
+    """Command line of `python -m darts_parallel.run`."""
+
+    plan: str = ""
+    """The plan.json to run."""
+    verify: bool = False
+    """Compare with one process: loss, every gradient, bytes of state."""
+    steps: int = 5
+    """Training steps that are measured; 0 measures none."""
+    warmup: int = 2
+    """Steps before them."""
+    seed: int = 0
+    """Of weights and data."""
+    device: str = "auto"
+    """`cpu` (gloo), `cuda` (nccl), or `auto`: what the plan was made for."""
+    schedule: str = "1f1b"
+    """`1f1b`, interleaved where the plan has virtual stages, or `gpipe`."""
+    timeout_s: float = 25.0
+    """Longest wait for another process."""
+    cluster: str = ""
+    """A cluster file to predict with, e.g. of `experiments.profile`; empty: the plan's own."""
+    output: str = ""
+    """A JSON file for all results; empty: none."""
+
+    def __post_init__(self) -> None:
+        for key, least in (("steps", 0), ("warmup", 0), ("seed", 0)):
+            require_at_least(key, getattr(self, key), least)
+        require_at_least("timeout_s", self.timeout_s, 0, strict=True)
+        require_member("device", self.device, DEVICES)
+        require_member("schedule", self.schedule, SCHEDULES)
+
+
+def load(settings: RunSettings) -> tuple[Problem, Plan]:
+    """The plan of the settings and its problem in float32, checked for execution.
+
+    Errors:
+        PlanError: the file is missing or broken.
+        UnsupportedError: the plan cannot run.
+    """
+    if not settings.plan:
+        raise PlanError("plan is missing; nearest legal: plan=plan.json, which darts-parallel writes.")
+    config = _config(settings.plan)
+    problem = measured_cluster(Problem.from_config(_in_float32(config)), settings.cluster)
+    plan = read_plan(settings.plan, problem)
+    refuse_unexecutable(plan, problem)
+    return problem, plan
+
+
+def _config(path: str) -> Config:
+    try:
+        data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(
+            f"plan={path} cannot be read ({error.strerror}); nearest legal: the plan.json of an earlier run."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise PlanError(
+            f"plan={path} is not valid JSON ({error}); nearest legal: the plan.json of an earlier run."
+        ) from None
+    if not isinstance(data, dict) or not isinstance(data.get("config"), dict):
+        raise PlanError(
+            f"plan={path} holds no configuration; nearest legal: a plan.json as the command writes it."
+        )
+    composed = OmegaConf.create(data["config"])
+    assert isinstance(composed, DictConfig)
+    return to_config(composed)
+
+
+def measured_cluster(problem: Problem, path: str) -> Problem:
+    """The same problem on the cluster of a file, e.g. of `experiments.profile`; none where `path` is empty.
+
+    Args:
+        problem: In float32.
+        path: `FOLDER/cluster/NAME.yaml`, whose devices lie in `FOLDER/device`.
+
+    Errors:
+        ConfigError: the file is missing or broken, or has another number of devices.
+    """
+    if not path:
+        return problem
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(
+            f"cluster={path} must be a file; nearest legal: outputs/measured/cluster/measured.yaml, which "
+            "experiments.profile writes."
+        )
+    names = [f"cluster={file.stem}", "model=toy", "training=toy", "training.precision=fp32"]
+    cluster = load_config(names, str(file.absolute().parent.parent)).cluster
+    found = Problem.from_config(replace(problem.config, cluster=cluster))
+    if found.cluster.num_devices != problem.cluster.num_devices:
+        raise ConfigError(
+            f"cluster={path} was measured with {found.cluster.num_devices} processes, and the plan has "
+            f"{problem.cluster.num_devices}; nearest legal: torchrun --nproc-per-node "
+            f"{problem.cluster.num_devices} -m experiments.profile."
+        )
+    return found
+
+
+def _in_float32(config: Config) -> Config:
+    """The same job in float32, the precision that runs here, where the devices' peak is known for it."""
+    known = all("fp32" in config.cluster.devices[group.device].peak_TFLOPs for group in config.cluster.nodes)
+    if not known:
+        raise ConfigError(
+            f"cluster={config.cluster.name} states no fp32 peak, in which the run computes; nearest legal: "
+            "cluster.devices.*.peak_TFLOPs with fp32."
+        )
+    return replace(config, training=replace(config.training, precision="fp32"))

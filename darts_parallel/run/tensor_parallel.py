@@ -1,0 +1,61 @@
+"""Tensor parallelism of one layer by PyTorch's column, row and sequence parallel styles.
+
+The layout is Megatron-LM's (Shoeybi et al. 2019, arXiv 1909.08053; sequence parallelism: Korthikanti et
+al. 2022, arXiv 2205.05198): projections into heads and the MLP's inner size are divided by columns,
+those back by rows, vocabulary tables by rows of the table.
+"""
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from darts_parallel.run.transformer import Block, Embedding, Head
+
+
+def divide(layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    """Divide the weights of a layer over the ranks of a one-dimensional mesh, in place.
+
+    Every rank holds the same whole weights before, so nothing is sent.
+
+    Args:
+        layer: Of `transformer.build_layer`.
+        mesh: The tensor-parallel ranks.
+        sequence_parallel: Norms and residuals work on a run of the sequence each.
+    """
+    if mesh.size() > 1:
+        parallelize_module(layer, mesh, _styles(layer, sequence_parallel), src_data_rank=None)
+
+
+def _styles(layer: nn.Module, sequence_parallel: bool) -> dict[str, ParallelStyle]:
+    outside = Shard(1) if sequence_parallel else Replicate()
+    if isinstance(layer, Embedding):
+        # positions are added to whole sequences, so the state leaves the table whole
+        return {"table": RowwiseParallel(input_layouts=Replicate())}
+    styles: dict[str, ParallelStyle] = {}
+    if isinstance(layer, Head):
+        if sequence_parallel:
+            names = ("norm", "dense", "dense_norm")
+            styles = {name: SequenceParallel() for name in names if getattr(layer, name) is not None}
+        return styles | {"output": ColwiseParallel(input_layouts=outside)}
+    assert isinstance(layer, Block)
+    if sequence_parallel:
+        styles = {"attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel()}
+    whole = PrepareModuleInput(input_layouts=outside, desired_input_layouts=Replicate())
+    styles |= {"attention": whole, "mlp": whole}
+    columns = ["attention.query", "attention.key", "attention.value", "mlp.up"]
+    columns += ["mlp.gate"] if layer.mlp.gate is not None else []
+    styles |= {name: ColwiseParallel() for name in columns}
+    styles |= {name: RowwiseParallel(output_layouts=outside) for name in ("attention.out", "mlp.down")}
+    if layer.attention.query_norm is not None:
+        # each rank norms its own heads, the second dimension, with the same scale
+        heads = SequenceParallel(sequence_dim=1, use_local_output=True)
+        styles |= {"attention.query_norm": heads, "attention.key_norm": heads}
+    return styles

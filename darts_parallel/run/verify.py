@@ -1,0 +1,158 @@
+"""Proof that a plan computes the training step of one process, and needs the bytes that it predicts."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from darts_parallel.problem import Problem
+from darts_parallel.run.batches import global_batch
+from darts_parallel.run.engine import Engine
+from darts_parallel.run.predicted import padded_bias_bytes, predicted_bytes
+from darts_parallel.run.reference import Reference
+
+TOLERANCE = 1e-5
+"""Largest relative difference of the loss and of every gradient, in float32."""
+FLOOR = 0.1
+"""Gradients are compared to their own norm, or to this share of the model's root mean square where they
+are smaller: the gradient of a key's bias is 0 but for rounding, because softmax ignores a shift."""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Measured and predicted bytes of one kind on one rank."""
+
+    rank: int
+    kind: str
+    measured: float
+    predicted: float
+    extra: float = 0.0
+    """Bytes of further copies that the model does not count, named in the report."""
+    rounding: float = 0.0
+    """By how much uneven division may miss the prediction."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the prediction holds."""
+        return abs(self.measured - self.predicted) <= self.rounding + 0.5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was compared on one plan."""
+
+    loss: float
+    reference_loss: float
+    second_loss: float
+    """After the optimizer step."""
+    second_reference_loss: float
+    gradients: dict[str, float]
+    """Largest relative difference by parameter."""
+    bytes: tuple[Bytes, ...]
+
+    @property
+    def loss_error(self) -> float:
+        """Relative difference of the loss, before or after the optimizer step."""
+        first = abs(self.loss / self.reference_loss - 1.0)
+        return max(first, abs(self.second_loss / self.second_reference_loss - 1.0))
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The parameter whose gradient differs most, and by how much."""
+        return max(self.gradients.items(), key=lambda item: item[1])
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything agrees."""
+        agree = max(self.loss_error, self.worst[1]) <= TOLERANCE
+        return agree and all(entry.passed for entry in self.bytes)
+
+
+def verify(engine: Engine, seed: int) -> Verdict:
+    """Two training steps of the plan beside the same on one process (rank 0); collective.
+
+    Args:
+        engine: Before its first step.
+        seed: Of weights and data.
+    """
+    problem, count = engine.problem, engine.plan.num_micro_batches
+    reference = Reference.build(problem, seed, engine.device) if dist.get_rank() == 0 else None
+    losses = []
+    gradients: dict[str, float] = {}
+    measured: list[tuple[str, float, float, float]] = []
+    for step in range(2):
+        batch = global_batch(problem, seed, step)
+        loss = engine.forward_backward(batch)
+        engine.synchronise()
+        wanted = torch.tensor(reference.forward_backward(batch, count) if reference else 0.0)
+        if step == 0:
+            gradients = _compare(engine, reference)
+            measured = _state_bytes(engine)
+        engine.update()
+        if reference:
+            reference.update()
+        if step == 0:
+            measured.append(("optimizer", _optimizer_bytes(engine), 0.0, measured[0][3] * 2))
+        losses.append((loss, float(wanted)))
+    return Verdict(*losses[0], *losses[1], gradients, _gathered(problem, engine, measured))
+
+
+def _compare(engine: Engine, reference: Reference | None) -> dict[str, float]:
+    """Relative difference of every gradient; each is sent to all ranks in turn."""
+    wanted = reference.gradients() if reference else {}
+    shapes: list[Any] = [{name: tuple(g.shape) for name, g in wanted.items()} if reference else None]
+    dist.broadcast_object_list(shapes, src=0)
+    square = torch.tensor(sum(float(g.square().sum()) for g in dict.fromkeys(wanted.values())))
+    count = sum(torch.Size(shape).numel() for shape in shapes[0].values())
+    square = square.to(engine.device)
+    dist.broadcast(square, src=0)
+    typical = float(square / count) ** 0.5
+    owners = {name: unit for unit in engine.units for name in unit.parameters}
+    errors = torch.zeros(len(shapes[0]), device=engine.device)
+    for index, (name, shape) in enumerate(shapes[0].items()):
+        target = wanted[name].contiguous() if reference else torch.empty(shape, device=engine.device)
+        dist.broadcast(target, src=0)
+        if name in owners:
+            errors[index] = _relative(owners[name].full_gradient(name), target, typical)
+    dist.all_reduce(errors, dist.ReduceOp.MAX)
+    return dict(zip(shapes[0], errors.tolist(), strict=True))
+
+
+def _relative(gradient: Tensor, target: Tensor, typical: float) -> float:
+    difference = (gradient[: target.shape[0]] - target).norm()
+    padding = gradient[target.shape[0] :].norm()  # rows beyond the vocabulary get no gradient
+    floor = FLOOR * typical * target.numel() ** 0.5
+    return float((difference + padding) / max(float(target.norm()), floor))
+
+
+def _state_bytes(engine: Engine) -> list[tuple[str, float, float, float]]:
+    rounding = sum(unit.rounding_bytes() for unit in engine.units)
+    parameters = sum(unit.parameter_bytes() for unit in engine.units)
+    extra = sum(unit.extra_bytes() for unit in engine.units)
+    gradients = sum(unit.gradient_bytes() for unit in engine.units)
+    return [("parameters", parameters, extra, rounding), ("gradients", gradients, 0.0, rounding)]
+
+
+def _optimizer_bytes(engine: Engine) -> int:
+    """Bytes of moments; step counters are left out."""
+    states = engine.optimizer.state.values()
+    tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    return sum(value.numel() * value.element_size() for value in tensors if value.dim() > 0)
+
+
+def _gathered(
+    problem: Problem, engine: Engine, mine: list[tuple[str, float, float, float]]
+) -> tuple[Bytes, ...]:
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    rows = []
+    for rank, entries in enumerate(everyone):
+        stage = rank // engine.meshes.stage_size
+        predictions = predicted_bytes(problem, engine.plan, stage)
+        slack = padded_bias_bytes(problem, engine.plan, stage)
+        for (kind, measured, extra, rounding), predicted in zip(entries, predictions, strict=True):
+            doubled = slack * (2 if kind == "optimizer" else 1)
+            rows.append(Bytes(rank, kind, measured, predicted, extra, rounding + doubled))
+    return tuple(rows)

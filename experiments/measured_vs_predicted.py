@@ -1,0 +1,227 @@
+"""How far are predicted seconds from measured ones, and is their order right? On plans that run here.
+
+    torchrun --nproc-per-node 4 -m experiments.profile name=here          # measure this machine first
+    python -m experiments.measured_vs_predicted cluster=outputs/measured/cluster/here.yaml
+
+Every uniform plan of `devices` processes with the micro-batches and ZeRO stages of the options trains a small
+model on this machine; all plans are built once and take their steps in turn, so that a slow moment of the
+machine meets all of them. The medians stand beside the prediction of the cost model, with Spearman's rank
+correlation. It writes `measured_vs_predicted.csv` and a picture into `out`. Processes that share the cores of
+a busy machine are noisy: read the spread beside the median, and the order rather than the ratio.
+"""
+
+import csv
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from statistics import median
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from darts_parallel.checks import require_at_least, require_size
+from darts_parallel.cost import evaluate
+from darts_parallel.errors import UnsupportedError
+from darts_parallel.executable import refuse_unexecutable
+from darts_parallel.problem import Problem, load_problem
+from darts_parallel.run.settings import measured_cluster
+from darts_parallel.space import layer_choices, outer_spaces
+from darts_parallel.strategy import Plan
+from experiments.options import run_main
+
+MODEL = ("model=toy", "model.hidden_size=256", "model.num_heads=8", "model.vocab_size=1024", "training=toy")
+
+
+@dataclass
+class MeasuredOptions:
+    """Which plans run, how often, and with which predictions."""
+
+    devices: int = 4
+    """Processes."""
+    cluster: str = ""
+    """The cluster file of `experiments.profile`, made with as many processes; empty: conf/cluster/cpu_1x4."""
+    micro_batches: list[int] = field(default_factory=lambda: [1, 4])
+    zero_stages: list[int] = field(default_factory=lambda: [0, 3])
+    recompute: list[str] = field(default_factory=lambda: ["none"])
+    repeats: int = 5
+    """Steps of every plan, in turn."""
+    seed: int = 0
+    timeout_s: float = 60.0
+    overrides: list[str] = field(default_factory=list)
+    """Hydra overrides of the model and the job, e.g. `[model.num_layers=8]`."""
+    out: str = "outputs/measured_vs_predicted"
+
+    def __post_init__(self) -> None:
+        require_size("devices", self.devices, 1024)
+        require_size("repeats", self.repeats, 10**6)
+        require_at_least("timeout_s", self.timeout_s, 0, strict=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan."""
+
+    plan: str
+    predicted_s: float
+    measured_s: float
+    """Median over repeats of the slowest process."""
+    fastest_s: float
+    slowest_s: float
+
+
+def problem_of(options: MeasuredOptions) -> Problem:
+    """The small model on as many processes of this machine."""
+    node = f"{{count: 1, gpus: {options.devices}, device: cpu, intra_node: "
+    node += "{bandwidth_GBps: 1.0, latency_us: 100.0, shared: true}}"
+    space = [f"space.zero_stage={options.zero_stages}", f"space.num_micro_batches={options.micro_batches}"]
+    space += [f"space.recompute={options.recompute}", "space.sequence_parallel=false"]
+    overrides = ["experiment=run_here", f"cluster.nodes=[{node}]", *MODEL, "training.precision=fp32"]
+    return measured_cluster(load_problem([*overrides, *space, *options.overrides]), options.cluster)
+
+
+def uniform_plans(problem: Problem) -> list[Plan]:
+    """Every uniform plan of the space with even stages.
+
+    Layers that are no blocks share the first and the last stage, as trainers do it.
+    """
+    plans = []
+    for space in outer_spaces(problem):
+        edges = _even_edges(problem, space.pp)
+        for count in space.num_micro_batches:
+            for choice in layer_choices(problem, problem.cluster.num_devices // space.pp):
+                if problem.training.global_batch_size % (choice.dp * count) == 0:
+                    plan = Plan(count, edges, (choice,) * problem.num_layers)
+                    try:
+                        refuse_unexecutable(plan, problem)
+                    except UnsupportedError:
+                        continue
+                    plans.append(plan)
+    return plans
+
+
+def _even_edges(problem: Problem, pp: int) -> tuple[int, ...]:
+    blocks = [i for i, layer in enumerate(problem.model.layers) if layer.recomputable]
+    inner = [blocks[round(k * len(blocks) / pp)] for k in range(1, pp)] if pp <= len(blocks) else None
+    starts = inner if inner is not None else list(range(1, pp))
+    return (0, *starts, problem.num_layers)
+
+
+def measure_in_turn(problem: Problem, plans: Sequence[Plan], repeats: int, seed: int) -> list[list[float]]:
+    """A job of every process: seconds of every plan's steps, `(plans, repeats)`, after one warm-up."""
+    import torch
+
+    from darts_parallel.run.engine import Engine
+    from darts_parallel.run.measure import timed_step
+
+    engines = [Engine(problem, plan, "1f1b", seed, torch.device("cpu")) for plan in plans]
+    seconds: list[list[float]] = [[] for _ in plans]
+    for repeat in range(repeats + 1):
+        for index, engine in enumerate(engines):
+            took, _ = timed_step(engine, seed, repeat)
+            if repeat:
+                seconds[index].append(took)
+    return seconds
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 0; equal values share the mean of theirs."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    result = [0.0] * len(values)
+    first = 0
+    while first < len(order):
+        end = first
+        while end < len(order) and values[order[end]] == values[order[first]]:
+            end += 1
+        for place in range(first, end):
+            result[order[place]] = (first + end - 1) / 2
+        first = end
+    return result
+
+
+def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
+    """Spearman's: the correlation of the ranks; NaN where one side is constant."""
+    a, b = ranks(left), ranks(right)
+    mean = (len(a) - 1) / 2
+    product = sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
+    squares = sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b)
+    return product / squares**0.5 if squares else float("nan")
+
+
+def figure_of(rows: Sequence[Row], correlation: float) -> Figure:
+    """Measured over predicted seconds, both logarithmic; bars span fastest to slowest step."""
+    figure = Figure(figsize=(7.0, 5.5), layout="constrained")
+    axes = figure.subplots()
+    predicted, measured = [row.predicted_s for row in rows], [row.measured_s for row in rows]
+    below = [row.measured_s - row.fastest_s for row in rows]
+    above = [row.slowest_s - row.measured_s for row in rows]
+    axes.errorbar(predicted, measured, yerr=[below, above], fmt="o", color="#4878a8", capsize=2, markersize=4)
+    low, high = min(predicted + measured), max(predicted + measured)
+    axes.plot([low, high], [low, high], color="#8a8a8a", linewidth=0.8, linestyle="--", label="equal")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("predicted s per iteration")
+    axes.set_ylabel("measured s per iteration")
+    axes.set_title(f"{len(rows)} plans, rank correlation {correlation:.2f}", fontsize=10, loc="left")
+    axes.legend(frameon=False)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """All rows as CSV; whole or as it was before."""
+    partial = path.with_suffix(".partial")
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [entry.name for entry in fields(Row)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+    partial.replace(path)
+
+
+def print_rows(rows: Sequence[Row], correlation: float, console: Console) -> None:
+    """The table, fastest measured plan first."""
+    table = Table(box=None, header_style="dim")
+    for name in ("plan", "predicted s", "measured s", "fastest", "slowest", "measured / predicted"):
+        table.add_column(name, justify="left" if name == "plan" else "right")
+    for row in sorted(rows, key=lambda row: row.measured_s):
+        seconds = (row.predicted_s, row.measured_s, row.fastest_s, row.slowest_s)
+        table.add_row(row.plan, *(f"{s:.4f}" for s in seconds), f"{row.measured_s / row.predicted_s:.2f}")
+    console.print(table)
+    ratio = median(row.measured_s / row.predicted_s for row in rows)
+    console.print(
+        f"{len(rows)} plans on {os.cpu_count()} cores: rank correlation {correlation:.3f}, median measured / "
+        f"predicted {ratio:.2f}; processes share the cores, so single figures are noisy.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def run(options: MeasuredOptions) -> int:
+    """Measure, print, and write."""
+    from darts_parallel.run.workers import Workers
+
+    problem = problem_of(options)
+    plans = uniform_plans(problem)
+    predicted = [evaluate(plan, problem).iteration_time_s for plan in plans]
+    folder = Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with Workers(options.devices, options.timeout_s) as workers:
+        times = workers.run(measure_in_turn, problem, plans, options.repeats, options.seed)[0]
+    batch = problem.training.global_batch_size
+    rows = [
+        Row(plan.describe(batch), seconds, median(took), min(took), max(took))
+        for plan, seconds, took in zip(plans, predicted, times, strict=True)
+    ]
+    correlation = rank_correlation(predicted, [row.measured_s for row in rows])
+    print_rows(rows, correlation, Console())
+    write_rows(folder / "measured_vs_predicted.csv", rows)
+    figure_of(rows, correlation).savefig(folder / "measured_vs_predicted.png", dpi=120)
+    print(f"written: {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main("measured_vs_predicted", __doc__, MeasuredOptions, run))
