@@ -37,6 +37,7 @@ class Device:
     name: str
     memory: float
     peak_flops: Scalar
+    """Of the precision of the job."""
     memory_bandwidth: Scalar
     gemm_efficiency: Scalar
     gemm_half_size: Scalar
@@ -45,22 +46,47 @@ class Device:
     layer_overhead: Scalar
     overlap_exponent: Scalar
     reserved: float
+    half_share: float = 1.0
+    """FLOP/s of the products that fp8 training leaves in 16 bits, per `peak_flops`; else 1."""
+    eight_bit: bool = False
+    """The job trains in fp8."""
+    misaligned_efficiency: Scalar = 1.0
+    fp8_efficiency: Scalar = 1.0
+    streaming_factor: Scalar = 1.0
+    tp_hidden_share: Scalar = 0.0
+    state_factor: Scalar = 1.0
+    activation_factor: Scalar = 1.0
+
+    @property
+    def half_flops(self) -> Scalar:
+        """FLOP/s of 16-bit products, and of all in training of another precision than fp8."""
+        return self.peak_flops * self.half_share
 
     @staticmethod
     def from_config(name: str, config: DeviceConfig, precision: str) -> "Device":
         """Convert the units of the YAML keys and take the peak of `precision`."""
+        peaks = config.peak_TFLOPs
+        half = peaks.get("bf16", peaks[precision]) if precision == "fp8" else peaks[precision]
         return Device(
             name=name,
             memory=config.memory_GiB * GIB,
-            peak_flops=config.peak_TFLOPs[precision] * 1e12,
+            peak_flops=peaks[precision] * 1e12,
+            half_share=half / peaks[precision],
+            eight_bit=precision == "fp8",
             memory_bandwidth=config.memory_bandwidth_GBps * 1e9,
             gemm_efficiency=config.gemm_efficiency,
             gemm_half_size=config.gemm_half_size,
+            misaligned_efficiency=config.misaligned_efficiency,
+            fp8_efficiency=config.fp8_efficiency,
             attention_efficiency=config.attention_efficiency,
             memory_efficiency=config.memory_efficiency,
+            streaming_factor=config.streaming_factor,
             layer_overhead=config.layer_overhead_us * 1e-6,
+            tp_hidden_share=config.tp_hidden_share,
             overlap_exponent=config.overlap_exponent,
             reserved=config.reserved_GiB * GIB,
+            state_factor=config.state_factor,
+            activation_factor=config.activation_factor,
         )
 
 

@@ -53,31 +53,54 @@ class NodeGroupConfig:
 
 @dataclass
 class DeviceConfig:
-    """A GPU: its data sheet, and the shares of it that real kernels reach."""
+    """A GPU: its data sheet, and the shares of it that real kernels reach.
+
+    The defaults are those of a GPU and a software without measured runs (experiments/calibrate.py).
+    """
 
     memory_GiB: float = MISSING
     peak_TFLOPs: dict[str, float] = MISSING
     memory_bandwidth_GBps: float = MISSING
-    gemm_efficiency: float = 0.75
+    gemm_efficiency: float = 0.65
     """Share of the peak that a large matrix product reaches."""
-    gemm_half_size: float = 128.0
+    gemm_half_size: float = 130.0
     """Rows or columns at which a matrix product reaches half of that (its small-shape penalty)."""
-    attention_efficiency: float = 0.45
-    """Share of the peak that the attention core reaches when fused (FlashAttention)."""
-    memory_efficiency: float = 0.8
+    misaligned_efficiency: float = 0.87
+    """Share of that speed where a side of the product is no multiple of 64 elements (128 bytes)."""
+    fp8_efficiency: float = 0.82
+    """Share of `gemm_efficiency` that fp8 products reach of the fp8 peak."""
+    attention_efficiency: float = 0.4
+    """Share of the peak that fused attention (FlashAttention) with large heads reaches."""
+    memory_efficiency: float = 0.86
     """Share of the memory bandwidth that streaming kernels reach."""
-    layer_overhead_us: float = 20.0
+    streaming_factor: float = 1.2
+    """Memory traffic of element-wise kernels against that of fused ones; eager PyTorch is above 1."""
+    layer_overhead_us: float = 350.0
     """Launch and framework overhead of one layer's forward pass (twice that in backward)."""
-    overlap_exponent: float = 2.0
+    tp_hidden_share: float = 0.1
+    """Share of the tensor-parallel communication that runs beside the products (asynchronous tp)."""
+    overlap_exponent: float = 1.6
     """g of T = (a^g + b^g)^(1/g) for communication beside compute (Pollux); 1: no overlap."""
-    reserved_GiB: float = 1.5
-    """CUDA context, communication buffers, allocator fragmentation."""
+    reserved_GiB: float = 4.4
+    """CUDA context and communication buffers."""
+    state_factor: float = 1.15
+    """Bytes of parameters, gradients and optimizer state that the software holds, per byte of the formula:
+    copies of the optimizer step, flat buffers, fragmentation."""
+    activation_factor: float = 1.12
+    """The same for activations that are kept: unfused kernels keep more, and the allocator wastes some."""
 
     def __post_init__(self) -> None:
         require_at_least("cluster.devices.*.memory_GiB", self.memory_GiB, 0, strict=True)
         for key in ("memory_bandwidth_GBps", "gemm_efficiency", "attention_efficiency"):
             require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
         require_at_least("cluster.devices.*.memory_efficiency", self.memory_efficiency, 0, strict=True)
+        for key in ("misaligned_efficiency", "fp8_efficiency"):
+            require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
+            require_at_most(f"cluster.devices.*.{key}", getattr(self, key), 1)
+        for key in ("streaming_factor", "state_factor", "activation_factor"):
+            require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
+        require_at_least("cluster.devices.*.tp_hidden_share", self.tp_hidden_share, 0)
+        require_at_most("cluster.devices.*.tp_hidden_share", self.tp_hidden_share, 1)
         for key in ("gemm_half_size", "layer_overhead_us", "reserved_GiB"):
             require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0)
         require_at_least("cluster.devices.*.overlap_exponent", self.overlap_exponent, 1)

@@ -7,7 +7,13 @@ from torch import Tensor
 
 from darts_parallel.cluster import Device, StageTopology
 from darts_parallel.comm import RingGroup, all_reduce, reduce_scatter, split_group, wire_bytes
-from darts_parallel.compute import BACKWARD_FACTOR, forward_seconds, stream_seconds, weight_gradient_seconds
+from darts_parallel.compute import (
+    BACKWARD_FACTOR,
+    FUSED_BACKWARD_FACTOR,
+    forward_seconds,
+    stream_seconds,
+    weight_gradient_seconds,
+)
 from darts_parallel.config import RECOMPUTE
 from darts_parallel.memory import (
     StateBytes,
@@ -116,6 +122,9 @@ def layer_costs(
     spec = layer if counts_table else replace(layer, vocabulary_parameters=0)
     parameters = parameters_per_rank(spec, problem.model.config.vocab_size, choices.tp)
     terms, forward, backward, weights = _micro_batch_seconds(problem, layer, topology, choices)
+    accumulation = _accumulation_seconds(parameters, choices, state, device).expand_as(backward)
+    terms["compute"] = terms["compute"] + accumulation
+    backward, weights = backward + accumulation, weights + accumulation
     sync = _sharding_seconds(problem, topology, choices, parameters, state, forward, backward)
     shard = torch.where(choices.zero_stage >= 1, parameters / choices.shards, parameters)
     traffic = OPTIMIZER_TRAFFIC * (state.optimizer + state.gradient) + state.parameter
@@ -130,10 +139,22 @@ def layer_costs(
         terms=terms | {"sharding": sync["forward"] + sync["backward"]},
         gradient_sync=sync["iteration"],
         optimizer=stream_seconds(shard * traffic, device).expand_as(forward),
-        static=static_bytes(parameters, choices.shards, choices.zero_stage, state),
+        static=device.state_factor * static_bytes(parameters, choices.shards, choices.zero_stage, state),
         activation=activation,
         working=kept["none"] - activation + gathered + _received_keys(problem, layer, choices),
     )
+
+
+def _accumulation_seconds(
+    parameters: Tensor, choices: ChoiceTensors, state: StateBytes, device: Device
+) -> Tensor:
+    """Seconds to add the gradients of one micro-batch to those before it, shape `(C,)`.
+
+    The sum is read and written at its own width and the new gradient read at that of the parameters;
+    with ZeRO-2 and 3 a rank adds its shard only (ZeRO, section 5).
+    """
+    mine = torch.where(choices.zero_stage >= 2, parameters / choices.shards, parameters)
+    return stream_seconds(mine * (2.0 * state.gradient + state.parameter), device)
 
 
 def _micro_batch_seconds(
@@ -148,7 +169,8 @@ def _micro_batch_seconds(
         fused=training.fused_attention, width=width,
     )  # fmt: skip
     once = once + device.layer_overhead
-    back = BACKWARD_FACTOR * once
+    extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if training.fused_attention else 0.0
+    back = BACKWARD_FACTOR * once + extra * core
     of_weights = weight_gradient_seconds(layer, choices.tokens, choices.tp, device, width) / back
     if problem.measured is not None:
         # measured times hold the launch overhead already
@@ -164,9 +186,10 @@ def _micro_batch_seconds(
     again = torch.where(full, once, torch.where(selective, core, torch.zeros_like(core)))
     forward_keys = keys["forward"]
     backward_keys = keys["backward"] + torch.where(full | selective, forward_keys, 0.0)
-    forward_tp = layer.tp_collectives * collective
+    shown = 1.0 - device.tp_hidden_share
+    forward_tp = shown * layer.tp_collectives * collective
     # only the forward sums are rounded: those of backward are gradients of the straight-through estimate
-    backward_tp = layer.tp_collectives_backward * exact + torch.where(full, forward_tp, 0.0)
+    backward_tp = shown * layer.tp_collectives_backward * exact + torch.where(full, forward_tp, 0.0)
     terms = {
         "compute": once + back,
         "recompute": again,
@@ -248,7 +271,7 @@ def _sharding_seconds(
 def _activations(
     problem: Problem, layer: LayerSpec, device: Device, choices: ChoiceTensors
 ) -> dict[str, Tensor]:
-    kept = activation_bytes(
+    formula = activation_bytes(
         layer,
         choices.tokens,
         problem.training.seq_len,
@@ -256,6 +279,9 @@ def _activations(
         choices.sequence_shards,
         element_bytes(problem),
     )
+    # a block's input, which full recomputation keeps, is one tensor whatever the software
+    exact = ("full",) if layer.recomputable else ()
+    kept = {kind: x if kind in exact else device.activation_factor * x for kind, x in formula.items()}
     if problem.measured is None:
         return kept
     sizes = choices.tokens / problem.training.seq_len

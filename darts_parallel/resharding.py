@@ -70,12 +70,14 @@ def boundary_seconds(
 ) -> Tensor:
     """Seconds of activation and gradient across a stage boundary, `(O, P, L - 1, Y, Y)`.
 
-    Every tensor-parallel rank sends its copy; with sequence parallelism its slice. Where the layouts
-    differ, the larger of the two travels and the receiving stage reshards it. Between nodes the slower
-    of the two ends decides, each shared by the GPUs of its node.
+    Every tensor-parallel rank sends a slice of the hidden state, which without sequence parallelism the
+    receiving ranks gather inside their node (Narayanan et al. 2021, arXiv 2104.04473, section 4.1).
+    Where the layouts differ, the larger of the two travels and the receiving stage reshards it. Between
+    nodes the slower of the two ends decides, each shared by the GPUs of its node.
     """
     held = _held_bytes(problem, space, layouts)
-    size = torch.maximum(held.unsqueeze(-1), held.unsqueeze(-2))
+    parts = torch.tensor([1.0 if c.sequence_parallel else c.tp for c in layouts], dtype=torch.float64)
+    size = torch.maximum((held / parts).unsqueeze(-1), (held / parts).unsqueeze(-2))
     cluster = problem.cluster
     rows = []
     for border in borders:
@@ -89,7 +91,21 @@ def boundary_seconds(
     if not rows:
         return torch.zeros(len(space.num_micro_batches), 1, *size.shape[1:], dtype=torch.float64)
     receiving = [(border.next_group, border.receivers) for border in borders]
-    return torch.stack(rows, dim=1) + reshard_seconds(problem, receiving, space, layouts)
+    gathered = torch.stack([_gather_seconds(problem, at, held, parts) for at in receiving], dim=1)
+    return torch.stack(rows, dim=1) + gathered + reshard_seconds(problem, receiving, space, layouts)
+
+
+def _gather_seconds(problem: Problem, at: tuple[int, int], held: Tensor, parts: Tensor) -> Tensor:
+    """Seconds to gather `parts` slices of `held` bytes inside a node, both ways, `(O, L - 1, Y, Y)`.
+
+    Args:
+        at: Group of the receiving stage, and its GPUs on one node.
+    """
+    group, sharing = at
+    link = problem.cluster.groups[group].intra_node
+    rings = sharing if link.shared else 1
+    seconds = (parts - 1) / parts * held * rings / link.bandwidth + (parts - 1) * link.latency
+    return 2.0 * torch.maximum(seconds.unsqueeze(-1), seconds.unsqueeze(-2))
 
 
 def tied_seconds(

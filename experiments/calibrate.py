@@ -1,0 +1,218 @@
+"""Fit the hardware parameters of the cost model to measured runs, by gradient through the cost.
+
+    python -m experiments.calibrate data=FOLDER                     files in outputs/calibration
+    python -m experiments.calibrate data=FOLDER cross_validate=[]   without the held-out error, faster
+    python -m experiments.calibrate data=FOLDER shipped=true        overwrite the shipped files
+
+Reads the CSV files that experiments.validate_cost_model reads. Minimises the logarithmic error (Huber)
+plus priors (data sheets and micro-benchmarks) by Levenberg-Marquardt; prints the error in sample and, the
+honest figure, held out: fitted without a whole model or a whole source and tried on it. Leaves
+calibrated.yaml (parameters), device/*.yaml and cluster/*.yaml (for --config-dir), cross_validation.csv in
+`out`.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from darts_parallel.config import config_dir, require_at_least, require_member
+from darts_parallel.errors import ConfigError
+from darts_parallel.planfile import write_text
+from experiments.measured.calibrated import SHIPPED, Calibrated
+from experiments.measured.crossvalidation import HeldOut, cross_validate, held_out_errors
+from experiments.measured.device_files import MARK, device_names, write_device
+from experiments.measured.errors import ErrorSummary, summarise
+from experiments.measured.fit import PARTS, Residuals, fit
+from experiments.measured.link_files import cluster_names, write_cluster
+from experiments.measured.outcome import read_cases
+from experiments.measured.parameters import FAMILY, Parameters
+from experiments.measured.predict import place_of
+from experiments.measured.problems import Case
+from experiments.measured.rows import read_folder
+from experiments.options import run_main
+
+KINDS = ("model", "source")
+
+
+@dataclass
+class CalibrationOptions:
+    """What to fit."""
+
+    data: str = ""
+    """Folder of CSV files of measured runs."""
+    out: str = "outputs/calibration"
+    steps: int = 15
+    """Most steps of Levenberg-Marquardt."""
+    cross_validate: list[str] = field(default_factory=lambda: list(KINDS))
+    """Leave out whole models, whole sources; none: in-sample errors only."""
+    refinements: int = 1
+    """Further steps of every fold's own fit, each with a Jacobian of its own."""
+    shipped: bool = False
+    """Overwrite conf/device and the parameters of validate_cost_model."""
+
+    def __post_init__(self) -> None:
+        require_at_least("steps", self.steps, 1)
+        require_at_least("refinements", self.refinements, 0)
+        for kind in self.cross_validate:
+            require_member("cross_validate", kind, KINDS)
+
+
+def calibrate(options: CalibrationOptions) -> int:
+    """Fit, cross-validate, write; returns the exit status."""
+    if not options.data:
+        raise ConfigError("data is missing; write data=FOLDER, a folder that holds CSV files of runs.")
+    console = Console(width=None if Console().is_terminal else 120, highlight=False)
+    cases = usable_cases(options.data)
+    parameters = Parameters([place_of(case) for case in cases])
+    console.print(f"{len(cases)} runs, {len(parameters)} latent parameters")
+    latent, found = fit(
+        cases, parameters, most_steps=options.steps,
+        progress=lambda index, value: console.print(f"step {index}: objective {value:.1f}"),
+    )  # fmt: skip
+    summaries = {"in sample": in_sample(found)}
+    held_out: dict[str, list[HeldOut]] = {}
+    for kind in options.cross_validate:
+        held_out[kind] = cross_validate(
+            cases, parameters, latent, found, kind, refinements=options.refinements,
+            progress=lambda fold: console.print(f"without {fold}"),
+        )  # fmt: skip
+        summaries[f"held out by {kind}"] = {
+            part: held_out_errors(held_out[kind], part)["all"] for part in PARTS
+        }
+    for kind, results in held_out.items():
+        console.print(fold_table(kind, results))
+    console.print(summary_table(summaries))
+    write_files(options, cases, parameters, latent, summaries, held_out)
+    return 0
+
+
+def usable_cases(data: str) -> list[Case]:
+    """The runs of a folder that the cost model can express.
+
+    Errors:
+        ConfigError: there is none.
+    """
+    cases = [case for _, case in read_cases(read_folder(data).rows) if isinstance(case, Case)]
+    if not cases:
+        raise ConfigError(
+            f"data={data} must hold a run that the cost model can express; "
+            "nearest legal: see the reasons by python -m experiments.validate_cost_model."
+        )
+    return cases
+
+
+def in_sample(found: Residuals) -> dict[str, ErrorSummary]:
+    """Errors of the runs that were fitted."""
+    result = {}
+    for index, part in enumerate(PARTS):
+        error = found.error[found.part == index].exp()
+        result[part] = summarise(error.tolist(), [1.0] * len(error))
+    return result
+
+
+def summary_table(summaries: dict[str, dict[str, ErrorSummary]]) -> Table:
+    """Errors in sample and held out, percent."""
+    table = Table(title="Error, %", title_justify="left")
+    for header in ("", "figure", "runs", "median", "mean", "bias", "90 % below"):
+        table.add_column(header, justify="right" if header not in ("", "figure") else "left")
+    for name, parts in summaries.items():
+        for part, e in parts.items():
+            if e.count:
+                table.add_row(name, part, str(e.count), *_percent(e))
+    return table
+
+
+def fold_table(kind: str, results: Sequence[HeldOut]) -> Table:
+    """Held-out errors of every fold, percent."""
+    table = Table(
+        title=f"Held out by {kind}: error of the seconds and of the memory, %", title_justify="left"
+    )
+    table.add_column(kind)
+    for header in ("runs", "median", "mean", "bias", "90 %") * 2:
+        table.add_column(header, justify="right")
+    seconds, memory = (held_out_errors(results, part) for part in PARTS)
+    for fold in sorted({*seconds, *memory}, key=lambda name: (name == "all", name)):
+        cells = []
+        for part in (seconds, memory):
+            cells += [str(part[fold].count), *_percent(part[fold])] if fold in part else [""] * 5
+        table.add_row(fold, *cells)
+    return table
+
+
+def _percent(e: ErrorSummary) -> list[str]:
+    return [f"{100 * e.median:.1f}", f"{100 * e.mean:.1f}", f"{100 * e.bias:+.1f}", f"{100 * e.p90:.1f}"]
+
+
+def write_files(
+    options: CalibrationOptions,
+    cases: Sequence[Case],
+    parameters: Parameters,
+    latent: Tensor,
+    summaries: dict[str, dict[str, ErrorSummary]],
+    held_out: dict[str, list[HeldOut]],
+) -> None:
+    """Write parameters, device and cluster files and the held-out predictions."""
+    out = Path(options.out)
+    fitted = Calibrated.of_fit(parameters, latent, [place_of(case) for case in cases])
+    files = ", ".join(sorted({case.run.row.file.removesuffix(".csv") for case in cases}))
+    note = [
+        f"Fitted by python -m experiments.calibrate, {date.today()}, to {len(cases)} runs of",
+        f"{files}.",
+    ]
+    note += [
+        f"Error of the seconds {name}: {100 * e.median:.1f} % median, {100 * e.mean:.1f} % mean."
+        for name, e in ((name, parts["seconds"]) for name, parts in summaries.items())
+        if e.count
+    ]
+    write_hardware(out, fitted)
+    fitted.write(out / "calibrated.yaml", note)
+    write_text(out / "cross_validation.csv", held_out_csv(held_out))
+    if options.shipped:
+        write_hardware(Path(config_dir()), fitted)
+        fitted.write(SHIPPED, note)
+
+
+def write_hardware(folder: Path, fitted: Calibrated) -> None:
+    """Write the device and cluster files that the search reads into `folder`."""
+    for kind in ("device", "cluster"):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+    when = f"(python -m experiments.calibrate, {date.today()})"
+    for name in device_names():
+        known = FAMILY.get(name, name) in fitted.values["gemm_efficiency"]
+        runs = "fitted to runs on this GPU" if known else "no runs on this GPU; from those on others"
+        write_device(folder / "device", name, fitted, [f"{MARK[2:]} efficiencies {when}:", f"{runs}."])
+    for name in cluster_names():
+        note = f"{MARK[2:]} links {when}: efficiencies and latencies of what lists an efficiency."
+        write_cluster(folder / "cluster", name, fitted, [note])
+
+
+def held_out_csv(held_out: dict[str, list[HeldOut]]) -> str:
+    """Every held-out prediction, one line a run and kind of fold."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["fold_kind", "fold", "file", "row", "measured_iteration_s", "predicted_iteration_s",
+                     "measured_memory_gb", "predicted_memory_gb"])  # fmt: skip
+    for kind, results in held_out.items():
+        for r in results:
+            run = r.case.run
+            memory = "" if run.memory_bytes is None else f"{run.memory_bytes / 2**30:.6g}"
+            seconds = "" if run.iteration_s is None else f"{run.iteration_s:.6g}"
+            writer.writerow([kind, r.fold, run.row.file, run.row.line, seconds, f"{r.seconds:.6g}",
+                             memory, f"{r.memory_bytes / 2**30:.6g}"])  # fmt: skip
+    return text.getvalue()
+
+
+def main() -> int:
+    """Run the command line."""
+    return run_main("experiments.calibrate", __doc__, CalibrationOptions, calibrate)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

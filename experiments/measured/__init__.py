@@ -1,0 +1,1 @@
+"""Published or own measurements of training runs: reading, prediction, error, calibration."""
