@@ -133,8 +133,9 @@ class _IntraOperator:
         memory = [(costs.static[r] + flight * costs.activation[r]).sum(axis=0) for r in runs]
         working = [costs.working[r].max(axis=0) for r in runs]
         capacity = float(costs.capacity[stage])
-        chosen = choose(np.stack(share), switches, layouts, np.stack(memory) / capacity,
-                        np.stack(working) / capacity)  # fmt: skip
+        # what this kind of stage cannot run never fits
+        fill = np.where(costs.kind_allowed[kind], np.stack(memory) / capacity, 2.0)
+        chosen = choose(np.stack(share), switches, layouts, fill, np.stack(working) / capacity)
         if chosen is None:
             return None
         own = sum(float(s[c]) for s, c in zip(seconds, chosen, strict=True))

@@ -93,6 +93,8 @@ class PlanSpace:
             )
             cost = self.incumbent.offer(index, plans)
             excess = (cost.memory / table.capacity - 1.0).clamp(min=0.0).sum(1)
+            # what a kind of stage cannot run costs as much as twice its memory
+            excess = torch.where(cost.feasible | (excess > 0), excess, 1.0)
             energy[mine] = torch.log(cost.iteration_time) + PENALTY * excess
         return energy
 

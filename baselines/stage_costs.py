@@ -92,6 +92,7 @@ class UniformStages:
         self.legal = np.triu(np.ones((size + 1, size + 1), dtype=bool), 1)
         self.legal[:-1] &= ~costs.joined[:, None]
         self.legal[:, :-1] &= ~costs.joined[None, :]
+        self.runs = costs.kind_allowed[costs.stage_kind, choice]
 
     def seconds(self) -> Array:
         """Of one micro-batch, the boundary before the stage included; infinite where no stage can be."""
@@ -102,7 +103,7 @@ class UniformStages:
         inside[:, :-1] -= pairs[:, :, None]  # the pair before a stage's first layer is not inside
         result = (own + inside)[costs.stage_kind]
         result[1:, 1:-1] += costs.p2p[costs.boundary_kind][:, :, layout, layout, None]
-        return np.where(self.legal, result, np.inf)
+        return np.where(self.legal & self.runs[:, None, None], result, np.inf)
 
     def sync(self) -> Array:
         """Seconds of gradient synchronisation and optimizer."""
@@ -114,7 +115,8 @@ class UniformStages:
         kept = costs.static[None, :, c] + costs.in_flight[:, None] * costs.activation[None, :, c]
         peak = spans(kept) + segment_max(costs.working[:, c])
         # rounding of prefix sums must not exclude what fits to the byte
-        return np.asarray(self.legal & (peak <= costs.capacity[:, None, None] * (1 + 1e-12)))
+        enough = peak <= costs.capacity[:, None, None] * (1 + 1e-12)
+        return np.asarray(self.legal & self.runs[:, None, None] & enough)
 
 
 def spans(values: Array) -> Array:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from baselines import dynamic_programming
 from experiments.arms import BILEVEL, BILEVEL_ARMS, DEFAULT, GRADIENT_ARMS, PROBLEMS, RIVALS, tables_of
-from experiments.gaps import percent, quantile
+from experiments.gaps import percent, quantile, read_curve
 from experiments.picture import save
 from experiments.summary import README, markdown_table, render_table, replace_block
 
@@ -71,12 +71,6 @@ def with_gaps(rows: Sequence[Row]) -> list[Row]:
 def gap(seconds: float | None, best: float) -> float:
     """Relative distance; infinite without a plan."""
     return float("inf") if seconds is None else seconds / best - 1.0
-
-
-def read_curve(curve: Sequence[Sequence[float]], seconds: float) -> float | None:
-    """Best iteration time that a curve had reached after `seconds`; None where there was no plan yet."""
-    reached = [cost for at, cost in curve if at <= seconds]
-    return reached[-1] if reached else None
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

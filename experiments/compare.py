@@ -1,10 +1,11 @@
-"""Gradient search, raw and polished, against the exact baselines over problems and seeds.
+"""Every method on every problem: the gradient search, raw and polished, exact baselines and rivals.
 
-    python -m experiments.compare                            36 problems x 5 seeds
+    python -m experiments.compare                            the whole suite, 5 seeds
     python -m experiments.compare problems=[toy] seeds=1     a first try, seconds
     python -m experiments.compare problems=[gpt2_xl,tight] seeds=2 search.num_steps=100
 
-Prints tables; leaves compare.csv, summary.md and gaps.png in `out`. Ctrl-C keeps what is done.
+Prints tables; leaves compare.csv, curves.csv, summary.md, gaps.png and anytime.png in `out`. Ctrl-C keeps
+what is done.
 """
 
 import multiprocessing
@@ -27,14 +28,25 @@ from rich.progress import (
 
 from darts_parallel.config import SearchConfig, require_at_least, require_member
 from darts_parallel.problem import load_config
+from experiments.anytime import anytime_figure, write_curves
 from experiments.gaps import Findings, percent
 from experiments.options import run_main
 from experiments.picture import gaps_figure, save
 from experiments.problems import Case, suite
+from experiments.rivals import RIVALS
 from experiments.runs import SEARCH, UNIFORM, Run, Work, ignore_interrupt, run_case, write_csv
-from experiments.summary import README, markdown, processor, render, replace_block
+from experiments.standings import HEADER, duels, standings
+from experiments.summary import (
+    README,
+    markdown,
+    markdown_table,
+    processor,
+    render,
+    render_table,
+    replace_block,
+)
 
-METHODS = (SEARCH, UNIFORM)
+METHODS = (SEARCH, UNIFORM, *RIVALS)
 FILE_WIDTH = 120
 """Columns of the tables where there is no terminal."""
 INTERRUPTED = 130
@@ -54,7 +66,9 @@ class CompareOptions:
     search: SearchConfig = field(default_factory=lambda: load_config().search)
     """Settings of the search, from conf/."""
     oracle_seconds: float = 60.0
-    """An oracle that needs longer stops with a lower bound."""
+    """An oracle that needs longer stops with a lower bound; a rival that ends by itself is stopped."""
+    budget: float = 5.0
+    """Seconds of a rival that never ends by itself."""
     jobs: int = 2
     """Problems solved at the same time, each in a process of one thread."""
     out: str = "outputs/compare"
@@ -64,6 +78,7 @@ class CompareOptions:
     def __post_init__(self) -> None:
         require_at_least("seeds", self.seeds, 1)
         require_at_least("jobs", self.jobs, 1)
+        require_at_least("budget", self.budget, 0, strict=True)
         require_at_least("oracle_seconds", self.oracle_seconds, 0, strict=True)
         for method in self.methods:
             require_member("methods", method, METHODS)
@@ -78,7 +93,7 @@ def compare(options: CompareOptions, console: Console) -> int:
     first = options.search.seed
     work = [
         Work(case, tuple(options.methods), tuple(range(first, first + options.seeds)), options.search,
-             options.oracle_seconds)
+             options.oracle_seconds, options.budget)
         for case in cases
     ]  # fmt: skip
     done: dict[str, list[Run]] = {}
@@ -92,7 +107,7 @@ def compare(options: CompareOptions, console: Console) -> int:
     finally:
         runs = _in_order(cases, done)
         if runs:
-            _write(options, folder, Findings.of(runs), len(cases), console)
+            _write(options, folder, runs, len(cases), console)
     if interrupted:
         console.print(f"interrupted: {len(done)} of {len(cases)} problems are done.", highlight=False)
     return INTERRUPTED if interrupted else 0
@@ -103,10 +118,18 @@ def _in_order(cases: Sequence[Case], done: dict[str, list[Run]]) -> list[Run]:
     return [run for case in cases for run in done.get(case.name, [])]
 
 
-def _write(options: CompareOptions, folder: Path, findings: Findings, asked: int, console: Console) -> None:
-    """The tables, the summary and the picture."""
+def _write(options: CompareOptions, folder: Path, runs: list[Run], asked: int, console: Console) -> None:
+    """The tables, the summary and the pictures."""
+    findings = Findings.of(runs)
     render(findings, console)
-    text = markdown(findings, _note(options, findings, asked))
+    rows, sentences = [standing.cells() for standing in standings(runs)], duels(runs)
+    console.print(render_table("Gap to the best known plan, medians over seeds", HEADER, rows))
+    for sentence in sentences:
+        console.print(sentence, highlight=False, soft_wrap=True)
+    note = _note(options, findings, asked)
+    text = markdown(findings, "\n".join([note, "", *markdown_table(HEADER, rows), "", *sentences]))
+    write_curves(folder / "curves.csv", runs)
+    save(anytime_figure(runs), folder / "anytime.png")
     (folder / "summary.md").write_text(text, encoding="utf-8")
     save(gaps_figure(findings), folder / "gaps.png")
     if options.readme:
@@ -127,7 +150,7 @@ def _note(options: CompareOptions, findings: Findings, asked: int) -> str:
     settings = f"; {', '.join(changed)}" if changed else ""
     return (
         f"{len(findings.problems)} problems{part}, {solved} solved by the oracle, "
-        f"{options.seeds} seeds each{settings}. "
+        f"{options.seeds} seeds each, {options.budget:g} s for a rival without an end{settings}. "
         f"Seconds: {options.jobs} at a time, one thread each, on {processor()}."
     )
 

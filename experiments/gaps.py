@@ -27,6 +27,12 @@ def quantile(values: Sequence[float], percent: float) -> float:
     return ordered[max(math.ceil(percent / 100 * len(ordered) - EXACT), 1) - 1]
 
 
+def read_curve(curve: Sequence[Sequence[float]], seconds: float) -> float:
+    """Best iteration time that an anytime curve had reached after `seconds`; infinite before any plan."""
+    reached = [cost for at, cost in curve if at <= seconds]
+    return reached[-1] if reached else float("inf")
+
+
 @dataclass(frozen=True)
 class Distribution:
     """A sample of gaps in numbers."""

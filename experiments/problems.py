@@ -32,15 +32,20 @@ class Case:
     seed: int
     """Of the random factors of an uneven problem."""
     space: str = "layerwise"
+    nodes: int | None = None
+    """Number of nodes of the cluster; None: as the preset has it."""
 
     @property
     def name(self) -> str:
         """As tables show it and filters match it."""
-        return f"{self.model} on {self.cluster}, {self.variant}"
+        size = "" if self.nodes is None else f" x {self.nodes} nodes"
+        return f"{self.model} on {self.cluster}{size}, {self.variant}"
 
     def tables(self) -> tuple[CostTable, ...]:
         """Cost tables of the whole space."""
-        problem = load_problem([*overrides(self.model, self.cluster, self.training), f"space={self.space}"])
+        size = [] if self.nodes is None else [f"cluster.nodes.0.count={self.nodes}"]
+        preset = overrides(self.model, self.cluster, self.training)
+        problem = load_problem([*preset, *size, f"space={self.space}"])
         if self.variant == "tight":
             problem = tight(problem)
         tables = tables_of(problem)
@@ -65,6 +70,21 @@ PRESETS: tuple[tuple[str, str, str], ...] = (
     ("llama3_8b", "h100_8x8", "llama3_8b"),
 )
 """Model, cluster and training preset of each problem; loose and tight memory are both used."""
+
+LARGE: tuple[tuple[str, str, str, int | None], ...] = (
+    ("llama3_70b", "h100_8x8", "llama3_70b", None),
+    ("bloom_176b", "a100_80_48x8", "bloom_176b", None),
+    ("gpt3_175b", "a100_80_48x8", "gpt3_175b", None),
+    ("llama3_405b", "h100_128x8", "llama3_405b", None),
+    ("llama3_405b", "h100_128x8", "llama3_405b", 512),
+)
+"""Real jobs, 80 to 128 layers on 64 to 4,096 GPUs; the last column is the number of nodes."""
+
+MIXED: tuple[tuple[str, str, str], ...] = (
+    ("gpt2_xl", "a10_a100_mixed", "gpt2_xl"),
+    ("bert_345m", "a10_a100_mixed", "bert_345m"),
+)
+"""Problems on nodes of more than one kind."""
 
 UNEVEN: tuple[tuple[str, str, str], ...] = PRESETS[0:2] + PRESETS[4:6] + PRESETS[8:9] + PRESETS[10:11]
 """Problems that also appear with random factors on their layers' seconds and bytes."""
@@ -127,6 +147,10 @@ def suite(names: Sequence[str] = ()) -> list[Case]:
     for preset in PRESETS:
         for variant in VARIANTS if preset in UNEVEN else VARIANTS[:2]:
             cases.append(Case(*preset, variant=variant, seed=len(cases)))
+    cases += [Case(*preset, variant="loose", seed=0) for preset in MIXED]
+    for model, cluster, training, nodes in LARGE:
+        for variant in VARIANTS[:2]:
+            cases.append(Case(model, cluster, training, variant, seed=len(cases), nodes=nodes))
     if not names:
         return cases
     cases += [Case(*TOY, variant=variant, seed=len(cases)) for variant in VARIANTS]

@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 
 from baselines import dynamic_programming, exhaustive
-from baselines.result import TableResult
+from baselines.result import Curve, TableResult
 from darts_parallel.config import SearchConfig
 from darts_parallel.gradient_search import search_tables
 from darts_parallel.table import CostTable
 from experiments.problems import Case
+from experiments.rivals import RIVALS, run_rival
 
 ORACLE, UNIFORM, SEARCH = "dynamic_programming", "exhaustive_uniform", "gradient_search"
 
@@ -37,6 +38,8 @@ class Run:
     """Relative distance from the oracle's proven answer, or from its lower bound where it stopped early."""
     raw_gap: float | None = None
     """The same before polishing; None where a method does not polish."""
+    curve: Curve = ()
+    """Anytime curve; stands in a file of its own."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Work:
     seeds: tuple[int, ...]
     search: SearchConfig
     oracle_seconds: float
+    budget: float = 5.0
+    """Seconds of a rival that never ends by itself."""
 
 
 def gap(seconds: float, reference: float) -> float:
@@ -75,6 +80,8 @@ def run_case(work: Work) -> list[Run]:
         rows.append(_baseline(work.case, UNIFORM, answer, time.monotonic() - began, reference))
     if SEARCH in work.methods:
         rows += [_search(work, tables, seed, reference) for seed in work.seeds]
+    for name in (name for name in RIVALS if name in work.methods):
+        rows += _rival(work, name, tables, reference)
     return rows
 
 
@@ -85,7 +92,18 @@ def ignore_interrupt() -> None:
 
 def _baseline(case: Case, method: str, answer: TableResult, seconds: float, reference: float) -> Run:
     distance = gap(answer.cost, reference)
-    return Run(case.name, method, None, answer.cost, seconds, answer.plans_evaluated, answer.proven, distance)
+    curve = ((seconds, answer.cost),) if answer.best is not None else ()
+    return Run(case.name, method, None, answer.cost, seconds, answer.plans_evaluated, answer.proven, distance,
+               curve=curve)  # fmt: skip
+
+
+def _rival(work: Work, name: str, tables: Sequence[CostTable], reference: float) -> list[Run]:
+    runs = run_rival(RIVALS[name], tables, work.case.space, work.seeds, work.budget, work.oracle_seconds)
+    return [
+        Run(work.case.name, name, run.seed, run.answer.cost, run.seconds, run.answer.plans_evaluated, False,
+            gap(run.answer.cost, reference), curve=run.curve)
+        for run in runs
+    ]  # fmt: skip
 
 
 def _search(work: Work, tables: Sequence[CostTable], seed: int, reference: float) -> Run:
@@ -104,6 +122,7 @@ def _search(work: Work, tables: Sequence[CostTable], seed: int, reference: float
         proven=False,
         gap=gap(result.iteration_time_s, reference),
         raw_gap=gap(result.raw_iteration_time_s, reference),
+        curve=result.curve,
     )
 
 
@@ -111,7 +130,8 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
     """All rows, problems in the order in which they are given; complete or as it was before."""
     partial = path.with_suffix(".partial")
     with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Run)])
+        names = [field.name for field in fields(Run) if field.name != "curve"]
+        writer = csv.DictWriter(file, names, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(asdict(run) for run in runs)
     partial.replace(path)

@@ -12,9 +12,10 @@ from rich.console import Console
 from darts_parallel.config import SearchConfig
 from darts_parallel.errors import ConfigError
 from experiments.ablate import AblateOptions, ablate
-from experiments.ablate_report import bilevel_lines, read_curve
+from experiments.ablate_report import bilevel_lines
 from experiments.arms import GRADIENT_ARMS, PROBLEMS
 from experiments.flat_logits import FlatSearch
+from experiments.gaps import read_curve
 from experiments.options import parse
 from experiments.problems import suite
 from tests.random_tables import random_table
@@ -58,7 +59,7 @@ def test_flat_logits_are_equal_for_all_outer_choices_of_a_table_to_the_end() -> 
 
 def test_a_curve_is_read_at_the_last_improvement_before_a_time() -> None:
     curve = [(0.5, 9.0), (1.0, 7.0), (3.0, 6.0)]
-    assert [read_curve(curve, at) for at in (0.4, 0.5, 2.9, 100.0)] == [None, 9.0, 7.0, 6.0]
+    assert [read_curve(curve, at) for at in (0.4, 0.5, 2.9, 100.0)] == [float("inf"), 9.0, 7.0, 6.0]
 
 
 def test_every_arm_changes_something_and_every_problem_is_of_the_suite() -> None:

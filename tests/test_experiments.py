@@ -14,13 +14,13 @@ from darts_parallel.cli import run_job
 from darts_parallel.config import config_dir
 from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.problem import load_config, load_problem
-from experiments import benchmark, summary
+from experiments import benchmark, problems, summary
 from experiments.benchmark import BenchmarkOptions, Job, time_job
 from experiments.compare import INTERRUPTED, CompareOptions, compare
 from experiments.gaps import SHARES, Distribution, Findings, percent, quantile, summarise
 from experiments.options import describe, parse, run_main
 from experiments.picture import gaps_figure, save
-from experiments.problems import PRESETS, UNEVEN, suite
+from experiments.problems import MIXED, PRESETS, UNEVEN, suite
 from experiments.runs import ORACLE, SEARCH, UNIFORM, Run, Work, run_case
 
 NAMED_RUNS = sorted(path.stem for path in (Path(config_dir()) / "experiment").glob("*.yaml"))
@@ -98,7 +98,7 @@ def test_a_sweep_leaves_one_plan_for_each_job(tmp_path: Path) -> None:
 
 def test_the_suite_has_its_thirty_problems_with_names_of_their_own() -> None:
     cases = suite()
-    assert len(cases) == 2 * len(PRESETS) + len(UNEVEN)
+    assert len(cases) == 2 * len(PRESETS) + len(UNEVEN) + len(MIXED) + 2 * len(problems.LARGE)
     assert len(cases) >= 30
     assert len({case.name for case in cases}) == len(cases)
     assert not any(case.model == "toy" for case in cases)
@@ -119,19 +119,23 @@ def test_a_tight_problem_has_less_memory_and_an_uneven_one_other_layers() -> Non
 
 
 def test_compare_leaves_rows_a_summary_and_a_picture(tmp_path: Path) -> None:
-    arguments = ["problems=toy on toy, loose", "seeds=1", "jobs=1", f"out={tmp_path}", "search.num_steps=20"]
+    arguments = ["problems=toy on toy, loose", "seeds=1", "jobs=1", f"out={tmp_path}", "search.num_steps=20",
+                 "methods=[gradient_search,exhaustive_uniform,annealing,amp]", "budget=0.2"]  # fmt: skip
     console = quiet_console()
     assert compare(parse(CompareOptions, arguments), console) == 0
     with (tmp_path / "compare.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["method"] for row in rows] == [ORACLE, UNIFORM, SEARCH]
+    assert [row["method"] for row in rows] == [ORACLE, UNIFORM, SEARCH, "annealing", "amp"]
     header = "problem, method, seed, iteration_time_s, seconds, evaluations, proven, gap, raw_gap"
     assert list(rows[0]) == header.split(", ")
     assert rows[0]["proven"] == "True"
     assert float(rows[0]["gap"]) == 0.0
     assert all(float(row["gap"]) > -1e-9 for row in rows)
     assert "search.num_steps=20" in (tmp_path / "summary.md").read_text()
-    assert (tmp_path / "gaps.png").read_bytes().startswith(b"\x89PNG")
+    assert "| annealing | 1 |" in (tmp_path / "summary.md").read_text()
+    assert (tmp_path / "curves.csv").read_text().count("annealing") >= 1
+    for name in ("gaps.png", "anytime.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert "toy on toy" in console.file.getvalue()  # type: ignore[attr-defined]
 
 

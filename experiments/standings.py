@@ -1,0 +1,103 @@
+"""All methods of a comparison side by side: how far from the best known plan, and at what cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from experiments.gaps import EXACT, percent, quantile, read_curve
+from experiments.rivals import RIVALS
+from experiments.runs import ORACLE, SEARCH, UNIFORM, Run
+
+HEADER = ("method", "problems", "no plan", "best", "median", "95 %", "largest", "median s", "median plans")
+RAW = "gradient_search, raw"
+
+
+def best_known(runs: Sequence[Run]) -> dict[str, float]:
+    """Least seconds per iteration of each problem that any method found."""
+    return {
+        name: min(run.iteration_time_s for run in runs if run.problem == name)
+        for name in dict.fromkeys(run.problem for run in runs)
+    }
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One method over all problems; each problem counts by the median of its seeds."""
+
+    method: str
+    gaps: tuple[float, ...]
+    """To the best known plan, one for each problem; infinite without a plan."""
+    seconds: float
+    """Median over all runs."""
+    evaluations: float
+
+    def cells(self) -> list[str]:
+        """One row of the table, as `HEADER`."""
+        found = [gap for gap in self.gaps if gap < float("inf")]
+        missing = str(len(self.gaps) - len(found)) if len(found) < len(self.gaps) else "-"
+        exact = sum(gap < EXACT for gap in self.gaps)
+        spread = [percent(quantile(found, share)) for share in (50, 95, 100)] if found else ["-"] * 3
+        return [self.method, str(len(self.gaps)), missing, str(exact), *spread, f"{self.seconds:.2f}",
+                f"{self.evaluations:.0f}"]  # fmt: skip
+
+
+def standings(runs: Sequence[Run]) -> list[Standing]:
+    """Every method that ran, the exact ones first, then the gradient search, then the rivals."""
+    best = best_known(runs)
+    result = []
+    for method in (ORACLE, UNIFORM, SEARCH, *RIVALS):
+        mine = [run for run in runs if run.method == method]
+        if not mine:
+            continue
+        names = list(dict.fromkeys(run.problem for run in mine))
+        times = {name: [run.iteration_time_s for run in mine if run.problem == name] for name in names}
+        gaps = tuple(quantile(times[name], 50) / best[name] - 1.0 for name in names)
+        seconds, plans = (quantile([float(getattr(run, key)) for run in mine], 50)
+                          for key in ("seconds", "evaluations"))  # fmt: skip
+        result.append(Standing(method, gaps, seconds, plans))
+        if method == SEARCH:
+            raw = tuple(_raw(mine, name, best[name]) for name in names)
+            result.append(Standing(RAW, raw, seconds, plans))
+    return result
+
+
+def _raw(runs: Sequence[Run], name: str, best: float) -> float:
+    """Median gap before polishing; raw and polished differ by the ratio of their gaps to one reference."""
+    mine = [run for run in runs if run.problem == name and run.raw_gap is not None]
+    times = [
+        run.iteration_time_s * (1.0 + (run.raw_gap or 0.0)) / (1.0 + run.gap)
+        if run.gap < float("inf")
+        else run.gap
+        for run in mine
+    ]
+    return quantile(times, 50) / best - 1.0 if times else float("inf")
+
+
+def duels(runs: Sequence[Run]) -> list[str]:
+    """The gradient search against each random rival at equal wall-clock, a sentence each.
+
+    Every rival's curve is read at the gradient search's median seconds on the same problem; problems are
+    compared by medians over seeds.
+    """
+    lines = []
+    for name in (name for name, rival in RIVALS.items() if rival.seeded):
+        counts = {"better": 0, "equal": 0, "worse": 0}
+        worse = []
+        for problem in dict.fromkeys(run.problem for run in runs):
+            mine = [run for run in runs if run.problem == problem and run.method == SEARCH]
+            theirs = [run.curve for run in runs if run.problem == problem and run.method == name]
+            if not mine or not theirs:
+                continue
+            seconds = quantile([run.seconds for run in mine], 50)
+            rival = quantile([read_curve(curve, seconds) for curve in theirs], 50)
+            own = quantile([run.iteration_time_s for run in mine], 50)
+            slack = rival * EXACT if rival < float("inf") else 0.0
+            verdict = "better" if own < rival - slack else "worse" if own > rival + slack else "equal"
+            counts[verdict] += 1
+            worse += [f"{problem} by {percent(own / rival - 1.0)}"] if verdict == "worse" else []
+        if sum(counts.values()):
+            names = f"; worse on {', '.join(worse)}" if worse else ""
+            lines.append(
+                f"- gradient search against {name} at the gradient search's own seconds: better on "
+                f"{counts['better']}, equal on {counts['equal']}, worse on {counts['worse']} problems{names}."
+            )
+    return lines
