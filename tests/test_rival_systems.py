@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from baselines import alpa, amp, dapple, evolution, galvatron, hetpipe, megatron_rule, pipedream, piper
+from baselines import (
+    alpa,
+    amp,
+    dapple,
+    dynamic_programming,
+    evolution,
+    galvatron,
+    hetpipe,
+    megatron_rule,
+    pipedream,
+    piper,
+)
 from baselines.brute_force import brute_force
 from baselines.incumbent import Incumbent
 from baselines.result import TableResult
@@ -213,3 +224,16 @@ def test_equal_seeds_of_evolution_agree() -> None:
     first, again = (evolution.solve(tables_of(2), "layerwise", seed=3, max_steps=4) for _ in range(2))
     assert [cost for _, cost in first.curve] == [cost for _, cost in again.curve]
     assert first.plans_evaluated == again.plans_evaluated
+
+
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "evolution"])
+def test_on_mixed_nodes_plans_are_legal_and_never_below_the_optimum(name: str) -> None:
+    problem = load_problem(["model=toy", "training=toy", "cluster=toy_mixed", "space.pp=2"])
+    best = dynamic_programming.find_plan(problem)
+    result = SYSTEMS[name].find_plan(problem)
+    assert best.proven
+    assert result.plan is not None
+    cost = evaluate(result.plan, problem)
+    assert cost.feasible
+    assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
+    assert cost.iteration_time_s >= best.iteration_time_s * (1 - 1e-9)
