@@ -22,6 +22,7 @@ from experiments.options import describe, parse, run_main
 from experiments.picture import gaps_figure, save
 from experiments.problems import MIXED, PRESETS, UNEVEN, suite
 from experiments.runs import ORACLE, SEARCH, UNIFORM, Run, Work, run_case
+from tests.bilevel_tiny import OVERRIDES
 
 NAMED_RUNS = sorted(path.stem for path in (Path(config_dir()) / "experiment").glob("*.yaml"))
 SHORT = ["search.num_steps=5", "search.num_restarts=2", "search.polish_starts=1", "search.max_seconds=2"]
@@ -30,8 +31,9 @@ LARGE = {
     "llama3_70b_64xh100": ["space.pp=8", "search.polish=false"],
     "gpt3_175b_384xa100": ["space.pp=12"],
     "bloom_176b_384xa100": ["space.pp=12"],
+    "bilevel": [*OVERRIDES[1:], "bilevel.seeds=[0]"],
 }
-"""One pipeline degree for those whose whole space takes seconds to price."""
+"""One pipeline degree, or a tiny training, for those that take more than seconds."""
 QUIET = ["verification.enabled=false", "output.tensorboard=false", "output.progress=false"]
 
 
