@@ -36,8 +36,9 @@ CASES = {
     "tensor parallel, Llama": (2, uniform((0, 5), 2, Strategy(2, 1)), LLAMA),
     "sequence parallel, BERT": (2, uniform((0, 5), 2, SP), BERT),
     "sequence parallel, normed heads": (2, uniform((0, 5), 1, replace(SP, recompute="full")), LLAMA),
-    "pp 2 x dp 2, hybrid sharding off": (4, uniform((0, 2, 5), 2, Strategy(1, 2, 3)), ()),
+    "pp 2 x dp 2, ZeRO 3": (4, uniform((0, 2, 5), 2, Strategy(1, 2, 3)), ()),
     "dp 2 x tp 2, ZeRO 1": (4, uniform((0, 5), 2, Strategy(2, 2, 1, "selective", True)), ()),
+    "pp 2 x tp 2, one micro-batch": (4, uniform((0, 2, 5), 1, Strategy(2, 1)), ()),
     "hybrid sharding, ZeRO 1": (4, uniform((0, 5), 1, Strategy(1, 4, 1, shard_size=2)), LLAMA),
     "hybrid sharding, ZeRO 3": (4, uniform((0, 5), 1, Strategy(1, 4, 3, shard_size=2)), ()),
     "unlike copies of a tied table": (

@@ -1,5 +1,6 @@
 """Joining and leaving the process group, and one sentence for what goes wrong in it."""
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -93,5 +94,7 @@ def group_sentence(error: BaseException, rank: int, timeout_s: float) -> str | N
 
 def quiet_torch() -> None:
     """Silence known warnings of torch that say nothing about the run."""
+    # whole gradients are gathered in two steps, and only for the comparison
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     # a head's logits are a view of a tensor-parallel result; nothing here changes them in place
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from darts_parallel.run.meshes import Meshes, shard_ranks
 from darts_parallel.run.replicated import Replicated
-from darts_parallel.run.units import Unit, local
+from darts_parallel.run.units import Unit, aligned, local
 from darts_parallel.strategy import LayerStrategy
 
 EMBEDDING, HEAD = "embedding.table.weight", "head.output.weight"
@@ -67,8 +67,8 @@ class TiedTables:
 
     def _sum_parts(self) -> None:
         for unit, table in self.copies:
-            gradient = unit.parameters[table].grad
-            assert gradient is not None
+            # a tensor-parallel lookup may leave a partial sum of the whole table
+            gradient = unit.parameters[table].grad = aligned(unit.parameters[table])
             dist.all_reduce(local(gradient), group=self.group)
 
 
