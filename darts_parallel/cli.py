@@ -37,7 +37,7 @@ from darts_parallel.sensitivity import sensitivity
 from darts_parallel.strategy import Plan
 from darts_parallel.timeline import trace_dict
 from darts_parallel.tracking import Tracker
-from darts_parallel.verification import Verification
+from darts_parallel.verification import Verification, against
 
 
 def main() -> None:
@@ -137,9 +137,8 @@ def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Trac
     elif config.cost.name == "searcher":
         plan = _searcher_plan(problem, folder)
     else:
-        result = _search(problem, tracker, console)
+        result, checked = _find(problem, tracker, console)
         plan = result.plan
-        checked = _verify(problem, result, console)
     cost = evaluate(plan, problem)
     if config.plan is not None and config.export is not None:
         export_plan(problem, plan, config.export)  # refused before anything is written
@@ -185,6 +184,25 @@ def _sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
         return sensitivity(plan, problem)
     except KeyboardInterrupt:
         return {}
+
+
+def _find(problem: Problem, tracker: Tracker | None, console: Console) -> "tuple[SearchResult, Checked]":
+    """Search by the method that was asked for, or that the evidence picks, and verify."""
+    from baselines import auto
+
+    if problem.config.search.method == "gradient":
+        result = _search(problem, tracker, console)
+        return result, _verify(problem, result, console)
+    with _progress(problem, console, "exact search", None) as update:
+        tried = auto.attempt(problem, lambda title: update(0, title))
+    if tried.result is not None:
+        cost = tried.result.iteration_time_s
+        return tried.result, Checked([_answer(*known, cost) for known in tried.answers], tried.interrupted)
+    result = replace(_search(problem, tracker, console), why=tried.why)
+    checked = _verify(problem, result, console)
+    better = auto.refined(result, checked.answers, problem.config.space.kind)
+    gaps = [against(entry, better.iteration_time_s) for entry in checked.answers]
+    return better, Checked(gaps, checked.interrupted)
 
 
 def _search(problem: Problem, tracker: Tracker | None, console: Console) -> SearchResult:
@@ -244,12 +262,11 @@ def _verify(problem: Problem, result: SearchResult, console: Console) -> Checked
 
 
 def _answer(name: str, space: str, answer: Any, found: float) -> Verification:
-    gap = found / answer.iteration_time_s - 1.0 if answer.plan is not None else float("nan")
-    return Verification(
+    entry = Verification(
         name=name,
         plan=answer.plan,
         iteration_time_s=answer.iteration_time_s,
-        gap=0.0 if abs(gap) < 1e-12 else gap,
+        gap=0.0,
         seconds=answer.seconds,
         plans_evaluated=answer.plans_evaluated,
         proven=answer.proven,
@@ -257,6 +274,7 @@ def _answer(name: str, space: str, answer: Any, found: float) -> Verification:
         lower_bound_s=answer.lower_bound_s,
         note=answer.note,
     )
+    return against(entry, found)
 
 
 def _searcher_plan(problem: Problem, folder: Path) -> Plan:

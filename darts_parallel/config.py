@@ -34,6 +34,7 @@ SPACES = ("uniform", "stagewise", "layerwise")
 NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")
 EXECUTABLE = "executable"
 """Another name of `layerwise` with `space.executable`."""
+METHODS = ("auto", "gradient")
 RELAXATIONS = ("softmax", "gumbel")
 
 
@@ -139,8 +140,12 @@ class SpaceConfig:
 
 @dataclass
 class SearchConfig:
-    """The gradient search (design section 3 gives the source of each default)."""
+    """Which search, and the gradient search's settings (design section 3 is the source of the defaults)."""
 
+    method: str = "auto"
+    """`auto`: exact methods where they are fast, else the gradient search; `gradient`: always that."""
+    exact_seconds: float = 20.0
+    """What `auto` gives the exact methods before it takes the gradient search."""
     num_steps: int = 300
     num_restarts: int = 32
     seed: int = 0
@@ -188,6 +193,8 @@ class SearchConfig:
         require_at_most("search.num_restarts", self.num_restarts, 4096)
         require_at_least("search.seed", self.seed, 0)
         require_at_most("search.seed", self.seed, 2**63 - 1)
+        require_member("search.method", self.method, METHODS)
+        require_at_least("search.exact_seconds", self.exact_seconds, 0)
         require_member("search.relaxation", self.relaxation, RELAXATIONS)
         for key in ("learning_rate", "boundary_learning_rate", "max_seconds"):
             require_at_least(f"search.{key}", getattr(self, key), 0, strict=True)

@@ -88,6 +88,8 @@ def _search_dict(result: SearchResult | None) -> dict[str, Any] | None:
     if result is None:
         return None
     return {
+        "method": result.method,
+        "why": result.why,
         "seconds": result.seconds,
         "steps": result.steps,
         "restarts": result.restarts,

@@ -61,5 +61,9 @@ class SearchResult:
     seed: int
     plans_evaluated: int
     interrupted: bool
+    method: str = "gradient"
+    """What found the plan: `gradient`, or an exact method that `search=auto` took."""
+    why: str = ""
+    """Why that method, one clause; empty where it was asked for."""
     curve: tuple[tuple[float, float], ...] = ()
     """Anytime curve: seconds at which the best hard plan improved, and its seconds per iteration."""

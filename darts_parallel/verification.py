@@ -1,6 +1,6 @@
 """What an exact baseline says of a plan."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from darts_parallel.strategy import Plan
@@ -39,6 +39,12 @@ class Verification:
             "lower_bound_s": _finite(self.lower_bound_s),
             "note": self.note,
         }
+
+
+def against(entry: Verification, found: float) -> Verification:
+    """The entry with the gap of a plan that costs `found` seconds; not a number without a baseline's plan."""
+    gap = found / entry.iteration_time_s - 1.0 if entry.plan is not None else float("nan")
+    return replace(entry, gap=0.0 if abs(gap) < 1e-12 else gap)
 
 
 def _finite(value: float) -> float | None:
