@@ -1,4 +1,4 @@
-"""`search=auto`: exact methods where they end, the gradient search elsewhere, and the report says which and why."""
+"""`search=auto`: exact methods where they end, else the gradient search; the report says which and why."""
 
 import json
 from dataclasses import replace

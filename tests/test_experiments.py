@@ -25,7 +25,8 @@ from experiments.runs import ORACLE, SEARCH, UNIFORM, Run, Work, run_case
 from tests.bilevel_tiny import OVERRIDES
 
 NAMED_RUNS = sorted(path.stem for path in (Path(config_dir()) / "experiment").glob("*.yaml"))
-SHORT = ["search.num_steps=5", "search.num_restarts=2", "search.polish_starts=1", "search.max_seconds=2"]
+SHORT = ["search.method=gradient", "search.num_steps=5", "search.num_restarts=2", "search.polish_starts=1",
+         "search.max_seconds=2"]  # fmt: skip
 LARGE = {
     "llama3_8b_a10": ["space.pp=4"],
     "llama3_70b_64xh100": ["space.pp=8", "search.polish=false"],
