@@ -41,6 +41,75 @@ class Attempt:
     interrupted: bool = False
 
 
+@dataclass
+class _Exact:
+    """The exact methods' answers so far."""
+
+    problem: Problem
+    tables: Sequence[CostTable]
+    began: float
+    budget: float
+    method: str = ""
+    best: TableResult | None = None
+    """Answer of `method`."""
+    others: tuple[tuple[float, Plan], ...] = ()
+    """The best uniform configurations."""
+    answers: tuple[tuple[str, str, BaselineResult], ...] = ()
+
+    def run(self, show: Callable[[str], None]) -> None:
+        """Enumerate the uniform plans, then prove the best of the space."""
+        kind, deadline = self.problem.config.space.kind, self.began + self.budget
+        simulated = self.problem.config.cost.pipeline == "simulated"
+        show("exhaustive")
+        if simulated:
+            uniform = brute_force(self.tables, "uniform")
+        else:
+            uniform = exhaustive.solve_uniform(self.tables, deadline=deadline, count=RANKED)
+        self.others = tuple((entry.cost, entry.to_plan(self.tables)) for entry in uniform.alternatives)
+        self._keep("exhaustive", "uniform", uniform, self.began)
+        if kind == "uniform":
+            return
+        show("dynamic programming")
+        start = time.monotonic()
+        if simulated:
+            self._keep("exhaustive", kind, brute_force(self.tables, kind), start)
+        else:
+            best = dynamic_programming.solve(self.tables, kind, deadline=deadline)
+            self._keep("dynamic_programming", kind, best, start)
+
+    def _keep(self, name: str, space: str, answer: TableResult, start: float) -> None:
+        self.method, self.best = name, answer
+        entry = (name, space, answer.to_baseline(self.tables, time.monotonic() - start))
+        # one answer of each name: the one over the whole space
+        self.answers = (*(known for known in self.answers if known[0] != name), entry)
+
+    def result(self, answer: TableResult, *, interrupted: bool) -> SearchResult | None:
+        """The plan as a search result; None without one."""
+        if answer.best is None:
+            return None
+        why = {
+            "exhaustive": f"all plans are enumerated in a moment; {FORCE}",
+            "dynamic_programming": f"it proved its plan within search.exact_seconds={self.budget:g}; {FORCE}",
+        }[self.method]
+        plan = _in_words(answer.best, self.tables, self.problem.config.space.kind)
+        return SearchResult(
+            plan=plan,
+            iteration_time_s=answer.cost,
+            raw_plan=plan,
+            raw_iteration_time_s=answer.cost,
+            alternatives=_of_other_degrees(plan, self.others),
+            history=(),
+            seconds=time.monotonic() - self.began,
+            steps=0,
+            restarts=0,
+            seed=self.problem.config.search.seed,
+            plans_evaluated=sum(entry.plans_evaluated for _, _, entry in self.answers),
+            interrupted=interrupted,
+            method=self.method,
+            why="interrupted; best plan so far" if interrupted else why,
+        )
+
+
 def attempt(problem: Problem, show: Callable[[str], None] = lambda title: None) -> Attempt:
     """Try the exact methods for at most `search.exact_seconds`.
 
@@ -51,63 +120,26 @@ def attempt(problem: Problem, show: Callable[[str], None] = lambda title: None) 
     Errors:
         InfeasibleError: it is proven that no plan fits; names the binding constraint.
     """
-    settings, kind = problem.config.search, problem.config.space.kind
+    settings, began = problem.config.search, time.monotonic()
     budget = min(settings.exact_seconds, settings.max_seconds)
-    began = time.monotonic()
     tables = build_tables(problem, outer_spaces(problem))
     reach = _out_of_reach(problem, tables)
     if reach or budget == 0:
         return Attempt(None, reach or "search.exact_seconds=0 leaves no time for exact methods")
-    answers: list[tuple[str, str, BaselineResult]] = []
-    best: tuple[str, TableResult] | None = None
-    interrupted = False
-    others: tuple[tuple[float, Plan], ...] = ()
+    exact, interrupted = _Exact(problem, tables, began, budget), False
     try:
-        show("exhaustive")
-        simulated = problem.config.cost.pipeline == "simulated"
-        uniform = (brute_force(tables, "uniform") if simulated else
-                   exhaustive.solve_uniform(tables, deadline=began + budget, count=RANKED))  # fmt: skip
-        others = tuple((candidate.cost, candidate.to_plan(tables)) for candidate in uniform.alternatives)
-        answers.append(("exhaustive", "uniform", uniform.to_baseline(tables, time.monotonic() - began)))
-        best = ("exhaustive", uniform)
-        if kind != "uniform":
-            show("dynamic programming")
-            start = time.monotonic()
-            exact = (brute_force(tables, kind) if simulated else
-                     dynamic_programming.solve(tables, kind, deadline=began + budget))  # fmt: skip
-            answers.append(("dynamic_programming", kind, exact.to_baseline(tables, time.monotonic() - start)))
-            best = ("dynamic_programming", exact)
+        exact.run(show)
     except KeyboardInterrupt:
-        if best is None or best[1].best is None:
+        if exact.best is None or exact.best.best is None:
             raise
         interrupted = True
-    method, answer = best
-    if answer.proven and answer.best is None and not interrupted:
+    assert exact.best is not None
+    if exact.best.proven and exact.best.best is None:
         raise explain_infeasible(problem, tables)
-    if answer.best is None or not (answer.proven or interrupted):
+    result = exact.result(exact.best, interrupted=interrupted)
+    if result is None or not (exact.best.proven or interrupted):
         return Attempt(None, f"exact search had no proof after search.exact_seconds={budget:g}")
-    why = {
-        "exhaustive": f"all uniform plans are enumerated in a moment; {FORCE}",
-        "dynamic_programming": f"it proved its plan within search.exact_seconds={budget:g}; {FORCE}",
-    }[method]
-    plan = _in_words(answer.best, tables, kind)
-    result = SearchResult(
-        plan=plan,
-        iteration_time_s=answer.cost,
-        raw_plan=plan,
-        raw_iteration_time_s=answer.cost,
-        alternatives=_of_other_degrees(plan, others),
-        history=(),
-        seconds=time.monotonic() - began,
-        steps=0,
-        restarts=0,
-        seed=settings.seed,
-        plans_evaluated=sum(entry.plans_evaluated for _, _, entry in answers),
-        interrupted=interrupted,
-        method=method,
-        why="interrupted; best plan so far" if interrupted else why,
-    )
-    return Attempt(result, why, tuple(answers), interrupted)
+    return Attempt(result, result.why, exact.answers, interrupted)
 
 
 def _out_of_reach(problem: Problem, tables: Sequence[CostTable]) -> str:
@@ -115,6 +147,8 @@ def _out_of_reach(problem: Problem, tables: Sequence[CostTable]) -> str:
     kind = problem.config.space.kind
     if problem.config.cost.pipeline == "simulated" and number_of_plans(tables, kind) > LIMIT:
         return "no exact method prices a simulated pipeline"
+    if any(table.virtual_stages > 1 for table in tables):
+        return "exact methods only bound interleaved plans"
     return ""
 
 

@@ -56,9 +56,10 @@ def outer_choices(incumbent: Incumbent) -> Iterator[OuterChoice]:
 
 
 def plain_tables(tables: Sequence[CostTable]) -> list[int]:
-    """Numbers of the tables of the least context-parallel degree: these systems know no other."""
-    least = min(table.cp for table in tables)
-    return [number for number, table in enumerate(tables) if table.cp == least]
+    """Numbers of the tables that these systems know: not interleaved, least context parallelism."""
+    known = [number for number, table in enumerate(tables) if table.virtual_stages == 1]
+    least = min((tables[number].cp for number in known), default=1)
+    return [number for number in known if tables[number].cp == least]
 
 
 def plain(strategies: tuple[LayerStrategy, ...], *, recompute: tuple[str, ...] = ("none",)) -> list[int]:

@@ -238,19 +238,18 @@ def _sensitivity_line(elasticities: dict[str, float], console: Console) -> None:
 
 
 def _search_lines(result: SearchResult, console: Console) -> None:
-    if not result.method.startswith("gradient"):
-        console.print(Text("\nSearch", "bold"))
-        plans = f"{result.plans_evaluated:,} plans and partial plans in {result.seconds:.1f} s"
+    console.print(Text("\nSearch", "bold"))
+    if result.why:
         console.print(f"{result.method.replace('_', ' ')}: {result.why}", highlight=False)
-        console.print(plans, highlight=False)
+    if not result.method.startswith("gradient"):
+        console.print(
+            f"{result.plans_evaluated:,} plans or parts of plans in {result.seconds:.1f} s", highlight=False
+        )
         return
     raw, final = result.raw_iteration_time_s, result.iteration_time_s
-    console.print(Text("\nSearch", "bold"))
     gain = f"polishing gains {_percent(1 - final / raw, 2)}" if final < raw else "polishing changes nothing"
     raw_text = f"raw {_number(raw)} s (gradient search alone)"
     console.print(f"{raw_text} → polished {_number(final)} s; {gain}", highlight=False)
-    if result.why:
-        console.print(f"{result.method}: {result.why}", highlight=False)
     stopped = "; stopped early, best plan so far" if result.interrupted else ""
     console.print(
         f"{result.steps} steps × {result.restarts} restarts, seed {result.seed}, "

@@ -9,7 +9,8 @@ import pytest
 from darts_parallel.cli import main
 
 TOY = (
-    "model=toy", "cluster=toy", "training=toy", "search=gradient", "search.num_steps=10", "search.num_restarts=2",
+    "model=toy", "cluster=toy", "training=toy",
+    "search=gradient", "search.num_steps=10", "search.num_restarts=2",
 )  # fmt: skip
 QUIET = ("output.tensorboard=false", "verification.enabled=false")
 

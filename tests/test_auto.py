@@ -57,6 +57,7 @@ def test_gradient_is_forced_by_its_name(tmp_path: Path, monkeypatch: pytest.Monk
         (["search.exact_seconds=0"], "search.exact_seconds=0 leaves no time"),
         (["search.exact_seconds=1e-9"], "had no proof after search.exact_seconds=1e-09"),
         (["cost.pipeline=simulated"], "no exact method prices a simulated pipeline"),
+        (["space.virtual_stages=[1,2]"], "exact methods only bound interleaved plans"),
     ],
 )
 def test_where_exact_methods_do_not_reach_the_gradient_search_runs_and_the_reason_is_given(
