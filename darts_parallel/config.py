@@ -144,7 +144,7 @@ class SearchConfig:
 
     method: str = "auto"
     """`auto`: exact methods where they are fast, else the gradient search; `gradient`: always that."""
-    exact_seconds: float = 20.0
+    exact_seconds: float = 30.0
     """What `auto` gives the exact methods before it takes the gradient search."""
     num_steps: int = 300
     num_restarts: int = 32
