@@ -208,15 +208,15 @@ def test_the_megatron_rule_fills_the_node_with_tensor_parallelism_then_the_fewes
     assert {(s.tp, s.dp, s.zero_stage, s.sequence_parallel) for s in plan.layers} == {(4, 4, 0, False)}
     assert plan.pp == 1
     # with less memory the same rule needs stages: the fewest with which it fits
-    tight = load_problem([*small, "space=uniform", "cluster.devices.a10.memory_GiB=2.2"])
+    less = ["cluster.devices.a10.memory_GiB=2.2", "cluster.devices.a10.reserved_GiB=0.5"]
+    tight = load_problem([*small, *less, "space=uniform"])
     result = megatron_rule.find_plan(tight)
     assert result.plan is not None
     assert result.plan.pp > 1
     assert {s.tp for s in result.plan.layers} == {4}
     assert evaluate(result.plan, tight).feasible
-    fewer = load_problem([*small, "space=uniform", "cluster.devices.a10.memory_GiB=2.2", "space.tp=4",
-                          "space.zero_stage=0", "space.sequence_parallel=false",
-                          f"space.pp={result.plan.pp // 2}"])  # fmt: skip
+    plain = ["space.tp=4", "space.zero_stage=0", "space.sequence_parallel=false"]
+    fewer = load_problem([*small, *less, *plain, "space=uniform", f"space.pp={result.plan.pp // 2}"])
     assert megatron_rule.find_plan(fewer).plan is None
 
 

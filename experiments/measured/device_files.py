@@ -18,9 +18,9 @@ NO_STACK = "default"
 
 
 def device_names() -> list[str]:
-    """The shipped devices but for the invented one."""
+    """The shipped devices but for the invented ones."""
     files = sorted((Path(config_dir()) / "device").glob("*.yaml"))
-    return [file.stem for file in files if file.stem != "toy"]
+    return [file.stem for file in files if not file.stem.startswith("toy")]
 
 
 def write_device(folder: Path, name: str, fitted: Calibrated, provenance: Iterable[str]) -> None:
