@@ -11,9 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from darts_parallel.cluster import GIB, Device
-from darts_parallel.compute import BACKWARD_FACTOR, attention_seconds, gemm_seconds, stream_seconds
+from darts_parallel.compute import (
+    BACKWARD_FACTOR,
+    FUSED_BACKWARD_FACTOR,
+    attention_seconds,
+    gemm_seconds,
+    stream_seconds,
+)
 from darts_parallel.cost import evaluate, hard_plan, neighbour_seconds
-from darts_parallel.layer_costs import ChoiceTensors, element_bytes
+from darts_parallel.layer_costs import ChoiceTensors, accumulation_seconds, element_bytes
 from darts_parallel.memory import StateBytes, parameters_per_rank, state_bytes, static_bytes
 from darts_parallel.model import LayerSpec
 from darts_parallel.pipeline import by_device
@@ -26,9 +32,9 @@ RING = "Thakur et al. 2005 (ring collectives)"
 OVERLAP = "exposed part: Qiao et al. 2021, eq. 11"
 FORMULAS: dict[str, tuple[str, str]] = {
     # bytes
-    "parameters": ("parameters x bytes each / shards (ZeRO-3)", ZERO),
-    "gradients": ("parameters x bytes each / shards (ZeRO-2, 3)", ZERO),
-    "optimizer state": ("parameters x bytes each / shards (ZeRO-1, 2, 3)", ZERO),
+    "parameters": ("state_factor x parameters x bytes each / shards (ZeRO-3)", ZERO),
+    "gradients": ("state_factor x parameters x bytes each / shards (ZeRO-2, 3)", ZERO),
+    "optimizer state": ("state_factor x parameters x bytes each / shards (ZeRO-1, 2, 3)", ZERO),
     "activations": ("kept per micro-batch x micro-batches in flight", KORTHIKANTI),
     "working": ("largest layer: recomputed activations, gathered weights", "memory.py, largest layer"),
     "reserved": ("constant of the device", "cluster.devices.reserved_GiB"),
@@ -37,8 +43,12 @@ FORMULAS: dict[str, tuple[str, str]] = {
         "3 x 2 tokens x out x in / (peak x e x saturation)",
         "roofline, Williams et al. 2009",
     ),
-    "attention": ("3 x scores and weighted sum", "Dao et al. 2022, or two products and six passes"),
-    "streaming kernels": ("3 x bytes / memory bandwidth", "roofline, Williams et al. 2009"),
+    "attention": ("scores and weighted sum x 3.5 if fused, x 3 if not", "Dao 2023, section 4.1"),
+    "streaming kernels": (
+        "3 x streaming_factor x bytes / memory bandwidth",
+        "roofline, Williams et al. 2009",
+    ),
+    "gradient accumulation": ("(2 x gradient + parameter) bytes / memory bandwidth", "stream model"),
     "launch overhead": ("3 x overhead of a layer", "cluster.devices.layer_overhead_us"),
     "measured compute": ("forward + backward as measured", "cost.profile"),
     "recompute": ("forward again in backward", KORTHIKANTI),
@@ -134,7 +144,7 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         for term, part in parts.items():
             sizes = (_parameters(problem, plan, i, choices) for i in indices)
             total = sum(float(static_bytes(n, choices.shards, choices.zero_stage, part)) for n in sizes)
-            yield _line(stage, words, term, total)
+            yield _line(stage, words, term, _device(problem, plan, stage).state_factor * total)
         chunks = plan.chunk_of_layer
         kept = sum(float(flight[chunks[i]] * table.activation[0, i, chosen[i]]) for i in indices)
         yield _line(stage, words, "activations", kept)
@@ -163,10 +173,14 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
     for stage, words, indices in _groups(problem, plan):
         index, kind = indices[0], int(kinds[stage])
         terms = {name: float(table.terms[name][0, kind, index, chosen[index]]) for name in table.terms}
-        terms |= _compute_parts(problem, plan, index) or {"measured compute": terms["compute"]}
-        for name in ("matrix products", "attention", "streaming kernels", "launch overhead",
-                     "measured compute", "recompute", "tensor_parallel", "context_parallel",
-                     "sharding"):  # fmt: skip
+        gradients = _accumulation(problem, plan, index)
+        parts = _compute_parts(problem, plan, index) or {"measured compute": terms["compute"] - gradients}
+        terms |= parts | {"gradient accumulation": gradients}
+        names = (
+            "matrix products", "attention", "streaming kernels", "launch overhead", "measured compute",
+            "gradient accumulation", "recompute", "tensor_parallel", "context_parallel", "sharding",
+        )  # fmt: skip
+        for name in names:
             if terms.get(name):
                 yield _line(stage, words, name, len(indices) * terms[name])
     inside, across = neighbour_seconds(table, hard, hard.stages())
@@ -200,10 +214,22 @@ def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float]
     parts = {
         "matrix products": products,
         "attention": sum(float(core) for core in cores),
-        "streaming kernels": float(stream_seconds(width * tokens * elements, device)),
+        "streaming kernels": float(
+            stream_seconds(device.streaming_factor * width * tokens * elements, device)
+        ),
         "launch overhead": float(device.layer_overhead),
     }
-    return {name: (1.0 + BACKWARD_FACTOR) * seconds for name, seconds in parts.items()}
+    seconds = {name: (1.0 + BACKWARD_FACTOR) * value for name, value in parts.items()}
+    extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if fused else 0.0
+    return seconds | {"attention": seconds["attention"] + extra * parts["attention"]}
+
+
+def _accumulation(problem: Problem, plan: Plan, index: int) -> float:
+    """Seconds to add a layer's gradients of one micro-batch to those before it."""
+    device = _device(problem, plan, plan.stage_of_layer[index])
+    state = state_bytes(problem.training.precision, problem.training.optimizer)
+    choices = ChoiceTensors.build(problem, (plan.num_micro_batches,), (plan.layers[index],), plan.cp)
+    return float(accumulation_seconds(_parameters(problem, plan, index, choices), choices, state, device))
 
 
 def render_explanation(explanation: Explanation, console: Console) -> None:

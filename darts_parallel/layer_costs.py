@@ -122,7 +122,7 @@ def layer_costs(
     spec = layer if counts_table else replace(layer, vocabulary_parameters=0)
     parameters = parameters_per_rank(spec, problem.model.config.vocab_size, choices.tp)
     terms, forward, backward, weights = _micro_batch_seconds(problem, layer, topology, choices)
-    accumulation = _accumulation_seconds(parameters, choices, state, device).expand_as(backward)
+    accumulation = accumulation_seconds(parameters, choices, state, device).expand_as(backward)
     terms["compute"] = terms["compute"] + accumulation
     backward, weights = backward + accumulation, weights + accumulation
     sync = _sharding_seconds(problem, topology, choices, parameters, state, forward, backward)
@@ -145,7 +145,7 @@ def layer_costs(
     )
 
 
-def _accumulation_seconds(
+def accumulation_seconds(
     parameters: Tensor, choices: ChoiceTensors, state: StateBytes, device: Device
 ) -> Tensor:
     """Seconds to add the gradients of one micro-batch to those before it, shape `(C,)`.
