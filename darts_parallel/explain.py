@@ -144,7 +144,7 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         for term, part in parts.items():
             sizes = (_parameters(problem, plan, i, choices) for i in indices)
             total = sum(float(static_bytes(n, choices.shards, choices.zero_stage, part)) for n in sizes)
-            yield _line(stage, words, term, _device(problem, plan, stage).state_factor * total)
+            yield _line(stage, words, term, float(_device(problem, plan, stage).state_factor) * total)
         chunks = plan.chunk_of_layer
         kept = sum(float(flight[chunks[i]] * table.activation[0, i, chosen[i]]) for i in indices)
         yield _line(stage, words, "activations", kept)
