@@ -252,6 +252,8 @@ def _sharding_seconds(
     scatter = reduce_scatter(gradients, inner, *links)
     replicas = all_reduce(gradients / choices.shards, across, *links)
     gather = reduce_scatter(parameters * state.parameter, inner, *links)
+    # a layer without parameters sends no message, and so has no latency
+    scatter, replicas, gather = ((parameters > 0) * seconds for seconds in (scatter, replicas, gather))
     zero, none = choices.zero_stage, torch.zeros_like(forward)
 
     def beside(compute: Tensor, communication: Tensor) -> Tensor:

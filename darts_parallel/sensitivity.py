@@ -27,8 +27,8 @@ NOTABLE = 5e-4
 """Relative changes below this read as none."""
 STEP = 1.1
 """Factor of memory whose worth is asked."""
-NO_SECONDS = ("memory", "reserved")
-"""Figures of a device that change no seconds of a given plan."""
+NO_SECONDS = ("memory", "reserved", "state_factor", "activation_factor", "half_share")
+"""Figures of a device that change no seconds of a given plan, or follow from others."""
 
 
 def sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
