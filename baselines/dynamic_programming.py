@@ -22,6 +22,7 @@ from darts_parallel.space import outer_spaces
 from darts_parallel.table import CostTable, build_tables
 
 WITHOUT_INTERLEAVING = "optimal among the plans that are not interleaved; those that are, are bounded only"
+INTERLEAVED_ONLY = "it knows no interleaved plans, and the space has no others; they are bounded only"
 FIRST_MARGIN = 0.0003
 """The first limit, relative to the lower bound."""
 
@@ -73,6 +74,9 @@ def solve(
         return solve_uniform(tables, incumbent, deadline)
     plain = [number for number, table in enumerate(tables) if table.virtual_stages == 1]
     own = [tables[number] for number in plain]
+    if tables and not own:
+        floor = min(float(outer_lower_bounds(table).min()) for table in tables)
+        return TableResult(None, floor, False, 0, note=INTERLEAVED_ONLY)
     result = _Search(own, mode, incumbent, deadline, merge, limit=incumbent * (1 + AGREEMENT)).run()
     others = [outer_lower_bounds(table) for table in tables if table.virtual_stages > 1]
     return _among_others(result, plain, others) if others else result

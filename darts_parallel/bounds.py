@@ -85,7 +85,7 @@ class OuterCosts:
             **rows,
             reshard=costs("reshard"),
             p2p=costs("p2p"),
-            capacity=table.capacity.detach().numpy(),
+            capacity=table.stage_capacity.detach().numpy(),
             in_flight=costs("in_flight"),
             stage_kind=table.stage_kind.numpy(),
             boundary_kind=table.boundary_kind.numpy(),

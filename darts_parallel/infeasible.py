@@ -47,8 +47,7 @@ def _lightest(table: CostTable, kind: str) -> HardPlans:
         size, choice = need.min(-1)
         if kind != "layerwise":
             choice = torch.full_like(choice, int(shared))
-        capacity = table.capacity.repeat(table.virtual_stages) / table.virtual_stages
-        starts = units[_fill(_unit_sums(size, table), capacity)]
+        starts = units[_fill(_unit_sums(size, table), table.stage_capacity)]
         stages = torch.searchsorted(starts, torch.arange(table.num_layers), right=True) - 1
         chosen = choice[stages, torch.arange(table.num_layers)]
         plans.append(HardPlans(torch.tensor([outer]), chosen.unsqueeze(0), starts.unsqueeze(0)))

@@ -135,10 +135,10 @@ class StageSolver:
         kept = (self.static + flight * self.activation)[first:end][:, allowed]
         values = np.unique(working)
         values = values[values >= working.min(1).max()]
-        values = values[kept.min(1).sum() + values <= float(self.table.capacity[stage])]
+        values = values[kept.min(1).sum() + values <= float(self.table.stage_capacity[stage])]
         if not len(values):
             return []
-        if kept.max(1).sum() + values[-1] <= float(self.table.capacity[stage]):
+        if kept.max(1).sum() + values[-1] <= float(self.table.stage_capacity[stage]):
             return [float(values[-1])]
         most = max(MAX_LIMITS // self.table.pp, MIN_LIMITS)
         if len(values) > most:
@@ -180,7 +180,7 @@ class StageSolver:
         smallest = [[(c + price * n).min() for c, n in zip(seconds, need, strict=True)] for price in prices]
         rest = np.zeros((len(prices), end - first + 1))
         rest[:, :-1] = np.asarray(smallest)[:, ::-1].cumsum(1)[:, ::-1]
-        return _Costs(choices, seconds, need, float(self.table.capacity[stage]) - limit, prices, rest)
+        return _Costs(choices, seconds, need, float(self.table.stage_capacity[stage]) - limit, prices, rest)
 
     def _pass(
         self, key: tuple[int, ...], costs: _Costs, per_time: float, best: float, most: int

@@ -97,6 +97,11 @@ class CostTable:
         """Stages of a device."""
         return self.num_stages // self.pp
 
+    @cached_property
+    def stage_capacity(self) -> Tensor:
+        """Bytes of every stage if those of a device may each fill an equal part of it, `(K,)`."""
+        return self.capacity.repeat(self.virtual_stages) / self.virtual_stages
+
     @property
     def words(self) -> str:
         """The same for sentences, e.g. `pp 4` or `pp 4, cp 2`."""

@@ -214,3 +214,10 @@ def test_interleaving_joins_the_order_of_unequal_nodes() -> None:
         plan = plans.to_plan(0, table)
         assert evaluate(plan, problem).iteration_time_s == pytest.approx(float(hard.iteration_time[0]))
     assert search(problem).plan.virtual_stages == 2
+
+
+def test_dynamic_programming_knows_no_interleaved_plans_and_says_so() -> None:
+    answer = dynamic_programming.find_plan(interleaved("space.zero_stage=1", "space.recompute=none")[0])
+    assert (answer.plan, answer.proven) == (None, False)
+    assert 0 < answer.lower_bound_s < float("inf")
+    assert "interleaved" in answer.note

@@ -70,12 +70,12 @@ def _receive_seconds(
     table: CostTable, outer: torch.Tensor, choice: torch.Tensor, units: torch.Tensor
 ) -> torch.Tensor:
     """Seconds across the boundary before each middle stage, where even stages have it, `(B, K)`."""
-    result = torch.zeros(len(outer), table.pp, dtype=torch.float64)
-    if table.pp < 3:
+    result = torch.zeros(len(outer), table.num_stages, dtype=torch.float64)
+    if table.num_stages < 3:
         return result
-    even = first_partition(len(units), table.pp).cumsum()[: table.pp - 2]
+    even = first_partition(len(units), table.num_stages).cumsum()[: table.num_stages - 2]
     pairs = units[torch.from_numpy(even)] - 1
     layout = table.layout[choice].unsqueeze(1)
-    border = table.boundary_kind[: table.pp - 2].unsqueeze(0)
+    border = table.boundary_kind[: table.num_stages - 2].unsqueeze(0)
     result[:, 1:-1] = table.p2p.detach()[outer.unsqueeze(1), border, pairs.unsqueeze(0), layout, layout]
     return result
