@@ -28,6 +28,7 @@ from darts_parallel.explain import explain, render_explanation
 from darts_parallel.export import export_lines, export_plan, write_export
 from darts_parallel.gradient_search import search
 from darts_parallel.messages import error_sentence
+from darts_parallel.objectives import bill, choose, price_per_hour
 from darts_parallel.planfile import own_config, package_version, plan_dict, read_plan, write_json
 from darts_parallel.problem import Problem, to_config
 from darts_parallel.records import SearchResult, StepRecord
@@ -85,7 +86,7 @@ def run_task(composed: DictConfig, began: float) -> float:
     given = [str(override) for override in overrides] if isinstance(overrides, list) else []
     folder = RunFolder.enter(Path(settings.runtime.output_dir), began)
     try:
-        problem = Problem.from_config(_config(composed, given))
+        problem = _rented(Problem.from_config(_config(composed, given)))
         folder.require_writable()
         return run_job(problem, folder.path, Console())
     except KeyboardInterrupt:
@@ -111,6 +112,18 @@ def _config(composed: DictConfig, given: list[str]) -> Config:
         return config
     kept = {name: asdict(config)[name] for name in PRINTED if name != "hydra"}
     return own_config(config.plan, **kept) or config
+
+
+def _rented(problem: Problem) -> Problem:
+    """The problem on the nodes that its objective chooses, where it may choose."""
+    objective = problem.config.objective
+    if objective.name != "time":
+        price_per_hour(problem)
+    if not objective.choose_nodes or problem.config.plan is not None:
+        return problem
+    from baselines.rent import rent
+
+    return rent(problem)
 
 
 def run_job(problem: Problem, folder: Path, console: Console) -> float:
@@ -140,6 +153,9 @@ def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Trac
         result, checked = _find(problem, tracker, console)
         plan = result.plan
     cost = evaluate(plan, problem)
+    amount = bill(problem, cost.iteration_time_s)
+    if amount is not None:
+        choose(config.objective, [amount])  # refuses what is over the budget or the deadline
     if config.plan is not None and config.export is not None:
         export_plan(problem, plan, config.export)  # refused before anything is written
     interrupted = result is not None and (result.interrupted or checked.interrupted)

@@ -182,8 +182,7 @@ class Cluster:
     @cached_property
     def types(self) -> tuple[int, ...]:
         """Node types: the first node group of each kind of node. Groups of equal nodes are one type."""
-        nodes = [group.node for group in self.groups]
-        return tuple(index for index, node in enumerate(nodes) if nodes.index(node) == index)
+        return tuple(sorted(set(self.node_types)))
 
     @cached_property
     def node_types(self) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.model_config import MAX_SIZE
 from darts_parallel.model_config import ModelConfig as ModelConfig
 from darts_parallel.search_config import SearchConfig as SearchConfig
+from darts_parallel.objective_config import ObjectiveConfig as ObjectiveConfig
 
 OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE = ("none", "selective", "full")
@@ -169,6 +170,7 @@ class Config:
     space: SpaceConfig = MISSING
     search: SearchConfig = MISSING
     cost: CostConfig = MISSING
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     verification: VerificationConfig = field(default_factory=VerificationConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     bilevel: BilevelConfig | None = None

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from darts_parallel.config import Config
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.errors import DartsParallelError, PlanError
+from darts_parallel.objectives import bill
 from darts_parallel.problem import Problem, to_config
 from darts_parallel.records import SearchResult
 from darts_parallel.sensitivity import sensitivity
@@ -40,7 +41,7 @@ def plan_dict(
 
     `elasticities` is what `sensitivity` says of the plan; None asks it.
     """
-    config = problem.config
+    config, amount = problem.config, bill(problem, cost.iteration_time_s)
     names = tuple(layer.name for layer in problem.model.layers)
     return {
         "schema": SCHEMA,
@@ -59,6 +60,7 @@ def plan_dict(
             # the seed report's model knows no stages: their analytic seconds would contradict its total
             "stage_times_s": [] if config.cost.name == "searcher" else list(cost.stage_times_s),
             "breakdown_s": cost.breakdown_s,
+            **({} if amount is None else {"job": amount.to_dict()}),
         },
         "sensitivity": sensitivity(plan, problem) if elasticities is None else elasticities,
         "search": _search_dict(result),

@@ -16,6 +16,7 @@ from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.formatting import number as _number
 from darts_parallel.formatting import percent as _percent
 from darts_parallel.formatting import seconds as _seconds
+from darts_parallel.objectives import bill
 from darts_parallel.placement import order_label
 from darts_parallel.problem import Problem
 from darts_parallel.ranges import layer_ranges as layer_ranges
@@ -178,6 +179,10 @@ def _headline(problem: Problem, plan: Plan, cost: CostBreakdown, known: str, con
         console.print(Text(f"nodes along the pipeline: {placed}"))
     speed = f"{_seconds(cost.iteration_time_s)} per iteration · {cost.tokens_per_s:,.0f} tokens/s"
     console.print(Text(f"{speed} · MFU {_percent(cost.mfu)}"))
+    amount = bill(problem, cost.iteration_time_s)
+    if amount is not None:
+        nodes = ", ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in problem.cluster.groups)
+        console.print(Text(f"{amount.words()}, {config.objective.num_iterations:,.0f} iterations on {nodes}"))
     console.print(Text(known))
     if not cost.feasible:
         console.print(Text("This plan does not fit: a stage is over its memory or breaks a rule.", "red"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from darts_parallel.cluster import StageTopology
+from darts_parallel.cluster import Cluster, StageTopology
 from darts_parallel.layer_costs import ChoiceTensors, LayerCosts, layer_costs
 from darts_parallel.model import LayerSpec
 from darts_parallel.problem import Problem
@@ -53,3 +53,9 @@ def layouts(choices: Sequence[LayerStrategy]) -> tuple[list[LayerStrategy], Tens
         first.setdefault(choice.layout, choice)
     order = list(first)
     return list(first.values()), torch.tensor([order.index(choice.layout) for choice in choices])
+
+
+def capacities(cluster: Cluster, stages: Sequence[StageTopology]) -> Tensor:
+    """Bytes that a device of every stage can give, `(K,)`."""
+    devices = [cluster.groups[stage.group].device for stage in stages]
+    return torch.tensor([d.memory - d.reserved for d in devices], dtype=torch.float64)

@@ -12,14 +12,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from darts_parallel.cluster import BoundaryTopology, Cluster, StageTopology
+from darts_parallel.cluster import BoundaryTopology, StageTopology
 from darts_parallel.layer_costs import ChoiceTensors
 from darts_parallel.pipeline import PipelineModel, in_flight
 from darts_parallel.placement import order_label
 from darts_parallel.problem import Problem
 from darts_parallel.resharding import boundary_seconds, reshard_seconds, tied_seconds
 from darts_parallel.space import OuterSpace, admits, micro_batch_legal
-from darts_parallel.stacking import all_layer_costs, layouts, stack, terms
+from darts_parallel.stacking import all_layer_costs, capacities, layouts, stack, terms
 from darts_parallel.strategy import LayerStrategy, Plan
 
 
@@ -194,18 +194,12 @@ def without_dominated(table: CostTable) -> CostTable:
 
 
 def build_tables(problem: Problem, spaces: Sequence[OuterSpace]) -> list[CostTable]:
-    """One table for each entry of the space; orders of the nodes share the costs of stage kinds."""
-    tables: dict[OuterSpace, CostTable] = {}
-    for space in spaces:
-        if space not in tables:
-            tables |= _tables_of_orders(
-                problem, [s for s in spaces if replace(s, node_order=space.node_order) == space]
-            )
-    return [tables[space] for space in spaces]
+    """One table for each entry of the space."""
+    return build_placed([(problem, space) for space in spaces])
 
 
 def build_table(problem: Problem, space: OuterSpace) -> CostTable:
-    """The cost table of one pipeline degree and order of the nodes.
+    """The cost table of one entry of the space.
 
     Args:
         space: Pipeline and context-parallel degree, numbers of micro-batches, strategies, nodes' order.
@@ -213,36 +207,51 @@ def build_table(problem: Problem, space: OuterSpace) -> CostTable:
     return build_tables(problem, [space])[0]
 
 
-def _tables_of_orders(problem: Problem, spaces: Sequence[OuterSpace]) -> dict[OuterSpace, CostTable]:
-    """Tables of spaces that differ in the order of the nodes alone."""
-    space, pp, laps = spaces[0], spaces[0].pp, spaces[0].virtual_stages
-    clusters = [problem.cluster.arranged(s.node_order) for s in spaces]
-    stages = [[cluster.stage_topology(k, pp) for k in range(pp)] for cluster in clusters]
-    boundaries = [
-        [cluster.boundary_topology(k % pp, pp) for k in range(pp * laps - 1)] for cluster in clusters
+def build_placed(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable]:
+    """One table for each entry; entries with equal stages, wherever those lie, share their costs.
+
+    Args:
+        placed: Entries of problems that differ in the counts of their node groups at most.
+    """
+    equal: dict[tuple[int, bool, OuterSpace], list[int]] = {}
+    for index, (problem, space) in enumerate(placed):
+        size = problem.cluster.num_devices // space.pp
+        equal.setdefault((size, space.pp == 1, replace(space, pp=1, node_order=())), []).append(index)
+    tables: dict[int, CostTable] = {}
+    for members in equal.values():
+        tables |= zip(members, _tables_of_equal_stages([placed[i] for i in members]), strict=True)
+    return [tables[index] for index in range(len(placed))]
+
+
+def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable]:
+    """Tables of entries that differ in the number and the places of their stages alone."""
+    problem, space = placed[0]
+    clusters = [p.cluster.arranged(s.node_order) for p, s in placed]
+    depths = [s.pp for _, s in placed]
+    stages = [[c.stage_topology(k, pp) for k in range(pp)] for c, pp in zip(clusters, depths, strict=True)]
+    laps = space.virtual_stages
+    between = [
+        [c.boundary_topology(k % pp, pp) for k in range(pp * laps - 1)]
+        for c, pp in zip(clusters, depths, strict=True)
     ]
-    kinds = list(dict.fromkeys(stage for order in stages for stage in order))
-    borders = list(dict.fromkeys(border for order in boundaries for border in order))
-    first = _table(problem, space, kinds, borders)
-    return {
-        s: replace(
+    kinds = {kind: i for i, kind in enumerate(dict.fromkeys(k for own in stages for k in own))}
+    borders = {border: i for i, border in enumerate(dict.fromkeys(b for own in between for b in own))}
+    first = _table(problem, space, list(kinds), list(borders))
+    choices = ChoiceTensors.build(problem, space.num_micro_batches, space.choices, space.cp)
+    schedule = problem.config.cost.schedule
+    return [
+        replace(
             first,
-            stage_kind=torch.tensor([kinds.index(stage) for stage in own] * laps),
-            boundary_kind=torch.tensor([borders.index(b) for b in between], dtype=torch.long),
-            once=tied_seconds(
-                problem, cluster, own, ChoiceTensors.build(problem, s.num_micro_batches, s.choices, s.cp)
-            ),
-            capacity=_capacity(cluster, own),
-            node_order=s.node_order,
+            stage_kind=torch.tensor([kinds[kind] for kind in own] * laps),
+            boundary_kind=torch.tensor([borders[b] for b in edges], dtype=torch.long),
+            once=tied_seconds(problem, cluster, own, choices),
+            capacity=capacities(cluster, own),
+            in_flight=in_flight(len(own), first.num_micro_batches, schedule, laps),
+            node_order=cluster.node_order,
             order_name=order_label(cluster),
         )
-        for s, cluster, own, between in zip(spaces, clusters, stages, boundaries, strict=True)
-    }
-
-
-def _capacity(cluster: Cluster, stages: Sequence[StageTopology]) -> Tensor:
-    devices = [cluster.groups[stage.group].device for stage in stages]
-    return torch.tensor([d.memory - d.reserved for d in devices], dtype=torch.float64)
+        for cluster, own, edges in zip(clusters, stages, between, strict=True)
+    ]
 
 
 def _table(
@@ -280,7 +289,7 @@ def _table(
         reshard=reshard_seconds(problem, [(kind.group, max(kind.counts)) for kind in kinds], space, distinct),
         p2p=boundary_seconds(problem, borders, space, distinct),
         capacity=empty,
-        in_flight=in_flight(space.pp, counts, problem.config.cost.schedule, space.virtual_stages),
+        in_flight=empty,
         terms=terms(costs) | {k: stacked[k] for k in ("gradient_sync", "optimizer")},
         kind_allowed=None if bool(admitted.all()) else admitted,
         cp=space.cp,

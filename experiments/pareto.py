@@ -1,0 +1,132 @@
+"""Which nodes to rent: hours against dollars of a job over all choices of nodes of an offer.
+
+Every choice of counts is a cluster of its own; the best uniform plans of all of them are searched in one
+batch (`baselines.what_ifs`), the order of the nodes and the stages included. Writes `pareto.csv`,
+`pareto.md` and `pareto.png`. The default is the study of FASOP (HPDC'24): GPT-2 XL, up to 8 nodes of
+8 A100 and 8 of 8 A10, 12.5 million iterations.
+"""
+
+import csv
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from baselines.rent import Rental, node_choices, rentals
+from darts_parallel.checks import require_at_least
+from darts_parallel.objectives import pareto_front
+from darts_parallel.placement import order_label
+from darts_parallel.problem import load_problem
+from experiments.options import run_main
+from experiments.picture import save
+from experiments.summary import processor
+
+
+@dataclass
+class ParetoOptions:
+    """Command line of `python -m experiments.pareto`."""
+
+    overrides: list[str] = field(
+        default_factory=lambda: ["cluster=offer_a100_a10", "training=gpt2_xl", "space=uniform"]
+    )
+    """Hydra overrides of the problem; its cluster is the offer."""
+    num_iterations: float = 12.5e6
+    config_dir: str | None = None
+    out: str = "outputs/pareto"
+
+    def __post_init__(self) -> None:
+        require_at_least("num_iterations", self.num_iterations, 0, strict=True)
+
+
+def study(options: ParetoOptions, console: Console) -> int:
+    """Search all choices, print the front, write table and picture; returns the exit status."""
+    torch.set_num_threads(1)
+    job = ["objective=cost", f"objective.num_iterations={options.num_iterations}"]
+    problem = load_problem([*options.overrides, *job], options.config_dir)
+    began, began_cpu = time.perf_counter(), time.process_time()
+    found = rentals(problem)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - began_cpu
+    front = pareto_front([rental.bill for rental in found])
+    folder = Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"{group.device.name}_nodes" for group in problem.cluster.groups]
+    _write_csv(folder / "pareto.csv", found, set(front), names)
+    asked = len(node_choices(problem))
+    note = (
+        f"{asked} choices of nodes, {len(found)} with a plan; searched in one batch in {seconds:.1f} s "
+        f"({cpu:.1f} CPU seconds, one thread) on {processor()}."
+    )
+    text = markdown([found[i] for i in front], names, note)
+    (folder / "pareto.md").write_text(text, encoding="utf-8")
+    save(pareto_figure(found, front), folder / "pareto.png")
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"rows: {folder / 'pareto.csv'}, picture: {folder / 'pareto.png'}", soft_wrap=True)
+    return 0
+
+
+def _cells(rental: Rental) -> list[str]:
+    batch, cluster = rental.problem.training.global_batch_size, rental.problem.cluster
+    order = order_label(cluster.arranged(rental.plan.node_order)) or cluster.groups[0].device.name
+    layers = "-".join(
+        str(b - a) for a, b in zip(rental.plan.boundaries, rental.plan.boundaries[1:], strict=False)
+    )
+    return [rental.plan.describe(batch), order, layers]
+
+
+def _write_csv(path: Path, found: Sequence[Rental], front: set[int], names: Sequence[str]) -> None:
+    """Every choice of nodes, one a row."""
+    header = [*names, "seconds_per_iteration", "hours", "dollars", "on_front", "plan", "node_order", "layers"]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        for index, rental in enumerate(found):
+            figures = [rental.iteration_time_s, rental.bill.hours, rental.bill.dollars, index in front]
+            writer.writerow([*rental.counts, *figures, *_cells(rental)])
+
+
+def markdown(front: Sequence[Rental], names: Sequence[str], note: str) -> str:
+    """The front as a table, fastest first."""
+    header = [*names, "s/iteration", "hours", "dollars", "plan", "nodes along the pipeline"]
+    rows = [
+        [*map(str, r.counts), f"{r.iteration_time_s:.4f}", f"{r.bill.hours:,.0f}", f"{r.bill.dollars:,.0f}",
+         *_cells(r)[:2]]
+        for r in front
+    ]  # fmt: skip
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{note}\n"
+
+
+def pareto_figure(found: Sequence[Rental], front: Sequence[int]) -> Figure:
+    """Hours against dollars: every choice a dot, the front a line."""
+    figure = Figure(figsize=(7.5, 5.0), layout="constrained")
+    axes = figure.subplots()
+    others = [rental.bill for index, rental in enumerate(found) if index not in set(front)]
+    axes.scatter(
+        [b.hours for b in others], [b.dollars for b in others], s=14, color="#8a8a8a", label="choices"
+    )
+    best = [found[i] for i in front]
+    hours, dollars = [r.bill.hours for r in best], [r.bill.dollars for r in best]
+    axes.plot(hours, dollars, "o-", color="#4878a8", label="no other is faster and cheaper")
+    for rental in best:
+        label = " + ".join(str(count) for count in rental.counts)
+        axes.annotate(label, (rental.bill.hours, rental.bill.dollars), fontsize=7, xytext=(3, 4),
+                      textcoords="offset points")  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("hours of the job")
+    axes.set_ylabel("dollars of the job")
+    axes.legend(frameon=False)
+    return figure
+
+
+def main() -> int:
+    """Entry point; returns the exit status."""
+    return run_main("experiments.pareto", __doc__, ParetoOptions, lambda options: study(options, Console()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
