@@ -29,9 +29,18 @@ from darts_parallel.export import export_lines, export_plan, write_export
 from darts_parallel.gradient_search import search
 from darts_parallel.messages import error_sentence
 from darts_parallel.objectives import bill, choose, price_per_hour
-from darts_parallel.planfile import own_config, package_version, plan_dict, read_plan, write_json
+from darts_parallel.planfile import (
+    own_config,
+    package_version,
+    plan_dict,
+    read_own_problem,
+    read_plan,
+    write_json,
+)
 from darts_parallel.problem import Problem, to_config
 from darts_parallel.records import SearchResult, StepRecord
+from darts_parallel.replan import Replanned, replan
+from darts_parallel.replan_config import replan_config
 from darts_parallel.run_folder import RunFolder, forget_sweeps
 from darts_parallel.searcher import configuration_dicts, products
 from darts_parallel.sensitivity import sensitivity
@@ -106,6 +115,9 @@ PRINTED = ("plan", "export", "explain", "output", "hydra")
 
 def _config(composed: DictConfig, given: list[str]) -> Config:
     """The composed configuration, or the given plan's own where nothing else is asked for."""
+    source = OmegaConf.select(composed, "replan.from")
+    if source is not None:
+        return replan_config(str(source), composed, given)
     config = to_config(composed, given)
     roots = {override.lstrip("+~").split("=")[0].split(".")[0] for override in given}
     if config.plan is None or roots - set(PRINTED):
@@ -145,7 +157,13 @@ def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Trac
             return run_bilevel(problem, folder, console, tracker, update)
     result: SearchResult | None = None
     checked = Checked([], interrupted=False)
-    if config.plan is not None:
+    replanned: Replanned | None = None
+    source = config.replan.get("from")
+    if source is not None:
+        replanned = replan(problem, read_plan(source, problem), read_own_problem(source))
+        result, plan = replanned.result, replanned.result.plan
+        checked = _verify(problem, result, console)
+    elif config.plan is not None:
         plan = read_plan(config.plan, problem)
     elif config.cost.name == "searcher":
         plan = _searcher_plan(problem, folder)
@@ -161,7 +179,10 @@ def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Trac
     interrupted = result is not None and (result.interrupted or checked.interrupted)
     written = None if result is None else replace(result, interrupted=interrupted)
     elasticities = _sensitivity(plan, problem)
-    write_json(folder / "plan.json", plan_dict(problem, plan, cost, written, checked.answers, elasticities))
+    data = plan_dict(problem, plan, cost, written, checked.answers, elasticities)
+    if replanned is not None:
+        data["replan"] = {"from": source, "seconds": replanned.seconds, **replanned.moves.to_dict()}
+    write_json(folder / "plan.json", data)
     if config.output.trace:
         write_json(folder / "plan.trace.json", trace_dict(plan, problem))
     try:
@@ -170,6 +191,8 @@ def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Trac
             tracker.finish(result, plan, cost, checked.answers, elasticities)
     except KeyboardInterrupt:
         console.print("interrupted: plan.json is whole, the report or the curves are not.")
+    if replanned is not None:
+        console.print(f"replanned in {replanned.seconds:.1f} s: {replanned.moves.words()}", highlight=False)
     console.print(f"plan: {folder / 'plan.json'}", soft_wrap=True, highlight=False)
     if config.output.trace:
         where = folder / "plan.trace.json"

@@ -178,12 +178,16 @@ class Config:
     plan: str | None = None
     """A plan.json to evaluate instead of searching: on the problem that it was made for, or, where the
     command changes more than what is written and printed, on the composed one."""
+    replan: dict[str, str | None] = field(default_factory=lambda: {"from": None})
+    """`from`: the plan.json that ran before nodes were lost or added; the search begins there."""
     export: str | None = None
     """A trainer in whose words the plan is written too (`EXPORTS`)."""
     explain: bool = False
     """Print where every byte and second of the plan comes from (also `--explain`)."""
 
     def __post_init__(self) -> None:
+        for key in self.replan:
+            require_member("replan key", key, ("from",))
         if self.export is not None:
             require_member("export", self.export, EXPORTS)
         if self.model is not MISSING and self.training is not MISSING:

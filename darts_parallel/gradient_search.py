@@ -34,9 +34,17 @@ class GradientSearch:
         kind: `uniform`, `stagewise` or `layerwise`.
         config: Settings.
         seed: Of all random numbers.
+        starts: Known plans; half of the restarts of their outer choices begin near them.
     """
 
-    def __init__(self, tables: Sequence[CostTable], kind: str, config: SearchConfig, seed: int) -> None:
+    def __init__(
+        self,
+        tables: Sequence[CostTable],
+        kind: str,
+        config: SearchConfig,
+        seed: int,
+        starts: Sequence[Candidate] = (),
+    ) -> None:
         self.config, self.kind = config, kind
         self.generator = torch.Generator().manual_seed(seed)
         self.gumbel = self.generator if config.relaxation == "gumbel" else None
@@ -45,8 +53,11 @@ class GradientSearch:
         self.pool.add_all(lightest_plans(tables, kind))
         # where the restarts begin: one strategy for all layers, and even stages
         self.pool.add_all(Candidate(index, even_uniform_plans(table)) for index, table in enumerate(tables))
+        self.pool.add_all(starts)
         self.bounds = [outer_lower_bounds(table) for table in tables]
         self.groups = self._initial_groups(tables)
+        for start, group in ((s, g) for s in starts for g in self.groups if g.table_index == s.table):
+            group.begin_near(start.plans, config.initial_preference)
         self.outer_names = [name for group in self.groups for name in group.names]
         self.outer_logits = torch.zeros(len(self.outer_names), dtype=torch.float64, requires_grad=True)
         self.optimizer = self._new_optimizer()
@@ -251,14 +262,18 @@ def search_tables(
     *,
     on_record: Callable[[StepRecord], None] = lambda record: None,
     loop: type[GradientSearch] = GradientSearch,
+    starts: Sequence[Candidate] = (),
 ) -> SearchResult | None:
     """Search over cost tables; None when no feasible plan was met.
 
     Args:
+        starts: Known plans to begin near.
         loop: The optimisation loop; ablations give another one.
     """
     began = time.perf_counter()
-    run = loop([without_dominated(table) for table in tables], kind, config, seed)
+    # known plans name their strategies by number: their tables are without dominated ones already
+    pruned = tables if starts else [without_dominated(table) for table in tables]
+    run = loop(pruned, kind, config, seed, *([starts] if starts else []))
     records, interrupted = run.run(on_record)
     raw = run.pool.best
     if raw is None:

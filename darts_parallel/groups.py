@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import SearchConfig
+from darts_parallel.cost import HardPlans
 from darts_parallel.discretize import unit_starts
 from darts_parallel.objective import RelaxedPlans, SurrogateCost
 from darts_parallel.records import Schedules
@@ -87,6 +88,30 @@ class Group:
             outer_index=outer,
             names=[f"{table.name} m{m}" for m in table.num_micro_batches.tolist()],
         )
+
+    def begin_near(self, plans: HardPlans, preference: float) -> None:
+        """Let the first half of the restarts of some outer choices begin at hard plans.
+
+        Args:
+            plans: Of the whole table.
+            preference: Logit of a plan's strategies above the others'.
+        """
+        near = max(self.logits.shape[1] // 2, 1)
+        with torch.no_grad():
+            for position, outer in enumerate(self.outer_index.tolist()):
+                for index in torch.nonzero(plans.outer == outer).flatten()[:1].tolist():
+                    starts, choices = plans.starts[index], plans.choices[index]
+                    rows = {"uniform": choices[:1], "stagewise": choices[starts], "layerwise": choices}[
+                        self.kind
+                    ]
+                    logits = self.logits[position, :near]
+                    logits.sub_(logits.amax(-1, keepdim=True).clamp(min=0.0))
+                    wanted = rows.view(1, -1, 1).expand(near, -1, -1)
+                    logits.scatter_(-1, wanted, torch.full(wanted.shape, preference, dtype=logits.dtype))
+                    first = torch.searchsorted(self.units, starts)
+                    counts = torch.diff(first, append=torch.tensor([len(self.units)]))
+                    # the inverse of `stage_edges` but for its least width
+                    self.widths[position, :near] = counts.double().log()
 
     @property
     def edges(self) -> Tensor:
