@@ -24,8 +24,8 @@ from darts_parallel.cost_config import CostConfig as CostConfig
 from darts_parallel.errors import ConfigError
 from darts_parallel.model_config import MAX_SIZE
 from darts_parallel.model_config import ModelConfig as ModelConfig
-from darts_parallel.search_config import SearchConfig as SearchConfig
 from darts_parallel.objective_config import ObjectiveConfig as ObjectiveConfig
+from darts_parallel.search_config import SearchConfig as SearchConfig
 
 OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE = ("none", "selective", "full")
