@@ -50,7 +50,7 @@ def test_the_run_starts_its_processes_and_reports_what_it_measured(
     two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = two.parent / "results.json"
-    arguments = (f"plan={two}", "verify=true", "steps=2", f"output={results}")
+    arguments = (f"plan={two}", "verify=true", "steps=2", "timeout_s=120", f"output={results}")
     assert command(monkeypatch, *arguments) == 0
     out = capsys.readouterr().out
     assert "Against one process" in out
@@ -65,7 +65,7 @@ def test_the_run_starts_its_processes_and_reports_what_it_measured(
 @pytest.mark.slow
 def test_torchrun_runs_a_plan_and_agrees_with_one_process(two: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    arguments = ["-m", "darts_parallel.run", f"plan={two}", "verify=true", "steps=1"]
+    arguments = ["-m", "darts_parallel.run", f"plan={two}", "verify=true", "steps=1", "timeout_s=120"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*launcher, *arguments], capture_output=True, text=True, timeout=120, check=False, env=environment
