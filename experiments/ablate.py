@@ -1,6 +1,6 @@
 """What matters in the gradient search: one change at a time, and rivals at equal wall-clock.
 
-    python -m experiments.ablate                             every arm, 5 problems, 10 seeds
+    python -m experiments.ablate                             every arm, 3 problems, 10 seeds
     python -m experiments.ablate quick=true                  a first try: toy, few steps
     python -m experiments.ablate arms=[default,gumbel] problems=[gpt2_tight] seeds=3
     python -m experiments.ablate launcher=submitit_slurm hydra.launcher.partition=cpu
@@ -30,7 +30,7 @@ from darts_parallel.config import require_at_least, require_member
 from darts_parallel.errors import ConfigError
 from darts_parallel.planfile import write_json
 from experiments.ablate_report import write_report
-from experiments.arms import BILEVEL, BILEVEL_ARMS, GRADIENT_ARMS, PROBLEMS, RIVALS, run_arm
+from experiments.arms import ALONE, BILEVEL, BILEVEL_ARMS, GRADIENT_ARMS, PROBLEMS, RIVALS, run_arm
 from experiments.options import run_main
 from experiments.summary import processor
 
@@ -62,7 +62,7 @@ class Job:
 class AblateOptions:
     """What to sweep over, and where."""
 
-    problems: list[str] = field(default_factory=lambda: list(PROBLEMS))
+    problems: list[str] = field(default_factory=lambda: list(ALONE))
     arms: list[str] = field(default_factory=lambda: list(ARMS))
     seeds: int = 10
     """Seeds 0 to `seeds` - 1."""

@@ -28,6 +28,10 @@ PROBLEMS = {
     "toy_tight": "toy on toy, tight",
 }
 """Short names (they stand in Hydra sweeps) of problems of `problems.py`."""
+ALONE = ("gpt2_tight", "bert_uneven", "toy_tight")
+"""Problems of a sweep that names none: tight memory, and layers that all differ."""
+BASE: dict[str, Any] = {"num_steps": 150, "num_restarts": 16, "polish_starts": 4, "polish_finalists": 1}
+"""Of every gradient arm: a quarter of the search's own restart-steps, so that ten seeds of all arms end."""
 DEFAULT = "default"
 BILEVEL = "bilevel"
 """The problem of the arms that are a bilevel search."""
@@ -43,22 +47,20 @@ class Arm:
 
 
 GRADIENT_ARMS = {
-    DEFAULT: Arm("the search as it is"),
+    DEFAULT: Arm("the search, at 150 steps"),
     "temperature_high": Arm("temperature schedule", {"temperature": [2.0, 0.5]}),
     "temperature_low": Arm("temperature schedule", {"temperature": [0.2, 0.05]}),
-    "restarts_4": Arm("restarts (32)", {"num_restarts": 4}),
-    "restarts_128": Arm("restarts (32)", {"num_restarts": 128}),
+    "restarts_4": Arm("restarts (16)", {"num_restarts": 4}),
+    "restarts_64": Arm("restarts (16)", {"num_restarts": 64}),
     "gumbel": Arm("softmax or Gumbel samples", {"relaxation": "gumbel"}),
     "flat_logits": Arm("conditional or flat logits", flat=True),
     "fixed_penalty": Arm("augmented Lagrangian or penalty", {"multiplier_step": 0.0}),
     "random_logits": Arm("informed or random start", {"initial_preference": 0.0, "initial_noise": 1.0}),
     # these three take as many restart-steps as the default, which drops half of the restarts twice
-    "plain_restarts": Arm("many starts (thinned)", {"num_restarts": 16, "thin_at": []}),
-    "resampled": Arm(
-        "many starts (thinned)", {"num_restarts": 16, "thin_at": [], "resample_at": [0.25, 0.5]}
-    ),
+    "plain_restarts": Arm("many starts (thinned)", {"num_restarts": 8, "thin_at": []}),
+    "resampled": Arm("many starts (thinned)", {"num_restarts": 8, "thin_at": [], "resample_at": [0.25, 0.5]}),
     "resampled_early": Arm(
-        "many starts (thinned)", {"num_restarts": 16, "thin_at": [], "resample_at": [0.02]}
+        "many starts (thinned)", {"num_restarts": 8, "thin_at": [], "resample_at": [0.02]}
     ),
     "soft_edges": Arm("edges rounded in the second half", {"hard_stages_from": 1.0}),
 }
@@ -106,7 +108,7 @@ def tables_of(problem: str) -> tuple[CostTable, ...]:
 
 def _gradient(tables: Sequence[CostTable], arm: Arm, seed: int, quick: bool) -> dict[str, Any]:
     few = {"num_steps": 10, "num_restarts": 2, "polish_starts": 1} if quick else {}
-    config = replace(SearchConfig(max_seconds=600.0), **(arm.changes | few))
+    config = replace(SearchConfig(max_seconds=600.0), **(BASE | arm.changes | few))
     loop = FlatSearch if arm.flat else GradientSearch
     result = search_tables(tables, "layerwise", config, seed, loop=loop)
     if result is None:

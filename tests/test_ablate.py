@@ -31,7 +31,7 @@ def test_a_quick_sweep_leaves_rows_a_table_and_a_picture(tmp_path: Path) -> None
     assert set(rows) == {"default", "annealing"}
     assert float(rows["default"]["raw_gap"]) >= float(rows["default"]["gap"]) > -1e-9
     assert float(rows["annealing"]["gap_at_equal_seconds"]) >= float(rows["annealing"]["gap"]) > -1e-9
-    assert "| default | the search as it is |" in (tmp_path / "summary.md").read_text()
+    assert "| default | the search, at 150 steps |" in (tmp_path / "summary.md").read_text()
     assert (tmp_path / "ablate.png").read_bytes().startswith(b"\x89PNG")
 
 
