@@ -7,24 +7,31 @@ exact method finds within its budget, starting from the gradient search's plan, 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import torch
 
 from baselines import dynamic_programming, exhaustive
 from baselines.brute_force import brute_force
 from baselines.result import BaselineResult, Candidate, TableResult
 from baselines.simulated import LIMIT, number_of_plans
+from darts_parallel.candidates import even_uniform_plans
+from darts_parallel.cost import HardPlans, evaluate_batch
 from darts_parallel.infeasible import explain_infeasible
 from darts_parallel.problem import Problem
 from darts_parallel.records import SearchResult
+from darts_parallel.repartition import repartitioned
 from darts_parallel.space import outer_spaces
 from darts_parallel.strategy import Plan
 from darts_parallel.table import CostTable, build_tables
 from darts_parallel.tidy import tidy
 from darts_parallel.verification import Verification
 
-RANKED = 6
-"""Uniform configurations that are ranked, for the report's alternatives."""
+RANKED = 4
+"""Uniform configurations that are ranked with their best splits, for the report's alternatives."""
+REPARTITIONED = 12
+"""Outer choices that get a plan of their own among the alternatives."""
 FORCE = "search=gradient forces the gradient search"
 
 
@@ -53,7 +60,7 @@ class _Exact:
     best: TableResult | None = None
     """Answer of `method`."""
     others: tuple[tuple[float, Plan], ...] = ()
-    """The best uniform configurations."""
+    """The best uniform configurations, each with its best split."""
     answers: tuple[tuple[str, str, BaselineResult], ...] = ()
 
     def run(self, show: Callable[[str], None]) -> None:
@@ -97,7 +104,7 @@ class _Exact:
             iteration_time_s=answer.cost,
             raw_plan=plan,
             raw_iteration_time_s=answer.cost,
-            alternatives=_of_other_degrees(plan, self.others),
+            alternatives=_of_other_degrees(plan, (*self.others, *_good_plans(self.tables))),
             history=(),
             seconds=time.monotonic() - self.began,
             steps=0,
@@ -158,11 +165,34 @@ def _in_words(best: Candidate, tables: Sequence[CostTable], kind: str) -> Plan:
     return (tidy(table, best.plans) if kind == "layerwise" else best.plans).to_plan(0, table)
 
 
+def _good_plans(tables: Sequence[CostTable]) -> Iterator[tuple[float, Plan]]:
+    """Of the best outer choices a plan of one strategy, its stages even at first and then cut anew."""
+    found: list[tuple[float, int, HardPlans]] = []
+    for number, table in enumerate(tables):
+        plans = even_uniform_plans(table)
+        times = _seconds(table, plans)
+        for outer in range(table.num_outer):
+            mine = torch.where(plans.outer == outer, times, torch.inf)
+            if len(mine) and float(mine.min()) < float("inf"):
+                best = int(mine.argmin())
+                found.append((float(times[best]), number, plans[best : best + 1]))
+    for _, number, plan in sorted(found, key=lambda entry: entry[:1])[:REPARTITIONED]:
+        plans = HardPlans.concatenate([plan, repartitioned(tables[number], plan)])
+        times = _seconds(tables[number], plans)
+        best = int(times.argmin())
+        yield float(times[best]), plans.to_plan(best, tables[number])
+
+
+def _seconds(table: CostTable, plans: HardPlans) -> torch.Tensor:
+    cost = evaluate_batch(table, plans)
+    return cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+
+
 def _of_other_degrees(plan: Plan, ranked: Sequence[tuple[float, Plan]]) -> tuple[tuple[float, Plan], ...]:
-    """The best plan of every other outer choice, fastest first."""
+    """The best plan of every other pipeline degree and number of micro-batches, fastest first."""
     known = {(plan.pp, plan.num_micro_batches)}
     result = []
-    for seconds, other in ranked:
+    for seconds, other in sorted(ranked, key=lambda entry: entry[0]):
         if (other.pp, other.num_micro_batches) not in known:
             known.add((other.pp, other.num_micro_batches))
             result.append((seconds, other))
