@@ -121,10 +121,10 @@ def _write(
 def _summary(
     options: ProfileOptions, compute: ComputeProfile, intra: LinkProfile | None, inter: LinkProfile | None
 ) -> str:
-    device = compute.device
-    peaks = ", ".join(f"{name} {value / 1e12:.3g}" for name, value in compute.peaks.items())
+    device = compute.fit.device
+    peaks = ", ".join(f"{name} {value / 1e12:.3g}" for name, value in compute.fit.peaks.items())
     lines = [
-        f"peak {peaks} TFLOP/s; products within {compute.gemm_error:.1%} (median) of the fitted curve",
+        f"peak {peaks} TFLOP/s; products within {compute.fit.error:.1%} (median) of the fitted curve",
         f"memory {float(device.memory_bandwidth) / 1e9:.3g} GB/s; "
         f"a block of one token {float(device.layer_overhead) * 1e6:.3g} us",
     ]

@@ -22,6 +22,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
 HALF_SIZES = [0.0] + [2.0 ** (i / 4) for i in range(8, 45)]
 """Half sizes that are tried, 4 to 2048."""
+MOST_EXTRAPOLATED = 2.0
+"""Largest rate of an endless product that a fit may claim, in units of the fastest product measured.
+
+Products so small that launching them is all that they do take equal times, which every large half size
+explains: only the rate over the cube of the half size follows from them, and the rate itself may be anything.
+"""
 STREAMED = 7.0
 """Tensors that a sum, a GELU and a layer norm read and write: 3, 2 and 2."""
 
@@ -43,17 +49,26 @@ class GemmTime:
 
 
 @dataclass(frozen=True)
+class GemmFit:
+    """The figures of the cost model that explain measured products best."""
+
+    device: Device
+    """Its peak is that of the main precision."""
+    peaks: dict[str, float]
+    """FLOP/s by precision."""
+    error: float
+    """Median of |fitted / measured - 1| over the products of the main precision."""
+    bounded: tuple[str, ...]
+    """Precisions whose products ask for a peak above `MOST_EXTRAPOLATED` times the fastest of them."""
+
+
+@dataclass(frozen=True)
 class ComputeProfile:
     """What was measured on the device, and the figures of the cost model that follow."""
 
     gemms: tuple[GemmTime, ...]
     layers: tuple[LayerProfile, ...]
-    device: Device
-    """Its peak is that of the main precision."""
-    peaks: dict[str, float]
-    """FLOP/s by precision."""
-    gemm_error: float
-    """Median of |fitted / measured - 1| over the products of the main precision."""
+    fit: GemmFit
 
 
 def gemm_shapes(largest: int) -> list[tuple[int, int, int]]:
@@ -87,41 +102,57 @@ def measure_compute(
         memory_efficiency=min(STREAMED * stream / sum(streamed) / bandwidth, 1.0),
         layer_overhead=launched, overlap_exponent=2.0, reserved=0.0,
     )  # fmt: skip
-    device, peaks, error = fit_gemms(gemms, started)
-    rate = _attention_flops(largest) / attended / float(device.peak_flops)
+    fitted = fit_gemms(gemms, started)
+    rate = _attention_flops(largest) / attended / float(fitted.device.peak_flops)
     # the model's efficiency is that of large heads; heads of 64 reach a share of it
-    device = replace(device, attention_efficiency=min(rate * (1.0 + ATTENTION_HALF_SIZE / 64), 1.0))
+    efficiency = min(rate * (1.0 + ATTENTION_HALF_SIZE / 64), 1.0)
+    device = replace(fitted.device, attention_efficiency=efficiency)
     layers = _layers(machine, precisions[0], largest, 0.3 * seconds)
-    return ComputeProfile(gemms, layers, device, peaks, error)
+    return ComputeProfile(gemms, layers, replace(fitted, device=device))
 
 
-def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, dict[str, float], float]:
+def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> GemmFit:
     """The peak, the efficiency and the half size that explain measured products best.
 
     Of every half size tried the arithmetic rate is the median that the products imply; the one with the
-    smallest median error by the whole model (roofline included) is taken. The peak is the largest of the
-    rates of single products and of the rate of an endless one.
+    smallest median error by the whole model (roofline included) is taken, of those that claim no rate beyond
+    `MOST_EXTRAPOLATED` times the fastest product. The peak is the largest of the rates of single products and
+    of the rate of an endless one; that of another precision is bounded in the same way.
 
     Args:
         gemms: Of one precision or several; the first product's is the main one.
         device: With its memory's bandwidth and efficiency.
-
-    Returns:
-        The device, the peak of every precision, and the median of |fitted / measured - 1|.
     """
-    main = [gemm for gemm in gemms if gemm.precision == gemms[0].precision]
-    tried = [_fitted(main, device, half) for half in HALF_SIZES]
-    errors = [median(_errors(main, candidate)) for candidate in tried]
-    best = tried[errors.index(min(errors))]
-    rate = float(best.peak_flops)
-    peak = max(rate, *(gemm.flops_per_s for gemm in main))
-    peaks = {}
-    for precision in dict.fromkeys(gemm.precision for gemm in gemms):
-        some = [gemm for gemm in gemms if gemm.precision == precision]
-        reached = _endless_rate(some, float(best.gemm_half_size))
-        peaks[precision] = max(reached * peak / rate, *(gemm.flops_per_s for gemm in some))
-    peaks[main[0].precision] = peak
-    return replace(best, peak_flops=peak, gemm_efficiency=rate / peak), peaks, min(errors)
+    by_precision: dict[str, list[GemmTime]] = {}
+    for gemm in gemms:
+        by_precision.setdefault(gemm.precision, []).append(gemm)
+    main = gemms[0].precision
+    best, error, bounded = _best_fit(by_precision[main], device)
+    rate, half = float(best.peak_flops), float(best.gemm_half_size)
+    peak = max(rate, _fastest(by_precision[main]))
+    peaks, at_bound = {main: peak}, [main] if bounded else []
+    for precision, some in by_precision.items():
+        if precision != main:
+            wanted = max(_endless_rate(some, half) * peak / rate, _fastest(some))
+            peaks[precision] = min(wanted, MOST_EXTRAPOLATED * _fastest(some))
+            at_bound += [precision] if wanted > peaks[precision] else []
+    return GemmFit(replace(best, peak_flops=peak, gemm_efficiency=rate / peak), peaks, error, tuple(at_bound))
+
+
+def _best_fit(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, float, bool]:
+    """The allowed candidate of the smallest median error, that error, and whether a refused one is better."""
+    tried = [_fitted(gemms, device, half) for half in HALF_SIZES]
+    errors = [median(_errors(gemms, candidate)) for candidate in tried]
+    most = MOST_EXTRAPOLATED * _fastest(gemms)
+    # a half size of 0 claims the median rate of the products, so that one candidate always remains
+    allowed = [index for index, candidate in enumerate(tried) if float(candidate.peak_flops) <= most]
+    best = min(allowed, key=errors.__getitem__)
+    return tried[best], errors[best], errors[best] > min(errors)
+
+
+def _fastest(gemms: Sequence[GemmTime]) -> float:
+    """FLOP/s of the fastest product."""
+    return max(gemm.flops_per_s for gemm in gemms)
 
 
 def _fitted(gemms: Sequence[GemmTime], device: Device, half: float) -> Device:

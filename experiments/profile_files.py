@@ -7,7 +7,7 @@ import resource
 import torch
 
 from darts_parallel.cluster import GIB
-from experiments.profile_compute import ComputeProfile
+from experiments.profile_compute import MOST_EXTRAPOLATED, ComputeProfile
 from experiments.profile_links import LinkProfile
 from experiments.profile_machine import Machine
 
@@ -38,16 +38,16 @@ def device_yaml(compute: ComputeProfile, machine: Machine, memory: tuple[float, 
         memory: Bytes of one device, and those that are taken before any model.
         when: Date and time.
     """
-    device, total, taken = compute.device, *memory
-    peaks = ", ".join(f"{name}: {value / 1e12:.6g}" for name, value in compute.peaks.items())
+    device, total, taken = compute.fit.device, *memory
+    peaks = ", ".join(f"{name}: {value / 1e12:.6g}" for name, value in compute.fit.peaks.items())
     half, efficiency = float(device.gemm_half_size), float(device.gemm_efficiency)
     return f"""\
 # {machine_words(machine)}; measured {when} by experiments.profile on {machine.world} processes at once.
 # Peaks: the fastest product of {len(compute.gemms)} measured, or the fitted rate of an endless one.
-# gemm_*: fitted to the products of {compute.gemms[0].precision}, median error {compute.gemm_error:.1%}.
+# gemm_*: fitted to the products of {compute.gemms[0].precision}, median error {compute.fit.error:.1%}.
 # memory_bandwidth: a copy; memory_efficiency: sum, GELU, layer norm against it; attention: causal.
 # layer_overhead: a block of one token. overlap_exponent is not measured: it is the default.
-memory_GiB: {total / GIB:.6g}
+{_bound_words(compute)}memory_GiB: {total / GIB:.6g}
 peak_TFLOPs: {{{peaks}}}
 memory_bandwidth_GBps: {float(device.memory_bandwidth) / 1e9:.6g}
 gemm_efficiency: {efficiency:.6g}
@@ -60,6 +60,18 @@ reserved_GiB: {min(taken, 0.5 * total) / GIB:.6g}
 """
 
 
+def _bound_words(compute: ComputeProfile) -> str:
+    """A comment that says which peaks the products were too small to show; empty where none."""
+    names = ", ".join(compute.fit.bounded)
+    if not names:
+        return ""
+    return (
+        f"# Bound: the products of {names} are too small to show the rate of an endless one, which may be\n"
+        f"# {MOST_EXTRAPOLATED:g} times that of the fastest at most: take the peak with care, or measure "
+        "larger products.\n"
+    )
+
+
 def cluster_yaml(
     name: str,
     machine: Machine,
@@ -70,7 +82,7 @@ def cluster_yaml(
 ) -> str:
     """Text of `cluster/NAME.yaml`; a link that nothing crosses gets the figures of the nearest one."""
     backend = "nccl" if machine.device.type == "cuda" else "gloo"
-    memory = f"bandwidth_GBps: {float(compute.device.memory_bandwidth) / 1e9:.6g}, latency_us: 0.0"
+    memory = f"bandwidth_GBps: {float(compute.fit.device.memory_bandwidth) / 1e9:.6g}, latency_us: 0.0"
     inside = memory if intra is None else _link(intra)
     between = inside if inter is None else _link(inter)
     no_intra = "one device a node, so nothing crosses it: the memory's bandwidth stands there"

@@ -1,23 +1,35 @@
 import json
 import os
+import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from darts_parallel import load_problem
-from darts_parallel.cluster import Device
+from darts_parallel.cluster import Device, Link
 from darts_parallel.compute import gemm_seconds
 from darts_parallel.errors import ConfigError
 from darts_parallel.measuring import interleaved_medians
 from darts_parallel.model import Gemm
 from darts_parallel.space import outer_spaces
 from experiments.options import parse
-from experiments.profile import ProfileOptions
-from experiments.profile_compute import GemmTime, fit_gemms, gemm_shapes
+from experiments.profile import ProfileOptions, run
+from experiments.profile_compute import (
+    MOST_EXTRAPOLATED,
+    ComputeProfile,
+    GemmTime,
+    fit_gemms,
+    gemm_shapes,
+)
+from experiments.profile_files import device_yaml
 from experiments.profile_links import MessageTime, fit_link
+from experiments.profile_machine import Machine
 
 DEVICE = Device(
     name="known", memory=0.0, peak_flops=2e12, memory_bandwidth=1e11, gemm_efficiency=0.7,
@@ -50,13 +62,40 @@ def test_the_fit_of_products_finds_the_device_that_made_them() -> None:
     gemms = [made("fp32", 4, 1.0, shape) for shape in shapes] + [
         made("bf16", 2, 3.0, shape) for shape in shapes
     ]
-    device, peaks, error = fit_gemms(gemms, DEVICE)
+    fitted = fit_gemms(gemms, DEVICE)
+    device, peaks = fitted.device, fitted.peaks
     assert float(device.gemm_half_size) == pytest.approx(128.0, rel=1e-9)
     assert float(device.peak_flops) * float(device.gemm_efficiency) == pytest.approx(1.4e12, rel=1e-9)
-    assert error < 1e-9
+    assert fitted.error < 1e-9
+    assert fitted.bounded == ()
     assert peaks["bf16"] == pytest.approx(3 * peaks["fp32"], rel=1e-9)
     # no measured product is faster than the peak
     assert max(gemm.flops_per_s for gemm in gemms) <= max(peaks.values()) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_products_that_only_take_their_launch_do_not_claim_a_peak_far_above_the_fastest(seed: int) -> None:
+    generator = random.Random(seed)
+
+    def launched(precision: str) -> list[GemmTime]:
+        return [GemmTime(precision, *shape, generator.uniform(1e-5, 1.5e-5)) for shape in gemm_shapes(64)]
+
+    products = {precision: launched(precision) for precision in ("fp32", "bf16")}
+    fitted = fit_gemms(products["fp32"] + products["bf16"], DEVICE)
+    for precision, some in products.items():
+        fastest = max(product.flops_per_s for product in some)
+        assert fastest <= fitted.peaks[precision] <= MOST_EXTRAPOLATED * fastest
+    assert float(fitted.device.peak_flops) == fitted.peaks["fp32"]
+    # without the bound the fit is better still, and the file says so
+    assert "fp32" in fitted.bounded
+    machine = Machine(torch.device("cpu"), 0, 1, 1)
+    for bounded, words in ((fitted.bounded, True), ((), False)):
+        compute = ComputeProfile(tuple(products["fp32"]), (), replace(fitted, bounded=bounded))
+        text = device_yaml(compute, machine, (2.0**30, 2.0**20), "today")
+        assert ("# Bound: the products of fp32" in text) == words
+        assert yaml.safe_load(text)["peak_TFLOPs"]["fp32"] == pytest.approx(
+            fitted.peaks["fp32"] / 1e12, rel=1e-5
+        )
 
 
 @pytest.mark.parametrize(("bandwidth", "latency"), [(2e9, 3e-5), (1e11, 0.0)])
@@ -93,37 +132,39 @@ def test_what_cannot_be_measured_is_refused(argument: str, sentence: str) -> Non
     assert "nearest legal" in str(caught.value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_measured_machine_can_be_planned_for(tmp_path: Path, processes: int) -> None:
-    start = (
-        []
-        if processes == 1
-        else ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
-    )
-    given = ["device=cpu", "seconds=0", "largest=64", "largest_message_mib=0.02", f"out={tmp_path / 'here'}"]
-    command = [sys.executable, "-m", *start, "experiments.profile", *given]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+SMALL = ("device=cpu", "seconds=0", "largest=64", "largest_message_mib=0.02")
+
+
+def planned_for(folder: Path, printed: str, processes: int) -> tuple[dict[str, Any], Link]:
+    """The measurements and the link of a machine, which must be one that a plan can be made for."""
     problem = load_problem(
-        ["model=toy", "training=toy", "training.precision=fp32", "cluster=measured"],
-        config_dir=str(tmp_path / "here"),
+        ["model=toy", "training=toy", "training.precision=fp32", "cluster=measured"], config_dir=str(folder)
     )
     assert problem.cluster.num_devices == processes
     assert outer_spaces(problem)
-    device = problem.cluster.groups[0].device
-    assert 1e7 < float(device.peak_flops) < 1e14
-    assert device.memory > device.reserved > 0
-    link, data = (
-        problem.cluster.groups[0].intra_node,
-        json.loads((tmp_path / "here" / "profile.json").read_text()),
-    )
-    if processes == 1:
-        assert data["intra_node"] is None
-    else:
-        operations = {time["operation"] for time in data["intra_node"]["times"]}
-        assert operations == {"all-reduce", "all-gather", "there and back"}
-        assert float(link.bandwidth) == pytest.approx(data["intra_node"]["bandwidth"], rel=1e-4)
-    assert "block of width 16" in done.stdout
+    group = problem.cluster.groups[0]
+    assert 1e7 < float(group.device.peak_flops) < 1e14
+    assert group.device.memory > group.device.reserved > 0
+    assert "block of width 16" in printed
+    data = json.loads((folder / "profile.json").read_text())
     assert len(data["gemms"]) == len(gemm_shapes(64))
+    return data, group.intra_node
+
+
+def test_a_measured_device_can_be_planned_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(parse(ProfileOptions, [*SMALL, f"out={tmp_path}"])) == 0
+    data, _ = planned_for(tmp_path, capsys.readouterr().out, 1)
+    assert data["intra_node"] is None
+
+
+@pytest.mark.slow
+def test_measured_processes_and_their_links_can_be_planned_for(tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, *torchrun, "-m", "experiments.profile", *SMALL, f"out={tmp_path}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    data, link = planned_for(tmp_path, done.stdout, 2)
+    operations = {time["operation"] for time in data["intra_node"]["times"]}
+    assert operations == {"all-reduce", "all-gather", "there and back"}
+    assert float(link.bandwidth) == pytest.approx(data["intra_node"]["bandwidth"], rel=1e-4)
