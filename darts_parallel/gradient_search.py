@@ -15,6 +15,7 @@ from darts_parallel.discretize import harden
 from darts_parallel.groups import Group
 from darts_parallel.infeasible import explain_infeasible, lightest_plans
 from darts_parallel.objective import RelaxedPlans, SurrogateCost, surrogate
+from darts_parallel.placements import NodeOrders, alike
 from darts_parallel.polish import polish
 from darts_parallel.problem import Problem
 from darts_parallel.records import Schedules, SearchResult, StepRecord
@@ -66,19 +67,27 @@ class GradientSearch:
     def _initial_groups(self, tables: Sequence[CostTable]) -> list[Group]:
         """Parameters of the outer choices whose lower bound the best known plan does not exclude."""
         groups = []
-        for index, (table, bound) in enumerate(zip(tables, self.bounds, strict=True)):
+        relaxed = self.config.placement == "relaxed"
+        for members in alike(tables) if relaxed else [[index] for index in range(len(tables))]:
+            index, table = members[0], tables[members[0]]
+            bound = torch.stack([self.bounds[member] for member in members]).amin(0)
+            self.bounds[index] = bound
+            orders = NodeOrders.stack(tables, members) if len(members) > 1 else None
             # an infinite bound means that no plan fits, whatever the best known one
             possible = bound.isfinite() & (bound <= self.pool.best_time * SLACK) & table.allowed.any(1)
             alive = torch.nonzero(possible).squeeze(1)
             if len(alive):
                 part = table.select(alive)
-                groups.append(Group.initial(part, self.kind, self.config, self.generator, index, alive))
+                settings = (self.kind, self.config, self.generator)
+                groups.append(Group.initial(part, *settings, index, alive, orders))
         return groups
 
     def _new_optimizer(self) -> Adam:
         c = self.config
         parameters = [(group.logits, c.learning_rate) for group in self.groups]
         parameters += [(group.widths, c.boundary_learning_rate) for group in self.groups]
+        learned = [group.order_logits for group in self.groups]
+        parameters += [(logits, c.learning_rate) for logits in learned if logits is not None]
         return Adam(
             [*parameters, (self.outer_logits, c.learning_rate)], betas=(c.adam_betas[0], c.adam_betas[1])
         )
@@ -161,7 +170,7 @@ class GradientSearch:
             order = merit[outer].argsort(dim=1, stable=True)
             restarts = order[:, : max(merit.shape[1] // 2, 1)].sort(1).values
             thinner = group.select(outer, restarts)
-            for old, new in ((group.logits, thinner.logits), (group.widths, thinner.widths)):
+            for old, new in zip(group.parameters, thinner.parameters, strict=True):
                 moments[id(new)] = tuple(m[outer.unsqueeze(1), restarts].clone() for m in moments[id(old)])
             groups.append(thinner)
         self.groups = groups
@@ -178,7 +187,14 @@ class GradientSearch:
                 plans = replace(plans, choices=plans.choices.gather(1, first))
             plans = replace(plans, outer=group.outer_index[plans.outer])
             score = group.merit(cost).flatten() if self.kind == "layerwise" else None
-            self.pool.add(Candidate(group.table_index, plans), repair_score=score)
+            if relaxed.placement is None or group.orders is None:
+                self.pool.add(Candidate(group.table_index, plans), repair_score=score)
+                continue
+            chosen = relaxed.placement.weights.detach().argmax(-1).flatten()
+            for order in torch.unique(chosen).tolist():
+                mine = chosen == order
+                candidate = Candidate(group.orders.tables[order], plans[mine])
+                self.pool.add(candidate, repair_score=None if score is None else score[mine])
 
     def _record(
         self,
@@ -208,7 +224,7 @@ class GradientSearch:
             choices=tuple(choice.label() for choice in group.table.choices),
             probabilities=probabilities.clone(),
             memory=cost.memory[outer, restart].detach(),
-            capacity=group.table.capacity,
+            capacity=cost.capacity.detach().expand_as(cost.memory)[outer, restart],
             multipliers=group.multipliers[outer, restart],
             stage_seconds=cost.stage_seconds[outer, restart].detach(),
             terms=_terms(cost, group.table, outer, restart),

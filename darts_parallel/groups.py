@@ -1,6 +1,6 @@
 """The free parameters of the relaxed plans: logits, stage widths and memory multipliers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from darts_parallel.config import SearchConfig
 from darts_parallel.cost import HardPlans
 from darts_parallel.discretize import unit_starts
 from darts_parallel.objective import RelaxedPlans, SurrogateCost
+from darts_parallel.placements import NodeOrders, Placement
 from darts_parallel.records import Schedules
 from darts_parallel.relaxation import (
     gumbel_weights,
@@ -44,6 +45,10 @@ class Group:
     """Outer choice of the whole table for each of `table`, shape `(O,)`."""
     names: list[str]
     """Of the outer choices, for curves."""
+    orders: NodeOrders | None = None
+    """Orders of the nodes that the group learns to choose from; None where the table's own is meant."""
+    order_logits: Tensor | None = None
+    """Shape `(O, R, N)`."""
     units: Tensor = field(init=False)
     unit_of_layer: Tensor = field(init=False)
 
@@ -60,11 +65,12 @@ class Group:
         generator: torch.Generator,
         table_index: int,
         outer: Tensor,
+        orders: NodeOrders | None = None,
     ) -> "Group":
         """One strategy preferred by all layers of a restart, plus a little noise for each layer.
 
         Restarts go through the legal strategies of an outer choice in a random order, so that they
-        cover them as evenly as their number allows.
+        cover them as evenly as their number allows; they go through the node orders in the same way.
         """
         restarts, count = config.num_restarts, len(table.choices)
         rows = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[kind]
@@ -78,7 +84,16 @@ class Group:
         noise = torch.randn(
             table.num_outer, restarts, table.num_stages, generator=generator, dtype=torch.float64
         )
+        first = None
+        if orders is not None:
+            turns = torch.arange(restarts) % len(orders.tables)
+            first = (
+                config.initial_preference * torch.nn.functional.one_hot(turns, len(orders.tables)).double()
+            )
+            first = first.repeat(table.num_outer, 1, 1).requires_grad_()
         return Group(
+            orders=None if orders is None else orders.select(outer),
+            order_logits=first,
             table=table,
             kind=kind,
             logits=logits.requires_grad_(),
@@ -86,8 +101,13 @@ class Group:
             multipliers=torch.zeros_like(noise[..., : table.pp]),
             table_index=table_index,
             outer_index=outer,
-            names=[f"{table.name} m{m}" for m in table.num_micro_batches.tolist()],
+            names=[f"{_name(table, orders)} m{m}" for m in table.num_micro_batches.tolist()],
         )
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Everything that is learned."""
+        return [self.logits, self.widths] + ([] if self.order_logits is None else [self.order_logits])
 
     def begin_near(self, plans: HardPlans, preference: float) -> None:
         """Let the first half of the restarts of some outer choices begin at hard plans.
@@ -138,11 +158,16 @@ class Group:
         stages = stages[..., self.unit_of_layer, :]
         if self.kind == "stagewise":
             rows = stages @ rows
-        return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages)
+        placement = None
+        if self.orders is not None and self.order_logits is not None:
+            weights = torch.softmax(self.order_logits / schedules.temperature, dim=-1)
+            weights = straight_through(weights) if schedules.hard_stages else weights
+            placement = Placement(weights, self.orders)
+        return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages, placement)
 
     def merit(self, cost: SurrogateCost) -> Tensor:
         """How good each relaxed plan is whatever its multipliers: lower is better, shape `(O, R)`."""
-        violation = torch.relu(cost.memory / self.table.capacity - 1.0).amax(-1)
+        violation = torch.relu(cost.memory / cost.capacity - 1.0).amax(-1)
         return (torch.log(cost.iteration_time) + MERIT_PENALTY * violation).detach()
 
     def loss(self, cost: SurrogateCost, config: SearchConfig) -> Tensor:
@@ -152,7 +177,7 @@ class Group:
         are updated on the violation at every call.
         """
         rho = config.penalty
-        violation = cost.memory / self.table.capacity - 1.0
+        violation = cost.memory / cost.capacity - 1.0
         shifted = torch.relu(self.multipliers + rho * violation)
         memory = (shifted.square() - self.multipliers.square()).sum(-1) / (2.0 * rho)
         with torch.no_grad():
@@ -177,7 +202,8 @@ class Group:
         source = resample_sources(rank_starts(merit, norms), survivors)
         rows = torch.arange(len(source)).unsqueeze(1)
         copies = torch.arange(merit.shape[1]) >= survivors
-        for values, size in ((self.logits, noise), (self.widths, WIDTH_NOISE * noise)):
+        sizes = (noise, WIDTH_NOISE * noise, noise)
+        for values, size in zip(self.parameters, sizes, strict=False):
             drawn = size * torch.randn(values.shape, generator=generator, dtype=torch.float64)
             values.copy_(values[rows, source] + drawn * copies.view(1, -1, *[1] * (values.dim() - 2)))
             for moment in moments[id(values)]:
@@ -204,4 +230,11 @@ class Group:
             table_index=self.table_index,
             outer_index=self.outer_index[outer],
             names=[self.names[o] for o in outer.tolist()],
+            orders=None if self.orders is None else self.orders.select(outer),
+            order_logits=None if self.order_logits is None else take(self.order_logits).requires_grad_(),
         )
+
+
+def _name(table: CostTable, orders: NodeOrders | None) -> str:
+    """The table's name, without its node order where the group learns it."""
+    return table.name if orders is None else replace(table, order_name="").name

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from darts_parallel.cost import HardPlans
 from darts_parallel.pipeline import by_device, interleaved_ends, pipeline_seconds
+from darts_parallel.placements import Placement, on_stages
 from darts_parallel.relaxation import smooth_max
 from darts_parallel.simulation import PassSeconds, simulated_seconds
 from darts_parallel.table import CostTable
@@ -17,18 +18,20 @@ class RelaxedPlans:
     """R relaxed plans for each of the O outer choices of a table.
 
     `choices` (O, R, L, C): weights of every layer's strategies, summing to 1; `stages` (O, R, L, K):
-    weights of every layer's stage, summing to 1.
+    weights of every layer's stage, summing to 1; `placement` weighs the orders of the nodes, None where
+    the table's own order is meant.
     """
 
     choices: Tensor
     stages: Tensor
+    placement: Placement | None = None
 
     @staticmethod
-    def one_hot(plans: HardPlans, table: CostTable) -> "RelaxedPlans":
+    def one_hot(plans: HardPlans, table: CostTable, placement: Placement | None = None) -> "RelaxedPlans":
         """Hard plans as weights, one for each outer choice in order: shapes `(O, 1, L, .)`."""
         choices = torch.nn.functional.one_hot(plans.choices, len(table.choices)).double()
         stages = torch.nn.functional.one_hot(plans.stages(), table.num_stages).double()
-        return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1))
+        return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1), placement)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class SurrogateCost:
     """Shape `(O, R, pp)`."""
     sync: Tensor
     """Gradient synchronisation and optimizer step that the iteration waits for, `(O, R)`."""
+    capacity: Tensor
+    """Bytes that a device of every stage can give, `(pp,)` or `(O, R, pp)`."""
 
 
 def surrogate(weights: RelaxedPlans, table: CostTable, sharpness: float | None = None) -> SurrogateCost:
@@ -56,21 +61,28 @@ def surrogate(weights: RelaxedPlans, table: CostTable, sharpness: float | None =
         sharpness: Of the smooth maxima; None for exact ones. A simulated pipeline has exact ones whatever
             it says: its gradient is that of the critical path.
     """
-    choices, stages = weights.choices, weights.stages
-    stage_seconds = _by_stage_kind(choices, stages, table.time, table.stage_kind)
-    inside, across = _neighbour_seconds(choices, stages, table)
+    choices, stages, placement = weights.choices, weights.stages, weights.placement
+    kinds, borders, capacity = table.stage_kind, table.boundary_kind, table.capacity
+    once = torch.einsum("orlc,olc->or", choices, table.once) if placement is None else placement.once(choices)
+    if placement is not None:
+        kinds, borders = (
+            placement.stage_kinds(table.time.shape[1]),
+            placement.boundary_kinds(table.p2p.shape[1]),
+        )
+        capacity = placement.capacity()
+    stage_seconds = _by_stage_kind(choices, stages, table.time, kinds)
+    inside, across = _neighbour_seconds(choices, stages, table, kinds, borders)
     stage_seconds = stage_seconds + inside
     if table.pipeline.blocking:
         stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
-    syncs = by_device(_by_stage_kind(choices, stages, table.sync, table.stage_kind), table.pp)
+    syncs = by_device(_by_stage_kind(choices, stages, table.sync, kinds), table.pp)
     if table.pipeline.simulated:
-        total, sync = _simulated(choices, stages, table, inside, across, syncs)
+        total, sync = _simulated(choices, stages, table, kinds, inside, across, syncs)
     else:
         sync = smooth_max(syncs, sharpness)
         total = _closed_form(stage_seconds, table, sharpness) + sync
-    total = total + torch.einsum("orlc,olc->or", choices, table.once)
     memory = _memory(choices, stages, table, sharpness)
-    return SurrogateCost(total, by_device(stage_seconds, table.pp), memory, sync)
+    return SurrogateCost(total + once, by_device(stage_seconds, table.pp), memory, sync, capacity)
 
 
 def _closed_form(stage_seconds: Tensor, table: CostTable, sharpness: float | None) -> Tensor:
@@ -82,11 +94,17 @@ def _closed_form(stage_seconds: Tensor, table: CostTable, sharpness: float | Non
 
 
 def _simulated(
-    choices: Tensor, stages: Tensor, table: CostTable, inside: Tensor, across: Tensor, syncs: Tensor
+    choices: Tensor,
+    stages: Tensor,
+    table: CostTable,
+    kinds: Tensor,
+    inside: Tensor,
+    across: Tensor,
+    syncs: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Seconds until all stages are done, and what the synchronisation adds to the pipeline, `(O, R)`."""
     forward, backward, weight = (
-        _by_stage_kind(choices, stages, values, table.stage_kind).flatten(0, 1)
+        _by_stage_kind(choices, stages, values, kinds).flatten(0, 1)
         for values in (table.forward, table.backward, table.weight_gradient)
     )
     half = inside.flatten(0, 1) / 2
@@ -102,10 +120,12 @@ def _by_stage_kind(choices: Tensor, stages: Tensor, values: Tensor, kinds: Tenso
         per_layer = torch.einsum("orlc,olc->orl", choices, values[:, 0])
         return torch.einsum("orlk,orl->ork", stages, per_layer)
     per_kind = torch.einsum("orlc,oqlc->orlq", choices, values)
-    return (stages * per_kind[..., kinds]).sum(-2)
+    return (stages * on_stages(per_kind, kinds)).sum(-2)
 
 
-def _neighbour_seconds(choices: Tensor, stages: Tensor, table: CostTable) -> tuple[Tensor, Tensor]:
+def _neighbour_seconds(
+    choices: Tensor, stages: Tensor, table: CostTable, kinds: Tensor, borders: Tensor
+) -> tuple[Tensor, Tensor]:
     """Resharding inside stages `(O, R, K)`, and p2p between them `(O, R, K - 1)`, both ways."""
     before, after = stages[..., :-1, :], stages[..., 1:, :]
     inside = torch.zeros_like(stages[..., 0, :])
@@ -114,13 +134,13 @@ def _neighbour_seconds(choices: Tensor, stages: Tensor, table: CostTable) -> tup
         held = choices @ layouts
         pair = held[..., :-1, :].unsqueeze(-1) * held[..., 1:, :].unsqueeze(-2)
         reshard = torch.einsum("orlab,oqlab->orlq", pair, table.reshard)
-        inside = (before * after * reshard[..., table.stage_kind]).sum(-2)
+        inside = (before * after * on_stages(reshard, kinds)).sum(-2)
         across = torch.einsum("orlab,oplab->orlp", pair, table.p2p)
     else:
         across = table.p2p[..., 0, 0].transpose(1, 2).unsqueeze(1)
     if table.pp == 1:
         return inside, inside[..., :0]
-    crossing = before[..., :-1] * after[..., 1:] * across[..., table.boundary_kind]
+    crossing = before[..., :-1] * after[..., 1:] * on_stages(across, borders)
     return inside, crossing.sum(-2)
 
 

@@ -6,6 +6,7 @@ from darts_parallel.checks import require_at_least, require_at_most, require_mem
 from darts_parallel.errors import ConfigError
 
 METHODS = ("auto", "gradient")
+PLACEMENTS = ("enumerated", "relaxed")
 RELAXATIONS = ("softmax", "gumbel")
 
 
@@ -22,6 +23,8 @@ class SearchConfig:
     seed: int = 0
     relaxation: str = "softmax"
     """`softmax`, or `gumbel` for straight-through Gumbel-softmax samples."""
+    placement: str = "enumerated"
+    """Orders of unequal nodes: `enumerated`, each searched apart, or `relaxed`, with learned weights."""
     learning_rate: float = 0.1
     boundary_learning_rate: float = 0.05
     adam_betas: list[float] = field(default_factory=lambda: [0.5, 0.999])
@@ -67,6 +70,7 @@ class SearchConfig:
         require_member("search.method", self.method, METHODS)
         require_at_least("search.exact_seconds", self.exact_seconds, 0)
         require_member("search.relaxation", self.relaxation, RELAXATIONS)
+        require_member("search.placement", self.placement, PLACEMENTS)
         for key in ("learning_rate", "boundary_learning_rate", "max_seconds"):
             require_at_least(f"search.{key}", getattr(self, key), 0, strict=True)
         for key in ("initial_noise", "initial_preference", "multiplier_step", "penalty"):

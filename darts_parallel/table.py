@@ -283,9 +283,10 @@ def _table(
         weight_gradient=stacked["weight_gradient"],
         sync=stacked["gradient_sync"] + stacked["optimizer"],
         once=empty,
-        static=stack(costs[:1], "static")[:, 0],
-        activation=stack(costs[:1], "activation")[:, 0],
-        working=stack(costs[:1], "working")[:, 0],
+        # calibrated devices may differ in their memory factors: the largest counts on every stage
+        static=stack(costs, "static").amax(1),
+        activation=stack(costs, "activation").amax(1),
+        working=stack(costs, "working").amax(1),
         reshard=reshard_seconds(problem, [(kind.group, max(kind.counts)) for kind in kinds], space, distinct),
         p2p=boundary_seconds(problem, borders, space, distinct),
         capacity=empty,

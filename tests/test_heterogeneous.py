@@ -14,12 +14,15 @@ from baselines.exhaustive import solve_uniform
 from darts_parallel.cluster import Cluster, Link, NodeGroup
 from darts_parallel.cost import evaluate, evaluate_batch
 from darts_parallel.errors import ConfigError, PlanError
+from darts_parallel.gradient_search import GradientSearch, search
+from darts_parallel.objective import RelaxedPlans, surrogate
 from darts_parallel.placement import node_orders
+from darts_parallel.placements import NodeOrders, Placement, alike
 from darts_parallel.planfile import plan_dict
 from darts_parallel.problem import Problem, load_problem
 from darts_parallel.space import outer_spaces
 from darts_parallel.strategy import Plan
-from darts_parallel.table import build_tables
+from darts_parallel.table import build_tables, without_dominated
 from tests.random_plans import random_plans
 
 MIXED = ["model=toy", "cluster=toy_mixed", "training=toy"]
@@ -244,3 +247,39 @@ def test_stages_lie_in_the_order_of_the_nodes() -> None:
     names = [cluster.stage_group(k, 4).device.name for k in range(4)]
     assert names == ["toy_fast", "toy", "toy_fast", "toy"]
     assert Counter(a == b for a, b in pairwise(names)) == {False: 3}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_relaxed_placement_at_one_order_equals_that_order(seed: int) -> None:
+    problem = mixed("cost.pipeline=simulated") if seed == 2 else mixed()
+    rng = torch.Generator().manual_seed(seed)
+    tables = build_tables(problem, outer_spaces(problem))
+    for numbers in alike(tables):
+        orders, first = NodeOrders.stack(tables, numbers), tables[numbers[0]]
+        for position, number in enumerate(numbers):
+            plans = random_plans(tables[number], tables[number].num_outer, rng)
+            hard = evaluate_batch(tables[number], plans)
+            weights = torch.nn.functional.one_hot(torch.tensor(position), len(numbers)).double()
+            placement = Placement(weights.expand(len(plans), 1, -1), orders)
+            soft = surrogate(RelaxedPlans.one_hot(plans, first, placement), first)
+            torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
+            torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-6)
+            torch.testing.assert_close(soft.capacity[0, 0], tables[number].capacity)
+
+
+def test_the_placement_is_learned_and_never_worse_than_one_percent_of_the_optimum() -> None:
+    pins = ["space.pp=4", "space.num_micro_batches=4", "space.zero_stage=1", "search.placement=relaxed"]
+    problem = mixed(*pins, "search.num_steps=60", "search.num_restarts=12")
+    tables = [without_dominated(t) for t in build_tables(problem, outer_spaces(problem))]
+    run = GradientSearch(tables, "layerwise", problem.config.search, seed=0)
+    assert len(run.groups) == 1
+    before = run.groups[0].relax(run.schedules(), None).placement
+    run.run()
+    after = run.groups[0].relax(run.schedules(), None).placement
+    assert before is not None
+    assert after is not None
+    chosen = after.weights.argmax(-1)
+    assert len(torch.unique(chosen)) < len(torch.unique(before.weights.argmax(-1)))
+    optimum = solve(tables, "layerwise").cost
+    found = search(problem, seed=0)
+    assert optimum * (1 - 1e-9) <= found.iteration_time_s <= optimum * 1.01
