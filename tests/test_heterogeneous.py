@@ -23,6 +23,7 @@ from darts_parallel.problem import Problem, load_problem
 from darts_parallel.space import outer_spaces
 from darts_parallel.strategy import Plan
 from darts_parallel.table import build_tables, without_dominated
+from experiments.heterogeneous import HeterogeneousOptions, random_mixed, rows
 from tests.random_plans import random_plans
 
 MIXED = ["model=toy", "cluster=toy_mixed", "training=toy"]
@@ -89,32 +90,6 @@ def test_equal_node_groups_give_exactly_the_answer_of_one_group(mode: str) -> No
     assert first.best is not None
     assert second.best is not None
     assert first.best.to_plan(tables) == second.best.to_plan(again)
-
-
-def random_mixed(seed: int) -> Problem:
-    """Two device types of random speed, memory, links and node sizes; few layers and strategies."""
-    rng = torch.Generator().manual_seed(seed)
-
-    def factor(low: float, high: float) -> float:
-        return low * (high / low) ** float(torch.rand(1, generator=rng))
-
-    overrides = ["model.num_layers=2", "space.num_micro_batches=[1,4]", "training.global_batch_size=4",
-                 "space.zero_stage=1",
-                 "space.recompute=[none,full]", "space.sequence_parallel=false"]  # fmt: skip
-    problem = mixed(*overrides)
-    groups = []
-    for group in problem.cluster.groups:
-        device = replace(
-            group.device,
-            memory=group.device.reserved + factor(1.0e6, 8e6),
-            peak_flops=float(group.device.peak_flops) * factor(0.1, 3.0),
-            layer_overhead=1e-5 * factor(0.3, 3.0),
-        )
-        link = Link(factor(1e8, 4e10), 1e-6 * factor(1.0, 9.0), bool(torch.rand(1, generator=rng) < 0.5))
-        nic = Link(factor(1e8, 4e10), 1e-6 * factor(1.0, 9.0)) if torch.rand(1, generator=rng) < 0.5 else None
-        count, gpus = ((1, 4), (2, 2), (1, 2))[int(torch.randint(3, (1,), generator=rng))]
-        groups.append(replace(group, device=device, intra_node=link, inter_node=nic, count=count, gpus=gpus))
-    return with_groups(problem, *groups)
 
 
 @pytest.mark.parametrize("first", range(0, 6, 3))
@@ -283,3 +258,10 @@ def test_the_placement_is_learned_and_never_worse_than_one_percent_of_the_optimu
     optimum = solve(tables, "layerwise").cost
     found = search(problem, seed=0)
     assert optimum * (1 - 1e-9) <= found.iteration_time_s <= optimum * 1.01
+
+
+def test_the_search_finds_the_optimum_of_random_mixed_clusters() -> None:
+    found = list(rows(HeterogeneousOptions(problems=2)))
+    assert {row.placement for row in found} == {"enumerated", "relaxed"}
+    assert all(-1e-9 <= row.gap <= 0.01 for row in found)
+    assert all(row.gap <= row.raw_gap for row in found)

@@ -17,9 +17,9 @@ from darts_parallel.objectives import Bill, bill, choose, pareto_front
 from darts_parallel.problem import Problem, load_problem
 from darts_parallel.space import outer_spaces
 from darts_parallel.table import build_tables
+from experiments.heterogeneous import random_mixed
 from experiments.pareto import ParetoOptions, study
 from tests.commands import QUIET, Command
-from tests.test_heterogeneous import random_mixed
 
 
 @pytest.fixture

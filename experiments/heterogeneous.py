@@ -1,0 +1,134 @@
+"""Random clusters of two node types: how often the search finds the optimum over all orders of the nodes.
+
+Speeds, memory, links and node sizes are random, the model is tiny, so that the exact planner (itself equal to
+brute force in the tests) answers every problem. Both relaxations of the placement are searched with equal
+settings: `enumerated` orders, and `relaxed` weights of them. Writes `heterogeneous.csv`.
+"""
+
+import csv
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from baselines.dynamic_programming import solve
+from darts_parallel.checks import require_at_least
+from darts_parallel.cluster import Link
+from darts_parallel.gradient_search import search_tables
+from darts_parallel.problem import Problem, load_problem
+from darts_parallel.space import outer_spaces
+from darts_parallel.table import build_tables
+from experiments.gaps import EXACT
+from experiments.options import run_main
+
+PINS = ["space.num_micro_batches=[1,4]", "training.global_batch_size=4", "space.zero_stage=1",
+        "space.recompute=[none,full]", "space.sequence_parallel=false"]  # fmt: skip
+
+
+@dataclass
+class HeterogeneousOptions:
+    """Command line of `python -m experiments.heterogeneous`."""
+
+    problems: int = 40
+    num_layers: int = 2
+    placements: list[str] = field(default_factory=lambda: ["enumerated", "relaxed"])
+    out: str = "outputs/heterogeneous"
+
+    def __post_init__(self) -> None:
+        require_at_least("problems", self.problems, 1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem searched with one placement."""
+
+    problem: int
+    placement: str
+    gap: float
+    """Of the polished plan from the proven optimum."""
+    raw_gap: float
+    seconds: float
+    """CPU seconds of one thread."""
+
+
+def random_mixed(seed: int, num_layers: int = 2) -> Problem:
+    """Two device types of random speed, memory, links and node sizes; few layers and strategies."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def factor(low: float, high: float) -> float:
+        return float(low * (high / low) ** float(torch.rand(1, generator=rng)))
+
+    names = ["model=toy", "cluster=toy_mixed", "training=toy", f"model.num_layers={num_layers}"]
+    problem = load_problem([*names, *PINS])
+    groups = []
+    for group in problem.cluster.groups:
+        device = replace(
+            group.device,
+            memory=group.device.reserved + factor(1.0e6, 8e6),
+            peak_flops=float(group.device.peak_flops) * factor(0.1, 3.0),
+            layer_overhead=1e-5 * factor(0.3, 3.0),
+        )
+        link = Link(factor(1e8, 4e10), 1e-6 * factor(1.0, 9.0), bool(torch.rand(1, generator=rng) < 0.5))
+        nic = Link(factor(1e8, 4e10), 1e-6 * factor(1.0, 9.0)) if torch.rand(1, generator=rng) < 0.5 else None
+        count, gpus = ((1, 4), (2, 2), (1, 2))[int(torch.randint(3, (1,), generator=rng))]
+        groups.append(replace(group, device=device, intra_node=link, inter_node=nic, count=count, gpus=gpus))
+    return replace(problem, cluster=replace(problem.cluster, groups=tuple(groups)))
+
+
+def rows(options: HeterogeneousOptions) -> Iterator[Row]:
+    """Every problem that some plan fits, searched with every placement."""
+    torch.set_num_threads(1)
+    for seed in range(options.problems):
+        problem = random_mixed(seed, options.num_layers)
+        tables = build_tables(problem, outer_spaces(problem))
+        best = solve(tables, "layerwise")
+        if best.best is None:
+            continue
+        for placement in options.placements:
+            began = time.process_time()
+            config = replace(problem.config.search, placement=placement)
+            found = search_tables(tables, "layerwise", config, seed)
+            seconds = time.process_time() - began
+            polished, raw = (
+                (float("inf"),) * 2 if found is None else (found.iteration_time_s, found.raw_iteration_time_s)
+            )
+            yield Row(seed, placement, polished / best.cost - 1.0, raw / best.cost - 1.0, seconds)
+
+
+def study(options: HeterogeneousOptions, console: Console) -> int:
+    """Search, print the shares, and write `heterogeneous.csv`; returns the exit status."""
+    folder = Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    done = list(rows(options))
+    with (folder / "heterogeneous.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [entry.name for entry in fields(Row)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in done)
+    for placement in options.placements:
+        mine = [row for row in done if row.placement == placement]
+        if not mine:
+            continue
+        exact, raw = (
+            sum(g < EXACT for g in gaps) for gaps in ([r.gap for r in mine], [r.raw_gap for r in mine])
+        )
+        console.print(
+            f"{placement}: {len(mine)} problems with a plan of {options.problems}; polished plan optimal in "
+            f"{exact / len(mine):.1%}, largest gap {100 * max(r.gap for r in mine):.3f} %; raw optimal in "
+            f"{raw / len(mine):.1%}, largest {100 * max(r.raw_gap for r in mine):.3f} %; "
+            f"{sum(r.seconds for r in mine) / len(mine):.1f} CPU s each",
+            highlight=False,
+        )
+    return 0
+
+
+def main() -> int:
+    """Entry point; returns the exit status."""
+    about = "experiments.heterogeneous"
+    return run_main(about, __doc__, HeterogeneousOptions, lambda options: study(options, Console()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
