@@ -8,7 +8,8 @@ from torch import Tensor
 
 from baselines.result import Candidate, TableResult
 from darts_parallel.cost import BatchCost, HardPlans, evaluate_batch
-from darts_parallel.table import CostTable, without_dominated
+from darts_parallel.dominance import without_dominated
+from darts_parallel.table import CostTable
 
 DEFAULT_SECONDS = 10.0
 """Budget of a planner that never ends by itself, where none is given."""

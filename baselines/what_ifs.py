@@ -15,11 +15,12 @@ from baselines.min_sum import Rows, best_splits
 from darts_parallel.bounds import Array, Index
 from darts_parallel.cluster import Cluster
 from darts_parallel.cost import evaluate
+from darts_parallel.dominance import without_dominated
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.problem import Problem
 from darts_parallel.space import OuterSpace, outer_spaces
 from darts_parallel.strategy import Plan
-from darts_parallel.table import CostTable, build_placed, without_dominated
+from darts_parallel.table import CostTable, build_placed
 
 ROUND = 6
 """Rows of every cluster that are split in the first round; doubled from round to round."""

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,9 +10,10 @@ from darts_parallel.adam import Adam
 from darts_parallel.bounds import outer_lower_bounds
 from darts_parallel.candidates import Candidate, CandidatePool, Entry, even_uniform_plans
 from darts_parallel.config import SearchConfig
-from darts_parallel.discretize import harden
+from darts_parallel.dominance import without_dominated
 from darts_parallel.groups import Group
 from darts_parallel.infeasible import explain_infeasible, lightest_plans
+from darts_parallel.leading import LeadingPlan
 from darts_parallel.objective import RelaxedPlans, SurrogateCost, surrogate
 from darts_parallel.placements import NodeOrders, alike
 from darts_parallel.polish import polish
@@ -21,7 +21,7 @@ from darts_parallel.problem import Problem
 from darts_parallel.records import Schedules, SearchResult, StepRecord
 from darts_parallel.relaxation import geometric
 from darts_parallel.space import outer_spaces
-from darts_parallel.table import CostTable, build_tables, without_dominated
+from darts_parallel.table import CostTable, build_tables
 
 SLACK = 1.0 + 1e-9
 """An outer choice is dropped when its lower bound exceeds the best plan by more than rounding."""
@@ -150,13 +150,25 @@ class GradientSearch:
         record = None
         if self.step == self.config.num_steps - 1 or self.step % self.config.hard_every == 0:
             self._collect(weights, costs)
-            record = self._record(schedules, merits, costs, weights)
+            mine = LeadingPlan.of(self.groups, merits, weights, costs)
+            record = mine.record(
+                step=self.step,
+                seconds=time.perf_counter() - self.began,
+                schedules=schedules,
+                best_time_s=self.pool.best_time,
+                outer_weights=self._weights_by_outer(),
+            )
         self.optimizer.step()
         return record, merits
 
     def _live_outer_logits(self) -> Tensor:
         live = {name for group in self.groups for name in group.names}
         return self.outer_logits[[i for i, name in enumerate(self.outer_names) if name in live]]
+
+    def _weights_by_outer(self) -> dict[str, float]:
+        names = [name for group in self.groups for name in group.names]
+        weights = torch.softmax(self._live_outer_logits().detach(), 0).tolist()
+        return dict(zip(names, weights, strict=True))
 
     def _thin(self, merits: list[Tensor]) -> None:
         """Keep the better half of the restarts, and the outer choices that can still win."""
@@ -181,66 +193,9 @@ class GradientSearch:
     def _collect(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> None:
         """Discretize every relaxed plan, keep the best, repair the most promising that do not fit."""
         for group, relaxed, cost in zip(self.groups, weights, costs, strict=True):
-            plans = harden(relaxed.choices.detach(), group.edges.detach(), group.table)
-            if self.kind == "stagewise":
-                first = plans.starts.gather(1, plans.stages())
-                plans = replace(plans, choices=plans.choices.gather(1, first))
-            plans = replace(plans, outer=group.outer_index[plans.outer])
             score = group.merit(cost).flatten() if self.kind == "layerwise" else None
-            if relaxed.placement is None or group.orders is None:
-                self.pool.add(Candidate(group.table_index, plans), repair_score=score)
-                continue
-            chosen = relaxed.placement.weights.detach().argmax(-1).flatten()
-            for order in torch.unique(chosen).tolist():
-                mine = chosen == order
-                candidate = Candidate(group.orders.tables[order], plans[mine])
-                self.pool.add(candidate, repair_score=None if score is None else score[mine])
-
-    def _record(
-        self,
-        schedules: Schedules,
-        merits: list[Tensor],
-        costs: list[SurrogateCost],
-        weights: list[RelaxedPlans],
-    ) -> StepRecord:
-        minima = torch.stack([merit.min() for merit in merits])
-        lead = int(minima.argmin())
-        group, cost = self.groups[lead], costs[lead]
-        outer, restart = divmod(int(merits[lead].argmin()), merits[lead].shape[1])
-        probabilities = weights[lead].choices[outer, restart].detach()
-        entropy = -(probabilities * probabilities.clamp(min=1e-30).log()).sum(-1).mean()
-        live = [name for g in self.groups for name in g.names]
-        outer_weights = torch.softmax(self._live_outer_logits().detach(), 0).tolist()
-        return StepRecord(
-            step=self.step,
-            seconds=time.perf_counter() - self.began,
-            schedules=schedules,
-            loss=float(minima[lead]),
-            surrogate_time_s=float(cost.iteration_time[outer, restart].detach()),
-            best_time_s=self.pool.best_time,
-            entropy=float(entropy),
-            outer_weights=dict(zip(live, outer_weights, strict=True)),
-            pp=group.table.pp,
-            choices=tuple(choice.label() for choice in group.table.choices),
-            probabilities=probabilities.clone(),
-            memory=cost.memory[outer, restart].detach(),
-            capacity=cost.capacity.detach().expand_as(cost.memory)[outer, restart],
-            multipliers=group.multipliers[outer, restart],
-            stage_seconds=cost.stage_seconds[outer, restart].detach(),
-            terms=_terms(cost, group.table, outer, restart),
-        )
-
-
-def _terms(cost: SurrogateCost, table: CostTable, outer: int, restart: int) -> dict[str, float]:
-    """Seconds per iteration by cause; smooth maxima leave a little more for the last than it is."""
-    stages = cost.stage_seconds[outer, restart].detach()
-    terms = {
-        "slowest_stage": float(table.num_micro_batches[outer] * stages.max()),
-        "pipeline_bubble": float(stages.sum() - stages.max()),
-        "gradient_sync_and_optimizer": float(cost.sync[outer, restart].detach()),
-    }
-    total = float(cost.iteration_time[outer, restart].detach())
-    return terms | {"tied_embedding_sync_and_smoothing": total - sum(terms.values())}
+            for candidate, rows in group.hard_plans(relaxed):
+                self.pool.add(candidate, repair_score=None if score is None else score[rows])
 
 
 def search(

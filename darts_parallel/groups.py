@@ -1,13 +1,15 @@
 """The free parameters of the relaxed plans: logits, stage widths and memory multipliers."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from darts_parallel.candidates import Candidate
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import HardPlans
-from darts_parallel.discretize import unit_starts
+from darts_parallel.discretize import harden, unit_starts
 from darts_parallel.objective import RelaxedPlans, SurrogateCost
 from darts_parallel.placements import NodeOrders, Placement
 from darts_parallel.records import Schedules
@@ -164,6 +166,25 @@ class Group:
             weights = straight_through(weights) if schedules.hard_stages else weights
             placement = Placement(weights, self.orders)
         return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages, placement)
+
+    def hard_plans(self, relaxed: RelaxedPlans) -> Iterator[tuple[Candidate, Tensor]]:
+        """All relaxed plans rounded, those of every order of the nodes apart.
+
+        Yields:
+            Plans of the whole table, and their places among the `O * R` relaxed ones, integer.
+        """
+        plans = harden(relaxed.choices.detach(), self.edges.detach(), self.table)
+        if self.kind == "stagewise":
+            first = plans.starts.gather(1, plans.stages())
+            plans = replace(plans, choices=plans.choices.gather(1, first))
+        plans = replace(plans, outer=self.outer_index[plans.outer])
+        if relaxed.placement is None or self.orders is None:
+            yield Candidate(self.table_index, plans), torch.arange(len(plans))
+            return
+        chosen = relaxed.placement.weights.detach().argmax(-1).flatten()
+        for order in torch.unique(chosen).tolist():
+            rows = torch.nonzero(chosen == order).squeeze(1)
+            yield Candidate(self.orders.tables[order], plans[rows]), rows
 
     def merit(self, cost: SurrogateCost) -> Tensor:
         """How good each relaxed plan is whatever its multipliers: lower is better, shape `(O, R)`."""

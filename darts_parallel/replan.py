@@ -15,6 +15,7 @@ import torch
 from darts_parallel.candidates import Candidate, CandidatePool, even_uniform_plans
 from darts_parallel.cost import HardPlans
 from darts_parallel.discretize import round_edges, unit_starts
+from darts_parallel.dominance import without_dominated
 from darts_parallel.gradient_search import search, search_tables
 from darts_parallel.moving import Moves, state_moves
 from darts_parallel.problem import Problem
@@ -22,7 +23,7 @@ from darts_parallel.records import SearchResult
 from darts_parallel.repartition import repartitioned
 from darts_parallel.space import outer_spaces
 from darts_parallel.strategy import LayerStrategy, Plan
-from darts_parallel.table import CostTable, build_tables, without_dominated
+from darts_parallel.table import CostTable, build_tables
 
 TABLES, PER_TABLE = 8, 2
 """Pipeline degrees and node orders that are searched further, and numbers of micro-batches of each."""

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from darts_parallel.cluster import Device, Link, NodeGroup
 from darts_parallel.cost import HardPlans, evaluate_batch, hard_plan
+from darts_parallel.dominance import without_dominated
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.polish import polish
 from darts_parallel.problem import Problem
 from darts_parallel.space import OuterSpace, outer_spaces
 from darts_parallel.strategy import Plan
-from darts_parallel.table import build_table, plan_space, without_dominated
+from darts_parallel.table import build_table, plan_space
 
 MEMORY = "memory"
 MOST_SHOWN = 6

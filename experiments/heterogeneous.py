@@ -15,10 +15,11 @@ import torch
 from rich.console import Console
 
 from baselines.dynamic_programming import solve
-from darts_parallel.checks import require_at_least
+from darts_parallel.checks import require_at_least, require_member
 from darts_parallel.cluster import Link
 from darts_parallel.gradient_search import search_tables
 from darts_parallel.problem import Problem, load_problem
+from darts_parallel.search_config import PLACEMENTS
 from darts_parallel.space import outer_spaces
 from darts_parallel.table import build_tables
 from experiments.gaps import EXACT
@@ -33,12 +34,20 @@ class HeterogeneousOptions:
     """Command line of `python -m experiments.heterogeneous`."""
 
     problems: int = 40
+    first: int = 0
+    """Seed of the first problem."""
     num_layers: int = 2
+    num_steps: int = 300
     placements: list[str] = field(default_factory=lambda: ["enumerated", "relaxed"])
     out: str = "outputs/heterogeneous"
 
     def __post_init__(self) -> None:
         require_at_least("problems", self.problems, 1)
+        require_at_least("first", self.first, 0)
+        require_at_least("num_layers", self.num_layers, 1)
+        require_at_least("num_steps", self.num_steps, 1)
+        for placement in self.placements:
+            require_member("placements[]", placement, PLACEMENTS)
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ def random_mixed(seed: int, num_layers: int = 2) -> Problem:
 def rows(options: HeterogeneousOptions) -> Iterator[Row]:
     """Every problem that some plan fits, searched with every placement."""
     torch.set_num_threads(1)
-    for seed in range(options.problems):
+    for seed in range(options.first, options.first + options.problems):
         problem = random_mixed(seed, options.num_layers)
         tables = build_tables(problem, outer_spaces(problem))
         best = solve(tables, "layerwise")
@@ -89,7 +98,7 @@ def rows(options: HeterogeneousOptions) -> Iterator[Row]:
             continue
         for placement in options.placements:
             began = time.process_time()
-            config = replace(problem.config.search, placement=placement)
+            config = replace(problem.config.search, placement=placement, num_steps=options.num_steps)
             found = search_tables(tables, "layerwise", config, seed)
             seconds = time.process_time() - began
             polished, raw = (

@@ -6,13 +6,14 @@ import torch
 from darts_parallel.config import SpaceConfig
 from darts_parallel.cost import HardPlans, evaluate_batch
 from darts_parallel.discretize import harden, repair, round_edges
+from darts_parallel.dominance import without_dominated
 from darts_parallel.polish import is_in_space, polish
 from darts_parallel.problem import Problem, load_problem
 from darts_parallel.repartition import repartitioned
 from darts_parallel.resolve import resolved_chain, resolved_stages
 from darts_parallel.space import outer_spaces
 from darts_parallel.stage_solver import StageSolver
-from darts_parallel.table import CostTable, build_tables, without_dominated
+from darts_parallel.table import CostTable, build_tables
 from darts_parallel.tidy import tidy
 from tests.random_plans import random_plans
 from tests.random_tables import random_table

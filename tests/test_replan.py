@@ -9,6 +9,7 @@ import torch
 
 from baselines.dynamic_programming import solve
 from darts_parallel.cost import evaluate, evaluate_batch
+from darts_parallel.dominance import without_dominated
 from darts_parallel.groups import Group
 from darts_parallel.memory import state_bytes
 from darts_parallel.moving import state_moves
@@ -17,7 +18,7 @@ from darts_parallel.problem import Problem, load_problem
 from darts_parallel.replan import carried_over, replan
 from darts_parallel.space import outer_spaces
 from darts_parallel.strategy import LayerStrategy, Plan
-from darts_parallel.table import build_tables, without_dominated
+from darts_parallel.table import build_tables
 from tests.commands import QUIET, Command
 from tests.random_plans import random_plans
 
