@@ -8,16 +8,18 @@ exact method finds within its budget, starting from the gradient search's plan, 
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from baselines import dynamic_programming, exhaustive
 from baselines.brute_force import brute_force
-from baselines.result import BaselineResult, Candidate, TableResult
+from baselines.result import BaselineResult, Candidate, Curve, TableResult
 from baselines.simulated import LIMIT, number_of_plans
 from darts_parallel.candidates import even_uniform_plans
+from darts_parallel.config import SearchConfig
 from darts_parallel.cost import HardPlans, evaluate_batch
+from darts_parallel.gradient_search import search_tables
 from darts_parallel.infeasible import explain_infeasible
 from darts_parallel.problem import Problem
 from darts_parallel.records import SearchResult
@@ -52,10 +54,11 @@ class Attempt:
 class _Exact:
     """The exact methods' answers so far."""
 
-    problem: Problem
     tables: Sequence[CostTable]
-    began: float
+    kind: str
     budget: float
+    simulated: bool = False
+    began: float = field(default_factory=time.monotonic)
     method: str = ""
     best: TableResult | None = None
     """Answer of `method`."""
@@ -65,10 +68,9 @@ class _Exact:
 
     def run(self, show: Callable[[str], None]) -> None:
         """Enumerate the uniform plans, then prove the best of the space."""
-        kind, deadline = self.problem.config.space.kind, self.began + self.budget
-        simulated = self.problem.config.cost.pipeline == "simulated"
+        kind, deadline = self.kind, self.began + self.budget
         show("exhaustive")
-        if simulated:
+        if self.simulated:
             uniform = brute_force(self.tables, "uniform")
         else:
             uniform = exhaustive.solve_uniform(self.tables, deadline=deadline, count=RANKED)
@@ -78,7 +80,7 @@ class _Exact:
             return
         show("dynamic programming")
         start = time.monotonic()
-        if simulated:
+        if self.simulated:
             self._keep("exhaustive", kind, brute_force(self.tables, kind), start)
         else:
             best = dynamic_programming.solve(self.tables, kind, deadline=deadline)
@@ -90,7 +92,12 @@ class _Exact:
         # one answer of each name: the one over the whole space
         self.answers = (*(known for known in self.answers if known[0] != name), entry)
 
-    def result(self, answer: TableResult, *, interrupted: bool) -> SearchResult | None:
+    @property
+    def plans_evaluated(self) -> int:
+        """By all of them."""
+        return sum(entry.plans_evaluated for _, _, entry in self.answers)
+
+    def result(self, answer: TableResult, seed: int, *, interrupted: bool) -> SearchResult | None:
         """The plan as a search result; None without one."""
         if answer.best is None:
             return None
@@ -98,7 +105,7 @@ class _Exact:
             "exhaustive": f"all plans are enumerated in a moment; {FORCE}",
             "dynamic_programming": f"it proved its plan within search.exact_seconds={self.budget:g}; {FORCE}",
         }[self.method]
-        plan = _in_words(answer.best, self.tables, self.problem.config.space.kind)
+        plan = _in_words(answer.best, self.tables, self.kind)
         return SearchResult(
             plan=plan,
             iteration_time_s=answer.cost,
@@ -109,8 +116,8 @@ class _Exact:
             seconds=time.monotonic() - self.began,
             steps=0,
             restarts=0,
-            seed=self.problem.config.search.seed,
-            plans_evaluated=sum(entry.plans_evaluated for _, _, entry in self.answers),
+            seed=seed,
+            plans_evaluated=self.plans_evaluated,
             interrupted=interrupted,
             method=self.method,
             why="interrupted; best plan so far" if interrupted else why,
@@ -128,12 +135,14 @@ def attempt(problem: Problem, show: Callable[[str], None] = lambda title: None) 
         InfeasibleError: it is proven that no plan fits; names the binding constraint.
     """
     settings, began = problem.config.search, time.monotonic()
-    budget = min(settings.exact_seconds, settings.max_seconds)
+    budget = exact_budget(settings)
     tables = build_tables(problem, outer_spaces(problem))
     reach = _out_of_reach(problem, tables)
     if reach or budget == 0:
         return Attempt(None, reach or "search.exact_seconds=0 leaves no time for exact methods")
-    exact, interrupted = _Exact(problem, tables, began, budget), False
+    simulated = problem.config.cost.pipeline == "simulated"
+    exact = _Exact(tables, problem.config.space.kind, budget, simulated, began)
+    interrupted = False
     try:
         exact.run(show)
     except KeyboardInterrupt:
@@ -143,10 +152,61 @@ def attempt(problem: Problem, show: Callable[[str], None] = lambda title: None) 
     assert exact.best is not None
     if exact.best.proven and exact.best.best is None:
         raise explain_infeasible(problem, tables)
-    result = exact.result(exact.best, interrupted=interrupted)
+    result = exact.result(exact.best, settings.seed, interrupted=interrupted)
     if result is None or not (exact.best.proven or interrupted):
         return Attempt(None, f"exact search had no proof after search.exact_seconds={budget:g}")
     return Attempt(result, result.why, exact.answers, interrupted)
+
+
+def exact_budget(settings: SearchConfig) -> float:
+    """Seconds that the exact methods get."""
+    return min(settings.exact_seconds, settings.max_seconds)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `search=auto` makes of cost tables."""
+
+    cost: float
+    """Of its plan, infinite without one."""
+    evaluations: int
+    proven: bool
+    curve: Curve
+
+
+def solve(tables: Sequence[CostTable], kind: str, settings: SearchConfig, seed: int) -> Answer:
+    """The default's way over cost tables: exact methods, else the gradient search and a refinement.
+
+    Args:
+        tables: One for each pipeline degree, none interleaved and priced by the closed form.
+        kind: Space.
+        settings: Of the search; `max_seconds` limits the refinement as it does the search.
+        seed: Of the gradient search.
+    """
+    exact = _Exact(tables, kind, exact_budget(settings))
+    exact.run(lambda title: None)
+    assert exact.best is not None
+    tried, done = exact.best, time.monotonic() - exact.began
+    curve = ((done, tried.cost),) if tried.best is not None else ()
+    if tried.proven:
+        return Answer(tried.cost, exact.plans_evaluated, True, curve)
+    found = search_tables(tables, kind, settings, seed)
+    known = min(tried.cost, float("inf") if found is None else found.iteration_time_s)
+    searched = time.monotonic()
+    better = dynamic_programming.solve(tables, kind, known, searched + settings.max_seconds)
+    steps = [*curve, *((done + at, cost) for at, cost in (found.curve if found else ()))]
+    steps.append((time.monotonic() - exact.began, min(known, better.cost)))
+    count = exact.plans_evaluated + (found.plans_evaluated if found else 0) + better.plans_evaluated
+    return Answer(min(known, better.cost), count, better.proven, falling(steps))
+
+
+def falling(steps: Sequence[tuple[float, float]]) -> Curve:
+    """Of seconds and costs in the order of time those that are below all before."""
+    kept: list[tuple[float, float]] = []
+    for at, cost in steps:
+        if cost < (kept[-1][1] if kept else float("inf")):
+            kept.append((at, cost))
+    return tuple(kept)
 
 
 def _out_of_reach(problem: Problem, tables: Sequence[CostTable]) -> str:

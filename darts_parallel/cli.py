@@ -26,7 +26,7 @@ from darts_parallel.cost import evaluate
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.explain import explain, render_explanation
 from darts_parallel.export import export_lines, export_plan, write_export
-from darts_parallel.gradient_search import search
+from darts_parallel.gradient_search import descent_seconds, search
 from darts_parallel.messages import error_sentence
 from darts_parallel.objectives import bill, choose, price_per_hour
 from darts_parallel.planfile import (
@@ -281,7 +281,7 @@ def _verify(problem: Problem, result: SearchResult, console: Console) -> Checked
     from baselines import dynamic_programming, exhaustive
 
     settings, seed = problem.config.verification, problem.config.search.seed
-    by_ctrl_c = result.interrupted and result.seconds < problem.config.search.max_seconds
+    by_ctrl_c = result.interrupted and result.seconds < descent_seconds(problem.config.search)
     if not settings.enabled or by_ctrl_c:
         return Checked([], by_ctrl_c)
     kind, found, budget = problem.config.space.kind, result.iteration_time_s, settings.max_seconds

@@ -27,6 +27,11 @@ SLACK = 1.0 + 1e-9
 """An outer choice is dropped when its lower bound exceeds the best plan by more than rounding."""
 
 
+def descent_seconds(config: SearchConfig) -> float:
+    """Time limit of the descent: a plan that is not polished is worth little, so polishing has its half."""
+    return config.max_seconds * (0.5 if config.polish else 1.0)
+
+
 class GradientSearch:
     """The optimisation loop over the relaxed plans of a list of cost tables.
 
@@ -125,7 +130,7 @@ class GradientSearch:
                         group.resample(merit, moments, noise, self.generator)
                 if self.step in thin_at:
                     self._thin(merits)
-                if time.perf_counter() - self.began > self.config.max_seconds:
+                if time.perf_counter() - self.began > descent_seconds(self.config):
                     return records, True
         except KeyboardInterrupt:
             return records, True

@@ -53,12 +53,12 @@ class SearchConfig:
     hard_every: int = 10
     """Steps between discretizations of all restarts."""
     polish: bool = True
-    polish_starts: int = 16
+    polish_starts: int = 8
     """Best distinct discretized plans that are polished by cheap moves."""
-    polish_finalists: int = 3
+    polish_finalists: int = 1
     """Best of those that are polished by all moves."""
     max_seconds: float = 60.0
-    """The search stops cleanly after this long and returns its best plan."""
+    """The search stops cleanly after this long and returns its best plan; descent gets the first half."""
 
     def __post_init__(self) -> None:
         for key in ("num_steps", "num_restarts", "hard_every", "polish_starts", "polish_finalists"):

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from baselines import dynamic_programming
 from experiments.arms import BILEVEL, BILEVEL_ARMS, DEFAULT, GRADIENT_ARMS, PROBLEMS, RIVALS, tables_of
-from experiments.gaps import percent, quantile, read_curve
+from experiments.gaps import percent
 from experiments.picture import save
+from experiments.quantiles import quantile, read_curve
 from experiments.summary import README, markdown_table, render_table, replace_block
 
 Row = dict[str, Any]

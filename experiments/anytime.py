@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.gaps import quantile, read_curve
+from experiments.quantiles import quantile, read_curve
 from experiments.rivals import RIVALS
 from experiments.runs import ORACLE, SEARCH, Run
 from experiments.standings import best_known

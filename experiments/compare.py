@@ -34,8 +34,8 @@ from experiments.options import run_main
 from experiments.picture import gaps_figure, save
 from experiments.problems import Case, suite
 from experiments.rivals import RIVALS
-from experiments.runs import SEARCH, UNIFORM, Run, Work, ignore_interrupt, run_case, write_csv
-from experiments.standings import HEADER, duels, standings
+from experiments.runs import AUTO, SEARCH, UNIFORM, Run, Work, ignore_interrupt, run_case, write_csv
+from experiments.standings import HEADER, default_verdict, duels, standings
 from experiments.summary import (
     README,
     markdown,
@@ -46,7 +46,7 @@ from experiments.summary import (
     replace_block,
 )
 
-METHODS = (SEARCH, UNIFORM, *RIVALS)
+METHODS = (AUTO, SEARCH, UNIFORM, *RIVALS)
 FILE_WIDTH = 120
 """Columns of the tables where there is no terminal."""
 INTERRUPTED = 130
@@ -67,8 +67,8 @@ class CompareOptions:
     """Settings of the search, from conf/."""
     oracle_seconds: float = 60.0
     """An oracle that needs longer stops with a lower bound; a rival that ends by itself is stopped."""
-    budget: float = 5.0
-    """Seconds of a rival that never ends by itself."""
+    budget: float = 10.0
+    """Most seconds of the gradient search; a rival that never ends by itself gets as many as that took."""
     jobs: int = 2
     """Problems solved at the same time, each in a process of one thread."""
     out: str = "outputs/compare"
@@ -122,7 +122,10 @@ def _write(options: CompareOptions, folder: Path, runs: list[Run], asked: int, c
     """The tables, the summary and the pictures."""
     findings = Findings.of(runs)
     render(findings, console)
-    rows, sentences = [standing.cells() for standing in standings(runs)], duels(runs)
+    rows, sentences = (
+        [standing.cells() for standing in standings(runs)],
+        [*default_verdict(runs), *duels(runs)],
+    )
     console.print(render_table("Gap to the best known plan, medians over seeds", HEADER, rows))
     for sentence in sentences:
         console.print(sentence, highlight=False, soft_wrap=True)
@@ -150,7 +153,8 @@ def _note(options: CompareOptions, findings: Findings, asked: int) -> str:
     settings = f"; {', '.join(changed)}" if changed else ""
     return (
         f"{len(findings.problems)} problems{part}, {solved} solved by the oracle, "
-        f"{options.seeds} seeds each, {options.budget:g} s for a rival without an end{settings}. "
+        f"{options.seeds} seeds each, at most {options.budget:g} s for the gradient search and as long as it "
+        f"took for each random rival{settings}. "
         f"Seconds: {options.jobs} at a time, one thread each, on {processor()}."
     )
 

@@ -22,8 +22,8 @@ from darts_parallel.problem import Problem, load_problem
 from darts_parallel.search_config import PLACEMENTS
 from darts_parallel.space import outer_spaces
 from darts_parallel.table import build_tables
-from experiments.gaps import EXACT
 from experiments.options import run_main
+from experiments.quantiles import EXACT
 
 PINS = ["space.num_micro_batches=[1,4]", "training.global_batch_size=4", "space.zero_stage=1",
         "space.recompute=[none,full]", "space.sequence_parallel=false"]  # fmt: skip

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from experiments.gaps import EXACT, Findings, ProblemSummary
+from experiments.gaps import Findings, ProblemSummary
+from experiments.quantiles import EXACT
 
 RAW, POLISHED, UNIFORM = "#e1973c", "#4878a8", "#8a8a8a"
 SMALLEST = 1e-3

@@ -45,6 +45,7 @@ RIVALS = {
         Rival("flexflow", seeded=True),
         Rival("evolution", seeded=True, extra="rivals"),
         Rival("megatron_rule", seeded=False),
+        Rival("fasop", seeded=False),
         Rival("amp", seeded=False),
         Rival("pipedream", seeded=False),
         Rival("dapple", seeded=False),

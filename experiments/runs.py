@@ -4,20 +4,23 @@ import csv
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
 
-from baselines import dynamic_programming, exhaustive
+from baselines import auto, dynamic_programming, exhaustive
 from baselines.result import Curve, TableResult
 from darts_parallel.config import SearchConfig
 from darts_parallel.gradient_search import search_tables
 from darts_parallel.table import CostTable
 from experiments.problems import Case
+from experiments.quantiles import quantile
 from experiments.rivals import RIVALS, run_rival
 
 ORACLE, UNIFORM, SEARCH = "dynamic_programming", "exhaustive_uniform", "gradient_search"
+AUTO = "auto"
+"""What the command does by default: `baselines.auto`."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,8 @@ class Work:
     seeds: tuple[int, ...]
     search: SearchConfig
     oracle_seconds: float
-    budget: float = 5.0
-    """Seconds of a rival that never ends by itself."""
+    budget: float = 10.0
+    """Most seconds of the gradient search, and of a rival that never ends by itself."""
 
 
 def gap(seconds: float, reference: float) -> float:
@@ -78,10 +81,16 @@ def run_case(work: Work) -> list[Run]:
         began = time.monotonic()
         answer = exhaustive.solve_uniform(tables, deadline=began + work.oracle_seconds)
         rows.append(_baseline(work.case, UNIFORM, answer, time.monotonic() - began, reference))
+    if AUTO in work.methods:
+        rows.append(_auto(work, tables, reference))
+    budget = work.budget
     if SEARCH in work.methods:
-        rows += [_search(work, tables, seed, reference) for seed in work.seeds]
+        found = [_search(work, tables, seed, reference) for seed in work.seeds]
+        # equal wall-clock: a rival gets what the gradient search took, a tenth more against noise
+        budget = min(budget, 1.1 * quantile([run.seconds for run in found], 50))
+        rows += found
     for name in (name for name in RIVALS if name in work.methods):
-        rows += _rival(work, name, tables, reference)
+        rows += _rival(work, name, tables, reference, budget)
     return rows
 
 
@@ -97,8 +106,15 @@ def _baseline(case: Case, method: str, answer: TableResult, seconds: float, refe
                curve=curve)  # fmt: skip
 
 
-def _rival(work: Work, name: str, tables: Sequence[CostTable], reference: float) -> list[Run]:
-    runs = run_rival(RIVALS[name], tables, work.case.space, work.seeds, work.budget, work.oracle_seconds)
+def _auto(work: Work, tables: Sequence[CostTable], reference: float) -> Run:
+    began, settings = time.monotonic(), replace(work.search, method=AUTO)
+    answer = auto.solve(tables, work.case.space, settings, work.seeds[0])
+    return Run(work.case.name, AUTO, None, answer.cost, time.monotonic() - began, answer.evaluations,
+               answer.proven, gap(answer.cost, reference), curve=answer.curve)  # fmt: skip
+
+
+def _rival(work: Work, name: str, tables: Sequence[CostTable], reference: float, budget: float) -> list[Run]:
+    runs = run_rival(RIVALS[name], tables, work.case.space, work.seeds, budget, work.oracle_seconds)
     return [
         Run(work.case.name, name, run.seed, run.answer.cost, run.seconds, run.answer.plans_evaluated, False,
             gap(run.answer.cost, reference), curve=run.curve)
@@ -108,7 +124,8 @@ def _rival(work: Work, name: str, tables: Sequence[CostTable], reference: float)
 
 def _search(work: Work, tables: Sequence[CostTable], seed: int, reference: float) -> Run:
     began = time.monotonic()
-    result = search_tables(tables, work.case.space, work.search, seed)
+    limit = min(work.budget, work.search.max_seconds)
+    result = search_tables(tables, work.case.space, replace(work.search, max_seconds=limit), seed)
     if result is None:
         seconds, none = time.monotonic() - began, float("inf")
         return Run(work.case.name, SEARCH, seed, none, seconds, 0, False, none, none)

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from experiments.gaps import EXACT, percent, quantile, read_curve
+from experiments.gaps import percent
+from experiments.quantiles import EXACT, quantile, read_curve
 from experiments.rivals import RIVALS
-from experiments.runs import ORACLE, SEARCH, UNIFORM, Run
+from experiments.runs import AUTO, ORACLE, SEARCH, UNIFORM, Run
 
 HEADER = ("method", "problems", "no plan", "best", "median", "95 %", "largest", "median s", "median plans")
 RAW = "gradient_search, raw"
@@ -44,7 +45,7 @@ def standings(runs: Sequence[Run]) -> list[Standing]:
     """Every method that ran, the exact ones first, then the gradient search, then the rivals."""
     best = best_known(runs)
     result = []
-    for method in (ORACLE, UNIFORM, SEARCH, *RIVALS):
+    for method in (AUTO, ORACLE, UNIFORM, SEARCH, *RIVALS):
         mine = [run for run in runs if run.method == method]
         if not mine:
             continue
@@ -101,3 +102,36 @@ def duels(runs: Sequence[Run]) -> list[str]:
                 f"{counts['better']}, equal on {counts['equal']}, worse on {counts['worse']} problems{names}."
             )
     return lines
+
+
+def default_verdict(runs: Sequence[Run]) -> list[str]:
+    """Where the default is worse than another method, or slower than the slowest that is as good.
+
+    A method with seeds counts by its medians. Where no other method reaches the default's plan, no time
+    is there to compare with.
+    """
+    mine = {run.problem: run for run in runs if run.method == AUTO}
+    beaten, slower = [], []
+    for name, own in mine.items():
+        others = {run.method for run in runs if run.problem == name and run.method not in (AUTO, ORACLE)}
+        found = {method: [run for run in runs if run.problem == name and run.method == method]
+                 for method in others}  # fmt: skip
+        times = {
+            method: quantile([run.iteration_time_s for run in rows], 50) for method, rows in found.items()
+        }
+        best = min(times, key=lambda method: times[method], default=None)
+        if best is not None and times[best] < own.iteration_time_s * (1.0 - EXACT):
+            beaten.append(f"{name} by {percent(own.iteration_time_s / times[best] - 1.0)} ({best})")
+        equal = [method for method in others if times[method] <= own.iteration_time_s * (1.0 + EXACT)]
+        slowest = max((quantile([run.seconds for run in found[m]], 50) for m in equal), default=float("inf"))
+        if own.seconds > slowest:
+            slower.append(f"{name} ({own.seconds:.1f} s against {slowest:.1f} s)")
+    if not mine:
+        return []
+    count = f"{len(mine) - len(beaten)} of {len(mine)} problems"
+    return [
+        f"- the default (`search=auto`) has the best plan on {count}"
+        + (f"; worse on {', '.join(beaten)}" if beaten else "") + ".",
+        f"- it needs more seconds than the slowest method with an equal plan on {len(slower)} problems"
+        + (f": {', '.join(slower)}" if slower else "") + ".",
+    ]  # fmt: skip

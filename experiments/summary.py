@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from darts_parallel.errors import ConfigError
-from experiments.gaps import SHARES, Distribution, Findings, ProblemSummary, percent, quantile
+from experiments.gaps import SHARES, Distribution, Findings, ProblemSummary, percent
+from experiments.quantiles import quantile
 from experiments.runs import Run
 
 README = Path(__file__).parent / "README.md"

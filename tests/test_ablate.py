@@ -15,9 +15,9 @@ from experiments.ablate import AblateOptions, ablate
 from experiments.ablate_report import bilevel_lines
 from experiments.arms import GRADIENT_ARMS, PROBLEMS
 from experiments.flat_logits import FlatSearch
-from experiments.gaps import read_curve
 from experiments.options import parse
 from experiments.problems import suite
+from experiments.quantiles import read_curve
 from tests.random_tables import random_table
 
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from darts_parallel.errors import InfeasibleError
 from darts_parallel.problem import Problem, load_problem
 from darts_parallel.records import SearchResult
 from darts_parallel.verification import Verification
+from experiments.problems import tables_of
 
 TOY = ["experiment=quick", "output.tensorboard=false", "output.progress=false"]
 FEW = ["search.num_steps=5", "search.num_restarts=2", "search.polish=false"]
@@ -136,3 +138,25 @@ def test_a_result_is_refined_only_by_a_better_plan_of_its_space() -> None:
     assert auto.refined(found, [entry], "uniform") is found
     better = auto.refined(found, [entry, replace(entry, iteration_time_s=2.0)], "layerwise")
     assert (better.iteration_time_s, better.method) == (1.0, "gradient, refined by dynamic programming")
+
+
+def test_the_default_over_tables_is_optimal_whether_or_not_the_proof_comes_in_time() -> None:
+    problem = load_problem(["experiment=quick"])
+    tables = tables_of(problem)
+    best = dynamic_programming.solve(tables, "layerwise")
+    settings = replace(problem.config.search, num_steps=5, num_restarts=2)
+    proven = auto.solve(tables, "layerwise", settings, seed=0)
+    refined = auto.solve(tables, "layerwise", replace(settings, exact_seconds=0.0), seed=0)
+    assert proven.proven
+    for answer in (proven, refined):
+        assert answer.cost == pytest.approx(best.cost, rel=1e-9)
+        assert answer.curve[-1][1] == pytest.approx(answer.cost, rel=1e-12)
+        assert all(a > b for (_, a), (_, b) in pairwise(answer.curve))
+    assert refined.evaluations > 0
+
+
+def test_half_of_a_time_limit_is_left_for_polishing() -> None:
+    config = load_problem(["experiment=quick"]).config.search
+    limited = replace(config, max_seconds=8.0)
+    assert gradient_search.descent_seconds(limited) == 4.0
+    assert gradient_search.descent_seconds(replace(limited, polish=False)) == 8.0

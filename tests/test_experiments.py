@@ -17,10 +17,11 @@ from darts_parallel.problem import load_config, load_problem
 from experiments import benchmark, problems, summary
 from experiments.benchmark import BenchmarkOptions, Job, time_job
 from experiments.compare import INTERRUPTED, CompareOptions, compare
-from experiments.gaps import SHARES, Distribution, Findings, percent, quantile, summarise
+from experiments.gaps import SHARES, Distribution, Findings, percent, summarise
 from experiments.options import describe, parse, run_main
 from experiments.picture import gaps_figure, save
 from experiments.problems import MIXED, PRESETS, UNEVEN, suite
+from experiments.quantiles import quantile
 from experiments.runs import ORACLE, SEARCH, UNIFORM, Run, Work, run_case
 from tests.bilevel_tiny import OVERRIDES
 

@@ -5,3 +5,4 @@ space under the same costs; `find_plan` is its algorithm on the project's own pr
 """
 
 from baselines.fasop.planner import find_plan as find_plan
+from baselines.fasop.planner import solve as solve

@@ -29,15 +29,19 @@ def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -
         budget: Seconds of wall-clock; None: as long as it takes.
         seed: Ignored, nothing is random.
     """
-    return on_problem(problem, lambda tables, kind, end: solve(tables, deadline=end), budget)
+    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
 
 
-def solve(tables: Sequence[CostTable], *, deadline: float | None = None) -> TableResult:
+def solve(
+    tables: Sequence[CostTable], kind: str = "layerwise", *, deadline: float | None = None, seed: int = 0
+) -> TableResult:
     """The same over cost tables, one for each pipeline degree.
 
     Args:
         tables: The tables.
+        kind: Ignored, its plans are uniform and lie in every space.
         deadline: `time.monotonic()` at which to stop with what was found.
+        seed: Ignored, nothing is random.
     """
     incumbent = Incumbent(tables, float("inf") if deadline is None else deadline)
     for index, table in enumerate(incumbent.tables):
