@@ -11,14 +11,17 @@ import torch
 from baselines import (
     alpa,
     amp,
+    annealing,
     dapple,
     dynamic_programming,
     evolution,
+    flexflow,
     galvatron,
     hetpipe,
     megatron_rule,
     pipedream,
     piper,
+    random_search,
 )
 from baselines.brute_force import brute_force
 from baselines.incumbent import Incumbent
@@ -180,24 +183,74 @@ def test_hetpipe_gives_the_slower_gpu_fewer_layers() -> None:
     assert starts_of(hetpipe.solve([hand_table([1.0] * 6, 2, 8, **kinds)], "uniform")) == [0, 4]
 
 
-def test_piper_recomputes_the_layer_that_frees_most_bytes_per_second() -> None:
-    table = replace(
+def recompute_table(slower: list[float], freed: list[float], capacity: float) -> CostTable:
+    """Three layers of one second and 8 bytes; recomputed they take `slower` more and keep `freed` less."""
+    forward = torch.stack([torch.ones(3), 1.0 + torch.tensor(slower)], -1).double()
+    activation = torch.stack([torch.full((3,), 8.0), 8.0 - torch.tensor(freed)], -1).double()
+    return replace(
         random_table(0, pp=1, num_layers=3, num_choices=2, num_layouts=1, num_outer=1),
         num_micro_batches=torch.tensor([1]), layout=torch.tensor([0, 0]),
         choices=(LayerStrategy(1, 1), LayerStrategy(1, 1, recompute="full")),
         allowed=torch.ones(1, 2, dtype=torch.bool), stage_kind=torch.tensor([0]),
         joined=torch.zeros(3, dtype=torch.bool),
-        forward=torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.0, 1.5]]).double().view(1, 1, 3, 2),
-        activation=torch.tensor([[8.0, 4.0], [8.0, 0.0], [8.0, 7.0]]).double().view(1, 3, 2),
+        forward=forward.view(1, 1, 3, 2), activation=activation.view(1, 3, 2),
         **{name: torch.zeros(1, 3, 2, dtype=torch.float64) for name in ("once", "static", "working")},
         **{name: torch.zeros(1, 1, 3, 2, dtype=torch.float64) for name in ("backward", "sync")},
         reshard=torch.zeros(1, 1, 2, 1, 1, dtype=torch.float64), in_flight=torch.ones(1, 1).double(),
-        capacity=torch.tensor([18.0]).double(),
+        capacity=torch.tensor([capacity]).double(),
     )  # fmt: skip
-    result = piper.solve([table], "layerwise")
+
+
+def choices_of(result: TableResult) -> list[int]:
     assert result.plans is not None
-    assert result.plans.choices.tolist() == [[0, 1, 0]]  # 8 bytes a second against 4 and 2
+    return list(result.plans.choices[0].tolist())
+
+
+def test_piper_recomputes_the_layer_that_frees_most_bytes_per_second() -> None:
+    # 6 bytes are wanted: 8 bytes for a second against 4 and 2
+    result = piper.solve([recompute_table([1.0, 1.0, 0.5], [4.0, 8.0, 1.0], 18.0)], "layerwise")
+    assert choices_of(result) == [0, 1, 0]
     assert result.cost == pytest.approx(4.0)
+
+
+def test_alpa_and_galvatron_recompute_what_costs_least_not_what_frees_most_per_second() -> None:
+    # 6 bytes are wanted: the first layer frees just that for 1.25 s, the second 8 bytes for 1.5 s
+    table = recompute_table([1.25, 1.5, 9.0], [6.0, 8.0, 8.0], 18.0)
+    assert choices_of(piper.solve([table], "layerwise")) == [0, 1, 0]
+    for module in (alpa, galvatron):
+        result = module.solve([table], "layerwise")
+        assert choices_of(result) == [1, 0, 0]
+        assert result.cost == pytest.approx(4.25)
+
+
+def test_alpa_trades_the_sum_of_stages_against_the_slowest_by_hand() -> None:
+    # as for DAPPLE: 1 | 9 for one micro-batch, 6 | 4 + 3 for eight
+    boundary = torch.tensor([0.0, 9.0, 3.0]).double().view(1, 1, 3, 1, 1)
+    few, many = (hand_table([1, 2, 3, 4], 2, count, p2p=boundary) for count in (1, 8))
+    assert starts_of(alpa.solve([few], "layerwise")) == [0, 1]
+    result = alpa.solve([many], "layerwise")
+    assert starts_of(result) == [0, 3]
+    assert result.cost == pytest.approx(6 + 7 + 7 * 7)
+
+
+def test_galvatron_takes_the_best_of_even_stages_and_of_stages_of_equal_time_by_hand() -> None:
+    # even 3 | 7, by time 6 | 4: 10 + 7 * 6
+    result = galvatron.solve([hand_table([1, 2, 3, 4], 2, 8)], "layerwise")
+    assert starts_of(result) == [0, 3]
+    assert result.cost == pytest.approx(10 + 7 * 6)
+    # the third layer's 2 bytes do not fit beside those of the first two: 3 | 7 does
+    static = torch.tensor([1.0, 1.0, 2.0, 1.0]).double().view(1, 4, 1)
+    table = hand_table([1, 2, 3, 4], 2, 8, static=static, capacity=torch.tensor([3.0, 3.0]).double())
+    result = galvatron.solve([table], "layerwise")
+    assert starts_of(result) == [0, 2]
+    assert result.cost == pytest.approx(10 + 7 * 7)
+
+
+@pytest.mark.parametrize("module", [annealing, evolution, flexflow, random_search])
+def test_random_planners_find_the_balanced_cut_by_hand(module: ModuleType) -> None:
+    result = module.solve([hand_table([1, 2, 3, 4], 2, 8)], "layerwise", seed=0, max_steps=5)
+    assert starts_of(result) == [0, 3]
+    assert result.cost == pytest.approx(52.0)
 
 
 def test_the_megatron_rule_fills_the_node_with_tensor_parallelism_then_the_fewest_stages_that_fit() -> None:
