@@ -20,7 +20,7 @@ from experiments.compare import INTERRUPTED, CompareOptions, compare
 from experiments.gaps import SHARES, Distribution, Findings, percent, summarise
 from experiments.options import describe, parse, run_main
 from experiments.picture import gaps_figure, save
-from experiments.problems import MIXED, PRESETS, UNEVEN, suite
+from experiments.problems import CORE, MIXED, PRESETS, UNEVEN, suite
 from experiments.quantiles import quantile
 from experiments.runs import ORACLE, SEARCH, UNIFORM, Run, Work, run_case
 from tests.bilevel_tiny import OVERRIDES
@@ -109,6 +109,14 @@ def test_the_suite_has_its_thirty_problems_with_names_of_their_own() -> None:
     assert [case.name for case in suite(["bert_345m on a10_4x4, tight"])] == ["bert_345m on a10_4x4, tight"]
     with pytest.raises(ConfigError, match=r"problems=gpt9 is part of no problem's name.*gpt2_xl"):
         suite(["gpt9"])
+
+
+def test_the_core_of_the_suite_has_every_kind_of_problem() -> None:
+    core, whole = suite(["core"]), suite()
+    assert [case.name for case in core] == list(CORE)
+    assert len(core) < len(whole)
+    assert {case.variant for case in core} == {case.variant for case in whole}
+    assert {case.model for case in core} == {case.model for case in whole}
 
 
 def test_a_tight_problem_has_less_memory_and_an_uneven_one_other_layers() -> None:
