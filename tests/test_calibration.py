@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from darts_parallel.config import config_dir
 from experiments import calibrate as command
 from experiments.calibrate import CalibrationOptions
 from experiments.measured.calibrated import SHIPPED, Calibrated
 from experiments.measured.crossvalidation import cross_validate, folds
+from experiments.measured.device_files import MARK, names_data_sheet
 from experiments.measured.errors import rankings, ranks, spearman, summarise
 from experiments.measured.fit import fit, residuals
 from experiments.measured.outcome import read_cases
@@ -116,6 +118,22 @@ def test_the_command_writes_files_that_validation_and_the_search_read(
     assert "no runs on this GPU" in text
     assert "NVIDIA HGX B200 data sheet" in text
     assert "fitted to runs on this GPU" in (tmp_path / "device" / "a100_80.yaml").read_text()
+
+
+def test_calibration_rewrites_the_devices_of_data_sheets_and_no_invented_one(tmp_path: Path) -> None:
+    command.write_hardware(tmp_path, Calibrated.read(SHIPPED))  # as shipped=true does into conf
+    shipped = {file.stem: file.read_text() for file in (Path(config_dir()) / "device").glob("*.yaml")}
+    invented = {name for name, text in shipped.items() if "invented" in text or "not of any machine" in text}
+    assert {"toy", "toy_fast", "small", "cpu"} <= invented
+    written = {file.stem for file in (tmp_path / "device").iterdir()}
+    assert written == shipped.keys() - invented
+    for name in written:
+        text = (tmp_path / "device" / f"{name}.yaml").read_text()
+        assert names_data_sheet(shipped[name]), name
+        assert names_data_sheet(text), name
+        assert text.split(MARK)[0] == shipped[name].split(MARK)[0]
+    for file in (tmp_path / "cluster").iterdir():
+        assert not any(f"device: {name}," in file.read_text() for name in invented), file.stem
 
 
 def test_shipped_parameters_are_physical() -> None:
