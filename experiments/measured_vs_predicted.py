@@ -29,6 +29,7 @@ from darts_parallel.errors import UnsupportedError
 from darts_parallel.executable import refuse_unexecutable
 from darts_parallel.problem import Problem, load_problem
 from darts_parallel.run.settings import measured_cluster
+from darts_parallel.run.versions import require_torch
 from darts_parallel.space import layer_choices, outer_spaces
 from darts_parallel.strategy import Plan
 from experiments.options import run_main
@@ -201,6 +202,7 @@ def print_rows(rows: Sequence[Row], correlation: float, console: Console) -> Non
 
 def run(options: MeasuredOptions) -> int:
     """Measure, print, and write."""
+    require_torch()
     from darts_parallel.run.workers import Workers
 
     problem = problem_of(options)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,9 +22,11 @@ from darts_parallel.problem import Problem, load_problem
 from darts_parallel.run.__main__ import main
 from darts_parallel.run.group import GroupError, process_group
 from darts_parallel.run.hardware import Machine, device_for
+from darts_parallel.run.versions import require_torch
 from darts_parallel.run.workers import Workers
 from darts_parallel.space import layer_choices, outer_spaces
 from darts_parallel.strategy import LayerStrategy, Plan
+from experiments import measured_vs_predicted
 from tests.running import TINY, die, hang, tiny, uniform
 
 LARGE = Machine((), 2.0**40)
@@ -105,6 +108,27 @@ def test_a_wrong_setting_is_one_sentence(
 ) -> None:
     assert command(monkeypatch, *arguments) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["2.4.1+cu121", "2.9.0", "1.13.1"])
+def test_an_older_torch_is_refused_in_one_sentence_before_any_process_starts(
+    version: str, two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(Workers, "__init__", lambda *arguments: pytest.fail("a process was started"))
+    assert command(monkeypatch, f"plan={two}") == 2
+    assert capsys.readouterr().err == (
+        f"darts_parallel.run: torch {version} is installed, and to run a plan takes torch 2.13 or newer; "
+        'nearest legal: pip install "torch>=2.13".\n'
+    )
+    with pytest.raises(UnsupportedError, match=f"torch {re.escape(version)} is installed"):
+        measured_vs_predicted.run(measured_vs_predicted.MeasuredOptions(out=str(two.parent / "out")))
+    assert not (two.parent / "out").exists()
+
+
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.13.1", "2.14.0a0+git1234567", "3.0.0"])
+def test_the_needed_torch_and_newer_ones_may_run_plans(version: str) -> None:
+    require_torch(version)
 
 
 def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists() -> None:

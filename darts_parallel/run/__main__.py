@@ -21,6 +21,7 @@ from darts_parallel.planfile import write_json
 from darts_parallel.problem import Problem
 from darts_parallel.run.hardware import Machine, device_for
 from darts_parallel.run.settings import RunSettings, load
+from darts_parallel.run.versions import require_torch
 from darts_parallel.strategy import Plan
 
 if TYPE_CHECKING:
@@ -36,10 +37,10 @@ def run(settings: RunSettings) -> int:
     Returns:
         The exit status: 1 where the comparison failed.
     """
+    problem, plan, device = _checked(settings)  # before the imports, which an older torch fails
     from darts_parallel.run.job import execute
     from darts_parallel.run.workers import Workers
 
-    problem, plan, device = _checked(settings)
     world = problem.cluster.num_devices
     outcome: Outcome
     if "WORLD_SIZE" in os.environ:
@@ -66,6 +67,7 @@ def run(settings: RunSettings) -> int:
 def _checked(settings: RunSettings) -> tuple[Problem, Plan, str]:
     """Problem, plan and device, checked before any process group; only the first rank says what is wrong."""
     try:
+        require_torch()
         problem, plan = load(settings)
         device = device_for(problem, plan, settings.device, Machine.here())
         world = problem.cluster.num_devices
