@@ -1,5 +1,6 @@
 """The run's command: settings, refusals before any process starts, lost processes, and torchrun itself."""
 
+import importlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import darts_parallel.run
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import DartsParallelError, UnsupportedError
 from darts_parallel.executable import refuse_unexecutable
@@ -124,6 +126,20 @@ def test_an_older_torch_is_refused_in_one_sentence_before_any_process_starts(
     with pytest.raises(UnsupportedError, match=f"torch {re.escape(version)} is installed"):
         measured_vs_predicted.run(measured_vs_predicted.MeasuredOptions(out=str(two.parent / "out")))
     assert not (two.parent / "out").exists()
+
+
+def test_the_refusal_needs_nothing_that_an_older_torch_lacks(
+    two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.4.1")
+    monkeypatch.setattr(sys, "argv", ["run", f"plan={two}"])
+    monkeypatch.setattr(darts_parallel, "run", darts_parallel.run)  # to be as before in the end
+    for name in [name for name in sys.modules if f"{name}.".startswith("darts_parallel.run.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("tensor", "fsdp", "pipelining"):
+        monkeypatch.setitem(sys.modules, f"torch.distributed.{name}", None)  # an import of it fails
+    assert importlib.import_module("darts_parallel.run.__main__").main() == 2
+    assert "torch 2.4.1 is installed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("version", ["2.13.0+cpu", "2.13.1", "2.14.0a0+git1234567", "3.0.0"])

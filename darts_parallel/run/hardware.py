@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.problem import Problem
-from darts_parallel.run.predicted import predicted_bytes
 from darts_parallel.strategy import Plan
 
 CPU = "cpu"
@@ -70,6 +69,8 @@ def _same(name: str, gpu: str) -> bool:
 
 
 def _require_memory(problem: Problem, plan: Plan, machine: Machine) -> None:
+    from darts_parallel.run.predicted import predicted_bytes  # needs DTensor, which an older torch lacks
+
     size = problem.cluster.num_devices // plan.pp
     needed = sum(sum(predicted_bytes(problem, plan, stage)) * size for stage in range(plan.pp))
     if needed > machine.free_bytes:

@@ -7,7 +7,7 @@ import torch
 from darts_parallel.errors import UnsupportedError
 
 NEEDED_TORCH = (2, 13)
-"""Oldest release that plans have run with; older ones shard tensors in two dimensions in other ways."""
+"""Oldest release that plans have run with; DTensor and fully_shard still change from one to the next."""
 
 
 def require_torch(installed: str | None = None) -> None:
