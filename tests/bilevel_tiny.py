@@ -1,23 +1,30 @@
 """A bilevel search small enough for tests."""
 
+import signal
+import sys
+import sysconfig
+import time
 from dataclasses import replace
 from functools import lru_cache
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from darts_parallel.bilevel.data import Corpus, load_corpus
-from darts_parallel.bilevel.loop import BilevelRecord, BilevelSearch
+from darts_parallel.bilevel.loop import BilevelRecord, BilevelSearch, resume
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.problem import Problem, load_problem
+from darts_parallel.run.workers import preloaded
 
 BILEVEL: dict[str, Any] = {
-    "num_steps": 16, "warmup_steps": 8, "retrain_steps": 12, "evaluate_every": 2, "validation_sequences": 4,
-    "trial_steps": 2, "trial_every": 4,
+    "num_steps": 12, "warmup_steps": 6, "retrain_steps": 12, "evaluate_every": 2, "validation_sequences": 4,
+    "trial_steps": 2, "trial_every": 3,
 }  # fmt: skip
 SIZES = [
     "model.num_layers=2", "model.hidden_size=16", "training.seq_len=8", "training.global_batch_size=8",
-    "space.tp=[1,2,4]",
+    "space.tp=[1,2]", "space.tp_comm_bits=[16,4]", "space.grad_comm_bits=[16,4]",
 ]  # fmt: skip
 OVERRIDES = ["experiment=bilevel", *SIZES, *(f"bilevel.{key}={value}" for key, value in BILEVEL.items())]
 PLACES = {
@@ -52,7 +59,8 @@ def tiny_settings(seed: int = 0, **changes: Any) -> BilevelSettings:
 
 @lru_cache(maxsize=1)
 def corpus() -> Corpus:
-    return load_corpus(max_bytes=200_000)
+    """One package of the standard library: to look through all of it takes longer than most tests."""
+    return load_corpus(Path(sysconfig.get_path("stdlib")) / "email")
 
 
 def tiny_search(seed: int = 0, **changes: Any) -> BilevelSearch:
@@ -75,3 +83,36 @@ def records(search: BilevelSearch) -> list[BilevelRecord]:
     found: list[BilevelRecord] = []
     search.run(found.append)
     return found
+
+
+def search_in_a_process(problem: Problem, folder: Path, says: Connection) -> None:
+    """A job: the tiny search, which says where it starts and every step that it has taken."""
+    torch.set_num_threads(1)
+    search = BilevelSearch(BilevelSettings.of(problem, 0), problem, corpus())
+    says.send(resume(search, folder, sys.exit))
+    search.run(lambda record: says.send(record.step), folder, checkpoint_every=2)
+    time.sleep(60.0)  # to be killed
+
+
+def killed_at(problem: Problem, folder: Path, moment: float) -> int:
+    """Start the tiny search in a process, kill it at a moment, and return the step where it had started.
+
+    Args:
+        problem: The tiny one.
+        folder: Of the checkpoints.
+        moment: In steps from the beginning; its fraction is a part of 50 ms, in which a checkpoint may be
+            half written. A process that starts later is killed at once.
+    """
+    context = preloaded()
+    hears, says = context.Pipe(duplex=False)
+    process = context.Process(target=search_in_a_process, args=(problem, folder, says), daemon=True)
+    process.start()
+    says.close()
+    started = step = hears.recv()
+    while step < int(moment):
+        step = hears.recv()
+    time.sleep(0.05 * (moment % 1.0))
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    return int(started)

@@ -1,10 +1,4 @@
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,75 +11,22 @@ from darts_parallel.bilevel.checkpoint import (
     load_latest,
     save_checkpoint,
 )
-from darts_parallel.bilevel.loop import BilevelRecord, resume
-from tests.bilevel_tiny import same, tiny_search
-
-ROOT = Path(__file__).parent.parent
-SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from tests.bilevel_tiny import tiny_search
 from darts_parallel.bilevel.loop import resume
-folder = Path(sys.argv[1])
-search = tiny_search()
-print("at", resume(search, folder, print), flush=True)
-search.run(lambda record: print("step", record.step, flush=True), folder, checkpoint_every=1)
-"""
+from tests.bilevel_tiny import BILEVEL, killed_at, same, tiny_problem, tiny_search
 
-
-def finished_state() -> Any:
-    search = tiny_search()
-    plan = search.run()
-    return plan, search.state()
-
-
-class KilledError(Exception):
-    pass
+STEPS = BILEVEL["num_steps"]
 
 
 def test_a_search_killed_at_ten_random_moments_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    plan, expected = finished_state()
-    kills = sorted(int(step) for step in torch.randint(1, 16, (10,), generator=generator))
-    for kill in kills:
-        search = tiny_search()
-        resume(search, tmp_path, pytest.fail)
-
-        def stop(record: BilevelRecord, kill: int = kill) -> None:
-            if record.step == kill:
-                raise KilledError
-
-        # with some kills the resumed search is past the moment already; it then stops before its next step
-        if search.trainer.step < kill:
-            with pytest.raises(KilledError):
-                search.run(stop, tmp_path, checkpoint_every=3)
-    search = tiny_search()
-    assert resume(search, tmp_path, pytest.fail) > 0
-    assert search.run(folder=tmp_path, checkpoint_every=3) == plan
-    assert same(search.state(), expected)
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_and_started_again_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    for last in (5, 11):
-        with subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line == f"step {last}\n":
-                    time.sleep(0.003)  # somewhere in the writing of a checkpoint, or after it
-                    process.send_signal(signal.SIGKILL)
-                    break
-        assert process.returncode == -signal.SIGKILL
-    subprocess.run(arguments, env=environment, check=True, capture_output=True)
-    plan, expected = finished_state()
-    search = tiny_search()
-    assert resume(search, tmp_path, pytest.fail) == 16
-    assert search.plan() == plan
-    assert same(search.state(), expected)
+    moments = sorted((torch.rand(10, generator=torch.Generator().manual_seed(0)) * STEPS).tolist())
+    problem = tiny_problem()
+    starts = [killed_at(problem, tmp_path, moment) for moment in moments]
+    assert starts == sorted(starts)
+    assert starts[-1] > starts[0] == 0
+    resumed, whole = tiny_search(), tiny_search()
+    assert resume(resumed, tmp_path, pytest.fail) >= starts[-1]
+    assert resumed.run() == whole.run()
+    assert same(resumed.state(), whole.state())
 
 
 def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ def numbers(seed: int, *shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_rounding_errs_by_at_most_half_a_level_of_its_block(bits: int, seed: int) -> None:
     values = numbers(seed, 3, 200)
     blocks = torch.nn.functional.pad(values, (0, 56)).view(3, 4, 64)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from darts_parallel.bilevel import job
 from darts_parallel.bilevel.loop import BilevelPlan
 from darts_parallel.bilevel.report import COLUMNS, rows_of
 from darts_parallel.bilevel.retrain import retrain
@@ -12,11 +13,19 @@ from darts_parallel.bilevel_config import ARMS
 from darts_parallel.cost import evaluate
 from darts_parallel.problem import load_problem
 from darts_parallel.strategy import Plan
+from experiments import bilevel
 from experiments.bilevel import main
 from tests.bilevel_tiny import OVERRIDES, corpus, tiny_search
 from tests.commands import Command
 
-ARGUMENTS = [*OVERRIDES[1:], "bilevel.retrain_steps=40", "bilevel.seeds=[0,1]"]
+ARGUMENTS = [*OVERRIDES[1:], "bilevel.retrain_steps=16", "bilevel.seeds=[0,1]"]
+
+
+@pytest.fixture(autouse=True)
+def small_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands read the tests' corpus instead of the whole library."""
+    for module in (bilevel, job):
+        monkeypatch.setattr(module, "load_corpus", corpus)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
@@ -50,7 +59,8 @@ def test_a_folder_of_other_settings_ends_with_one_sentence_and_status_2(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
 def test_the_command_searches_retrains_and_writes_a_plan_with_bits(tmp_path: Path, command: Command) -> None:
-    overrides = [*OVERRIDES, "bilevel.seeds=[0]", f"hydra.run.dir={tmp_path}"]
+    arms = "bilevel.arms=[bilevel,all_16_bit]"
+    overrides = [*OVERRIDES, "bilevel.seeds=[0]", arms, f"hydra.run.dir={tmp_path}"]
     done = command(*overrides)
     assert done.status == 0, done.err
     data = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
@@ -96,7 +106,7 @@ def test_both_parts_of_every_logits_gradient_are_curves(tmp_path: Path) -> None:
     tags = set(events.Tags()["scalars"])
     assert {"loss/train", "loss/validation", "search/entropy", "search/seconds_per_step"} <= tags
     assert {"search/temperature", "search/hard_seconds_per_step", "outer/global_batch_8"} <= tags
-    assert {"trial_log_steps/dp8_g2", "strategy/tp2_b16_g2"} <= tags
+    assert {"trial_log_steps/dp8_g4", "strategy/tp2_b16_g4"} <= tags
     for candidate in search.choices.candidates:
         name = candidate.label().replace(" ", "_")
         assert {f"gradient_{part}/block_1/{name}" for part in ("loss", "time")} <= tags

@@ -10,7 +10,7 @@ from darts_parallel.bilevel.rollout import measured_costs
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import load_problem
-from tests.bilevel_tiny import corpus, records, same, tiny_search
+from tests.bilevel_tiny import BILEVEL, corpus, records, same, tiny_search
 
 
 def upper_of(search: BilevelSearch) -> Any:
@@ -23,8 +23,9 @@ def upper_of(search: BilevelSearch) -> Any:
 @pytest.mark.parametrize("mix", ["collective", "block"])
 def test_lossless_candidates_get_no_loss_gradient_beyond_float_error(order: str, mix: str) -> None:
     """Exact parallelism does not change the loss, so the loss cannot choose between its degrees."""
-    exact = upper_of(tiny_search(order=order, mix=mix, tp_bits=(16,), grad_bits=(16,)))
-    lossy = upper_of(tiny_search(order=order, mix=mix, tp_bits=(16, 2), grad_bits=(16,)))
+    common: dict[str, Any] = {"order": order, "mix": mix, "grad_bits": (16,), "tp": (1, 2, 4), "num_steps": 9}
+    exact = upper_of(tiny_search(tp_bits=(16,), **common))
+    lossy = upper_of(tiny_search(tp_bits=(16, 2), **common))
     largest = max(float(upper.loss_part.abs().max()) for upper in exact)
     assert largest < 1e-5
     assert max(float(upper.loss_part.abs().max()) for upper in lossy) > 20 * largest
@@ -70,7 +71,7 @@ def test_the_finite_difference_is_the_unrolled_derivative() -> None:
 def test_logits_stay_where_they_are_during_warm_up() -> None:
     search = tiny_search()
     start = search.logits.choices.detach().clone()
-    for _ in range(8):
+    for _ in range(BILEVEL["warmup_steps"]):
         assert search.step().upper is None
     assert torch.equal(search.logits.choices.detach(), start)
     for _ in range(4):

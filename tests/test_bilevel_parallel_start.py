@@ -62,7 +62,7 @@ def test_the_best_start_goes_on_alone_with_its_moments() -> None:
 
 
 def test_every_arm_of_the_experiment_spends_its_evaluations_and_chooses_after_the_drop() -> None:
-    options = StartOptions(starts=2, evaluations=60)
+    options = StartOptions(starts=2, evaluations=24)
     settings = tiny_settings(width=16, learning_rate=2e-2, global_batch_size=16, context=8)
     for arm in ARMS:
         loss, chosen = final_loss(arm, settings, corpus(), options)

@@ -27,7 +27,7 @@ def model(seed: int) -> tuple[Weights, torch.Tensor]:
     return weights, sample(corpus().train, 3, 16, generator)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_at_16_bits_all_degrees_agree_to_float_error_in_loss_and_gradient(seed: int) -> None:
     weights, tokens = model(seed)
     results = []
@@ -80,13 +80,8 @@ def test_a_mixture_weights_gradient_is_the_inner_product_with_what_its_candidate
 
 def test_a_short_training_beats_the_unigram_entropy() -> None:
     settings = tiny_settings(
-        width=32,
-        context=32,
-        global_batch_size=16,
-        learning_rate=1e-2,
-        retrain_steps=160,
-        evaluate_every=40,
+        width=32, context=16, global_batch_size=8, learning_rate=2e-2, retrain_steps=80, evaluate_every=40,
         validation_sequences=64,
-    )
-    curves = retrain(BilevelPlan((Candidate(2, 4, 8, 8),) * 2, 16), settings, corpus(), seed=0)
+    )  # fmt: skip
+    curves = retrain(BilevelPlan((Candidate(2, 4, 8, 8),) * 2, 8), settings, corpus(), seed=0)
     assert curves.validation[-1][1] < unigram_entropy(corpus().train) - 0.2

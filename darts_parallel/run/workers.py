@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
@@ -21,11 +22,18 @@ from darts_parallel.run.group import GroupError, choose_device, process_group
 Job = Callable[..., Any]
 
 
+def preloaded() -> ForkServerContext:
+    """A context whose processes are forked from a server that has imported torch once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["darts_parallel.run.job"])
+    return context
+
+
 class Workers:
     """A fixed number of processes in one process group, which run one job after the other.
 
-    They are forked from a server that has imported torch once, so that starting them costs no import.
-    The group stays for all jobs: DTensor remembers meshes from one job to the next.
+    Starting them costs no import (see `preloaded`). The group stays for all jobs: DTensor remembers meshes
+    from one job to the next.
 
     Args:
         count: Processes.
@@ -35,8 +43,7 @@ class Workers:
 
     def __init__(self, count: int, timeout_s: float = 25.0, device: str = "cpu") -> None:
         self.timeout_s = timeout_s
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["darts_parallel.run.job"])
+        context = preloaded()
         self._folder = tempfile.TemporaryDirectory(prefix="darts-parallel-")
         store = str(Path(self._folder.name) / "store")
         self._processes: list[BaseProcess] = []
