@@ -45,7 +45,7 @@ class BilevelConfig:
     batch_candidates: list[int] = field(default_factory=list)
     """Global batch sizes that the plan may choose from; empty: only training.global_batch_size."""
     trial_steps: int = 40
-    """Weight steps of the trials that measure what compressed gradients cost; 0: by single steps."""
+    """Weight steps of the trials that measure what lossy sums and gradients cost; 0: by single steps."""
     trial_every: int = 80
     """Weight steps between trials."""
     decay: float = 0.9

@@ -106,7 +106,7 @@ def test_both_parts_of_every_logits_gradient_are_curves(tmp_path: Path) -> None:
     tags = set(events.Tags()["scalars"])
     assert {"loss/train", "loss/validation", "search/entropy", "search/seconds_per_step"} <= tags
     assert {"search/temperature", "search/hard_seconds_per_step", "outer/global_batch_8"} <= tags
-    assert {"trial_log_steps/dp8_g4", "strategy/tp2_b16_g4"} <= tags
+    assert {"trial_log_steps/dp8_g4", "trial_log_steps/tp2_b4", "strategy/tp2_b16_g4"} <= tags
     for candidate in search.choices.candidates:
         name = candidate.label().replace(" ", "_")
         assert {f"gradient_{part}/block_1/{name}" for part in ("loss", "time")} <= tags

@@ -6,7 +6,7 @@ import torch
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.logits import Progress
 from darts_parallel.bilevel.loop import BilevelSearch
-from darts_parallel.bilevel.rollout import measured_costs
+from darts_parallel.bilevel.rollout import gradient_costs, sum_costs
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import load_problem
@@ -121,11 +121,40 @@ def test_a_trial_leaves_the_training_as_it_was_and_charges_nothing_for_exact_gra
         search.step()
     before = search.trainer.state()
     plan, pairs = search.plan().blocks, [(8, 16), (8, 2), (1, 16)]
-    costs = measured_costs(search.trainer, plan, corpus().train, pairs, 3, 0.3)
+    costs = gradient_costs(search.trainer, plan, corpus().train, pairs, 3, 0.3)
     assert same(before, search.trainer.state())
     assert costs[8, 16] == costs[1, 16] == 0.0
     assert costs[8, 2] != 0.0
-    assert costs == measured_costs(search.trainer, plan, corpus().train, pairs, 3, 0.3)
+    assert costs == gradient_costs(search.trainer, plan, corpus().train, pairs, 3, 0.3)
+
+
+def test_a_trial_of_sums_leaves_the_training_as_it_was_and_charges_more_for_fewer_bits() -> None:
+    search = tiny_search()
+    for _ in range(4):
+        search.step()
+    before, pairs = search.trainer.state(), [(2, 16), (2, 4), (2, 2)]
+    costs = sum_costs(search.trainer, 2, corpus().train, pairs, 6, 0.3)
+    assert same(before, search.trainer.state())
+    assert costs[2, 16] == 0.0
+    assert costs[2, 2] > costs[2, 4]
+    # a cost is a distance in nats over the exchange rate
+    twice = sum_costs(search.trainer, 2, corpus().train, pairs, 6, 0.15)
+    assert twice[2, 2] == pytest.approx(2.0 * costs[2, 2])
+
+
+def test_without_trials_the_mixture_prices_the_sums_and_with_them_the_trials_do() -> None:
+    def sums_part(trial_steps: int) -> torch.Tensor:
+        search = tiny_search(trial_steps=trial_steps)
+        record = search.step()
+        while record.upper is None:
+            record = search.step()
+        assert (record.sum_costs is None) == (trial_steps == 0)
+        return record.upper.loss_part
+
+    mixture, tried = sums_part(0), sums_part(2)
+    assert mixture.any()
+    assert tried.any()
+    assert not torch.equal(mixture, tried)
 
 
 def test_a_larger_noise_scale_pulls_to_larger_batches() -> None:

@@ -2,9 +2,12 @@
 
 Steps to target answer to three measurements of the run itself:
 
-- the validation loss, by the exchange rate (nats per e-fold of steps);
-- the progress of compressed gradients. Short trials tell what each number of bits costs when all
-  blocks use it (`rollout.py`). Which block that comes from is told by one step: a step along a
+- the validation loss, by the exchange rate (nats per e-fold of steps). Its gradient in the mixture tells
+  which block suffers from which sum, but not how much: in a mixture of roundings their errors average
+  out (measured: logits took 2-bit sums that cost 0.2 nats alone). How much is told by short trials in
+  which all blocks sum by the same bits (`rollout.py`); without trials the mixture's gradient stands alone;
+- the progress of compressed gradients. Trials tell what each number of bits costs when all
+  blocks use it. Which block that comes from is told by one step: a step along a
   gradient lowers the validation loss by the inner product of the two, and what a block's compressed
   gradient lacks of the exact one's is its share. Without trials the one-step figure itself is used;
   it overrates the cost (measured: 0.8 of a step at 2 bits where trials of 40 steps show next to no loss),
@@ -54,11 +57,15 @@ class Logits:
 
 @dataclass
 class Progress:
-    """Moving averages of the validation loss that a step along each delivered gradient would save."""
+    """Moving averages of how much validation loss each pair saves, block by block, and what trials say.
+
+    For gradients: the loss that a step along each delivered gradient would save. For sums: minus the
+    loss's gradient in the pair's weight, whose differences are what one pair saves against another.
+    """
 
     decay: float
     by_pair: Tensor | None = None
-    """Nats per unit of learning rate, `(blocks, K)`; moves with every logit step."""
+    """Nats (of gradients: per unit of learning rate), `(blocks, K)`; moves with every logit step."""
     elsewhere: float = 0.0
     """The same of the weights outside the blocks."""
     trial_costs: Tensor | None = None
@@ -120,6 +127,8 @@ class UpperLevel:
         batches: Those sizes.
         mix: Where candidates are mixed.
         order: `first` or `second`.
+        progress: Of compressed gradients.
+        sums: Of rounded sums across tensor-parallel ranks.
     """
 
     choices: CandidateSet
@@ -128,6 +137,7 @@ class UpperLevel:
     mix: str
     order: str
     progress: Progress
+    sums: Progress
     forward: Tensor = field(init=False)
     gradient: Tensor = field(init=False)
 
@@ -161,9 +171,8 @@ class UpperLevel:
         weights = torch.softmax(logits.choices / temperature, -1)
         value, by_weight, model_gradient = self._validation(weights.detach(), trainer, batches)
         self._measure_progress(trainer, model_gradient, delivered)
-        steps = (weights * by_weight).sum() / nats_per_efold + self.progress.log_steps(
-            weights @ self.gradient
-        )
+        steps = self._sum_steps(weights, by_weight, nats_per_efold)
+        steps = steps + self.progress.log_steps(weights @ self.gradient)
         (loss_part,) = torch.autograd.grad(steps, logits.choices, retain_graph=True)
         edges, outer = (torch.softmax(part / temperature, -1) for part in (logits.edges, logits.batch))
         seconds = torch.stack([time.seconds(weights, edges) for time in self.times])
@@ -173,6 +182,19 @@ class UpperLevel:
         time_part, edge_part, batch_part = torch.autograd.grad(upper, logits.tensors())
         mean_seconds = float((outer.double() * seconds).sum().detach())
         return UpperGradient(loss_part, time_part, edge_part, batch_part, value, mean_seconds)
+
+    def _sum_steps(self, weights: Tensor, by_weight: Tensor, nats_per_efold: float) -> Tensor:
+        """Log of the steps that rounded sums cost, up to a constant.
+
+        Args:
+            weights: Of the candidates, `(blocks, C)`.
+            by_weight: Gradient of the validation loss in them, which candidates of one pair share.
+            nats_per_efold: Exchange rate.
+        """
+        self.sums.update(-(by_weight @ self.forward) / self.forward.sum(0), 0.0)
+        if self.sums.trial_costs is None:
+            return (weights * by_weight).sum() / nats_per_efold
+        return self.sums.log_steps(weights @ self.forward)
 
     def _validation(
         self, weights: Tensor, trainer: WeightTrainer, batches: tuple[Tensor, Tensor]

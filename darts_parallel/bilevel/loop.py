@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from darts_parallel.bilevel.checkpoint import CheckpointError, load_latest, save
 from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.exchange import measure
 from darts_parallel.bilevel.logits import Logits, Progress, UpperGradient, UpperLevel
-from darts_parallel.bilevel.rollout import measured_costs
+from darts_parallel.bilevel.rollout import Pair, gradient_costs, sum_costs
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.time_model import build_time_model
 from darts_parallel.bilevel.trainer import WeightStep, WeightTrainer
@@ -55,6 +55,8 @@ class BilevelRecord:
     """Predicted seconds per step of the plan that the logits stand for."""
     trial_costs: Tensor | None
     """Measured log steps that each gradient pair costs, `(K,)`."""
+    sum_costs: Tensor | None
+    """The same of each pair of a tensor-parallel degree and bits of its sums."""
     upper: UpperGradient | None
 
 
@@ -87,8 +89,9 @@ class BilevelSearch:
         self.choices = candidate_set(problem)
         times = [build_time_model(at_batch(problem, batch), self.choices) for batch in settings.batches]
         self.upper = UpperLevel(
-            self.choices, times, settings.batches, settings.mix, settings.order, Progress(settings.decay)
-        )
+            self.choices, times, settings.batches, settings.mix, settings.order,
+            Progress(settings.decay), Progress(settings.decay),
+        )  # fmt: skip
         pairs = [self.choices.gradient_pairs] * settings.num_blocks
         self.trainer = WeightTrainer(settings, settings.global_batch_size, pairs, settings.seed)
         self.generator = torch.Generator().manual_seed(settings.seed + 2)
@@ -137,6 +140,7 @@ class BilevelSearch:
             temperature=self.temperature,
             hard_seconds=self._hard_seconds(),
             trial_costs=self.upper.progress.trial_costs,
+            sum_costs=self.upper.sums.trial_costs,
             upper=upper,
         )
 
@@ -166,17 +170,17 @@ class BilevelSearch:
 
     def _try_compression(self, nats_per_efold: float) -> None:
         """Trials of every number of bits, at the widest group that may use it, where they are due."""
-        settings, progress = self.settings, self.upper.progress
+        settings, text = self.settings, self.corpus.train
         if not settings.trial_steps or self.trainer.step < self.trial_at:
             return
         self.trial_at = self.trainer.step + settings.trial_every
-        pairs = self.choices.gradient_pairs
-        widest = [max(pair for pair in pairs if pair[1] == bits) for _, bits in pairs]
-        costs = measured_costs(
-            self.trainer, self.plan().blocks, self.corpus.train, list(dict.fromkeys(widest)),
-            settings.trial_steps, nats_per_efold,
-        )  # fmt: skip
-        progress.add_trial(torch.tensor([costs[pair] for pair in widest]))
+        steps = settings.trial_steps
+        own, tried = widest(self.choices.gradient_pairs)
+        costs = gradient_costs(self.trainer, self.plan().blocks, text, tried, steps, nats_per_efold)
+        self.upper.progress.add_trial(torch.tensor([costs[pair] for pair in own]))
+        own, tried = widest(self.choices.forward_pairs)
+        costs = sum_costs(self.trainer, settings.num_blocks, text, tried, steps, nats_per_efold)
+        self.upper.sums.add_trial(torch.tensor([costs[pair] for pair in own]))
 
     def _logit_step(self, outcome: WeightStep, nats_per_efold: float) -> UpperGradient:
         count, context = self.settings.global_batch_size, self.settings.context
@@ -202,6 +206,7 @@ class BilevelSearch:
             "moments": [(m.clone(), s.clone()) for m, s in self.optimizer.moments],
             "optimizer_steps": self.optimizer.steps,
             "progress": vars(self.upper.progress).copy(),
+            "sums": vars(self.upper.sums).copy(),
             "trial_at": self.trial_at,
             "generator": self.generator.get_state(),
             "curve": list(self.curve),
@@ -227,10 +232,16 @@ class BilevelSearch:
                 part.copy_(saved)
         self.optimizer.moments = [(m, s) for m, s in state["moments"]]
         self.optimizer.steps = state["optimizer_steps"]
-        self.upper.progress = Progress(**state["progress"])
+        self.upper.progress, self.upper.sums = Progress(**state["progress"]), Progress(**state["sums"])
         self.trial_at = state["trial_at"]
         self.generator.set_state(state["generator"])
         self.curve = list(state["curve"])
+
+
+def widest(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """Of every pair the one with its bits and the widest group; and those that are different."""
+    own = [max(pair for pair in pairs if pair[1] == bits) for _, bits in pairs]
+    return own, list(dict.fromkeys(own))
 
 
 def resume(search: BilevelSearch, folder: Path, on_refused: Callable[[str], None]) -> int:

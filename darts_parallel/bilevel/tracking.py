@@ -39,11 +39,7 @@ class BilevelTracker:
         labels = [candidate.label() for candidate in self._choices.candidates]
         for label, weight in zip(labels, record.weights.mean(0).tolist(), strict=True):
             values[f"strategy/{label.replace(' ', '_')}"] = weight
-        if record.trial_costs is not None:
-            for (dp, bits), cost in zip(
-                self._choices.gradient_pairs, record.trial_costs.tolist(), strict=True
-            ):
-                values[f"trial_log_steps/dp{dp}_g{bits}"] = cost
+        values |= self._trials(record)
         if record.noise_sequences is not None:
             values["search/noise_scale_sequences"] = record.noise_sequences
         if record.nats_per_efold is not None:
@@ -64,6 +60,19 @@ class BilevelTracker:
             self._writer.add_scalar(tag, value, step)
         if step % PICTURE_EVERY == 0:
             self._picture(record, labels)
+
+    def _trials(self, record: BilevelRecord) -> dict[str, float]:
+        """What trials say that bits cost, in log steps."""
+        measured = {
+            "dp{}_g{}": (self._choices.gradient_pairs, record.trial_costs),
+            "tp{}_b{}": (self._choices.forward_pairs, record.sum_costs),
+        }
+        return {
+            "trial_log_steps/" + name.format(*pair): cost
+            for name, (pairs, costs) in measured.items()
+            if costs is not None
+            for pair, cost in zip(pairs, costs.tolist(), strict=True)
+        }
 
     def _picture(self, record: BilevelRecord, labels: list[str]) -> None:
 
