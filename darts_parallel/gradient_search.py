@@ -67,7 +67,7 @@ class GradientSearch:
         self.outer_names = [name for group in self.groups for name in group.names]
         self.outer_logits = torch.zeros(len(self.outer_names), dtype=torch.float64, requires_grad=True)
         self.optimizer = self._new_optimizer()
-        self.step = 0
+        self.step, self.out_of_time = 0, False
 
     def _initial_groups(self, tables: Sequence[CostTable]) -> list[Group]:
         """Parameters of the outer choices whose lower bound the best known plan does not exclude."""
@@ -131,6 +131,7 @@ class GradientSearch:
                 if self.step in thin_at:
                     self._thin(merits)
                 if time.perf_counter() - self.began > descent_seconds(self.config):
+                    self.out_of_time = True
                     return records, True
         except KeyboardInterrupt:
             return records, True
@@ -254,7 +255,7 @@ def search_tables(
     raw = run.pool.best
     if raw is None:
         return None
-    if config.polish and not interrupted:
+    if config.polish and (run.out_of_time or not interrupted):
         _polish_pool(run.pool, kind, config, began)
     best = run.pool.best
     assert best is not None

@@ -81,6 +81,23 @@ def test_a_time_limit_stops_the_search(default_problem: Problem) -> None:
     assert result.steps < 300
 
 
+def test_what_a_time_limit_cuts_short_is_polished_and_what_ctrl_c_cuts_short_is_not() -> None:
+    problem = load_problem(["experiment=quick"])
+    config = SearchConfig(num_steps=10**6, num_restarts=2, max_seconds=2.0)
+
+    def interrupt(record: StepRecord) -> None:
+        if record.step >= 20:
+            raise KeyboardInterrupt
+
+    limited = search(problem, seed=0, config=config)
+    stopped = search(problem, seed=0, config=config, on_record=interrupt)
+    assert limited.interrupted
+    assert stopped.interrupted
+    best = dynamic_programming.find_plan(problem).iteration_time_s
+    assert limited.iteration_time_s == pytest.approx(best, rel=1e-9)
+    assert stopped.iteration_time_s == stopped.raw_iteration_time_s
+
+
 def test_a_model_that_fits_nowhere_is_refused_with_a_way_out() -> None:
     problem = load_problem(["model=llama3_70b", "training=llama3_70b", "cluster=h100_1x8"])
     with pytest.raises(
