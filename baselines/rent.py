@@ -1,7 +1,7 @@
 """Which nodes of an offer to rent: all choices of counts, searched in one batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -10,21 +10,9 @@ from darts_parallel.config import Config
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.objectives import Bill, bill, choose, price_per_hour
 from darts_parallel.problem import Problem
-from darts_parallel.strategy import Plan
+from darts_parallel.rental import Rental
 
 MOST_CHOICES = 4096
-
-
-@dataclass(frozen=True)
-class Rental:
-    """Nodes to rent, and the best uniform plan on them."""
-
-    counts: tuple[int, ...]
-    """Nodes of every node group of the offer."""
-    problem: Problem
-    plan: Plan
-    iteration_time_s: float
-    bill: Bill
 
 
 def node_choices(problem: Problem) -> list[tuple[int, ...]]:
@@ -63,10 +51,11 @@ def rentals(problem: Problem) -> list[Rental]:
     """The best uniform plan and the bill of every choice of nodes that some plan fits.
 
     Errors:
-        ConfigError: a price is missing, or the offer has too many choices.
+        ConfigError: a price is missing that the objective needs, or the offer has too many choices.
         InfeasibleError: no choice admits a plan.
     """
-    price_per_hour(problem)
+    if problem.config.objective.name != "time":
+        price_per_hour(problem)
     groups = problem.cluster.groups
     counts = node_choices(problem)
     clusters = [
@@ -75,9 +64,10 @@ def rentals(problem: Problem) -> list[Rental]:
     ]
     found = []
     for own, answer in zip(counts, solve_clusters(problem, clusters), strict=True):
-        amount = bill(answer.problem, answer.iteration_time_s)
-        if answer.plan is not None and amount is not None:
-            found.append(Rental(own, rented(problem, own), answer.plan, answer.iteration_time_s, amount))
+        if answer.plan is not None:
+            amount = bill(answer.problem, answer.iteration_time_s) or Bill(0.0, 0.0, 0.0)
+            seconds = answer.iteration_time_s
+            found.append(Rental(own, rented(problem, own), answer.plan, seconds, amount, len(counts)))
     if not found:
         raise InfeasibleError(
             f"memory: model={problem.config.model.name} fits on no choice of nodes of "
@@ -86,11 +76,14 @@ def rentals(problem: Problem) -> list[Rental]:
     return found
 
 
-def rent(problem: Problem) -> Problem:
-    """The problem on the nodes that its objective wants, by the best uniform plans.
+def rent(problem: Problem) -> Rental:
+    """The nodes that the objective wants, by the best uniform plans; of equally fast ones the fewest.
 
     Errors:
         InfeasibleError: no plan is within the budget or the deadline.
     """
     found = rentals(problem)
-    return found[choose(problem.config.objective, [rental.bill for rental in found])].problem
+    objective = problem.config.objective
+    if objective.name == "time":
+        return min(found, key=lambda rental: (rental.iteration_time_s, sum(rental.counts)))
+    return found[choose(objective, [rental.bill for rental in found], [rental.name for rental in found])]

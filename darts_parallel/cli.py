@@ -6,9 +6,9 @@ The composition root: the only module of the package that imports `baselines`.
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,34 +20,34 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from darts_parallel import report
-from darts_parallel.arguments import arranged
-from darts_parallel.config import Config, config_dir, register_schema
+from darts_parallel.arguments import arranged, held_back
+from darts_parallel.config import config_dir, register_schema
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.explain import explain, render_explanation
 from darts_parallel.export import export_lines, export_plan, write_export
 from darts_parallel.gradient_search import descent_seconds, search
+from darts_parallel.job_config import job_config
 from darts_parallel.messages import error_sentence
 from darts_parallel.objectives import bill, choose, price_per_hour
 from darts_parallel.planfile import (
-    own_config,
     package_version,
     plan_dict,
     read_own_problem,
     read_plan,
     write_json,
 )
-from darts_parallel.problem import Problem, to_config
+from darts_parallel.planned import Planned
+from darts_parallel.problem import Problem
 from darts_parallel.records import SearchResult, StepRecord
+from darts_parallel.rental import Rental
 from darts_parallel.replan import Replanned, replan
-from darts_parallel.replan_config import replan_config
 from darts_parallel.run_folder import RunFolder, forget_sweeps
-from darts_parallel.searcher import configuration_dicts, products
+from darts_parallel.searcher_plan import searcher_plan
 from darts_parallel.sensitivity import sensitivity
 from darts_parallel.strategy import Plan
 from darts_parallel.timeline import trace_dict
 from darts_parallel.tracking import Tracker
-from darts_parallel.verification import Verification, against
+from darts_parallel.verification import Checked, Verification, against
 
 
 def main() -> None:
@@ -58,10 +58,11 @@ def main() -> None:
     began = time.time()
 
     def task(composed: DictConfig) -> float:
-        return run_task(composed, began)
+        return run_task(composed, began, held)
 
+    held: list[str] = []
     try:
-        sys.argv[1:] = arranged(sys.argv[1:])
+        sys.argv[1:], held = held_back(arranged(sys.argv[1:]))
         if "--version" in sys.argv[1:]:
             print(f"darts-parallel {package_version()}")
             return
@@ -69,7 +70,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _fail("interrupted before any plan was found.")
     except Exception as error:
-        sentence = error_sentence(error, sys.argv[1:])
+        sentence = error_sentence(error, [*sys.argv[1:], *held])
         if sentence is None:
             raise
         forget_sweeps(began)
@@ -81,7 +82,7 @@ def _fail(sentence: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def run_task(composed: DictConfig, began: float) -> float:
+def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> float:
     """One job of the command; returns the seconds per iteration, which sweepers minimise.
 
     A refused job ends the command here: Hydra would print its own lines about an exception.
@@ -89,15 +90,17 @@ def run_task(composed: DictConfig, began: float) -> float:
     Args:
         composed: The configuration.
         began: Wall-clock seconds at which the command began.
+        held: Overrides that Hydra has not seen (`held_back`).
     """
     settings = HydraConfig.get()
     overrides = OmegaConf.to_container(settings.overrides.task, resolve=False)
     given = [str(override) for override in overrides] if isinstance(overrides, list) else []
+    given += held
     folder = RunFolder.enter(Path(settings.runtime.output_dir), began)
     try:
-        problem = _rented(Problem.from_config(_config(composed, given)))
+        problem, rental = _rented(Problem.from_config(job_config(composed, given)))
         folder.require_writable()
-        return run_job(problem, folder.path, Console())
+        return run_job(problem, folder.path, Console(), rental)
     except KeyboardInterrupt:
         folder.restore()
         raise
@@ -109,80 +112,56 @@ def run_task(composed: DictConfig, began: float) -> float:
         _fail(sentence)
 
 
-PRINTED = ("plan", "export", "explain", "output", "hydra")
-"""Root keys that change only what is written and printed, not the problem."""
-
-
-def _config(composed: DictConfig, given: list[str]) -> Config:
-    """The composed configuration, or the given plan's own where nothing else is asked for."""
-    source = OmegaConf.select(composed, "replan.from")
-    if source is not None:
-        return replan_config(str(source), composed, given)
-    config = to_config(composed, given)
-    roots = {override.lstrip("+~").split("=")[0].split(".")[0] for override in given}
-    if config.plan is None or roots - set(PRINTED):
-        return config
-    kept = {name: asdict(config)[name] for name in PRINTED if name != "hydra"}
-    return own_config(config.plan, **kept) or config
-
-
-def _rented(problem: Problem) -> Problem:
-    """The problem on the nodes that its objective chooses, where it may choose."""
+def _rented(problem: Problem) -> tuple[Problem, Rental | None]:
+    """The problem on the nodes that its objective chooses, and their plan, where it may choose."""
     objective = problem.config.objective
     if objective.name != "time":
         price_per_hour(problem)
     if not objective.choose_nodes or problem.config.plan is not None:
-        return problem
+        return problem, None
     from baselines.rent import rent
 
-    return rent(problem)
+    rental = rent(problem)
+    return rental.problem, rental
 
 
-def run_job(problem: Problem, folder: Path, console: Console) -> float:
-    """Search (or evaluate a given plan), verify, report, and write `plan.json` into `folder`."""
+def run_job(problem: Problem, folder: Path, console: Console, rental: Rental | None = None) -> float:
+    """Search (or evaluate a given plan), verify, report, and write `plan.json` into `folder`.
+
+    Args:
+        rental: How the nodes of the problem were chosen out of an offer, and their best uniform plan.
+    """
     tracker = Tracker(folder / "tensorboard", problem) if problem.config.output.tensorboard else None
     try:
-        return _run_tracked(problem, folder, console, tracker)
+        return _run_tracked(problem, folder, console, tracker, rental)
     finally:
         if tracker is not None:
             tracker.close()
 
 
-def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Tracker | None) -> float:
+def _run_tracked(
+    problem: Problem, folder: Path, console: Console, tracker: Tracker | None, rental: Rental | None
+) -> float:
     config = problem.config
     if config.bilevel is not None and config.plan is None:
         from darts_parallel.bilevel.job import run_bilevel
 
         with _progress(problem, console, "bilevel", None) as update:
             return run_bilevel(problem, folder, console, tracker, update)
-    result: SearchResult | None = None
-    checked = Checked([], interrupted=False)
-    replanned: Replanned | None = None
-    source = config.replan.get("from")
-    if source is not None:
-        replanned = replan(problem, read_plan(source, problem), read_own_problem(source))
-        result, plan = replanned.result, replanned.result.plan
-        checked = _verify(problem, result, console)
-    elif config.plan is not None:
-        plan = read_plan(config.plan, problem)
-    elif config.cost.name == "searcher":
-        plan = _searcher_plan(problem, folder)
-    else:
-        result, checked = _find(problem, tracker, console)
-        plan = result.plan
+    planned = _planned(problem, folder, console, tracker, rental)
+    plan, result, checked = planned.plan, planned.result, planned.checked
     cost = evaluate(plan, problem)
     amount = bill(problem, cost.iteration_time_s)
     if amount is not None:
-        choose(config.objective, [amount])  # refuses what is over the budget or the deadline
+        # refuses what is over the budget or the deadline
+        choose(config.objective, [amount], [plan.describe(problem.training.global_batch_size)])
     if config.plan is not None and config.export is not None:
         export_plan(problem, plan, config.export)  # refused before anything is written
     interrupted = result is not None and (result.interrupted or checked.interrupted)
     written = None if result is None else replace(result, interrupted=interrupted)
     elasticities = _sensitivity(plan, problem)
     data = plan_dict(problem, plan, cost, written, checked.answers, elasticities)
-    if replanned is not None:
-        data["replan"] = {"from": source, "seconds": replanned.seconds, **replanned.moves.to_dict()}
-    write_json(folder / "plan.json", data)
+    write_json(folder / "plan.json", data | planned.entries())
     if config.output.trace:
         write_json(folder / "plan.trace.json", trace_dict(plan, problem))
     try:
@@ -191,20 +170,32 @@ def _run_tracked(problem: Problem, folder: Path, console: Console, tracker: Trac
             tracker.finish(result, plan, cost, checked.answers, elasticities)
     except KeyboardInterrupt:
         console.print("interrupted: plan.json is whole, the report or the curves are not.")
-    if replanned is not None:
-        console.print(f"replanned in {replanned.seconds:.1f} s: {replanned.moves.words()}", highlight=False)
-    console.print(f"plan: {folder / 'plan.json'}", soft_wrap=True, highlight=False)
-    if config.output.trace:
-        where = folder / "plan.trace.json"
-        console.print(f"trace: {where} (ui.perfetto.dev opens it)", soft_wrap=True, highlight=False)
-    if tracker is not None:
-        curves = folder / "tensorboard"
-        console.print(f"curves: tensorboard --logdir {curves}", soft_wrap=True, highlight=False)
-    if config.explain:
-        render_explanation(explain(problem, plan), console)
+    planned.close(problem, folder, console)
     if config.export is not None:
         _export(problem, plan, folder, config.export, console)
     return cost.iteration_time_s
+
+
+def _planned(
+    problem: Problem, folder: Path, console: Console, tracker: Tracker | None, rental: Rental | None
+) -> Planned:
+    """The plan that the configuration asks for: given, replanned, enumerated or searched."""
+    config, source = problem.config, problem.config.replan.get("from")
+    replanned: Replanned | None = None
+    if config.plan is not None:
+        return Planned(read_plan(config.plan, problem))
+    if source is not None:
+        replanned = replan(problem, read_plan(source, problem, "replan.from"), read_own_problem(source))
+        result = replanned.result
+        checked = _verify(problem, result, console)
+    elif config.cost.name == "searcher":
+        return Planned(searcher_plan(problem, folder))
+    else:
+        result, checked = _find(problem, tracker, console)
+    if rental is not None and rental.iteration_time_s < result.iteration_time_s:
+        result = rental.instead_of(result)
+        checked = checked.against(result.iteration_time_s)
+    return Planned(result.plan, result, checked, replanned, source, rental)
 
 
 def _export(problem: Problem, plan: Plan, folder: Path, target: str, console: Console) -> None:
@@ -225,7 +216,7 @@ def _sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
         return {}
 
 
-def _find(problem: Problem, tracker: Tracker | None, console: Console) -> "tuple[SearchResult, Checked]":
+def _find(problem: Problem, tracker: Tracker | None, console: Console) -> tuple[SearchResult, Checked]:
     """Search by the method that was asked for, or that the evidence picks, and verify."""
     from baselines import auto
 
@@ -240,8 +231,7 @@ def _find(problem: Problem, tracker: Tracker | None, console: Console) -> "tuple
     result = replace(_search(problem, tracker, console), why=tried.why)
     checked = _verify(problem, result, console)
     better = auto.refined(result, checked.answers, problem.config.space.kind)
-    gaps = [against(entry, better.iteration_time_s) for entry in checked.answers]
-    return better, Checked(gaps, checked.interrupted)
+    return better, checked.against(better.iteration_time_s)
 
 
 def _search(problem: Problem, tracker: Tracker | None, console: Console) -> SearchResult:
@@ -266,14 +256,6 @@ def _progress(
     with Progress(*columns, console=console, disable=not show, transient=True) as progress:
         task = progress.add_task("", total=total)
         yield lambda done, text: progress.update(task, completed=done, description=text)
-
-
-@dataclass(frozen=True)
-class Checked:
-    """What the baselines answered before they were done, or before Ctrl-C."""
-
-    answers: list[Verification]
-    interrupted: bool
 
 
 def _verify(problem: Problem, result: SearchResult, console: Console) -> Checked:
@@ -314,16 +296,3 @@ def _answer(name: str, space: str, answer: Any, found: float) -> Verification:
         note=answer.note,
     )
     return against(entry, found)
-
-
-def _searcher_plan(problem: Problem, folder: Path) -> Plan:
-    """The seed report's search: score every (dp, tp, pp), write all scores, take the best that runs."""
-    from darts_parallel.uniform import first_plan_that_fits
-
-    began = time.perf_counter()
-    data = configuration_dicts(problem, list(products(problem.cluster.num_devices)))
-    data["seconds"] = time.perf_counter() - began
-    degrees = [(entry["dp"], entry["tp"], entry["pp"]) for entry in data["configurations"]]
-    plan = first_plan_that_fits(problem, degrees)
-    write_json(folder / "configurations.json", data)
-    return plan

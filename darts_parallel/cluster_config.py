@@ -44,11 +44,18 @@ class NodeGroupConfig:
     inter_node: LinkConfig | None = None
     """The link out of each of these nodes where it is not the cluster's `inter_node`."""
 
-    def __post_init__(self) -> None:
-        require_size("cluster.nodes[].count", self.count, MAX_NODES)
-        require_size("cluster.nodes[].gpus", self.gpus, MAX_GPUS_PER_NODE)
+    def check(self, key: str, devices: tuple[str, ...]) -> None:
+        """Refuse what breaks a rule.
+
+        Args:
+            key: Where the group stands, e.g. `cluster.nodes[0]`.
+            devices: Names that the cluster defines.
+        """
+        require_size(f"{key}.count", self.count, MAX_NODES)
+        require_size(f"{key}.gpus", self.gpus, MAX_GPUS_PER_NODE)
         if self.price_per_hour_usd is not None:
-            require_at_least("cluster.nodes[].price_per_hour_usd", self.price_per_hour_usd, 0)
+            require_at_least(f"{key}.price_per_hour_usd", self.price_per_hour_usd, 0)
+        require_member(f"{key}.device", self.device, devices)
 
 
 @dataclass
@@ -132,5 +139,5 @@ class ClusterConfig:
                 "cluster.devices={} must define the devices of cluster.nodes; "
                 f"nearest legal: {{{name}: ...}}."
             )
-        for group in self.nodes:
-            require_member("cluster.nodes[].device", group.device, tuple(self.devices))
+        for index, group in enumerate(self.nodes):
+            group.check(f"cluster.nodes[{index}]", tuple(self.devices))

@@ -2,12 +2,35 @@
 
 from math import floor, isfinite, log10
 
+from rich.table import Table
+
+TERM_WORDS = {
+    "compute": "compute",
+    "recompute": "recomputation",
+    "tensor_parallel": "tensor-parallel",
+    "context_parallel": "context-parallel",
+    "sharding": "sharding (ZeRO-2/3)",
+    "p2p_and_resharding": "p2p and resharding",
+    "pipeline_bubble": "pipeline bubble",
+    "gradient_sync": "gradient sync",
+    "optimizer": "optimizer",
+    "tied_embedding_sync": "tied-embedding sync",
+}
+
 
 def seconds(value: float) -> str:
     """Seconds with three significant places below one, e.g. `0.112 s`, `12.3 ms`."""
     if value >= 10:
         return f"{value:.2f} s"
     return f"{value:.3f} s" if value >= 0.1 else f"{1e3 * value:.3g} ms"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in the largest decimal unit that is not above them, e.g. `3.2 GB`, `471.9 kB`, `0 bytes`."""
+    for unit, words in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {words}"
+    return f"{num_bytes:.0f} bytes"
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -21,3 +44,18 @@ def number(value: float, scale: float | None = None) -> str:
     if not isfinite(value):
         return "-"
     return f"{value:.{max(4, 3 - floor(log10(scale))) if scale > 0 else 4}f}"
+
+
+def term_words(name: str) -> str:
+    """A breakdown term as people call it."""
+    return TERM_WORDS.get(name, name.replace("_", " "))
+
+
+def table_of(title: str, *columns: tuple[str, str]) -> Table:
+    """A table in the one style of the report; `columns` are header and justification."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.header_style = "dim"
+    for header, justify in columns:
+        folds = justify == "left"
+        table.add_column(header, justify="left" if folds else "right", no_wrap=not folds, overflow="fold")
+    return table

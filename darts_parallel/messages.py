@@ -166,6 +166,14 @@ def _fields_of(match: re.Match[str], given: Given) -> str:
     prefix = _PREFIXES.get(kind)
     if prefix is None:
         return f"a value of the type {kind} has the wrong shape."
+    place = prefix.removesuffix("[]")
+    for key, value in given.items():
+        numbered = re.match(rf"{re.escape(place)}\.\d+\.(.+)", key)
+        if prefix.endswith("[]") and numbered is not None:
+            return (
+                f"{key}={value} must change an entry that {place} has, counted from 0; "
+                f"nearest legal: {place}.0.{numbered.group(1)}={value}."
+            )
     names = ", ".join(entry.name for entry in fields(_kind_at(prefix)))
     return f"{prefix} must be a mapping; nearest legal: one with the keys {names}."
 

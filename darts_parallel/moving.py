@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
+from darts_parallel.formatting import size
 from darts_parallel.memory import state_bytes
 from darts_parallel.problem import Problem
 from darts_parallel.strategy import LayerStrategy, Plan
@@ -34,11 +35,8 @@ class Moves:
 
     def words(self) -> str:
         """Short text for people."""
-        kept, moved, restored = (b / 1e9 for b in (self.kept_bytes, self.moved_bytes, self.restored_bytes))
-        return (
-            f"{moved:.1f} GB of state move between GPUs, {restored:.1f} GB come from a checkpoint, "
-            f"{kept:.1f} GB stay"
-        )
+        kept, moved, restored = map(size, (self.kept_bytes, self.moved_bytes, self.restored_bytes))
+        return f"{moved} of state move between GPUs, {restored} come from a checkpoint, {kept} stay"
 
     def to_dict(self) -> dict[str, float]:
         """The entry in `plan.json`."""
@@ -69,7 +67,7 @@ def state_moves(old_plan: Plan, old: Problem, new_plan: Plan, new: Problem) -> M
         # tied tables of one stage are one table
         again = layer.tied and tied[stages[index]] != index
         vocabulary = 0.0 if again else layer.vocabulary_parameters * new.model.config.vocab_size
-        for size, split in (
+        for numbers, split in (
             (layer.sharded_parameters + vocabulary, True),
             (layer.replicated_parameters, False),
         ):
@@ -80,9 +78,9 @@ def state_moves(old_plan: Plan, old: Problem, new_plan: Plan, new: Problem) -> M
                 for gpu, share in needs.items():
                     own = _overlap(share, was.get(gpu, (0.0, 0.0)))
                     anywhere = sum(_overlap(share, part) for part in there)
-                    kept += own * size * width
-                    moved += (anywhere - own) * size * width
-                    restored += (share[1] - share[0] - anywhere) * size * width
+                    kept += own * numbers * width
+                    moved += (anywhere - own) * numbers * width
+                    restored += (share[1] - share[0] - anywhere) * numbers * width
     return Moves(kept, moved, restored)
 
 

@@ -59,8 +59,13 @@ def bill(problem: Problem, iteration_time_s: float) -> Bill | None:
     return Bill(price, hours, price * hours)
 
 
-def choose(objective: ObjectiveConfig, bills: Sequence[Bill]) -> int:
+def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[str] = ()) -> int:
     """Index of the bill that the objective wants; the other figure decides between equals.
+
+    Args:
+        objective: What is wanted.
+        bills: Of several plans.
+        names: Of those plans, for errors.
 
     Errors:
         InfeasibleError: none is within the budget (the cheapest is named) or the deadline (the fastest is).
@@ -71,20 +76,21 @@ def choose(objective: ObjectiveConfig, bills: Sequence[Bill]) -> int:
         budget = objective.budget_usd or 0.0
         within = [i for i in indices if dollars[i] <= budget]
         if not within:
-            best = bills[min(indices, key=lambda i: (dollars[i], hours[i]))]
+            best = min(indices, key=lambda i: (dollars[i], hours[i]))
             raise InfeasibleError(
-                f"objective.budget_usd={budget:g} must pay for a plan, and the cheapest costs {best.words()}"
-                f"; nearest legal: objective.budget_usd={_above(best.dollars)}."
+                f"objective.budget_usd={budget:g} must pay for a plan, and the cheapest{_named(names, best)} "
+                f"costs {bills[best].words()}; nearest legal: objective.budget_usd={_above(dollars[best])}."
             )
         return min(within, key=lambda i: (hours[i], dollars[i]))
     if objective.name == "cost_under_deadline":
         deadline = objective.deadline_hours or 0.0
         within = [i for i in indices if hours[i] <= deadline]
         if not within:
-            best = bills[min(indices, key=lambda i: (hours[i], dollars[i]))]
+            best = min(indices, key=lambda i: (hours[i], dollars[i]))
             raise InfeasibleError(
-                f"objective.deadline_hours={deadline:g} must be met by a plan, and the fastest takes "
-                f"{best.words()}; nearest legal: objective.deadline_hours={_above(best.hours)}."
+                f"objective.deadline_hours={deadline:g} must be met by a plan, and the fastest"
+                f"{_named(names, best)} takes {bills[best].words()}; "
+                f"nearest legal: objective.deadline_hours={_above(hours[best])}."
             )
         return min(within, key=lambda i: (dollars[i], hours[i]))
     if objective.name == "cost":
@@ -100,6 +106,11 @@ def pareto_front(bills: Sequence[Bill]) -> list[int]:
         if not front or bills[index].dollars < bills[front[-1]].dollars:
             front.append(index)
     return front
+
+
+def _named(names: Sequence[str], index: int) -> str:
+    """The name of a plan as an insertion, empty without one."""
+    return f" ({names[index]})" if names else ""
 
 
 def _above(value: float) -> str:

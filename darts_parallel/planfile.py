@@ -142,30 +142,33 @@ def write_text(path: Path, text: str) -> None:
         raise DartsParallelError(f"output: {path} cannot be written ({error.strerror}).") from None
 
 
-def read_plan(path: str, problem: Problem) -> Plan:
+def read_plan(path: str, problem: Problem, key: str = "plan") -> Plan:
     """The plan of a `plan.json` that was made for the same model.
+
+    Args:
+        key: Of the configuration, under which the path was given.
 
     Errors:
         PlanError: the file is missing, broken, or of another model.
     """
-    data = _read(path)
+    data = _read(path, key)
     try:
         if isinstance(data, dict) and "schema" not in data:
             raise PlanError(f"the field schema is missing; nearest legal: {SCHEMA}.")
         plan = Plan.from_dict(data)
     except PlanError as error:
-        raise PlanError(f"plan={path}: {str(error).removeprefix('plan: ')}") from None
+        raise PlanError(f"{key}={path}: {str(error).removeprefix('plan: ')}") from None
     model = data.get("model")
     name = model.get("name") if isinstance(model, dict) else None
     if name is not None and name != problem.model.config.name:
         raise PlanError(
-            f"plan={path} was made for model={name}, but this problem has "
+            f"{key}={path} was made for model={name}, but this problem has "
             f"model={problem.model.config.name}; nearest legal: model={name}."
         )
     for index, (layer, spec) in enumerate(zip(data["layers"], problem.model.layers, strict=False)):
         if layer.get("name", spec.name) != spec.name:
             raise PlanError(
-                f"plan={path}: layers[{index}].name={layer['name']!r} must be the model's; "
+                f"{key}={path}: layers[{index}].name={layer['name']!r} must be the model's; "
                 f"nearest legal: {spec.name}."
             )
     return plan
@@ -186,30 +189,31 @@ def read_own_problem(path: str) -> Problem:
     return Problem.from_config(config)
 
 
-def own_config(path: str, **changes: Any) -> Config | None:
+def own_config(path: str, *, key: str = "plan", **changes: Any) -> Config | None:
     """The configuration in a `plan.json`, None where it holds none.
 
     Args:
+        key: Of the configuration, under which the path was given.
         changes: Root keys that get another value.
 
     Errors:
         PlanError, ConfigError: as `read_own_problem`.
     """
-    data = _read(path)
+    data = _read(path, key)
     config = data.get("config") if isinstance(data, dict) else None
     if not isinstance(config, dict):
         return None
     return to_config(OmegaConf.create({**config, "plan": None, "export": None, **changes}))
 
 
-def _read(path: str) -> Any:
+def _read(path: str, key: str) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(
-            f"plan={path} cannot be read ({error.strerror}); nearest legal: the plan.json of an earlier run."
+            f"{key}={path} cannot be read ({error.strerror}); nearest legal: the plan.json of an earlier run."
         ) from None
     except (ValueError, RecursionError) as error:
         raise PlanError(
-            f"plan={path} is not valid JSON ({error}); nearest legal: the plan.json of an earlier run."
+            f"{key}={path} is not valid JSON ({error}); nearest legal: the plan.json of an earlier run."
         ) from None

@@ -28,7 +28,7 @@ def replan_config(path: str, composed: DictConfig, given: Sequence[str]) -> Conf
         PlanError: the file is no plan with a configuration, or of another model.
         ConfigError: the global batch would change, or a value breaks a rule.
     """
-    own = own_config(path)
+    own = own_config(path, key="replan.from")
     if own is None:
         raise PlanError(
             f"replan.from={path}: the field config is missing; nearest legal: a plan.json as the command "

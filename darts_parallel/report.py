@@ -11,11 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from darts_parallel.alternatives import alternatives_table
 from darts_parallel.cluster import GIB
-from darts_parallel.cost import CostBreakdown, evaluate
+from darts_parallel.cost import CostBreakdown
 from darts_parallel.formatting import number as _number
 from darts_parallel.formatting import percent as _percent
 from darts_parallel.formatting import seconds as _seconds
+from darts_parallel.formatting import table_of, term_words
 from darts_parallel.objectives import bill
 from darts_parallel.placement import order_label
 from darts_parallel.problem import Problem
@@ -27,43 +29,10 @@ from darts_parallel.sensitivity import strongest
 from darts_parallel.strategy import Plan
 from darts_parallel.verification import Verification
 
-TERM_WORDS = {
-    "compute": "compute",
-    "recompute": "recomputation",
-    "tensor_parallel": "tensor-parallel",
-    "context_parallel": "context-parallel",
-    "sharding": "sharding (ZeRO-2/3)",
-    "p2p_and_resharding": "p2p and resharding",
-    "pipeline_bubble": "pipeline bubble",
-    "gradient_sync": "gradient sync",
-    "optimizer": "optimizer",
-    "tied_embedding_sync": "tied-embedding sync",
-}
 PIPED_WIDTH = 100
 NOTABLE = 5e-4
 """Relative differences below this read as none."""
 MEMORY_WARNING = 0.95
-MAX_ALTERNATIVES = 5
-
-
-def term_words(name: str) -> str:
-    """A breakdown term as people call it."""
-    return TERM_WORDS.get(name, name.replace("_", " "))
-
-
-def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
-    """The breakdown term that grows most from the plan to a slower one, e.g. `+0.112 s pipeline bubble`.
-
-    Args:
-        cost: Of the plan.
-        alternative: Of the slower plan.
-    """
-    terms = dict.fromkeys((*cost.breakdown_s, *alternative.breakdown_s))
-    grown = {t: alternative.breakdown_s.get(t, 0.0) - cost.breakdown_s.get(t, 0.0) for t in terms}
-    if not grown or max(grown.values()) <= 0:
-        return "it is as fast"
-    name = max(grown, key=lambda term: grown[term])
-    return f"+{_seconds(grown[name])} {term_words(name)}"
 
 
 def layerwise_sentence(
@@ -137,7 +106,10 @@ def render(
         if verifications:
             _verification_lines(verifications, console)
         if result is not None:
-            _alternatives(problem, result, plan, cost, console)
+            others = alternatives_table(problem, result, plan, cost)
+            if others is not None:
+                console.print(others)
+            console.print()
         sentence = layerwise_sentence(problem, cost, verifications)
         if sentence is not None:
             console.print(Text(sentence[0].upper() + sentence[1:] + "."))
@@ -188,19 +160,10 @@ def _headline(problem: Problem, plan: Plan, cost: CostBreakdown, known: str, con
         console.print(Text("This plan does not fit: a stage is over its memory or breaks a rule.", "red"))
 
 
-def _table(title: str, *columns: tuple[str, str]) -> Table:
-    """A table in the one style of the report; `columns` are header and justification."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.header_style = "dim"
-    for header, justify in columns:
-        folds = justify == "left"
-        table.add_column(header, justify="left" if folds else "right", no_wrap=not folds, overflow="fold")
-    return table
-
-
 def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown) -> Table:
-    table = _table("\nStages", ("k", "right"), ("ranks", "right"), ("layers", "left"), ("strategies", "left"),
-                   ("s/micro-batch", "right"), ("memory / capacity", "right"))  # fmt: skip
+    table = table_of("\nStages", ("k", "right"), ("ranks", "right"), ("layers", "left"),
+                     ("strategies", "left"), ("s/micro-batch", "right"),
+                     ("memory / capacity", "right"))  # fmt: skip
     names = [layer.name for layer in problem.model.layers]
     size, slowest = problem.cluster.num_devices // plan.pp, max(cost.stage_times_s)
     cluster = problem.cluster.arranged(plan.node_order)
@@ -221,8 +184,8 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown) -> Table:
 
 
 def _time_table(cost: CostBreakdown) -> Table:
-    table = _table("\nTime per iteration", ("cause", "left"), ("seconds", "right"), ("share", "right"),
-                   ("", "left"))  # fmt: skip
+    table = table_of("\nTime per iteration", ("cause", "left"), ("seconds", "right"), ("share", "right"),
+                     ("", "left"))  # fmt: skip
     for name, seconds in cost.breakdown_s.items():
         share = seconds / cost.iteration_time_s
         style = "dim" if seconds == 0 else ""
@@ -235,7 +198,7 @@ def _time_table(cost: CostBreakdown) -> Table:
 
 
 def _sensitivity_line(elasticities: dict[str, float], console: Console) -> None:
-    table = _table("\nTen percent more of", ("figure", "left"), ("time", "right"))
+    table = table_of("\nTen percent more of", ("figure", "left"), ("time", "right"))
     for words, change in strongest(elasticities):
         table.add_row(words, f"{100 * change:+.2f} %")
     if table.row_count:
@@ -264,8 +227,9 @@ def _search_lines(result: SearchResult, console: Console) -> None:
 
 
 def _verification_lines(verifications: Sequence[Verification], console: Console) -> None:
-    table = _table("\nVerification", ("baseline", "left"), ("space", "left"), ("s/iteration", "right"),
-                   ("gap", "right"), ("claim", "left"), ("seconds", "right"), ("plans", "right"))  # fmt: skip
+    table = table_of("\nVerification", ("baseline", "left"), ("space", "left"), ("s/iteration", "right"),
+                     ("gap", "right"), ("claim", "left"), ("seconds", "right"),
+                     ("plans", "right"))  # fmt: skip
     for v in verifications:
         # adding 0.0 turns -0.0 into 0.0
         gap = f"{round(100 * v.gap, 2) + 0.0:+.2f} %" if isfinite(v.gap) else "-"
@@ -284,17 +248,3 @@ def _baseline_claim(entry: Verification) -> str:
         return "optimal in the model" if entry.plan is not None else "no plan fits"
     found = "best found" if entry.plan is not None else "no plan found"
     return f"{found}, bound {_number(entry.lower_bound_s)}" if entry.lower_bound_s > 0 else found
-
-
-def _alternatives(
-    problem: Problem, result: SearchResult, plan: Plan, cost: CostBreakdown, console: Console
-) -> None:
-    others = [(seconds, other) for seconds, other in result.alternatives if other != plan][:MAX_ALTERNATIVES]
-    if others:
-        table = _table("\nAlternatives", ("slower by", "right"), ("plan", "left"), ("why it loses", "left"))
-        for seconds, other in others:
-            slower = f"{100 * (seconds / cost.iteration_time_s - 1):.2f} %"
-            reason = why_it_loses(cost, evaluate(other, problem))
-            table.add_row(slower, other.describe(problem.training.global_batch_size), reason)
-        console.print(table)
-    console.print()

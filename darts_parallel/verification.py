@@ -49,3 +49,15 @@ def against(entry: Verification, found: float) -> Verification:
 
 def _finite(value: float) -> float | None:
     return value if abs(value) != float("inf") and value == value else None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the baselines answered before they were done, or before Ctrl-C."""
+
+    answers: list[Verification]
+    interrupted: bool
+
+    def against(self, seconds: float) -> "Checked":
+        """The same with the gaps of a plan that takes `seconds`."""
+        return Checked([against(entry, seconds) for entry in self.answers], self.interrupted)

@@ -16,11 +16,12 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from baselines.rent import Rental, node_choices, rentals
+from baselines.rent import node_choices, rentals
 from darts_parallel.checks import require_at_least
 from darts_parallel.objectives import pareto_front
 from darts_parallel.placement import order_label
 from darts_parallel.problem import load_problem
+from darts_parallel.rental import Rental
 from experiments.options import run_main
 from experiments.picture import save
 from experiments.summary import processor

@@ -50,8 +50,8 @@ def test_equal_node_groups_count_as_one_type(tmp_path: Path) -> None:
 
 
 BROKEN_CLUSTERS = [
-    ("device: a10", "device: a11", "cluster.nodes[].device=a11 must be one of a10; nearest legal: a10."),
-    ("gpus: 4", "gpus: 0", "cluster.nodes[].gpus=0 must be at least 1"),
+    ("device: a10", "device: a11", "cluster.nodes[0].device=a11 must be one of a10; nearest legal: a10."),
+    ("gpus: 4", "gpus: 0", "cluster.nodes[0].gpus=0 must be at least 1"),
     ("gpus: 4", "gppus: 4", "gppus is not a key of the configuration; nearest legal: cluster.nodes[].gpus."),
     ("gpus: 4", "gpus: four", "gpus=four must be a whole number"),
     ("bf16: 125", "bf17: 125", "key=bf17 must be one of bf16, fp16, fp32, fp8; nearest legal: bf16."),

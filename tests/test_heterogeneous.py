@@ -17,10 +17,11 @@ from darts_parallel.dominance import without_dominated
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.gradient_search import GradientSearch, search
 from darts_parallel.objective import RelaxedPlans, surrogate
-from darts_parallel.placement import node_orders
+from darts_parallel.placement import node_orders, order_label
 from darts_parallel.placements import NodeOrders, Placement, alike
 from darts_parallel.planfile import plan_dict
 from darts_parallel.problem import Problem, load_problem
+from darts_parallel.report import render_text
 from darts_parallel.space import outer_spaces
 from darts_parallel.strategy import Plan
 from darts_parallel.table import build_tables
@@ -205,15 +206,33 @@ def test_a_cluster_that_no_pipeline_divides_is_refused_and_the_advice_works() ->
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("cluster.nodes.0.count=0", r"nodes\[\]\.count=0 must be at least 1; nearest legal: 1"),
-        ("cluster.nodes.1.device=h200", r"device=h200 must be one of .*; nearest legal: toy"),
+        ("cluster.nodes.1.count=0", r"nodes\[1\]\.count=0 must be at least 1; nearest legal: 1"),
+        ("cluster.nodes.0.gpus=0", r"nodes\[0\]\.gpus=0 must be at least 1; nearest legal: 1"),
+        ("cluster.nodes.1.device=h200", r"nodes\[1\]\.device=h200 must be one of .*; nearest legal: toy"),
+        ("cluster.nodes.1.device=toy_fst", r"device=toy_fst must be one of .*; nearest legal: toy_fast\."),
+        ("cluster.nodes.5.count=1", r"cluster\.nodes has, .*; nearest legal: cluster\.nodes\.0\.count=1\."),
+        ("cluster.nodes=[]", r"cluster\.nodes=\[\] must list at least one node group; nearest legal: "),
+        ("search.placement=relax", r"search\.placement=relax must be one of .*; nearest legal: relaxed\."),
         ("space.node_orders=any", r"space\.node_orders=any must be one of .*; nearest legal: "),
-        ("cluster.nodes.0.price_per_hour_usd=-1", "price_per_hour_usd=-1 must be at least 0"),
+        (
+            "cluster.nodes.1.price_per_hour_usd=-1",
+            r"nodes\[1\]\.price_per_hour_usd=-1 must be at least 0; nearest legal: 0",
+        ),
     ],
 )
 def test_a_wrong_node_group_is_refused_in_one_sentence(override: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         mixed(override)
+
+
+def test_an_alternative_in_another_order_of_the_nodes_names_it() -> None:
+    problem = mixed("space.pp=4", "search.num_steps=2", "search.num_restarts=4", "search.polish=false")
+    result = search(problem, seed=0)
+    text = render_text(problem, result, result.plan, evaluate(result.plan, problem), [])
+    shown = text[text.index("why it loses") :]
+    others = [plan for _, plan in result.alternatives if plan.node_order != result.plan.node_order]
+    assert others
+    assert order_label(problem.cluster.arranged(others[0].node_order)) in " ".join(shown.split())
 
 
 def test_stages_lie_in_the_order_of_the_nodes() -> None:

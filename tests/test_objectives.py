@@ -104,15 +104,23 @@ def test_a_limit_that_no_plan_meets_names_the_plan_that_comes_closest_and_the_ad
         rent(toy(*overrides))
     near = re.search(r"nearest legal: (\S+)\.$", str(caught.value))
     assert near is not None
-    rent(toy(*overrides, near.group(1)))
+    assert rent(toy(*overrides, near.group(1))).name in str(caught.value)
 
 
 def test_nodes_that_do_not_pay_are_left_unrented() -> None:
     problem = toy("objective=cost", "objective.num_iterations=1e6", "cluster.nodes.1.price_per_hour_usd=1000")
-    cheap = rent(problem)
+    cheap = rent(problem).problem
     assert [group.device.name for group in cheap.cluster.groups] == ["toy"]
     assert cheap.config.cluster.nodes[0].count <= 2
     assert rented(problem, (1, 2)).cluster.num_devices == 6
+
+
+def test_the_fastest_nodes_need_no_price_and_leave_the_ones_that_slow_them_down() -> None:
+    problem = toy("cluster.nodes.0.price_per_hour_usd=null")
+    fastest = rent(problem)
+    assert fastest.iteration_time_s == min(rental.iteration_time_s for rental in rentals(problem))
+    assert fastest.iteration_time_s < exact(problem)
+    assert fastest.counts == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -151,13 +159,27 @@ def test_the_command_rents_bills_and_writes_the_bill(command: Command) -> None:
     assert f"${job['dollars']:,.2f} for" in outcome.out
     nodes = data["cluster"]["nodes"]
     assert sum(n["count"] * n["gpus"] for n in nodes) == sum(len(stage["ranks"]) for stage in data["stages"])
+    assert "nodes: the best of 8 choices of the offer" in outcome.out
+    assert data["rental"]["choices"] == 8
+
+
+def test_a_search_that_ends_above_the_plan_of_its_nodes_takes_that_plan(command: Command) -> None:
+    flags = ["search=gradient", "search.num_steps=1", "search.num_restarts=1", "search.polish=false"]
+    job = ["objective=cost_under_deadline", "objective.choose_nodes=true", "space.pp=4", "model.num_layers=6"]
+    rental = rent(toy(*job, "objective.deadline_hours=1"))
+    tight = f"objective.deadline_hours={rental.bill.hours * (1 + 1e-9)}"
+    outcome = command(*TOY, *QUIET, *flags, *job, tight)
+    assert outcome.status == 0, outcome.err
+    data = json.loads(command.plan_file().read_text())
+    assert data["predicted"]["iteration_time_s"] == pytest.approx(rental.iteration_time_s, rel=1e-9)
+    assert "replaced by the uniform plan" in data["search"]["method"]
 
 
 def test_the_command_refuses_a_budget_that_its_plan_exceeds(command: Command) -> None:
     limit = ["objective=time_under_budget", "objective.budget_usd=0.001"]
     outcome = command(*TOY, *QUIET, "search.num_steps=5", "search.num_restarts=2", *limit)
     assert outcome.status == 2
-    assert "the cheapest costs $" in outcome.err
+    assert re.search(r"the cheapest \(dp .* ZeRO-.*\) costs \$", outcome.err)
     assert outcome.files == ()
 
 

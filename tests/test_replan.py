@@ -1,6 +1,7 @@
 """Replanning: the carried-over plan, the warm start, what moves, and the command."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -159,9 +160,44 @@ def test_the_command_replans_from_a_file_and_refuses_what_it_cannot_keep(command
         assert words in refused.err
         assert not (command.folder / "refused").exists()
     assert "replan.to=1 is not a key" in command("replan.to=1").err
+    both = command("replan.from=old/plan.json", "plan=old/plan.json")
+    assert both.status == 2
+    assert "one command does one of both" in both.err
 
 
-def test_a_replan_from_no_plan_is_refused(command: Command) -> None:
-    outcome = command("replan.from=none.json")
+def test_replan_as_a_verb_is_the_same_command(command: Command) -> None:
+    assert command(*MIXED, *QUIET, *FAST, "hydra.run.dir=old").status == 0
+    # the second node group is the plan's own: the default cluster has one group only
+    changes = ["cluster.nodes.0.count=1", "cluster.nodes.1.count=1"]
+    outcome = command(*QUIET, "replan", "old/plan.json", *changes, "hydra.run.dir=new")
+    assert outcome.status == 0, outcome.err
+    assert "replanned in " in outcome.out
+    assert " bytes of state move" in outcome.out or "B of state move" in outcome.out
+    assert json.loads((command.folder / "new/plan.json").read_text())["cluster"]["nodes"][0]["count"] == 1
+    refused = command("replan", "cluster.nodes.0.count=1")
+    assert refused.status == 2
+    assert "nearest legal: darts-parallel replan plan.json." in refused.err
+    absent = command("replan", "old/plan.json", "cluster.nodes.7.count=1")
+    assert absent.status == 2
+    assert "cluster.nodes.7.count=1 does not fit the plan in replan.from=old/plan.json" in absent.err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, r"cannot be read \(No such file"),
+        ("{", r"is not valid JSON"),
+        ("[]", r"the field config is missing"),
+        ("{}", r"the field config is missing"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused_under_the_key_that_named_it(
+    command: Command, content: str | None, words: str
+) -> None:
+    if content is not None:
+        (command.folder / "p.json").write_text(content)
+    before = list(command.folder.iterdir())
+    outcome = command("replan.from=p.json")
     assert outcome.status == 2
-    assert "none.json cannot be read" in outcome.err
+    assert re.search(rf"^darts-parallel: replan\.from=p\.json.*{words}.*\.$", outcome.err)
+    assert list(command.folder.iterdir()) == before

@@ -4,7 +4,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from darts_parallel import evaluate, load_problem, report, search
+from darts_parallel import alternatives, evaluate, load_problem, report, search
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.problem import Problem
 from darts_parallel.records import SearchResult
@@ -98,16 +98,17 @@ def test_alternatives_are_at_most_five_other_plans_with_a_reason(
     text = report.render_text(problem, several, result.plan, cost, [])
     shown = text[text.index("why it loses") :]
     assert (
-        shown.count("s compute") + shown.count("s pipeline") + shown.count("sync") <= report.MAX_ALTERNATIVES
+        shown.count("s compute") + shown.count("s pipeline") + shown.count("sync")
+        <= alternatives.MAX_ALTERNATIVES
     )
-    assert shown.count("dp ") == report.MAX_ALTERNATIVES
+    assert shown.count("dp ") == alternatives.MAX_ALTERNATIVES
 
 
 def test_why_it_loses_names_the_term_that_grows_most(cost: CostBreakdown) -> None:
     terms = cost.breakdown_s
     slower = terms | {"pipeline_bubble": terms["pipeline_bubble"] + 0.112, "compute": terms["compute"] + 0.1}
-    assert report.why_it_loses(cost, replace(cost, breakdown_s=slower)) == "+0.112 s pipeline bubble"
-    assert report.why_it_loses(cost, cost) == "it is as fast"
+    assert alternatives.why_it_loses(cost, replace(cost, breakdown_s=slower)) == "+0.112 s pipeline bubble"
+    assert alternatives.why_it_loses(cost, cost) == "it is as fast"
 
 
 @pytest.mark.parametrize(
