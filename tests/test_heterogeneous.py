@@ -11,6 +11,7 @@ import torch
 from baselines.brute_force import brute_force
 from baselines.dynamic_programming import solve
 from baselines.exhaustive import solve_uniform
+from darts_parallel.alternatives import alternatives_table
 from darts_parallel.cluster import Cluster, Link, NodeGroup
 from darts_parallel.cost import evaluate, evaluate_batch
 from darts_parallel.dominance import without_dominated
@@ -21,7 +22,6 @@ from darts_parallel.placement import node_orders, order_label
 from darts_parallel.placements import NodeOrders, Placement, alike
 from darts_parallel.planfile import plan_dict
 from darts_parallel.problem import Problem, load_problem
-from darts_parallel.report import render_text
 from darts_parallel.space import outer_spaces
 from darts_parallel.strategy import Plan
 from darts_parallel.table import build_tables
@@ -228,11 +228,12 @@ def test_a_wrong_node_group_is_refused_in_one_sentence(override: str, words: str
 def test_an_alternative_in_another_order_of_the_nodes_names_it() -> None:
     problem = mixed("space.pp=4", "search.num_steps=2", "search.num_restarts=4", "search.polish=false")
     result = search(problem, seed=0)
-    text = render_text(problem, result, result.plan, evaluate(result.plan, problem), [])
-    shown = text[text.index("why it loses") :]
+    table = alternatives_table(problem, result, result.plan, evaluate(result.plan, problem))
+    assert table is not None
+    shown = list(table.columns[1].cells)
     others = [plan for _, plan in result.alternatives if plan.node_order != result.plan.node_order]
     assert others
-    assert order_label(problem.cluster.arranged(others[0].node_order)) in " ".join(shown.split())
+    assert order_label(problem.cluster.arranged(others[0].node_order)) in " ".join(map(str, shown))
 
 
 def test_stages_lie_in_the_order_of_the_nodes() -> None:
