@@ -53,9 +53,9 @@ class SearchConfig:
     hard_every: int = 10
     """Steps between discretizations of all restarts."""
     polish: bool = True
-    polish_starts: int = 8
+    polish_starts: int = 16
     """Best distinct discretized plans that are polished by cheap moves."""
-    polish_finalists: int = 1
+    polish_finalists: int = 3
     """Best of those that are polished by all moves."""
     max_seconds: float = 60.0
     """The search stops cleanly after this long and returns its best plan; descent gets the first half."""

@@ -1,7 +1,7 @@
 """Every method on every problem: the gradient search, raw and polished, exact baselines and rivals.
 
     python -m experiments.compare                            the whole suite, 5 seeds
-    python -m experiments.compare problems=core              half of it, every kind of problem
+    python -m experiments.compare problems=core              a third of it, every kind of problem
     python -m experiments.compare problems=[toy] seeds=1     a first try, seconds
     python -m experiments.compare problems=[gpt2_xl,tight] seeds=2 search.num_steps=100
 
@@ -59,7 +59,7 @@ class CompareOptions:
     """What to compare."""
 
     problems: list[str] = field(default_factory=list)
-    """Parts of problem names; none: the whole suite; `core`: half of it."""
+    """Parts of problem names; none: the whole suite; `core`: a third of it."""
     seeds: int = 5
     """Searches of each problem, with seeds from `search.seed` on."""
     methods: list[str] = field(default_factory=lambda: list(METHODS))
