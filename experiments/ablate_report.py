@@ -13,7 +13,7 @@ from experiments.arms import BILEVEL, BILEVEL_ARMS, DEFAULT, GRADIENT_ARMS, PROB
 from experiments.gaps import percent
 from experiments.picture import save
 from experiments.quantiles import quantile, read_curve
-from experiments.summary import README, markdown_table, render_table, replace_block
+from experiments.summary import markdown_table, publish, render_table
 
 Row = dict[str, Any]
 COLUMNS = ("problem", "arm", "seed", "raw_gap", "gap", "gap_at_equal_seconds", "seconds", "cpu_seconds",
@@ -36,14 +36,14 @@ def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console,
         writer.writeheader()
         writer.writerows(done)
     header, cells = table(done)
-    title = "Gap to the optimum in the model, raw / polished: median over seeds"
+    title = "Gap to the optimum in the model, raw / polished: median over seeds (smallest to largest)"
     console.print(render_table(title, header, cells))
     lines = [note, "", *markdown_table(header, cells), "", *bilevel_lines(done)]
     text = "\n".join(lines).rstrip() + "\n"
     (folder / "summary.md").write_text(text, encoding="utf-8")
     save(figure(done), folder / "ablate.png")
     if readme:
-        replace_block(README, "ablate", text)
+        publish("ablate", text, {folder / "ablate.png": "gap of every run of every arm to the optimum"})
     console.print(f"rows: {folder / 'ablate.csv'}, picture: {folder / 'ablate.png'}", soft_wrap=True)
 
 
@@ -75,7 +75,7 @@ def gap(seconds: float | None, best: float) -> float:
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """A row for each arm, a column for each problem: medians (largest) over seeds."""
+    """A row for each arm, a column for each problem: medians (smallest to largest) over seeds."""
     problems = [name for name in PROBLEMS if any(row["problem"] == name for row in rows)]
     cells = []
     for arm in (*GRADIENT_ARMS, *RIVALS):
@@ -93,10 +93,16 @@ def _cell(rows: Sequence[Row], arm: str) -> str:
     if arm in RIVALS:
         key = "gap_at_equal_seconds"
         gaps = [float(row[key] if key in row else row["gap"]) for row in rows]
-        return percent(quantile(gaps, 50))
-    raw, polished = (quantile([row[key] for row in rows], 50) for key in ("raw_gap", "gap"))
+        return _median(gaps)
+    raw, polished = (_median([row[key] for row in rows]) for key in ("raw_gap", "gap"))
     seconds = quantile([row["seconds"] for row in rows], 50)
-    return f"{percent(raw)} / {percent(polished)} in {seconds:.1f} s"
+    return f"{raw} / {polished} in {seconds:.1f} s"
+
+
+def _median(gaps: Sequence[float]) -> str:
+    """Median, and smallest to largest."""
+    low, middle, high = (percent(value) for value in (min(gaps), quantile(gaps, 50), max(gaps)))
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def bilevel_lines(rows: Sequence[Row]) -> list[str]:

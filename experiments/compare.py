@@ -38,13 +38,12 @@ from experiments.rivals import RIVALS
 from experiments.runs import AUTO, SEARCH, UNIFORM, Run, Work, ignore_interrupt, run_case, write_csv
 from experiments.standings import HEADER, default_verdict, duels, standings
 from experiments.summary import (
-    README,
     markdown,
     markdown_table,
     processor,
+    publish,
     render,
     render_table,
-    replace_block,
 )
 
 METHODS = (AUTO, SEARCH, UNIFORM, *RIVALS)
@@ -137,7 +136,11 @@ def _write(options: CompareOptions, folder: Path, runs: list[Run], asked: int, c
     (folder / "summary.md").write_text(text, encoding="utf-8")
     save(gaps_figure(findings), folder / "gaps.png")
     if options.readme:
-        replace_block(README, "compare", text)
+        captions = {
+            folder / "anytime.png": "best plan so far against wall-clock, every method, 12 problems",
+            folder / "gaps.png": "gap of the gradient search to the optimum, raw and polished",
+        }
+        publish("compare", text, captions)
     console.print(
         f"rows: {folder / 'compare.csv'}, picture: {folder / 'gaps.png'}", soft_wrap=True, highlight=False
     )

@@ -2,7 +2,8 @@
 
 import os
 import platform
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -141,6 +142,25 @@ def replace_block(path: Path, name: str, text: str) -> None:
     if not found or not closed:
         raise ConfigError(f"{path} has no block {begin} ... {end} to write into; add these two lines.")
     path.write_text(f"{head}{begin}\n{text.strip()}\n{end}{tail}", encoding="utf-8")
+
+
+def publish(name: str, text: str, pictures: Mapping[Path, str], readme: Path = README) -> None:
+    """Overwrite a block of the README with a text and its pictures, which go to `pictures/` beside it.
+
+    Args:
+        name: Of the block.
+        text: Markdown.
+        pictures: Files to copy, each with its caption.
+        readme: Which file.
+    """
+    shown = readme.parent / "pictures"
+    shown.mkdir(exist_ok=True)
+    links = []
+    for source, caption in pictures.items():
+        target = shown / f"{name}_{source.name}"
+        shutil.copyfile(source, target)
+        links += ["", f"![{caption}](pictures/{target.name})"]
+    replace_block(readme, name, "\n".join([text.strip(), *links]))
 
 
 def processor() -> str:

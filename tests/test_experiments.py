@@ -297,3 +297,13 @@ def test_benchmark_prints_a_row_for_each_job() -> None:
     with pytest.raises(DartsParallelError, match="only=magic is part of no job's name"):
         benchmark.select(["magic"])
     assert [job.target for job in benchmark.select(["1024"])] == [2.0]
+
+
+def test_pictures_are_copied_beside_the_readme_and_linked_in_the_block(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- x -->\nold\n<!-- /x -->\nafter\n", encoding="utf-8")
+    (tmp_path / "curve.png").write_bytes(b"picture")
+    summary.publish("x", "new\n", {tmp_path / "curve.png": "a curve"}, readme)
+    expected = "before\n<!-- x -->\nnew\n\n![a curve](pictures/x_curve.png)\n<!-- /x -->\nafter\n"
+    assert readme.read_text(encoding="utf-8") == expected
+    assert (tmp_path / "pictures" / "x_curve.png").read_bytes() == b"picture"
