@@ -1,13 +1,13 @@
 """The problem: model x cluster x training job x space x cost model, frozen."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from darts_parallel.cluster import Cluster
@@ -70,8 +70,12 @@ def to_config(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
     """
     try:
         composed = resolve_path(composed, overrides)
-        values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), values))
+        if OmegaConf.get_type(composed) is not Config or not _follows_schema(composed):
+            values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+            merged = OmegaConf.merge(OmegaConf.structured(Config), values)
+            assert isinstance(merged, DictConfig)
+            composed = merged
+        config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         cause = error.__cause__
         if isinstance(cause, DartsParallelError):
@@ -79,6 +83,21 @@ def to_config(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(config_sentence(error, overrides)) from None
     assert isinstance(config, Config)
     return config
+
+
+def _follows_schema(node: DictConfig | ListConfig) -> bool:
+    """Whether typed nodes have the keys of their schema, all with values, so that a merge changes nothing.
+
+    Hydra has typed what it composed; a merge takes a quarter of the time of composing.
+    """
+    keys = list(node) if isinstance(node, DictConfig) else range(len(node))
+    kind = OmegaConf.get_type(node)
+    if is_dataclass(kind) and {field.name for field in fields(kind)} != set(keys):
+        return False
+    if any(OmegaConf.is_missing(node, key) for key in keys):
+        return False
+    values = (node[key] for key in keys)
+    return all(_follows_schema(value) for value in values if OmegaConf.is_config(value))
 
 
 def load_problem(overrides: list[str] | None = None, config_dir: str | None = None) -> Problem:

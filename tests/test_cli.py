@@ -1,18 +1,27 @@
 import json
 import math
+import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
 
 from darts_parallel.arguments import arranged
+from darts_parallel.config import config_dir, register_schema
+from darts_parallel.errors import DartsParallelError
+from darts_parallel.problem import Problem, to_config
+from darts_parallel.run.workers import preloaded
+from darts_parallel.space import outer_spaces
 from tests.commands import QUIET, TOY, Command
+from tests.processes import PATIENCE_S, told_command
 
+FEW = ("space.zero_stage=1", "space.recompute=[none,full]", "space.num_micro_batches=[2,4]")
+"""Of the strategies; proofs are then a matter of milliseconds."""
 REFUSED = [
     # misspelt keys and groups
     ("modle=toy", "modle=toy", "nearest legal: model."),
@@ -35,29 +44,11 @@ REFUSED = [
     ("search.temperature=3", "search.temperature=3 must be a list", "nearest legal"),
     ("search.polish=2x", "search.polish=2x must be true or false", "nearest legal"),
     ("model.num_layers=${nowhere}", "model.num_layers=${nowhere}", "nearest legal"),
-    # sizes
+    # values
     ("model.num_layers=0", "model.num_layers=0 must be at least 1", "nearest legal: 1."),
-    ("model.num_layers=10000000", "model.num_layers=10000000 must be at most", "nearest legal: 1024."),
-    ("model.hidden_size=100000000000000000000", "model.hidden_size", "nearest legal: 16777216."),
-    ("training.global_batch_size=-4", "training.global_batch_size=-4", "nearest legal: 1."),
-    ("cluster.nodes.0.count=1000000000", "cluster.nodes[0].count", "nearest legal: 131072."),
-    ("search.learning_rate=nan", "search.learning_rate=nan must be a finite number above 0", "nearest"),
-    ("search.penalty=inf", "search.penalty=inf must be a finite number", "nearest legal"),
-    ("cluster.inter_node.bandwidth_GBps=inf", "bandwidth_GBps=inf must be a finite", "nearest legal"),
     ("search.seed=99999999999999999999999", "search.seed", "nearest legal: 9223372036854775807."),
-    ("search.thin_at=[nan]", "search.thin_at=nan", "nearest legal"),
-    # rules between values
     ("model.num_heads=7", "model.num_heads=7 must divide model.hidden_size=64", "nearest legal: 8."),
-    ("model.num_kv_heads=3", "model.num_kv_heads=3", "nearest legal: 2."),
-    ("training.seq_len=65", "training.seq_len=65", "nearest legal: 64."),
-    ("training.precision=fp8", "training.precision=fp8 must be one of bf16, fp32", "nearest legal: bf16."),
-    ("cluster.nodes=[]", "cluster.nodes=[]", "nearest legal"),
-    ("cluster.nodes.0.device=zz", "cluster.nodes[0].device=zz", "nearest legal: toy."),
     ("space.pp=3", "space.pp=3 must divide the 8 GPUs", "nearest legal: 2."),
-    ("space.tp=3", "space.tp=3 must divide the heads", "nearest legal: 2."),
-    ("space.dp=5", "space.dp=5", "nearest legal: 4."),
-    ("space.dp=[]", "space.dp=[]", "nearest legal: null"),
-    ("space.recompute=fulll", "space.recompute=fulll", "nearest legal: full."),
     ("cluster.devices.toy.memory_GiB=0.01", "memory: model=toy", "cluster.devices.toy.memory_GiB=0.1"),
     # syntax
     ("model.num_layers==3", "model.num_layers==3", "nearest legal"),
@@ -73,6 +64,28 @@ REFUSED = [
     ("hydra.run.dir=/proc/x", "/proc/x cannot be written", "nearest legal"),
     ("--config-dir=/nowhere", "/nowhere must be a folder", "nearest legal: /."),
 ]
+VALUES = [
+    # sizes
+    ("model.num_layers=10000000", "model.num_layers=10000000 must be at most", "nearest legal: 1024."),
+    ("model.hidden_size=100000000000000000000", "model.hidden_size", "nearest legal: 16777216."),
+    ("training.global_batch_size=-4", "training.global_batch_size=-4", "nearest legal: 1."),
+    ("cluster.nodes.0.count=1000000000", "cluster.nodes[0].count", "nearest legal: 131072."),
+    ("search.learning_rate=nan", "search.learning_rate=nan must be a finite number above 0", "nearest"),
+    ("search.penalty=inf", "search.penalty=inf must be a finite number", "nearest legal"),
+    ("cluster.inter_node.bandwidth_GBps=inf", "bandwidth_GBps=inf must be a finite", "nearest legal"),
+    ("search.thin_at=[nan]", "search.thin_at=nan", "nearest legal"),
+    # rules between values
+    ("model.num_kv_heads=3", "model.num_kv_heads=3", "nearest legal: 2."),
+    ("training.seq_len=65", "training.seq_len=65", "nearest legal: 64."),
+    ("training.precision=fp8", "training.precision=fp8 must be one of bf16, fp32", "nearest legal: bf16."),
+    ("cluster.nodes=[]", "cluster.nodes=[]", "nearest legal"),
+    ("cluster.nodes.0.device=zz", "cluster.nodes[0].device=zz", "nearest legal: toy."),
+    ("space.tp=3", "space.tp=3 must divide the heads", "nearest legal: 2."),
+    ("space.dp=5", "space.dp=5", "nearest legal: 4."),
+    ("space.dp=[]", "space.dp=[]", "nearest legal: null"),
+    ("space.recompute=fulll", "space.recompute=fulll", "nearest legal: full."),
+]
+"""Refused by the rules of the values alone, which need no composing."""
 
 
 @pytest.mark.parametrize(("argument", "named", "way_out"), REFUSED, ids=[row[0] for row in REFUSED])
@@ -88,6 +101,29 @@ def test_bad_input_ends_in_one_sentence_and_leaves_nothing(
     assert named in outcome.err
     assert way_out in outcome.err
     assert outcome.files == ()
+
+
+@pytest.fixture(scope="module")
+def composed() -> DictConfig:
+    """What Hydra composes for the command."""
+    register_schema()
+    with initialize_config_dir(version_base="1.3", config_dir=config_dir()):
+        return compose("config", list(TOY))
+
+
+@pytest.mark.parametrize(("argument", "named", "way_out"), VALUES, ids=[row[0] for row in VALUES])
+def test_a_bad_value_is_refused_in_one_sentence(
+    composed: DictConfig, argument: str, named: str, way_out: str
+) -> None:
+    key, _, value = argument.partition("=")
+    changed = composed.copy()
+    OmegaConf.update(changed, key, yaml.safe_load(value))
+    with pytest.raises(DartsParallelError) as caught:
+        outer_spaces(Problem.from_config(to_config(changed, [argument])))
+    assert len(str(caught.value).splitlines()) == 1
+    assert str(caught.value).endswith(".")
+    assert named in str(caught.value)
+    assert way_out in str(caught.value)
 
 
 def test_a_bug_of_ours_keeps_its_traceback(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +195,7 @@ def without_seconds(path: Path) -> str:
 def test_equal_seeds_give_equal_bytes_but_for_seconds(command: Command) -> None:
     texts = []
     for name in ("one", "two"):
-        assert command(*TOY, "output.tensorboard=false", f"hydra.run.dir={name}").status == 0
+        assert command(*TOY, *FEW, "output.tensorboard=false", f"hydra.run.dir={name}").status == 0
         texts.append(without_seconds(command.folder / name / "plan.json"))
     assert texts[0] == texts[1]
 
@@ -173,7 +209,7 @@ def finite(value: Any) -> bool:
 
 
 def test_the_plan_file_keeps_the_contract(command: Command) -> None:
-    assert command(*TOY).status == 0
+    assert command(*TOY, *FEW).status == 0
     path = command.plan_file()
     plan = json.loads(path.read_text())
     assert plan["schema"] == "darts-parallel/plan/1"
@@ -233,7 +269,9 @@ def test_the_seed_reports_model_writes_every_product(command: Command) -> None:
 
 
 def test_a_mixed_cluster_is_planned_and_every_rank_is_used_once(command: Command) -> None:
-    outcome = command("model=toy", "training=toy", "cluster=toy_mixed", "search.num_steps=20", *QUIET)
+    outcome = command(
+        "model=toy", "training=toy", "cluster=toy_mixed", "search.num_steps=20", *FEW, *QUIET
+    )  # fmt: skip
     assert outcome.status == 0
     assert "nodes along the pipeline: " in outcome.out
     plan = json.loads(command.plan_file().read_text())
@@ -247,25 +285,19 @@ def test_the_simple_cost_model_refuses_different_node_types(command: Command) ->
     assert outcome.files == ()
 
 
-@pytest.mark.slow
 def test_ctrl_c_leaves_the_best_plan_and_status_0(tmp_path: Path) -> None:
     endless = [*TOY, *QUIET, "search.num_steps=1000000", "search.max_seconds=300", "output.progress=false"]
-    command = [sys.executable, "-m", "darts_parallel", *endless, "hydra.run.dir=run"]
-    # a shell's background jobs ignore SIGINT, and so would their children: this one must not
-    with subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:  # fmt: skip
-        try:
-            deadline = time.monotonic() + 60
-            while not (tmp_path / "run").exists() and time.monotonic() < deadline:
-                time.sleep(0.1)
-            time.sleep(3)
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 0, errors
+    hears, says = preloaded().Pipe(duplex=False)
+    process = preloaded().Process(
+        target=told_command, args=(says, tmp_path, [*endless, "hydra.run.dir=run"]), daemon=True
+    )
+    process.start()
+    while hears.recv() < 3:
+        pass
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0
     plan = json.loads((tmp_path / "run/plan.json").read_text())
     assert plan["search"]["interrupted"] is True
     assert plan["predicted"]["feasible"] is True
@@ -278,7 +310,7 @@ def test_ctrl_c_in_the_verification_leaves_the_plan(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("baselines.dynamic_programming.find_plan", interrupted)
-    outcome = command(*TOY, "output.tensorboard=false")
+    outcome = command(*TOY, *FEW, "output.tensorboard=false")
     assert outcome.status == 0, outcome.err
     plan = json.loads(command.plan_file().read_text())
     assert plan["search"]["interrupted"] is True

@@ -1,3 +1,4 @@
+from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
@@ -99,25 +100,27 @@ def test_a_folder_that_does_not_exist_raises_a_config_error() -> None:
 
 def test_a_failed_load_leaves_hydra_usable() -> None:
     with pytest.raises(ConfigError):
-        load_problem(["model=nope"])
-    assert load_problem(["model=toy", "cluster=toy", "training=toy"]).cluster.num_devices == 8
+        load_config(["model=nope"])
+    assert load_config(["model=toy", "cluster=toy", "training=toy"]).cluster.name == "toy"
 
 
 def stems(group: str) -> list[str]:
     return sorted(path.stem for path in (Path(config_dir()) / group).glob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", [name for name in stems("model") if name != "hf"])
-def test_every_model_has_a_training_job_of_its_name(name: str) -> None:
-    config = load_config([f"model={name}", f"training={name}"])
-    assert config.model.name == name
+MODELS = [name for name in stems("model") if name != "hf"]
+CLUSTERS = stems("cluster")
+PRESETS = list(zip(islice(cycle(MODELS), max(len(MODELS), len(CLUSTERS))), cycle(CLUSTERS), strict=False))
 
 
-@pytest.mark.parametrize("name", stems("cluster"))
-def test_every_cluster_preset_is_valid(name: str) -> None:
-    precision = "training.precision=fp16" if name.startswith("v100") else "training.precision=bf16"
-    problem = load_problem([f"cluster={name}", precision])
-    assert problem.cluster.name == name
+@pytest.mark.parametrize(("model", "cluster"), PRESETS)
+def test_every_cluster_preset_is_valid_and_every_model_has_a_training_job_of_its_name(
+    model: str, cluster: str
+) -> None:
+    precision = "training.precision=fp16" if cluster.startswith("v100") else "training.precision=bf16"
+    problem = load_problem([f"model={model}", f"training={model}", f"cluster={cluster}", precision])
+    assert problem.config.model.name == model
+    assert problem.cluster.name == cluster
 
 
 def device(**changes: float) -> DeviceConfig:

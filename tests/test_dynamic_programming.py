@@ -1,4 +1,4 @@
-"""The exact planner against enumeration, on hundreds of random tables and on the default problem."""
+"""The exact planner against enumeration, on random tables by the dozen and on the default problem."""
 
 import math
 import time
@@ -38,41 +38,37 @@ def table_of(seed: int) -> CostTable:
     )
 
 
-def assert_same_optimum(table: CostTable, mode: str) -> None:
+def assert_same_optimum(table: CostTable, mode: str) -> float:
     expected, found = brute_force([table], mode), solve([table], mode)
     assert found.proven
     assert found.cost == pytest.approx(expected.cost, rel=1e-12)
     assert (found.best is None) == (expected.best is None)
     assert found.lower_bound == found.cost
+    return found.cost
 
 
-@pytest.mark.parametrize("first", range(0, 240, 20))
+@pytest.mark.parametrize("first", range(0, 80, 20))
 def test_layerwise_optimum_equals_brute_force(first: int) -> None:
-    for seed in range(first, first + 20):
-        assert_same_optimum(table_of(seed), "layerwise")
+    costs = [assert_same_optimum(table_of(seed), "layerwise") for seed in range(first, first + 20)]
+    # enough tables have a plan, and some have none, so that the comparison means something
+    assert 7 <= sum(map(math.isfinite, costs)) < 20
 
 
 @pytest.mark.parametrize("mode", ["stagewise", "uniform"])
-@pytest.mark.parametrize("first", range(0, 100, 50))
-def test_smaller_spaces_equal_brute_force(first: int, mode: str) -> None:
-    for seed in range(first, first + 50):
+def test_smaller_spaces_equal_brute_force(mode: str) -> None:
+    for seed in range(30):
         assert_same_optimum(table_of(seed), mode)
 
 
-def test_many_random_tables_are_feasible_so_that_the_comparison_means_something() -> None:
-    costs = [solve([table_of(seed)], "layerwise").cost for seed in range(60)]
-    assert 30 <= sum(map(math.isfinite, costs)) < 60
-
-
 def test_sharing_the_work_of_equal_layers_changes_nothing() -> None:
-    for seed in range(30):
+    for seed in range(8):
         table = random_table(seed, pp=2, num_layers=7, num_choices=3, equal_layers=True)
         shared, apart = (solve([table], "layerwise", merge=merge) for merge in (True, False))
         assert shared.cost == pytest.approx(apart.cost, rel=1e-12)
 
 
 def test_several_tables_give_the_best_of_all() -> None:
-    for seed in range(20):
+    for seed in range(6):
         tables = [random_table(seed, pp=pp, num_layers=5) for pp in (1, 2, 3)]
         expected, found = brute_force(tables, "layerwise"), solve(tables, "layerwise")
         assert found.cost == pytest.approx(expected.cost, rel=1e-12)
@@ -81,7 +77,7 @@ def test_several_tables_give_the_best_of_all() -> None:
 
 @pytest.mark.parametrize("mode", ["uniform", "stagewise", "layerwise"])
 def test_an_incumbent_as_good_as_the_optimum_is_reached_and_a_better_one_refuted(mode: str) -> None:
-    for seed in range(15):
+    for seed in range(6):
         table = table_of(seed)
         best = brute_force([table], mode)
         if best.best is None:

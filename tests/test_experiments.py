@@ -1,6 +1,5 @@
 import csv
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from io import StringIO
@@ -13,7 +12,7 @@ from rich.console import Console
 from darts_parallel.cli import run_job
 from darts_parallel.config import config_dir
 from darts_parallel.errors import ConfigError, DartsParallelError
-from darts_parallel.problem import load_config, load_problem
+from darts_parallel.problem import Problem, load_config, load_problem
 from experiments import benchmark, problems, summary
 from experiments.benchmark import BenchmarkOptions, Job, time_job
 from experiments.compare import INTERRUPTED, CompareOptions, compare
@@ -23,7 +22,8 @@ from experiments.picture import gaps_figure, save
 from experiments.problems import CORE, MIXED, PRESETS, UNEVEN, suite
 from experiments.quantiles import quantile
 from experiments.runs import ORACLE, SEARCH, UNIFORM, Run, Work, run_case
-from tests.bilevel_tiny import OVERRIDES
+from tests.bilevel_tiny import OVERRIDES, corpus
+from tests.commands import Command
 
 NAMED_RUNS = sorted(path.stem for path in (Path(config_dir()) / "experiment").glob("*.yaml"))
 SHORT = ["search.method=gradient", "search.num_steps=5", "search.num_restarts=2", "search.polish_starts=1",
@@ -31,11 +31,15 @@ SHORT = ["search.method=gradient", "search.num_steps=5", "search.num_restarts=2"
 LARGE = {
     "llama3_8b_a10": ["space.pp=4"],
     "llama3_70b_64xh100": ["space.pp=8", "search.polish=false"],
-    "gpt3_175b_384xa100": ["space.pp=12"],
-    "bloom_176b_384xa100": ["space.pp=12"],
-    "bilevel": [*OVERRIDES[1:], "bilevel.seeds=[0]"],
+    "gpt3_175b_384xa100": ["space.pp=12", "space.tp=8"],
+    "bloom_176b_384xa100": ["space.pp=12", "space.tp=8"],
+    "t5_a10": ["space.pp=2"],
+    "gumbel": ["space.pp=8"],
+    "stagewise": ["space.pp=8"],
+    "uniform": ["space.pp=8"],
+    "bilevel": [*OVERRIDES[1:], "bilevel.seeds=[0]", "bilevel.arms=[bilevel,all_16_bit]"],
 }
-"""One pipeline degree, or a tiny training, for those that take more than seconds."""
+"""One degree, or a tiny training, for those that take more than seconds."""
 QUIET = ["verification.enabled=false", "output.tensorboard=false", "output.progress=false"]
 
 
@@ -52,7 +56,8 @@ def found(problem: str, seed: int, gap: float, raw: float) -> Run:
 
 
 @pytest.mark.parametrize("name", NAMED_RUNS)
-def test_every_named_run_leaves_a_plan(name: str, tmp_path: Path) -> None:
+def test_every_named_run_leaves_a_plan(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("darts_parallel.bilevel.job.load_corpus", corpus)
     problem = load_problem([f"experiment={name}", *LARGE.get(name, []), *SHORT, *QUIET])
     console = quiet_console()
     seconds = run_job(problem, tmp_path, console)
@@ -62,13 +67,15 @@ def test_every_named_run_leaves_a_plan(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMED_RUNS)
-def test_every_named_run_states_its_command_and_changes_something(name: str) -> None:
+def test_every_named_run_states_its_command_and_changes_something(
+    name: str, default_problem: Problem
+) -> None:
     lines = (Path(config_dir()) / "experiment" / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
     assert lines[1] == f"# darts-parallel experiment={name}"
     assert lines[2].startswith("# ")
     assert lines[2].endswith(".")
-    assert load_config([f"experiment={name}"]) != load_config()
+    assert load_config([f"experiment={name}"]) != default_problem.config
 
 
 @pytest.mark.parametrize("name", NAMED_RUNS)
@@ -91,11 +98,9 @@ def test_a_named_run_wins_over_every_default_and_loses_to_the_command_line(tmp_p
     assert (again.search.num_steps, again.model.name) == (9, "bert_345m")
 
 
-@pytest.mark.slow
-def test_a_sweep_leaves_one_plan_for_each_job(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "darts_parallel", "--multirun", "experiment=quick", "search.seed=0,1",
-               *SHORT, *QUIET, f"hydra.sweep.dir={tmp_path}"]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, cwd=summary.README.parents[1])
+def test_a_sweep_leaves_one_plan_for_each_job(command: Command, tmp_path: Path) -> None:
+    sweep = ["--multirun", "experiment=quick", "search.seed=0,1", f"hydra.sweep.dir={tmp_path}"]
+    assert command(*sweep, *SHORT, *QUIET).status == 0
     plans = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/plan.json"))]
     assert [plan["search"]["seed"] for plan in plans] == [0, 1]
 

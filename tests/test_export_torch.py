@@ -1,9 +1,5 @@
 import ast
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +7,7 @@ import pytest
 from darts_parallel.export import export_plan
 from darts_parallel.strategy import LayerStrategy
 from tests.export_plans import LLAMA, TOY, plan_of, problem_of
+from tests.processes import run_program, run_ranks
 
 SMALL = ("training.precision=fp32", "training.global_batch_size=8", "cluster=toy_1x2")
 
@@ -38,24 +35,13 @@ def test_the_program_holds_the_plan_and_needs_nothing_but_torch() -> None:
 
 
 def losses(text: str, folder: Path, processes: int) -> list[float]:
-    """What the program prints, on the CPU; by torchrun where it takes several processes."""
+    """What the program prints, on the CPU and in the environment that torchrun gives it."""
     file = folder / f"train_{processes}.py"
     file.write_text(text)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", port]
-    if processes == 1:
-        launcher = []
-        environment |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    command = [sys.executable, *launcher, str(file), "--steps", "2"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
-    assert run.returncode == 0, run.stderr[-2000:]
-    return [float(x) for x in re.findall(r"^step \d+ loss ([\d.]+)$", run.stdout, re.MULTILINE)]
+    printed = "".join(run_ranks(processes, folder, run_program, file, "--steps", "2"))
+    return [float(x) for x in re.findall(r"^step \d+ loss ([\d.]+)$", printed, re.MULTILINE)]
 
 
-@pytest.mark.slow
 def test_the_program_trains_alike_in_one_process_and_in_a_pipeline(tmp_path: Path) -> None:
     model = [*LLAMA, "model.num_layers=3", "model.tie_embeddings=true"]
     alone = losses(program(model, LayerStrategy(1, 1)), tmp_path, 1)

@@ -28,11 +28,12 @@ CASES = [(name, []) for name in PROBLEMS] + [("uneven nodes", cost) for cost in 
 
 
 @pytest.mark.parametrize(("name", "cost"), CASES)
-@pytest.mark.parametrize("seed", range(3))
-def test_surrogate_at_one_hot_weights_equals_evaluate(name: str, cost: list[str], seed: int) -> None:
+def test_surrogate_at_one_hot_weights_equals_evaluate(name: str, cost: list[str]) -> None:
     problem = load_problem(PROBLEMS[name] + cost)
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(0)
     for table in build_tables(problem, outer_spaces(problem)):
+        # a few plans of every number of micro-batches
+        table = table.select(list(range(table.num_outer)) * 3)
         plans = random_plans(table, table.num_outer, rng)
         hard = evaluate_batch(table, plans)
         soft = surrogate(RelaxedPlans.one_hot(plans, table), table)
@@ -48,7 +49,7 @@ def test_evaluate_of_a_plan_equals_the_batch(name: str, cost: list[str]) -> None
     for table in build_tables(problem, outer_spaces(problem)):
         plans = random_plans(table, table.num_outer, rng)
         batch = evaluate_batch(table, plans)
-        for index in range(len(plans)):
+        for index in {0, len(plans) - 1}:  # every one builds its table anew
             cost = evaluate(plans.to_plan(index, table), problem)
             assert cost.iteration_time_s == pytest.approx(float(batch.iteration_time[index]), rel=1e-12)
             assert sum(cost.breakdown_s.values()) == pytest.approx(cost.iteration_time_s, rel=1e-9)

@@ -1,8 +1,5 @@
 import json
-import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from experiments.profile_compute import (
 from experiments.profile_files import device_yaml
 from experiments.profile_links import MessageTime, fit_link
 from experiments.profile_machine import Machine
+from tests.processes import run_ranks
 
 DEVICE = Device(
     name="known", memory=0.0, peak_flops=2e12, memory_bandwidth=1e11, gemm_efficiency=0.7,
@@ -157,14 +155,15 @@ def test_a_measured_device_can_be_planned_for(tmp_path: Path, capsys: pytest.Cap
     assert data["intra_node"] is None
 
 
-@pytest.mark.slow
+def measure(*arguments: str) -> None:
+    """A job of every process."""
+    run(parse(ProfileOptions, arguments))
+
+
 def test_measured_processes_and_their_links_can_be_planned_for(tmp_path: Path) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, *torchrun, "-m", "experiments.profile", *SMALL, f"out={tmp_path}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    data, link = planned_for(tmp_path, done.stdout, 2)
+    printed, nothing = run_ranks(2, tmp_path, measure, *SMALL, f"out={tmp_path}")
+    assert nothing == ""
+    data, link = planned_for(tmp_path, printed, 2)
     operations = {time["operation"] for time in data["intra_node"]["times"]}
     assert operations == {"all-reduce", "all-gather", "there and back"}
     assert float(link.bandwidth) == pytest.approx(data["intra_node"]["bandwidth"], rel=1e-4)

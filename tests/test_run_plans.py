@@ -49,7 +49,7 @@ CASES = {
         (),
     ),
     "unlike copies on one stage": (2, Plan(2, (0, 5), (Strategy(1, 2, 1), *(Strategy(2, 1),) * 4)), ()),
-    "degrees that differ inside a stage": (8, Plan(2, (0, 3, 5), MIXED), ()),
+    "degrees that differ inside a stage": (4, Plan(2, (0, 5), MIXED), ()),
     "pp 2 x dp 2 x tp 2": (8, uniform((0, 2, 5), 2, Strategy(2, 2, 2, "full", True)), ()),
 }
 

@@ -1,51 +1,53 @@
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from baselines import dynamic_programming, exhaustive
+from baselines.result import BaselineResult
 from darts_parallel import evaluate, search
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import check_plan
-from darts_parallel.errors import InfeasibleError
 from darts_parallel.problem import Problem, load_problem
 from darts_parallel.records import StepRecord
 
 QUICK = SearchConfig(num_steps=60, num_restarts=8, hard_every=5, polish_starts=4)
+TIGHT = ["cluster=a10_4x4", "model.num_layers=12", "cluster.devices.a10.memory_GiB=6.0"]
+"""The best plan of each space is another one."""
+
+
+@cache
+def oracle(kind: str) -> BaselineResult:
+    return dynamic_programming.find_plan(load_problem([*TIGHT, f"space={kind}"]))
 
 
 @pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])
 def test_the_plan_is_legal_feasible_and_never_beats_the_oracle(kind: str) -> None:
-    problem = load_problem(["cluster=a10_4x4", f"space={kind}", "cluster.devices.a10.memory_GiB=12.5"])
+    problem = load_problem([*TIGHT, f"space={kind}"])
     result = search(problem, seed=0, config=QUICK)
     check_plan(result.plan, problem)
     cost = evaluate(result.plan, problem)
     assert cost.feasible
     assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
     assert result.iteration_time_s <= result.raw_iteration_time_s * (1 + 1e-12)
-    oracle = dynamic_programming.find_plan(problem)
-    assert oracle.proven
-    assert result.iteration_time_s >= oracle.iteration_time_s * (1 - 1e-9)
-    assert result.iteration_time_s <= oracle.iteration_time_s * 1.02  # few steps, few restarts
+    assert oracle(kind).proven
+    optimum = oracle(kind).iteration_time_s
+    assert result.iteration_time_s >= optimum * (1 - 1e-9)
+    assert result.iteration_time_s <= optimum * 1.02  # few steps, few restarts
     if kind == "uniform":
         assert len(set(result.plan.layers)) == 1
-        assert exhaustive.find_plan(problem).iteration_time_s == pytest.approx(
-            oracle.iteration_time_s, rel=1e-9
-        )
+        assert exhaustive.find_plan(problem).iteration_time_s == pytest.approx(optimum, rel=1e-9)
 
 
 def test_wider_spaces_are_never_worse() -> None:
-    times = [
-        dynamic_programming.find_plan(load_problem(["cluster=a10_4x4", f"space={kind}"])).iteration_time_s
-        for kind in ("uniform", "stagewise", "layerwise")
-    ]
-    assert times[0] >= times[1] * (1 - 1e-9)
-    assert times[1] >= times[2] * (1 - 1e-9)
+    times = [oracle(kind).iteration_time_s for kind in ("uniform", "stagewise", "layerwise")]
+    assert times[0] > times[1] > times[2]
 
 
 @pytest.mark.parametrize("relaxation", ["softmax", "gumbel"])
 def test_equal_seeds_give_equal_plans(relaxation: str, toy_problem: Problem) -> None:
-    config = replace(QUICK, relaxation=relaxation)
+    config = replace(QUICK, relaxation=relaxation, num_steps=20)
     first, second = (search(toy_problem, seed=3, config=config) for _ in range(2))
     assert first.plan == second.plan
     assert first.raw_plan == second.raw_plan
@@ -54,7 +56,7 @@ def test_equal_seeds_give_equal_plans(relaxation: str, toy_problem: Problem) -> 
 
 
 def test_the_relaxed_search_finds_better_plans_than_where_it_begins() -> None:
-    problem = load_problem(["cluster=a10_4x4", "cluster.devices.a10.memory_GiB=8.0"])
+    problem = load_problem([*TIGHT, "space.pp=[2,4]"])
     records: list[StepRecord] = []
     result = search(problem, seed=0, config=replace(QUICK, polish=False), on_record=records.append)
     assert result.raw_iteration_time_s == result.iteration_time_s
@@ -96,11 +98,3 @@ def test_what_a_time_limit_cuts_short_is_polished_and_what_ctrl_c_cuts_short_is_
     best = dynamic_programming.find_plan(problem).iteration_time_s
     assert limited.iteration_time_s == pytest.approx(best, rel=1e-9)
     assert stopped.iteration_time_s == stopped.raw_iteration_time_s
-
-
-def test_a_model_that_fits_nowhere_is_refused_with_a_way_out() -> None:
-    problem = load_problem(["model=llama3_70b", "training=llama3_70b", "cluster=h100_1x8"])
-    with pytest.raises(
-        InfeasibleError, match=r"memory: .* needs .* GiB of the 80.00 GiB .* [0-9]+ nodes instead of 1"
-    ):
-        search(problem, seed=0)
