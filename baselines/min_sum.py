@@ -54,29 +54,46 @@ class Rows:
     def __len__(self) -> int:
         return len(self.prefix)
 
+    @property
+    def num_layers(self) -> int:
+        """Layers, L."""
+        return int(self.working.shape[1])
+
     def segments(self, starts: Bools) -> list[Array]:
-        """Seconds of layers [i, j) by stage, K arrays `(B, L + 1, L + 1)`; infinite where illegal.
+        """Seconds of layers [i, j) by stage, K arrays `(B, I, J)`; infinite where illegal.
+
+        Only what a stage can hold is there: every other one keeps a layer at least, so that stage k begins at
+        layers k to L - K + k, which are the ends of stage k - 1; the first begins at 0, the last ends at L.
 
         Args:
             starts: Layers that may begin a stage, `(L + 1,)`.
         """
-        size = self.prefix.shape[-1]
-        empty = ~np.triu(np.ones((size, size), dtype=bool), 1)
-        empty[~starts] = True
-        largest = np.zeros((len(self), size, size))
-        for first in range(size - 1):
-            largest[:, first, first + 1 :] = np.maximum.accumulate(self.working[:, first:], axis=1)
+        stages, layers = self.prefix.shape[1], self.num_layers
+        spare = layers - stages
+        largest = self._largest_working(0 if stages == 1 else layers - 1)
         result = []
-        for stage in range(self.prefix.shape[1]):
-            seconds = self.prefix[:, stage]
+        for stage in range(stages):
+            begin = np.arange(stage, (0 if stage == 0 else spare + stage) + 1)
+            end = np.arange(layers if stage == stages - 1 else stage + 1, spare + stage + 2)
+            seconds, sync = self.prefix[:, stage], self.sync[:, stage]
             size_of = self.kept + self.flight[:, stage, None] * self.activation
-            value = seconds[:, None, :] - (seconds - self.entry[:, stage])[:, :, None]
-            peak = size_of[:, None, :] - size_of[:, :, None] + largest
-            sync = self.sync[:, stage, None, :] - self.sync[:, stage, :, None]
-            over = (peak > self.capacity[:, stage, None, None]) | (sync > self.most_sync[:, None, None])
-            value[over | empty] = np.inf
+            value = seconds[:, None, end] - (seconds - self.entry[:, stage])[:, begin, None]
+            peak = size_of[:, None, end] - size_of[:, begin, None]
+            peak += largest[:, begin[0] : begin[-1] + 1, end[0] : end[-1] + 1]
+            over = peak > self.capacity[:, stage, None, None]
+            if np.isfinite(self.most_sync).any():
+                over |= sync[:, None, end] - sync[:, begin, None] > self.most_sync[:, None, None]
+            over |= (begin[:, None] >= end) | ~starts[begin, None]
+            value[over] = np.inf
             result.append(value)
         return result
+
+    def _largest_working(self, last: int) -> Array:
+        """Largest working bytes of layers [i, j) for i up to `last`, `(B, last + 1, L + 1)`."""
+        largest = np.zeros((len(self), last + 1, self.num_layers + 1))
+        for first in range(last + 1):
+            np.maximum.accumulate(self.working[:, first:], axis=1, out=largest[:, first, first + 1 :])
+        return largest
 
 
 @dataclass(frozen=True)
@@ -100,10 +117,12 @@ def best_splits(rows: Rows, starts: Bools) -> Splits:
         rows: Plans.
         starts: Layers that may begin a stage, `(L + 1,)`.
     """
-    segments = rows.segments(starts)
-    slowest = _bottleneck(segments)
     count, stages = rows.prefix.shape[:2]
     found = Splits(np.full(count, np.inf), np.full(count, np.inf), np.zeros((count, stages), dtype=np.int64))
+    if stages > rows.num_layers:
+        return found
+    segments = rows.segments(starts)
+    slowest = _bottleneck(segments)
     alive = np.flatnonzero(np.isfinite(slowest))
     # the smallest maximum first: a good answer, which narrows the limits worth trying
     _improve(found, rows, segments, alive, slowest[alive] * (1 + SLACK))
@@ -128,7 +147,7 @@ def _improve(
     found: Splits, rows: Rows, segments: list[Array], which: Index, limit: Array
 ) -> tuple[Array, Array]:
     """Note the smallest sums of the rows `which` within limits; returns those sums and their maxima."""
-    total, split = _least_sum([values[which] for values in segments], limit)
+    total, split = _least_sum(segments, which, limit)
     reached, largest = _read(rows, segments, split, which)
     value = total + rows.fixed[which] + rows.later[which] * reached + largest
     better = value < found.cost[which]
@@ -140,36 +159,39 @@ def _improve(
 
 def _bottleneck(segments: list[Array]) -> Array:
     """Smallest possible maximum over stages, `(B,)`."""
-    best = np.full(segments[0].shape[:2], np.inf)
-    best[:, 0] = 0.0
+    best = np.zeros((len(segments[0]), 1))
     for values in segments:
         best = np.maximum(best[:, :, None], values).min(axis=1)
-    return np.asarray(best[:, -1])
+    return np.asarray(best[:, 0])
 
 
-def _least_sum(segments: list[Array], limit: Array) -> tuple[Array, Index]:
-    """Smallest sum of stages within the limit, `(B,)`, and its stage starts, `(B, K)`."""
-    count, size = segments[0].shape[:2]
-    best = np.full((count, size), np.inf)
-    best[:, 0] = 0.0
+def _least_sum(segments: list[Array], which: Index, limit: Array) -> tuple[Array, Index]:
+    """Smallest sum of stages of the rows `which` within the limit, `(B',)`, and its starts, `(B', K)`."""
+    count = len(which)
+    every = count == len(segments[0])
+    best, most = np.zeros((count, 1)), limit[:, None, None]
     back = []
     for values in segments:
-        total = np.where(values <= limit[:, None, None], values, np.inf) + best[:, :, None]
+        own = values if every else values[which]
+        total = np.where(own <= most, own, np.inf)
+        total += best[:, :, None]
         back.append(total.argmin(axis=1))
-        best = np.take_along_axis(total, back[-1][:, None], axis=1)[:, 0]
+        best = total.min(axis=1)
     starts = np.zeros((count, len(segments)), dtype=np.int64)
-    end, row = np.full(count, size - 1), np.arange(count)
+    place, row = np.zeros(count, dtype=np.int64), np.arange(count)
     for stage in reversed(range(len(segments))):
-        end = back[stage][row, end]
-        starts[:, stage] = end
-    return best[:, -1], starts
+        # the ends of a stage are the starts of the next one
+        place = back[stage][row, place]
+        starts[:, stage] = place + stage
+    return best[:, 0], starts
 
 
 def _read(rows: Rows, segments: list[Array], starts: Index, which: Index) -> tuple[Array, Array]:
-    """Slowest stage and largest synchronisation of splits of the rows `which`, each `(B,)`."""
-    last = np.full((len(starts), 1), rows.prefix.shape[-1] - 1)
-    ends = np.concatenate([starts[:, 1:], last], axis=1)
-    seconds = [values[which, starts[:, k], ends[:, k]] for k, values in enumerate(segments)]
+    """Slowest stage and largest synchronisation of splits of the rows `which`, each `(B',)`."""
     stage = np.arange(starts.shape[1])
+    ends = np.concatenate([starts[:, 1:], np.full((len(starts), 1), rows.num_layers)], axis=1)
+    begin, end = starts - stage, ends - (stage + 1)
+    end[:, -1] = 0
+    seconds = [values[which, begin[:, k], end[:, k]] for k, values in enumerate(segments)]
     sync = rows.sync[which[:, None], stage, ends] - rows.sync[which[:, None], stage, starts]
     return np.max(seconds, axis=0), sync.max(axis=1)

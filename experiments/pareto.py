@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from rich.console import Console
 
 from baselines.rent import node_choices, rentals
@@ -25,6 +26,8 @@ from darts_parallel.rental import Rental
 from experiments.options import run_main
 from experiments.picture import save
 from experiments.summary import processor
+
+BEHIND_TEXT = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
 
 
 @dataclass
@@ -63,7 +66,8 @@ def study(options: ParetoOptions, console: Console) -> int:
     )
     text = markdown([found[i] for i in front], names, note)
     (folder / "pareto.md").write_text(text, encoding="utf-8")
-    save(pareto_figure(found, front), folder / "pareto.png")
+    title = f"{problem.config.model.name}, {options.num_iterations:,.0f} iterations: {asked} choices of nodes"
+    save(pareto_figure(found, front, title), folder / "pareto.png")
     console.print(text, highlight=False, markup=False, soft_wrap=True)
     console.print(f"rows: {folder / 'pareto.csv'}, picture: {folder / 'pareto.png'}", soft_wrap=True)
     return 0
@@ -101,25 +105,35 @@ def markdown(front: Sequence[Rental], names: Sequence[str], note: str) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{note}\n"
 
 
-def pareto_figure(found: Sequence[Rental], front: Sequence[int]) -> Figure:
-    """Hours against dollars: every choice a dot, the front a line."""
-    figure = Figure(figsize=(7.5, 5.0), layout="constrained")
+def pareto_figure(found: Sequence[Rental], front: Sequence[int], title: str) -> Figure:
+    """Hours against dollars: every choice a dot, the front a staircase (what lies above it is beaten)."""
+    figure = Figure(figsize=(8.0, 5.5), layout="constrained")
     axes = figure.subplots()
-    others = [rental.bill for index, rental in enumerate(found) if index not in set(front)]
-    axes.scatter(
-        [b.hours for b in others], [b.dollars for b in others], s=14, color="#8a8a8a", label="choices"
-    )
+    for several, colour, label in (
+        (False, "#c47a3a", "nodes of one type"),
+        (True, "#9a9a9a", "of several types"),
+    ):
+        bills = [r.bill for r in found if (sum(n > 0 for n in r.counts) > 1) == several]
+        if bills:
+            hours, dollars = [b.hours for b in bills], [b.dollars for b in bills]
+            axes.scatter(hours, dollars, s=16, color=colour, label=label)
     best = [found[i] for i in front]
     hours, dollars = [r.bill.hours for r in best], [r.bill.dollars for r in best]
-    axes.plot(hours, dollars, "o-", color="#4878a8", label="no other is faster and cheaper")
+    axes.plot(hours, dollars, "o-", color="#2f5d8a", drawstyle="steps-post",
+              label="front: no other is faster and cheaper")  # fmt: skip
     for rental in best:
-        label = " + ".join(str(count) for count in rental.counts)
-        axes.annotate(label, (rental.bill.hours, rental.bill.dollars), fontsize=7, xytext=(3, 4),
-                      textcoords="offset points")  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("hours of the job")
-    axes.set_ylabel("dollars of the job")
+        groups = rental.problem.cluster.groups
+        label = " + ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in groups)
+        axes.annotate(label, (rental.bill.hours, rental.bill.dollars), fontsize=8, xytext=(6, 6),
+                      textcoords="offset points", bbox=BEHIND_TEXT)  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel="hours of the job", ylabel="dollars of the job", title=title)
+    axes.margins(0.12)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.grid(color="#e4e4e4", linewidth=0.6)
+    axes.set_axisbelow(True)
     axes.legend(frameon=False)
     return figure
 
