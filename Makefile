@@ -9,7 +9,7 @@ search: install  ## the main job on the default config; ARGS="model=llama3_8b ..
 	$(VENV)/bin/darts-parallel $(ARGS)
 
 test: develop  ## all tests
-	$(VENV)/bin/python -m pytest -n 2 $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: develop  ## ruff and mypy
 	$(VENV)/bin/ruff check .

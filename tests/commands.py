@@ -10,7 +10,7 @@ from darts_parallel.cli import main
 
 TOY = (
     "model=toy", "cluster=toy", "training=toy",
-    "search=gradient", "search.num_steps=10", "search.num_restarts=2",
+    "search=gradient", "search.num_steps=10", "search.num_restarts=2", "search.polish_starts=2",
 )  # fmt: skip
 QUIET = ("output.tensorboard=false", "verification.enabled=false")
 

@@ -1,11 +1,11 @@
 import re
 from io import StringIO
-from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+from darts_parallel.arguments import arranged
 from darts_parallel.cost import evaluate
 from darts_parallel.explain import FORMULAS, Explanation, Line, explain, render_explanation
 from darts_parallel.problem import Problem, load_problem
@@ -67,12 +67,9 @@ def test_every_term_names_a_formula_and_the_print_holds_every_line(toy_problem: 
     assert len(re.findall(r"^\d*\s+sum\s", text, re.MULTILINE)) == 2 * plan.pp + 1
 
 
-@pytest.mark.parametrize("flag", ["--explain", "explain=true"])
-def test_the_command_explains(
-    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = Command(tmp_path, monkeypatch, capsys)
-    outcome = command(flag, *TOY, *QUIET)
+def test_the_command_explains(command: Command) -> None:
+    assert arranged([*TOY, "--explain"]) == arranged([*TOY, "explain=true"])
+    outcome = command("--explain", *TOY, *QUIET)
     assert outcome.status == 0, outcome.err
     assert "Memory of a device, by stage" in outcome.out
     assert "Seconds of an iteration" in outcome.out

@@ -94,10 +94,10 @@ def test_equal_node_groups_give_exactly_the_answer_of_one_group(mode: str) -> No
     assert first.best.to_plan(tables) == second.best.to_plan(again)
 
 
-@pytest.mark.parametrize("first", range(0, 6, 3))
+@pytest.mark.parametrize("first", range(0, 4, 2))
 def test_exact_planners_equal_brute_force_over_all_node_orders(first: int) -> None:
     feasible = 0
-    for seed in range(first, first + 3):
+    for seed in range(first, first + 2):
         problem = random_mixed(seed)
         tables = build_tables(problem, outer_spaces(problem))
         for mode in ("uniform", "stagewise", "layerwise"):
@@ -111,7 +111,7 @@ def test_exact_planners_equal_brute_force_over_all_node_orders(first: int) -> No
 
 
 def test_a_plan_with_an_order_of_nodes_survives_its_file() -> None:
-    problem = mixed()
+    problem = mixed("space.pp=4")
     rng = torch.Generator().manual_seed(0)
     seen = set()
     for table in build_tables(problem, outer_spaces(problem)):

@@ -99,7 +99,7 @@ def test_without_a_pipeline_the_programs_inside_a_stage_reach_the_optimum(module
 
 
 def test_the_seconds_and_the_memory_of_uniform_stages_are_those_of_evaluate() -> None:
-    for seed in range(10):
+    for seed in range(5):
         table = random_table(seed, pp=3, num_layers=7, tightness=1.0)
         for outer in outer_choices(Incumbent([table], None, keep_all=True)):
             for choice in range(len(outer.strategies)):

@@ -25,6 +25,9 @@ PLANS = {
     "context": Plan(2, (0, LAYERS), (LayerStrategy(2, 2, 2),) * LAYERS, cp=2),
 }
 
+SIMULATED = ["cost.pipeline=simulated"]
+CASES = [(name, []) for name in PLANS] + [("mixed", SIMULATED), ("interleaved", SIMULATED)]
+
 
 def _scaled(problem: Problem, name: str, factor: float) -> Problem:
     """The problem with one figure of its hardware multiplied."""
@@ -42,8 +45,7 @@ def _scaled(problem: Problem, name: str, factor: float) -> Problem:
     return replace(problem, cluster=replace(cluster, groups=tuple(groups)))
 
 
-@pytest.mark.parametrize("cost", [[], ["cost.pipeline=simulated"]])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(("name", "cost"), CASES)
 def test_every_figure_agrees_with_finite_differences(name: str, cost: list[str]) -> None:
     problem, plan = load_problem([*TOY, *cost]), PLANS[name]
     seconds = evaluate(plan, problem).iteration_time_s
