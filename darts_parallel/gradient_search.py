@@ -8,7 +8,7 @@ from torch import Tensor
 
 from darts_parallel.adam import Adam
 from darts_parallel.bounds import outer_lower_bounds
-from darts_parallel.candidates import Candidate, CandidatePool, Entry, even_uniform_plans
+from darts_parallel.candidates import Candidate, CandidatePool, even_uniform_plans
 from darts_parallel.config import SearchConfig
 from darts_parallel.dominance import without_dominated
 from darts_parallel.groups import Group
@@ -16,13 +16,15 @@ from darts_parallel.infeasible import explain_infeasible, lightest_plans
 from darts_parallel.leading import LeadingPlan
 from darts_parallel.objective import RelaxedPlans, SurrogateCost, surrogate
 from darts_parallel.placements import NodeOrders, alike
-from darts_parallel.polish import polish
+from darts_parallel.polish_pool import polish_pool
 from darts_parallel.problem import Problem
 from darts_parallel.records import Schedules, SearchResult, StepRecord
 from darts_parallel.relaxation import geometric
 from darts_parallel.space import outer_spaces
 from darts_parallel.table import CostTable, build_tables
 
+PACE_EVERY = 5
+"""Steps between looks at the clock."""
 SLACK = 1.0 + 1e-9
 """An outer choice is dropped when its lower bound exceeds the best plan by more than rounding."""
 
@@ -67,7 +69,8 @@ class GradientSearch:
         self.outer_names = [name for group in self.groups for name in group.names]
         self.outer_logits = torch.zeros(len(self.outer_names), dtype=torch.float64, requires_grad=True)
         self.optimizer = self._new_optimizer()
-        self.step, self.out_of_time = 0, False
+        self.step, self.num_steps = 0, config.num_steps
+        self.out_of_time = False
 
     def _initial_groups(self, tables: Sequence[CostTable]) -> list[Group]:
         """Parameters of the outer choices whose lower bound the best known plan does not exclude."""
@@ -99,7 +102,7 @@ class GradientSearch:
 
     def schedules(self) -> Schedules:
         """Annealed quantities of the current step."""
-        c, step, steps = self.config, self.step, self.config.num_steps
+        c, step, steps = self.config, self.step, self.num_steps
         return Schedules(
             geometric(c.temperature[0], c.temperature[1], step, steps),
             geometric(c.boundary_temperature[0], c.boundary_temperature[1], step, steps),
@@ -111,31 +114,41 @@ class GradientSearch:
     def run(
         self, on_record: Callable[[StepRecord], None] = lambda record: None
     ) -> tuple[list[StepRecord], bool]:
-        """All steps; returns the records and whether Ctrl-C or the time limit cut them short."""
+        """All steps that the time allows; returns the records and whether they are fewer than asked for."""
         records: list[StepRecord] = []
-        thin_at, resample_at = (
-            {int(share * self.config.num_steps) for share in shares}
-            for shares in (self.config.thin_at, self.config.resample_at)
-        )
+        thin_at, resample_at = list(self.config.thin_at), list(self.config.resample_at)
+        begun = time.perf_counter()
         try:
-            while self.step < self.config.num_steps and self.groups:
+            while self.step < self.num_steps and self.groups:
                 record, merits = self._one_step()
                 self.step += 1
                 if record is not None:
                     records.append(record)
                     on_record(record)
-                if self.step in resample_at:
+                if self._reached(resample_at):
                     for group, merit in zip(self.groups, merits, strict=True):
                         moments, noise = self.optimizer.state(), self.config.initial_noise
                         group.resample(merit, moments, noise, self.generator)
-                if self.step in thin_at:
+                if self._reached(thin_at):
                     self._thin(merits)
-                if time.perf_counter() - self.began > descent_seconds(self.config):
-                    self.out_of_time = True
-                    return records, True
+                if self.step % PACE_EVERY == 0:
+                    self._keep_pace(begun)
         except KeyboardInterrupt:
             return records, True
-        return records, False
+        return records, self.out_of_time
+
+    def _reached(self, shares: list[float]) -> bool:
+        """Whether a share of the steps is done; the shares that are, are taken out."""
+        left = [share for share in shares if int(share * self.num_steps) > self.step]
+        reached, shares[:] = len(left) < len(shares), left
+        return reached
+
+    def _keep_pace(self, begun: float) -> None:
+        """Fewer steps where the time limit would cut them short: schedules should come to their end."""
+        now, end = time.perf_counter(), self.began + descent_seconds(self.config)
+        affordable = self.step + int(max(end - now, 0.0) * self.step / (now - begun))
+        if affordable < self.num_steps:
+            self.num_steps, self.out_of_time = affordable, True
 
     def _one_step(self) -> tuple[StepRecord | None, list[Tensor]]:
         schedules = self.schedules()
@@ -154,7 +167,7 @@ class GradientSearch:
             total = total + loss.sum()
         total.backward()  # type: ignore[no-untyped-call]
         record = None
-        if self.step == self.config.num_steps - 1 or self.step % self.config.hard_every == 0:
+        if self.step == self.num_steps - 1 or self.step % self.config.hard_every == 0:
             self._collect(weights, costs)
             mine = LeadingPlan.of(self.groups, merits, weights, costs)
             record = mine.record(
@@ -256,7 +269,7 @@ def search_tables(
     if raw is None:
         return None
     if config.polish and (run.out_of_time or not interrupted):
-        _polish_pool(run.pool, kind, config, began)
+        polish_pool(run.pool, kind, config, began, hurry=run.out_of_time)
     best = run.pool.best
     assert best is not None
     plan, raw_plan = run.pool.plan(best), run.pool.plan(raw)
@@ -275,23 +288,3 @@ def search_tables(
         interrupted=interrupted,
         curve=tuple((seconds + run.pool.began - began, cost) for seconds, cost in run.pool.curve),
     )
-
-
-def _polish_pool(pool: CandidatePool, kind: str, config: SearchConfig, began: float) -> None:
-    """Polish the best plans quickly, then the best of those thoroughly."""
-
-    def late() -> bool:
-        return time.perf_counter() - began > config.max_seconds
-
-    def improve(entry: Entry, *, thorough: bool) -> None:
-        plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, thorough=thorough, stop=late)
-        pool.evaluated += evaluated
-        pool.add(Candidate(entry.table, plan))
-
-    try:
-        for entry in pool.top(config.polish_starts):
-            improve(entry, thorough=False)
-        for entry in pool.top(config.polish_finalists):
-            improve(entry, thorough=True)
-    except KeyboardInterrupt:
-        return

@@ -83,6 +83,16 @@ def test_a_time_limit_stops_the_search(default_problem: Problem) -> None:
     assert result.steps < 300
 
 
+def test_schedules_come_to_their_end_within_a_time_limit() -> None:
+    problem = load_problem(["experiment=quick"])
+    config = SearchConfig(num_steps=10**6, num_restarts=4, max_seconds=1.5)
+    result = search(problem, seed=0, config=config)
+    assert result.interrupted
+    assert result.steps < 10**4
+    # the last temperature that was reached is near the one that was asked for
+    assert result.history[-1].schedules.temperature < 2.0 * config.temperature[-1]
+
+
 def test_what_a_time_limit_cuts_short_is_polished_and_what_ctrl_c_cuts_short_is_not() -> None:
     problem = load_problem(["experiment=quick"])
     config = SearchConfig(num_steps=10**6, num_restarts=2, max_seconds=2.0)
