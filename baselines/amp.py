@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from baselines.incumbent import Incumbent
 from baselines.result import BaselineResult, TableResult, on_problem
-from baselines.stage_costs import OuterChoice, UniformStages, cheapest_split, largest, outer_choices, plain
+from baselines.stage_costs import OuterChoice, UniformStages, cheapest_split, outer_choices, plain
 from darts_parallel.config import RECOMPUTE
 from darts_parallel.problem import Problem
+from darts_parallel.segments import largest
 from darts_parallel.table import CostTable
 
 

@@ -11,10 +11,9 @@ from darts_parallel.bounds import (
     Index,
     OuterCosts,
     SegmentGrid,
-    forward_bottlenecks,
-    forward_sums,
     price_grid,
 )
+from darts_parallel.segments import forward_bottlenecks, forward_sums, segment_max
 
 Bools = NDArray[np.bool_]
 
@@ -230,10 +229,10 @@ class _Forms:
         self.working = costs.working.min(axis=1)
         self.weights: list[tuple[float, ...]] = []
         self.limits: list[Array] = []
-        self.largest_working = _segment_max(self.working)
+        self.largest_working = segment_max(self.working)
         self.most = np.array([self.memory[layer, own].max() for layer, own in enumerate(choices)])
         most_working = [costs.working[layer, own].max() for layer, own in enumerate(choices)]
-        self.most_working = _segment_max(np.array(most_working))
+        self.most_working = segment_max(np.array(most_working))
 
     def add(self, weights: tuple[float, float, float], budget: Array) -> None:
         """Forms `weights . (seconds, once, sync) + price * bytes`, one for each useful price."""
@@ -282,11 +281,3 @@ class _Forms:
         result = np.full(int(node.max()) + 1, np.inf)
         np.minimum.at(result, node[begins, stops], least[begins, stops])
         return result - 1e-12 * self.capacity
-
-
-def _segment_max(values: Array) -> Array:
-    """Largest of values i to j - 1, `(L + 1, L + 1)`; 0 where the segment is empty."""
-    result = np.zeros((len(values) + 1, len(values) + 1))
-    for i in range(len(values)):
-        result[i, i + 1 :] = np.maximum.accumulate(values[i:])
-    return result

@@ -19,11 +19,9 @@ from baselines.stage_costs import (
     bottleneck_split,
     outer_choices,
     plain,
-    segment_max,
-    spans,
 )
-from darts_parallel.bounds import Array
 from darts_parallel.problem import Problem
+from darts_parallel.segments import Array, segment_max, spans
 from darts_parallel.table import CostTable
 
 

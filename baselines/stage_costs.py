@@ -8,8 +8,18 @@ import torch
 from numpy.typing import NDArray
 
 from baselines.incumbent import Incumbent
-from darts_parallel.bounds import Array, OuterCosts, best_bottleneck, best_sum
+from darts_parallel.bounds import OuterCosts
 from darts_parallel.cost import HardPlans
+from darts_parallel.segments import (
+    Array,
+    best_bottleneck,
+    best_sum,
+    largest,
+    rising_limits,
+    segment_max,
+    spans,
+    split_below,
+)
 from darts_parallel.strategy import LayerStrategy
 from darts_parallel.table import CostTable
 
@@ -120,25 +130,10 @@ class UniformStages:
         return np.asarray(self.legal & self.runs[:, None, None] & enough)
 
 
-def spans(values: Array) -> Array:
-    """Sums over layers [i, j) of values `(..., L)`, shape `(..., L + 1, L + 1)`."""
-    prefix = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
-    return np.asarray(prefix[..., None, :] - prefix[..., :, None])
-
-
-def segment_max(values: Array) -> Array:
-    """Maxima over layers [i, j) of values `(L,)`, `(L + 1, L + 1)`; 0 where there are none."""
-    size = len(values)
-    result = np.zeros((size + 1, size + 1))
-    for i in range(size):
-        result[i, i + 1 :] = np.maximum.accumulate(values[i:])
-    return result
-
-
 def bottleneck_split(stages: Array) -> list[int] | None:
     """First layers of the stages whose largest value is least (the sum breaks ties); None: no split."""
     limit = best_bottleneck(stages)
-    return chain(np.where(stages <= limit, stages, np.inf))[1] if np.isfinite(limit) else None
+    return split_below(stages, limit)[1] if np.isfinite(limit) else None
 
 
 def cheapest_split(stages: Array, rest: float) -> tuple[float, list[int]] | None:
@@ -151,40 +146,13 @@ def cheapest_split(stages: Array, rest: float) -> tuple[float, list[int]] | None
     Returns:
         Seconds and first layers, within `STEP` of the best; None where there is no split.
     """
-    limit, least = best_bottleneck(stages), best_sum(stages)
-    if not np.isfinite(limit):
-        return None
-    known = np.unique(stages[np.isfinite(stages)])
+    least = best_sum(stages)
     best: tuple[float, list[int]] | None = None
-    while best is None or least + rest * limit < best[0]:
-        total, starts = chain(np.where(stages <= limit, stages, np.inf))
-        slowest = largest(stages, starts)
-        if best is None or total + rest * slowest < best[0]:
-            best = (total + rest * slowest, starts)
-        later = known[known > limit * (1 + STEP)]
-        if not len(later):
+    for limit in rising_limits(stages, STEP):
+        if best is not None and least + rest * limit >= best[0]:
             break
-        limit = float(later[0])
+        total, starts = split_below(stages, limit)
+        seconds = total + rest * largest(stages, starts)
+        if best is None or seconds < best[0]:
+            best = (seconds, starts)
     return best
-
-
-def largest(stages: Array, starts: list[int]) -> float:
-    """The largest value of a stage of one split."""
-    ends = [*starts[1:], -1]
-    return float(max(stages[k, i, j] for k, (i, j) in enumerate(zip(starts, ends, strict=True))))
-
-
-def chain(stages: Array) -> tuple[float, list[int]]:
-    """The split of least sum, where there is one: its sum and the first layers of the stages."""
-    reached = np.full(stages.shape[1], np.inf)
-    reached[0] = 0.0
-    origins = []
-    for values in stages:
-        total = reached[:, None] + values
-        origins.append(total.argmin(axis=0))
-        reached = total.min(axis=0)
-    end, starts = stages.shape[1] - 1, []
-    for origin in reversed(origins):
-        end = int(origin[end])
-        starts.append(end)
-    return float(reached[-1]), starts[::-1]

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from baselines.min_sum import Rows, best_splits
-from darts_parallel.bounds import Array, Index
 from darts_parallel.cluster import Cluster
 from darts_parallel.cost import evaluate
 from darts_parallel.dominance import without_dominated
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.problem import Problem
+from darts_parallel.segments import Array, Index, prefix_sums
 from darts_parallel.space import OuterSpace, outer_spaces
 from darts_parallel.strategy import Plan
 from darts_parallel.table import CostTable, build_placed
@@ -205,14 +205,14 @@ class _Batch:
         entry[1:, 1:-1] = costs.p2p[row][table.boundary_kind.numpy()]
         once = table.once[outer, :, costs.choice[row]].sum()
         return {
-            "prefix": _prefix(costs.time[row])[kinds],
+            "prefix": prefix_sums(costs.time[row])[kinds],
             "entry": entry,
-            "kept": _prefix(costs.kept[row]),
-            "activation": _prefix(costs.activation[row]),
+            "kept": prefix_sums(costs.kept[row]),
+            "activation": prefix_sums(costs.activation[row]),
             "working": costs.working[row],
             "flight": table.in_flight[outer].numpy(),
             "capacity": table.capacity.numpy(),
-            "sync": _prefix(costs.sync[row])[kinds],
+            "sync": prefix_sums(costs.sync[row])[kinds],
             "later": costs.count[row] - 1.0,
             "fixed": once.numpy(),
             "least_sync": self.least_sync[number][row],
@@ -280,8 +280,3 @@ def _weighted(values: Array, weights: Array) -> Array:
     """Lower bound of the largest sum over stages of `values`, `(B, Q, L)`, from weights of the kinds."""
     bound = (values * weights[..., None]).min(axis=1).sum(axis=-1)
     return np.asarray(np.maximum(bound, values.min(axis=1).max(axis=-1)))
-
-
-def _prefix(values: Array) -> Array:
-    """Prefix sums along the last axis, from 0."""
-    return np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)

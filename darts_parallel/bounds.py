@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from darts_parallel.segments import Array as Array
+from darts_parallel.segments import Index as Index
+from darts_parallel.segments import best_bottleneck, best_sum, prefix_sums
 from darts_parallel.table import CostTable
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 MODES = ("uniform", "stagewise", "layerwise")
 """Spaces in order of growth: one strategy for all layers, one per stage, one per layer."""
@@ -173,7 +173,7 @@ class SegmentGrid:
         """Find the distinct segments."""
         members = np.unique(costs.layer_class, return_index=True)[1]
         one_hot = np.equal.outer(np.arange(len(members)), costs.layer_class).astype(float)
-        prefix = _prefix(one_hot).T
+        prefix = prefix_sums(one_hot).T
         counts = (prefix[None, :] - prefix[:, None]).clip(min=0)
         counts[np.tril_indices(len(prefix))] = 0
         segment = equal_rows(counts.reshape(-1, len(members)))
@@ -270,41 +270,3 @@ def price_grid(value: Array, memory: Array, limit: int = 24) -> Array:
     if len(found) <= limit:
         return found
     return np.asarray(found[np.unique(np.linspace(0, len(found) - 1, limit).round().astype(int))])
-
-
-def best_sum(segments: Array) -> float:
-    """Smallest sum over stages of any split, for segment values of shape `(K, L + 1, L + 1)`."""
-    return float(forward_sums(segments)[-1, -1])
-
-
-def best_bottleneck(segments: Array) -> float:
-    """Smallest maximum over stages of any split, for segment values of shape `(K, L + 1, L + 1)`."""
-    return float(forward_bottlenecks(segments)[-1, -1])
-
-
-def forward_sums(segments: Array) -> Array:
-    """Smallest sum of the first k stages when they hold layers [0, j), shape `(K + 1, L + 1)`."""
-    result = _start(segments)
-    for k, values in enumerate(segments):
-        result[k + 1] = (result[k][:, None] + values).min(axis=0)
-    return result
-
-
-def forward_bottlenecks(segments: Array) -> Array:
-    """Smallest maximum of the first k stages when they hold layers [0, j), shape `(K + 1, L + 1)`."""
-    result = _start(segments)
-    result[0, 0] = -np.inf
-    for k, values in enumerate(segments):
-        result[k + 1] = np.maximum(result[k][:, None], values).min(axis=0)
-    return result
-
-
-def _start(segments: Array) -> Array:
-    result = np.full((len(segments) + 1, segments.shape[1]), np.inf)
-    result[0, 0] = 0.0
-    return result
-
-
-def _prefix(values: Array) -> Array:
-    """Prefix sums along the last axis, from 0."""
-    return np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
