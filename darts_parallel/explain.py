@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from darts_parallel.choice_tensors import ChoiceTensors
 from darts_parallel.cluster import GIB, Device
 from darts_parallel.compute import (
     BACKWARD_FACTOR,
@@ -19,7 +20,7 @@ from darts_parallel.compute import (
     stream_seconds,
 )
 from darts_parallel.cost import evaluate, hard_plan, neighbour_seconds
-from darts_parallel.layer_costs import ChoiceTensors, accumulation_seconds, element_bytes
+from darts_parallel.layer_costs import accumulation_seconds, element_bytes
 from darts_parallel.memory import StateBytes, parameters_per_rank, state_bytes, static_bytes
 from darts_parallel.model import LayerSpec
 from darts_parallel.pipeline import by_device

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from darts_parallel.choice_tensors import ChoiceTensors, float_tensor
 from darts_parallel.cluster import Device, StageTopology
 from darts_parallel.comm import RingGroup, all_reduce, reduce_scatter, split_group, wire_bytes
 from darts_parallel.compute import (
@@ -26,53 +27,11 @@ from darts_parallel.memory import (
 )
 from darts_parallel.model import LayerSpec
 from darts_parallel.problem import Problem
-from darts_parallel.strategy import LayerStrategy
 
 TIME_TERMS = ("compute", "recompute", "tensor_parallel", "context_parallel", "sharding")
 """What a micro-batch spends on a layer: arithmetic, repeated forward, tp and cp collectives, ZeRO-2/3."""
 OPTIMIZER_TRAFFIC = 2.0
 """The optimizer reads and writes each of its bytes once (stream model)."""
-
-
-@dataclass(frozen=True)
-class ChoiceTensors:
-    """The strategies of a space as float64 tensors of shape `(C,)`, and tokens of shape `(O, C)`."""
-
-    tp: Tensor
-    ranks: Tensor
-    """Data-parallel ranks of a layer's weights, `dp * cp`."""
-    cp: int
-    zero_stage: Tensor
-    recompute: Tensor
-    sequence_shards: Tensor
-    tp_comm_bits: Tensor
-    grad_comm_bits: Tensor
-    shards: Tensor
-    """Ranks over which ZeRO states are sharded."""
-    tokens: Tensor
-    """Tokens of one micro-batch on one rank: of a data-parallel rank, divided by `cp`."""
-
-    @staticmethod
-    def build(
-        problem: Problem, counts: tuple[int, ...], choices: tuple[LayerStrategy, ...], cp: int = 1
-    ) -> "ChoiceTensors":
-        """Tensors of `choices` for every number of micro-batches in `counts`."""
-        training = problem.training
-        tp = _float([c.tp for c in choices])
-        ranks = _float([c.dp * cp for c in choices])
-        total = float(training.global_batch_size * training.seq_len)
-        return ChoiceTensors(
-            tp=tp,
-            ranks=ranks,
-            cp=cp,
-            zero_stage=_float([c.zero_stage for c in choices]),
-            recompute=torch.tensor([RECOMPUTE.index(c.recompute) for c in choices]),
-            sequence_shards=_float([c.tp if c.sequence_parallel else 1 for c in choices]),
-            tp_comm_bits=_float([c.tp_comm_bits for c in choices]),
-            grad_comm_bits=_float([c.grad_comm_bits for c in choices]),
-            shards=_float([(c.zero_stage and c.shard_size) or c.dp * cp for c in choices]),
-            tokens=total / (_float(list(counts)).unsqueeze(1) * ranks),
-        )
 
 
 @dataclass(frozen=True)
@@ -307,13 +266,11 @@ def _tensor_group(topology: StageTopology, choices: ChoiceTensors) -> RingGroup:
 def _data_group(topology: StageTopology, choices: ChoiceTensors) -> RingGroup:
     shapes = [topology.data_parallel(int(tp)) for tp in choices.tp.tolist()]
     gpus = torch.full_like(choices.tp, topology.gpus_per_node)
-    return RingGroup(local=_float([d for d, _ in shapes]), nodes=_float([n for _, n in shapes]), gpus=gpus)
+    return RingGroup(
+        local=float_tensor([d for d, _ in shapes]), nodes=float_tensor([n for _, n in shapes]), gpus=gpus
+    )
 
 
 def element_bytes(problem: Problem) -> int:
     """Bytes of one activation element; fp8 training keeps activations in 16 bits."""
     return 4 if problem.training.precision == "fp32" else 2
-
-
-def _float(values: list[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from darts_parallel.choice_tensors import ChoiceTensors
 from darts_parallel.cluster import BoundaryTopology, Cluster, StageTopology
 from darts_parallel.comm import p2p
 from darts_parallel.compute import padded_vocabulary
-from darts_parallel.layer_costs import ChoiceTensors, element_bytes
+from darts_parallel.layer_costs import element_bytes
 from darts_parallel.memory import state_bytes
 from darts_parallel.problem import Problem
 from darts_parallel.space import OuterSpace

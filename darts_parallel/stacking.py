@@ -6,8 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from darts_parallel.choice_tensors import ChoiceTensors
 from darts_parallel.cluster import Cluster, StageTopology
-from darts_parallel.layer_costs import ChoiceTensors, LayerCosts, layer_costs
+from darts_parallel.layer_costs import LayerCosts, layer_costs
 from darts_parallel.model import LayerSpec
 from darts_parallel.problem import Problem
 from darts_parallel.strategy import LayerStrategy

@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from darts_parallel.choice_tensors import ChoiceTensors
 from darts_parallel.cluster import BoundaryTopology, StageTopology
-from darts_parallel.layer_costs import ChoiceTensors
 from darts_parallel.pipeline import PipelineModel, in_flight
 from darts_parallel.placement import order_label
 from darts_parallel.problem import Problem
