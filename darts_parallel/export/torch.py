@@ -1,4 +1,4 @@
-"""Plain PyTorch: one script for torchrun, `torch_program.py` with the plan written into it."""
+"""Plain PyTorch: one script for torchrun, `torch_program.py` with the plan and the model written into it."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +10,9 @@ from darts_parallel.strategy import LayerStrategy
 
 PLACE = "PLAN: dict[str, Any] = {}\n"
 """The line of the program that the plan takes."""
+IMPORT = "from darts_parallel.export.torch_model import Block, Embedding, Head\n\n"
+MODEL = "class Embedding("
+"""First line of what takes the place of the import: the program needs no other file."""
 UNLIKE = ("head_transform", "embedding_norm", "output_bias", "qk_norm")
 """What the program's model lacks."""
 
@@ -26,7 +29,7 @@ def export(job: Job) -> Exported:
     job.require_no_shard_groups()
     job.require_no_context_parallelism()
     _check(job)
-    text = Path(__file__).with_name("torch_program.py").read_text(encoding="utf-8")
+    text = _program()
     head = "".join(f"# {line}\n" for line in job.headline())
     values = pformat(settings(job, strategy), width=100, sort_dicts=False)
     plan = f"PLAN: dict[str, Any] = {values}\n"
@@ -34,6 +37,16 @@ def export(job: Job) -> Exported:
         {"train_torch.py": head + text.replace(PLACE, plan)},
         ("the tokens are random: write your own batch(); tied tables are two copies kept equal",),
     )
+
+
+def _program() -> str:
+    """The program with its model, before its first function."""
+    program, model = (
+        Path(__file__).with_name(name).read_text(encoding="utf-8")
+        for name in ("torch_program.py", "torch_model.py")
+    )
+    before, after = program.replace(IMPORT, "").split("\n\ndef ", 1)
+    return f"{before}\n\n{model[model.index(MODEL) :]}\n\ndef {after}"
 
 
 def _check(job: Job) -> None:
