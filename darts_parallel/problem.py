@@ -115,7 +115,6 @@ def load_problem(overrides: list[str] | None = None, config_dir: str | None = No
 
 def load_config(overrides: list[str] | None = None, extra_dir: str | None = None) -> Config:
     """The checked configuration that `overrides` compose."""
-    register_schema()
     arguments: list[Any] = list(overrides or [])
     if extra_dir is not None:
         if not Path(extra_dir).is_dir():
@@ -124,11 +123,21 @@ def load_config(overrides: list[str] | None = None, extra_dir: str | None = None
             )
         extra_dir = str(Path(extra_dir).absolute())
         arguments.append(f"hydra.searchpath=[file://{extra_dir}]")
+    return to_config(composition(arguments), arguments)
+
+
+def composition(arguments: list[Any]) -> DictConfig:
+    """What Hydra composes of the configuration files and `arguments`; not checked yet.
+
+    Errors:
+        ConfigError: an argument names nothing, or has a value of another type.
+    """
+    register_schema()
     saved = dict(GlobalHydra.instance().__dict__)
     try:
         GlobalHydra.instance().clear()
         with initialize_config_dir(version_base="1.3", config_dir=config_dir()):
-            composed = compose(config_name="config", overrides=arguments)
+            return compose(config_name="config", overrides=arguments)
     except Exception as error:
         sentence = error_sentence(error, arguments)
         if sentence is None:
@@ -136,4 +145,3 @@ def load_config(overrides: list[str] | None = None, extra_dir: str | None = None
         raise ConfigError(sentence) from None
     finally:
         GlobalHydra.instance().__dict__.update(saved)
-    return to_config(composed, arguments)

@@ -1,37 +1,22 @@
 from collections.abc import Iterator
-from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 
 from darts_parallel import problem
-from darts_parallel.config import Config
 from darts_parallel.problem import Problem, load_problem
 from tests.commands import Command
+from tests.composing import Composer
 
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def composed_once() -> Iterator[None]:
-    """`load_problem` composes equal overrides once: it takes Hydra a quarter of a second.
-
-    Files may change between two calls: overrides that name one are composed anew, as are those with a
-    folder of the user; the command and `load_config` itself always compose.
-    """
-    compose, found = problem.load_config, dict[tuple[str, ...], Config]()
-
-    def load_config(overrides: list[str] | None = None, extra_dir: str | None = None) -> Config:
-        key = tuple(overrides or ())
-        if extra_dir is not None or any("/" in part or "path=" in part for part in key):
-            return compose(overrides, extra_dir)
-        if key not in found:
-            found[key] = compose(overrides)
-        return deepcopy(found[key])
-
+    """`load_problem` composes equal groups once; the command and `load_config` itself always compose."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(problem, "load_config", load_config)
+        patch.setattr(problem, "load_config", Composer().load_config)
         yield
 
 

@@ -14,6 +14,7 @@ from darts_parallel.config import (
 from darts_parallel.errors import ConfigError
 from darts_parallel.messages import all_keys
 from darts_parallel.problem import load_config, load_problem
+from tests.composing import Composer
 
 NODE = (
     "  - {count: 8, gpus: 4, device: a10, intra_node: {bandwidth_GBps: 16.0, latency_us: 5.0}, "
@@ -102,6 +103,29 @@ def test_a_failed_load_leaves_hydra_usable() -> None:
     with pytest.raises(ConfigError):
         load_config(["model=nope"])
     assert load_config(["model=toy", "cluster=toy", "training=toy"]).cluster.name == "toy"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.tp=[1,2]", "space.dp=null"],
+        [
+            "experiment=tight_memory",
+            "search.learning_rate=1e-2",
+            "search.polish=false",
+            "space.recompute=full",
+        ],
+        [
+            "cluster=toy_mixed",
+            "cluster.nodes.0.count=3",
+            "cluster.devices.toy.memory_GiB=2",
+            "training.seq_len=64",
+        ],
+        ["space=uniform", "space.recompute=[none,full]", "cost.pipeline=simulated"],
+    ],
+)
+def test_the_tests_compose_what_hydra_does(overrides: list[str]) -> None:
+    assert Composer().load_config(overrides) == load_config(overrides)
 
 
 def stems(group: str) -> list[str]:
