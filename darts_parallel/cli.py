@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import hydra
 import torch
@@ -47,7 +47,7 @@ from darts_parallel.sensitivity import sensitivity
 from darts_parallel.strategy import Plan
 from darts_parallel.timeline import trace_dict
 from darts_parallel.tracking import Tracker
-from darts_parallel.verification import Checked, Verification, against
+from darts_parallel.verification import Checked, Verification, answered
 
 
 def main() -> None:
@@ -186,8 +186,9 @@ def _planned(
         return Planned(read_plan(config.plan, problem))
     if source is not None:
         replanned = replan(problem, read_plan(source, problem, "replan.from"), read_own_problem(source))
-        result = replanned.result
-        checked = _verify(problem, result, console)
+        result, checked = replanned.result, _verify(problem, replanned.result, console)
+        if config.search.method == "auto":
+            result, checked = _refined(problem, result, checked)
     elif config.cost.name == "searcher":
         return Planned(searcher_plan(problem, folder))
     else:
@@ -195,6 +196,7 @@ def _planned(
     if rental is not None and rental.iteration_time_s < result.iteration_time_s:
         result = rental.instead_of(result)
         checked = checked.against(result.iteration_time_s)
+    replanned = None if replanned is None else replanned.with_plan(result.plan, problem)
     return Planned(result.plan, result, checked, replanned, source, rental)
 
 
@@ -227,9 +229,15 @@ def _find(problem: Problem, tracker: Tracker | None, console: Console) -> tuple[
         tried = auto.attempt(problem, lambda title: update(0, title))
     if tried.result is not None:
         cost = tried.result.iteration_time_s
-        return tried.result, Checked([_answer(*known, cost) for known in tried.answers], tried.interrupted)
+        return tried.result, Checked([answered(*known, cost) for known in tried.answers], tried.interrupted)
     result = replace(_search(problem, tracker, console), why=tried.why)
-    checked = _verify(problem, result, console)
+    return _refined(problem, result, _verify(problem, result, console))
+
+
+def _refined(problem: Problem, result: SearchResult, checked: Checked) -> tuple[SearchResult, Checked]:
+    """The better plan that an exact method found while it verified, if any."""
+    from baselines import auto
+
     better = auto.refined(result, checked.answers, problem.config.space.kind)
     return better, checked.against(better.iteration_time_s)
 
@@ -271,28 +279,12 @@ def _verify(problem: Problem, result: SearchResult, console: Console) -> Checked
     try:
         with _progress(problem, console, "verification by exhaustive", None):
             best_uniform = exhaustive.find_plan(problem, budget=budget, seed=seed)
-            answers.append(_answer("exhaustive", "uniform", best_uniform, found))
+            answers.append(answered("exhaustive", "uniform", best_uniform, found))
         if kind != "uniform":
             with _progress(problem, console, "verification by dynamic programming", None):
                 best = dynamic_programming.find_plan(problem, budget=budget, seed=seed, incumbent=found)
-                answers.append(_answer("dynamic_programming", kind, best, found))
+                answers.append(answered("dynamic_programming", kind, best, found))
     except KeyboardInterrupt:
         console.print("verification interrupted: the plan stands, unverified by what is missing below.")
         return Checked(answers, interrupted=True)
     return Checked(answers, interrupted=False)
-
-
-def _answer(name: str, space: str, answer: Any, found: float) -> Verification:
-    entry = Verification(
-        name=name,
-        plan=answer.plan,
-        iteration_time_s=answer.iteration_time_s,
-        gap=0.0,
-        seconds=answer.seconds,
-        plans_evaluated=answer.plans_evaluated,
-        proven=answer.proven,
-        space=space,
-        lower_bound_s=answer.lower_bound_s,
-        note=answer.note,
-    )
-    return against(entry, found)

@@ -58,7 +58,8 @@ class GradientSearch:
         self.gumbel = self.generator if config.relaxation == "gumbel" else None
         self.began = time.perf_counter()
         self.pool = CandidatePool(list(tables), kind)
-        self.pool.add_all(lightest_plans(tables, kind))
+        if not starts:
+            self.pool.add_all(lightest_plans(tables, kind))
         # where the restarts begin: one strategy for all layers, and even stages
         self.pool.add_all(Candidate(index, even_uniform_plans(table)) for index, table in enumerate(tables))
         self.pool.add_all(starts)

@@ -28,18 +28,21 @@ def polish(
     kind: str,
     *,
     thorough: bool = True,
+    chains: bool = True,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[HardPlans, float, int]:
     """Descend from a feasible plan until no move of any neighbourhood helps.
 
     A neighbourhood is asked only where the earlier, cheaper ones have no move: changes of layers, runs,
     stages and edges; all edges anew. Layer-wise and `thorough` also: a stage solved anew; two
-    neighbouring stages; edges moved and their stages solved anew; two changes at once.
+    neighbouring stages and all stages in a chain, where `chains`; edges moved and their stages solved
+    anew; two changes at once.
 
     Args:
         plan: One plan.
         kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
         thorough: Whether to ask the dear neighbourhoods too.
+        chains: Whether to ask the dearest of them.
         stop: Asked before every move; true ends the descent early.
 
     Returns:
@@ -58,8 +61,9 @@ def polish(
         levels.append(lambda current: repartitioned(table, current))
     if kind == "layerwise" and thorough and single:
         levels.append(lambda current: resolved_stages(solver(current), current))
-        levels.append(lambda current: resolved_neighbours(solver(current), current))
-        levels.append(lambda current: resolved_chain(solver(current), current))
+        if chains:
+            levels.append(lambda current: resolved_neighbours(solver(current), current))
+            levels.append(lambda current: resolved_chain(solver(current), current))
         levels.append(lambda current: resolved_edges(solver(current), current, _edge_starts(table, current)))
     if kind == "layerwise" and thorough:
         levels.append(lambda current: _pairs(table, current))

@@ -14,7 +14,8 @@ def polish_pool(pool: CandidatePool, kind: str, config: SearchConfig, began: flo
         return time.perf_counter() - began > config.max_seconds
 
     def improve(entry: Entry, *, thorough: bool) -> None:
-        plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, thorough=thorough, stop=late)
+        dear = {"thorough": thorough, "chains": config.polish_chains}
+        plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, **dear, stop=late)
         pool.evaluated += evaluated
         pool.add(Candidate(entry.table, plan))
 

@@ -25,10 +25,12 @@ from darts_parallel.space import outer_spaces
 from darts_parallel.strategy import LayerStrategy, Plan
 from darts_parallel.table import CostTable, build_tables
 
-TABLES, PER_TABLE = 8, 2
+TABLES, PER_TABLE = 5, 4
 """Pipeline degrees and node orders that are searched further, and numbers of micro-batches of each."""
-WARM_STEPS, WARM_RESTARTS = 40, 4
+WARM_STEPS, WARM_RESTARTS = 30, 4
 """Steps and restarts of the warm search."""
+WARM_POLISHED = 4
+"""Plans that are polished by cheap moves; the best of them by all but the dearest."""
 WARM_TEMPERATURE = 0.5
 """First temperature: the old plan is a strong hint."""
 
@@ -40,6 +42,13 @@ class Replanned:
     result: SearchResult
     moves: Moves
     seconds: float
+    old_plan: Plan
+    old: Problem
+    """What the old plan ran on."""
+
+    def with_plan(self, plan: Plan, problem: Problem) -> "Replanned":
+        """The same where another plan for `problem` is taken."""
+        return replace(self, moves=state_moves(self.old_plan, self.old, plan, problem))
 
 
 def replan(problem: Problem, old_plan: Plan, old: Problem, seed: int | None = None) -> Replanned:
@@ -64,8 +73,9 @@ def replan(problem: Problem, old_plan: Plan, old: Problem, seed: int | None = No
         config,
         num_steps=WARM_STEPS,
         num_restarts=WARM_RESTARTS,
-        polish_starts=TABLES,
-        polish_finalists=2,
+        polish_starts=WARM_POLISHED,
+        polish_finalists=1,
+        polish_chains=False,
         temperature=[WARM_TEMPERATURE, config.temperature[1]],
     )
     parts, starts = _selected(tables, best)
@@ -74,7 +84,8 @@ def replan(problem: Problem, old_plan: Plan, old: Problem, seed: int | None = No
         result = search(problem, chosen)
     seconds = time.perf_counter() - began
     result = replace(result, seconds=seconds)
-    return Replanned(result, state_moves(old_plan, old, result.plan, problem), seconds)
+    moves = state_moves(old_plan, old, result.plan, problem)
+    return Replanned(result, moves, seconds, old_plan, old)
 
 
 def _promising(tables: list[CostTable], plan: Plan, kind: str) -> dict[tuple[int, int], HardPlans]:

@@ -57,6 +57,8 @@ class SearchConfig:
     """Best distinct discretized plans that are polished by cheap moves."""
     polish_finalists: int = 3
     """Best of those that are polished by all moves."""
+    polish_chains: bool = True
+    """Whether all moves include neighbouring stages, and chains of all stages, solved anew: the dearest."""
     max_seconds: float = 60.0
     """The search stops cleanly after this long and returns its best plan; descent gets the first half."""
 

@@ -47,6 +47,30 @@ def against(entry: Verification, found: float) -> Verification:
     return replace(entry, gap=0.0 if abs(gap) < 1e-12 else gap)
 
 
+def answered(name: str, space: str, answer: Any, found: float) -> Verification:
+    """The entry of an exact baseline.
+
+    Args:
+        name: Of the baseline.
+        space: Over which it proves something.
+        answer: Its `BaselineResult`.
+        found: Seconds per iteration of the plan that is verified.
+    """
+    entry = Verification(
+        name=name,
+        plan=answer.plan,
+        iteration_time_s=answer.iteration_time_s,
+        gap=0.0,
+        seconds=answer.seconds,
+        plans_evaluated=answer.plans_evaluated,
+        proven=answer.proven,
+        space=space,
+        lower_bound_s=answer.lower_bound_s,
+        note=answer.note,
+    )
+    return against(entry, found)
+
+
 def _finite(value: float) -> float | None:
     return value if abs(value) != float("inf") and value == value else None
 

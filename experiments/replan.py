@@ -1,25 +1,33 @@
-"""Replanning after nodes are lost: warm start from the old plan against a cold search, equal settings.
+"""Replanning after nodes are lost: warm start from the old plan against a cold gradient search.
 
-For random losses of nodes from preset clusters, over several seeds: seconds of both (CPU time of one thread,
-so that a shared machine does not count), the quality of both plans, and the state that moves. Writes
-`replan.csv`.
+    python -m experiments.replan                                     # 18 losses, about 10 CPU minutes
+    python -m experiments.replan jobs=[toy on toy_mixed] losses=2    # a first try
+
+For random losses of nodes from preset clusters: CPU seconds of both, and of the exact dynamic programme from
+scratch (one thread, so that a shared machine counts little), how far both plans are from the optimum that
+it proves, and the state that moves. Writes `replan.csv`.
 """
 
 import csv
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import isfinite
 from pathlib import Path
 from statistics import median
 
 import torch
 from rich.console import Console
 
+from baselines.dynamic_programming import solve
+from darts_parallel.checks import require_at_least, require_member
+from darts_parallel.formatting import size
 from darts_parallel.gradient_search import search
 from darts_parallel.problem import Problem, load_problem
 from darts_parallel.replan import replan
 from darts_parallel.space import outer_spaces
+from darts_parallel.table import build_tables
 from experiments.options import run_main
 
 JOBS = {
@@ -27,6 +35,7 @@ JOBS = {
     "bert_345m on a10_8x4": ["model=bert_345m", "training=bert_345m", "cluster=a10_8x4"],
     "t5_1_3b on a10_8x4": ["model=t5_1_3b", "training=t5_1_3b", "cluster=a10_8x4"],
     "gpt2_xl on a10_a100_mixed": ["cluster=a10_a100_mixed"],
+    "llama3_8b on h100_8x8": ["model=llama3_8b", "training=llama3_8b", "cluster=h100_8x8"],
     "toy on toy_mixed": ["model=toy", "training=toy", "cluster=toy_mixed"],
 }
 
@@ -36,10 +45,22 @@ class ReplanOptions:
     """Command line of `python -m experiments.replan`."""
 
     jobs: list[str] = field(default_factory=lambda: list(JOBS))
-    losses: int = 4
+    losses: int = 3
     """Random losses of every job."""
     seed: int = 0
+    exact_seconds: float = 120.0
+    """What the exact programme gets for one problem."""
+    num_steps: int = 300
+    """Of the cold search."""
     out: str = "outputs/replan"
+
+    def __post_init__(self) -> None:
+        for job in self.jobs:
+            require_member("jobs[]", job, tuple(JOBS))
+        require_at_least("losses", self.losses, 1)
+        require_at_least("seed", self.seed, 0)
+        require_at_least("exact_seconds", self.exact_seconds, 0)
+        require_at_least("num_steps", self.num_steps, 1)
 
 
 @dataclass(frozen=True)
@@ -51,8 +72,11 @@ class Row:
     """Nodes left of every node group."""
     warm_seconds: float
     cold_seconds: float
+    exact_seconds: float
     warm_iteration_time_s: float
     cold_iteration_time_s: float
+    optimum_s: float
+    """Seconds per iteration; not a number where it was not proven."""
     moved_bytes: float
     restored_bytes: float
 
@@ -65,6 +89,11 @@ class Row:
     def gap(self) -> float:
         """How much slower the warm plan is than the cold one; negative where it is faster."""
         return self.warm_iteration_time_s / self.cold_iteration_time_s - 1.0
+
+    @property
+    def gap_to_optimum(self) -> float:
+        """How much slower the warm plan is than the optimum in the model."""
+        return self.warm_iteration_time_s / self.optimum_s - 1.0
 
 
 def lost(problem: Problem, rng: random.Random) -> Problem:
@@ -88,7 +117,8 @@ def rows(options: ReplanOptions) -> Iterator[Row]:
     """Every loss in turn."""
     torch.set_num_threads(1)
     for job in options.jobs:
-        problem, rng = load_problem(JOBS[job]), random.Random(f"{job} {options.seed}")
+        cold_settings = f"search.num_steps={options.num_steps}"
+        problem, rng = load_problem([*JOBS[job], cold_settings]), random.Random(f"{job} {options.seed}")
         plan = search(problem, seed=options.seed).plan
         for _ in range(options.losses):
             smaller = lost(problem, rng)
@@ -96,13 +126,18 @@ def rows(options: ReplanOptions) -> Iterator[Row]:
             warm = replan(smaller, plan, problem, seed=options.seed)
             middle = time.process_time()
             cold = search(smaller, seed=options.seed)
+            end = time.process_time()
+            tables = build_tables(smaller, outer_spaces(smaller))
+            exact = solve(tables, "layerwise", deadline=time.monotonic() + options.exact_seconds)
             yield Row(
                 job=job,
                 nodes=" + ".join(str(group.count) for group in smaller.cluster.groups),
                 warm_seconds=middle - began,
-                cold_seconds=time.process_time() - middle,
+                cold_seconds=end - middle,
+                exact_seconds=time.process_time() - end,
                 warm_iteration_time_s=warm.result.iteration_time_s,
                 cold_iteration_time_s=cold.iteration_time_s,
+                optimum_s=exact.cost if exact.proven else float("nan"),
                 moved_bytes=warm.moves.moved_bytes,
                 restored_bytes=warm.moves.restored_bytes,
             )
@@ -116,22 +151,32 @@ def study(options: ReplanOptions, console: Console) -> int:
     for row in rows(options):
         done.append(row)
         console.print(
-            f"{row.job}, {row.nodes} nodes left: {row.speedup:.1f} times faster, plan {100 * row.gap:+.2f} %"
-            f", {row.moved_bytes / 1e9:.1f} GB move, {row.restored_bytes / 1e9:.1f} GB from a checkpoint",
+            f"{row.job}, {row.nodes} nodes left: {row.warm_seconds:.1f} s, cold {row.cold_seconds:.1f} s "
+            f"({row.speedup:.1f} times), exact {row.exact_seconds:.1f} s; plan {100 * row.gap:+.2f} % against "
+            f"the cold one, {100 * row.gap_to_optimum:+.2f} % against the optimum; {size(row.moved_bytes)} "
+            f"move, {size(row.restored_bytes)} from a checkpoint",
             highlight=False,
+            soft_wrap=True,
         )
         with (folder / "replan.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, [entry.name for entry in fields(Row)])
             writer.writeheader()
             writer.writerows(asdict(entry) for entry in done)
     speedups, gaps = [row.speedup for row in done], [row.gap for row in done]
+    proven = [row.gap_to_optimum for row in done if isfinite(row.optimum_s)]
     console.print(
-        f"{len(done)} losses: speed-up median {median(speedups):.1f} (from {min(speedups):.1f} to "
-        f"{max(speedups):.1f}); plan slower than the cold search's: median {100 * median(gaps):.2f} %, "
-        f"largest {100 * max(gaps):.2f} %.",
+        f"{len(done)} losses: {_spread(speedups)} times faster than cold; plan slower than the cold search's "
+        f"by {_spread([100 * gap for gap in gaps], 2)} %, than the {len(proven)} proven optima by "
+        f"{_spread([100 * gap for gap in proven], 2) if proven else '-'} %: medians (smallest to largest).",
         highlight=False,
+        soft_wrap=True,
     )
     return 0
+
+
+def _spread(values: Sequence[float], digits: int = 1) -> str:
+    low, middle, high = (f"{value + 0.0:.{digits}f}" for value in (min(values), median(values), max(values)))
+    return f"{middle} ({low} to {high})"
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ from darts_parallel.replan import carried_over, replan
 from darts_parallel.space import outer_spaces
 from darts_parallel.strategy import LayerStrategy, Plan
 from darts_parallel.table import build_tables
+from experiments.replan import ReplanOptions, rows
 from tests.commands import QUIET, Command
 from tests.random_plans import random_plans
 
@@ -133,6 +134,14 @@ def test_warm_starts_reach_the_optimum_on_small_losses() -> None:
         assert answer.result.iteration_time_s <= optimum * 1.01
         assert evaluate(answer.result.plan, smaller).feasible
         assert smaller.training.global_batch_size == problem.training.global_batch_size
+
+
+def test_the_study_compares_warm_cold_and_exact_plans_of_the_same_loss() -> None:
+    (row,) = rows(ReplanOptions(jobs=["toy on toy_mixed"], losses=1, num_steps=30))
+    assert row.gap == pytest.approx(row.warm_iteration_time_s / row.cold_iteration_time_s - 1.0)
+    assert -1e-9 <= row.gap_to_optimum <= 0.01
+    assert row.cold_iteration_time_s >= row.optimum_s * (1 - 1e-9)
+    assert min(row.moved_bytes, row.restored_bytes) > 0
 
 
 FAST = ["search.num_steps=10", "search.num_restarts=2"]
