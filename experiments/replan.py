@@ -50,8 +50,8 @@ class ReplanOptions:
     seed: int = 0
     exact_seconds: float = 120.0
     """What the exact programme gets for one problem."""
-    num_steps: int = 300
-    """Of the cold search."""
+    overrides: list[str] = field(default_factory=list)
+    """Hydra overrides of every job."""
     out: str = "outputs/replan"
 
     def __post_init__(self) -> None:
@@ -60,7 +60,6 @@ class ReplanOptions:
         require_at_least("losses", self.losses, 1)
         require_at_least("seed", self.seed, 0)
         require_at_least("exact_seconds", self.exact_seconds, 0)
-        require_at_least("num_steps", self.num_steps, 1)
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,8 @@ def rows(options: ReplanOptions) -> Iterator[Row]:
     """Every loss in turn."""
     torch.set_num_threads(1)
     for job in options.jobs:
-        cold_settings = f"search.num_steps={options.num_steps}"
-        problem, rng = load_problem([*JOBS[job], cold_settings]), random.Random(f"{job} {options.seed}")
+        problem = load_problem([*JOBS[job], *options.overrides])
+        rng = random.Random(f"{job} {options.seed}")
         plan = search(problem, seed=options.seed).plan
         for _ in range(options.losses):
             smaller = lost(problem, rng)
@@ -152,9 +151,9 @@ def study(options: ReplanOptions, console: Console) -> int:
         done.append(row)
         console.print(
             f"{row.job}, {row.nodes} nodes left: {row.warm_seconds:.1f} s, cold {row.cold_seconds:.1f} s "
-            f"({row.speedup:.1f} times), exact {row.exact_seconds:.1f} s; plan {100 * row.gap:+.2f} % against "
-            f"the cold one, {100 * row.gap_to_optimum:+.2f} % against the optimum; {size(row.moved_bytes)} "
-            f"move, {size(row.restored_bytes)} from a checkpoint",
+            f"({row.speedup:.1f} times), exact {row.exact_seconds:.1f} s; plan {100 * row.gap:+.2f} % "
+            f"against the cold one, {100 * row.gap_to_optimum:+.2f} % against the optimum; "
+            f"{size(row.moved_bytes)} move, {size(row.restored_bytes)} from a checkpoint",
             highlight=False,
             soft_wrap=True,
         )

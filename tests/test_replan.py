@@ -137,7 +137,7 @@ def test_warm_starts_reach_the_optimum_on_small_losses() -> None:
 
 
 def test_the_study_compares_warm_cold_and_exact_plans_of_the_same_loss() -> None:
-    (row,) = rows(ReplanOptions(jobs=["toy on toy_mixed"], losses=1, num_steps=30))
+    (row,) = rows(ReplanOptions(jobs=["toy on toy_mixed"], losses=1, overrides=PINS))
     assert row.gap == pytest.approx(row.warm_iteration_time_s / row.cold_iteration_time_s - 1.0)
     assert -1e-9 <= row.gap_to_optimum <= 0.01
     assert row.cold_iteration_time_s >= row.optimum_s * (1 - 1e-9)
@@ -148,7 +148,7 @@ FAST = ["search.num_steps=10", "search.num_restarts=2"]
 
 
 def test_the_command_replans_from_a_file_and_refuses_what_it_cannot_keep(command: Command) -> None:
-    assert command(*TOY, *QUIET, *FAST, "hydra.run.dir=old").status == 0
+    assert command(*TOY, *QUIET, *PINS, *FAST, "hydra.run.dir=old").status == 0
     outcome = command("replan.from=old/plan.json", "cluster=toy", "cluster.nodes.0.count=1", *QUIET[:1],
                       "verification.enabled=false", "hydra.run.dir=new")  # fmt: skip
     assert outcome.status == 0, outcome.err
@@ -175,7 +175,7 @@ def test_the_command_replans_from_a_file_and_refuses_what_it_cannot_keep(command
 
 
 def test_replan_as_a_verb_is_the_same_command(command: Command) -> None:
-    assert command(*MIXED, *QUIET, *FAST, "hydra.run.dir=old").status == 0
+    assert command(*MIXED, *QUIET, *PINS, *FAST, "hydra.run.dir=old").status == 0
     # the second node group is the plan's own: the default cluster has one group only
     changes = ["cluster.nodes.0.count=1", "cluster.nodes.1.count=1"]
     outcome = command(*QUIET, "replan", "old/plan.json", *changes, "hydra.run.dir=new")
