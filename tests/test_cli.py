@@ -183,6 +183,7 @@ def test_ctrl_c_leaves_the_best_plan_and_status_0(tmp_path: Path) -> None:
         target=told_command, args=(says, tmp_path, [*endless, "hydra.run.dir=run"]), daemon=True
     )
     process.start()
+    says.close()
     while hears.recv() < 3:
         pass
     assert process.pid is not None
