@@ -30,10 +30,7 @@ BERT = (
 
 def tiny(devices: int, *overrides: str) -> Problem:
     """A problem of one node with `devices` toy devices."""
-    node = (
-        f"{{count: 1, gpus: {devices}, device: toy, intra_node: {{bandwidth_GBps: 10.0, latency_us: 5.0}}}}"
-    )
-    return load_problem([*TINY, f"cluster.nodes=[{node}]", *overrides])
+    return load_problem([*TINY, "cluster.nodes.0.count=1", f"cluster.nodes.0.gpus={devices}", *overrides])
 
 
 def uniform(

@@ -39,7 +39,8 @@ def test_a_refused_run_leaves_the_files_of_an_earlier_one_alone(command: Command
 def test_flags_may_stand_anywhere_and_a_sweep_runs_every_value(command: Command) -> None:
     outcome = command(*TOY, *QUIET, "--multirun", "search.seed=0,1")
     assert outcome.status == 0, outcome.err
-    assert len(list(command.folder.rglob("plan.json"))) == 2
+    plans = [json.loads(path.read_text()) for path in sorted(command.folder.rglob("plan.json"))]
+    assert [plan["search"]["seed"] for plan in plans] == [0, 1]
 
 
 def test_a_sweep_with_a_bad_value_ends_in_one_sentence(command: Command) -> None:

@@ -12,7 +12,7 @@ from darts_parallel.config import config_dir
 from darts_parallel.problem import Problem, load_config, load_problem
 from experiments import summary
 from tests.bilevel_tiny import OVERRIDES, corpus
-from tests.commands import QUIET, Command
+from tests.commands import QUIET
 
 NAMED_RUNS = sorted(path.stem for path in (Path(config_dir()) / "experiment").glob("*.yaml"))
 SHORT = ["search.method=gradient", "search.num_steps=5", "search.num_restarts=2", "search.polish_starts=1",
@@ -72,10 +72,3 @@ def test_a_named_run_wins_over_every_default_and_loses_to_the_command_line(tmp_p
     assert (config.verification.max_seconds, config.output.tensorboard) == (7.0, False)
     again = load_config(["experiment=mine", "search.num_steps=9", "model=bert_345m"], str(tmp_path))
     assert (again.search.num_steps, again.model.name) == (9, "bert_345m")
-
-
-def test_a_sweep_leaves_one_plan_for_each_job(command: Command, tmp_path: Path) -> None:
-    sweep = ["--multirun", "experiment=quick", "search.seed=0,1", f"hydra.sweep.dir={tmp_path}"]
-    assert command(*sweep, *SHORT, *QUIET).status == 0
-    plans = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/plan.json"))]
-    assert [plan["search"]["seed"] for plan in plans] == [0, 1]

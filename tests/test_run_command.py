@@ -29,6 +29,7 @@ from darts_parallel.run.workers import Workers
 from darts_parallel.space import layer_choices, outer_spaces
 from darts_parallel.strategy import LayerStrategy, Plan
 from experiments import measured_vs_predicted
+from tests.processes import run_ranks
 from tests.running import TINY, die, hang, tiny, uniform
 
 LARGE = Machine((), 2.0**40)
@@ -67,18 +68,35 @@ def test_the_run_starts_its_processes_and_reports_what_it_measured(
     assert data["predicted_iteration_time_s"] > 0
 
 
+ONE_STEP = ("verify=true", "steps=1", "timeout_s=120")
+
+
 @pytest.mark.slow
-def test_torchrun_runs_a_plan_and_agrees_with_one_process(two: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    arguments = ["-m", "darts_parallel.run", f"plan={two}", "verify=true", "steps=1", "timeout_s=120"]
+def test_torchrun_runs_a_plan(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, uniform((0, 5), 2, LayerStrategy(1, 1)), tiny(1))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    arguments = ["-m", "darts_parallel.run", f"plan={plan}", *ONE_STEP]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*launcher, *arguments], capture_output=True, text=True, timeout=120, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert "toy on 2 processes (cpu)" in done.stdout
-    assert "differs" not in done.stdout
+    assert "toy on 1 processes (cpu)" in done.stdout
     assert "Warning" not in done.stderr, done.stderr
+
+
+def as_rank(*arguments: str) -> None:
+    """A job: the command in the environment that torchrun gives it."""
+    sys.argv = ["run", *arguments]
+    assert main() == 0
+
+
+def test_ranks_that_torchrun_would_start_agree_with_one_process_and_the_first_says_so(two: Path) -> None:
+    printed, nothing = run_ranks(2, two.parent, as_rank, f"plan={two}", *ONE_STEP)
+    assert nothing == ""
+    assert "toy on 2 processes (cpu)" in printed
+    assert "Against one process" in printed
+    assert "differs" not in printed
 
 
 def test_a_wrong_world_size_is_one_sentence(
