@@ -118,7 +118,7 @@ class _Exact:
             restarts=0,
             seed=seed,
             plans_evaluated=self.plans_evaluated,
-            interrupted=interrupted,
+            stopped_by="user" if interrupted else None,
             method=self.method,
             why="interrupted; best plan so far" if interrupted else why,
         )

@@ -1,6 +1,5 @@
 """The best hard plans that a search has met."""
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ import torch
 
 from darts_parallel.cost import HardPlans, evaluate_batch
 from darts_parallel.discretize import repair, round_edges, unit_starts
+from darts_parallel.stopwatch import Stopwatch
 from darts_parallel.strategy import Plan
 from darts_parallel.table import CostTable
 from darts_parallel.tidy import tidy
@@ -41,6 +41,7 @@ class CandidatePool:
     Args:
         tables: The cost tables that candidates refer to.
         kind: Space of the plans; only layer-wise ones are tidied when they are put in words.
+        clock: Of the search; None begins now.
     """
 
     PER_OUTER = 4
@@ -48,12 +49,12 @@ class CandidatePool:
     REPAIRED = 2
     """Infeasible plans of every outer choice that are repaired at a time."""
 
-    def __init__(self, tables: list[CostTable], kind: str) -> None:
+    def __init__(self, tables: list[CostTable], kind: str, clock: Stopwatch | None = None) -> None:
         self.tables, self.kind = tables, kind
         self.evaluated = 0
-        self.began = time.perf_counter()
+        self.clock = Stopwatch() if clock is None else clock
         self.curve: list[tuple[float, float]] = []
-        """Seconds since the beginning and iteration time of every improvement of the best plan."""
+        """Seconds of the search and iteration time of every improvement of the best plan."""
         self.entries: dict[tuple[int, int], list[Entry]] = {}
 
     @property
@@ -110,7 +111,7 @@ class CandidatePool:
             if kept:
                 self.entries[(table, outer)] = sorted(kept, key=lambda entry: entry.time)[: self.PER_OUTER]
         if self.best_time < (self.curve[-1][1] if self.curve else float("inf")):
-            self.curve.append((time.perf_counter() - self.began, self.best_time))
+            self.curve.append((self.clock.seconds, self.best_time))
 
     def top(self, count: int) -> list[Entry]:
         """The fastest entries, at most two of an outer choice so that several are tried."""

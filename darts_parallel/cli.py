@@ -25,7 +25,7 @@ from darts_parallel.config import config_dir, register_schema
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import export_lines, export_plan, write_export
-from darts_parallel.gradient_search import descent_seconds, search
+from darts_parallel.gradient_search import search
 from darts_parallel.job_config import job_config
 from darts_parallel.messages import error_sentence
 from darts_parallel.objectives import bill, choose, price_per_hour
@@ -157,8 +157,7 @@ def _run_tracked(
         choose(config.objective, [amount], [plan.describe(problem.training.global_batch_size)])
     if config.plan is not None and config.export is not None:
         export_plan(problem, plan, config.export)  # refused before anything is written
-    interrupted = result is not None and (result.interrupted or checked.interrupted)
-    written = None if result is None else replace(result, interrupted=interrupted)
+    written = replace(result, stopped_by="user") if result is not None and checked.interrupted else result
     elasticities = _sensitivity(plan, problem)
     data = plan_dict(problem, plan, cost, written, checked.answers, elasticities)
     write_json(folder / "plan.json", data | planned.entries())
@@ -271,9 +270,8 @@ def _verify(problem: Problem, result: SearchResult, console: Console) -> Checked
     from baselines import dynamic_programming, exhaustive
 
     settings, seed = problem.config.verification, problem.config.search.seed
-    by_ctrl_c = result.interrupted and result.seconds < descent_seconds(problem.config.search)
-    if not settings.enabled or by_ctrl_c:
-        return Checked([], by_ctrl_c)
+    if not settings.enabled or result.stopped_by == "user":
+        return Checked([], interrupted=result.stopped_by == "user")
     kind, found, budget = problem.config.space.kind, result.iteration_time_s, settings.max_seconds
     answers: list[Verification] = []
     try:

@@ -1,7 +1,7 @@
 """The gradient search: all outer choices and restarts as one batch, annealed to hard plans."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -21,10 +21,9 @@ from darts_parallel.problem import Problem
 from darts_parallel.records import Schedules, SearchResult, StepRecord
 from darts_parallel.relaxation import geometric
 from darts_parallel.space import outer_spaces
+from darts_parallel.stopwatch import Stopwatch
 from darts_parallel.table import CostTable, build_tables
 
-PACE_EVERY = 5
-"""Steps between looks at the clock."""
 SLACK = 1.0 + 1e-9
 """An outer choice is dropped when its lower bound exceeds the best plan by more than rounding."""
 
@@ -43,6 +42,7 @@ class GradientSearch:
         config: Settings.
         seed: Of all random numbers.
         starts: Known plans; half of the restarts of their outer choices begin near them.
+        clock: Counts the search's seconds; None begins now.
     """
 
     def __init__(
@@ -52,12 +52,13 @@ class GradientSearch:
         config: SearchConfig,
         seed: int,
         starts: Sequence[Candidate] = (),
+        clock: Stopwatch | None = None,
     ) -> None:
         self.config, self.kind = config, kind
         self.generator = torch.Generator().manual_seed(seed)
         self.gumbel = self.generator if config.relaxation == "gumbel" else None
-        self.began = time.perf_counter()
-        self.pool = CandidatePool(list(tables), kind)
+        self.clock = Stopwatch() if clock is None else clock
+        self.pool = CandidatePool(list(tables), kind, self.clock)
         if not starts:
             self.pool.add_all(lightest_plans(tables, kind))
         # where the restarts begin: one strategy for all layers, and even stages
@@ -70,8 +71,9 @@ class GradientSearch:
         self.outer_names = [name for group in self.groups for name in group.names]
         self.outer_logits = torch.zeros(len(self.outer_names), dtype=torch.float64, requires_grad=True)
         self.optimizer = self._new_optimizer()
-        self.step, self.num_steps = 0, config.num_steps
-        self.out_of_time = False
+        self.step = 0
+        self.stopped_by: str | None = None
+        """`user` or `time_limit` where the descent ended before its last step."""
 
     def _initial_groups(self, tables: Sequence[CostTable]) -> list[Group]:
         """Parameters of the outer choices whose lower bound the best known plan does not exclude."""
@@ -103,7 +105,7 @@ class GradientSearch:
 
     def schedules(self) -> Schedules:
         """Annealed quantities of the current step."""
-        c, step, steps = self.config, self.step, self.num_steps
+        c, step, steps = self.config, self.step, self.config.num_steps
         return Schedules(
             geometric(c.temperature[0], c.temperature[1], step, steps),
             geometric(c.boundary_temperature[0], c.boundary_temperature[1], step, steps),
@@ -112,44 +114,37 @@ class GradientSearch:
             hard_choices=step >= c.hard_choices_from * steps,
         )
 
-    def run(
-        self, on_record: Callable[[StepRecord], None] = lambda record: None
-    ) -> tuple[list[StepRecord], bool]:
-        """All steps that the time allows; returns the records and whether they are fewer than asked for."""
+    def run(self, on_record: Callable[[StepRecord], None] = lambda record: None) -> list[StepRecord]:
+        """Take all steps, or those that Ctrl-C or the time limit leave; returns the records."""
         records: list[StepRecord] = []
         thin_at, resample_at = list(self.config.thin_at), list(self.config.resample_at)
-        begun = time.perf_counter()
+        limit = descent_seconds(self.config)
         try:
-            while self.step < self.num_steps and self.groups:
+            while self.step < self.config.num_steps and self.groups:
+                if self.clock.seconds >= limit:
+                    self.stopped_by = "time_limit"
+                    break
                 record, merits = self._one_step()
                 self.step += 1
                 if record is not None:
                     records.append(record)
-                    on_record(record)
+                    with self.clock.paused():
+                        on_record(record)
                 if self._reached(resample_at):
                     for group, merit in zip(self.groups, merits, strict=True):
                         moments, noise = self.optimizer.state(), self.config.initial_noise
                         group.resample(merit, moments, noise, self.generator)
                 if self._reached(thin_at):
                     self._thin(merits)
-                if self.step % PACE_EVERY == 0:
-                    self._keep_pace(begun)
         except KeyboardInterrupt:
-            return records, True
-        return records, self.out_of_time
+            self.stopped_by = "user"
+        return records
 
     def _reached(self, shares: list[float]) -> bool:
         """Whether a share of the steps is done; the shares that are, are taken out."""
-        left = [share for share in shares if int(share * self.num_steps) > self.step]
+        left = [share for share in shares if int(share * self.config.num_steps) > self.step]
         reached, shares[:] = len(left) < len(shares), left
         return reached
-
-    def _keep_pace(self, begun: float) -> None:
-        """Fewer steps where the time limit would cut them short: schedules should come to their end."""
-        now, end = time.perf_counter(), self.began + descent_seconds(self.config)
-        affordable = self.step + int(max(end - now, 0.0) * self.step / (now - begun))
-        if affordable < self.num_steps:
-            self.num_steps, self.out_of_time = affordable, True
 
     def _one_step(self) -> tuple[StepRecord | None, list[Tensor]]:
         schedules = self.schedules()
@@ -168,12 +163,12 @@ class GradientSearch:
             total = total + loss.sum()
         total.backward()  # type: ignore[no-untyped-call]
         record = None
-        if self.step == self.num_steps - 1 or self.step % self.config.hard_every == 0:
+        if self.step == self.config.num_steps - 1 or self.step % self.config.hard_every == 0:
             self._collect(weights, costs)
             mine = LeadingPlan.of(self.groups, merits, weights, costs)
             record = mine.record(
                 step=self.step,
-                seconds=time.perf_counter() - self.began,
+                seconds=self.clock.seconds,
                 schedules=schedules,
                 best_time_s=self.pool.best_time,
                 outer_weights=self._weights_by_outer(),
@@ -261,16 +256,40 @@ def search_tables(
         starts: Known plans to begin near.
         loop: The optimisation loop; ablations give another one.
     """
-    began = time.perf_counter()
+    with one_thread():
+        return _search_tables(tables, kind, config, seed, on_record, loop, starts)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread inside: sums then keep one order, and small tensors are faster."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _search_tables(
+    tables: Sequence[CostTable],
+    kind: str,
+    config: SearchConfig,
+    seed: int,
+    on_record: Callable[[StepRecord], None],
+    loop: type[GradientSearch],
+    starts: Sequence[Candidate],
+) -> SearchResult | None:
+    clock = Stopwatch()
     # known plans name their strategies by number: their tables are without dominated ones already
     pruned = tables if starts else [without_dominated(table) for table in tables]
-    run = loop(pruned, kind, config, seed, *([starts] if starts else []))
-    records, interrupted = run.run(on_record)
-    raw = run.pool.best
+    run = loop(pruned, kind, config, seed, starts, clock)
+    records = run.run(on_record)
+    raw, stopped_by = run.pool.best, run.stopped_by
     if raw is None:
         return None
-    if config.polish and (run.out_of_time or not interrupted):
-        polish_pool(run.pool, kind, config, began, hurry=run.out_of_time)
+    if config.polish and stopped_by != "user":
+        stopped_by = polish_pool(run.pool, kind, config, hurry=stopped_by is not None) or stopped_by
     best = run.pool.best
     assert best is not None
     plan, raw_plan = run.pool.plan(best), run.pool.plan(raw)
@@ -281,11 +300,11 @@ def search_tables(
         raw_iteration_time_s=raw.time,
         alternatives=tuple((entry.time, run.pool.plan(entry)) for entry in run.pool.by_outer()[1:]),
         history=tuple(records),
-        seconds=time.perf_counter() - began,
+        seconds=clock.seconds,
         steps=run.step,
         restarts=config.num_restarts,
         seed=seed,
         plans_evaluated=run.pool.evaluated,
-        interrupted=interrupted,
-        curve=tuple((seconds + run.pool.began - began, cost) for seconds, cost in run.pool.curve),
+        stopped_by=stopped_by,
+        curve=tuple(run.pool.curve),
     )

@@ -98,7 +98,7 @@ def _search_dict(result: SearchResult | None) -> dict[str, Any] | None:
         "seed": result.seed,
         "raw_iteration_time_s": result.raw_iteration_time_s,
         "plans_evaluated": result.plans_evaluated,
-        "interrupted": result.interrupted,
+        "stopped_by": result.stopped_by,
     }
 
 

@@ -1,21 +1,26 @@
 """Which plans of a search are polished, how thoroughly, and in which order."""
 
-import time
-
 from darts_parallel.candidates import Candidate, CandidatePool, Entry
 from darts_parallel.config import SearchConfig
 from darts_parallel.polish import polish
 
 
-def polish_pool(pool: CandidatePool, kind: str, config: SearchConfig, began: float, *, hurry: bool) -> None:
-    """Polish the best plans quickly, then the best of those thoroughly; the best one first in a hurry."""
+def polish_pool(pool: CandidatePool, kind: str, config: SearchConfig, *, hurry: bool) -> str | None:
+    """Polish the best plans quickly, then the best of those thoroughly; the best one first in a hurry.
 
-    def late() -> bool:
-        return time.perf_counter() - began > config.max_seconds
+    Returns:
+        What cut it short, `user` or `time_limit`; None where nothing did.
+    """
+    late = False
+
+    def stop() -> bool:
+        nonlocal late
+        late = late or pool.clock.seconds > config.max_seconds
+        return late
 
     def improve(entry: Entry, *, thorough: bool) -> None:
         dear = {"thorough": thorough, "chains": config.polish_chains}
-        plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, **dear, stop=late)
+        plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, **dear, stop=stop)
         pool.evaluated += evaluated
         pool.add(Candidate(entry.table, plan))
 
@@ -27,4 +32,5 @@ def polish_pool(pool: CandidatePool, kind: str, config: SearchConfig, began: flo
         for entry in pool.top(config.polish_finalists):
             improve(entry, thorough=True)
     except KeyboardInterrupt:
-        return
+        return "user"
+    return "time_limit" if late else None

@@ -60,7 +60,8 @@ class SearchResult:
     restarts: int
     seed: int
     plans_evaluated: int
-    interrupted: bool
+    stopped_by: str | None = None
+    """`user` (Ctrl-C) or `time_limit` where the search ended early; None where it ran to its end."""
     method: str = "gradient"
     """What found the plan: `gradient`, or an exact method that `search=auto` took."""
     why: str = ""

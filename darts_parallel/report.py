@@ -33,6 +33,12 @@ PIPED_WIDTH = 100
 NOTABLE = 5e-4
 """Relative differences below this read as none."""
 MEMORY_WARNING = 0.95
+STOPPED = {
+    None: "",
+    "user": "; stopped early, best plan so far",
+    "time_limit": "; stopped by search.max_seconds, best plan so far",
+}
+"""What the report says of what stopped a search."""
 
 
 def layerwise_sentence(
@@ -218,7 +224,7 @@ def _search_lines(result: SearchResult, console: Console) -> None:
     gain = f"polishing gains {_percent(1 - final / raw, 2)}" if final < raw else "polishing changes nothing"
     raw_text = f"raw {_number(raw)} s (gradient search alone)"
     console.print(f"{raw_text} → polished {_number(final)} s; {gain}", highlight=False)
-    stopped = "; stopped early, best plan so far" if result.interrupted else ""
+    stopped = STOPPED[result.stopped_by]
     console.print(
         f"{result.steps} steps × {result.restarts} restarts, seed {result.seed}, "
         f"{result.plans_evaluated:,} plans evaluated in {result.seconds:.1f} s{stopped}",

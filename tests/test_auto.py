@@ -115,7 +115,7 @@ def test_ctrl_c_during_the_proof_keeps_the_best_uniform_plan(monkeypatch: pytest
     tried = auto.attempt(load_problem(TOY))
     assert tried.result is not None
     assert tried.interrupted
-    assert tried.result.interrupted
+    assert tried.result.stopped_by == "user"
     assert tried.result.method == "exhaustive"
     assert len(set(tried.result.plan.layers)) == 1
 

@@ -118,7 +118,7 @@ def test_the_plan_file_keeps_the_contract(command: Command) -> None:
     assert len(predicted["memory_bytes"]) == plan["pp"]
     assert sum(predicted["breakdown_s"].values()) == pytest.approx(predicted["iteration_time_s"], rel=1e-9)
     assert {"seconds", "steps", "restarts", "seed", "raw_iteration_time_s"} <= set(plan["search"])
-    assert plan["search"]["interrupted"] is False
+    assert plan["search"]["stopped_by"] is None
     for entry in plan["verification"].values():
         assert {"iteration_time_s", "gap", "seconds", "plans_evaluated"} <= set(entry)
     assert set(plan["verification"]) == {"exhaustive", "dynamic_programming"}
@@ -192,7 +192,7 @@ def test_ctrl_c_leaves_the_best_plan_and_status_0(tmp_path: Path) -> None:
     process.join(PATIENCE_S)
     assert process.exitcode == 0
     plan = json.loads((tmp_path / "run/plan.json").read_text())
-    assert plan["search"]["interrupted"] is True
+    assert plan["search"]["stopped_by"] == "user"
     assert plan["predicted"]["feasible"] is True
 
 
@@ -206,5 +206,5 @@ def test_ctrl_c_in_the_verification_leaves_the_plan(
     outcome = command(*TOY, *FEW, "output.tensorboard=false")
     assert outcome.status == 0, outcome.err
     plan = json.loads(command.plan_file().read_text())
-    assert plan["search"]["interrupted"] is True
+    assert plan["search"]["stopped_by"] == "user"
     assert set(plan["verification"]) == {"exhaustive"}

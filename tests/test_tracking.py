@@ -137,7 +137,7 @@ def test_a_given_plan_is_tracked_without_a_search(small: Tracked, tmp_path: Path
 
 
 def test_an_interrupted_search_without_records_is_tracked(small: Tracked, tmp_path: Path) -> None:
-    result = replace(small.result, history=(), interrupted=True)
+    result = replace(small.result, history=(), stopped_by="user")
     finish(Tracker(tmp_path, small.problem), small.problem, result)
     assert "search/convergence" not in read(tmp_path).Tags()["images"]
 
