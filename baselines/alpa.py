@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from baselines.incumbent import Incumbent
-from baselines.result import BaselineResult, TableResult, on_problem
 from baselines.stage_costs import OuterChoice, cheapest_split, outer_choices
-from darts_parallel.bounds import Array, Index, lower_bound
-from darts_parallel.problem import Problem
-from darts_parallel.table import CostTable
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.bounds import lower_bound
+from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.exact.segments import Array, Index
+from darts_parallel.problem.problem import Problem
 
 CLUSTERS = 12
 """Layer clusters of a model; the paper finds that a few are enough."""
 
 
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
     """The plan of the two nested programs.
 
     Args:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from baselines.chains import Chains, PlanSpace
 from baselines.incumbent import Incumbent, time_limit
-from baselines.moves import Moves, MoveWeights
-from baselines.result import BaselineResult, TableResult, on_problem
-from darts_parallel.problem import Problem
-from darts_parallel.table import CostTable
+from baselines.moves import MoveWeights, RandomMoves
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.problem.problem import Problem
 
 CHAINS = 64
 """Plans that anneal side by side."""
@@ -28,7 +28,7 @@ COOLING = 1e-4
 WEIGHTS = MoveWeights(layer=0.2, run=0.2, stage=0.15, whole=0.05, edge=0.3, outer=0.05, jump=0.05)
 
 
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
     """The best plan that annealing meets within the budget.
 
     Args:
@@ -51,7 +51,7 @@ def solve(
     incumbent = Incumbent(tables, time_limit(deadline))
     space = PlanSpace(incumbent, kind)
     generator = torch.Generator().manual_seed(seed)
-    moves = Moves(space, WEIGHTS, generator)
+    moves = RandomMoves(space, WEIGHTS, generator)
     chains, energy = best_starts(space, CHAINS)
     length, step, left = FIRST_ROUND, 0, math.inf if max_steps is None else max_steps
     hottest = uphill(space, moves, chains, energy) / math.log(2.0)
@@ -65,7 +65,7 @@ def solve(
     return incumbent.result()
 
 
-def _restart(space: PlanSpace, moves: Moves, chains: Chains, energy: Tensor) -> tuple[Chains, Tensor]:
+def _restart(space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor) -> tuple[Chains, Tensor]:
     """The better half of the chains, and random plans."""
     kept = energy.argsort(stable=True)[: len(chains) // 2]
     fresh = moves.random_plans(len(chains) - len(kept))
@@ -80,7 +80,7 @@ def best_starts(space: PlanSpace, count: int) -> tuple[Chains, Tensor]:
     return starts[order], energy[order]
 
 
-def uphill(space: PlanSpace, moves: Moves, chains: Chains, energy: Tensor) -> float:
+def uphill(space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor) -> float:
     """The scale of temperatures: a rise that a fifth of the rising moves stay below.
 
     The median would be set by moves that break the memory, which no temperature should accept.
@@ -91,7 +91,7 @@ def uphill(space: PlanSpace, moves: Moves, chains: Chains, energy: Tensor) -> fl
 
 
 def metropolis(
-    space: PlanSpace, moves: Moves, chains: Chains, energy: Tensor, temperature: float
+    space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor, temperature: float
 ) -> tuple[Chains, Tensor]:
     """One change of every chain, accepted with probability `exp(-rise / temperature)` (Metropolis 1953)."""
     proposed = moves.propose(chains)

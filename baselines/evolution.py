@@ -14,10 +14,10 @@ from scipy.optimize import OptimizeResult, differential_evolution
 
 from baselines.chains import Chains, PlanSpace
 from baselines.incumbent import Incumbent, time_limit
-from baselines.result import BaselineResult, TableResult, on_problem
-from darts_parallel.bounds import Array
-from darts_parallel.problem import Problem
-from darts_parallel.table import CostTable
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.exact.segments import Array
+from darts_parallel.problem.problem import Problem
 
 POPULATION = 128
 """Plans of a generation."""
@@ -25,7 +25,7 @@ KNOTS = 12
 """Places along the model where a plan may choose another strategy; all layers where they are fewer."""
 
 
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
     """The best plan that evolution meets within the budget.
 
     Args:

@@ -17,10 +17,10 @@ import torch
 from baselines.annealing import best_starts, metropolis, uphill
 from baselines.chains import Chains, PlanSpace
 from baselines.incumbent import Incumbent, time_limit
-from baselines.moves import Moves, MoveWeights
-from baselines.result import BaselineResult, TableResult, on_problem
-from darts_parallel.problem import Problem
-from darts_parallel.table import CostTable
+from baselines.moves import MoveWeights, RandomMoves
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.problem.problem import Problem
 
 CHAINS = 64
 """Plans that walk side by side."""
@@ -31,7 +31,7 @@ PATIENCE = 200
 WEIGHTS = MoveWeights(layer=0.7, edge=0.2, outer=0.05, jump=0.05)
 
 
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
     """The best plan that the chains meet within the budget.
 
     Args:
@@ -53,7 +53,7 @@ def solve(
     """The same over cost tables; arguments as `random_search.solve`, a step changes every chain once."""
     incumbent = Incumbent(tables, time_limit(deadline))
     space = PlanSpace(incumbent, kind)
-    moves = Moves(space, WEIGHTS, torch.Generator().manual_seed(seed))
+    moves = RandomMoves(space, WEIGHTS, torch.Generator().manual_seed(seed))
     known, known_energy = best_starts(space, CHAINS // 2)
     fresh = moves.random_plans(CHAINS - len(known))
     chains = Chains.concatenate([known, fresh])

@@ -13,17 +13,16 @@ import numpy as np
 import torch
 
 from baselines.incumbent import Incumbent
-from baselines.result import BaselineResult, TableResult, on_problem
 from baselines.stage_costs import OuterChoice, UniformStages, bottleneck_split, outer_choices
-from darts_parallel.bounds import Array
-from darts_parallel.candidates import even_uniform_plans
-from darts_parallel.cost import HardPlans
-from darts_parallel.problem import Problem
-from darts_parallel.stage_solver import StageSolver
-from darts_parallel.table import CostTable
+from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.exact.segments import Array
+from darts_parallel.gradient.stage_solver import StageSolver
+from darts_parallel.problem.problem import Problem
 
 
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
     """The best plan over pipeline degrees, micro-batches and the three ways to cut.
 
     Args:

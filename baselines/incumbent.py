@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from baselines.result import Candidate, TableResult
-from darts_parallel.cost import BatchCost, HardPlans, evaluate_batch
-from darts_parallel.dominance import without_dominated
-from darts_parallel.table import CostTable
+from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.pruning import without_dominated
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.result import Candidate, TableResult
 
 DEFAULT_SECONDS = 10.0
 """Budget of a planner that never ends by itself, where none is given."""

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 import torch
 
 from baselines.incumbent import Incumbent
-from baselines.result import BaselineResult, TableResult, on_problem
 from baselines.stage_costs import plain, plain_tables
-from darts_parallel.candidates import even_uniform_plans
-from darts_parallel.config import RECOMPUTE
-from darts_parallel.problem import Problem
-from darts_parallel.table import CostTable
+from darts_parallel.config.schema import RECOMPUTE
+from darts_parallel.cost.hard_plans import even_uniform_plans
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.problem.problem import Problem
 
 
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
     """The plan of the rule.
 
     Args:

@@ -32,7 +32,7 @@ class MoveWeights:
     """Another pipeline degree, with like strategies and stretched stages."""
 
 
-class Moves:
+class RandomMoves:
     """Draws random plans and changes of plans.
 
     Args:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from baselines.incumbent import Incumbent
-from baselines.result import BaselineResult, TableResult, on_problem
 from baselines.stage_costs import UniformStages, bottleneck_split, outer_choices, plain
-from darts_parallel.problem import Problem
-from darts_parallel.table import CostTable
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.problem.problem import Problem
 
 
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
     """The plan whose slowest stage is fastest, for the best number of stages and micro-batches.
 
     Args:

@@ -6,16 +6,16 @@ import torch
 
 from baselines.chains import PlanSpace
 from baselines.incumbent import Incumbent, time_limit
-from baselines.moves import Moves, MoveWeights
-from baselines.result import BaselineResult, TableResult, on_problem
-from darts_parallel.problem import Problem
-from darts_parallel.table import CostTable
+from baselines.moves import MoveWeights, RandomMoves
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.problem.problem import Problem
 
 BATCH = 256
 """Plans priced at once."""
 
 
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> BaselineResult:
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
     """The best of as many random plans as the budget allows.
 
     Args:
@@ -45,7 +45,7 @@ def solve(
     """
     incumbent = Incumbent(tables, time_limit(deadline))
     space = PlanSpace(incumbent, kind)
-    moves = Moves(space, MoveWeights(), torch.Generator().manual_seed(seed))
+    moves = RandomMoves(space, MoveWeights(), torch.Generator().manual_seed(seed))
     space.price(space.starting_plans())
     step = 0
     while not incumbent.over() and (max_steps is None or step < max_steps):

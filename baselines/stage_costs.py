@@ -8,9 +8,10 @@ import torch
 from numpy.typing import NDArray
 
 from baselines.incumbent import Incumbent
-from darts_parallel.bounds import OuterCosts
-from darts_parallel.cost import HardPlans
-from darts_parallel.segments import (
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.bounds import OuterCosts
+from darts_parallel.exact.segments import (
     Array,
     best_bottleneck,
     best_sum,
@@ -20,8 +21,7 @@ from darts_parallel.segments import (
     spans,
     split_below,
 )
-from darts_parallel.strategy import LayerStrategy
-from darts_parallel.table import CostTable
+from darts_parallel.plan.strategy import LayerStrategy
 
 STEP = 1e-4
 """Relative distance of the bottlenecks that `cheapest_split` tries; Alpa's epsilon."""

@@ -1,6 +1,6 @@
 """`python -m darts_parallel`: the same as the command `darts-parallel`."""
 
-from darts_parallel.cli import main
+from darts_parallel.cli.command import main
 
 if __name__ == "__main__":
     main()

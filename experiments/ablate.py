@@ -26,13 +26,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from darts_parallel.config import require_at_least, require_member
+from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
-from darts_parallel.planfile import write_json
-from experiments.ablate_report import write_report
-from experiments.arms import ALONE, BILEVEL, BILEVEL_ARMS, GRADIENT_ARMS, PROBLEMS, RIVALS, run_arm
-from experiments.options import run_main
-from experiments.summary import processor
+from darts_parallel.plan.file import write_json
+from experiments.comparison.ablate_report import write_report
+from experiments.comparison.arms import ALONE, BILEVEL, BILEVEL_ARMS, GRADIENT_ARMS, PROBLEMS, RIVALS, run_arm
+from experiments.comparison.summary import processor
 
 ARMS = (*GRADIENT_ARMS, *RIVALS, *BILEVEL_ARMS)
 LAUNCHERS = {

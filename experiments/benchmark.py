@@ -19,13 +19,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from baselines import dynamic_programming, exhaustive
-from darts_parallel.config import require_at_least
+from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.options import run_main
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.gradient_search import search
-from darts_parallel.problem import load_problem
-from experiments.options import run_main
-from experiments.summary import README, markdown_table, processor, replace_block
+from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.exact import uniform as exhaustive
+from darts_parallel.gradient.descent import search
+from darts_parallel.problem.problem import load_problem
+from experiments.comparison.summary import README, markdown_table, processor, replace_block
 
 LLAMA = ["model=llama3_70b", "training=llama3_70b"]
 COLUMNS = ("job", "median s", "min s", "max s", "target s", "met", "remark")

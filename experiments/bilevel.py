@@ -17,7 +17,7 @@ import torch
 from darts_parallel.bilevel.data import load_corpus, unigram_entropy
 from darts_parallel.bilevel.protocol import Protocol
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.problem import load_problem
+from darts_parallel.problem.problem import load_problem
 
 FOLDER = "outputs/bilevel"
 

@@ -22,21 +22,22 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from darts_parallel.config import config_dir, require_at_least, require_member
+from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.options import run_main
+from darts_parallel.config.schema import config_dir
 from darts_parallel.errors import ConfigError
-from darts_parallel.planfile import write_text
-from experiments.measured.calibrated import SHIPPED, Calibrated
-from experiments.measured.crossvalidation import HeldOut, cross_validate, held_out_errors
-from experiments.measured.device_files import MARK, device_names, write_device
-from experiments.measured.errors import ErrorSummary, summarise
-from experiments.measured.fit import PARTS, Residuals, fit
-from experiments.measured.link_files import cluster_names, write_cluster
-from experiments.measured.outcome import read_cases
-from experiments.measured.parameters import FAMILY, Parameters
-from experiments.measured.predict import place_of
-from experiments.measured.problems import Case
-from experiments.measured.rows import read_folder
-from experiments.options import run_main
+from darts_parallel.plan.file import write_text
+from experiments.calibration.calibrated import SHIPPED, Calibrated
+from experiments.calibration.crossvalidation import HeldOut, cross_validate, held_out_errors
+from experiments.calibration.device_files import MARK, device_names, write_device
+from experiments.calibration.errors import ErrorSummary, summarise
+from experiments.calibration.fit import PARTS, Residuals, fit
+from experiments.calibration.link_files import cluster_names, write_cluster
+from experiments.calibration.outcome import read_cases
+from experiments.calibration.parameters import FAMILY, Parameters
+from experiments.calibration.predict import place_of
+from experiments.calibration.problems import Case
+from experiments.calibration.rows import read_folder
 
 KINDS = ("model", "source")
 

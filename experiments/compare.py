@@ -27,24 +27,27 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from darts_parallel.config import SearchConfig, require_at_least, require_member
-from darts_parallel.problem import load_config
-from experiments.anytime import anytime_figure, write_curves
-from experiments.gaps import Findings, percent
-from experiments.options import run_main
-from experiments.picture import gaps_figure, save
-from experiments.problems import Case, suite
-from experiments.rivals import RIVALS
-from experiments.runs import AUTO, SEARCH, UNIFORM, Run, Work, ignore_interrupt, run_case, write_csv
-from experiments.standings import HEADER, default_verdict, duels, standings
-from experiments.summary import (
-    markdown,
-    markdown_table,
-    processor,
-    publish,
-    render,
-    render_table,
+from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.composition import load_config
+from darts_parallel.config.options import run_main
+from darts_parallel.config.search import SearchConfig
+from experiments.comparison.anytime import anytime_figure, write_curves
+from experiments.comparison.gaps import Findings, percent
+from experiments.comparison.picture import gaps_figure, save
+from experiments.comparison.problems import Case, suite
+from experiments.comparison.rivals import RIVALS
+from experiments.comparison.runs import (
+    AUTO,
+    SEARCH,
+    UNIFORM,
+    Run,
+    Work,
+    ignore_interrupt,
+    run_case,
+    write_csv,
 )
+from experiments.comparison.standings import HEADER, default_verdict, duels, standings
+from experiments.comparison.summary import markdown, markdown_table, processor, publish, render, render_table
 
 METHODS = (AUTO, SEARCH, UNIFORM, *RIVALS)
 FILE_WIDTH = 120

@@ -14,16 +14,16 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from baselines.dynamic_programming import solve
-from darts_parallel.checks import require_at_least, require_member
-from darts_parallel.cluster import Link
-from darts_parallel.gradient_search import search_tables
-from darts_parallel.problem import Problem, load_problem
-from darts_parallel.search_config import PLACEMENTS
-from darts_parallel.space import outer_spaces
-from darts_parallel.table import build_tables
-from experiments.options import run_main
-from experiments.quantiles import EXACT
+from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.options import run_main
+from darts_parallel.config.search import PLACEMENTS
+from darts_parallel.cost.table import build_tables
+from darts_parallel.exact.layerwise import solve
+from darts_parallel.gradient.descent import search_tables
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.problem.cluster import Link
+from darts_parallel.problem.problem import Problem, load_problem
+from experiments.comparison.quantiles import EXACT
 
 PINS = ["space.num_micro_batches=[1,4]", "training.global_batch_size=4", "space.zero_stage=1",
         "space.recompute=[none,full]", "space.sequence_parallel=false"]  # fmt: skip

@@ -17,10 +17,10 @@ from rich.table import Table
 
 from darts_parallel.bilevel.measured_speed import LayerProfile, profile_block, write_profile
 from darts_parallel.bilevel.settings import shape_of
-from darts_parallel.config import require_at_least
-from darts_parallel.problem import load_problem
-from darts_parallel.space import divisors, tensor_degrees
-from experiments.options import run_main
+from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.options import run_main
+from darts_parallel.plan.degrees import divisors, tensor_degrees
+from darts_parallel.problem.problem import load_problem
 
 
 @dataclass

@@ -23,16 +23,16 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from darts_parallel.checks import require_at_least, require_size
-from darts_parallel.cost import evaluate
+from darts_parallel.config.checks import require_at_least, require_size
+from darts_parallel.config.options import run_main
+from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.executable import refuse_unexecutable
-from darts_parallel.problem import Problem, load_problem
+from darts_parallel.plan.legality import refuse_unexecutable
+from darts_parallel.plan.space import layer_choices, outer_spaces
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.run.hardware import require_torch
 from darts_parallel.run.settings import measured_cluster
-from darts_parallel.run.versions import require_torch
-from darts_parallel.space import layer_choices, outer_spaces
-from darts_parallel.strategy import Plan
-from experiments.options import run_main
 
 MODEL = ("model=toy", "model.hidden_size=256", "model.num_heads=8", "model.vocab_size=1024", "training=toy")
 

@@ -26,10 +26,10 @@ from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import Corpus, load_corpus, sample
 from darts_parallel.bilevel.parallel_start import ParallelStarts
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.config import require_at_least
-from darts_parallel.problem import load_problem
-from experiments.options import run_main
-from experiments.summary import README, markdown_table, replace_block
+from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.options import run_main
+from darts_parallel.problem.problem import load_problem
+from experiments.comparison.summary import README, markdown_table, replace_block
 
 ARMS = ("single", "filtered", "best_after_drop", "best_at_once")
 SIZES = ["model.num_layers=2", "model.hidden_size=64", "training.seq_len=32"]

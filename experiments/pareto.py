@@ -1,9 +1,9 @@
 """Which nodes to rent: hours against dollars of a job over all choices of nodes of an offer.
 
 Every choice of counts is a cluster of its own; the best uniform plans of all of them are searched in one
-batch (`baselines.what_ifs`), the order of the nodes and the stages included. Writes `pareto.csv`,
-`pareto.md` and `pareto.png`. The default is the study of FASOP (HPDC'24): GPT-2 XL, up to 8 nodes of
-8 A100 and 8 of 8 A10, 12.5 million iterations.
+batch (`darts_parallel.exact.many_clusters`), the order of the nodes and the stages included. Writes
+`pareto.csv`, `pareto.md` and `pareto.png`. The default is the study of FASOP (HPDC'24):
+GPT-2 XL, up to 8 nodes of 8 A100 and 8 of 8 A10, 12.5 million iterations.
 """
 
 import csv
@@ -17,15 +17,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from rich.console import Console
 
-from baselines.rent import node_choices, rentals
-from darts_parallel.checks import require_at_least
-from darts_parallel.objectives import pareto_front
-from darts_parallel.placement import order_label
-from darts_parallel.problem import load_problem
-from darts_parallel.rental import Rental
-from experiments.options import run_main
-from experiments.picture import save
-from experiments.summary import processor
+from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.options import run_main
+from darts_parallel.planner.node_choice import Rental, node_choices, pareto_front, rentals
+from darts_parallel.problem.orders import order_label
+from darts_parallel.problem.problem import load_problem
+from experiments.comparison.picture import save
+from experiments.comparison.summary import processor
 
 BEHIND_TEXT = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
 

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import torch
 
-from darts_parallel.checks import require_at_least, require_member
+from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
-from darts_parallel.planfile import write_json, write_text
-from experiments.options import run_main
-from experiments.profile_check import block_errors
-from experiments.profile_compute import DTYPES, ComputeProfile, measure_compute
-from experiments.profile_files import cluster_yaml, device_yaml, node_memory
-from experiments.profile_links import LinkProfile, measure_link
-from experiments.profile_machine import Machine, this_machine
+from darts_parallel.plan.file import write_json, write_text
+from experiments.machine.check import block_errors
+from experiments.machine.compute import DTYPES, ComputeProfile, measure_compute
+from experiments.machine.files import cluster_yaml, device_yaml, node_memory
+from experiments.machine.links import LinkProfile, measure_link
+from experiments.machine.profile import Machine, this_machine
 
 
 @dataclass

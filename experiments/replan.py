@@ -20,15 +20,15 @@ from statistics import median
 import torch
 from rich.console import Console
 
-from baselines.dynamic_programming import solve
-from darts_parallel.checks import require_at_least, require_member
-from darts_parallel.formatting import size
-from darts_parallel.gradient_search import search
-from darts_parallel.problem import Problem, load_problem
-from darts_parallel.replan import replan
-from darts_parallel.space import outer_spaces
-from darts_parallel.table import build_tables
-from experiments.options import run_main
+from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.options import run_main
+from darts_parallel.cost.table import build_tables
+from darts_parallel.exact.layerwise import solve
+from darts_parallel.gradient.descent import search
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.planner.replanning import replan
+from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.format import size
 
 JOBS = {
     "gpt2_xl on a10_8x4": ["cluster=a10_8x4"],

@@ -17,15 +17,13 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from baselines.fasop.costs import CostModel
-from baselines.fasop.improve import better_plans
-from baselines.fasop.program import FasopPlan, program_plans
-from baselines.fasop.setting import Offer, count_strategies
-from darts_parallel.checks import require_member
+from darts_parallel.config.checks import require_member
+from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError, InfeasibleError
-from darts_parallel.planfile import write_json
-from darts_parallel.profile_reader import Profiles, read_profiles
-from experiments.fasop_cases import (
+from darts_parallel.plan.file import write_json
+from darts_parallel.problem.layer_profiles import Profiles, read_profiles
+from experiments.comparison.summary import processor
+from experiments.fasop.cases import (
     GPT2_XL,
     JOB_STEPS,
     NODES_OF_4,
@@ -34,8 +32,10 @@ from experiments.fasop_cases import (
     all_cases,
     study_clusters,
 )
-from experiments.options import run_main
-from experiments.summary import processor
+from experiments.fasop.costs import CostModel
+from experiments.fasop.improve import better_plans
+from experiments.fasop.program import FasopPlan, program_plans
+from experiments.fasop.setting import Offer, count_strategies
 
 STUDIES = ("cases", "pareto")
 PROGRAM_SECONDS = {"pareto": 700.0, "T5, Hetero-large": 64.0}

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from darts_parallel.checks import require_at_least, require_at_most
-from darts_parallel.pipeline import pipeline_seconds
-from darts_parallel.simulation import PassSeconds, device_ends
-from experiments.options import run_main
+from darts_parallel.config.checks import require_at_least, require_at_most
+from darts_parallel.config.options import run_main
+from darts_parallel.cost.pipeline import pipeline_seconds
+from darts_parallel.cost.simulation import PassSeconds, device_ends
 
 
 @dataclass

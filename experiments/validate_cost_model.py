@@ -13,16 +13,22 @@ from pathlib import Path
 
 from rich.console import Console
 
+from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
-from darts_parallel.planfile import write_text
-from experiments.measured.calibrated import SHIPPED, Calibrated
-from experiments.measured.errors import rankings
-from experiments.measured.outcome import Outcome, predict_rows, write_outcomes
-from experiments.measured.rows import read_folder
-from experiments.measured.scatter import scatter_figure
-from experiments.measured.tables import error_table, markdown, ranking_table, skipped_lines, skipped_summary
-from experiments.options import run_main
-from experiments.picture import save
+from darts_parallel.plan.file import write_text
+from experiments.calibration.calibrated import SHIPPED, Calibrated
+from experiments.calibration.errors import rankings
+from experiments.calibration.outcome import Outcome, predict_rows, write_outcomes
+from experiments.calibration.rows import read_folder
+from experiments.calibration.scatter import scatter_figure
+from experiments.calibration.tables import (
+    error_table,
+    markdown,
+    ranking_table,
+    skipped_lines,
+    skipped_summary,
+)
+from experiments.comparison.picture import save
 
 
 @dataclass

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from darts_parallel import problem
-from darts_parallel.problem import Problem, load_problem
-from tests.commands import Command
-from tests.composing import Composer
+from darts_parallel.problem import problem
+from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.commands import Command
+from tests.support.composing import Composer
 
 torch.set_num_threads(1)
 

@@ -7,12 +7,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from darts_parallel.bilevel.quantize import LOSSLESS
+from darts_parallel.cost.collectives import LOSSLESS
 from darts_parallel.errors import ConfigError
-from darts_parallel.pins import require_legal_pins
-from darts_parallel.problem import Problem
-from darts_parallel.space import layer_choices
-from darts_parallel.strategy import LayerStrategy
+from darts_parallel.plan.pins import require_legal_pins
+from darts_parallel.plan.space import layer_choices
+from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.problem.problem import Problem
 
 
 @dataclass(frozen=True, order=True)

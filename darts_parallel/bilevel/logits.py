@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.bilevel.candidates import CandidateSet
-from darts_parallel.bilevel.compression import flatten_layer
+from darts_parallel.bilevel.quantize import flatten_layer
 from darts_parallel.bilevel.time_model import TimeModel
 from darts_parallel.bilevel.trainer import Loss, WeightTrainer
 from darts_parallel.bilevel.transformer import Weights, mixed_loss

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darts_parallel.adam import Adam
 from darts_parallel.bilevel.candidates import Candidate, candidate_set
 from darts_parallel.bilevel.checkpoint import CheckpointError, load_latest, save_checkpoint
 from darts_parallel.bilevel.data import Corpus, sample
-from darts_parallel.bilevel.exchange import measure
 from darts_parallel.bilevel.logits import Logits, Progress, UpperGradient, UpperLevel
+from darts_parallel.bilevel.measurements import measure
 from darts_parallel.bilevel.rollout import Pair, gradient_costs, sum_costs
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.time_model import build_time_model
 from darts_parallel.bilevel.trainer import WeightStep, WeightTrainer
-from darts_parallel.problem import Problem
-from darts_parallel.relaxation import geometric
+from darts_parallel.gradient.adam import Adam
+from darts_parallel.gradient.relaxation import geometric
+from darts_parallel.problem.problem import Problem
 
 LOGIT_BETAS = (0.5, 0.999)
 RETRAIN_ONLY = ("retrain_steps", "validation_sequences", "evaluate_every", "seeds", "arms")

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
+from darts_parallel.bilevel.measuring import Case, interleaved_medians
 from darts_parallel.bilevel.settings import TransformerShape
 from darts_parallel.bilevel.transformer import Weights, block, initial_weights
-from darts_parallel.measuring import Case, interleaved_medians
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from darts_parallel.adam import Adam
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import sample, unigram_entropy
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trainer import BETAS
 from darts_parallel.bilevel.transformer import Weights, initial_weights, plan_loss
-from darts_parallel.starts import rank_starts, resample_sources
+from darts_parallel.gradient.adam import Adam
+from darts_parallel.gradient.restarts import rank_starts, resample_sources
 
 DROP = 0.2
 """Nats below the unigram entropy at which the first steep drop counts as over."""

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from darts_parallel.bilevel.arms import fastest_plan, fastest_with_bits, random_plan_of_equal_time
 from darts_parallel.bilevel.candidates import Candidate
-from darts_parallel.bilevel.data import Corpus
+from darts_parallel.bilevel.data import Corpus, load_corpus
 from darts_parallel.bilevel.loop import (
     BilevelPlan,
     BilevelRecord,
@@ -27,14 +27,24 @@ from darts_parallel.bilevel.loop import (
     resume,
 )
 from darts_parallel.bilevel.report import write_report
-from darts_parallel.bilevel.retrain import Retrained, retrain
+from darts_parallel.bilevel.retrain import (
+    Retrained,
+    fastest_plan,
+    fastest_with_bits,
+    random_plan_of_equal_time,
+    retrain,
+)
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.time_model import TimeModel
 from darts_parallel.bilevel.tracking import BilevelTracker
-from darts_parallel.cost import evaluate
+from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError
-from darts_parallel.planfile import plan_dict, write_json
-from darts_parallel.problem import Problem
+from darts_parallel.plan.file import write_json
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import Problem
+from darts_parallel.report import text as report
+from darts_parallel.report.plan_json import plan_dict
+from darts_parallel.report.tensorboard import Tracker
 
 RETRAIN_KEYS = (
     "shape", "num_devices", "retrain_steps", "learning_rate", "learning_rate_warmup", "validation_sequences",
@@ -205,3 +215,46 @@ def retrain_once(
         for step, loss in curve:
             on_loss(name, step, loss)
     return curves
+
+
+def run_bilevel(
+    problem: Problem,
+    folder: Path,
+    console: Console,
+    tracker: Tracker | None,
+    update: Callable[[int, str], None],
+) -> float:
+    """Run all seeds; `plan.json` is the first seed's plan, written as soon as there is one.
+
+    Args:
+        problem: With `config.bilevel`.
+        folder: For all files.
+        console: For the report.
+        tracker: For the pictures of the plan; None writes none.
+        update: Shows steps done and a text.
+
+    Returns:
+        Predicted seconds per iteration of the first seed's plan.
+    """
+    plans: list[Plan] = []
+
+    def on_seed(seed: int, data: dict[str, Any]) -> None:
+        if not plans:
+            write_json(folder / "plan.json", data["plan"])
+        plans.append(Plan.from_dict(data["plan"]))
+        console.print(f"seed {seed}: {', '.join(data['runs']['bilevel']['plan'])}", highlight=False)
+
+    def on_progress(text: str, done: int, total: int) -> None:
+        update(done, f"{text}, step {done} of {total}")
+
+    text = Protocol(problem, load_corpus(), folder, problem.config.output.tensorboard, on_progress).run(
+        on_seed
+    )
+    cost = evaluate(plans[0], problem)
+    report.render(problem, None, plans[0], cost, [], console)
+    if tracker is not None:
+        tracker.finish(None, plans[0], cost, [])
+    console.print(text, highlight=False)
+    for name, path in (("plan", "plan.json"), ("runs", "bilevel.csv"), ("report", "report.md")):
+        console.print(f"{name}: {folder / path}", soft_wrap=True, highlight=False)
+    return cost.iteration_time_s

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from darts_parallel.bilevel_config import ARMS
+from darts_parallel.config.bilevel import ARMS
 
 REFERENCE = "all_16_bit"
 """Its final loss is the target of its seed, its curve gives the exchange rate of its seed."""

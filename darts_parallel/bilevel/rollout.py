@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from darts_parallel.bilevel.candidates import Candidate
-from darts_parallel.bilevel.quantize import LOSSLESS
 from darts_parallel.bilevel.trainer import WeightTrainer
 from darts_parallel.bilevel.transformer import Weights, plan_loss
+from darts_parallel.cost.collectives import LOSSLESS
 
 LEAST_SHARE = 0.1
 """Of the exact gradient's progress: a worse measurement counts as this, so that its logarithm exists."""

@@ -2,9 +2,9 @@
 
 from dataclasses import asdict, dataclass, field
 
-from darts_parallel.bilevel_config import BilevelConfig
+from darts_parallel.config.bilevel import BilevelConfig
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem import Problem
+from darts_parallel.problem.problem import Problem
 
 BYTES = 256
 """Vocabulary of the corpus."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from darts_parallel.bilevel.candidates import Candidate, CandidateSet
-from darts_parallel.objective import RelaxedPlans, surrogate
-from darts_parallel.problem import Problem
-from darts_parallel.space import OuterSpace
-from darts_parallel.strategy import Plan
-from darts_parallel.table import CostTable, build_table
+from darts_parallel.cost.table import CostTable, build_table
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
+from darts_parallel.plan.space import OuterSpace
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import Problem
 
 
 @dataclass(frozen=True)

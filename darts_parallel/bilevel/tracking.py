@@ -76,7 +76,7 @@ class BilevelTracker:
 
     def _picture(self, record: BilevelRecord, labels: list[str]) -> None:
 
-        from darts_parallel.plots import probability_map, to_image
+        from darts_parallel.report.plots import probability_map, to_image
 
         blocks = [f"block {index}" for index in range(len(record.weights))]
         figure = probability_map(record.weights, labels, blocks, f"Step {record.step}, candidates by block")

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from darts_parallel.adam import EPSILON, Adam
-from darts_parallel.bilevel.compression import GradientReducer, flatten_layer, unflatten_layer
 from darts_parallel.bilevel.data import sample
-from darts_parallel.bilevel.noise import NoiseScale, squared_norms
+from darts_parallel.bilevel.measurements import NoiseScale, squared_norms
+from darts_parallel.bilevel.quantize import GradientReducer, flatten_layer, unflatten_layer
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.transformer import Weights, initial_weights
+from darts_parallel.gradient.adam import EPSILON, Adam
 
 BETAS = (0.9, 0.99)
 Loss = Callable[[Weights, Tensor], Tensor]

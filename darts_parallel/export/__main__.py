@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from darts_parallel.cost import check_plan
 from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.export import TARGETS, export_lines, export_plan, write_export
-from darts_parallel.planfile import read_own_problem, read_plan
+from darts_parallel.plan.file import read_own_problem, read_plan
+from darts_parallel.plan.legality import check_plan
 
 
 class _Parser(argparse.ArgumentParser):

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from darts_parallel.export.common import Exported, Job
-from darts_parallel.strategy import LayerStrategy
+from darts_parallel.plan.strategy import LayerStrategy
 
 PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "no"}
 

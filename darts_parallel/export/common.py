@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from darts_parallel.config import COMM_BITS
+from darts_parallel.config.model import ModelConfig
+from darts_parallel.config.schema import COMM_BITS
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.model_config import ModelConfig
-from darts_parallel.problem import Problem
-from darts_parallel.strategy import LayerStrategy, Plan
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem
 
 BLOCKS = ("block", "encoder", "decoder")
 """Kinds of layer that trainers count as layers."""

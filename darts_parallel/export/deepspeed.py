@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from darts_parallel.export.common import Exported, Job
-from darts_parallel.strategy import LayerStrategy
+from darts_parallel.plan.strategy import LayerStrategy
 
 
 def export(job: Job) -> Exported:

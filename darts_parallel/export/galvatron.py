@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from darts_parallel.degrees import legal_pipeline_degrees
 from darts_parallel.export.common import Exported, Job
-from darts_parallel.strategy import LayerStrategy
+from darts_parallel.plan.degrees import legal_pipeline_degrees
+from darts_parallel.plan.strategy import LayerStrategy
 
 DEFAULT_TYPE = {0: "ddp", 2: "zero2"}
 

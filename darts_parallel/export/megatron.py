@@ -6,8 +6,8 @@ between chunks, chunk `vpp_rank * pp + pp_rank` in order of layers), which exclu
 """
 
 from darts_parallel.export.common import Chunk, Exported, Job
-from darts_parallel.model import VOCABULARY_MULTIPLE
-from darts_parallel.strategy import LayerStrategy
+from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.problem.model import VOCABULARY_MULTIPLE
 
 Flag = tuple[str, str | int | float | None]
 """A flag and its value; None: it has none."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
+from darts_parallel.config.model import ModelConfig
 from darts_parallel.export.common import Exported, Job
-from darts_parallel.model import VOCABULARY_MULTIPLE
-from darts_parallel.model_config import ModelConfig
-from darts_parallel.strategy import LayerStrategy
+from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.problem.model import VOCABULARY_MULTIPLE
 
 DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

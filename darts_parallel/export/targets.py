@@ -7,9 +7,9 @@ from pathlib import Path
 from darts_parallel.errors import ConfigError
 from darts_parallel.export import accelerate, deepspeed, galvatron, megatron, nanotron, torch, torchtitan
 from darts_parallel.export.common import Exported, Job
-from darts_parallel.planfile import write_text
-from darts_parallel.problem import Problem
-from darts_parallel.strategy import Plan
+from darts_parallel.plan.file import write_text
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import Problem
 
 TARGETS: dict[str, Callable[[Job], Exported]] = {
     "megatron": megatron.export,

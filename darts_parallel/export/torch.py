@@ -6,7 +6,7 @@ from pprint import pformat
 from typing import Any
 
 from darts_parallel.export.common import BLOCKS, Exported, Job
-from darts_parallel.strategy import LayerStrategy
+from darts_parallel.plan.strategy import LayerStrategy
 
 PLACE = "PLAN: dict[str, Any] = {}\n"
 """The line of the program that the plan takes."""

@@ -7,7 +7,7 @@ Names: `torchtitan/config` (`ParallelismConfig`, `TrainingConfig` with its token
 from typing import Any
 
 from darts_parallel.export.common import Chunk, Exported, Job
-from darts_parallel.strategy import LayerStrategy
+from darts_parallel.plan.strategy import LayerStrategy
 
 MIXED_PARAMETER = {"bf16": "bfloat16", "fp32": "float32"}
 

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from darts_parallel.cost import CostBreakdown, evaluate
+from darts_parallel.config.options import run_main
+from darts_parallel.cost.evaluation import CostBreakdown, evaluate
 from darts_parallel.errors import DartsParallelError, UnsupportedError
-from darts_parallel.options import run_main
-from darts_parallel.planfile import write_json
-from darts_parallel.problem import Problem
-from darts_parallel.run.hardware import Machine, device_for
+from darts_parallel.plan.file import write_json
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import Problem
+from darts_parallel.run.hardware import Machine, device_for, require_torch
 from darts_parallel.run.settings import RunSettings, load
-from darts_parallel.run.versions import require_torch
-from darts_parallel.strategy import Plan
 
 if TYPE_CHECKING:
-    from darts_parallel.run.job import Outcome
+    from darts_parallel.run.measure import Outcome
 
 HEARD_S = 3.0
 """torchrun stops all processes when one ends: the others wait until the first has said why."""
@@ -38,7 +37,7 @@ def run(settings: RunSettings) -> int:
         The exit status: 1 where the comparison failed.
     """
     problem, plan, device = _checked(settings)  # before the imports, which an older torch fails
-    from darts_parallel.run.job import execute
+    from darts_parallel.run.measure import execute
     from darts_parallel.run.workers import Workers
 
     world = problem.cluster.num_devices
@@ -86,8 +85,8 @@ def _checked(settings: RunSettings) -> tuple[Problem, Plan, str]:
 
 
 def _as_rank(problem: Problem, plan: Plan, settings: RunSettings, device: str) -> "Outcome":
-    from darts_parallel.run.group import choose_device, process_group
-    from darts_parallel.run.job import execute
+    from darts_parallel.run.measure import execute
+    from darts_parallel.run.workers import choose_device, process_group
 
     place = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

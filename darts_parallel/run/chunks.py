@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from darts_parallel.compute import padded_vocabulary
-from darts_parallel.problem import Problem
+from darts_parallel.cost.compute import padded_vocabulary
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem
 from darts_parallel.run.layouts import Layout, converted
 from darts_parallel.run.meshes import Meshes, shard_ranks
 from darts_parallel.run.replicated import Replicated
@@ -16,7 +17,6 @@ from darts_parallel.run.sharded import Sharded
 from darts_parallel.run.tensor_parallel import divide
 from darts_parallel.run.transformer import Block, build_layer, parameter_names
 from darts_parallel.run.units import Unit
-from darts_parallel.strategy import LayerStrategy, Plan
 
 LOSS = "loss"
 

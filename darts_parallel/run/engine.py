@@ -9,14 +9,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from darts_parallel.problem import Problem
-from darts_parallel.run.batches import part_of_rank
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import Problem
 from darts_parallel.run.chunks import Chunk, build, head_index, table_rows
 from darts_parallel.run.layouts import converted_logits
-from darts_parallel.run.loss import cross_entropy_sum
+from darts_parallel.run.loss import cross_entropy_sum, part_of_rank
 from darts_parallel.run.meshes import Meshes
 from darts_parallel.run.tied import TiedTables
-from darts_parallel.strategy import Plan
 
 LEARNING_RATE = 1e-3
 

@@ -1,11 +1,14 @@
 """Whether this machine is the one that a plan was made for."""
 
 import os
+import re
 from dataclasses import dataclass
 
+import torch
+
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.problem import Problem
-from darts_parallel.strategy import Plan
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import Problem
 
 CPU = "cpu"
 GPU_FLOPS = 8e12
@@ -69,7 +72,7 @@ def _same(name: str, gpu: str) -> bool:
 
 
 def _require_memory(problem: Problem, plan: Plan, machine: Machine) -> None:
-    from darts_parallel.run.predicted import predicted_bytes  # needs DTensor, which an older torch lacks
+    from darts_parallel.run.verify import predicted_bytes
 
     size = problem.cluster.num_devices // plan.pp
     needed = sum(sum(predicted_bytes(problem, plan, stage)) * size for stage in range(plan.pp))
@@ -78,4 +81,27 @@ def _require_memory(problem: Problem, plan: Plan, machine: Machine) -> None:
             f"the state of model={problem.model.config.name} needs {needed / 2**30:.1f} GiB in all "
             f"processes, and this machine has {machine.free_bytes / 2**30:.1f} GiB free; nearest legal: a "
             "smaller model."
+        )
+
+
+NEEDED_TORCH = (2, 13)
+"""Oldest release that plans have run with; DTensor and fully_shard still change from one to the next."""
+
+
+def require_torch(installed: str | None = None) -> None:
+    """Refuse a torch too old to run plans.
+
+    Args:
+        installed: Its version; None: that of this process.
+
+    Errors:
+        UnsupportedError: it is older than `NEEDED_TORCH`.
+    """
+    installed = torch.__version__ if installed is None else installed
+    found = re.match(r"(\d+)\.(\d+)", installed)
+    if found and (int(found[1]), int(found[2])) < NEEDED_TORCH:
+        needed = ".".join(map(str, NEEDED_TORCH))
+        raise UnsupportedError(
+            f"torch {installed} is installed, and to run a plan takes torch {needed} or newer; nearest "
+            f'legal: pip install "torch>={needed}".'
         )

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.run.meshes import Meshes
-from darts_parallel.strategy import LayerStrategy
 
 BATCH, SEQUENCE, VOCABULARY = 0, 1, 2
 

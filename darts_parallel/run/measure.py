@@ -1,5 +1,6 @@
 """Measured seconds of a training step, its phases, and peak memory."""
 
+import os
 import re
 import time
 from dataclasses import asdict, dataclass
@@ -10,8 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from darts_parallel.run.batches import global_batch
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import Problem
 from darts_parallel.run.engine import Clock, Engine, Phases
+from darts_parallel.run.loss import global_batch
+from darts_parallel.run.settings import RunSettings
+from darts_parallel.run.verify import Verdict, verify
+from darts_parallel.run.workers import choose_device
 
 
 @dataclass(frozen=True)
@@ -106,3 +112,29 @@ def peak_bytes(device: torch.device) -> float:
         import resource
 
         return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run has shown; equal on all ranks but for gradients, which rank 0 has compared."""
+
+    verdict: Verdict | None
+    measurement: Measurement | None
+
+
+def execute(problem: Problem, plan: Plan, settings: RunSettings, device: str) -> Outcome:
+    """Build the plan on this rank, then verify and measure what the settings ask for; collective.
+
+    Args:
+        problem: In float32.
+        plan: Checked by `refuse_unexecutable`.
+        settings: Of the run.
+        device: `cpu` or `cuda`.
+    """
+    place = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    engine = Engine(problem, plan, settings.schedule, settings.seed, place)
+    verdict = verify(engine, settings.seed) if settings.verify else None
+    measurement = None
+    if settings.steps:
+        measurement = measure(engine, settings.warmup, settings.steps, settings.seed)
+    return Outcome(verdict, measurement)

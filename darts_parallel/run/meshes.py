@@ -10,7 +10,7 @@ from math import lcm
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from darts_parallel.strategy import LayerStrategy, Plan
+from darts_parallel.plan.strategy import LayerStrategy, Plan
 
 
 def shard_ranks(strategy: LayerStrategy) -> int:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.run.units import Named, Unit, aligned, local, whole
-from darts_parallel.strategy import LayerStrategy
 
 
 class Replicated(Unit):

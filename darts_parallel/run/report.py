@@ -6,9 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from darts_parallel.cost import CostBreakdown
-from darts_parallel.run.job import Outcome
-from darts_parallel.run.measure import Measurement
+from darts_parallel.cost.evaluation import CostBreakdown
+from darts_parallel.run.measure import Measurement, Outcome
 from darts_parallel.run.verify import TOLERANCE, Bytes, Verdict
 
 PHASES = ("forward", "backward", "waiting", "synchronisation", "optimizer")

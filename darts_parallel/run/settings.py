@@ -7,13 +7,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from darts_parallel.checks import require_at_least, require_member
-from darts_parallel.config import Config
+from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.composition import load_config, to_config
+from darts_parallel.config.schema import Config
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.executable import refuse_unexecutable
-from darts_parallel.planfile import read_plan
-from darts_parallel.problem import Problem, load_config, to_config
-from darts_parallel.strategy import Plan
+from darts_parallel.plan.file import read_plan
+from darts_parallel.plan.legality import refuse_unexecutable
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import Problem
 
 DEVICES = ("auto", "cpu", "cuda")
 SCHEDULES = ("1f1b", "gpipe")

@@ -5,9 +5,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.run.transformer import parameter_names
 from darts_parallel.run.units import Unit, aligned, byte_size, local, whole
-from darts_parallel.strategy import LayerStrategy
 
 
 class Sharded(Unit):

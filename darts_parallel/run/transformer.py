@@ -1,4 +1,4 @@
-"""The Transformer of a plan as modules, layer by layer as in `darts_parallel.model`.
+"""The Transformer of a plan as modules, layer by layer as in `darts_parallel.problem.model`.
 
 Every layer maps one tensor to one tensor, so that any contiguous run of them is a pipeline stage.
 Dropout is left out: the same seed must give the same loss however the layers are spread. Positions
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from darts_parallel.config import ModelConfig
+from darts_parallel.config.model import ModelConfig
 
 ROTARY_BASE = 10000.0
 EPSILON = 1e-5

@@ -1,17 +1,117 @@
 """Proof that a plan computes the training step of one process, and needs the bytes that it predicts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from darts_parallel.problem import Problem
-from darts_parallel.run.batches import global_batch
-from darts_parallel.run.engine import Engine
-from darts_parallel.run.predicted import padded_bias_bytes, predicted_bytes
-from darts_parallel.run.reference import Reference
+from darts_parallel.cost.memory import StateBytes, parameters_per_rank, state_bytes, static_bytes
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import Problem
+from darts_parallel.run.chunks import LOSS, head_index, share_one_table, table_rows
+from darts_parallel.run.engine import Engine, make_optimizer
+from darts_parallel.run.loss import global_batch
+from darts_parallel.run.meshes import shard_ranks
+from darts_parallel.run.transformer import build_layer, parameter_names
+
+
+def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> tuple[float, float, float]:
+    """Bytes of parameters, gradients and optimizer state on a rank of `stage`, in float32 training."""
+    state = state_bytes("fp32", problem.training.optimizer)
+    parts = (
+        StateBytes(state.parameter, 0, 0),
+        StateBytes(0, state.gradient, 0),
+        StateBytes(0, 0, state.optimizer),
+    )
+    sums = [0.0, 0.0, 0.0]
+    for index, spec in enumerate(problem.model.layers):
+        if plan.stage_of_layer[index] != stage:
+            continue
+        if index == head_index(problem) and share_one_table(problem, plan):
+            spec = replace(spec, vocabulary_parameters=0)
+        strategy = plan.layers[index]
+        parameters = parameters_per_rank(spec, problem.model.config.vocab_size, _scalar(strategy.tp))
+        shards, zero = _scalar(shard_ranks(strategy)), _scalar(strategy.zero_stage)
+        for kind, part in enumerate(parts):
+            sums[kind] += float(static_bytes(parameters, shards, zero, part))
+    return sums[0], sums[1], sums[2]
+
+
+def padded_bias_bytes(problem: Problem, plan: Plan, stage: int) -> float:
+    """Bytes of an output bias beyond the vocabulary, which is padded here as its table is."""
+    head = plan.layers[head_index(problem)]
+    config = problem.model.config
+    if not config.output_bias or plan.stage_of_layer[head_index(problem)] != stage:
+        return 0.0
+    return 4.0 * (table_rows(config.vocab_size, head.tp) - config.vocab_size) / head.tp
+
+
+def _scalar(value: int) -> torch.Tensor:
+    return torch.tensor(float(value), dtype=torch.float64)
+
+
+@dataclass
+class Reference:
+    """The whole model on one device; tied tables are one parameter."""
+
+    problem: Problem
+    layers: dict[str, nn.Module]
+    optimizer: torch.optim.Optimizer
+
+    @staticmethod
+    def build(problem: Problem, seed: int, device: torch.device) -> "Reference":
+        """The model with the weights that `seed` gives every process."""
+        config, layers = problem.model.config, {}
+        for spec in problem.model.layers:
+            if spec.name != LOSS:
+                fused = problem.training.fused_attention
+                layers[spec.name] = build_layer(config, fused, spec.name, config.vocab_size, seed).to(device)
+        if config.tie_embeddings:
+            layers["head"].output.weight = layers["embedding"].table.weight  # type: ignore[union-attr]
+        parameters = list(dict.fromkeys(p for layer in layers.values() for p in layer.parameters()))
+        return Reference(problem, layers, make_optimizer(problem, parameters))
+
+    def forward_backward(self, batch: Tensor, num_micro_batches: int) -> float:
+        """Mean loss, nats; gradients stay on the parameters.
+
+        Args:
+            batch: Tokens, shape `(B, T + 1)`.
+            num_micro_batches: Parts that are computed one after the other.
+        """
+        device = next(self.layers["head"].parameters()).device
+        total = 0.0
+        for part in batch.to(device).chunk(num_micro_batches):
+            state = part[:, :-1]
+            for layer in self.layers.values():
+                state = layer(state)
+            loss = functional.cross_entropy(state.flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
+            loss = loss / self.problem.tokens_per_iteration
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        return total
+
+    def update(self) -> None:
+        """The optimizer step; gradients are forgotten."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Gradients by the names that the plan's layers use; a tied table has two."""
+        result = {}
+        for name, layer in self.layers.items():
+            for full, parameter in parameter_names(layer, name):
+                assert parameter.grad is not None
+                result[full] = parameter.grad
+        return result
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, a tied table counted once."""
+        return sum(p.numel() for group in self.optimizer.param_groups for p in group["params"])
+
 
 TOLERANCE = 1e-5
 """Largest relative difference of the loss and of every gradient, in float32."""

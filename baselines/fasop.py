@@ -1,0 +1,177 @@
+"""FASOP (HPDC'24) as a baseline: its enumeration, placements, partition heuristic and cost model.
+
+`program` answers as FASOP's published program does, over measured layer times; `improve` searches the same
+space under the same costs; `find_plan` is its algorithm on the project's own problems and costs.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from baselines.incumbent import Incumbent
+from darts_parallel.cost.hard_plans import HardPlans, unit_starts
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.problem.problem import Problem
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+TICK = 1e-15
+"""Seconds of a tick: stage times are whole ticks, so that equal stages tie exactly, as in the program."""
+
+
+def first_partition(num_layers: int, stages: int) -> Integers:
+    """Even stages, `(stages,)`; the remainder goes to the last stage, then to the first ones in order."""
+    counts = np.full(stages, num_layers // stages, dtype=np.int64)
+    for extra in range(num_layers % stages):
+        counts[extra - 1] += 1
+    return counts
+
+
+def minmax_partition(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Integers, Integers]:
+    """The partition where FASOP's heuristic ends, and the one whose stage times it goes on with.
+
+    From even stages, one layer moves from the slowest stage to the fastest (the first of each) until the
+    slowest time grows, or stays while a partition comes back: then the last move is undone. It also ends when
+    the slowest stage has one layer, or is an end stage of two layers. In that last case the program gives the
+    slowest stage one more layer but goes on with the times from before: both are returned.
+
+    Args:
+        ticks: Prefix sums of the layers by node type, `(types, L + 1)`.
+        stage_type: Type of every stage, `(B, pp)`.
+        comm: Ticks that a stage needs beside its layers, `(B, pp)`.
+
+    Returns:
+        Layers of every stage, `(B, pp)`: as the program reports them, and as it prices them.
+    """
+    keys, back = np.unique(np.concatenate([stage_type, comm], axis=1), axis=0, return_inverse=True)
+    back, stages = back.reshape(-1), stage_type.shape[1]
+    reported, priced = _descend(ticks, keys[:, :stages], keys[:, stages:])
+    return reported[back], priced[back]
+
+
+def _descend(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Integers, Integers]:
+    """The same for rows that differ."""
+    batch, stages = stage_type.shape
+    counts = np.tile(first_partition(ticks.shape[1] - 1, stages), (batch, 1))
+    reported, priced = counts.copy(), counts.copy()
+    active = np.arange(batch)
+    slow_before = fast_before = np.zeros(batch, dtype=np.int64)
+    last = np.full(batch, np.iinfo(np.int64).max)
+    history = [counts]
+    while len(active):
+        kinds = stage_type[active]
+        end = counts.cumsum(1)
+        times = ticks[kinds, end] - ticks[kinds, end - counts] + comm[active]
+        slow, fast = times.argmax(1), times.argmin(1)
+        rows = np.arange(len(active))
+        worst = times[rows, slow]
+        moved = len(history) > 1
+        undo = (worst > last) & moved
+        again = (worst == last) & moved
+        if again.any():
+            seen = np.stack([past[again] for past in history[:-1]])
+            undo[again] = (seen == counts[again]).all(2).any(0)
+        at_end = (slow == 0) | (slow == stages - 1)
+        held = counts[rows, slow]
+        short = ~undo & at_end & (held == 2)
+        stuck = ~undo & ~short & (held <= 1)
+        priced_now = _move(counts, np.where(undo, fast_before, slow), np.where(undo, slow_before, slow))
+        reported_now = _move(counts, np.where(short, fast, 0), np.where(short, slow, 0)) if moved else counts
+        reported_now = np.where(undo[:, None], priced_now, reported_now)
+        done = undo | short | stuck
+        reported[active[done]], priced[active[done]] = reported_now[done], priced_now[done]
+        counts = _move(counts, slow, fast)[~done]
+        history = [past[~done] for past in history] + [counts]
+        active, last = active[~done], worst[~done]
+        slow_before, fast_before = slow[~done], fast[~done]
+    return reported, priced
+
+
+def _move(counts: Integers, source: Integers, target: Integers) -> Integers:
+    """Counts after one layer moved between stages, row by row; nothing where both are the same."""
+    rows, result = np.arange(len(counts)), counts.copy()
+    result[rows, source] -= 1
+    result[rows, target] += 1
+    return result
+
+
+def middle_comm(p2p: Floats) -> Integers:
+    """Ticks of receiving that FASOP's heuristic adds to stages neither first nor last, `(B, pp)`.
+
+    Args:
+        p2p: Seconds over every boundary, `(B, pp - 1)`.
+    """
+    ticks = np.rint(p2p / TICK).astype(np.int64)
+    comm = np.pad(ticks, ((0, 0), (1, 0)))
+    if comm.shape[1] > 1:
+        comm[:, -1] = 0
+    return comm
+
+
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
+    """The best of FASOP's plans: one strategy for all layers, stages by its min-max heuristic.
+
+    Args:
+        problem: Model, cluster, job and space; orders of unequal nodes are those of
+            `space.node_orders`, where `shifts` are FASOP's own.
+        budget: Seconds of wall-clock; None: as long as it takes.
+        seed: Ignored, nothing is random.
+    """
+    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
+
+
+def solve(
+    tables: Sequence[CostTable], kind: str = "layerwise", *, deadline: float | None = None, seed: int = 0
+) -> TableResult:
+    """The same over cost tables, one for each pipeline degree.
+
+    Args:
+        tables: The tables.
+        kind: Ignored, its plans are uniform and lie in every space.
+        deadline: `time.monotonic()` at which to stop with what was found.
+        seed: Ignored, nothing is random.
+    """
+    incumbent = Incumbent(tables, float("inf") if deadline is None else deadline)
+    for index, table in enumerate(incumbent.tables):
+        if incumbent.over():
+            break
+        incumbent.offer(index, fasop_plans(table))
+    return incumbent.result()
+
+
+def fasop_plans(table: CostTable) -> HardPlans:
+    """Every outer choice with every strategy for all layers, partitioned by FASOP's heuristic.
+
+    Its stage times are compute, collectives included, and for stages that are neither first nor last p2p.
+    """
+    outer, choice = torch.nonzero(table.allowed, as_tuple=True)
+    units = unit_starts(table.joined)
+    ends = torch.cat([units[1:], torch.tensor([table.num_layers])])
+    # (B, kinds, layers), then the end of every unit of layers that cannot be parted
+    seconds = table.time.detach()[outer, :, :, choice].cumsum(2)[:, :, ends - 1]
+    kinds = seconds.shape[1]
+    ticks = np.rint(seconds.numpy().reshape(-1, len(units)) / TICK).astype(np.int64)
+    stage_type = np.arange(len(outer))[:, None] * kinds + table.stage_kind.numpy()
+    comm = np.rint(_receive_seconds(table, outer, choice, units).numpy() / TICK).astype(np.int64)
+    counts = minmax_partition(np.pad(ticks, ((0, 0), (1, 0))), stage_type, comm)[1]
+    first = np.cumsum(counts, axis=1) - counts
+    return HardPlans(outer, choice.unsqueeze(1).expand(-1, table.num_layers), units[torch.from_numpy(first)])
+
+
+def _receive_seconds(
+    table: CostTable, outer: torch.Tensor, choice: torch.Tensor, units: torch.Tensor
+) -> torch.Tensor:
+    """Seconds across the boundary before each middle stage, where even stages have it, `(B, K)`."""
+    result = torch.zeros(len(outer), table.num_stages, dtype=torch.float64)
+    if table.num_stages < 3:
+        return result
+    even = first_partition(len(units), table.num_stages).cumsum()[: table.num_stages - 2]
+    pairs = units[torch.from_numpy(even)] - 1
+    layout = table.layout[choice].unsqueeze(1)
+    border = table.boundary_kind[: table.num_stages - 2].unsqueeze(0)
+    result[:, 1:-1] = table.p2p.detach()[outer.unsqueeze(1), border, pairs.unsqueeze(0), layout, layout]
+    return result

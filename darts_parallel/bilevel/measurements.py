@@ -1,0 +1,105 @@
+"""The gradient noise scale: the batch size beyond which more sequences hardly save steps.
+
+McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1. The expected squared norm of a gradient of
+B sequences is `|G|^2 + trace / B`; two batch sizes give two equations.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+from torch import Tensor
+
+
+@dataclass
+class NoiseScale:
+    """Moving averages of `|G|^2` and of the trace of the covariance of one sequence's gradient.
+
+    Each is unbiased but noisy (one may even be negative), so both are averaged before the ratio.
+    """
+
+    decay: float
+    square: float = 0.0
+    trace: float = 0.0
+    weight: float = 0.0
+    """Sum of the averages' weights: they begin at zero (as Adam's moments do)."""
+
+    def update(self, small_square: float, large_square: float, small: int, large: int) -> None:
+        """Take in one step.
+
+        Args:
+            small_square: Mean squared gradient norm of groups of `small` sequences.
+            large_square: Squared norm of the gradient of all `large` sequences.
+            small: Sequences of one group.
+            large: Sequences of the batch, more than `small`.
+        """
+        square, trace = unbiased(small_square, large_square, small, large)
+        keep = self.decay
+        self.square = keep * self.square + (1.0 - keep) * square
+        self.trace = keep * self.trace + (1.0 - keep) * trace
+        self.weight = keep * self.weight + (1.0 - keep)
+
+    @property
+    def sequences(self) -> float | None:
+        """B_noise in sequences; None before the averages are both positive."""
+        if self.square <= 0.0 or self.trace <= 0.0:
+            return None
+        return self.trace / self.square
+
+
+def unbiased(small_square: float, large_square: float, small: int, large: int) -> tuple[float, float]:
+    """Unbiased estimates of `|G|^2` and of the trace (equations A.2 and A.3)."""
+    square = (large * large_square - small * small_square) / (large - small)
+    trace = (small_square - large_square) / (1.0 / small - 1.0 / large)
+    return square, trace
+
+
+def squared_norms(gradients: Mapping[str, Tensor]) -> tuple[float, float]:
+    """Mean squared norm over groups, and squared norm of the mean gradient.
+
+    Args:
+        gradients: By weight, each of shape `(G, ...)`.
+    """
+    small = sum(float(g.flatten(1).square().sum(1).mean()) for g in gradients.values())
+    large = sum(float(g.mean(0).square().sum()) for g in gradients.values())
+    return small, large
+
+
+MIN_POINTS = 4
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A straight line through the recent losses against the logarithm of the step."""
+
+    nats_per_efold: float
+    """How much the loss falls while the steps grow by e."""
+    loss: float
+    """Of the line at the last step: the final loss with less noise than the last measurement."""
+
+    def steps_to(self, target: float, steps: int) -> float:
+        """Steps after which the line reaches `target`, if it is at `loss` after `steps`."""
+        return steps * exp((self.loss - target) / self.nats_per_efold)
+
+
+def measure(curve: Sequence[tuple[int, float]]) -> Exchange | None:
+    """Least squares over the last half of the run (steps from t/2 to t).
+
+    Args:
+        curve: Step (from 1) and loss in nats, steps rising.
+
+    Returns:
+        None before there are enough points, or where the loss does not fall.
+    """
+    if not curve:
+        return None
+    recent = [(log(step), loss) for step, loss in curve if 2 * step >= curve[-1][0]]
+    if len(recent) < MIN_POINTS:
+        return None
+    mean_x = sum(x for x, _ in recent) / len(recent)
+    mean_y = sum(y for _, y in recent) / len(recent)
+    spread = sum((x - mean_x) ** 2 for x, _ in recent)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in recent) / spread
+    if slope >= 0.0:
+        return None
+    return Exchange(-slope, mean_y + slope * (recent[-1][0] - mean_x))

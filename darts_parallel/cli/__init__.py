@@ -1,0 +1,3 @@
+"""The command `darts-parallel`."""
+
+from darts_parallel.cli.command import main as main

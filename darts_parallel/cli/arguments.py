@@ -1,0 +1,93 @@
+"""The command's arguments before Hydra sees them: flags first, and one sentence for a wrong one."""
+
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser
+
+from darts_parallel.cli.job_config import COMPOSED
+from darts_parallel.errors import ConfigError
+
+_TAKES_VALUE = re.compile(
+    r"^(--cfg|-c|--package|-p|--config-path|-cp|--config-name|-cn|--config-dir|-cd|--experimental-rerun)$"
+)
+
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """`arguments` with the flags before the overrides; argparse refuses overrides on both sides of a flag.
+
+    Errors:
+        ConfigError: a flag that does not exist or lacks its value.
+    """
+    flags: list[str] = []
+    overrides: list[str] = []
+    waiting = False
+    for argument in _without_verb(arguments):
+        if flags and flags[-1] in ("--info", "-i"):
+            known = argument in _INFO
+            flags.append(argument if known else "all")
+            if known:
+                continue
+        if argument == "--explain" and not waiting:
+            overrides.append("explain=true")
+        elif waiting or argument.startswith("-"):
+            flags.append(argument)
+            waiting = not waiting and _TAKES_VALUE.match(argument) is not None
+        else:
+            overrides.append(argument)
+    if flags and flags[-1] in ("--info", "-i"):
+        flags.append("all")
+    _check(flags, overrides)
+    return [*flags, *overrides]
+
+
+def _without_verb(arguments: Sequence[str]) -> list[str]:
+    """`replan plan.json ...` in the words of the configuration: `replan.from=plan.json ...`."""
+    given = list(arguments)
+    flagged = [False, *(_TAKES_VALUE.match(argument) is not None for argument in given)]
+    verb = next((i for i, a in enumerate(given) if a == "replan" and not flagged[i]), None)
+    if verb is None:
+        return given
+    path = next((a for a in given[verb + 1 : verb + 2] if "=" not in a and not a.startswith("-")), None)
+    if path is not None:
+        return [*given[:verb], f"replan.from={path}", *given[verb + 2 :]]
+    if not any(argument.startswith("replan.from=") for argument in given):
+        raise ConfigError("replan needs the plan that ran; nearest legal: darts-parallel replan plan.json.")
+    return given[:verb] + given[verb + 1 :]
+
+
+def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments for Hydra, and those that change keys of the plan's own configuration in a replan.
+
+    Hydra would look for their keys in what it composes, whose cluster may have fewer node groups. Where the
+    group itself is given (`cluster=...`), they belong to that.
+    """
+    names = {argument.lstrip("+~").partition("=")[0] for argument in arguments}
+    if "replan.from" not in names or {"-m", "--multirun"} & set(arguments):
+        return list(arguments), []
+    own = re.compile(r"^[+]{0,2}(\w+)\.[^=]+=")
+    held = [
+        argument
+        for argument in arguments
+        if (match := own.match(argument)) and match.group(1) not in (*names, *COMPOSED, "hydra")
+    ]
+    return [argument for argument in arguments if argument not in held], held
+
+
+def _check(flags: list[str], overrides: list[str]) -> None:
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(
+            f"{' '.join(flags)}: {message}; nearest legal: darts-parallel --help lists the flags."
+        )
+
+    parser.error = refuse  # type: ignore[method-assign]
+    if "--version" not in flags:
+        parser.parse_args([*flags, *overrides])
+    for override in overrides:
+        if not re.match(r"^[~+]{0,2}[\w./@:-]+(=|$)", override):
+            raise ConfigError(f"the override {override} cannot be read; nearest legal: key=value.")

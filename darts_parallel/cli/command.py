@@ -1,0 +1,285 @@
+"""The command `darts-parallel`: compose, search, verify, report, write.
+
+The composition root: the only module of the package that imports `baselines`.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import hydra
+import torch
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from darts_parallel.cli.arguments import deferred_overrides, flags_first
+from darts_parallel.cli.job_config import job_config
+from darts_parallel.cli.run_folder import RunFolder, forget_sweeps
+from darts_parallel.config.messages import error_sentence
+from darts_parallel.config.schema import config_dir, register_schema
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.errors import UnsupportedError
+from darts_parallel.export import export_lines, export_plan, write_export
+from darts_parallel.gradient.descent import search
+from darts_parallel.gradient.result import SearchResult
+from darts_parallel.gradient.step_record import StepRecord
+from darts_parallel.plan.file import package_version, read_own_problem, read_plan, write_json
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.planner.node_choice import Rental
+from darts_parallel.planner.replanning import Replanned, replan
+from darts_parallel.planner.result import Planned
+from darts_parallel.planner.searcher import searcher_plan
+from darts_parallel.planner.verification import Checked, Verification, answered
+from darts_parallel.problem.billing import bill, choose, price_per_hour
+from darts_parallel.problem.problem import Problem
+from darts_parallel.report import text as report
+from darts_parallel.report.elasticities import sensitivity
+from darts_parallel.report.plan_json import plan_dict
+from darts_parallel.report.tensorboard import Tracker
+from darts_parallel.report.trace import trace_dict
+
+
+def main() -> None:
+    """Entry point: exit status 0, or 2 with one sentence for an error that the user can mend."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
+    torch.set_num_threads(1)  # small tensors: threads cost more than they bring, and sums keep one order
+    register_schema()
+    began = time.time()
+
+    def task(composed: DictConfig) -> float:
+        return run_task(composed, began, held)
+
+    held: list[str] = []
+    try:
+        sys.argv[1:], held = deferred_overrides(flags_first(sys.argv[1:]))
+        if "--version" in sys.argv[1:]:
+            print(f"darts-parallel {package_version()}")
+            return
+        hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")(task)()
+    except KeyboardInterrupt:
+        _fail("interrupted before any plan was found.")
+    except Exception as error:
+        sentence = error_sentence(error, [*sys.argv[1:], *held])
+        if sentence is None:
+            raise
+        forget_sweeps(began)
+        _fail(sentence)
+
+
+def _fail(sentence: str) -> NoReturn:
+    print(f"darts-parallel: {' '.join(sentence.split())}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> float:
+    """One job of the command; returns the seconds per iteration, which sweepers minimise.
+
+    A refused job ends the command here: Hydra would print its own lines about an exception.
+
+    Args:
+        composed: The configuration.
+        began: Wall-clock seconds at which the command began.
+        held: Overrides that Hydra has not seen (`held_back`).
+    """
+    settings = HydraConfig.get()
+    overrides = OmegaConf.to_container(settings.overrides.task, resolve=False)
+    given = [str(override) for override in overrides] if isinstance(overrides, list) else []
+    given += held
+    folder = RunFolder.enter(Path(settings.runtime.output_dir), began)
+    try:
+        problem, rental = _rented(Problem.from_config(job_config(composed, given)))
+        folder.require_writable()
+        return run_job(problem, folder.path, Console(), rental)
+    except KeyboardInterrupt:
+        folder.restore()
+        raise
+    except Exception as error:
+        folder.restore()
+        sentence = error_sentence(error, given)
+        if sentence is None:
+            raise
+        _fail(sentence)
+
+
+def _rented(problem: Problem) -> tuple[Problem, Rental | None]:
+    """The problem on the nodes that its objective chooses, and their plan, where it may choose."""
+    objective = problem.config.objective
+    if objective.name != "time":
+        price_per_hour(problem)
+    if not objective.choose_nodes or problem.config.plan is not None:
+        return problem, None
+    from darts_parallel.planner.node_choice import rent
+
+    rental = rent(problem)
+    return rental.problem, rental
+
+
+def run_job(problem: Problem, folder: Path, console: Console, rental: Rental | None = None) -> float:
+    """Search (or evaluate a given plan), verify, report, and write `plan.json` into `folder`.
+
+    Args:
+        rental: How the nodes of the problem were chosen out of an offer, and their best uniform plan.
+    """
+    tracker = Tracker(folder / "tensorboard", problem) if problem.config.output.tensorboard else None
+    try:
+        return _run_tracked(problem, folder, console, tracker, rental)
+    finally:
+        if tracker is not None:
+            tracker.close()
+
+
+def _run_tracked(
+    problem: Problem, folder: Path, console: Console, tracker: Tracker | None, rental: Rental | None
+) -> float:
+    config = problem.config
+    if config.bilevel is not None and config.plan is None:
+        from darts_parallel.bilevel.protocol import run_bilevel
+
+        with _progress(problem, console, "bilevel", None) as update:
+            return run_bilevel(problem, folder, console, tracker, update)
+    planned = _planned(problem, folder, console, tracker, rental)
+    plan, result, checked = planned.plan, planned.result, planned.checked
+    cost = evaluate(plan, problem)
+    amount = bill(problem, cost.iteration_time_s)
+    if amount is not None:
+        # refuses what is over the budget or the deadline
+        choose(config.objective, [amount], [plan.describe(problem.training.global_batch_size)])
+    if config.plan is not None and config.export is not None:
+        export_plan(problem, plan, config.export)  # refused before anything is written
+    written = replace(result, stopped_by="user") if result is not None and checked.interrupted else result
+    elasticities = _sensitivity(plan, problem)
+    data = plan_dict(problem, plan, cost, written, checked.answers, elasticities)
+    write_json(folder / "plan.json", data | planned.entries())
+    if config.output.trace:
+        write_json(folder / "plan.trace.json", trace_dict(plan, problem))
+    try:
+        report.render(problem, result, plan, cost, checked.answers, console, elasticities)
+        if tracker is not None:
+            tracker.finish(result, plan, cost, checked.answers, elasticities)
+    except KeyboardInterrupt:
+        console.print("interrupted: plan.json is whole, the report or the curves are not.")
+    planned.close(problem, folder, console)
+    if config.export is not None:
+        _export(problem, plan, folder, config.export, console)
+    return cost.iteration_time_s
+
+
+def _planned(
+    problem: Problem, folder: Path, console: Console, tracker: Tracker | None, rental: Rental | None
+) -> Planned:
+    """The plan that the configuration asks for: given, replanned, enumerated or searched."""
+    config, source = problem.config, problem.config.replan.get("from")
+    replanned: Replanned | None = None
+    if config.plan is not None:
+        return Planned(read_plan(config.plan, problem))
+    if source is not None:
+        replanned = replan(problem, read_plan(source, problem, "replan.from"), read_own_problem(source))
+        result, checked = replanned.result, _verify(problem, replanned.result, console)
+        if config.search.method == "auto":
+            result, checked = _refined(problem, result, checked)
+    elif config.cost.name == "searcher":
+        return Planned(searcher_plan(problem, folder))
+    else:
+        result, checked = _find(problem, tracker, console)
+    if rental is not None and rental.iteration_time_s < result.iteration_time_s:
+        result = rental.instead_of(result)
+        checked = checked.against(result.iteration_time_s)
+    replanned = None if replanned is None else replanned.with_plan(result.plan, problem)
+    return Planned(result.plan, result, checked, replanned, source, rental)
+
+
+def _export(problem: Problem, plan: Plan, folder: Path, target: str, console: Console) -> None:
+    """Write the plan for a trainer; one that cannot express it ends the command, the plan stands."""
+    try:
+        exported = export_plan(problem, plan, target)
+    except UnsupportedError as error:
+        _fail(str(error))
+    for line in export_lines(target, exported, write_export(exported, folder)):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
+    """What the plan's time depends on; nothing after Ctrl-C, which must not cost the plan."""
+    try:
+        return sensitivity(plan, problem)
+    except KeyboardInterrupt:
+        return {}
+
+
+def _find(problem: Problem, tracker: Tracker | None, console: Console) -> tuple[SearchResult, Checked]:
+    """Search by the method that was asked for, or that the evidence picks, and verify."""
+    from darts_parallel.planner import automatic as auto
+
+    if problem.config.search.method == "gradient":
+        result = _search(problem, tracker, console)
+        return result, _verify(problem, result, console)
+    with _progress(problem, console, "exact search", None) as update:
+        tried = auto.attempt(problem, lambda title: update(0, title))
+    if tried.result is not None:
+        cost = tried.result.iteration_time_s
+        return tried.result, Checked([answered(*known, cost) for known in tried.answers], tried.interrupted)
+    result = replace(_search(problem, tracker, console), why=tried.why)
+    return _refined(problem, result, _verify(problem, result, console))
+
+
+def _refined(problem: Problem, result: SearchResult, checked: Checked) -> tuple[SearchResult, Checked]:
+    """The better plan that an exact method found while it verified, if any."""
+    from darts_parallel.planner import automatic as auto
+
+    better = auto.refined(result, checked.answers, problem.config.space.kind)
+    return better, checked.against(better.iteration_time_s)
+
+
+def _search(problem: Problem, tracker: Tracker | None, console: Console) -> SearchResult:
+    steps = problem.config.search.num_steps
+    with _progress(problem, console, "search", steps) as update:
+
+        def on_record(record: StepRecord) -> None:
+            update(record.step, f"best {record.best_time_s:.4f} s/iteration")
+            if tracker is not None:
+                tracker.record(record)
+
+        return search(problem, on_record=on_record)
+
+
+@contextmanager
+def _progress(
+    problem: Problem, console: Console, title: str, total: int | None
+) -> Iterator[Callable[[int, str], None]]:
+    words = TextColumn("{task.description}")
+    columns = (SpinnerColumn(), TextColumn(title), BarColumn(), words, TimeElapsedColumn())
+    show = problem.config.output.progress and console.is_terminal
+    with Progress(*columns, console=console, disable=not show, transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda done, text: progress.update(task, completed=done, description=text)
+
+
+def _verify(problem: Problem, result: SearchResult, console: Console) -> Checked:
+    """Ask every exact baseline that proves something for the chosen space."""
+    from darts_parallel.exact import layerwise as dynamic_programming
+    from darts_parallel.exact import uniform as exhaustive
+
+    settings, seed = problem.config.verification, problem.config.search.seed
+    if not settings.enabled or result.stopped_by == "user":
+        return Checked([], interrupted=result.stopped_by == "user")
+    kind, found, budget = problem.config.space.kind, result.iteration_time_s, settings.max_seconds
+    answers: list[Verification] = []
+    try:
+        with _progress(problem, console, "verification by exhaustive", None):
+            best_uniform = exhaustive.find_plan(problem, budget=budget, seed=seed)
+            answers.append(answered("exhaustive", "uniform", best_uniform, found))
+        if kind != "uniform":
+            with _progress(problem, console, "verification by dynamic programming", None):
+                best = dynamic_programming.find_plan(problem, budget=budget, seed=seed, incumbent=found)
+                answers.append(answered("dynamic_programming", kind, best, found))
+    except KeyboardInterrupt:
+        console.print("verification interrupted: the plan stands, unverified by what is missing below.")
+        return Checked(answers, interrupted=True)
+    return Checked(answers, interrupted=False)

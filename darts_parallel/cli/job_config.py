@@ -1,0 +1,95 @@
+"""Which configuration a command means: the composed one, or that of a plan file which it names."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from darts_parallel.config.composition import to_config
+from darts_parallel.config.schema import Config
+from darts_parallel.errors import ConfigError, PlanError
+from darts_parallel.plan.file import own_config
+
+COMPOSED = ("output", "replan", "verification")
+"""Root keys that always come from the command."""
+
+
+def replan_config(path: str, composed: DictConfig, given: Sequence[str]) -> Config:
+    """The configuration of the plan in `path`, changed by the command's overrides.
+
+    Args:
+        path: A `plan.json`.
+        composed: What the command composed.
+        given: Its overrides. A group (`cluster=...`) replaces the plan's own, a key of a group
+            (`cluster.nodes.0.count=6`) changes it.
+
+    Errors:
+        PlanError: the file is no plan with a configuration, or of another model.
+        ConfigError: the global batch would change, or a value breaks a rule.
+    """
+    own = own_config(path, key="replan.from")
+    if own is None:
+        raise PlanError(
+            f"replan.from={path}: the field config is missing; nearest legal: a plan.json as the command "
+            "writes it."
+        )
+    merged = OmegaConf.create(asdict(own))
+    overrides = [override.lstrip("+~").partition("=")[::2] for override in given]
+    groups = {key for key, _ in overrides if "." not in key}
+    for key in (*groups, *COMPOSED):
+        if key in merged and key in composed:
+            merged[key] = composed[key]
+    for key, value in overrides:
+        root = key.partition(".")[0]
+        if root != key and root in merged and root not in (*groups, *COMPOSED):
+            try:
+                OmegaConf.update(merged, key, OmegaConf.from_dotlist([f"value={value}"]).value)
+            except (OmegaConfBaseException, ValueError, TypeError):
+                raise ConfigError(
+                    f"{key}={value} does not fit the plan in replan.from={path}; nearest legal: a key of "
+                    "its config."
+                ) from None
+    config = to_config(merged, given)
+    if asdict(config.model) != asdict(own.model):
+        raise PlanError(
+            f"replan.from={path} was made for model={own.model.name}, and this command asks for another "
+            f"(model={config.model.name}); nearest legal: model={own.model.name} with its own sizes."
+        )
+    batch, old = config.training.global_batch_size, own.training.global_batch_size
+    if batch != old:
+        raise ConfigError(
+            f"training.global_batch_size={batch} must stay what the plan in replan.from={path} trains with; "
+            f"nearest legal: {old}."
+        )
+    return config
+
+
+PRINTED = ("plan", "export", "explain", "output", "hydra")
+"""Root keys that change only what is written and printed, not the problem."""
+
+
+def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
+    """The composed configuration, or the given plan's own where nothing else is asked for.
+
+    Args:
+        composed: What the command composed.
+        given: Its overrides.
+
+    Errors:
+        ConfigError, PlanError: a value breaks a rule, or a plan file does not fit.
+    """
+    source, plan = (OmegaConf.select(composed, key) for key in ("replan.from", "plan"))
+    if source is not None and plan is not None:
+        raise ConfigError(
+            f"replan.from={source} searches a new plan, and plan={plan} evaluates a given one: one command "
+            f"does one of both; nearest legal: replan.from={source} alone."
+        )
+    if source is not None:
+        return replan_config(str(source), composed, given)
+    config = to_config(composed, given)
+    roots = {override.lstrip("+~").split("=")[0].split(".")[0] for override in given}
+    if config.plan is None or roots - set(PRINTED):
+        return config
+    kept = {name: asdict(config)[name] for name in PRINTED if name != "hydra"}
+    return own_config(config.plan, **kept) or config

@@ -1,0 +1,143 @@
+"""Schema of the cluster's YAML: node groups, links and devices. Units stand in the keys."""
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from darts_parallel.config.checks import require_at_least, require_at_most, require_member, require_size
+from darts_parallel.errors import ConfigError
+
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
+MAX_NODES = 2**17
+MAX_GPUS_PER_NODE = 2**10
+
+
+@dataclass
+class LinkConfig:
+    """A link by the alpha-beta model."""
+
+    bandwidth_GBps: float = MISSING
+    """10^9 bytes a second, one direction: per GPU inside a node, per node between nodes."""
+    latency_us: float = MISSING
+    efficiency: float = 1.0
+    """Share of the bandwidth that a large message reaches."""
+    shared: bool = False
+    """The GPUs of a node share this one link (PCIe host bridge) instead of a port each (NVSwitch)."""
+
+    def __post_init__(self) -> None:
+        require_at_least("cluster link bandwidth_GBps", self.bandwidth_GBps, 0, strict=True)
+        require_at_least("cluster link latency_us", self.latency_us, 0)
+        require_at_least("cluster link efficiency", self.efficiency, 0, strict=True)
+        require_at_most("cluster link efficiency", self.efficiency, 1)
+
+
+@dataclass
+class NodeGroupConfig:
+    """Equal nodes, consecutive in rank order."""
+
+    count: int = MISSING
+    gpus: int = MISSING
+    device: str = MISSING
+    intra_node: LinkConfig = MISSING
+    price_per_hour_usd: float | None = None
+    """Of one node."""
+    inter_node: LinkConfig | None = None
+    """The link out of each of these nodes where it is not the cluster's `inter_node`."""
+
+    def check(self, key: str, devices: tuple[str, ...]) -> None:
+        """Refuse what breaks a rule.
+
+        Args:
+            key: Where the group stands, e.g. `cluster.nodes[0]`.
+            devices: Names that the cluster defines.
+        """
+        require_size(f"{key}.count", self.count, MAX_NODES)
+        require_size(f"{key}.gpus", self.gpus, MAX_GPUS_PER_NODE)
+        if self.price_per_hour_usd is not None:
+            require_at_least(f"{key}.price_per_hour_usd", self.price_per_hour_usd, 0)
+        require_member(f"{key}.device", self.device, devices)
+
+
+@dataclass
+class DeviceConfig:
+    """A GPU: its data sheet, and the shares of it that real kernels reach.
+
+    The defaults are those of a GPU and a software without measured runs (experiments/calibrate.py).
+    """
+
+    memory_GiB: float = MISSING
+    peak_TFLOPs: dict[str, float] = MISSING
+    memory_bandwidth_GBps: float = MISSING
+    gemm_efficiency: float = 0.65
+    """Share of the peak that a large matrix product reaches."""
+    gemm_half_size: float = 130.0
+    """Rows or columns at which a matrix product reaches half of that (its small-shape penalty)."""
+    misaligned_efficiency: float = 0.87
+    """Share of that speed where a side of the product is no multiple of 64 elements (128 bytes)."""
+    fp8_efficiency: float = 0.82
+    """Share of `gemm_efficiency` that fp8 products reach of the fp8 peak."""
+    attention_efficiency: float = 0.4
+    """Share of the peak that fused attention (FlashAttention) with large heads reaches."""
+    memory_efficiency: float = 0.86
+    """Share of the memory bandwidth that streaming kernels reach."""
+    streaming_factor: float = 1.2
+    """Memory traffic of element-wise kernels against that of fused ones; eager PyTorch is above 1."""
+    layer_overhead_us: float = 350.0
+    """Launch and framework overhead of one layer's forward pass (twice that in backward)."""
+    tp_hidden_share: float = 0.1
+    """Share of the tensor-parallel communication that runs beside the products (asynchronous tp)."""
+    overlap_exponent: float = 1.6
+    """g of T = (a^g + b^g)^(1/g) for communication beside compute (Pollux); 1: no overlap."""
+    reserved_GiB: float = 4.4
+    """CUDA context and communication buffers."""
+    state_factor: float = 1.15
+    """Bytes of parameters, gradients and optimizer state that the software holds, per byte of the formula:
+    copies of the optimizer step, flat buffers, fragmentation."""
+    activation_factor: float = 1.12
+    """The same for activations that are kept: unfused kernels keep more, and the allocator wastes some."""
+
+    def __post_init__(self) -> None:
+        require_at_least("cluster.devices.*.memory_GiB", self.memory_GiB, 0, strict=True)
+        for key in ("memory_bandwidth_GBps", "gemm_efficiency", "attention_efficiency"):
+            require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
+        require_at_least("cluster.devices.*.memory_efficiency", self.memory_efficiency, 0, strict=True)
+        for key in ("misaligned_efficiency", "fp8_efficiency"):
+            require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
+            require_at_most(f"cluster.devices.*.{key}", getattr(self, key), 1)
+        for key in ("streaming_factor", "state_factor", "activation_factor"):
+            require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
+        require_at_least("cluster.devices.*.tp_hidden_share", self.tp_hidden_share, 0)
+        require_at_most("cluster.devices.*.tp_hidden_share", self.tp_hidden_share, 1)
+        for key in ("gemm_half_size", "layer_overhead_us", "reserved_GiB"):
+            require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0)
+        require_at_least("cluster.devices.*.overlap_exponent", self.overlap_exponent, 1)
+        for precision, peak in self.peak_TFLOPs.items():
+            require_member("cluster.devices.*.peak_TFLOPs key", precision, PRECISIONS)
+            require_at_least(f"cluster.devices.*.peak_TFLOPs.{precision}", peak, 0, strict=True)
+        for key in ("gemm_efficiency", "attention_efficiency", "memory_efficiency"):
+            require_at_most(f"cluster.devices.*.{key}", getattr(self, key), 1)
+
+
+@dataclass
+class ClusterConfig:
+    """Node groups in rank order, the network between nodes, and the devices they name."""
+
+    name: str = MISSING
+    nodes: list[NodeGroupConfig] = MISSING
+    inter_node: LinkConfig = MISSING
+    devices: dict[str, DeviceConfig] = MISSING
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ConfigError(
+                "cluster.nodes=[] must list at least one node group; nearest legal: "
+                "[{count: 1, gpus: 1, device: ..., intra_node: ...}]."
+            )
+        if not self.devices:
+            name = self.nodes[0].device
+            raise ConfigError(
+                "cluster.devices={} must define the devices of cluster.nodes; "
+                f"nearest legal: {{{name}: ...}}."
+            )
+        for index, group in enumerate(self.nodes):
+            group.check(f"cluster.nodes[{index}]", tuple(self.devices))

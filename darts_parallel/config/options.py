@@ -1,0 +1,100 @@
+"""Command lines other than the main one: `key=value` arguments read into a dataclass."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from darts_parallel.config.messages import all_keys, config_sentence
+from darts_parallel.errors import ConfigError, DartsParallelError
+
+Options = TypeVar("Options")
+
+
+def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
+    """Options of a dataclass, changed by `key=value` arguments; dots reach into nested ones.
+
+    Args:
+        kind: A dataclass whose fields all have defaults.
+        arguments: As the shell gives them; a single value stands for a list of one.
+
+    Errors:
+        ConfigError: an unknown key, or a value that breaks a rule.
+    """
+    keys = all_keys(kind)
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if key not in keys:
+            near = get_close_matches(key, keys, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"{argument} is not an option; nearest legal: {near}.")
+        if not equals or not value:
+            raise ConfigError(f"{argument} has no value; write {key}=VALUE.")
+    try:
+        base = OmegaConf.structured(kind)
+        given = OmegaConf.from_cli(list(arguments))
+        _wrap_single_values(base, given)
+        options = OmegaConf.to_object(OmegaConf.merge(base, given))
+    except DartsParallelError:
+        raise
+    except (OmegaConfBaseException, ValueError) as error:
+        cause = error.__cause__
+        raise ConfigError(
+            str(cause) if isinstance(cause, DartsParallelError) else config_sentence(error, list(arguments))
+        ) from None
+    except YAMLError:
+        raise ConfigError(f"{' '.join(arguments)} cannot be read; check its brackets and quotes.") from None
+    assert isinstance(options, kind)
+    return options
+
+
+def _wrap_single_values(base: DictConfig, given: DictConfig) -> None:
+    """Let `key=value` stand for `key=[value]` where a list is wanted."""
+    for key in list(given):
+        if OmegaConf.is_list(base[key]) and not OmegaConf.is_list(given[key]):
+            given[key] = [given[key]]
+
+
+def describe(kind: type[Any]) -> str:
+    """The options and their defaults, one a line."""
+    defaults = OmegaConf.to_container(OmegaConf.structured(kind))
+    assert isinstance(defaults, dict)
+    names = [entry.name for entry in fields(kind)]
+    lines = []
+    for name in names:
+        value = defaults[name]
+        if isinstance(value, dict):
+            lines.append(f"  {name}.KEY=VALUE  (keys: {', '.join(str(key) for key in value)})")
+        else:
+            lines.append(f"  {name}={str(value).lower() if isinstance(value, bool) else value}")
+    return "\n".join(lines)
+
+
+def run_main(name: str, about: str | None, kind: type[Options], run: Callable[[Options], int]) -> int:
+    """Parse the command line and run an experiment.
+
+    Args:
+        name: Of the module, for messages.
+        about: Text for `--help`.
+        kind: The options.
+        run: The work; returns the exit status.
+
+    Returns:
+        The exit status; 2, with one sentence, for an error that the user can mend.
+    """
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
+        print(f"{(about or '').strip()}\n\nOptions, with their defaults:\n{describe(kind)}")
+        return 0
+    try:
+        return run(parse(kind, arguments))
+    except DartsParallelError as error:
+        sentence = str(error)
+    except OSError as error:
+        sentence = f"{error.filename} cannot be written ({error.strerror})."
+    print(f"{name}: {sentence}", file=sys.stderr)
+    return 2

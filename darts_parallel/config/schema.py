@@ -1,0 +1,295 @@
+"""Schema of the whole configuration: the groups `training`, `space`, `cost`, `objective`, and the root."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from darts_parallel.config.bilevel import BilevelConfig as BilevelConfig
+from darts_parallel.config.checks import require_at_least, require_member, require_size
+from darts_parallel.config.cluster import PRECISIONS as PRECISIONS
+from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
+from darts_parallel.config.model import MAX_SIZE
+from darts_parallel.config.model import ModelConfig as ModelConfig
+from darts_parallel.config.search import SearchConfig as SearchConfig
+from darts_parallel.errors import ConfigError
+
+COSTS = ("analytic", "profiled", "searcher")
+PIPELINES = ("closed_form", "simulated")
+SCHEDULES = ("1f1b", "gpipe", "zero_bubble")
+P2P = ("blocking", "overlapped")
+
+
+@dataclass
+class CostConfig:
+    """Which cost model scores the plans."""
+
+    name: str = "analytic"
+    profile: str | None = None
+    """For `profiled`: a folder or a CSV file of measured layer times (`problem/measured_times.py`)."""
+    profile_model: str | None = None
+    """The model as the profile spells it; null matches `model.name`."""
+    profile_gpu: str | None = None
+    """The GPU as the profile spells it; null matches the names of the cluster's devices."""
+    pipeline: str = "closed_form"
+    """`closed_form`, or `simulated`: the longest path through the schedule, slower and exact where stages
+    are uneven; gradient synchronisation then starts when the stage's last backward ends."""
+    schedule: str = "1f1b"
+    """`1f1b`; with `pipeline=simulated` also `gpipe` (all micro-batches in flight) and `zero_bubble`
+    (ZB-H1; pp of them in every stage). Plans with virtual stages are interleaved whatever it says."""
+    p2p: str = "blocking"
+    """Messages between stages occupy the later stage (`blocking`) or only take time (`overlapped`, with
+    `pipeline=simulated`)."""
+
+    def __post_init__(self) -> None:
+        require_member("cost.name", self.name, COSTS)
+        require_member("cost.pipeline", self.pipeline, PIPELINES)
+        require_member("cost.schedule", self.schedule, SCHEDULES)
+        require_member("cost.p2p", self.p2p, P2P)
+        if self.pipeline == "simulated":
+            if self.name == "searcher":
+                raise ConfigError(
+                    "cost.pipeline=simulated must go with cost.name=analytic or profiled, since the seed "
+                    "report's model knows no stages; nearest legal: cost.pipeline=closed_form."
+                )
+            return
+        for key, only in (("schedule", "1f1b"), ("p2p", "blocking")):
+            if getattr(self, key) != only:
+                raise ConfigError(
+                    f"cost.{key}={getattr(self, key)} must go with cost.pipeline=simulated, since the closed "
+                    f"form holds for {only} alone; nearest legal: cost.pipeline=simulated."
+                )
+
+
+OBJECTIVES = ("time", "cost", "time_under_budget", "cost_under_deadline")
+
+
+@dataclass
+class ObjectiveConfig:
+    """What is made small, and within what."""
+
+    name: str = "time"
+    num_iterations: float | None = None
+    """Optimizer steps of the job; dollars need them."""
+    budget_usd: float | None = None
+    deadline_hours: float | None = None
+    choose_nodes: bool = False
+    """The node groups are an offer: rent as many nodes of each as the objective wants."""
+
+    def __post_init__(self) -> None:
+        require_member("objective.name", self.name, OBJECTIVES)
+        for key in ("num_iterations", "budget_usd", "deadline_hours"):
+            value = getattr(self, key)
+            if value is not None:
+                require_at_least(f"objective.{key}", value, 0, strict=True)
+        needed = {"time_under_budget": "budget_usd", "cost_under_deadline": "deadline_hours"}
+        keys = [needed[self.name]] if self.name in needed else []
+        for key in keys + (["num_iterations"] if self.name != "time" else []):
+            if getattr(self, key) is None:
+                raise ConfigError(
+                    f"objective.{key} must be given with objective={self.name}; nearest legal: "
+                    f"objective.{key}={100000 if key == 'num_iterations' else 100}."
+                )
+
+
+OPTIMIZERS = ("adam", "sgd")
+RECOMPUTE = ("none", "selective", "full")
+COMM_BITS = (16, 8, 4, 2)
+"""Bits per number of a collective; 16 sends the numbers as they are."""
+EXPORTS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "galvatron", "torch")
+SPACES = ("uniform", "stagewise", "layerwise")
+NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")
+EXECUTABLE = "executable"
+"""Another name of `layerwise` with `space.executable`."""
+
+
+@dataclass
+class TrainingConfig:
+    """One training job."""
+
+    global_batch_size: int = MISSING
+    """Sequences in one optimizer step."""
+    seq_len: int = MISSING
+    precision: str = "bf16"
+    optimizer: str = "adam"
+    fused_attention: bool = True
+    """FlashAttention-like kernels: the score matrix never reaches memory."""
+
+    def __post_init__(self) -> None:
+        require_size("training.global_batch_size", self.global_batch_size, MAX_SIZE)
+        require_size("training.seq_len", self.seq_len, MAX_SIZE)
+        require_member("training.precision", self.precision, PRECISIONS)
+        require_member("training.optimizer", self.optimizer, OPTIMIZERS)
+
+
+@dataclass
+class SpaceConfig:
+    """What the search may choose from; null leaves a choice free, a value or list pins it."""
+
+    kind: str = "layerwise"
+    pp: Any = None
+    num_micro_batches: Any = None
+    micro_batch_size: Any = None
+    dp: Any = None
+    tp: Any = None
+    zero_stage: Any = None
+    recompute: Any = None
+    sequence_parallel: Any = None
+    tp_comm_bits: Any = 16
+    """Bits per number of tensor-parallel collectives; lossy ones only where the user lists them."""
+    grad_comm_bits: Any = 16
+    """The same of gradient synchronisation."""
+    shard_size: Any = 0
+    """Data-parallel ranks that ZeRO states are sharded over; 0: all of them."""
+    virtual_stages: Any = 1
+    """Stages of a device (interleaved schedule); null: every number that divides the blocks evenly."""
+    cp: Any = 1
+    """Context-parallel degree; null: every one that divides the halved sequence (its chunks are balanced)."""
+    node_orders: str = "auto"
+    """Orders of unequal nodes along the pipeline: `all`, `shifts`, `adjacent`, `given`, or `auto`."""
+    executable: bool = False
+    """Only what `darts_parallel.run` executes."""
+
+    def __post_init__(self) -> None:
+        require_member("space.kind", self.kind, (*SPACES, EXECUTABLE))
+        require_member("space.node_orders", self.node_orders, NODE_ORDERS)
+        if self.kind == EXECUTABLE:
+            self.kind, self.executable = "layerwise", True
+        if self.executable:
+            self.node_orders = "given"  # ranks are numbered by whoever starts the processes
+            for value in self.pinned("cp") or ("null",):
+                require_member("space.cp", value, (1,))
+        for key in ("pp", "num_micro_batches", "micro_batch_size", "dp", "tp", "cp", "virtual_stages"):
+            for value in self.pinned(key) or ():
+                self._require_integer(key, value)
+                require_at_least(f"space.{key}", value, 1)
+        for value in self.pinned("zero_stage") or ():
+            self._require_integer("zero_stage", value)
+            require_member("space.zero_stage", value, (0, 1, 2, 3))
+        for key in ("tp_comm_bits", "grad_comm_bits"):
+            for value in self.pinned(key) or ():
+                self._require_integer(key, value)
+                require_member(f"space.{key}", value, COMM_BITS[:1] if self.executable else COMM_BITS)
+        for value in self.pinned("shard_size") or ():
+            self._require_integer("shard_size", value)
+            require_at_least("space.shard_size", value, 0)
+        for value in self.pinned("recompute") or ():
+            require_member("space.recompute", value, RECOMPUTE)
+        for value in self.pinned("sequence_parallel") or ():
+            if not isinstance(value, bool):
+                raise ConfigError(
+                    f"space.sequence_parallel={value} must be true or false; nearest legal: true."
+                )
+
+    def pinned(self, key: str) -> tuple[Any, ...] | None:
+        """The values that the user allows for `key`, or None where all are."""
+        value = getattr(self, key)
+        if value is None:
+            return None
+        values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if not values:
+            raise ConfigError(
+                f"space.{key}=[] must list at least one value; nearest legal: null, which leaves it free."
+            )
+        return values
+
+    @staticmethod
+    def _require_integer(key: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            number = isinstance(value, float) and abs(value) < MAX_SIZE
+            near = max(round(value), 1) if number else "null, which leaves it free"
+            raise ConfigError(
+                f"space.{key}={value} must be a whole number or a list of them; nearest legal: {near}."
+            )
+
+
+@dataclass
+class VerificationConfig:
+    """The exact baselines that check the plan."""
+
+    enabled: bool = True
+    max_seconds: float = 60.0
+    """An oracle that needs longer stops, and the report says so with the bound it reached."""
+
+    def __post_init__(self) -> None:
+        require_at_least("verification.max_seconds", self.max_seconds, 0)
+
+
+@dataclass
+class OutputConfig:
+    """What the command leaves in the run directory besides `plan.json`."""
+
+    tensorboard: bool = True
+    trace: bool = False
+    """Write `plan.trace.json`, the schedule of one iteration, for chrome://tracing and ui.perfetto.dev."""
+    progress: bool = True
+
+
+@dataclass
+class Config:
+    """The whole configuration of one run."""
+
+    model: ModelConfig = MISSING
+    cluster: ClusterConfig = MISSING
+    training: TrainingConfig = MISSING
+    space: SpaceConfig = MISSING
+    search: SearchConfig = MISSING
+    cost: CostConfig = MISSING
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    verification: VerificationConfig = field(default_factory=VerificationConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    bilevel: BilevelConfig | None = None
+    """The bilevel search takes the place of the plain one."""
+    plan: str | None = None
+    """A plan.json to evaluate instead of searching: on the problem that it was made for, or, where the
+    command changes more than what is written and printed, on the composed one."""
+    replan: dict[str, str | None] = field(default_factory=lambda: {"from": None})
+    """`from`: the plan.json that ran before nodes were lost or added; the search begins there."""
+    export: str | None = None
+    """A trainer in whose words the plan is written too (`EXPORTS`)."""
+    explain: bool = False
+    """Print where every byte and second of the plan comes from (also `--explain`)."""
+
+    def __post_init__(self) -> None:
+        for key in self.replan:
+            require_member("replan key", key, ("from",))
+        if self.export is not None:
+            require_member("export", self.export, EXPORTS)
+        if self.model is not MISSING and self.training is not MISSING:
+            self._check_together()
+
+    def _check_together(self) -> None:
+        if self.training.seq_len > self.model.max_seq_len:
+            raise ConfigError(
+                f"training.seq_len={self.training.seq_len} must be at most "
+                f"model.max_seq_len={self.model.max_seq_len}; nearest legal: {self.model.max_seq_len}."
+            )
+        for name in {group.device for group in self.cluster.nodes}:
+            peaks = self.cluster.devices[name].peak_TFLOPs
+            if self.training.precision not in peaks:
+                near = next((p for p in PRECISIONS if p in peaks), "none")
+                raise ConfigError(
+                    f"training.precision={self.training.precision} must be one of {', '.join(peaks)}, which "
+                    f"cluster.devices.{name}.peak_TFLOPs lists; nearest legal: {near}."
+                )
+
+
+def register_schema() -> None:
+    """Give Hydra the schema that `conf/config.yaml` and its groups are checked against."""
+    ConfigStore.instance().store(name="schema", node=Config)
+
+
+def config_dir() -> str:
+    """Folder of the shipped configuration, in a wheel or in a checkout.
+
+    Errors:
+        ConfigError: neither place holds `config.yaml`.
+    """
+    package = Path(__file__).resolve().parent.parent
+    places = (package / "conf", package.parent / "conf")
+    for place in places:
+        if (place / "config.yaml").is_file():
+            return str(place)
+    raise ConfigError(f"config.yaml was found neither in {places[0]} nor in {places[1]}.")

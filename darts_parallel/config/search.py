@@ -1,0 +1,97 @@
+"""Schema of the configuration group `search`."""
+
+from dataclasses import dataclass, field
+
+from darts_parallel.config.checks import require_at_least, require_at_most, require_member
+from darts_parallel.errors import ConfigError
+
+METHODS = ("auto", "gradient")
+PLACEMENTS = ("enumerated", "relaxed")
+RELAXATIONS = ("softmax", "gumbel")
+
+
+@dataclass
+class SearchConfig:
+    """Which search, and the gradient search's settings (design section 3 is the source of the defaults)."""
+
+    method: str = "auto"
+    """`auto`: exact methods where they are fast, else the gradient search; `gradient`: always that."""
+    exact_seconds: float = 30.0
+    """What `auto` gives the exact methods before it takes the gradient search."""
+    num_steps: int = 300
+    num_restarts: int = 32
+    seed: int = 0
+    relaxation: str = "softmax"
+    """`softmax`, or `gumbel` for straight-through Gumbel-softmax samples."""
+    placement: str = "enumerated"
+    """Orders of unequal nodes: `enumerated`, each searched apart, or `relaxed`, with learned weights."""
+    learning_rate: float = 0.1
+    boundary_learning_rate: float = 0.05
+    adam_betas: list[float] = field(default_factory=lambda: [0.5, 0.999])
+    temperature: list[float] = field(default_factory=lambda: [2.0, 0.05])
+    """First and last softmax temperature, geometric in between."""
+    boundary_temperature: list[float] = field(default_factory=lambda: [1.0, 0.1])
+    """The same for the stage edges, in layers."""
+    sharpness: list[float] = field(default_factory=lambda: [20.0, 220.0])
+    """The same for the smooth maximum over stages."""
+    initial_noise: float = 0.3
+    """Standard deviation of the per-layer noise on the shared initial preference."""
+    initial_preference: float = 3.0
+    """Logit of the strategy that all layers of a restart prefer at first."""
+    multiplier_step: float = 1.0
+    """Step of the augmented Lagrangian's memory multipliers."""
+    penalty: float = 10.0
+    """Quadratic penalty on the relative memory violation."""
+    thin_at: list[float] = field(default_factory=lambda: [0.25, 0.5])
+    """Shares of the steps after which the worse half of the restarts is dropped."""
+    resample_at: list[float] = field(default_factory=list)
+    """Shares of the steps after which copies of the better half, with noise, replace the worse half."""
+    hard_stages_from: float = 0.5
+    """Share of the steps after which stage edges are rounded in the forward pass (straight-through)."""
+    hard_choices_from: float = 1.0
+    """The same for strategies; 1 keeps them soft to the end."""
+    hard_every: int = 10
+    """Steps between discretizations of all restarts."""
+    polish: bool = True
+    polish_starts: int = 16
+    """Best distinct discretized plans that are polished by cheap moves."""
+    polish_finalists: int = 3
+    """Best of those that are polished by all moves."""
+    polish_chains: bool = True
+    """Whether all moves include neighbouring stages, and chains of all stages, solved anew: the dearest."""
+    max_seconds: float = 60.0
+    """The search stops cleanly after this long and returns its best plan; descent gets the first half."""
+
+    def __post_init__(self) -> None:
+        for key in ("num_steps", "num_restarts", "hard_every", "polish_starts", "polish_finalists"):
+            require_at_least(f"search.{key}", getattr(self, key), 1)
+        require_at_most("search.num_steps", self.num_steps, 10**6)
+        require_at_most("search.num_restarts", self.num_restarts, 4096)
+        require_at_least("search.seed", self.seed, 0)
+        require_at_most("search.seed", self.seed, 2**63 - 1)
+        require_member("search.method", self.method, METHODS)
+        require_at_least("search.exact_seconds", self.exact_seconds, 0)
+        require_member("search.relaxation", self.relaxation, RELAXATIONS)
+        require_member("search.placement", self.placement, PLACEMENTS)
+        for key in ("learning_rate", "boundary_learning_rate", "max_seconds"):
+            require_at_least(f"search.{key}", getattr(self, key), 0, strict=True)
+        for key in ("initial_noise", "initial_preference", "multiplier_step", "penalty"):
+            require_at_least(f"search.{key}", getattr(self, key), 0)
+        for key in ("temperature", "boundary_temperature", "sharpness", "adam_betas"):
+            values = getattr(self, key)
+            if len(values) != 2:
+                raise ConfigError(
+                    f"search.{key}={list(values)} must be a list of two numbers; nearest legal: "
+                    f"{(list(values) * 2)[:2] or [0.5, 0.999]}."
+                )
+            for value in values:
+                require_at_least(f"search.{key}", value, 0, strict=True)
+        shares = [(key, share) for key in ("thin_at", "resample_at") for share in getattr(self, key)]
+        shares += [(key, getattr(self, key)) for key in ("hard_stages_from", "hard_choices_from")]
+        for key, share in shares:
+            require_at_least(f"search.{key}", share, 0)
+            require_at_most(f"search.{key}", share, 1)
+        if max(self.adam_betas) >= 1:
+            raise ConfigError(
+                f"search.adam_betas={list(self.adam_betas)} must lie in (0, 1); nearest legal: 0.999."
+            )

@@ -1,0 +1,1 @@
+"""Seconds and bytes of plans: the table of costs and its hard readings."""

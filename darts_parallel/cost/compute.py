@@ -1,0 +1,149 @@
+"""Seconds of a layer's kernels on one device: matrix products, attention, streaming kernels.
+
+Roofline (Williams et al. 2009): a kernel takes the longer of its arithmetic and its memory traffic.
+Matrix products lose efficiency with small shapes by a saturation curve in each dimension,
+`e_max * prod(d / (d + d_half))`, so that a high `tp` or a tiny micro-batch costs (the trend that
+Narayanan et al. 2021, section 5.4, measure), and with shapes that do not fill 128 bytes or, worse, 16
+bytes (NVIDIA, Matrix Multiplication Background User's Guide, section "Tensor Core Requirements").
+In fp8 training the weight products of the blocks run in fp8; attention and the head stay in 16 bits.
+"""
+
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from darts_parallel.problem.cluster import Device
+from darts_parallel.problem.model import VOCABULARY_MULTIPLE, AttentionCore, Gemm, LayerSpec
+
+BACKWARD_FACTOR = 2.0
+"""Each matrix product of the forward pass has two in backward (Narayanan et al. 2021, appendix)."""
+FUSED_BACKWARD_FACTOR = 2.5
+"""Fused attention has two products in forward and five in backward, which computes the scores again
+(Dao 2023, arXiv 2307.08691, section 4.1)."""
+ALIGNED, SLOWEST_ALIGNED = 64, 8
+"""Elements of 128 and of 16 bytes in 16-bit numbers: full speed, and the least for tensor cores."""
+UNALIGNED_FACTOR = 1.0 / 8.0
+"""Speed of batched products whose rows do not begin on 16 bytes: outside the tensor cores, whose peak
+is 16 times that of the other 16-bit units (A100 data sheet: 312 and 78 TFLOP/s with FP16, 19.5 FP32)."""
+ATTENTION_HALF_SIZE = 32.0
+"""Head size at which fused attention reaches half of `attention_efficiency`: at 64 it reaches 2/3 and at
+128 4/5 of it, the ratio between the two that Dao 2023 measures on A100 (arXiv 2307.08691, figure 4)."""
+CAST_BYTES = 3.0
+"""Memory traffic per element that is cast from 16 to 8 bits."""
+
+
+def padded_vocabulary(vocab_size: int, tp: Tensor) -> Tensor:
+    """Rows of the vocabulary table that one rank holds (Megatron-LM's padding), shape of `tp`."""
+    multiple = VOCABULARY_MULTIPLE * tp
+    return torch.ceil(vocab_size / multiple) * VOCABULARY_MULTIPLE
+
+
+def gemm_seconds(gemm: Gemm, tokens: Tensor, tp: Tensor, device: Device, width: int) -> Tensor:
+    """Forward seconds of a weight product on `tokens` rows, shape of `tokens * tp` broadcast.
+
+    Args:
+        tokens: Rows, i.e. tokens of one micro-batch on one rank.
+        tp: Tensor-parallel degree.
+        width: Bytes of one element.
+    """
+    columns = torch.as_tensor(float(gemm.out_features), dtype=tokens.dtype)
+    inner = torch.as_tensor(float(gemm.in_features), dtype=tokens.dtype)
+    if gemm.split == "column":
+        columns = columns / tp
+    elif gemm.split == "row":
+        inner = inner / tp
+    elif gemm.split == "vocabulary":
+        columns = padded_vocabulary(gemm.out_features, tp)
+    half = device.gemm_half_size
+    saturation = (tokens / (tokens + half)) * (columns / (columns + half)) * (inner / (inner + half))
+    eight_bit = device.eight_bit and gemm.split in ("column", "row")
+    speed = device.peak_flops * device.fp8_efficiency if eight_bit else device.half_flops
+    rate = speed * device.gemm_efficiency * saturation * alignment(columns, device) * alignment(inner, device)
+    arithmetic = 2.0 * tokens * columns * inner / rate
+    traffic = width * (tokens * inner + inner * columns + tokens * columns)
+    cast = CAST_BYTES * (tokens * inner + inner * columns) if eight_bit else torch.zeros_like(traffic)
+    return torch.maximum(arithmetic, stream_seconds(traffic, device)) + stream_seconds(cast, device)
+
+
+def alignment(size: Tensor, device: Device) -> Tensor:
+    """Share of the speed that products with a side of `size` elements keep, shape of `size`."""
+    whole = [gcd(int(value), ALIGNED) for value in size.reshape(-1).tolist()]
+    worse = torch.tensor([float(common < ALIGNED) for common in whole], dtype=size.dtype).reshape(size.shape)
+    return 1.0 - worse * (1.0 - device.misaligned_efficiency)
+
+
+def weight_gradient_seconds(
+    layer: LayerSpec, tokens: Tensor, tp: Tensor, device: Device, width: int
+) -> Tensor:
+    """Seconds of the weight gradients' products in backward, shape `(O, C)`.
+
+    Each has the sizes of its forward product in another order. Arguments as in `forward_seconds`.
+    """
+    total = torch.zeros_like(tokens)
+    for gemm in layer.gemms:
+        total = total + gemm_seconds(gemm, tokens, tp, device, width)
+    return total
+
+
+def stream_seconds(size: Tensor, device: Device) -> Tensor:
+    """Seconds to move `size` bytes through device memory."""
+    return size / (device.memory_bandwidth * device.memory_efficiency)
+
+
+def attention_seconds(
+    core: AttentionCore, tokens: Tensor, seq_len: int, tp: Tensor, device: Device, *, fused: bool, width: int
+) -> Tensor:
+    """Forward seconds of scores, softmax and weighted sum, shape of `tokens * tp` broadcast.
+
+    Fused (FlashAttention, Dao et al. 2022): half of the products are skipped under a causal mask and
+    the scores stay on chip. Unfused: two batched products and five passes over the score matrix.
+    """
+    flops = 4.0 * tokens * seq_len * core.heads * core.head_dim / tp
+    if fused:
+        flops = flops * (0.5 if core.causal else 1.0)
+        filled = core.head_dim / (core.head_dim + ATTENTION_HALF_SIZE)
+        return flops / (device.half_flops * device.attention_efficiency * filled)
+    saturation = core.head_dim / (core.head_dim + device.gemm_half_size)
+    aligned = 1.0 if core.head_dim % SLOWEST_ALIGNED == 0 else UNALIGNED_FACTOR
+    products = flops / (device.half_flops * device.gemm_efficiency * saturation * aligned)
+    # written by the product; scale+mask+softmax and dropout each read and write; read by the product
+    passes = 6.0 * width * tokens * seq_len * core.heads / tp
+    return products + stream_seconds(passes, device)
+
+
+def forward_seconds(
+    layer: LayerSpec,
+    tokens: Tensor,
+    seq_len: int,
+    tp: Tensor,
+    sequence_shards: Tensor,
+    device: Device,
+    *,
+    fused: bool,
+    width: int,
+) -> tuple[Tensor, Tensor]:
+    """Forward seconds of one micro-batch of a layer, and the part that is attention core.
+
+    Args:
+        tokens: Tokens of a micro-batch on one rank, shape `(O, C)`.
+        tp: Tensor-parallel degree, shape `(C,)`.
+        sequence_shards: `tp` with sequence parallelism, else 1, shape `(C,)`.
+        width: Bytes of one element.
+
+    Returns:
+        Seconds and attention seconds, shape `(O, C)`; launch overhead is in neither.
+    """
+    core = torch.zeros_like(tokens)
+    for attention in layer.cores:
+        core = core + attention_seconds(attention, tokens, seq_len, tp, device, fused=fused, width=width)
+    streamed = (
+        device.streaming_factor
+        * width
+        * tokens
+        * (layer.replicated_elements / sequence_shards + layer.sharded_elements / tp)
+    )
+    total = core + stream_seconds(streamed, device)
+    for gemm in layer.gemms:
+        total = total + gemm_seconds(gemm, tokens, tp, device, width)
+    return total, core

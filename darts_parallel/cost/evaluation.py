@@ -1,0 +1,217 @@
+"""The true cost: reads a cost table for hard plans, one or thousands at a time."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.layer_costs import TIME_TERMS
+from darts_parallel.cost.pipeline import by_device, interleaved_ends, pipeline_seconds
+from darts_parallel.cost.searcher import searcher_breakdown
+from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
+from darts_parallel.cost.table import CostTable, build_table, plan_space
+from darts_parallel.plan.legality import check_plan as check_plan
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import Problem
+
+
+@dataclass(frozen=True)
+class BatchCost:
+    """Costs of B hard plans; seconds and bytes."""
+
+    iteration_time: Tensor
+    """Shape `(B,)`."""
+    stage_seconds: Tensor
+    """One micro-batch on every device of the pipeline, all its stages together, `(B, pp)`."""
+    sync_seconds: Tensor
+    """Gradient synchronisation and optimizer, `(B, pp)`."""
+    pipeline_end: Tensor
+    """Seconds until the last backward pass that the iteration waits for, `(B, pp)`."""
+    memory: Tensor
+    """Peak bytes, reserve excluded, `(B, pp)`."""
+    feasible: Tensor
+    """Fits the memory, legal strategies and stages, `(B,)` bool."""
+
+
+def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
+    """Costs of hard plans, vectorised.
+
+    Args:
+        table: Costs of their pipeline degree.
+        plans: B plans.
+    """
+    stages = plans.stages()
+    outer, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
+    kinds = table.stage_kind[stages]
+    seconds = table.time[outer, kinds, layers, plans.choices]
+    sync = table.sync[outer, kinds, layers, plans.choices]
+    inside, across = neighbour_seconds(table, plans, stages)
+    stage_seconds = _per_stage(seconds, stages, table.num_stages) + inside
+    if table.pipeline.blocking:
+        stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
+    device_seconds, devices = by_device(stage_seconds, table.pp), stages % table.pp
+    sync_seconds = _per_stage(sync, devices, table.pp)
+    once = table.once[outer, layers, plans.choices].sum(1)
+    flight = table.in_flight[outer, stages]
+    kept = (
+        table.static[outer, layers, plans.choices] + flight * table.activation[outer, layers, plans.choices]
+    )
+    working = table.working[outer, layers, plans.choices]
+    largest = torch.zeros_like(device_seconds).scatter_reduce(1, devices, working, "amax")
+    memory = _per_stage(kept, devices, table.pp) + largest
+    legal = table.allowed[outer, plans.choices].all(1) & ~(table.joined[plans.starts].any(1))
+    if table.kind_allowed is not None:
+        legal &= table.runs(kinds, plans.choices).all(1)
+    counts = table.num_micro_batches[plans.outer]
+    if table.pipeline.simulated:
+        passes = pass_seconds(table, plans)
+        total, ends = simulated_seconds(passes, sync_seconds, counts, table.pp, table.pipeline)
+    else:
+        if table.virtual_stages > 1:
+            end = interleaved_ends(stage_seconds, counts, table.pp).amax(1)
+        else:
+            end = pipeline_seconds(stage_seconds, counts)
+        total, ends = end + sync_seconds.amax(1), end.unsqueeze(1).expand_as(device_seconds)
+    fits = legal & (memory <= table.capacity).all(1)
+    return BatchCost(total + once, device_seconds, sync_seconds, ends, memory, fits)
+
+
+def pass_seconds(table: CostTable, plans: HardPlans) -> PassSeconds:
+    """Seconds of the passes of every stage; resharding inside a stage is half forward, half backward.
+
+    Args:
+        table: Costs of their pipeline degree.
+        plans: B plans.
+    """
+    stages = plans.stages()
+    outer, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
+    forward, backward, weight = (
+        _per_stage(values[outer, table.stage_kind[stages], layers, plans.choices], stages, table.num_stages)
+        for values in (table.forward, table.backward, table.weight_gradient)
+    )
+    inside, across = neighbour_seconds(table, plans, stages)
+    return PassSeconds(forward + inside / 2, backward + inside / 2, weight, across / 2)
+
+
+def _per_stage(values: Tensor, stages: Tensor, count: int) -> Tensor:
+    zeros = torch.zeros(len(values), count, dtype=values.dtype)
+    return zeros.scatter_add(1, stages, values)
+
+
+def neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tuple[Tensor, Tensor]:
+    """Resharding inside stages `(B, K)`, and p2p across their boundaries `(B, K - 1)`, both ways."""
+    later, pairs = stages[:, 1:], torch.arange(table.num_layers - 1)
+    outer = plans.outer.unsqueeze(1)
+    before, after = table.layout[plans.choices[:, :-1]], table.layout[plans.choices[:, 1:]]
+    cut = later != stages[:, :-1]
+    inside = table.reshard[outer, table.stage_kind[later], pairs, before, after]
+    if table.pp == 1:
+        return _per_stage(inside, later, 1), inside[:, :0]
+    border = table.boundary_kind[(later - 1).clamp(min=0)]
+    across = table.p2p[outer, border, pairs, before, after]
+    none = torch.zeros_like(inside)
+    return (
+        _per_stage(torch.where(cut, none, inside), later, table.num_stages),
+        _per_stage(torch.where(cut, across, none), later, table.num_stages)[:, 1:],
+    )
+
+
+@dataclass(frozen=True)
+class CostBreakdown:
+    """The true cost of one plan."""
+
+    iteration_time_s: float
+    memory_bytes: tuple[float, ...]
+    """Peak bytes of a device of every stage, the framework's reserve included."""
+    capacity_bytes: tuple[float, ...]
+    feasible: bool
+    breakdown_s: dict[str, float]
+    """Seconds per iteration by cause; they sum to `iteration_time_s`."""
+    stage_times_s: tuple[float, ...]
+    """Seconds of one micro-batch, forward and backward, by stage (all its chunks together)."""
+    tokens_per_s: float
+    mfu: float
+    """Model FLOP (no recomputation) over the peak of all devices."""
+
+
+def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
+    """True cost of a hard plan.
+
+    Errors:
+        PlanError: the plan does not fit the problem (layers, devices, batch, heads).
+    """
+    table, hard, cost = hard_plan(plan, problem)
+    cluster = problem.cluster.arranged(plan.node_order)
+    if problem.config.cost.name == "searcher":
+        parts = searcher_breakdown(problem, plan)
+    else:
+        parts = _breakdown(table, hard, cost)
+    devices = [cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
+    reserved = torch.tensor([device.reserved for device in devices], dtype=torch.float64)
+    seconds = sum(parts.values()) if problem.config.cost.name == "searcher" else float(cost.iteration_time[0])
+    peak = sum(g.count * g.gpus * float(g.device.peak_flops) for g in problem.cluster.groups)
+    flops = problem.model.flops_per_token(problem.training.seq_len) * problem.tokens_per_iteration
+    return CostBreakdown(
+        iteration_time_s=seconds,
+        memory_bytes=tuple((cost.memory[0] + reserved).tolist()),
+        capacity_bytes=tuple((table.capacity + reserved).tolist()),
+        feasible=bool(cost.feasible[0]),
+        breakdown_s=parts,
+        stage_times_s=tuple(cost.stage_seconds[0].tolist()),
+        tokens_per_s=problem.tokens_per_iteration / seconds,
+        mfu=flops / (seconds * peak),
+    )
+
+
+def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, BatchCost]:
+    """The smallest table that holds a plan, the plan as its only row, and its cost.
+
+    Errors:
+        PlanError: the plan does not fit the problem (layers, devices, batch, heads).
+    """
+    check_plan(plan, problem)
+    table = build_table(problem, plan_space(plan))
+    index = {choice: c for c, choice in enumerate(table.choices)}
+    hard = HardPlans(
+        outer=torch.zeros(1, dtype=torch.long),
+        choices=torch.tensor([[index[layer] for layer in plan.layers]]),
+        starts=torch.tensor([plan.boundaries[:-1]]),
+    )
+    return table, hard, evaluate_batch(table, hard)
+
+
+def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost) -> dict[str, float]:
+    """Seconds per iteration by cause: one stage's micro-batches, the bubble, the rest.
+
+    The stage is the slowest, or by simulation the one that the iteration waits for.
+    """
+    stages, simulated = plans.stages()[0] % table.pp, table.pipeline.simulated
+    awaited = int((cost.pipeline_end + cost.sync_seconds)[0].argmax())
+    slowest = awaited if simulated else int(cost.stage_seconds[0].argmax())
+    mine = stages == slowest
+    count = int(table.num_micro_batches[plans.outer[0]])
+    layers = torch.arange(table.num_layers)
+
+    def term(name: str, stage: int) -> float:
+        kind = int(table.stage_kind[stage])
+        values = table.terms[name][plans.outer[0], kind, layers, plans.choices[0]]
+        return float(values[stages == stage].sum())
+
+    # plans without context parallelism need no word of it
+    names = [name for name in TIME_TERMS if name != "context_parallel" or table.cp > 1]
+    parts = {name: count * term(name, slowest) for name in names}
+    seconds = cost.stage_seconds[0]
+    parts["p2p_and_resharding"] = count * float(seconds[slowest]) - sum(parts.values())
+    if abs(parts["p2p_and_resharding"]) < 1e-12 * float(seconds.sum()) or not mine.any():
+        parts["p2p_and_resharding"] = 0.0
+    if simulated or table.virtual_stages > 1:
+        idle = float(cost.pipeline_end[0, slowest] - count * seconds[slowest])
+        parts["pipeline_bubble"] = max(idle, 0.0)  # above 0 but for rounding
+    else:
+        parts["pipeline_bubble"] = float(seconds.sum() - seconds[slowest])
+    last = awaited if simulated else int(cost.sync_seconds[0].argmax())
+    parts["gradient_sync"] = term("gradient_sync", last)
+    parts["optimizer"] = term("optimizer", last)
+    parts["tied_embedding_sync"] = float(table.once[plans.outer[0], layers, plans.choices[0]].sum())
+    return parts

@@ -1,0 +1,87 @@
+"""The true cost: reads a cost table for hard plans, one or thousands at a time."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost.table import CostTable
+from darts_parallel.plan.strategy import Plan
+
+
+@dataclass(frozen=True)
+class HardPlans:
+    """B hard plans of one table.
+
+    `outer` (B,): outer choice; `choices` (B, L): strategy of every layer; `starts` (B, K): first
+    layer of every stage in the order of layers, rising from 0. All integer.
+    """
+
+    outer: Tensor
+    choices: Tensor
+    starts: Tensor
+
+    def __getitem__(self, index: Tensor | slice) -> "HardPlans":
+        return HardPlans(self.outer[index], self.choices[index], self.starts[index])
+
+    def __len__(self) -> int:
+        return len(self.outer)
+
+    @staticmethod
+    def concatenate(parts: list["HardPlans"]) -> "HardPlans":
+        """All plans of `parts`, in order."""
+        return HardPlans(
+            torch.cat([p.outer for p in parts]),
+            torch.cat([p.choices for p in parts]),
+            torch.cat([p.starts for p in parts]),
+        )
+
+    def stages(self) -> Tensor:
+        """Stage of every layer, shape `(B, L)`."""
+        positions = torch.arange(self.choices.shape[1]).expand_as(self.choices).contiguous()
+        return torch.searchsorted(self.starts.contiguous(), positions, right=True) - 1
+
+    def to_plan(self, index: int, table: CostTable) -> Plan:
+        """Plan number `index` in words."""
+        starts, choices = self.starts[index].tolist(), self.choices[index].tolist()
+        return Plan(
+            num_micro_batches=int(table.num_micro_batches[self.outer[index]]),
+            boundaries=(*starts, len(choices)),
+            layers=tuple(table.choices[c] for c in choices),
+            cp=table.cp,
+            node_order=table.node_order,
+            virtual_stages=table.virtual_stages,
+        )
+
+
+def unit_starts(joined: Tensor) -> Tensor:
+    """First layer of every unit (a layer with the joined ones that follow it), shape `(U,)`."""
+    return torch.nonzero(~joined).squeeze(-1)
+
+
+def round_edges(edges: Tensor, num_units: int) -> Tensor:
+    """Nearest legal stage starts, in units: every stage keeps at least one.
+
+    Args:
+        edges: Rising positions, shape `(B, K - 1)`.
+        num_units: U, at least K.
+
+    Returns:
+        Starts of all stages, shape `(B, K)`, strictly rising from 0, integer.
+    """
+    pp = edges.shape[1] + 1
+    order = torch.arange(1, pp)
+    free = (torch.round(edges).long() - order).clamp(min=0)
+    inner = torch.cummax(free, dim=1).values if pp > 1 else free
+    inner = inner.clamp(max=num_units - pp) + order
+    return torch.cat([torch.zeros(len(edges), 1, dtype=torch.long), inner], dim=1)
+
+
+def even_uniform_plans(table: CostTable) -> HardPlans:
+    """Every outer choice with every strategy for all layers, stages as even as they can be."""
+    units = unit_starts(table.joined)
+    edges = torch.arange(1, table.num_stages) * len(units) / table.num_stages
+    starts = units[round_edges(edges.unsqueeze(0), len(units))]
+    outer, choice = torch.nonzero(table.allowed, as_tuple=True)
+    choices = choice.unsqueeze(1).expand(-1, table.num_layers)
+    return HardPlans(outer, choices, starts.expand(len(outer), -1))

@@ -1,0 +1,77 @@
+"""The plans that need the least memory, and what to say when even they do not fit."""
+
+from collections.abc import Sequence
+
+import torch
+
+from darts_parallel.cost.hard_plans import HardPlans, unit_starts
+from darts_parallel.cost.table import CostTable
+from darts_parallel.gradient.pool import TablePlans
+
+BISECTIONS = 30
+
+
+def lightest_plans(tables: Sequence[CostTable], kind: str) -> list[TablePlans]:
+    """For every outer choice a plan of nearly the smallest peak memory.
+
+    Layer-wise, each layer takes its lightest strategy for the stage it lies in; otherwise all layers
+    share the strategy that is lightest in sum. Stages are filled to an equal share of their capacity,
+    found by bisection.
+    """
+    return [TablePlans(index, _lightest(table, kind)) for index, table in enumerate(tables)]
+
+
+def _lightest(table: CostTable, kind: str) -> HardPlans:
+    units = unit_starts(table.joined)
+    plans = []
+    for outer in range(table.num_outer):
+        if not table.allowed[outer].any():
+            continue
+        flight = table.in_flight[outer].view(-1, 1, 1)
+        need = table.static[outer] + flight * table.activation[outer] + table.working[outer] / 2
+        legal = table.runs(
+            table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.num_stages, -1)
+        )
+        legal = legal if kind == "layerwise" else legal.all(0, keepdim=True)
+        need = need.masked_fill(~(table.allowed[outer] & legal).unsqueeze(1), torch.inf)
+        if kind != "layerwise":
+            shared = need.sum((0, 1)).argmin()
+            need = need[:, :, shared : shared + 1]
+        size, choice = need.min(-1)
+        if kind != "layerwise":
+            choice = torch.full_like(choice, int(shared))
+        starts = units[_fill(_unit_sums(size, table), table.stage_capacity)]
+        stages = torch.searchsorted(starts, torch.arange(table.num_layers), right=True) - 1
+        chosen = choice[stages, torch.arange(table.num_layers)]
+        plans.append(HardPlans(torch.tensor([outer]), chosen.unsqueeze(0), starts.unsqueeze(0)))
+    return HardPlans.concatenate(plans)
+
+
+def _unit_sums(size: torch.Tensor, table: CostTable) -> torch.Tensor:
+    """Bytes of units from bytes of layers, `(K, L)` to `(K, U)`."""
+    unit = torch.searchsorted(unit_starts(table.joined), torch.arange(table.num_layers), right=True) - 1
+    result = torch.zeros(len(size), int(unit.max()) + 1, dtype=size.dtype)
+    return result.scatter_add(1, unit.expand_as(size), size)
+
+
+def _fill(size: torch.Tensor, capacity: torch.Tensor) -> torch.Tensor:
+    """Stage starts that fill every stage to about the same share of its capacity."""
+    pp, units = size.shape
+    prefix = torch.nn.functional.pad(size.cumsum(1), (1, 0))
+    low, high = 0.0, float((prefix[:, -1] / capacity.abs().clamp(min=1.0)).max())
+    starts = list(range(pp))
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        position, trial = 0, []
+        for k in range(pp):
+            trial.append(position)
+            reach = prefix[k, position] + middle * capacity[k].abs().clamp(min=1.0)
+            furthest = int(torch.searchsorted(prefix[k], reach, right=True)) - 1
+            position = min(max(furthest, position), units - (pp - 1 - k))
+            if position == trial[-1]:
+                break
+        if len(trial) == pp and position == units and trial[-1] < units:
+            high, starts = middle, trial
+        else:
+            low = middle
+    return torch.tensor(starts)

@@ -1,0 +1,94 @@
+"""Bytes of a layer on one device: state by ZeRO stage, activations by recomputation.
+
+State: ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), section 3. Activations: Korthikanti et al.
+2022 (arXiv 2205.05198), equations 1-6; the terms of a layer stand in `model.py`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost.compute import padded_vocabulary
+from darts_parallel.problem.model import LayerSpec
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes per parameter of mixed-precision training."""
+
+    parameter: float
+    gradient: float
+    optimizer: float
+
+
+def state_bytes(precision: str, optimizer: str) -> StateBytes:
+    """Bytes per parameter.
+
+    16-bit training keeps float32 master weights beside Adam's two moments. Gradients are float32 with
+    bf16 and fp8 (Megatron-LM's `--accumulate-allreduce-grads-in-fp32`, its default there) and 16-bit
+    with fp16 (ZeRO, section 3.1: 16 bytes in all).
+    """
+    moments = {"adam": 8.0, "sgd": 4.0}[optimizer]
+    if precision == "fp32":
+        return StateBytes(4.0, 4.0, moments)
+    return StateBytes(2.0, 2.0 if precision == "fp16" else 4.0, 4.0 + moments)
+
+
+def parameters_per_rank(layer: LayerSpec, vocab_size: int, tp: Tensor) -> Tensor:
+    """Parameters of a layer on one tensor-parallel rank, shape of `tp`."""
+    table = layer.vocabulary_parameters * padded_vocabulary(vocab_size, tp)
+    return layer.sharded_parameters / tp + layer.replicated_parameters + table
+
+
+def static_bytes(parameters: Tensor, shards: Tensor, zero_stage: Tensor, state: StateBytes) -> Tensor:
+    """Parameters, gradients and optimizer state of a layer on one device, shape of `parameters`.
+
+    Args:
+        shards: Ranks over which the ZeRO stage shards.
+    """
+
+    def sharded(size: float, from_stage: int) -> Tensor:
+        return torch.where(zero_stage >= from_stage, size / shards, torch.full_like(shards, size))
+
+    per_parameter = sharded(state.optimizer, 1) + sharded(state.gradient, 2) + sharded(state.parameter, 3)
+    return parameters * per_parameter
+
+
+def gathered_bytes(parameters: Tensor, zero_stage: Tensor, state: StateBytes) -> Tensor:
+    """Full parameters (ZeRO-3) and gradients (ZeRO-2, 3) that exist while a layer is computed."""
+    gradient = torch.where(zero_stage >= 2, state.gradient, 0.0)
+    return parameters * (gradient + torch.where(zero_stage == 3, state.parameter, 0.0))
+
+
+def key_value_bytes(layer: LayerSpec, tokens: Tensor, tp: Tensor, width: int) -> Tensor:
+    """Bytes of the keys and values of `tokens` tokens on one rank, shape of `tokens * tp` broadcast."""
+    features = sum(2 * core.kv_heads * core.head_dim for core in layer.cores)
+    return width * features * tokens / tp
+
+
+def activation_bytes(
+    layer: LayerSpec, tokens: Tensor, seq_len: int, tp: Tensor, sequence_shards: Tensor, width: int
+) -> dict[str, Tensor]:
+    """Bytes that a layer keeps for backward per micro-batch in flight, by recomputation.
+
+    Args:
+        tokens: Tokens of a micro-batch on one rank, shape `(O, C)`.
+        tp, sequence_shards: Degrees of the two regions, shape `(C,)`.
+        width: Bytes of one element (the specification counts for 2).
+
+    Returns:
+        `none`, `selective` and `full`, each of shape `(O, C)`. Recomputation leaves layers that are
+        not blocks as they are.
+    """
+    scale = width / 2.0
+    linear = layer.replicated_activation_bytes / sequence_shards + layer.sharded_activation_bytes / tp
+    scores = layer.score_bytes * seq_len / tp
+    kept = tokens * scale * (linear + scores)
+    if not layer.recomputable:
+        return {"none": kept, "selective": kept, "full": kept}
+    return {
+        "none": kept,
+        "selective": tokens * scale * linear,
+        "full": tokens * width * layer.output_elements / sequence_shards,
+    }

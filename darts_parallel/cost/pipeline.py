@@ -1,0 +1,110 @@
+"""Iteration time of a synchronous pipeline from its stage times.
+
+1F1B (PipeDream-Flush, Narayanan et al. 2021): with stage times t_k per micro-batch and m
+micro-batches, the first crosses all stages and the others follow at the pace of the slowest:
+`sum_k t_k + (m - 1) max_k t_k`. `simulation.py` is its referee.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from darts_parallel.config.schema import CostConfig
+
+INTERLEAVED = "interleaved"
+
+
+@dataclass(frozen=True)
+class PipelineModel:
+    """How the seconds of the stages make an iteration; the values of `CostConfig`."""
+
+    simulated: bool = False
+    schedule: str = "1f1b"
+    blocking: bool = True
+    """Messages between stages occupy the later stage."""
+
+    @staticmethod
+    def from_config(config: CostConfig, virtual_stages: int = 1) -> "PipelineModel":
+        """The model that the user chose; several stages of a device are always interleaved."""
+        schedule = INTERLEAVED if virtual_stages > 1 else config.schedule
+        return PipelineModel(config.pipeline == "simulated", schedule, config.p2p == "blocking")
+
+
+def pipeline_seconds(
+    stage_seconds: Tensor, num_micro_batches: Tensor, slowest: Tensor | None = None
+) -> Tensor:
+    """Seconds of all micro-batches through the pipeline.
+
+    Args:
+        stage_seconds: Forward and backward seconds of one micro-batch, shape `(..., K)`.
+        num_micro_batches: Shape broadcastable to `(...)`.
+        slowest: Maximum over stages, shape `(...)`; given where a smooth maximum is wanted.
+
+    Returns:
+        Seconds, shape `(...)`.
+    """
+    bottleneck = stage_seconds.amax(-1) if slowest is None else slowest
+    return stage_seconds.sum(-1) + (num_micro_batches - 1) * bottleneck
+
+
+def by_device(values: Tensor, pp: int) -> Tensor:
+    """Sums over the stages of every device from values of stages: `(..., K)` to `(..., pp)`.
+
+    Stages are numbered in the order of layers; stage s lies on device `s % pp`.
+    """
+    return values if values.shape[-1] == pp else torch.unflatten(values, -1, (-1, pp)).sum(-2)
+
+
+def interleaved_ends(stage_seconds: Tensor, num_micro_batches: Tensor, pp: int) -> Tensor:
+    """Seconds of an interleaved pipeline if one device never waited once it has work, for every device.
+
+    Device k computes all micro-batches of all its stages; besides it waits until the first micro-batch
+    has crossed the first stages of the devices before, and until a micro-batch has gone through the last
+    stages of those after and come back. With equal stages all devices agree and the bubble is
+    `(pp - 1) / v` micro-batches of a device, the theory (Narayanan et al. 2021, arXiv 2104.04473,
+    section 2.2.2, v stages a device); with v = 1 the maximum is that of 1F1B. Uneven stages may wait
+    for each other in between, which only `simulation.py` sees.
+
+    Args:
+        stage_seconds: Shape `(..., K)`, `K` a multiple of `pp`.
+        num_micro_batches: Shape broadcastable to `(...)`.
+        pp: Devices.
+
+    Returns:
+        Seconds, shape `(..., pp)`; the pipeline takes the largest.
+    """
+    laps = torch.unflatten(stage_seconds, -1, (-1, pp))
+    first, last = laps[..., 0, :], laps[..., -1, :]
+    before = first.cumsum(-1) - first
+    after = last.sum(-1, keepdim=True) - last.cumsum(-1)
+    return num_micro_batches.unsqueeze(-1) * laps.sum(-2) + before + after
+
+
+def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtual_stages: int = 1) -> Tensor:
+    """Micro-batches whose activations every stage holds, shape `(O, K)`.
+
+    `min(pp - k, m)` under 1F1B, all under GPipe, `min(pp, m)` under ZB-H1 (Qi et al. 2023;
+    what a micro-batch holds between its two backward passes counts in full). Interleaved, device k of v
+    stages holds `2 (pp - k - 1) + (v - 1) pp + 1` passes (Megatron-LM's warm-up and one more); they are
+    counted where the warm-up puts them, pp micro-batches a stage in turn. Later the earlier stages may
+    hold one more and the later ones one less: with equal stages the sum is exact.
+    """
+    if virtual_stages > 1:
+        return _interleaved_in_flight(pp, num_micro_batches, virtual_stages)
+    depth = {"1f1b": pp - torch.arange(pp), "zero_bubble": torch.full((pp,), pp)}.get(schedule)
+    counts = num_micro_batches.unsqueeze(1)
+    held = counts.expand(-1, pp) if depth is None else torch.minimum(depth, counts)
+    return held.to(torch.float64)
+
+
+def _interleaved_in_flight(pp: int, num_micro_batches: Tensor, virtual_stages: int) -> Tensor:
+    device = torch.arange(pp)
+    most = 2 * (pp - device - 1) + (virtual_stages - 1) * pp + 1
+    held = torch.minimum(most, virtual_stages * num_micro_batches.unsqueeze(1))
+    turn = virtual_stages * pp
+    lap = torch.arange(virtual_stages).unsqueeze(1)
+    # whole turns through all laps, and what the last turn has begun
+    whole, rest = (held // turn).unsqueeze(1), (held % turn).unsqueeze(1)
+    counts = whole * pp + (rest - lap * pp).clamp(min=0, max=pp)
+    return counts.flatten(1).to(torch.float64)

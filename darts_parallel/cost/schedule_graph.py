@@ -1,0 +1,163 @@
+"""A pipeline schedule as arrays: what every pass waits for, and by what the schedule repeats itself.
+
+Passes that are equally many hops away from the start form a level: none of them waits for another.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders, warm_up_passes
+
+Indices = NDArray[np.int64]
+
+KINDS = "FBW"
+FORWARD, BACKWARD, WEIGHT = range(3)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A schedule as arrays; its N passes are sorted by their distance from the start in hops."""
+
+    num_micro_batches: int
+    operations: Indices
+    """Kind (index in `FBW`), stage and micro-batch of every pass, `(N, 3)`."""
+    bounds: tuple[int, ...]
+    """First pass of every level, and N."""
+    previous: Indices
+    """The pass before on the same device, `(N,)`; N: none."""
+    source: Indices
+    """The pass that gives the input, `(N,)`; N: none."""
+    duration: Indices
+    """Row of `PassSeconds.rows`, `(N,)`."""
+    message: Indices
+    """Row of the message that brings the input, `(N,)`."""
+    last: Indices
+    """Last pass of every device, `(pp,)`."""
+    frames: Indices
+    """Passes of the last frames before the pipeline drains, `(frames, passes of one)`.
+
+    No pass waits for one that is more than a frame back or in a later frame.
+    """
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+    @cached_property
+    def levels(self) -> tuple[tuple[slice, Indices, Indices], ...]:
+        """Passes, previous passes and sources of every level."""
+        cuts = [slice(a, b) for a, b in pairwise(self.bounds)]
+        return tuple((cut, self.previous[cut], self.source[cut]) for cut in cuts)
+
+
+@lru_cache(maxsize=128)
+def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Graph:
+    """The graph of a schedule (a pure function, remembered).
+
+    Args:
+        schedule, pp, num_micro_batches: As in `device_ends`.
+        chunks: Stages of each device.
+    """
+    stages = pp * chunks
+    orders = device_orders(schedule, pp, num_micro_batches, chunks)
+    listed = np.array([(KINDS.index(kind), stage, batch) for order in orders for kind, stage, batch in order])
+    kind, stage, batch = listed.T
+    total, length = len(listed), len(listed) // pp
+    place = np.full(3 * stages * num_micro_batches + 1, total)
+    place[(kind * stages + stage) * num_micro_batches + batch] = np.arange(total)
+    source = place[_sources(kind, stage, batch, stages, num_micro_batches)]
+    previous = np.where(np.arange(total) % length, np.arange(total) - 1, total)
+    hops = _hops(source, pp)
+    order = np.lexsort((np.arange(total), hops))
+    number = np.empty(total + 1, dtype=np.int64)
+    number[order], number[total] = np.arange(total), total
+    return Graph(
+        num_micro_batches=num_micro_batches,
+        operations=listed[order],
+        bounds=(*np.searchsorted(hops[order], np.arange(hops.max() + 2)).tolist(),),
+        previous=number[previous[order]],
+        source=number[source[order]],
+        duration=(kind * stages + stage)[order],
+        message=_messages(kind, stage, stages)[order],
+        last=number[np.arange(pp) * length + length - 1],
+        frames=number[_frames(schedule, kind.reshape(pp, length), chunks)],
+    )
+
+
+def _sources(kind: Indices, stage: Indices, batch: Indices, stages: int, count: int) -> Indices:
+    """Code of the pass that each one waits for besides the one before it; the largest code: none."""
+    last = (kind == BACKWARD) & (stage == stages - 1)
+    from_stage = np.where(last, stage, np.where(kind == FORWARD, stage - 1, stage + 1))
+    codes = (np.where(last, FORWARD, kind) * stages + from_stage) * count + batch
+    # its device's order puts a gradient of the weights after the backward that it continues
+    nothing = (kind == WEIGHT) | ((kind == FORWARD) & (stage == 0))
+    sources: Indices = np.where(nothing, 3 * stages * count, codes)
+    return sources
+
+
+def _messages(kind: Indices, stage: Indices, stages: int) -> Indices:
+    """Row of the message that each pass waits for; the last row is zero."""
+    boundary = np.where(kind == FORWARD, stage - 1, stage)
+    none = (kind == WEIGHT) | (boundary < 0) | (boundary == stages - 1)
+    rows: Indices = np.where(none, 4 * stages - 1, 3 * stages + boundary)
+    return rows
+
+
+def _hops(source: Indices, pp: int) -> Indices:
+    """Passes on the longest way to each pass, counted; passes come device by device."""
+    total = len(source)
+    hops, sources = [-1] * total + [0], source.tolist()
+    length = total // pp
+    waiting, known = [device * length for device in range(pp)], 0
+    while known < total:
+        before = known
+        for device in range(pp):
+            here, end = waiting[device], (device + 1) * length
+            ahead = hops[here - 1] if here > device * length else -1
+            while here < end and (hops[sources[here]] >= 0):
+                needed = hops[sources[here]] if sources[here] < total else -1
+                ahead = hops[here] = 1 + max(ahead, needed)
+                here += 1
+            known += here - waiting[device]
+            waiting[device] = here
+        if known == before:
+            raise AssertionError("the order of passes waits for itself")
+    return np.array(hops[:-1])
+
+
+def _frames(schedule: str, kind: Indices, chunks: int) -> Indices:
+    """The last frames before the pipeline drains, as many as there are whole ones and are of use.
+
+    A frame holds the forwards of the next micro-batch (`interleaved`: of the next `pp`) on every device,
+    each with what is run between it and the next one.
+
+    Args:
+        kind: Of every pass in the order of its device, `(pp, N / pp)`.
+    """
+    pp, length = kind.shape
+    width = 3 if schedule in SPLIT_BACKWARD else 2
+    forwards = pp * chunks if schedule == "interleaved" else 1
+    count = length // (width * forwards)
+    # before the first whole frame a device has not begun its backwards
+    filling = -(-warm_up_passes(schedule, 0, pp, length, chunks) // forwards)
+    first = max(filling, count - 1 - longest_period(schedule, pp))
+    if schedule == "gpipe" or first >= count:
+        return np.zeros((0, 0), dtype=np.int64)
+    starts = np.stack([np.flatnonzero(row == FORWARD) for row in kind])
+    starts += length * np.arange(pp)[:, None]
+    chosen = starts[:, first * forwards :].reshape(pp, count - first, forwards)
+    passes = chosen[..., None] + np.arange(width)
+    return passes.transpose(1, 0, 2, 3).reshape(count - first, -1)
+
+
+def longest_period(schedule: str, pp: int) -> int:
+    """Frames after which a steady state is looked for: a loop through pp stages holds pp micro-batches."""
+    return 1 if schedule == "interleaved" else pp
+
+
+def frame_batches(schedule: str, pp: int) -> int:
+    """Micro-batches of one frame."""
+    return pp if schedule == "interleaved" else 1

@@ -1,0 +1,266 @@
+"""Seconds of a pipeline by its schedule: the longest path through the order of passes.
+
+A pass begins when the pass before it on its device has ended and its input is there. Ends are therefore a
+max-plus recursion (Baccelli et al. 1992, Synchronization and Linearity), which is exact for uneven stages
+and piecewise linear: gradients run along the critical path. Passes that are equally many hops away from
+the start are computed at once, for all plans of a batch.
+
+Many micro-batches repeat one *frame* of passes. Where all passes of a frame end a constant after those of
+the frame before, they do so for ever, since the recursion is linear in the max-plus sense; then the frames
+in between are left out, and the result is exact. Where that never happens every micro-batch is simulated.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from darts_parallel.cost.pipeline import PipelineModel
+from darts_parallel.cost.schedule_graph import KINDS, Graph, Indices, compiled, frame_batches, longest_period
+from darts_parallel.cost.schedules import SPLIT_BACKWARD, Operation
+
+Floats = NDArray[np.float64]
+
+STEADY = 1e-13
+"""Relative; steps of a steady state that differ by rounding alone."""
+MAX_NUMBERS = 2**22
+"""Numbers that one pass over a batch holds at a time."""
+
+
+@dataclass(frozen=True)
+class PassSeconds:
+    """Seconds of one micro-batch on every stage, for B plans; stage s lies on device `s % pp`."""
+
+    forward: Tensor
+    """Shape `(B, S)`."""
+    backward: Tensor
+    """The whole backward pass, `(B, S)`."""
+    weight_gradient: Tensor
+    """The part of `backward` that only the optimizer waits for, `(B, S)`."""
+    message: Tensor
+    """From a stage to the next, one way, beside which devices compute, `(B, S - 1)`."""
+
+    def __getitem__(self, index: Tensor | slice) -> "PassSeconds":
+        return PassSeconds(
+            self.forward[index], self.backward[index], self.weight_gradient[index], self.message[index]
+        )
+
+    def blocking(self) -> "PassSeconds":
+        """The same where messages occupy the later stage, in both directions."""
+        waits = torch.nn.functional.pad(self.message, (1, 0))
+        return PassSeconds(
+            self.forward + waits, self.backward + waits, self.weight_gradient, torch.zeros_like(self.message)
+        )
+
+    def rows(self, split: bool) -> Tensor:
+        """All seconds one below the other, `(4 S, B)`: F, B, W, messages and a row of zeros."""
+        weight = self.weight_gradient if split else torch.zeros_like(self.weight_gradient)
+        nothing = torch.zeros_like(self.forward[:, :1])
+        return torch.cat([self.forward, self.backward - weight, weight, self.message, nothing], dim=1).T
+
+
+class Event(NamedTuple):
+    """A pass with its seconds from the start of the iteration."""
+
+    device: int
+    operation: Operation
+    start: float
+    end: float
+
+
+def device_ends(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int) -> Tensor:
+    """Seconds from the start of an iteration until every device has ended its last pass.
+
+    Differentiable once; a gradient is that of one critical path.
+
+    Args:
+        passes: Of B plans with S stages, a multiple of `pp`.
+        schedule: One of `schedules.SCHEDULES`.
+        pp: Devices.
+        num_micro_batches: The same for all plans.
+
+    Returns:
+        Shape `(B, pp)`.
+
+    Errors:
+        UnsupportedError: the schedule does not exist for these numbers.
+    """
+    rows = passes.rows(schedule in SPLIT_BACKWARD)
+    chunks = passes.forward.shape[1] // pp
+    if schedule == "gpipe" and num_micro_batches > 2:
+        # two flow shops one after the other: each further micro-batch adds its slowest passes
+        one, two = (_ends(rows, compiled(schedule, pp, count, chunks)) for count in (1, 2))
+        return (two + (num_micro_batches - 2) * (two - one)).T
+    result = torch.zeros(pp, rows.shape[1], dtype=rows.dtype)
+    for index, ends in _solved(rows, schedule, pp, num_micro_batches, chunks):
+        result = result.index_copy(1, index, ends)
+    return result.T
+
+
+def _solved(
+    rows: Tensor, schedule: str, pp: int, num_micro_batches: int, chunks: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Plans `(b,)` and the ends of their devices `(pp, b)`, until every plan has had its turn."""
+    step, longest = frame_batches(schedule, pp), longest_period(schedule, pp)
+    still = torch.arange(rows.shape[1])
+    for count in _growing(schedule, pp, num_micro_batches):
+        graph = compiled(schedule, pp, count, chunks)
+        frames_left = (num_micro_batches - count) // step
+        waiting = []
+        for index in torch.tensor_split(still, _parts(still, graph)):
+            end = _run(graph, rows[:, index].detach().numpy())[0]
+            if frames_left == 0:
+                yield index, _ends(rows[:, index], graph, end)
+                continue
+            period = _period(graph, end, longest)
+            waiting.append(index[torch.from_numpy(period == 0)])
+            for length in np.unique(period[period > 0]).tolist():
+                some = index[torch.from_numpy(period == length)]
+                # as many more frames as leave out whole periods
+                more = compiled(schedule, pp, count + step * (frames_left % length), chunks)
+                yield some, _continued(rows[:, some], more, frames_left // length, length)
+        still = torch.cat(waiting) if waiting else still[:0]
+        if not len(still):
+            return
+
+
+def _parts(plans: Tensor, graph: Graph) -> int:
+    """Parts of a batch that are small enough to be simulated at once."""
+    return -(-max(len(plans), 1) * len(graph) // MAX_NUMBERS)
+
+
+def _continued(rows: Tensor, graph: Graph, periods: int, length: int) -> Tensor:
+    """Ends of the devices `(pp, B)` after `periods` more periods of `length` frames than the graph has."""
+    end = _run(graph, rows.detach().numpy())[0]
+    wanted = np.concatenate([graph.last, graph.frames[[-1, -1 - length], 0]])
+    ends: Tensor = _Longest.apply(rows, graph, end, wanted)  # type: ignore[no-untyped-call]
+    return ends[:-2] + periods * (ends[-2] - ends[-1])
+
+
+def simulated_seconds(
+    passes: PassSeconds, sync: Tensor, num_micro_batches: Tensor, pp: int, model: PipelineModel
+) -> tuple[Tensor, Tensor]:
+    """Seconds of an iteration in which every device synchronises once its last backward has ended.
+
+    Args:
+        passes: Of B plans.
+        sync: Gradient synchronisation and optimizer of every device, `(B, pp)`.
+        num_micro_batches: Shape `(B,)`.
+        pp: Devices.
+        model: Schedule and kind of message.
+
+    Returns:
+        Seconds of the iteration, `(B,)`, and until each device has ended its last pass, `(B, pp)`.
+    """
+    passes = passes.blocking() if model.blocking else passes
+    ends = torch.zeros_like(sync)
+    for count in sorted(set(num_micro_batches.tolist())):
+        index = torch.nonzero(num_micro_batches == count).squeeze(1)
+        ends = ends.index_copy(0, index, device_ends(passes[index], model.schedule, pp, count))
+    return (ends + sync).amax(1), ends
+
+
+def timeline(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int) -> list[Event]:
+    """Every pass of one plan with its start and end, in an order that respects every dependency.
+
+    Args:
+        passes: Of one plan, `B = 1`.
+        schedule, pp, num_micro_batches: As in `device_ends`.
+    """
+    graph = compiled(schedule, pp, num_micro_batches, passes.forward.shape[1] // pp)
+    rows = passes.rows(schedule in SPLIT_BACKWARD).detach().numpy()
+    starts = _run(graph, rows)[1][:, 0].tolist()
+    seconds = rows[graph.duration, 0].tolist()
+    return [
+        Event(stage % pp, Operation(KINDS[kind], stage, batch), start, start + length)
+        for (kind, stage, batch), start, length in zip(
+            graph.operations.tolist(), starts, seconds, strict=True
+        )
+    ]
+
+
+def _growing(schedule: str, pp: int, num_micro_batches: int) -> Iterator[int]:
+    """Ever more micro-batches to try, whole frames fewer than all; at last all."""
+    step = frame_batches(schedule, pp)
+    tried = step * (6 if step > 1 else 3 * pp)
+    while 3 * tried < 2 * num_micro_batches and schedule != "gpipe":
+        yield tried
+        tried *= 3
+    yield num_micro_batches
+
+
+def _period(graph: Graph, end: Floats, longest: int) -> Indices:
+    """Frames after which the passes of each plan repeat a constant later, `(B,)`; 0: not yet.
+
+    Args:
+        end: Ends of all passes, `(N + 1, B)`.
+    """
+    times = end[graph.frames]
+    slack = STEADY * end[graph.last].max(0)
+    period = np.zeros(end.shape[1], dtype=np.int64)
+    for length in range(min(longest, len(times) - 1), 0, -1):
+        step = times[-1] - times[-1 - length]
+        period[(np.abs(step - step[0]) <= slack).all(0)] = length
+    return period
+
+
+def _ends(rows: Tensor, graph: Graph, end: Floats | None = None) -> Tensor:
+    """Ends of the last passes of the devices, `(pp, B)`."""
+    known = _run(graph, rows.detach().numpy())[0] if end is None else end
+    result: Tensor = _Longest.apply(rows, graph, known, graph.last)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _run(graph: Graph, rows: Floats) -> tuple[Floats, Floats]:
+    """Ends of all passes, `(N + 1, B)` with a last row of zeros, and their starts, `(N, B)`."""
+    end = np.zeros((len(graph) + 1, rows.shape[1]))
+    start = rows[graph.message]
+    duration = rows[graph.duration]
+    for cut, previous, source in graph.levels:
+        ready = start[cut]
+        ready += end[source]
+        np.maximum(ready, end[previous], out=ready)
+        np.add(ready, duration[cut], out=end[cut])
+    return end, start
+
+
+class _Longest(torch.autograd.Function):
+    """Ends of some passes, and how often the longest path to each takes every row of seconds."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, graph: Graph, end: Floats, wanted: Indices) -> Tensor:
+        ctx.graph, ctx.end, ctx.wanted = graph, end, wanted
+        ctx.save_for_backward(rows)
+        return torch.from_numpy(end[wanted])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        graph, end = ctx.graph, ctx.end
+        rows = ctx.saved_tensors[0].detach().numpy()
+        weight = np.zeros_like(end)
+        np.add.at(weight, ctx.wanted, upstream.numpy())
+        by_message = rows[graph.message] + end[graph.source] > end[graph.previous]
+        arrived = np.zeros((len(graph), end.shape[1]))
+        for cut, previous, source in reversed(graph.levels):
+            here = weight[cut]
+            arrived[cut] = here * by_message[cut]
+            # no two passes of one level share a source or a pass before
+            weight[source] += arrived[cut]
+            weight[previous] += here - arrived[cut]
+        result = np.zeros_like(rows)
+        _add_rows(result, graph.duration, weight[:-1])
+        _add_rows(result, graph.message, arrived)
+        result[-1] = 0.0
+        return torch.from_numpy(result), None, None, None
+
+
+def _add_rows(target: Floats, rows: Indices, values: Floats) -> None:
+    """Add each of `values` (N, B) to its row of `target`."""
+    order = np.argsort(rows, kind="stable")
+    present, first = np.unique(rows[order], return_index=True)
+    target[present] += np.add.reduceat(values[order], first, axis=0)

@@ -1,0 +1,326 @@
+"""The cost table: everything that the surrogate, `evaluate` and the exact baselines read.
+
+One table holds all outer choices that share their pipeline and context-parallel degree and the stages
+of a device. It is built by torch operations only, so that costs carry gradients to hardware parameters
+given as tensors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost.choices import ChoiceTensors
+from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
+from darts_parallel.cost.pipeline import PipelineModel, in_flight
+from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds, tied_seconds
+from darts_parallel.plan.space import OuterSpace, admits, micro_batch_legal
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.cluster import BoundaryTopology, Cluster, StageTopology
+from darts_parallel.problem.model import LayerSpec
+from darts_parallel.problem.orders import order_label
+from darts_parallel.problem.problem import Problem
+
+
+def all_layer_costs(
+    problem: Problem, pp: int, kinds: list[StageTopology], choices: ChoiceTensors
+) -> list[list[LayerCosts]]:
+    """Costs by stage kind and layer; equal layers are computed once."""
+    layers = problem.model.layers
+    result = []
+    for kind in kinds:
+        known: dict[LayerSpec, LayerCosts] = {}
+        for layer in layers:
+            spec = replace(layer, name=layer.kind)
+            if spec not in known:
+                shared = layer.tied and pp == 1 and layer is not layers[0]
+                known[spec] = layer_costs(problem, spec, kind, choices, counts_table=not shared)
+        result.append([known[replace(layer, name=layer.kind)] for layer in layers])
+    return result
+
+
+def stack(costs: list[list[LayerCosts]], name: str) -> Tensor:
+    """Shape `(O, Q, L, C)`."""
+    some = costs[0][0].forward
+    rows = [torch.stack([getattr(c, name).expand_as(some) for c in kind], dim=1) for kind in costs]
+    return torch.stack(rows, dim=1)
+
+
+def terms(costs: list[list[LayerCosts]]) -> dict[str, Tensor]:
+    """The seconds of a micro-batch by cause, each `(O, Q, L, C)`."""
+    names = costs[0][0].terms
+    return {
+        name: torch.stack([torch.stack([c.terms[name] for c in kind], dim=1) for kind in costs], dim=1)
+        for name in names
+    }
+
+
+def layouts(choices: Sequence[LayerStrategy]) -> tuple[list[LayerStrategy], Tensor]:
+    """One strategy for each distinct layout, and the layout of every strategy."""
+    first: dict[tuple[int, bool], LayerStrategy] = {}
+    for choice in choices:
+        first.setdefault(choice.layout, choice)
+    order = list(first)
+    return list(first.values()), torch.tensor([order.index(choice.layout) for choice in choices])
+
+
+def capacities(cluster: Cluster, stages: Sequence[StageTopology]) -> Tensor:
+    """Bytes that a device of every stage can give, `(K,)`."""
+    devices = [cluster.groups[stage.group].device for stage in stages]
+    return torch.tensor([d.memory - d.reserved for d in devices], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Costs of all layers, strategies and stages for the outer choices of one `OuterSpace`.
+
+    Axes: O outer choices (numbers of micro-batches), L layers, C strategies, Y activation layouts,
+    K stages in the order of layers, Q kinds of stage, P kinds of stage boundary. Stage s lies on device
+    `s % pp`; without interleaving K = pp. float64; seconds and bytes.
+    """
+
+    num_micro_batches: Tensor
+    """Shape `(O,)`, integer."""
+    choices: tuple[LayerStrategy, ...]
+    layout: Tensor
+    """Activation layout of every strategy, shape `(C,)`, integer in [0, Y)."""
+    allowed: Tensor
+    """Legal strategies, shape `(O, C)`, bool."""
+    stage_kind: Tensor
+    """Kind of every stage, shape `(K,)`."""
+    boundary_kind: Tensor
+    """Kind of the boundary before stage k + 1, shape `(K - 1,)`."""
+    joined: Tensor
+    """Layers that cannot begin a stage, shape `(L,)`, bool."""
+    forward: Tensor
+    """Seconds of one micro-batch, shape `(O, Q, L, C)`."""
+    backward: Tensor
+    """The same."""
+    weight_gradient: Tensor
+    """The part of `backward` that only the optimizer waits for, the same shape."""
+    sync: Tensor
+    """Seconds per iteration: exposed gradient synchronisation and optimizer, `(O, Q, L, C)`."""
+    once: Tensor
+    """Seconds per iteration that add to the total whatever the stage, `(O, L, C)`."""
+    static: Tensor
+    """Bytes whatever is in flight, `(O, L, C)`."""
+    activation: Tensor
+    """Bytes per micro-batch in flight, `(O, L, C)`."""
+    working: Tensor
+    """Bytes while the layer is computed; a stage needs its largest, `(O, L, C)`."""
+    reshard: Tensor
+    """Seconds per micro-batch between neighbours of one stage, `(O, Q, L - 1, Y, Y)`."""
+    p2p: Tensor
+    """Seconds per micro-batch across a stage boundary, both ways, `(O, P, L - 1, Y, Y)`."""
+    capacity: Tensor
+    """Bytes that each device of the pipeline can give, `(pp,)`."""
+    in_flight: Tensor
+    """Micro-batches whose activations stage k holds at once, `(O, K)`."""
+    terms: dict[str, Tensor]
+    """`forward + backward` and `sync` by name, each `(O, Q, L, C)`."""
+    pipeline: PipelineModel = field(default_factory=PipelineModel)
+    """How the seconds of the stages make an iteration."""
+    cp: int = 1
+    """Context-parallel degree."""
+    kind_allowed: Tensor | None = None
+    """Strategies that each kind of stage can run, `(Q, C)`, bool; None: every kind runs all."""
+    node_order: tuple[int, ...] = ()
+    """Nodes along the pipeline; empty: in rank order."""
+    order_name: str = ""
+    """The same in words; empty where all nodes are equal."""
+
+    @property
+    def pp(self) -> int:
+        """Pipeline degree: devices in a row."""
+        return len(self.capacity)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages in the order of layers, K."""
+        return len(self.stage_kind)
+
+    @property
+    def virtual_stages(self) -> int:
+        """Stages of a device."""
+        return self.num_stages // self.pp
+
+    @cached_property
+    def stage_capacity(self) -> Tensor:
+        """Bytes of every stage if those of a device may each fill an equal part of it, `(K,)`."""
+        return self.capacity.repeat(self.virtual_stages) / self.virtual_stages
+
+    @property
+    def words(self) -> str:
+        """The same for sentences, e.g. `pp 4` or `pp 4, cp 2`."""
+        parts = [f"pp {self.pp}"] + ([f"{self.virtual_stages} chunks"] if self.virtual_stages > 1 else [])
+        return ", ".join(parts + ([f"cp {self.cp}"] if self.cp > 1 else []))
+
+    @property
+    def name(self) -> str:
+        """What its outer choices share, for curves, e.g. `pp4` or `pp4 v2 cp2`."""
+        parts = (("pp", self.pp, 0), ("v", self.virtual_stages, 1), ("cp", self.cp, 1))
+        name = " ".join(f"{word}{value}" for word, value, usual in parts if value > usual)
+        return f"{name} ({self.order_name})" if self.order_name else name
+
+    @property
+    def num_outer(self) -> int:
+        """Outer choices, O."""
+        return len(self.num_micro_batches)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers, L."""
+        return self.forward.shape[2]
+
+    @property
+    def num_layouts(self) -> int:
+        """Activation layouts, Y."""
+        return self.p2p.shape[-1]
+
+    @cached_property
+    def time(self) -> Tensor:
+        """Seconds of one micro-batch forward and backward, `(O, Q, L, C)`."""
+        return self.forward + self.backward
+
+    def select(self, outer: Sequence[int] | Tensor) -> "CostTable":
+        """The same table with only some outer choices."""
+        index = torch.as_tensor(outer)
+        names = ("num_micro_batches", "allowed", "forward", "backward", "weight_gradient", "sync", "once",
+                 "static", "activation", "working", "reshard", "p2p", "in_flight")  # fmt: skip
+        parts = {name: getattr(self, name)[index] for name in names}
+        return replace(self, **parts, terms={name: term[index] for name, term in self.terms.items()})
+
+    def keep_choices(self, index: Sequence[int] | Tensor) -> "CostTable":
+        """The same table with only some strategies."""
+        kept = torch.as_tensor(index)
+        names = ("forward", "backward", "weight_gradient", "sync", "once", "static", "activation", "working")
+        parts = {name: getattr(self, name)[..., kept] for name in names}
+        return replace(
+            self,
+            **parts,
+            choices=tuple(self.choices[c] for c in kept.tolist()),
+            layout=self.layout[kept],
+            allowed=self.allowed[:, kept],
+            terms={name: term[..., kept] for name, term in self.terms.items()},
+            kind_allowed=None if self.kind_allowed is None else self.kind_allowed[:, kept],
+        )
+
+    def runs(self, kinds: Tensor, choices: Tensor) -> Tensor:
+        """Whether stages of `kinds` can run `choices`, bool, of their common shape."""
+        if self.kind_allowed is None:
+            return torch.ones_like(choices, dtype=torch.bool)
+        return self.kind_allowed[kinds, choices]
+
+
+def build_tables(problem: Problem, spaces: Sequence[OuterSpace]) -> list[CostTable]:
+    """One table for each entry of the space."""
+    return build_placed([(problem, space) for space in spaces])
+
+
+def build_table(problem: Problem, space: OuterSpace) -> CostTable:
+    """The cost table of one entry of the space.
+
+    Args:
+        space: Pipeline and context-parallel degree, numbers of micro-batches, strategies, nodes' order.
+    """
+    return build_tables(problem, [space])[0]
+
+
+def build_placed(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable]:
+    """One table for each entry; entries with equal stages, wherever those lie, share their costs.
+
+    Args:
+        placed: Entries of problems that differ in the counts of their node groups at most.
+    """
+    equal: dict[tuple[int, bool, OuterSpace], list[int]] = {}
+    for index, (problem, space) in enumerate(placed):
+        size = problem.cluster.num_devices // space.pp
+        equal.setdefault((size, space.pp == 1, replace(space, pp=1, node_order=())), []).append(index)
+    tables: dict[int, CostTable] = {}
+    for members in equal.values():
+        tables |= zip(members, _tables_of_equal_stages([placed[i] for i in members]), strict=True)
+    return [tables[index] for index in range(len(placed))]
+
+
+def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable]:
+    """Tables of entries that differ in the number and the places of their stages alone."""
+    problem, space = placed[0]
+    clusters = [p.cluster.arranged(s.node_order) for p, s in placed]
+    depths = [s.pp for _, s in placed]
+    stages = [[c.stage_topology(k, pp) for k in range(pp)] for c, pp in zip(clusters, depths, strict=True)]
+    laps = space.virtual_stages
+    between = [
+        [c.boundary_topology(k % pp, pp) for k in range(pp * laps - 1)]
+        for c, pp in zip(clusters, depths, strict=True)
+    ]
+    kinds = {kind: i for i, kind in enumerate(dict.fromkeys(k for own in stages for k in own))}
+    borders = {border: i for i, border in enumerate(dict.fromkeys(b for own in between for b in own))}
+    first = _table(problem, space, list(kinds), list(borders))
+    choices = ChoiceTensors.build(problem, space.num_micro_batches, space.choices, space.cp)
+    schedule = problem.config.cost.schedule
+    return [
+        replace(
+            first,
+            stage_kind=torch.tensor([kinds[kind] for kind in own] * laps),
+            boundary_kind=torch.tensor([borders[b] for b in edges], dtype=torch.long),
+            once=tied_seconds(problem, cluster, own, choices),
+            capacity=capacities(cluster, own),
+            in_flight=in_flight(len(own), first.num_micro_batches, schedule, laps),
+            node_order=cluster.node_order,
+            order_name=order_label(cluster),
+        )
+        for cluster, own, edges in zip(clusters, stages, between, strict=True)
+    ]
+
+
+def _table(
+    problem: Problem, space: OuterSpace, kinds: list[StageTopology], borders: list[BoundaryTopology]
+) -> CostTable:
+    """Costs of all kinds of stages and boundaries; which stage is of which kind is still open."""
+    counts = torch.tensor(space.num_micro_batches)
+    choices = ChoiceTensors.build(problem, space.num_micro_batches, space.choices, space.cp)
+    costs = all_layer_costs(problem, space.pp, kinds, choices)
+    distinct, layout = layouts(space.choices)
+    allowed = [[micro_batch_legal(problem, m, c) for c in space.choices] for m in space.num_micro_batches]
+    stacked = {
+        name: stack(costs, name)
+        for name in ("forward", "backward", "weight_gradient", "gradient_sync", "optimizer")
+    }
+    admitted = torch.tensor([[admits(problem, kind.group, c) for c in space.choices] for kind in kinds])
+    empty = torch.zeros(0, dtype=torch.long)
+    return CostTable(
+        pipeline=PipelineModel.from_config(problem.config.cost, space.virtual_stages),
+        num_micro_batches=counts,
+        choices=space.choices,
+        layout=layout,
+        allowed=torch.tensor(allowed),
+        stage_kind=empty,
+        boundary_kind=empty,
+        joined=torch.tensor([layer.joined for layer in problem.model.layers]),
+        forward=stacked["forward"],
+        backward=stacked["backward"],
+        weight_gradient=stacked["weight_gradient"],
+        sync=stacked["gradient_sync"] + stacked["optimizer"],
+        once=empty,
+        # calibrated devices may differ in their memory factors: the largest counts on every stage
+        static=stack(costs, "static").amax(1),
+        activation=stack(costs, "activation").amax(1),
+        working=stack(costs, "working").amax(1),
+        reshard=reshard_seconds(problem, [(kind.group, max(kind.counts)) for kind in kinds], space, distinct),
+        p2p=boundary_seconds(problem, borders, space, distinct),
+        capacity=empty,
+        in_flight=empty,
+        terms=terms(costs) | {k: stacked[k] for k in ("gradient_sync", "optimizer")},
+        kind_allowed=None if bool(admitted.all()) else admitted,
+        cp=space.cp,
+    )
+
+
+def plan_space(plan: Plan) -> OuterSpace:
+    """The smallest space that holds a plan: its own strategies."""
+    choices = tuple(dict.fromkeys(plan.layers))
+    return OuterSpace(
+        plan.pp, (plan.num_micro_batches,), choices, plan.cp, plan.virtual_stages, node_order=plan.node_order
+    )

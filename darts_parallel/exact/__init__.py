@@ -1,0 +1,1 @@
+"""Bounds, and solvers that prove their plans."""

@@ -1,0 +1,272 @@
+"""Lower bounds on the iteration time of every outer choice, without a search.
+
+Stage times are bounded for every contiguous segment of layers: memory is priced (a Lagrange multiplier
+in seconds per byte), which separates the layers, and the best of a grid of prices is kept. The sum over
+stages and the bottleneck are then bounded apart, each by a dynamic program over the stage boundaries,
+so layers stay whole: pricing the bottleneck itself would split them, and is loose (17 % at 16 stages).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.segments import Array as Array
+from darts_parallel.exact.segments import Index as Index
+from darts_parallel.exact.segments import best_bottleneck, best_sum, prefix_sums
+
+MODES = ("uniform", "stagewise", "layerwise")
+"""Spaces in order of growth: one strategy for all layers, one per stage, one per layer."""
+
+ROUNDING = 1e-12
+"""Relative slack of every comparison, so that rounding cannot make a bound exceed a true cost."""
+
+
+@dataclass(frozen=True)
+class OuterCosts:
+    """One outer choice of a table as arrays, with only the strategies that it allows.
+
+    Axes as in `CostTable`; C counts the allowed strategies.
+    """
+
+    num_micro_batches: int
+    choices: Index
+    """Index of every strategy in the table, `(C,)`."""
+    layout: Index
+    time: Array
+    """Seconds of one micro-batch, `(Q, L, C)`."""
+    sync: Array
+    once: Array
+    static: Array
+    activation: Array
+    working: Array
+    reshard: Array
+    p2p: Array
+    capacity: Array
+    in_flight: Array
+    stage_kind: Index
+    boundary_kind: Index
+    joined: NDArray[np.bool_]
+    kind_allowed: NDArray[np.bool_]
+    """Strategies that each kind of stage can run, `(Q, C)`."""
+    layer_class: Index
+    """Class of every layer, `(L,)`: layers of a class cost the same under every strategy."""
+
+    @property
+    def pp(self) -> int:
+        """Stages, K."""
+        return len(self.stage_kind)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers, L."""
+        return int(self.time.shape[1])
+
+    @staticmethod
+    def read(table: CostTable, outer: int, choices: Index | None = None) -> "OuterCosts":
+        """Copy outer choice `outer` of `table`; `choices` restricts the strategies further."""
+        allowed = np.flatnonzero(table.allowed[outer].numpy())
+        if choices is not None:
+            allowed = np.intersect1d(allowed, choices)
+
+        def costs(name: str) -> Array:
+            return np.asarray(getattr(table, name)[outer].detach().numpy())
+
+        names = ("time", "sync", "once", "static", "activation", "working")
+        rows = {name: costs(name)[..., allowed] for name in names}
+        features = np.concatenate([row.reshape(-1, *row.shape[-2:]) for row in rows.values()])
+        return OuterCosts(
+            num_micro_batches=int(table.num_micro_batches[outer]),
+            choices=allowed,
+            layout=table.layout.numpy()[allowed],
+            **rows,
+            reshard=costs("reshard"),
+            p2p=costs("p2p"),
+            capacity=table.stage_capacity.detach().numpy(),
+            in_flight=costs("in_flight"),
+            stage_kind=table.stage_kind.numpy(),
+            boundary_kind=table.boundary_kind.numpy(),
+            joined=table.joined.numpy(),
+            kind_allowed=_kind_allowed(table, allowed),
+            layer_class=equal_rows(features.transpose(1, 0, 2)),
+        )
+
+    def stage_signatures(self) -> tuple[list[tuple[int, float, float]], Index]:
+        """Distinct (kind, micro-batches in flight, capacity), and the one of every stage, `(K,)`."""
+        columns = (self.stage_kind, self.in_flight, self.capacity)
+        keys = list(zip(*(column.tolist() for column in columns), strict=True))
+        unique = list(dict.fromkeys(keys))
+        return unique, np.array([unique.index(key) for key in keys])
+
+
+def _kind_allowed(table: CostTable, choices: Index) -> NDArray[np.bool_]:
+    if table.kind_allowed is None:
+        return np.ones((table.forward.shape[1], len(choices)), dtype=bool)
+    return np.asarray(table.kind_allowed.numpy()[:, choices])
+
+
+def equal_rows(features: Array) -> Index:
+    """Number of the class of every row; rows are equal bit by bit within a class."""
+    known: dict[bytes, int] = {}
+    return np.array([known.setdefault(row.tobytes(), len(known)) for row in np.ascontiguousarray(features)])
+
+
+def outer_lower_bounds(table: CostTable, mode: str = "layerwise") -> Tensor:
+    """A lower bound on the iteration time of any feasible plan, for every outer choice.
+
+    Interleaved stages have a loose bound only, which knows no memory.
+
+    Args:
+        table: Costs of one pipeline degree.
+        mode: One of `MODES`. The bound of `layerwise` holds for all; `uniform` takes that of
+            `stagewise`, which is tighter.
+
+    Returns:
+        Seconds, shape `(O,)`; infinite where no plan fits the memory.
+    """
+    if table.virtual_stages > 1:
+        return _work_bounds(table)
+    bounds = [lower_bound(OuterCosts.read(table, o), mode) for o in range(table.num_outer)]
+    return torch.tensor(bounds, dtype=torch.float64)
+
+
+def _work_bounds(table: CostTable) -> Tensor:
+    """The cheapest work of all layers, spread evenly over the devices: holds for any schedule, `(O,)`."""
+    cheapest = table.time.detach().amin(1).masked_fill(~table.allowed.unsqueeze(1), torch.inf).amin(-1)
+    work = table.num_micro_batches * cheapest.sum(-1) / table.pp
+    return work * (1 - ROUNDING)
+
+
+def lower_bound(costs: OuterCosts, mode: str) -> float:
+    """Lower bound on the seconds of any feasible plan of one outer choice; see `outer_lower_bounds`."""
+    rest, grid = costs.num_micro_batches - 1.0, SegmentGrid.build(costs, mode)
+    seconds = grid.lower_bounds(time=1.0)
+    if not np.isfinite(best_sum(seconds)):
+        return float("inf")
+    least_sum = best_sum(grid.lower_bounds(time=1.0, once=1.0) if costs.once.any() else seconds)
+    bottleneck, sync = rest * best_bottleneck(seconds), best_bottleneck(grid.lower_bounds(sync=1.0))
+    # no strategy is best in time and synchronisation: bound the two together, as the two maxima
+    # of one stage, and with the largest synchronisation replaced by the mean
+    joint = least_sum + best_bottleneck(grid.lower_bounds(time=rest, sync=1.0))
+    mean = best_sum(grid.lower_bounds(time=1.0, once=1.0, sync=1.0 / costs.pp)) + bottleneck
+    return max(least_sum + bottleneck + sync, joint, mean) * (1 - ROUNDING)
+
+
+@dataclass(frozen=True)
+class SegmentGrid:
+    """The segments of one outer choice; those that hold equal layers are treated once."""
+
+    costs: OuterCosts
+    mode: str
+    counts: Array
+    """Layers of every class in every distinct segment, `(U, R)`."""
+    members: Index
+    """One layer of every class, `(R,)`."""
+    segment: Index
+    """Distinct segment of layers [i, j), `(L + 1, L + 1)`; 0, the empty one, where i >= j."""
+
+    @staticmethod
+    def build(costs: OuterCosts, mode: str) -> "SegmentGrid":
+        """Find the distinct segments."""
+        members = np.unique(costs.layer_class, return_index=True)[1]
+        one_hot = np.equal.outer(np.arange(len(members)), costs.layer_class).astype(float)
+        prefix = prefix_sums(one_hot).T
+        counts = (prefix[None, :] - prefix[:, None]).clip(min=0)
+        counts[np.tril_indices(len(prefix))] = 0
+        segment = equal_rows(counts.reshape(-1, len(members)))
+        order = np.unique(segment, return_index=True)[1]
+        rows = counts.reshape(-1, len(members))[order]
+        return SegmentGrid(costs, mode, rows, members, segment.reshape(counts.shape[:2]))
+
+    def lower_bounds(self, time: float = 0.0, sync: float = 0.0, once: float = 0.0) -> Array:
+        """Bound of `time * t + sync * y + once * o` of every stage and segment that fits the memory.
+
+        Args:
+            time: Weight of the seconds of one micro-batch, t.
+            sync: Weight of the synchronisation seconds, y.
+            once: Weight of the seconds that are paid once, o.
+
+        Returns:
+            Shape `(K, L + 1, L + 1)`; infinite where no strategy fits or the segment is illegal.
+        """
+        costs = self.costs
+        signatures, of_stage = costs.stage_signatures()
+        objective = (time * costs.time + sync * costs.sync + once * costs.once)[:, self.members]
+        # what a kind cannot run is priced out, so that bounds are those of the legal strategies
+        dear = objective.max() * len(costs.layer_class)
+        objective = (
+            objective + dear * ~costs.kind_allowed[:, None, :] if not costs.kind_allowed.all() else objective
+        )
+        solve = self._priced if self.mode == "layerwise" else self._single_choice
+        values = np.stack([solve(objective[kind], flight, size) for kind, flight, size in signatures])
+        legal = np.triu(np.ones(self.segment.shape, dtype=bool), 1)
+        legal[:-1] &= ~costs.joined[:, None]
+        result = np.where(legal, values[:, self.segment], np.inf)
+        least = time * costs.reshard.min(axis=(-1, -2))
+        if least.any():
+            kinds = np.array([kind for kind, _, _ in signatures])
+            # the pair (l, l + 1) counts for segments that hold both
+            before = np.pad(np.cumsum(least, axis=1), ((0, 0), (2, 0)))[kinds]
+            after = np.pad(np.cumsum(least, axis=1), ((0, 0), (1, 1)))[kinds]
+            result += np.where(legal, before[:, None, :] - after[:, :, None], 0.0)
+        result = result[of_stage]
+        result[1:, 1:-1] += time * costs.p2p.min(axis=(-1, -2))[costs.boundary_kind][:, :, None]
+        return result
+
+    def _memory(self, flight: float) -> Array:
+        """Bytes of every class and strategy that add up over a stage, `(R, C)`."""
+        return (self.costs.static + flight * self.costs.activation)[self.members]
+
+    def _priced(self, objective: Array, flight: float, capacity: float) -> Array:
+        """Best price bound of every distinct segment, `(U,)`."""
+        memory = self._memory(flight)
+        least_working = self.costs.working[self.members].min(axis=1)
+        free = capacity * (1 + ROUNDING) - np.where(self.counts > 0, least_working, 0.0).max(axis=1)
+        prices = price_grid(objective, memory)
+        layers = (objective + prices[:, None, None] * memory).min(axis=-1)
+        result = (self.counts @ layers.T - free[:, None] * prices).max(axis=1)
+        return np.where(self.counts @ memory.min(axis=1) <= free, result, np.inf)
+
+    def _single_choice(self, objective: Array, flight: float, capacity: float) -> Array:
+        """Smallest value of any one strategy that fits, for every distinct segment, `(U,)`."""
+        working = self.costs.working[self.members]
+        largest = np.zeros((len(self.counts), working.shape[1]))
+        for held, row in zip(self.counts.T, working, strict=True):
+            np.maximum(largest, np.where(held[:, None] > 0, row, 0.0), out=largest)
+        peak = self.counts @ self._memory(flight) + largest
+        fits = peak <= capacity * (1 + ROUNDING)
+        return np.asarray(np.where(fits, self.counts @ objective, np.inf).min(axis=1))
+
+
+def price_grid(value: Array, memory: Array, limit: int = 24) -> Array:
+    """Memory prices at which some layer's cheapest strategy changes, and 0.
+
+    Args:
+        value: Seconds of every layer and strategy, `(R, C)`.
+        memory: Bytes, `(R, C)`.
+        limit: Largest number of prices; more are thinned to quantiles.
+
+    Returns:
+        Seconds per byte, rising, shape `(at most limit + 1,)`.
+    """
+    rows = np.arange(len(value))
+    # among the cheapest, the smallest: then walk the lower hull towards less memory
+    current = np.lexsort((memory, value), axis=1)[:, 0]
+    prices: list[Array] = []
+    for _ in range(value.shape[1]):
+        saved = memory[rows, current][:, None] - memory
+        extra = value - value[rows, current][:, None]
+        slope = np.where(saved > 0, extra / np.where(saved > 0, saved, 1.0), np.inf)
+        best = slope.min(axis=1)
+        if not np.isfinite(best).any():
+            break
+        prices.append(best[np.isfinite(best)])
+        tied = np.where(slope <= best[:, None] * (1 + 1e-12), memory, np.inf)
+        current = np.where(np.isfinite(best), tied.argmin(axis=1), current)
+    found = np.unique(np.concatenate([np.zeros(1), *prices]).clip(min=0.0))
+    if len(found) <= limit:
+        return found
+    return np.asarray(found[np.unique(np.linspace(0, len(found) - 1, limit).round().astype(int))])

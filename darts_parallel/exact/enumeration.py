@@ -1,0 +1,87 @@
+"""Every plan of a tiny space, priced one by one: the referee of the other exact planners."""
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+
+import numpy as np
+import torch
+
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.exact.result import Candidate, PlannerResult, TableResult
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.problem.problem import Problem
+
+BATCH = 1 << 14
+"""Plans that are priced at once."""
+LIMIT = 50_000_000
+"""Plans that are still called tiny."""
+
+
+def find_plan_brute_force(problem: Problem) -> PlannerResult:
+    """The optimal plan of the problem's space, by pricing every plan.
+
+    Errors:
+        ValueError: the space is not tiny.
+    """
+    begin = time.monotonic()
+    tables = build_tables(problem, outer_spaces(problem))
+    result = brute_force(tables, problem.config.space.kind)
+    return result.to_baseline(tables, time.monotonic() - begin, "every plan was priced")
+
+
+def brute_force(tables: Sequence[CostTable], mode: str) -> TableResult:
+    """The cheapest feasible plan of all tables and outer choices.
+
+    Args:
+        tables: One for each pipeline degree; tiny.
+        mode: `uniform`, `stagewise` or `layerwise`.
+
+    Errors:
+        ValueError: there are more than `LIMIT` plans.
+    """
+    best: Candidate | None = None
+    count = 0
+    for number, table in enumerate(tables):
+        for plans in _all_plans(table, mode):
+            count += len(plans)
+            if count > LIMIT:
+                raise ValueError(f"brute force: the {mode} space has more than {LIMIT} plans.")
+            cost = evaluate_batch(table, plans)
+            total = torch.where(cost.feasible, cost.iteration_time, torch.inf)
+            row = int(total.argmin())
+            if total[row] < (float("inf") if best is None else best.cost):
+                best = Candidate(float(total[row]), number, plans[torch.tensor([row])])
+    return TableResult(best, float("inf") if best is None else best.cost, True, count)
+
+
+def _all_plans(table: CostTable, mode: str) -> Iterator[HardPlans]:
+    """All plans of a table in batches: outer choices x splits x strategies."""
+    layers = range(1, table.num_layers)
+    for starts in combinations([x for x in layers if not bool(table.joined[x])], table.num_stages - 1):
+        split = torch.tensor([0, *starts])
+        widths = torch.diff(split, append=torch.tensor([table.num_layers]))
+        for outer in range(table.num_outer):
+            for block in _assignments(table, outer, mode):
+                if mode == "stagewise":
+                    choices = block.repeat_interleave(widths, dim=1)
+                else:
+                    choices = block.expand(-1, table.num_layers)
+                size = len(choices)
+                yield HardPlans(torch.full((size,), outer), choices, split.expand(size, -1))
+
+
+def _assignments(table: CostTable, outer: int, mode: str) -> Iterator[torch.Tensor]:
+    """Allowed strategies of the model, of every stage or of every layer: `(n, 1 | K | L)`."""
+    allowed = np.flatnonzero(table.allowed[outer].numpy()).tolist()
+    slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[mode]
+    buffer = []
+    for assignment in product(allowed, repeat=slots):
+        buffer.append(assignment)
+        if len(buffer) == BATCH:
+            yield torch.tensor(buffer)
+            buffer = []
+    if buffer:
+        yield torch.tensor(buffer)

@@ -1,0 +1,161 @@
+"""Exact planner: dynamic programming over labels, with lower bounds and a rising cost limit.
+
+A limit just above the best lower bound is tried first, on every outer choice whose own bound is below
+it; it prunes almost all labels. As long as no plan is found the limit rises, so the search never pays
+for a loose incumbent, and after every round the limit itself is a proven lower bound.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from torch import Tensor
+
+from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.exact import simulated
+from darts_parallel.exact.bounds import MODES, OuterCosts, lower_bound, outer_lower_bounds
+from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
+from darts_parallel.exact.result import Candidate, DeadlineError, PlannerResult, TableResult
+from darts_parallel.exact.uniform import solve_uniform
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.problem.problem import Problem
+
+WITHOUT_INTERLEAVING = "optimal among the plans that are not interleaved; those that are, are bounded only"
+INTERLEAVED_ONLY = "it knows no interleaved plans, and the space has no others; they are bounded only"
+FIRST_MARGIN = 0.0003
+"""The first limit, relative to the lower bound."""
+
+
+def find_plan(
+    problem: Problem, *, budget: float | None = None, seed: int = 0, incumbent: float = float("inf")
+) -> PlannerResult:
+    """The optimal plan of the problem's space, in the model.
+
+    Args:
+        problem: Model, cluster, job and space.
+        budget: Seconds of wall-clock; None: as long as it takes.
+        seed: Ignored, nothing is random.
+        incumbent: Cost of a known plan, seconds; dearer plans are not looked for.
+    """
+    if problem.config.cost.pipeline == "simulated":
+        kind = problem.config.space.kind
+        return simulated.find_plan(problem, kind, lambda closed: find_plan(closed, budget=budget))
+    begin = time.monotonic()
+    tables = build_tables(problem, outer_spaces(problem))
+    deadline = None if budget is None else begin + budget
+    result = solve(tables, problem.config.space.kind, incumbent, deadline)
+    return result.to_baseline(tables, time.monotonic() - begin)
+
+
+def solve(
+    tables: Sequence[CostTable],
+    mode: str,
+    incumbent: float = float("inf"),
+    deadline: float | None = None,
+    *,
+    merge: bool = True,
+) -> TableResult:
+    """The optimal plan over all tables and outer choices.
+
+    Args:
+        tables: One for each pipeline degree.
+        mode: One of `MODES`.
+        incumbent: Cost of a known plan; plans above it are not looked for.
+        deadline: `time.monotonic()` at which to stop without a proof.
+        merge: Share the work on segments of equal layers.
+
+    Returns:
+        Proven unless the deadline came first. Without a plan and proven, none costs at most `incumbent`.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode={mode} must be one of {', '.join(MODES)}.")
+    if mode == "uniform":
+        return solve_uniform(tables, incumbent, deadline)
+    plain = [number for number, table in enumerate(tables) if table.virtual_stages == 1]
+    own = [tables[number] for number in plain]
+    if tables and not own:
+        floor = min(float(outer_lower_bounds(table).min()) for table in tables)
+        return TableResult(None, floor, False, 0, note=INTERLEAVED_ONLY)
+    result = _Search(own, mode, incumbent, deadline, merge, limit=incumbent * (1 + AGREEMENT)).run()
+    others = [outer_lower_bounds(table) for table in tables if table.virtual_stages > 1]
+    return _among_others(result, plain, others) if others else result
+
+
+def _among_others(result: TableResult, plain: list[int], others: list[Tensor]) -> TableResult:
+    """The answer for the tables `plain`, beside interleaved ones of which only bounds are known."""
+    best = result.best and replace(result.best, table_index=plain[result.best.table_index])
+    floor = min(result.lower_bound, *(float(bounds.min()) for bounds in others))
+    note = WITHOUT_INTERLEAVING if result.proven else ""
+    return TableResult(best, floor, False, result.plans_evaluated, note=note)
+
+
+@dataclass
+class _Search:
+    """State of one exact search."""
+
+    tables: Sequence[CostTable]
+    mode: str
+    incumbent: float
+    deadline: float | None
+    merge: bool
+    limit: float
+    best: Candidate | None = None
+    fallback: Candidate | None = None
+    """The best uniform plan: a ceiling, and the answer if the deadline comes before a better one."""
+    cases: list[OuterChoiceSolver] = field(default_factory=list)
+
+    def run(self) -> TableResult:
+        """Open all outer choices, then search them until the proof or the deadline."""
+        try:
+            self.fallback = solve_uniform(self.tables, self.incumbent, self.deadline).best
+            self._open()
+            self._search()
+        except DeadlineError:
+            opened = sum(table.num_outer for table in self.tables) == len(self.cases)
+            bound = self._lower_bound() if opened else 0.0
+            return TableResult(self.best or self.fallback, bound, False, self._labels())
+        nothing = self.best is None and self.incumbent == np.inf
+        return TableResult(self.best, np.inf if nothing else self._lower_bound(), True, self._labels())
+
+    def _open(self) -> None:
+        """All outer choices with their bounds; those that no plan fits have an infinite one."""
+        for number, table in enumerate(self.tables):
+            for outer in range(table.num_outer):
+                self._check()
+                costs = OuterCosts.read(table, outer)
+                self.cases.append(
+                    OuterChoiceSolver(table, number, outer, costs, lower_bound(costs, self.mode))
+                )
+
+    def _search(self) -> None:
+        """Raise the limit until a plan is found, then exclude the other outer choices."""
+        # no plan at all costs more: where none is feasible the limit must stop somewhere
+        self.limit = min(self.limit, max((case.dearest() for case in self.cases), default=0.0))
+        if self.fallback is not None:
+            self.limit = min(self.limit, self.fallback.cost * (1 + AGREEMENT))
+        margin, lowest = FIRST_MARGIN, min((case.bound for case in self.cases), default=np.inf)
+        while any(case.bound <= self.limit for case in self.cases):
+            trial, before = min(lowest * (1 + margin), self.limit), self._labels()
+            for case in sorted(self.cases, key=lambda case: case.bound):
+                found = case.attempt(self.mode, min(trial, self.limit), self._check, merge=self.merge)
+                if found is not None and found.cost < (np.inf if self.best is None else self.best.cost):
+                    self.best, self.limit = found, min(self.limit, found.cost)
+            margin *= _growth(self._labels() - before)
+
+    def _check(self) -> None:
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise DeadlineError
+
+    def _labels(self) -> int:
+        return sum(case.labels for case in self.cases)
+
+    def _lower_bound(self) -> float:
+        known = min((case.bound for case in self.cases), default=np.inf)
+        best = self.best or self.fallback
+        return float(min(known, np.inf if best is None else best.cost))
+
+
+def _growth(labels: int) -> float:
+    """Growth of the margin after a round in vain; labels multiply with the limit, so less after dear ones."""
+    return 3.0 if labels < 20_000 else 1.6 if labels < 800_000 else 1.25

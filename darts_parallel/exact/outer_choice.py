@@ -1,0 +1,83 @@
+"""One outer choice of a table, solved exactly within a cost limit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.bounds import OuterCosts
+from darts_parallel.exact.limits import SegmentBounds, UsableSegments
+from darts_parallel.exact.partition import Arrangement, Partition
+from darts_parallel.exact.result import Candidate
+from darts_parallel.exact.stage_fronts import LayerwiseFronts, StagewiseFronts
+
+AGREEMENT = 1e-9
+"""Relative; an incumbent is reached again, and found plans are verified, to this."""
+
+
+@dataclass
+class OuterChoiceSolver:
+    """One outer choice, for the uniform space with one strategy, to be solved or excluded."""
+
+    table: CostTable
+    table_index: int
+    outer: int
+    costs: OuterCosts
+    bound: float
+    """No plan costs less; infinite once solved or infeasible."""
+    labels: int = 0
+    """Partial plans made so far."""
+    segments: SegmentBounds | None = None
+
+    def attempt(
+        self, mode: str, limit: float, check: Callable[[], None], *, merge: bool = True
+    ) -> Candidate | None:
+        """The best plan within `limit`; None, and a raised bound, where there is none.
+
+        Args:
+            mode: `stagewise` or `layerwise`; `uniform` is stagewise with one strategy in `costs`.
+            limit: Seconds.
+            check: Called often; raises `DeadlineError` when the time is over.
+            merge: Share the work on segments of equal layers.
+        """
+        if self.bound > limit:
+            return None
+        if self.segments is None:
+            self.segments = SegmentBounds.build(self.costs, mode)
+        uses = UsableSegments.build(self.costs, self.segments, limit)
+        source: LayerwiseFronts | StagewiseFronts
+        if mode == "layerwise":
+            source = LayerwiseFronts(self.costs, uses, check, merge)
+        else:
+            source = StagewiseFronts(self.costs, uses, check)
+        partition = Partition(self.costs, uses, source, check)
+        plan = partition.solve()
+        self.labels += source.labels_made + partition.labels_made
+        if plan is None:
+            self.bound = float(np.nextafter(limit, np.inf))
+            return None
+        self.bound = np.inf
+        return self._verified(plan)
+
+    def dearest(self) -> float:
+        """Seconds that no plan of the outer choice exceeds."""
+        costs = self.costs
+        layers = costs.time.max(axis=(0, 2)).sum()
+        pairs = np.maximum(costs.reshard.max(axis=(0, 2, 3)), costs.p2p.max(axis=(0, 2, 3))).sum()
+        paid_once = costs.sync.max(axis=(0, 2)).sum() + costs.once.max(axis=1).sum()
+        # rounding: where there is one strategy only, every plan is the dearest
+        return float(costs.num_micro_batches * (layers + pairs) + paid_once) * (1 + AGREEMENT)
+
+    def _verified(self, plan: Arrangement) -> Candidate:
+        """The plan with its true cost, which must agree with the label's."""
+        rows = ([self.outer], [plan.choices], [plan.starts])
+        hard = HardPlans(*(torch.tensor(row) for row in rows))
+        cost = evaluate_batch(self.table, hard)
+        true = float(cost.iteration_time[0])
+        if not bool(cost.feasible[0]) or abs(true - plan.cost) > AGREEMENT * true:
+            raise RuntimeError(f"the exact planner priced a plan at {plan.cost} s, but it costs {true} s")
+        return Candidate(true, self.table_index, hard)

@@ -1,0 +1,86 @@
+"""Dominance between labels: vectors of which all entries are better smaller."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from darts_parallel.exact.segments import Array, Index
+
+TOLERANCE = 1e-13
+"""Relative; labels that differ only by the rounding of sums count as equal."""
+
+
+def pareto(
+    values: Array, keys: Index | None = None, offsets: Array | None = None, paid: int = 1, chunk: int = 256
+) -> Index:
+    """Indices of the labels that no other dominates, one of each group of equals.
+
+    Args:
+        values: Labels, shape `(n, D)`.
+        keys: State of every label, `(n,)`; None where there is one state only.
+        offsets: What state b pays at most over state a, `(states, states)`, at least 0, with the
+            triangle inequality: b dominates a if it still does after paying it.
+        paid: Leading columns that pay it.
+        chunk: Labels compared at once.
+
+    Returns:
+        Indices, in order of the sum of the normalised columns.
+    """
+    if len(values) < 2:
+        return np.arange(len(values))
+    low, high = values.min(axis=0), values.max(axis=0)
+    slack = TOLERANCE * np.abs(values).max(axis=0)
+    if keys is None or offsets is None or not offsets.any():
+        keys, offsets, paid = None, None, 1
+    varying = np.flatnonzero((high - low > slack) | (np.arange(values.shape[1]) < paid))
+    points, slack, spread = values[:, varying], slack[varying], np.maximum(high - low, slack)[varying]
+    if keys is None and points.shape[1] <= 2:
+        return _staircase(points, slack)
+    order = np.argsort((points - low[varying]) @ (1.0 / np.where(spread > 0, spread, 1.0)), kind="stable")
+    rule = _Rule(points, slack, keys, offsets, paid)
+    kept = order[:0]
+    for begin in range(0, len(order), chunk):
+        block = order[begin : begin + chunk]
+        # the first labels dominate most, so that few are left to compare with the rest
+        for piece in range(0, len(kept), chunk):
+            block = block[~rule.dominated(kept[piece : piece + chunk], block)]
+        block = block[~rule.dominated(block, block, earlier=True)]
+        kept = np.concatenate([kept, block])
+    return kept
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """When one label dominates another; fields as the arguments of `pareto`."""
+
+    points: Array
+    slack: Array
+    keys: Index | None
+    offsets: Array | None
+    paid: int
+
+    def dominated(self, better: Index, worse: Index, *, earlier: bool = False) -> NDArray[np.bool_]:
+        """Which of `worse` some of `better` dominates; with `earlier`, one before it in the same list."""
+        if not len(better) or not len(worse):
+            return np.zeros(len(worse), dtype=bool)
+        extra: Array | float = 0.0
+        if self.keys is not None and self.offsets is not None:
+            extra = self.offsets[self.keys[better]][:, self.keys[worse]]
+        result = np.ones((len(better), len(worse)), dtype=bool)
+        for d in range(self.points.shape[1]):
+            value = self.points[better, d][:, None] + (extra if d < self.paid else 0.0)
+            result &= value <= self.points[worse, d] + self.slack[d]
+        if earlier:
+            result &= np.triu(np.ones(result.shape, dtype=bool), 1)
+        return np.asarray(result.any(axis=0))
+
+
+def _staircase(points: Array, slack: Array) -> Index:
+    """The same for one or two columns, by sorting."""
+    if points.shape[1] == 1:
+        return np.array([points[:, 0].argmin()])
+    order = np.lexsort((points[:, 1], points[:, 0]))
+    second = points[order, 1]
+    best = np.concatenate([[np.inf], np.minimum.accumulate(second)[:-1]])
+    return np.asarray(order[second < best - slack[1]])

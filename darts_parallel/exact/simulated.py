@@ -1,0 +1,66 @@
+"""What can be said of a plan whose pipeline is simulated.
+
+Exact planners rest on the closed form: a sum and a maximum over stages. The longest path through a
+schedule has no such form, so only spaces that can be priced plan by plan are proven; elsewhere the plan
+that is optimal by the closed form is priced by the simulation, and nothing is proven.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import comb
+
+from darts_parallel.config.schema import CostConfig
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.result import PlannerResult
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.problem.problem import Problem
+
+LIMIT = 20_000
+"""Plans that are priced one by one; about a second."""
+
+
+def find_plan(
+    problem: Problem, mode: str, exact: Callable[[Problem], PlannerResult], *, limit: int = LIMIT
+) -> PlannerResult:
+    """The optimal plan of a small space, or the closed form's optimum priced by the simulation.
+
+    Args:
+        problem: With `cost.pipeline=simulated`.
+        mode: `uniform`, `stagewise` or `layerwise`.
+        exact: A planner that is exact by the closed form.
+        limit: Plans that may be priced one by one.
+    """
+    begin = time.monotonic()
+    tables = build_tables(problem, outer_spaces(problem))
+    if number_of_plans(tables, mode) <= limit:
+        result = brute_force(tables, mode)
+        return result.to_baseline(tables, time.monotonic() - begin, "every plan was simulated")
+    config = replace(problem.config, cost=CostConfig())
+    answer = exact(Problem.from_config(config))
+    cost = None if answer.plan is None else evaluate(answer.plan, problem)
+    fits = cost is not None and cost.feasible
+    return PlannerResult(
+        plan=answer.plan if fits else None,
+        iteration_time_s=cost.iteration_time_s if cost is not None and fits else float("inf"),
+        seconds=time.monotonic() - begin,
+        plans_evaluated=answer.plans_evaluated,
+        proven=False,
+        lower_bound_s=0.0,
+        note="its plan is the best by the closed form, priced by the simulation; nothing is proven"
+        if fits
+        else "the best plan by the closed form does not fit under this schedule; nothing is proven",
+    )
+
+
+def number_of_plans(tables: Sequence[CostTable], mode: str) -> int:
+    """Plans of a space: splits times assignments of strategies."""
+    total = 0
+    for table in tables:
+        slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[mode]
+        cuts = int((~table.joined[1:]).sum())
+        choices = sum(int(row.sum()) ** slots for row in table.allowed)
+        total += comb(cuts, table.num_stages - 1) * choices
+    return total

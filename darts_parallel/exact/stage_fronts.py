@@ -1,0 +1,301 @@
+"""Pareto fronts of one pipeline stage: every useful way to run a segment of layers.
+
+A layer-wise stage is solved by labels `(micro-batch seconds, seconds paid once, synchronisation seconds,
+bytes, working bytes)` that grow layer by layer. Segments that hold equal layers share their labels: in a
+trie of layer classes, inside a run of equal blocks only the length of the segment matters.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from darts_parallel.exact.bounds import OuterCosts, equal_rows
+from darts_parallel.exact.limits import LabelLimits, UsableSegments
+from darts_parallel.exact.pareto import pareto
+from darts_parallel.exact.segments import Array, Index
+
+SECONDS, ONCE, SYNC, BYTES, WORKING = range(5)
+"""Columns of a label."""
+
+
+@dataclass(frozen=True)
+class Front:
+    """Ways to run a stage; none dominates another. n rows."""
+
+    values: Array
+    """Seconds of a micro-batch without the incoming boundary, paid once, and of synchronisation, `(n, 3)`."""
+    first: Index
+    """Layout of the first layer, `(n,)`."""
+    last: Index
+    origin: Index
+    """What `FrontSource.strategies` needs to name the strategies, `(n,)`."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Partial stages that end at one node of the trie; n rows."""
+
+    values: Array
+    """`(n, 5)`."""
+    first: Index
+    current: Index
+    parent: Index
+    """Row of the parent node's labels."""
+    choice: Index
+    """Strategy of the newest layer."""
+
+
+@dataclass(frozen=True)
+class SegmentTrie:
+    """Segments [i, j) by the classes of their layers."""
+
+    node: Index
+    """Node of every segment, `(L + 1, L + 1)`; 0, the root, where i >= j."""
+    parent: Index
+    """Node without its last layer, `(nodes,)`; nodes are numbered from short to long."""
+    example: Index
+    """One segment of every node, `(nodes, 2)`."""
+
+    @staticmethod
+    def build(costs: OuterCosts, merge: bool = True) -> "SegmentTrie":
+        """Number all segments; without `merge` every segment is its own node."""
+        size = costs.num_layers
+        pairs = np.concatenate([costs.reshard, costs.p2p]).transpose(1, 0, 2, 3)
+        classes = costs.layer_class if merge else np.arange(size)
+        pair_class = equal_rows(pairs) if merge else np.arange(size - 1)
+        node = np.zeros((size + 1, size + 1), dtype=np.int64)
+        known: dict[tuple[int, int, int], int] = {}
+        parent, example = [0], [(0, 0)]
+        for length in range(1, size + 1):
+            for i in range(size + 1 - length):
+                j = i + length
+                above = int(node[i, j - 1])
+                key = (above, int(classes[j - 1]), int(pair_class[j - 2]) if length > 1 else -1)
+                if key not in known:
+                    known[key] = len(parent)
+                    parent.append(above)
+                    example.append((i, j))
+                node[i, j] = known[key]
+        return SegmentTrie(node, np.array(parent), np.array(example))
+
+
+def useful_choices(costs: OuterCosts) -> list[Index]:
+    """Strategies of every layer that no other of the same layout beats in everything."""
+    found: dict[int, Index] = {}
+    for layer, kind in enumerate(costs.layer_class.tolist()):
+        if kind not in found:
+            # a strategy that a kind cannot run replaces none that it can
+            rows = [costs.time[:, layer], costs.sync[:, layer], ~costs.kind_allowed * 1.0]
+            rows += [getattr(costs, n)[None, layer] for n in ("once", "static", "activation", "working")]
+            values = np.concatenate(rows).T
+            kept = [group[pareto(values[group])] for y in np.unique(costs.layout)
+                    if len(group := np.flatnonzero(costs.layout == y))]  # fmt: skip
+            found[kind] = np.sort(np.concatenate(kept))
+    return [found[kind] for kind in costs.layer_class.tolist()]
+
+
+class LayerwiseFronts:
+    """Stage fronts of one outer choice when every layer has its own strategy."""
+
+    def __init__(
+        self, costs: OuterCosts, uses: UsableSegments, check: Callable[[], None], merge: bool = True
+    ) -> None:
+        self.costs, self.uses, self._check = costs, uses, check
+        self.trie = SegmentTrie.build(costs, merge)
+        self.choices = useful_choices(costs)
+        self.labels_made = 0
+        signatures, self.of_stage = costs.stage_signatures()
+        self._labels: list[dict[int, Labels]] = []
+        self._fronts: list[dict[int, Front]] = []
+        for number, (kind, flight, capacity) in enumerate(signatures):
+            budgets = uses.budgets(number, kind, flight, capacity, self.trie.node, self.choices)
+            ends = uses.ends[self.of_stage == number].any(axis=0)
+            offsets = _NodeOffsets.build(costs, ends, self.trie.node, kind)
+            self._labels.append(self._grow(kind, flight, budgets, offsets))
+            self._fronts.append(self._finish(self._labels[-1], budgets, offsets, capacity))
+
+    def front(self, stage: int, first: int, end: int) -> Front | None:
+        """Front of layers [first, end) on `stage`; None where no way is useful."""
+        return self._fronts[int(self.of_stage[stage])].get(int(self.trie.node[first, end]))
+
+    def strategies(self, stage: int, first: int, end: int, origin: int) -> list[int]:
+        """Strategies, as numbers of the table, of the layers of one row of a front."""
+        node, row, result = int(self.trie.node[first, end]), origin, []
+        while node:
+            labels = self._labels[self.of_stage[stage]][node]
+            result.append(int(self.costs.choices[labels.choice[row]]))
+            row, node = int(labels.parent[row]), int(self.trie.parent[node])
+        return result[::-1]
+
+    def _grow(
+        self, kind: int, flight: float, budgets: LabelLimits, offsets: "_NodeOffsets"
+    ) -> dict[int, Labels]:
+        """Labels of all nodes that lead to a use, for one stage signature."""
+        layouts = self.costs.p2p.shape[-1]
+        result: dict[int, Labels] = {}
+        for node in np.flatnonzero(budgets.wanted).tolist():
+            self._check()
+            above = int(self.trie.parent[node])
+            if above and above not in result:
+                continue
+            labels = self._extend(result.get(above), int(self.trie.example[node, 1]) - 1, kind, flight)
+            self.labels_made += len(labels.values)
+            kept = np.flatnonzero(budgets.admit(labels.values, node))
+            states = labels.first[kept] * layouts + labels.current[kept]
+            compared = budgets.relevant(labels.values[kept], node)
+            kept = kept[pareto(compared, states, offsets.growing(node), paid=compared.shape[1] - 2)]
+            if len(kept):
+                result[node] = Labels(labels.values[kept], labels.first[kept], labels.current[kept],
+                                      labels.parent[kept], labels.choice[kept])  # fmt: skip
+        return result
+
+    def _extend(self, labels: Labels | None, layer: int, kind: int, flight: float) -> Labels:
+        """All labels with one more layer."""
+        costs, choice = self.costs, self.choices[layer]
+        choice = choice[costs.kind_allowed[kind, choice]]
+        memory = costs.static[layer, choice] + flight * costs.activation[layer, choice]
+        seconds, sync = costs.time[kind, layer, choice], costs.sync[kind, layer, choice]
+        columns = (seconds, costs.once[layer, choice], sync, memory, costs.working[layer, choice])
+        added, layout = np.stack(columns, axis=1), costs.layout[choice]
+        if labels is None:
+            return Labels(added, layout, layout, np.zeros(len(choice), dtype=np.int64), choice)
+        count = len(labels.values)
+        values = labels.values[:, None, :] + added
+        values[..., SECONDS] += costs.reshard[kind, layer - 1][labels.current[:, None], layout]
+        values[..., WORKING] = np.maximum(labels.values[:, None, WORKING], added[:, WORKING])
+        return Labels(
+            values.reshape(-1, 5),
+            np.repeat(labels.first, len(choice)),
+            np.tile(layout, count),
+            np.repeat(np.arange(count), len(choice)),
+            np.tile(choice, count),
+        )
+
+    def _finish(
+        self, labels: dict[int, Labels], budgets: LabelLimits, offsets: "_NodeOffsets", capacity: float
+    ) -> dict[int, Front]:
+        """Fronts of the nodes that can be a stage: memory is settled, three columns remain."""
+        layouts, result = self.costs.p2p.shape[-1], {}
+        for node, rows in labels.items():
+            if not budgets.final[node]:
+                continue
+            fits = np.flatnonzero(rows.values[:, BYTES] + rows.values[:, WORKING] <= capacity)
+            states = rows.first[fits] * layouts + rows.current[fits]
+            compared = budgets.times(rows.values[fits])
+            kept = fits[pareto(compared, states, offsets.finished(node), paid=compared.shape[1])]
+            if len(kept):
+                result[node] = Front(rows.values[kept, :3], rows.first[kept], rows.current[kept], kept)
+        return result
+
+
+def penalties(rows: Array) -> Array:
+    """What layout b costs at most over layout a, whatever follows: `(Y, Y)`, at least 0.
+
+    Args:
+        rows: Seconds from a layout to its successor, shape `(..., Y, Y)`.
+    """
+    flat = np.moveaxis(rows, -2, 0).reshape(rows.shape[-2], -1)
+    return np.asarray((flat[:, None] - flat[None, :]).max(axis=-1).clip(min=0.0))
+
+
+@dataclass(frozen=True)
+class _NodeOffsets:
+    """Layout penalties of every node, the worst of its segments; all `(nodes, Y, Y)`."""
+
+    before: Array
+    inside: Array
+    after: Array
+
+    @staticmethod
+    def build(costs: OuterCosts, ends: np.ndarray, node: Index, kind: int) -> "_NodeOffsets":
+        """`ends`: segments that may be a stage of this signature, `(L + 1, L + 1)` bool."""
+        size, layouts = costs.num_layers, costs.p2p.shape[-1]
+        before, inside, after = (np.zeros((size + 1, layouts, layouts)) for _ in range(3))
+        for pair in range(size - 1):
+            before[pair + 1] = penalties(costs.p2p[:, pair].swapaxes(-1, -2))
+            # counted as what dominance compares: without a pipeline seconds per iteration
+            weight = costs.num_micro_batches if costs.pp == 1 else 1
+            inside[pair + 1] = penalties(costs.reshard[kind, pair]) * weight
+            # a worse boundary slows the next stage, which may be the slowest: m micro-batches pay
+            after[pair + 1] = penalties(costs.p2p[:, pair]) * costs.num_micro_batches
+        begins, stops = np.nonzero(node)
+        result = [np.zeros((int(node.max()) + 1, layouts, layouts)) for _ in range(3)]
+        numbers = node[begins, stops]
+        np.maximum.at(result[0], numbers, before[begins])
+        np.maximum.at(result[1], numbers, inside[stops])
+        final = ends[begins, stops]
+        np.maximum.at(result[2], numbers[final], after[stops[final]])
+        return _NodeOffsets(*result)
+
+    def growing(self, node: int) -> Array | None:
+        """Penalty between states (first, current) of labels that may still grow."""
+        return self._states(self.before[node], np.maximum(self.inside[node], self.after[node]))
+
+    def finished(self, node: int) -> Array | None:
+        """Penalty between states (first, last) of finished stages."""
+        return self._states(self.before[node], self.after[node])
+
+    @staticmethod
+    def _states(first: Array, last: Array) -> Array | None:
+        if len(first) == 1:
+            return None
+        size = len(first) ** 2
+        return (first[:, None, :, None] + last[None, :, None, :]).reshape(size, size)
+
+
+class StagewiseFronts:
+    """Every strategy that fits is one row of a front; prefix sums give its cost."""
+
+    def __init__(self, costs: OuterCosts, uses: UsableSegments, check: Callable[[], None]) -> None:
+        self.costs, self.uses, self._check = costs, uses, check
+        own = costs.reshard[..., costs.layout, costs.layout]
+        self._inside = _prefix(np.concatenate([np.zeros((len(own), 1, len(costs.layout))), own], axis=1))
+        self._time, self._sync = _prefix(costs.time), _prefix(costs.sync)
+        self._once = _prefix(costs.once)
+        self._static, self._activation = _prefix(costs.static), _prefix(costs.activation)
+        self.labels_made = 0
+        _, self.of_stage = costs.stage_signatures()
+        self._known: dict[tuple[int, int, int], Front | None] = {}
+
+    def front(self, stage: int, first: int, end: int) -> Front | None:
+        """Front of layers [first, end) on `stage`; None where no strategy fits."""
+        key = (int(self.of_stage[stage]), first, end)
+        if key not in self._known:
+            self._check()
+            self._known[key] = self._build(stage, first, end)
+        return self._known[key]
+
+    def strategies(self, stage: int, first: int, end: int, origin: int) -> list[int]:
+        """Strategies, as numbers of the table, of the layers of one row of a front."""
+        return [int(self.costs.choices[origin])] * (end - first)
+
+    def _build(self, stage: int, first: int, end: int) -> Front | None:
+        costs, kind = self.costs, self.costs.stage_kind[stage]
+        kept = self._static[end] - self._static[first]
+        kept = kept + costs.in_flight[stage] * (self._activation[end] - self._activation[first])
+        peak = kept + costs.working[first:end].max(axis=0)
+        # prefix sums round; a strategy that fits to the byte must not be lost
+        fits: Index = np.flatnonzero((peak <= costs.capacity[stage] * (1 + 1e-12)) & costs.kind_allowed[kind])
+        self.labels_made += len(peak)
+        seconds = self._time[kind, end] - self._time[kind, first]
+        seconds = seconds + self._inside[kind, end] - self._inside[kind, first + 1]
+        once, sync = self._once[end] - self._once[first], self._sync[kind, end] - self._sync[kind, first]
+        values = np.stack([seconds, once, sync], axis=1)[fits]
+        # equal layouts are interchangeable at the boundaries, others are all kept
+        rows = [group[pareto(values[group])] for y in np.unique(costs.layout[fits])
+                if len(group := np.flatnonzero(costs.layout[fits] == y))]  # fmt: skip
+        if not rows:
+            return None
+        chosen = np.sort(np.concatenate(rows))
+        layout = costs.layout[fits[chosen]]
+        return Front(values[chosen], layout, layout, fits[chosen])
+
+
+def _prefix(values: Array) -> Array:
+    """Prefix sums along the layers, the last but one axis, from 0."""
+    zero = np.zeros((*values.shape[:-2], 1, values.shape[-1]))
+    return np.concatenate([zero, np.cumsum(values, axis=-2)], axis=-2)

@@ -1,0 +1,1 @@
+"""The differentiable search: relaxation, descent, rounding, polishing."""

@@ -1,0 +1,317 @@
+"""The gradient search: all outer choices and restarts as one batch, annealed to hard plans."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.hard_plans import even_uniform_plans
+from darts_parallel.cost.lightest import lightest_plans
+from darts_parallel.cost.pruning import without_dominated
+from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.gradient.adam import Adam
+from darts_parallel.gradient.infeasibility import explain_infeasible
+from darts_parallel.gradient.polishing import polish_pool
+from darts_parallel.gradient.pool import PlanPool, TablePlans
+from darts_parallel.gradient.relaxation import Schedules, geometric
+from darts_parallel.gradient.relaxed_cost import (
+    NodeOrderTables,
+    RelaxedPlans,
+    SurrogateCost,
+    group_by_order,
+    surrogate,
+)
+from darts_parallel.gradient.restarts import RestartBatch
+from darts_parallel.gradient.result import SearchResult
+from darts_parallel.gradient.step_record import LeadingPlan, StepRecord
+from darts_parallel.gradient.stopwatch import Stopwatch
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.problem.problem import Problem
+
+SLACK = 1.0 + 1e-9
+"""An outer choice is dropped when its lower bound exceeds the best plan by more than rounding."""
+
+
+def descent_seconds(config: SearchConfig) -> float:
+    """Time limit of the descent: a plan that is not polished is worth little, so polishing has its half."""
+    return config.max_seconds * (0.5 if config.polish else 1.0)
+
+
+class GradientSearch:
+    """The optimisation loop over the relaxed plans of a list of cost tables.
+
+    Args:
+        tables: One for each pipeline degree.
+        kind: `uniform`, `stagewise` or `layerwise`.
+        config: Settings.
+        seed: Of all random numbers.
+        starts: Known plans; half of the restarts of their outer choices begin near them.
+        clock: Counts the search's seconds; None begins now.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[CostTable],
+        kind: str,
+        config: SearchConfig,
+        seed: int,
+        starts: Sequence[TablePlans] = (),
+        clock: Stopwatch | None = None,
+    ) -> None:
+        self.config, self.kind = config, kind
+        self.generator = torch.Generator().manual_seed(seed)
+        self.gumbel = self.generator if config.relaxation == "gumbel" else None
+        self.clock = Stopwatch() if clock is None else clock
+        self.pool = PlanPool(list(tables), kind, self.clock)
+        if not starts:
+            self.pool.add_all(lightest_plans(tables, kind))
+        # where the restarts begin: one strategy for all layers, and even stages
+        self.pool.add_all(TablePlans(index, even_uniform_plans(table)) for index, table in enumerate(tables))
+        self.pool.add_all(starts)
+        self.bounds = [outer_lower_bounds(table) for table in tables]
+        self.groups = self._initial_groups(tables)
+        for start, group in ((s, g) for s in starts for g in self.groups if g.table_index == s.table):
+            group.begin_near(start.plans, config.initial_preference)
+        self.outer_names = [name for group in self.groups for name in group.names]
+        self.outer_logits = torch.zeros(len(self.outer_names), dtype=torch.float64, requires_grad=True)
+        self.optimizer = self._new_optimizer()
+        self.step = 0
+        self.stopped_by: str | None = None
+        """`user` or `time_limit` where the descent ended before its last step."""
+
+    def _initial_groups(self, tables: Sequence[CostTable]) -> list[RestartBatch]:
+        """Parameters of the outer choices whose lower bound the best known plan does not exclude."""
+        groups = []
+        relaxed = self.config.placement == "relaxed"
+        for members in group_by_order(tables) if relaxed else [[index] for index in range(len(tables))]:
+            index, table = members[0], tables[members[0]]
+            bound = torch.stack([self.bounds[member] for member in members]).amin(0)
+            self.bounds[index] = bound
+            orders = NodeOrderTables.stack(tables, members) if len(members) > 1 else None
+            # an infinite bound means that no plan fits, whatever the best known one
+            possible = bound.isfinite() & (bound <= self.pool.best_time * SLACK) & table.allowed.any(1)
+            alive = torch.nonzero(possible).squeeze(1)
+            if len(alive):
+                part = table.select(alive)
+                settings = (self.kind, self.config, self.generator)
+                groups.append(RestartBatch.initial(part, *settings, index, alive, orders))
+        return groups
+
+    def _new_optimizer(self) -> Adam:
+        c = self.config
+        parameters = [(group.logits, c.learning_rate) for group in self.groups]
+        parameters += [(group.widths, c.boundary_learning_rate) for group in self.groups]
+        learned = [group.order_logits for group in self.groups]
+        parameters += [(logits, c.learning_rate) for logits in learned if logits is not None]
+        return Adam(
+            [*parameters, (self.outer_logits, c.learning_rate)], betas=(c.adam_betas[0], c.adam_betas[1])
+        )
+
+    def schedules(self) -> Schedules:
+        """Annealed quantities of the current step."""
+        c, step, steps = self.config, self.step, self.config.num_steps
+        return Schedules(
+            geometric(c.temperature[0], c.temperature[1], step, steps),
+            geometric(c.boundary_temperature[0], c.boundary_temperature[1], step, steps),
+            geometric(c.sharpness[0], c.sharpness[1], step, steps),
+            hard_stages=step >= c.hard_stages_from * steps,
+            hard_choices=step >= c.hard_choices_from * steps,
+        )
+
+    def run(self, on_record: Callable[[StepRecord], None] = lambda record: None) -> list[StepRecord]:
+        """Take all steps, or those that Ctrl-C or the time limit leave; returns the records."""
+        records: list[StepRecord] = []
+        thin_at, resample_at = list(self.config.thin_at), list(self.config.resample_at)
+        limit = descent_seconds(self.config)
+        try:
+            while self.step < self.config.num_steps and self.groups:
+                if self.clock.seconds >= limit:
+                    self.stopped_by = "time_limit"
+                    break
+                record, merits = self._one_step()
+                self.step += 1
+                if record is not None:
+                    records.append(record)
+                    with self.clock.paused():
+                        on_record(record)
+                if self._reached(resample_at):
+                    for group, merit in zip(self.groups, merits, strict=True):
+                        moments, noise = self.optimizer.state(), self.config.initial_noise
+                        group.resample(merit, moments, noise, self.generator)
+                if self._reached(thin_at):
+                    self._thin(merits)
+        except KeyboardInterrupt:
+            self.stopped_by = "user"
+        return records
+
+    def _reached(self, shares: list[float]) -> bool:
+        """Whether a share of the steps is done; the shares that are, are taken out."""
+        left = [share for share in shares if int(share * self.config.num_steps) > self.step]
+        reached, shares[:] = len(left) < len(shares), left
+        return reached
+
+    def _one_step(self) -> tuple[StepRecord | None, list[Tensor]]:
+        schedules = self.schedules()
+        self.optimizer.zero_grad()
+        losses, costs, weights = [], [], []
+        for group in self.groups:
+            relaxed = group.relax(schedules, self.gumbel)
+            cost = surrogate(relaxed, group.table, schedules.sharpness)
+            losses.append(group.loss(cost, self.config))
+            costs.append(cost)
+            weights.append(relaxed)
+        merits = [group.merit(cost) for group, cost in zip(self.groups, costs, strict=True)]
+        leading = torch.cat([merit.amin(1) for merit in merits])
+        total = (torch.softmax(self._live_outer_logits(), 0) * leading).sum()
+        for loss in losses:
+            total = total + loss.sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        record = None
+        if self.step == self.config.num_steps - 1 or self.step % self.config.hard_every == 0:
+            self._collect(weights, costs)
+            mine = LeadingPlan.of(self.groups, merits, weights, costs)
+            record = mine.record(
+                step=self.step,
+                seconds=self.clock.seconds,
+                schedules=schedules,
+                best_time_s=self.pool.best_time,
+                outer_weights=self._weights_by_outer(),
+            )
+        self.optimizer.step()
+        return record, merits
+
+    def _live_outer_logits(self) -> Tensor:
+        live = {name for group in self.groups for name in group.names}
+        return self.outer_logits[[i for i, name in enumerate(self.outer_names) if name in live]]
+
+    def _weights_by_outer(self) -> dict[str, float]:
+        names = [name for group in self.groups for name in group.names]
+        weights = torch.softmax(self._live_outer_logits().detach(), 0).tolist()
+        return dict(zip(names, weights, strict=True))
+
+    def _thin(self, merits: list[Tensor]) -> None:
+        """Keep the better half of the restarts, and the outer choices that can still win."""
+        groups: list[RestartBatch] = []
+        moments = self.optimizer.state()
+        for group, merit in zip(self.groups, merits, strict=True):
+            bound = self.bounds[group.table_index][group.outer_index]
+            outer = torch.nonzero(bound <= self.pool.best_time * SLACK).squeeze(1)
+            if not len(outer):
+                continue
+            order = merit[outer].argsort(dim=1, stable=True)
+            restarts = order[:, : max(merit.shape[1] // 2, 1)].sort(1).values
+            thinner = group.select(outer, restarts)
+            for old, new in zip(group.parameters, thinner.parameters, strict=True):
+                moments[id(new)] = tuple(m[outer.unsqueeze(1), restarts].clone() for m in moments[id(old)])
+            groups.append(thinner)
+        self.groups = groups
+        steps = self.optimizer.steps
+        self.optimizer = self._new_optimizer()
+        self.optimizer.restore(moments, steps)
+
+    def _collect(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> None:
+        """Discretize every relaxed plan, keep the best, repair the most promising that do not fit."""
+        for group, relaxed, cost in zip(self.groups, weights, costs, strict=True):
+            score = group.merit(cost).flatten() if self.kind == "layerwise" else None
+            for candidate, rows in group.hard_plans(relaxed):
+                self.pool.add(candidate, repair_score=None if score is None else score[rows])
+
+
+def search(
+    problem: Problem,
+    seed: int | None = None,
+    *,
+    config: SearchConfig | None = None,
+    on_record: Callable[[StepRecord], None] = lambda record: None,
+) -> SearchResult:
+    """Search a plan by gradient descent on relaxed plans.
+
+    Args:
+        problem: What to search for.
+        seed: Of all random numbers; None takes `problem.config.search.seed`.
+        config: Settings; None takes the problem's.
+        on_record: Called every `hard_every` steps.
+
+    Errors:
+        InfeasibleError: no plan of the space fits; names the binding constraint.
+    """
+    config = config or problem.config.search
+    tables = build_tables(problem, outer_spaces(problem))
+    chosen = problem.config.search.seed if seed is None else seed
+    result = search_tables(tables, problem.config.space.kind, config, chosen, on_record=on_record)
+    if result is None:
+        raise explain_infeasible(problem, tables)
+    return result
+
+
+def search_tables(
+    tables: Sequence[CostTable],
+    kind: str,
+    config: SearchConfig,
+    seed: int,
+    *,
+    on_record: Callable[[StepRecord], None] = lambda record: None,
+    loop: type[GradientSearch] = GradientSearch,
+    starts: Sequence[TablePlans] = (),
+) -> SearchResult | None:
+    """Search over cost tables; None when no feasible plan was met.
+
+    Args:
+        starts: Known plans to begin near.
+        loop: The optimisation loop; ablations give another one.
+    """
+    with one_thread():
+        return _search_tables(tables, kind, config, seed, on_record, loop, starts)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread inside: sums then keep one order, and small tensors are faster."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _search_tables(
+    tables: Sequence[CostTable],
+    kind: str,
+    config: SearchConfig,
+    seed: int,
+    on_record: Callable[[StepRecord], None],
+    loop: type[GradientSearch],
+    starts: Sequence[TablePlans],
+) -> SearchResult | None:
+    clock = Stopwatch()
+    # known plans name their strategies by number: their tables are without dominated ones already
+    pruned = tables if starts else [without_dominated(table) for table in tables]
+    run = loop(pruned, kind, config, seed, starts, clock)
+    records = run.run(on_record)
+    raw, stopped_by = run.pool.best, run.stopped_by
+    if raw is None:
+        return None
+    if config.polish and stopped_by != "user":
+        stopped_by = polish_pool(run.pool, kind, config, hurry=stopped_by is not None) or stopped_by
+    best = run.pool.best
+    assert best is not None
+    plan, raw_plan = run.pool.plan(best), run.pool.plan(raw)
+    return SearchResult(
+        plan=plan,
+        iteration_time_s=best.time,
+        raw_plan=raw_plan,
+        raw_iteration_time_s=raw.time,
+        alternatives=tuple((entry.time, run.pool.plan(entry)) for entry in run.pool.by_outer()[1:]),
+        history=tuple(records),
+        seconds=clock.seconds,
+        steps=run.step,
+        restarts=config.num_restarts,
+        seed=seed,
+        plans_evaluated=run.pool.evaluated,
+        stopped_by=stopped_by,
+        curve=tuple(run.pool.curve),
+    )

@@ -1,0 +1,273 @@
+"""Local improvement of hard plans: steepest descent over layers, runs of layers, stages and edges.
+
+The search reports its raw plan beside the polished one, so that this step hides nothing.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from darts_parallel.config.schema import SpaceConfig
+from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans, unit_starts
+from darts_parallel.cost.table import CostTable
+from darts_parallel.gradient.pool import PlanPool, PricedPlan, TablePlans
+from darts_parallel.gradient.stage_moves import (
+    repartitioned,
+    resolved_chain,
+    resolved_edges,
+    resolved_neighbours,
+    resolved_stages,
+)
+from darts_parallel.gradient.stage_solver import StageSolver
+
+RELATIVE_GAIN = 1e-12
+"""A move must gain more than rounding."""
+MOST_RUNS = 20_000
+"""Runs of layers times strategies up to which all are tried."""
+
+
+def polish(
+    table: CostTable,
+    plan: HardPlans,
+    kind: str,
+    *,
+    thorough: bool = True,
+    chains: bool = True,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[HardPlans, float, int]:
+    """Descend from a feasible plan until no move of any neighbourhood helps.
+
+    A neighbourhood is asked only where the earlier, cheaper ones have no move: changes of layers, runs,
+    stages and edges; all edges anew. Layer-wise and `thorough` also: a stage solved anew; two
+    neighbouring stages and all stages in a chain, where `chains`; edges moved and their stages solved
+    anew; two changes at once.
+
+    Args:
+        plan: One plan.
+        kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
+        thorough: Whether to ask the dear neighbourhoods too.
+        chains: Whether to ask the dearest of them.
+        stop: Asked before every move; true ends the descent early.
+
+    Returns:
+        The plan, its seconds per iteration, and how many plans were evaluated.
+    """
+    solvers: dict[int, StageSolver] = {}
+
+    def solver(current: HardPlans) -> StageSolver:
+        outer = int(current.outer[0])
+        return solvers.setdefault(outer, StageSolver(table, outer))
+
+    levels: list[Callable[[HardPlans], HardPlans]] = [lambda current: _moves(table, current, kind)]
+    # these solve the closed form of one stage a device
+    single = table.virtual_stages == 1
+    if kind != "stagewise" and single:
+        levels.append(lambda current: repartitioned(table, current))
+    if kind == "layerwise" and thorough and single:
+        levels.append(lambda current: resolved_stages(solver(current), current))
+        if chains:
+            levels.append(lambda current: resolved_neighbours(solver(current), current))
+            levels.append(lambda current: resolved_chain(solver(current), current))
+        levels.append(lambda current: resolved_edges(solver(current), current, _edge_starts(table, current)))
+    if kind == "layerwise" and thorough:
+        levels.append(lambda current: _pairs(table, current))
+    best = float(evaluate_batch(table, plan).iteration_time[0])
+    evaluated, level = 0, 0
+    while level < len(levels) and not stop():
+        candidates = levels[level](plan)
+        cost = evaluate_batch(table, candidates)
+        evaluated += len(candidates)
+        times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        index = int(times.argmin())
+        if float(times[index]) < best * (1.0 - RELATIVE_GAIN):
+            plan, best, level = candidates[index : index + 1], float(times[index]), 0
+        else:
+            level += 1
+    return plan, best, evaluated
+
+
+def _moves(table: CostTable, plan: HardPlans, kind: str) -> HardPlans:
+    """Changes of strategies, of edges, and of the outer choice."""
+    strategies = {"uniform": _whole, "stagewise": _per_stage, "layerwise": _runs}[kind](table, plan)
+    parts = [plan, strategies, *_edge_moves(table, plan, kind)]
+    outer = HardPlans(
+        torch.arange(table.num_outer),
+        plan.choices.expand(table.num_outer, -1),
+        plan.starts.expand(table.num_outer, -1),
+    )
+    return HardPlans.concatenate([*parts, outer])
+
+
+def _with_choices(plan: HardPlans, choices: Tensor) -> HardPlans:
+    count = len(choices)
+    return HardPlans(plan.outer.expand(count), choices, plan.starts.expand(count, -1))
+
+
+def _whole(table: CostTable, plan: HardPlans) -> HardPlans:
+    choices = torch.arange(len(table.choices)).unsqueeze(1).expand(-1, table.num_layers)
+    return _with_choices(plan, choices)
+
+
+def _per_stage(table: CostTable, plan: HardPlans) -> HardPlans:
+    """Every stage, and every pair of neighbouring edges' stages, with every strategy."""
+    stages = plan.stages()[0]
+    masks = torch.stack([stages == k for k in range(table.num_stages)])
+    tails = torch.stack([stages >= k for k in range(table.num_stages)])
+    return _with_choices(plan, _replace(table, plan, torch.cat([masks, tails])))
+
+
+def _runs(table: CostTable, plan: HardPlans) -> HardPlans:
+    """Every run of layers inside a stage, and the whole model, with every strategy.
+
+    Where that is too many, only single layers, pairs, and runs at either end of a stage.
+    """
+    stages, layers = plan.stages()[0], torch.arange(table.num_layers)
+    stage_end = torch.cat([plan.starts[0][1:], torch.tensor([table.num_layers])])[stages]
+    pairs = [(first, end) for first in layers.tolist() for end in range(first + 1, int(stage_end[first]) + 1)]
+    runs = torch.tensor([*pairs, (0, table.num_layers)])
+    if len(runs) * len(table.choices) > MOST_RUNS:
+        first, end = runs.unbind(1)
+        at_end = (first == plan.starts[0][stages[first]]) | (end == stage_end[first])
+        runs = runs[(end - first <= 2) | at_end]
+    masks = (layers >= runs[:, :1]) & (layers < runs[:, 1:])
+    return _with_choices(plan, _replace(table, plan, masks))
+
+
+def _replace(table: CostTable, plan: HardPlans, masks: Tensor) -> Tensor:
+    """Choices with the layers of every mask `(N, L)` set to every strategy, `(N * C, L)`."""
+    targets = torch.arange(len(table.choices)).view(1, -1, 1)
+    replaced = torch.where(masks.unsqueeze(1), targets, plan.choices.view(1, 1, -1))
+    return replaced.reshape(-1, table.num_layers)
+
+
+def _edge_moves(table: CostTable, plan: HardPlans, kind: str) -> list[HardPlans]:
+    """Every range of neighbouring edges moved by one unit either way.
+
+    Layers that change stage keep their strategy, or take that of their new stage.
+    """
+    starts = _edge_starts(table, plan)
+    count = len(starts)
+    if count == 0:
+        return []
+    kept = HardPlans(plan.outer.expand(count), plan.choices.expand(count, -1), starts)
+    if kind == "uniform":
+        return [kept]
+    adopted = HardPlans(kept.outer, _adopt(plan, kept), starts)
+    return [adopted] if kind == "stagewise" else [kept, adopted]
+
+
+def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:
+    """Stage starts with a range of neighbouring edges moved by one unit, shape `(B, K)`.
+
+    A range of edges moved together takes a unit from one stage and gives it to another.
+    """
+    if table.num_stages == 1:
+        return plan.starts[:0]
+    units = unit_starts(table.joined)
+    position = torch.searchsorted(units, plan.starts[0].contiguous())
+    inner = table.num_stages - 1
+    first, last = torch.triu_indices(inner, inner)
+    order = torch.arange(inner)
+    block = ((order >= first.unsqueeze(1)) & (order <= last.unsqueeze(1))).long()
+    shifted = torch.cat([position[1:] + block, position[1:] - block])
+    full = torch.cat([torch.zeros(len(shifted), 1, dtype=torch.long), shifted], dim=1)
+    end = torch.full((len(full), 1), len(units))
+    legal = (torch.cat([full, end], 1).diff(dim=1) > 0).all(1)
+    return units[full[legal]]
+
+
+def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:
+    """Choices where every layer that changed stage takes the one that its new stage began or ended with."""
+    old, new = plan.stages().expand(len(moved), -1), moved.stages()
+    ends = torch.cat([plan.starts[0][1:], torch.tensor([plan.choices.shape[1]])]) - 1
+    from_left = plan.choices[0][plan.starts[0][new]]
+    from_right = plan.choices[0][ends[new]]
+    adopted = torch.where(new > old, from_left, from_right)
+    return torch.where(new == old, plan.choices.expand_as(new), adopted)
+
+
+def _pairs(table: CostTable, plan: HardPlans) -> HardPlans:
+    """Two layers of one device changed at once (one gives memory, the other takes it)."""
+    stages = plan.stages()[0] % table.pp
+    rows = []
+    for stage in range(table.pp):
+        members = torch.nonzero(stages == stage).squeeze(1)
+        representatives = _representatives(table, plan, members)
+        singles = [(layer, c) for layer in representatives for c in range(len(table.choices))]
+        layer = torch.tensor([s[0] for s in singles])
+        choice = torch.tensor([s[1] for s in singles])
+        useful = table.allowed[plan.outer[0], choice] & (choice != plan.choices[0, layer])
+        layer, choice = layer[useful], choice[useful]
+        a, b = torch.triu_indices(len(layer), len(layer), offset=1)
+        distinct = layer[a] != layer[b]
+        a, b = a[distinct], b[distinct]
+        limit = 40_000 // table.pp
+        if len(a) > limit:
+            a, b = a[:: len(a) // limit + 1], b[:: len(b) // limit + 1]
+        rows.append(_two_changes(plan, layer[a], choice[a], layer[b], choice[b]))
+    candidates = [row for row in rows if len(row)]
+    return _with_choices(plan, torch.cat([plan.choices, *candidates]))
+
+
+def _representatives(table: CostTable, plan: HardPlans, members: Tensor) -> list[int]:
+    """Layers of a stage that differ in costs, strategy or place in a run: at most two of each."""
+    outer, count = int(plan.outer[0]), dict[tuple[float, ...], int]()
+    chosen = []
+    for layer in members.tolist():
+        times = table.time[outer, 0, layer]
+        key = (int(plan.choices[0, layer]), float(times[table.allowed[outer]].sum()))
+        count[key] = count.get(key, 0) + 1
+        if count[key] <= 2:
+            chosen.append(layer)
+    return chosen
+
+
+def _two_changes(plan: HardPlans, a: Tensor, choice_a: Tensor, b: Tensor, choice_b: Tensor) -> Tensor:
+    choices = plan.choices.repeat(len(a), 1)
+    choices.scatter_(1, a.unsqueeze(1), choice_a.unsqueeze(1))
+    choices.scatter_(1, b.unsqueeze(1), choice_b.unsqueeze(1))
+    return choices
+
+
+def is_in_space(plan: HardPlans, space: SpaceConfig) -> bool:
+    """Whether one hard plan obeys `space.kind`."""
+    if space.kind == "layerwise":
+        return True
+    if space.kind == "uniform":
+        return bool((plan.choices == plan.choices[:, :1]).all())
+    first = plan.choices.gather(1, plan.starts.gather(1, plan.stages()))
+    return bool((plan.choices == first).all())
+
+
+def polish_pool(pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool) -> str | None:
+    """Polish the best plans quickly, then the best of those thoroughly; the best one first in a hurry.
+
+    Returns:
+        What cut it short, `user` or `time_limit`; None where nothing did.
+    """
+    late = False
+
+    def stop() -> bool:
+        nonlocal late
+        late = late or pool.clock.seconds > config.max_seconds
+        return late
+
+    def improve(entry: PricedPlan, *, thorough: bool) -> None:
+        dear = {"thorough": thorough, "chains": config.polish_chains}
+        plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, **dear, stop=stop)
+        pool.evaluated += evaluated
+        pool.add(TablePlans(entry.table, plan))
+
+    try:
+        for entry in pool.top(1 if hurry else 0):
+            improve(entry, thorough=True)
+        for entry in pool.top(config.polish_starts):
+            improve(entry, thorough=False)
+        for entry in pool.top(config.polish_finalists):
+            improve(entry, thorough=True)
+    except KeyboardInterrupt:
+        return "user"
+    return "time_limit" if late else None

@@ -1,0 +1,137 @@
+"""The best hard plans that a search has met."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.pruning import canonical
+from darts_parallel.cost.table import CostTable
+from darts_parallel.gradient.rounding import repair
+from darts_parallel.gradient.stopwatch import Stopwatch
+from darts_parallel.plan.strategy import Plan
+
+
+@dataclass(frozen=True)
+class TablePlans:
+    """Hard plans of one table."""
+
+    table: int
+    plans: HardPlans
+
+
+@dataclass(frozen=True)
+class PricedPlan:
+    """One feasible plan and its seconds per iteration."""
+
+    table: int
+    plan: HardPlans
+    time: float
+
+    @property
+    def outer(self) -> tuple[int, int]:
+        """Its outer choice: table and number of micro-batches."""
+        return self.table, int(self.plan.outer[0])
+
+
+class PlanPool:
+    """Keeps the best few distinct feasible plans of every outer choice.
+
+    Args:
+        tables: The cost tables that candidates refer to.
+        kind: Space of the plans; only layer-wise ones are tidied when they are put in words.
+        clock: Of the search; None begins now.
+    """
+
+    PER_OUTER = 4
+    """Plans that are kept of every outer choice."""
+    REPAIRED = 2
+    """Infeasible plans of every outer choice that are repaired at a time."""
+
+    def __init__(self, tables: list[CostTable], kind: str, clock: Stopwatch | None = None) -> None:
+        self.tables, self.kind = tables, kind
+        self.evaluated = 0
+        self.clock = Stopwatch() if clock is None else clock
+        self.curve: list[tuple[float, float]] = []
+        """Seconds of the search and iteration time of every improvement of the best plan."""
+        self.entries: dict[tuple[int, int], list[PricedPlan]] = {}
+
+    @property
+    def best(self) -> PricedPlan | None:
+        """The fastest feasible plan, or None."""
+        firsts = [entries[0] for entries in self.entries.values()]
+        return min(firsts, key=lambda entry: entry.time, default=None)
+
+    @property
+    def best_time(self) -> float:
+        """Its seconds per iteration, `inf` without one."""
+        return self.best.time if self.best else float("inf")
+
+    def add_all(self, candidates: Iterable[TablePlans]) -> None:
+        """Evaluate and keep what is good."""
+        for candidate in candidates:
+            self.add(candidate)
+
+    def add(self, candidate: TablePlans, repair_score: torch.Tensor | None = None) -> None:
+        """Evaluate plans and keep what is good.
+
+        Args:
+            repair_score: How unpromising each plan is, shape `(B,)`; the best infeasible ones of every
+                outer choice are then repaired. None keeps only plans that fit as they are.
+        """
+        table, plans = self.tables[candidate.table], candidate.plans
+        cost = evaluate_batch(table, plans)
+        self.evaluated += len(plans)
+        self._keep(candidate.table, plans, cost.iteration_time, cost.feasible)
+        if repair_score is None:
+            return
+        score = repair_score.masked_fill(cost.feasible | (cost.iteration_time >= self.best_time), torch.inf)
+        each = [plans.outer == outer for outer in sorted(set(plans.outer.tolist()))]
+        worth = [index for mine in each for index in _lowest(score, mine, self.REPAIRED)]
+        if worth:
+            index = torch.tensor(worth)
+            fixed, fixed_cost = repair(table, plans[index], self.best_time)
+            self.evaluated += len(worth)
+            self._keep(candidate.table, fixed, fixed_cost.iteration_time, fixed_cost.feasible)
+
+    def _keep(self, table: int, plans: HardPlans, times: torch.Tensor, feasible: torch.Tensor) -> None:
+        times = times.masked_fill(~feasible, torch.inf)
+        for outer in sorted(set(plans.outer.tolist())):
+            mine = torch.nonzero(plans.outer == outer).squeeze(1)
+            mine = mine[times[mine].argsort(stable=True)[: self.PER_OUTER]]
+            kept = self.entries.get((table, outer), [])
+            worst = kept[-1].time if len(kept) == self.PER_OUTER else float("inf")
+            for index in mine.tolist():
+                value = float(times[index])
+                if value >= worst or value == float("inf"):
+                    break
+                if all(value != entry.time for entry in kept):
+                    kept = [*kept, PricedPlan(table, plans[index : index + 1], value)]
+            if kept:
+                self.entries[(table, outer)] = sorted(kept, key=lambda entry: entry.time)[: self.PER_OUTER]
+        if self.best_time < (self.curve[-1][1] if self.curve else float("inf")):
+            self.curve.append((self.clock.seconds, self.best_time))
+
+    def top(self, count: int) -> list[PricedPlan]:
+        """The fastest entries, at most two of an outer choice so that several are tried."""
+        everything = [entry for entries in self.entries.values() for entry in entries[:2]]
+        return sorted(everything, key=lambda entry: entry.time)[:count]
+
+    def by_outer(self) -> list[PricedPlan]:
+        """The fastest entry of every outer choice, fastest first."""
+        return sorted((entries[0] for entries in self.entries.values()), key=lambda entry: entry.time)
+
+    def plan(self, entry: PricedPlan) -> Plan:
+        """An entry in words."""
+        table = self.tables[entry.table]
+        plan = canonical(table, entry.plan) if self.kind == "layerwise" else entry.plan
+        return plan.to_plan(0, table)
+
+
+def _lowest(score: torch.Tensor, mask: torch.Tensor, count: int) -> list[int]:
+    """Indices of the `count` lowest finite scores under `mask`."""
+    masked = score.masked_fill(~mask, torch.inf)
+    order = masked.argsort(stable=True)[:count]
+    return [i for i in order.tolist() if masked[i] < torch.inf]

@@ -1,0 +1,236 @@
+"""The surrogate: the cost table read with softmax weights, differentiable in them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.pipeline import by_device, interleaved_ends, pipeline_seconds
+from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
+from darts_parallel.cost.table import CostTable
+from darts_parallel.gradient.relaxation import smooth_max
+
+
+@dataclass(frozen=True)
+class NodeOrderTables:
+    """What tables differ in, N orders."""
+
+    tables: tuple[int, ...]
+    """Number of every order's table."""
+    stage_kind: Tensor
+    """Kind of every stage, shape `(N, K)`."""
+    boundary_kind: Tensor
+    """Kind of every boundary, shape `(N, K - 1)`."""
+    capacity: Tensor
+    """Bytes, shape `(N, pp)`."""
+    once: Tensor
+    """Seconds per iteration whatever the stage, shape `(N, O, L, C)`."""
+
+    @staticmethod
+    def stack(tables: Sequence[CostTable], numbers: Sequence[int]) -> "NodeOrderTables":
+        """The orders of the tables `numbers`, which share everything else."""
+        own = [tables[number] for number in numbers]
+        return NodeOrderTables(
+            tables=tuple(numbers),
+            stage_kind=torch.stack([table.stage_kind for table in own]),
+            boundary_kind=torch.stack([table.boundary_kind for table in own]),
+            capacity=torch.stack([table.capacity for table in own]),
+            once=torch.stack([table.once for table in own]),
+        )
+
+    def select(self, outer: Tensor) -> "NodeOrderTables":
+        """The same with fewer outer choices."""
+        return replace(self, once=self.once[:, outer])
+
+
+@dataclass(frozen=True)
+class NodeOrderWeights:
+    """Weights of node orders for R relaxed plans of O outer choices."""
+
+    weights: Tensor
+    """Summing to 1 over the orders, shape `(O, R, N)`."""
+    orders: NodeOrderTables
+
+    def stage_kinds(self, count: int) -> Tensor:
+        """Weight of every kind for every stage, shape `(O, R, K, count)`."""
+        kinds = torch.nn.functional.one_hot(self.orders.stage_kind, count).to(self.weights.dtype)
+        return torch.einsum("orn,nkq->orkq", self.weights, kinds)
+
+    def boundary_kinds(self, count: int) -> Tensor:
+        """Weight of every kind for every boundary, shape `(O, R, K - 1, count)`."""
+        kinds = torch.nn.functional.one_hot(self.orders.boundary_kind, count).to(self.weights.dtype)
+        return torch.einsum("orn,nkp->orkp", self.weights, kinds)
+
+    def capacity(self) -> Tensor:
+        """Expected bytes of a device of every stage, shape `(O, R, pp)`."""
+        return self.weights @ self.orders.capacity
+
+    def once(self, choices: Tensor) -> Tensor:
+        """Expected seconds that are paid once, shape `(O, R)`, for weights `(O, R, L, C)` of the choices."""
+        return torch.einsum("orlc,nolc,orn->or", choices, self.orders.once, self.weights)
+
+
+def on_stages(values: Tensor, kinds: Tensor) -> Tensor:
+    """Values by kind, read at the kinds of the stages: `(O, R, L, Q)` to `(O, R, L, K)`.
+
+    Args:
+        kinds: Kind of every stage, `(K,)`, or weights of the kinds, `(O, R, K, Q)`.
+    """
+    if kinds.dim() == 1:
+        return values[..., kinds]
+    return torch.einsum("orlq,orkq->orlk", values.expand(*kinds.shape[:2], -1, -1), kinds)
+
+
+def group_by_order(tables: Sequence[CostTable]) -> list[list[int]]:
+    """Numbers of the tables that differ in the order of the nodes alone, together."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for number, table in enumerate(tables):
+        counts = tuple(table.num_micro_batches.tolist())
+        key = (table.pp, table.virtual_stages, table.cp, counts, table.choices)
+        groups.setdefault(key, []).append(number)
+    return list(groups.values())
+
+
+@dataclass(frozen=True)
+class RelaxedPlans:
+    """R relaxed plans for each of the O outer choices of a table.
+
+    `choices` (O, R, L, C): weights of every layer's strategies, summing to 1; `stages` (O, R, L, K):
+    weights of every layer's stage, summing to 1; `placement` weighs the orders of the nodes, None where
+    the table's own order is meant.
+    """
+
+    choices: Tensor
+    stages: Tensor
+    placement: NodeOrderWeights | None = None
+
+    @staticmethod
+    def one_hot(
+        plans: HardPlans, table: CostTable, placement: NodeOrderWeights | None = None
+    ) -> "RelaxedPlans":
+        """Hard plans as weights, one for each outer choice in order: shapes `(O, 1, L, .)`."""
+        choices = torch.nn.functional.one_hot(plans.choices, len(table.choices)).double()
+        stages = torch.nn.functional.one_hot(plans.stages(), table.num_stages).double()
+        return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1), placement)
+
+
+@dataclass(frozen=True)
+class SurrogateCost:
+    """Relaxed costs; seconds and bytes."""
+
+    iteration_time: Tensor
+    """Shape `(O, R)`."""
+    stage_seconds: Tensor
+    """Of every device of the pipeline, all its stages together, `(O, R, pp)`."""
+    memory: Tensor
+    """Shape `(O, R, pp)`."""
+    sync: Tensor
+    """Gradient synchronisation and optimizer step that the iteration waits for, `(O, R)`."""
+    capacity: Tensor
+    """Bytes that a device of every stage can give, `(pp,)` or `(O, R, pp)`."""
+
+
+def surrogate(weights: RelaxedPlans, table: CostTable, sharpness: float | None = None) -> SurrogateCost:
+    """Expected cost of relaxed plans.
+
+    At one-hot weights and `sharpness=None` it equals `evaluate_batch`.
+
+    Args:
+        weights: Choice and stage weights.
+        table: Costs, its outer axis the one of `weights`.
+        sharpness: Of the smooth maxima; None for exact ones. A simulated pipeline has exact ones whatever
+            it says: its gradient is that of the critical path.
+    """
+    choices, stages, placement = weights.choices, weights.stages, weights.placement
+    kinds, borders, capacity = table.stage_kind, table.boundary_kind, table.capacity
+    once = torch.einsum("orlc,olc->or", choices, table.once) if placement is None else placement.once(choices)
+    if placement is not None:
+        kinds, borders = (
+            placement.stage_kinds(table.time.shape[1]),
+            placement.boundary_kinds(table.p2p.shape[1]),
+        )
+        capacity = placement.capacity()
+    stage_seconds = _by_stage_kind(choices, stages, table.time, kinds)
+    inside, across = _neighbour_seconds(choices, stages, table, kinds, borders)
+    stage_seconds = stage_seconds + inside
+    if table.pipeline.blocking:
+        stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
+    syncs = by_device(_by_stage_kind(choices, stages, table.sync, kinds), table.pp)
+    if table.pipeline.simulated:
+        total, sync = _simulated(choices, stages, table, kinds, inside, across, syncs)
+    else:
+        sync = smooth_max(syncs, sharpness)
+        total = _closed_form(stage_seconds, table, sharpness) + sync
+    memory = _memory(choices, stages, table, sharpness)
+    return SurrogateCost(total + once, by_device(stage_seconds, table.pp), memory, sync, capacity)
+
+
+def _closed_form(stage_seconds: Tensor, table: CostTable, sharpness: float | None) -> Tensor:
+    """Seconds of all micro-batches through the pipeline, `(O, R)`."""
+    count = table.num_micro_batches.unsqueeze(1)
+    if table.virtual_stages > 1:
+        return smooth_max(interleaved_ends(stage_seconds, count, table.pp), sharpness)
+    return pipeline_seconds(stage_seconds, count, smooth_max(stage_seconds, sharpness))
+
+
+def _simulated(
+    choices: Tensor,
+    stages: Tensor,
+    table: CostTable,
+    kinds: Tensor,
+    inside: Tensor,
+    across: Tensor,
+    syncs: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Seconds until all stages are done, and what the synchronisation adds to the pipeline, `(O, R)`."""
+    forward, backward, weight = (
+        _by_stage_kind(choices, stages, values, kinds).flatten(0, 1)
+        for values in (table.forward, table.backward, table.weight_gradient)
+    )
+    half = inside.flatten(0, 1) / 2
+    passes = PassSeconds(forward + half, backward + half, weight, across.flatten(0, 1) / 2)
+    counts = table.num_micro_batches.repeat_interleave(choices.shape[1])
+    total, ends = simulated_seconds(passes, syncs.flatten(0, 1), counts, table.pp, table.pipeline)
+    return total.view(choices.shape[:2]), (total - ends.amax(1)).view(choices.shape[:2])
+
+
+def _by_stage_kind(choices: Tensor, stages: Tensor, values: Tensor, kinds: Tensor) -> Tensor:
+    """Sum over layers and strategies of `values` (O, Q, L, C), by stage, `(O, R, K)`."""
+    if values.shape[1] == 1:
+        per_layer = torch.einsum("orlc,olc->orl", choices, values[:, 0])
+        return torch.einsum("orlk,orl->ork", stages, per_layer)
+    per_kind = torch.einsum("orlc,oqlc->orlq", choices, values)
+    return (stages * on_stages(per_kind, kinds)).sum(-2)
+
+
+def _neighbour_seconds(
+    choices: Tensor, stages: Tensor, table: CostTable, kinds: Tensor, borders: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Resharding inside stages `(O, R, K)`, and p2p between them `(O, R, K - 1)`, both ways."""
+    before, after = stages[..., :-1, :], stages[..., 1:, :]
+    inside = torch.zeros_like(stages[..., 0, :])
+    if table.num_layouts > 1:
+        layouts = torch.nn.functional.one_hot(table.layout, table.num_layouts).to(choices.dtype)
+        held = choices @ layouts
+        pair = held[..., :-1, :].unsqueeze(-1) * held[..., 1:, :].unsqueeze(-2)
+        reshard = torch.einsum("orlab,oqlab->orlq", pair, table.reshard)
+        inside = (before * after * on_stages(reshard, kinds)).sum(-2)
+        across = torch.einsum("orlab,oplab->orlp", pair, table.p2p)
+    else:
+        across = table.p2p[..., 0, 0].transpose(1, 2).unsqueeze(1)
+    if table.pp == 1:
+        return inside, inside[..., :0]
+    crossing = before[..., :-1] * after[..., 1:] * on_stages(across, borders)
+    return inside, crossing.sum(-2)
+
+
+def _memory(choices: Tensor, stages: Tensor, table: CostTable, sharpness: float | None) -> Tensor:
+    static = torch.einsum("orlc,olc->orl", choices, table.static)
+    activation = torch.einsum("orlc,olc->orl", choices, table.activation)
+    working = torch.einsum("orlc,olc->orl", choices, table.working)
+    kept = torch.einsum("orlk,orl->ork", stages, static)
+    kept = kept + table.in_flight.unsqueeze(1) * torch.einsum("orlk,orl->ork", stages, activation)
+    at_work = by_device(stages, table.pp) * working.unsqueeze(-1)
+    return by_device(kept, table.pp) + smooth_max(at_work, sharpness, dim=-2)

@@ -1,0 +1,297 @@
+"""The free parameters of the relaxed plans: logits, stage widths and memory multipliers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.hard_plans import HardPlans, unit_starts
+from darts_parallel.cost.table import CostTable
+from darts_parallel.gradient.pool import TablePlans
+from darts_parallel.gradient.relaxation import (
+    Schedules,
+    gumbel_weights,
+    soft_stages,
+    softmax_weights,
+    stage_edges,
+    straight_through,
+)
+from darts_parallel.gradient.relaxed_cost import (
+    NodeOrderTables,
+    NodeOrderWeights,
+    RelaxedPlans,
+    SurrogateCost,
+)
+from darts_parallel.gradient.rounding import harden
+
+
+def rank_starts(losses: Tensor, gradient_norms: Tensor) -> Tensor:
+    """Starts in the order in which they deserve to go on.
+
+    A start's rank is the sum of its ranks by loss (low first) and by gradient norm (large first: it
+    still moves); equal sums go by the loss.
+
+    Args:
+        losses, gradient_norms: Shape `(..., N)`.
+
+    Returns:
+        Indices, best first, shape `(..., N)`.
+    """
+    by_loss = losses.argsort(dim=-1, stable=True).argsort(dim=-1)
+    by_gradient = gradient_norms.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    count = losses.shape[-1]
+    return torch.argsort((by_loss + by_gradient) * count + by_loss, dim=-1, stable=True)
+
+
+def resample_sources(order: Tensor, survivors: int) -> Tensor:
+    """The start that each place goes on from, survivors first and then their copies in turn.
+
+    Args:
+        order: Starts by `rank_starts`, shape `(..., N)`.
+        survivors: Starts that stay, 1 to N.
+
+    Returns:
+        Indices, shape `(..., N)`.
+    """
+    turn = torch.arange(order.shape[-1]) % survivors
+    return order[..., turn]
+
+
+Moments = dict[int, tuple[Tensor, ...]]
+WIDTH_NOISE = 0.05
+"""Standard deviation of the initial stage widths, which are otherwise equal."""
+MERIT_PENALTY = 2.0
+"""Log-seconds that a stage over its memory counts for in rankings, per relative excess."""
+
+
+@dataclass
+class RestartBatch:
+    """All outer choices O and restarts R of one pipeline degree."""
+
+    table: CostTable
+    kind: str
+    logits: Tensor
+    """Shape `(O, R, J, C)`; J is 1, K or L for uniform, stagewise and layerwise."""
+    widths: Tensor
+    """Shape `(O, R, K)`."""
+    multipliers: Tensor
+    """Memory multipliers, shape `(O, R, pp)`."""
+    table_index: int
+    outer_index: Tensor
+    """Outer choice of the whole table for each of `table`, shape `(O,)`."""
+    names: list[str]
+    """Of the outer choices, for curves."""
+    orders: NodeOrderTables | None = None
+    """Orders of the nodes that the group learns to choose from; None where the table's own is meant."""
+    order_logits: Tensor | None = None
+    """Shape `(O, R, N)`."""
+    units: Tensor = field(init=False)
+    unit_of_layer: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.units = unit_starts(self.table.joined)
+        layers = torch.arange(self.table.num_layers)
+        self.unit_of_layer = torch.searchsorted(self.units, layers, right=True) - 1
+
+    @staticmethod
+    def initial(
+        table: CostTable,
+        kind: str,
+        config: SearchConfig,
+        generator: torch.Generator,
+        table_index: int,
+        outer: Tensor,
+        orders: NodeOrderTables | None = None,
+    ) -> "RestartBatch":
+        """One strategy preferred by all layers of a restart, plus a little noise for each layer.
+
+        Restarts go through the legal strategies of an outer choice in a random order, so that they
+        cover them as evenly as their number allows; they go through the node orders in the same way.
+        """
+        restarts, count = config.num_restarts, len(table.choices)
+        rows = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[kind]
+        shape = (table.num_outer, restarts, rows, count)
+        logits = config.initial_noise * torch.randn(shape, generator=generator, dtype=torch.float64)
+        rank = torch.rand(table.num_outer, count, generator=generator, dtype=torch.float64) + table.allowed
+        order = rank.argsort(1, descending=True)
+        turn = torch.arange(restarts) % table.allowed.sum(1, keepdim=True)
+        preferred = order.gather(1, turn).view(table.num_outer, restarts, 1, 1).expand(-1, -1, rows, -1)
+        logits.scatter_add_(-1, preferred, torch.full(shape, config.initial_preference, dtype=torch.float64))
+        noise = torch.randn(
+            table.num_outer, restarts, table.num_stages, generator=generator, dtype=torch.float64
+        )
+        first = None
+        if orders is not None:
+            turns = torch.arange(restarts) % len(orders.tables)
+            first = (
+                config.initial_preference * torch.nn.functional.one_hot(turns, len(orders.tables)).double()
+            )
+            first = first.repeat(table.num_outer, 1, 1).requires_grad_()
+        return RestartBatch(
+            orders=None if orders is None else orders.select(outer),
+            order_logits=first,
+            table=table,
+            kind=kind,
+            logits=logits.requires_grad_(),
+            widths=(WIDTH_NOISE * noise).requires_grad_(),
+            multipliers=torch.zeros_like(noise[..., : table.pp]),
+            table_index=table_index,
+            outer_index=outer,
+            names=[f"{_name(table, orders)} m{m}" for m in table.num_micro_batches.tolist()],
+        )
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Everything that is learned."""
+        return [self.logits, self.widths] + ([] if self.order_logits is None else [self.order_logits])
+
+    def begin_near(self, plans: HardPlans, preference: float) -> None:
+        """Let the first half of the restarts of some outer choices begin at hard plans.
+
+        Args:
+            plans: Of the whole table.
+            preference: Logit of a plan's strategies above the others'.
+        """
+        near = max(self.logits.shape[1] // 2, 1)
+        with torch.no_grad():
+            for position, outer in enumerate(self.outer_index.tolist()):
+                for index in torch.nonzero(plans.outer == outer).flatten()[:1].tolist():
+                    starts, choices = plans.starts[index], plans.choices[index]
+                    rows = {"uniform": choices[:1], "stagewise": choices[starts], "layerwise": choices}[
+                        self.kind
+                    ]
+                    logits = self.logits[position, :near]
+                    logits.sub_(logits.amax(-1, keepdim=True).clamp(min=0.0))
+                    wanted = rows.view(1, -1, 1).expand(near, -1, -1)
+                    logits.scatter_(-1, wanted, torch.full(wanted.shape, preference, dtype=logits.dtype))
+                    first = torch.searchsorted(self.units, starts)
+                    counts = torch.diff(first, append=torch.tensor([len(self.units)]))
+                    # the inverse of `stage_edges` but for its least width
+                    self.widths[position, :near] = counts.double().log()
+
+    @property
+    def edges(self) -> Tensor:
+        """Inner stage edges in units, shape `(O, R, K - 1)`."""
+        return stage_edges(self.widths, len(self.units))
+
+    def relax(self, schedules: Schedules, gumbel: torch.Generator | None) -> RelaxedPlans:
+        """Weights of all outer choices and restarts.
+
+        Args:
+            schedules: Temperatures.
+            gumbel: Source of straight-through samples; None for the plain softmax.
+        """
+        table, allowed = self.table, self.table.allowed[:, None, None, :]
+        if gumbel is not None:
+            rows = gumbel_weights(self.logits, allowed, schedules.temperature, gumbel)
+        else:
+            rows = softmax_weights(self.logits, allowed, schedules.temperature)
+        stages = soft_stages(self.edges, len(self.units), schedules.boundary_temperature)
+        if schedules.hard_stages:
+            stages = straight_through(stages)
+        if schedules.hard_choices:
+            rows = straight_through(rows)
+        stages = stages[..., self.unit_of_layer, :]
+        if self.kind == "stagewise":
+            rows = stages @ rows
+        placement = None
+        if self.orders is not None and self.order_logits is not None:
+            weights = torch.softmax(self.order_logits / schedules.temperature, dim=-1)
+            weights = straight_through(weights) if schedules.hard_stages else weights
+            placement = NodeOrderWeights(weights, self.orders)
+        return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages, placement)
+
+    def hard_plans(self, relaxed: RelaxedPlans) -> Iterator[tuple[TablePlans, Tensor]]:
+        """All relaxed plans rounded, those of every order of the nodes apart.
+
+        Yields:
+            Plans of the whole table, and their places among the `O * R` relaxed ones, integer.
+        """
+        plans = harden(relaxed.choices.detach(), self.edges.detach(), self.table)
+        if self.kind == "stagewise":
+            first = plans.starts.gather(1, plans.stages())
+            plans = replace(plans, choices=plans.choices.gather(1, first))
+        plans = replace(plans, outer=self.outer_index[plans.outer])
+        if relaxed.placement is None or self.orders is None:
+            yield TablePlans(self.table_index, plans), torch.arange(len(plans))
+            return
+        chosen = relaxed.placement.weights.detach().argmax(-1).flatten()
+        for order in torch.unique(chosen).tolist():
+            rows = torch.nonzero(chosen == order).squeeze(1)
+            yield TablePlans(self.orders.tables[order], plans[rows]), rows
+
+    def merit(self, cost: SurrogateCost) -> Tensor:
+        """How good each relaxed plan is whatever its multipliers: lower is better, shape `(O, R)`."""
+        violation = torch.relu(cost.memory / cost.capacity - 1.0).amax(-1)
+        return (torch.log(cost.iteration_time) + MERIT_PENALTY * violation).detach()
+
+    def loss(self, cost: SurrogateCost, config: SearchConfig) -> Tensor:
+        """Log of the iteration time plus the augmented Lagrangian of memory, shape `(O, R)`.
+
+        Nocedal and Wright, Numerical Optimization, equation 17.65, for inequalities; the multipliers
+        are updated on the violation at every call.
+        """
+        rho = config.penalty
+        violation = cost.memory / cost.capacity - 1.0
+        shifted = torch.relu(self.multipliers + rho * violation)
+        memory = (shifted.square() - self.multipliers.square()).sum(-1) / (2.0 * rho)
+        with torch.no_grad():
+            self.multipliers = torch.relu(self.multipliers + config.multiplier_step * violation)
+        return torch.log(cost.iteration_time) + memory
+
+    @torch.no_grad()
+    def resample(self, merit: Tensor, moments: Moments, noise: float, generator: torch.Generator) -> None:
+        """Replace the worse half of the restarts by noisy copies of the better half.
+
+        Better are those of low merit and large gradient (`starts.rank_starts`).
+
+        Args:
+            merit: Shape `(O, R)`.
+            moments: The optimizer's, by the parameter's identity; they are copied along.
+            noise: Standard deviation of what is added to the copies' logits; widths get a share of it.
+            generator: Source of the noise.
+        """
+        assert self.logits.grad is not None
+        norms = self.logits.grad.flatten(2).norm(dim=-1)
+        survivors = -(-merit.shape[1] // 2)
+        source = resample_sources(rank_starts(merit, norms), survivors)
+        rows = torch.arange(len(source)).unsqueeze(1)
+        copies = torch.arange(merit.shape[1]) >= survivors
+        sizes = (noise, WIDTH_NOISE * noise, noise)
+        for values, size in zip(self.parameters, sizes, strict=False):
+            drawn = size * torch.randn(values.shape, generator=generator, dtype=torch.float64)
+            values.copy_(values[rows, source] + drawn * copies.view(1, -1, *[1] * (values.dim() - 2)))
+            for moment in moments[id(values)]:
+                moment.copy_(moment[rows, source])
+        self.multipliers = self.multipliers[rows, source]
+
+    def select(self, outer: Tensor, restarts: Tensor) -> "RestartBatch":
+        """The same group with fewer outer choices and restarts.
+
+        Args:
+            outer: Kept outer choices, shape `(O',)`.
+            restarts: Kept restarts of each of them, shape `(O', R')`.
+        """
+
+        def take(values: Tensor) -> Tensor:
+            return values.detach()[outer.unsqueeze(1), restarts].clone()
+
+        return RestartBatch(
+            table=self.table.select(outer),
+            kind=self.kind,
+            logits=take(self.logits).requires_grad_(),
+            widths=take(self.widths).requires_grad_(),
+            multipliers=take(self.multipliers),
+            table_index=self.table_index,
+            outer_index=self.outer_index[outer],
+            names=[self.names[o] for o in outer.tolist()],
+            orders=None if self.orders is None else self.orders.select(outer),
+            order_logits=None if self.order_logits is None else take(self.order_logits).requires_grad_(),
+        )
+
+
+def _name(table: CostTable, orders: NodeOrderTables | None) -> str:
+    """The table's name, without its node order where the group learns it."""
+    return table.name if orders is None else replace(table, order_name="").name

@@ -1,0 +1,32 @@
+"""What a search reports: its state at a step, and its result."""
+
+from dataclasses import dataclass
+
+from darts_parallel.gradient.step_record import StepRecord
+from darts_parallel.plan.strategy import Plan
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The best plan, the best before polishing, and how the search went."""
+
+    plan: Plan
+    iteration_time_s: float
+    raw_plan: Plan
+    raw_iteration_time_s: float
+    alternatives: tuple[tuple[float, Plan], ...]
+    """The best plan of every other outer choice that was visited, fastest first."""
+    history: tuple[StepRecord, ...]
+    seconds: float
+    steps: int
+    restarts: int
+    seed: int
+    plans_evaluated: int
+    stopped_by: str | None = None
+    """`user` (Ctrl-C) or `time_limit` where the search ended early; None where it ran to its end."""
+    method: str = "gradient"
+    """What found the plan: `gradient`, or an exact method that `search=auto` took."""
+    why: str = ""
+    """Why that method, one clause; empty where it was asked for."""
+    curve: tuple[tuple[float, float], ...] = ()
+    """Anytime curve: seconds at which the best hard plan improved, and its seconds per iteration."""

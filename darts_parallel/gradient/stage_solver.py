@@ -1,0 +1,281 @@
+"""Strategies of one stage whose layers, memory and neighbours are given, by dynamic programming.
+
+A label-setting program over the layers of the stage: labels are (weighted seconds, bytes) of a prefix,
+kept apart by activation layout and pruned by dominance. A first pass with few labels finds a good
+answer; a second one drops every label whose lower bound (memory priced by Lagrange multipliers) exceeds
+it. The largest working memory of the stage is taken care of by trying its possible values as limits.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from darts_parallel.cost.table import CostTable
+
+Array = NDArray[np.float64]
+COARSE_LABELS = 12
+"""Labels of one layout in the first pass; thinned evenly in memory beyond that."""
+FINE_LABELS = 400
+"""The same in the second pass, after pruning by bounds."""
+COARSE_LIMITS = 4
+"""Values of the working memory, of the smallest lower bounds, that the first pass tries."""
+CHAIN_LABELS = 64
+"""Labels of one layout where the best of every last layout is wanted."""
+MAX_LIMITS = 128
+"""Values of the working memory that all stages together try; thinned evenly beyond that."""
+MIN_LIMITS = 16
+"""What one stage tries at least."""
+CLOSE = 1.0 - 1e-12
+"""A second answer must be cheaper by more than rounding."""
+PRICES = 16
+"""Prices of memory, in seconds per byte, whose best lower bound is used."""
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """Weighted seconds and bytes of the useful strategies of every layer of a stage."""
+
+    choices: list[NDArray[np.int64]]
+    seconds: list[Array]
+    need: list[Array]
+    capacity: float
+    prices: Array
+    rest: Array
+    """Smallest priced seconds of the layers from each on, shape `(prices, layers + 1)`."""
+
+    def lower_bound(self, done: int, cost: Array, memory: Array) -> Array:
+        """Bound on the seconds of any completion after `done` layers, shape of `cost`."""
+        priced = self.rest[:, done, None] - self.prices[:, None] * (self.capacity - memory)[None, :]
+        return np.asarray(cost + priced.max(0))
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Prefixes of the stage: weighted seconds, bytes, layout, last choice, and the prefix before."""
+
+    cost: Array
+    memory: Array
+    layout: NDArray[np.int64]
+    choice: NDArray[np.int64]
+    previous: NDArray[np.int64]
+
+
+class StageSolver:
+    """Solves stages of one outer choice of a table; answers are remembered."""
+
+    def __init__(self, table: CostTable, outer: int) -> None:
+        self.table, self.outer = table, outer
+        self.time, self.sync = table.time[outer].numpy(), table.sync[outer].numpy()
+        self.once = table.once[outer].numpy()
+        self.reshard, self.p2p = table.reshard[outer].numpy(), table.p2p[outer].numpy()
+        self.static, self.activation = table.static[outer].numpy(), table.activation[outer].numpy()
+        self.working = table.working[outer].numpy()
+        self.layout = table.layout.numpy()
+        every, kinds = torch.arange(len(table.choices)), table.stage_kind.unsqueeze(1)
+        runs = table.allowed[outer] & table.runs(kinds, every.expand(table.num_stages, -1))
+        self.allowed = [np.flatnonzero(row) for row in runs.numpy()]
+        self.known: dict[tuple[int, ...], list[list[int]]] = {}
+
+    def solve(
+        self, stage: int, first: int, end: int, before: int, after: int, *, weights: int = 3
+    ) -> list[list[int]]:
+        """Strategies of layers `first` to `end - 1` on `stage`, for several weights of its seconds.
+
+        Args:
+            before, after: Layouts of the neighbouring layers, -1 where there is none.
+            weights: How many weights are tried: the slowest stage's with and without its
+                synchronisation, and that of any other stage.
+
+        Returns:
+            Distinct candidates, each of `end - first` strategies; empty where none fits.
+        """
+        key = (stage, first, end, before, after, weights)
+        if key not in self.known:
+            count = float(self.table.num_micro_batches[self.outer])
+            limits = self._limits(stage, first, end)
+            some = ((count, 1.0), (count, 0.0), (1.0, 1.0))[:weights]
+            answers = [self._best(key, limits, *weight) for weight in some]
+            distinct = dict.fromkeys(tuple(answer) for answer in answers if answer)
+            self.known[key] = [list(choices) for choices in distinct]
+        return self.known[key]
+
+    def solve_by_layout(self, stage: int, first: int, end: int, before: int) -> list[list[int]]:
+        """The best strategies for every layout that the stage may end in (`solve` for a chain of stages).
+
+        The way into the next stage is not counted: the caller knows what follows.
+        """
+        key = (stage, first, end, before, -1, 0)
+        if key not in self.known:
+            count = float(self.table.num_micro_batches[self.outer])
+            distinct: dict[tuple[int, ...], None] = {}
+            for weights in ((count, 1.0), (count, 0.0), (1.0, 1.0)):
+                best: dict[int, tuple[float, list[int]]] = {}
+                for limit in self._limits(stage, first, end):
+                    costs = self._costs(key, limit, *weights)
+                    for labels, trail in self._labels(key, costs, weights[0], np.inf, CHAIN_LABELS):
+                        for layout in np.unique(labels.layout).tolist():
+                            mine = np.flatnonzero(labels.layout == layout)
+                            last = int(mine[labels.cost[mine].argmin()])
+                            if labels.cost[last] < best.get(layout, (np.inf, []))[0]:
+                                best[layout] = (float(labels.cost[last]), _trace(trail, last))
+                distinct |= dict.fromkeys(tuple(answer) for _, answer in best.values())
+            self.known[key] = [list(choices) for choices in distinct]
+        return self.known[key]
+
+    def _limits(self, stage: int, first: int, end: int) -> list[float]:
+        """Values that the largest working memory may take; the largest alone where all fits anyway."""
+        allowed = self.allowed[stage]
+        if not len(allowed):
+            return []
+        working = self.working[first:end][:, allowed]
+        flight = float(self.table.in_flight[self.outer, stage])
+        kept = (self.static + flight * self.activation)[first:end][:, allowed]
+        values = np.unique(working)
+        values = values[values >= working.min(1).max()]
+        values = values[kept.min(1).sum() + values <= float(self.table.stage_capacity[stage])]
+        if not len(values):
+            return []
+        if kept.max(1).sum() + values[-1] <= float(self.table.stage_capacity[stage]):
+            return [float(values[-1])]
+        most = max(MAX_LIMITS // self.table.pp, MIN_LIMITS)
+        if len(values) > most:
+            values = values[np.linspace(0, len(values) - 1, most).round().astype(int)]
+        return [float(value) for value in values]
+
+    def _best(
+        self, key: tuple[int, ...], limits: list[float], per_time: float, per_sync: float
+    ) -> list[int] | None:
+        """The best strategies over all limits of the working memory."""
+        best, answer = np.inf, None
+        empty = np.zeros(1)
+        every = [self._costs(key, limit, per_time, per_sync) for limit in limits]
+        bounds = [float(costs.lower_bound(0, empty, empty)[0]) for costs in every]
+        order = sorted(range(len(limits)), key=bounds.__getitem__)
+        for most, tried in ((COARSE_LABELS, order[:COARSE_LIMITS]), (FINE_LABELS, order)):
+            for index in tried:
+                if bounds[index] >= best * CLOSE:
+                    break
+                found, choices = self._pass(key, every[index], per_time, best, most)
+                if found < best:
+                    best, answer = found, choices
+        return answer
+
+    def _costs(self, key: tuple[int, ...], limit: float, per_time: float, per_sync: float) -> _Costs:
+        stage, first, end = key[:3]
+        kind, allowed = int(self.table.stage_kind[stage]), self.allowed[stage]
+        need_all = self.static + float(self.table.in_flight[self.outer, stage]) * self.activation
+        choices, seconds, need = [], [], []
+        for layer in range(first, end):
+            legal = allowed[self.working[layer, allowed] <= limit]
+            cost = per_time * self.time[kind, layer, legal] + per_sync * self.sync[kind, layer, legal]
+            cost = cost + self.once[layer, legal]
+            useful = _undominated(cost, need_all[layer, legal], self.layout[legal])
+            choices.append(legal[useful])
+            seconds.append(cost[useful])
+            need.append(need_all[layer, legal[useful]])
+        prices = _prices(seconds, need)
+        smallest = [[(c + price * n).min() for c, n in zip(seconds, need, strict=True)] for price in prices]
+        rest = np.zeros((len(prices), end - first + 1))
+        rest[:, :-1] = np.asarray(smallest)[:, ::-1].cumsum(1)[:, ::-1]
+        return _Costs(choices, seconds, need, float(self.table.stage_capacity[stage]) - limit, prices, rest)
+
+    def _pass(
+        self, key: tuple[int, ...], costs: _Costs, per_time: float, best: float, most: int
+    ) -> tuple[float, list[int] | None]:
+        """The cheapest strategies of one label-setting pass, if cheaper than `best`."""
+        for labels, trail in self._labels(key, costs, per_time, best, most):
+            final = labels.cost + per_time * self._leave(key[0], key[2], labels.layout, key[4])
+            return float(final.min()), _trace(trail, int(final.argmin()))
+        return np.inf, None
+
+    def _labels(
+        self, key: tuple[int, ...], costs: _Costs, per_time: float, best: float, most: int
+    ) -> Iterator[tuple[_Labels, list[_Labels]]]:
+        """The labels of the whole stage and how they came about; nothing where none fits below `best`."""
+        stage, first, _, before = key[:4]
+        kind = int(self.table.stage_kind[stage])
+        trail: list[_Labels] = []
+        labels = _Labels(np.zeros(1), np.zeros(1), np.full(1, before), np.zeros(1, int), np.zeros(1, int))
+        for index, choices in enumerate(costs.choices):
+            held = self.layout[choices]
+            change = self._change(stage, kind, first + index, labels.layout, held, index == 0)
+            cost = (labels.cost[:, None] + costs.seconds[index] + per_time * change).ravel()
+            memory = (labels.memory[:, None] + costs.need[index]).ravel()
+            kept = np.flatnonzero(memory <= costs.capacity)
+            kept = kept[costs.lower_bound(index + 1, cost[kept], memory[kept]) < best * CLOSE]
+            column = kept % max(len(choices), 1)
+            chosen = _undominated(cost[kept], memory[kept], held[column], most)
+            kept, column = kept[chosen], column[chosen]
+            if not len(kept):
+                return
+            labels = _Labels(cost[kept], memory[kept], held[column], choices[column], kept // len(choices))
+            trail.append(labels)
+        yield labels, trail
+
+    def _change(
+        self,
+        stage: int,
+        kind: int,
+        layer: int,
+        held: NDArray[np.int64],
+        wanted: NDArray[np.int64],
+        entry: bool,
+    ) -> Array:
+        """Seconds of resharding, or of p2p at the stage's entry, for labels x choices."""
+        if layer == 0:
+            return np.zeros((len(held), len(wanted)))
+        if entry:
+            border = int(self.table.boundary_kind[stage - 1])
+            return np.asarray(self.p2p[border, layer - 1][held[:, None], wanted])
+        return np.asarray(self.reshard[kind, layer - 1][held[:, None], wanted])
+
+    def _leave(self, stage: int, end: int, held: NDArray[np.int64], after: int) -> Array:
+        """Seconds of p2p into the next stage."""
+        if after < 0:
+            return np.zeros(len(held))
+        border = int(self.table.boundary_kind[stage])
+        return np.asarray(self.p2p[border, end - 1][held, after])
+
+
+def _prices(seconds: list[Array], need: list[Array]) -> Array:
+    """Memory prices between the smallest and largest exchange rate of seconds for bytes, and 0."""
+    rates = []
+    for cost, size in zip(seconds, need, strict=True):
+        faster, smaller = cost[None, :] - cost[:, None], size[:, None] - size[None, :]
+        rates.append((faster / np.where(smaller > 0, smaller, np.inf))[(smaller > 0) & (faster > 0)])
+    positive = np.concatenate(rates)
+    if not len(positive):
+        return np.zeros(1)
+    return np.concatenate([[0.0], np.quantile(positive, np.linspace(0.0, 1.0, PRICES - 1))])
+
+
+def _undominated(
+    costs: Array, sizes: Array, layouts: NDArray[np.int64], most: int | None = None
+) -> NDArray[np.int64]:
+    """Indices that no other of their layout beats in both figures, at most `most` of a layout."""
+    if not len(costs):
+        return np.zeros(0, int)
+    order = np.lexsort((costs, sizes, layouts))
+    group = np.concatenate([[0], np.cumsum(np.diff(layouts[order]) != 0)])
+    # every group is shifted below the one before, so that the running minimum starts anew in it
+    shifted = costs[order] - group * (2.0 * np.abs(costs).max() + 1.0)
+    first = np.ones(len(order), bool)
+    first[1:] = shifted[1:] < np.minimum.accumulate(shifted)[:-1]
+    kept, group = order[first], group[first]
+    if most is None or len(kept) <= most:
+        return kept
+    parts = [kept[group == g] for g in np.unique(group)]
+    return np.concatenate(
+        [p[np.linspace(0, len(p) - 1, most).round().astype(int)] if len(p) > most else p for p in parts]
+    )
+
+
+def _trace(trail: list[_Labels], last: int) -> list[int]:
+    result = []
+    for labels in reversed(trail):
+        result.append(int(labels.choice[last]))
+        last = int(labels.previous[last])
+    return result[::-1]

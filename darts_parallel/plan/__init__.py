@@ -1,0 +1,1 @@
+"""Strategies and plans, which of them are legal, and the plan file."""

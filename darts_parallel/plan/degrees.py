@@ -1,0 +1,92 @@
+"""Degrees that a problem admits before any value is pinned."""
+
+from math import isqrt
+
+from darts_parallel.errors import ConfigError
+from darts_parallel.problem.cluster import Cluster
+from darts_parallel.problem.problem import Problem
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors of `number`, rising."""
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def legal_pipeline_degrees(problem: Problem) -> list[int]:
+    """Degrees whose stages are of one node type each and hold a layer at least, pinned or not."""
+    cluster, units = problem.cluster, pipeline_units(problem)
+    return [pp for pp in divisors(cluster.num_devices) if pp <= units and node_orders_exist(cluster, pp)]
+
+
+def node_orders_exist(cluster: Cluster, pp: int) -> bool:
+    """Whether the nodes can be ordered so that none of `pp` equal stages mixes node types."""
+    size = cluster.num_devices // pp
+    return cluster.homogeneous or all(total % size == 0 for total in cluster.type_devices.values())
+
+
+def pipeline_units(problem: Problem) -> int:
+    """Layers that can begin a stage; the loss stays with the head."""
+    return sum(not layer.joined for layer in problem.model.layers)
+
+
+def tensor_degrees(problem: Problem) -> list[int]:
+    """Tensor-parallel degrees that the search tries: inside a node, and wider ones that are pinned."""
+    limit, pinned = max(_node_sizes(problem)), problem.config.space.pinned("tp") or ()
+    return [tp for tp in legal_tensor_degrees(problem) if tp <= limit or tp in pinned]
+
+
+def legal_tensor_degrees(problem: Problem) -> list[int]:
+    """Tensor-parallel degrees that a plan may have.
+
+    They divide the heads and the KV heads, divide the nodes of some type or consist of them, and, with
+    `cost=profiled`, were measured.
+
+    Errors:
+        ConfigError: `cost=profiled`, and none of them was measured.
+    """
+    config = problem.model.config
+    heads = (config.num_heads, config.num_kv_heads or config.num_heads)
+    sizes = _node_sizes(problem)
+    legal = [
+        tp
+        for tp in divisors(problem.cluster.num_devices)
+        if all(n % tp == 0 for n in heads) and any(size % tp == 0 or tp % size == 0 for size in sizes)
+    ]
+    if problem.measured is None:
+        return legal
+    known = problem.measured.degrees
+    if not set(legal) & set(known):
+        raise ConfigError(
+            f"cost.profile={problem.measured.path} must measure a legal tensor-parallel degree "
+            f"({', '.join(map(str, legal))}), but holds {', '.join(map(str, known)) or 'none'}; "
+            f"nearest legal: {legal[0]}."
+        )
+    return [tp for tp in legal if tp in known]
+
+
+def virtual_stage_counts(problem: Problem, pp: int) -> list[int]:
+    """Stages that a device may hold: 1, and without a pin only numbers that divide the blocks evenly.
+
+    More than one need a pipeline (pp > 1) and a layer for every stage. Trainers cut the blocks evenly
+    (Megatron-LM), so a free choice tries those numbers only.
+    """
+    blocks, pinned = problem.model.config.num_layers, problem.config.space.pinned("virtual_stages")
+    most = pipeline_units(problem) // pp if pp > 1 else 1
+    return [v for v in range(1, most + 1) if v == 1 or pinned is not None or blocks % (pp * v) == 0]
+
+
+def context_degrees(problem: Problem) -> list[int]:
+    """Context-parallel degrees, pinned or not: sequences divide into equal, equally dear parts.
+
+    Under a causal mask every rank takes one chunk from the front and one from the back, so that all
+    have the same attention to compute (Megatron-LM; Llama 3, arXiv 2407.21783, section 3.3.2): twice
+    the degree must divide the sequence. Groups may cross nodes.
+    """
+    parts = 2 if problem.model.config.causal else 1
+    length = problem.training.seq_len
+    return [cp for cp in divisors(problem.cluster.num_devices) if cp == 1 or length % (parts * cp) == 0]
+
+
+def _node_sizes(problem: Problem) -> list[int]:
+    return [problem.cluster.groups[kind].gpus for kind in problem.cluster.types]

@@ -1,0 +1,126 @@
+"""`plan.json`: what it holds, how it is written (atomically) and read back."""
+
+import json
+import os
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from darts_parallel.config.composition import to_config
+from darts_parallel.config.schema import Config
+from darts_parallel.errors import DartsParallelError, PlanError
+from darts_parallel.plan.strategy import SCHEMA, Plan
+from darts_parallel.problem.problem import Problem
+
+
+def package_version() -> str:
+    """Version of the installed package."""
+    try:
+        return version("darts-parallel")
+    except PackageNotFoundError:
+        return "0+checkout"
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file in one piece (`write_text`)."""
+    write_text(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one piece: it is there whole or not at all.
+
+    Errors:
+        DartsParallelError: the folder cannot be written.
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise DartsParallelError(f"output: {path} cannot be written ({error.strerror}).") from None
+
+
+def read_plan(path: str, problem: Problem, key: str = "plan") -> Plan:
+    """The plan of a `plan.json` that was made for the same model.
+
+    Args:
+        key: Of the configuration, under which the path was given.
+
+    Errors:
+        PlanError: the file is missing, broken, or of another model.
+    """
+    data = _read(path, key)
+    try:
+        if isinstance(data, dict) and "schema" not in data:
+            raise PlanError(f"the field schema is missing; nearest legal: {SCHEMA}.")
+        plan = Plan.from_dict(data)
+    except PlanError as error:
+        raise PlanError(f"{key}={path}: {str(error).removeprefix('plan: ')}") from None
+    model = data.get("model")
+    name = model.get("name") if isinstance(model, dict) else None
+    if name is not None and name != problem.model.config.name:
+        raise PlanError(
+            f"{key}={path} was made for model={name}, but this problem has "
+            f"model={problem.model.config.name}; nearest legal: model={name}."
+        )
+    for index, (layer, spec) in enumerate(zip(data["layers"], problem.model.layers, strict=False)):
+        if layer.get("name", spec.name) != spec.name:
+            raise PlanError(
+                f"{key}={path}: layers[{index}].name={layer['name']!r} must be the model's; "
+                f"nearest legal: {spec.name}."
+            )
+    return plan
+
+
+def read_own_problem(path: str) -> Problem:
+    """The problem that a `plan.json` was made for, from the configuration that it holds.
+
+    Errors:
+        PlanError: the file is missing, broken, or holds no configuration.
+        ConfigError: its configuration breaks a rule of this version.
+    """
+    config = own_config(path)
+    if config is None:
+        raise PlanError(
+            f"plan={path}: the field config is missing; nearest legal: a plan.json as the command writes it."
+        )
+    return Problem.from_config(config)
+
+
+def own_config(path: str, *, key: str = "plan", **changes: Any) -> Config | None:
+    """The configuration in a `plan.json`, None where it holds none.
+
+    Args:
+        key: Of the configuration, under which the path was given.
+        changes: Root keys that get another value.
+
+    Errors:
+        PlanError, ConfigError: as `read_own_problem`.
+    """
+    data = _read(path, key)
+    config = data.get("config") if isinstance(data, dict) else None
+    if not isinstance(config, dict):
+        return None
+    return to_config(OmegaConf.create({**config, "plan": None, "export": None, **changes}))
+
+
+def _read(path: str, key: str) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(
+            f"{key}={path} cannot be read ({error.strerror}); nearest legal: the plan.json of an earlier run."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise PlanError(
+            f"{key}={path} is not valid JSON ({error}); nearest legal: the plan.json of an earlier run."
+        ) from None

@@ -1,0 +1,161 @@
+"""Whether a plan belongs to a problem: layers, devices, heads, batch."""
+
+from darts_parallel.config.schema import COMM_BITS
+from darts_parallel.errors import PlanError, UnsupportedError
+from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees, node_orders_exist
+from darts_parallel.plan.strategy import LayerStrategy, Plan, degrees
+from darts_parallel.problem.orders import node_orders
+from darts_parallel.problem.problem import Problem
+
+
+def check_plan(plan: Plan, problem: Problem) -> None:
+    """Refuse a plan that does not belong to `problem`, with one sentence.
+
+    Errors:
+        PlanError: names the field, its value, the rule and the nearest legal value.
+    """
+    devices, layers = problem.cluster.num_devices, problem.model.layers
+    if len(plan.layers) != len(layers):
+        raise PlanError(
+            f"plan: it has {len(plan.layers)} layers but model={problem.model.config.name} has {len(layers)} "
+            "(embedding, blocks, head and loss)."
+        )
+    if plan.virtual_stages > 1:
+        _check_interleaving(plan)
+    if devices % plan.pp:
+        near = min(divisors(devices), key=lambda d: abs(d - plan.pp))
+        raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; nearest legal: {near}.")
+    if plan.cp not in (contexts := context_degrees(problem)):
+        near = min(contexts, key=lambda cp: abs(cp - plan.cp))
+        raise PlanError(
+            f"plan: cp={plan.cp} must divide the {devices} GPUs and, twice where attention is causal, "
+            f"training.seq_len={problem.training.seq_len}; nearest legal: {near}."
+        )
+    _check_placement(plan, problem)
+    for first in plan.boundaries[1:-1]:
+        if layers[first].joined:
+            raise PlanError(
+                f"plan: a stage begins at layer {first} ({layers[first].name}), which must stay with "
+                f"{layers[first - 1].name}; nearest legal: {first - 1}."
+            )
+    cluster = problem.cluster.arranged(plan.node_order)
+    nodes = [cluster.stage_group(k, plan.pp).gpus for k in range(plan.pp)]
+    for spec, strategy, stage in zip(layers, plan.layers, plan.stage_of_layer, strict=True):
+        _check_strategy(spec.name, strategy, plan, problem, nodes[stage])
+
+
+def _check_placement(plan: Plan, problem: Problem) -> None:
+    """The nodes' order names every node once, and no stage mixes node types."""
+    cluster, nodes = problem.cluster, len(problem.cluster.node_types)
+    if plan.node_order and sorted(plan.node_order) != list(range(nodes)):
+        raise PlanError(
+            f"plan: node_order={list(plan.node_order)} must name each of the {nodes} nodes once; nearest "
+            f"legal: {list(range(nodes))}."
+        )
+    if cluster.arranged(plan.node_order).stages_are_pure(plan.pp):
+        return
+    legal = [pp for pp in divisors(cluster.num_devices) if node_orders_exist(cluster, pp)]
+    near = min(legal, key=lambda pp: abs(pp - plan.pp))
+    order = node_orders(cluster, near, "adjacent")[0] or range(nodes)
+    advice = f"pp={near}" if near != plan.pp else f"node_order={list(order)}"
+    raise PlanError(
+        f"plan: a stage of pp={plan.pp} must lie on nodes of one type of cluster={cluster.name}; "
+        f"nearest legal: {advice}."
+    )
+
+
+def _check_interleaving(plan: Plan) -> None:
+    if plan.pp == 1:
+        raise PlanError(
+            f"plan: virtual_stages={plan.virtual_stages} must be 1 where pp is 1; nearest legal: 1."
+        )
+    if plan.num_micro_batches % plan.pp:
+        near = max(round(plan.num_micro_batches / plan.pp), 1) * plan.pp
+        raise PlanError(
+            f"plan: num_micro_batches={plan.num_micro_batches} must be a multiple of pp={plan.pp} when "
+            f"stages are interleaved; nearest legal: {near}."
+        )
+
+
+def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Problem, gpus: int) -> None:
+    size, batch = problem.cluster.num_devices // plan.pp, problem.training.global_batch_size
+    ranks = strategy.tp * plan.cp * strategy.dp
+    if ranks != size:
+        raise PlanError(
+            f"plan: {name} has {degrees(strategy, plan.cp)} = {ranks}, but a stage has {size} GPUs; "
+            f"nearest legal: dp={max(size // (strategy.tp * plan.cp), 1)}."
+        )
+    if strategy.shard_size and (strategy.dp * plan.cp) % strategy.shard_size:
+        legal_sizes = divisors(strategy.dp * plan.cp)
+        near = min(legal_sizes, key=lambda size: abs(size - strategy.shard_size))
+        raise PlanError(
+            f"plan: {name} has shard_size={strategy.shard_size}, which must divide its "
+            f"{strategy.dp * plan.cp} data-parallel ranks; nearest legal: {near}."
+        )
+    legal = [tp for tp in legal_tensor_degrees(problem) if gpus % tp == 0 or tp % gpus == 0]
+    if strategy.tp not in legal:
+        near = min(legal, key=lambda tp: abs(tp - strategy.tp))
+        raise PlanError(
+            f"plan: {name} has tp={strategy.tp}, which must divide the heads, the KV heads and the GPUs "
+            f"of a node (or consist of whole nodes); nearest legal: {near}."
+        )
+    if batch % (strategy.dp * plan.num_micro_batches):
+        near = max((m for m in divisors(batch) if batch % (m * strategy.dp) == 0),
+                   key=lambda m: -abs(m - plan.num_micro_batches), default=1)  # fmt: skip
+        raise PlanError(
+            f"plan: dp({strategy.dp}) * num_micro_batches({plan.num_micro_batches}) of {name} must divide "
+            f"training.global_batch_size={batch}; nearest legal num_micro_batches: {near}."
+        )
+
+
+def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
+    """Refuse a plan that `darts_parallel.run` cannot execute, before any process starts.
+
+    Errors:
+        PlanError: the plan does not belong to the problem.
+        UnsupportedError: names what cannot run and the nearest plan that can.
+    """
+    refuse_model(problem)
+    if plan.cp > 1:
+        raise UnsupportedError(f"plan: cp={plan.cp} cannot run here yet; nearest legal: 1 (space.cp=1).")
+    if plan.node_order:
+        raise UnsupportedError(
+            f"plan: node_order={list(plan.node_order)} cannot run, since whoever starts the processes "
+            "numbers them; nearest legal: space.node_orders=given."
+        )
+    check_plan(plan, problem)
+    exact = max(COMM_BITS)
+    for spec, strategy in zip(problem.model.layers, plan.layers, strict=True):
+        for key in ("tp_comm_bits", "grad_comm_bits"):
+            bits = getattr(strategy, key)
+            if bits < exact:
+                raise UnsupportedError(
+                    f"plan: {spec.name} has {key}={bits}, but collectives send whole numbers here; nearest "
+                    f"legal: {exact} (space.{key}={exact})."
+                )
+        if strategy.sequence_parallel and not sequence_divides(problem, strategy.tp):
+            raise UnsupportedError(
+                f"plan: {spec.name} has sequence_parallel=true with tp={strategy.tp}, which must divide "
+                f"training.seq_len={problem.training.seq_len}; nearest legal: sequence_parallel=false."
+            )
+
+
+def refuse_model(problem: Problem) -> None:
+    """Refuse a model that `darts_parallel.run` does not build.
+
+    Errors:
+        UnsupportedError: names the key.
+    """
+    config = problem.model.config
+    for key in ("num_encoder_layers", "relative_position_buckets"):
+        value = getattr(config, key)
+        if value:
+            raise UnsupportedError(
+                f"model={config.name} has model.{key}={value}, and only one chain of blocks can run here; "
+                "nearest legal: 0."
+            )
+
+
+def sequence_divides(problem: Problem, tp: int) -> bool:
+    """Whether sequence parallelism gives every rank an equal run of the sequence."""
+    return problem.training.seq_len % tp == 0

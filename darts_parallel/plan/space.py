@@ -1,0 +1,148 @@
+"""The search space: legal outer choices `(pp, num_micro_batches)` and legal strategies of a layer.
+
+Illegal products never enter: `tp * dp * pp` is the number of devices by construction, and
+`global_batch_size` is a multiple of `dp * num_micro_batches`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from darts_parallel.config.schema import COMM_BITS, RECOMPUTE
+from darts_parallel.errors import ConfigError
+from darts_parallel.plan.degrees import context_degrees, legal_pipeline_degrees, virtual_stage_counts
+from darts_parallel.plan.degrees import divisors as divisors
+from darts_parallel.plan.degrees import tensor_degrees as tensor_degrees
+from darts_parallel.plan.legality import refuse_model, sequence_divides
+from darts_parallel.plan.pins import require_legal_pins, require_pure_stages
+from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.problem.orders import node_orders
+from darts_parallel.problem.problem import Problem
+
+
+@dataclass(frozen=True)
+class OuterSpace:
+    """All outer choices that share `pp` and the nodes' order, and the strategies that a layer may take."""
+
+    pp: int
+    num_micro_batches: tuple[int, ...]
+    choices: tuple[LayerStrategy, ...]
+    cp: int = 1
+    """Context-parallel degree."""
+    virtual_stages: int = 1
+    """Model chunks of a stage."""
+    node_order: tuple[int, ...] = ()
+    """Nodes along the pipeline; empty: in rank order."""
+
+
+def outer_spaces(problem: Problem) -> list[OuterSpace]:
+    """All legal outer choices: pipeline and context-parallel degree, stages a device, nodes' order.
+
+    Interleaved stages need a number of micro-batches that pp divides (Megatron-LM's rule).
+
+    Errors:
+        ConfigError: the pins leave no legal product; names the key and the nearest value.
+        UnsupportedError: `space.executable` holds for a model that cannot run.
+    """
+    if problem.config.space.executable:
+        refuse_model(problem)
+    require_pure_stages(problem)
+    require_legal_pins(problem)
+    mode, result = problem.config.space.node_orders, []
+    for pp, cp in product(pipeline_degrees(problem), _context_degrees(problem)):
+        for laps in virtual_stage_counts(problem, pp):
+            pinned = problem.config.space.pinned("virtual_stages")
+            space = _outer_space(problem, pp, cp, laps) if _allowed(pinned, laps) else None
+            if space is not None:
+                orders = node_orders(problem.cluster, pp, mode)
+                result += [replace(space, node_order=order) for order in orders]
+    if not result:
+        pinned = problem.config.space.pinned("shard_size") or ()
+        raise ConfigError(
+            f"space.shard_size={pinned[0] if len(pinned) == 1 else list(pinned)} must divide a data-parallel "
+            "degree that the other pins allow; nearest legal: 0, which shards over all its ranks."
+        )
+    return result
+
+
+def pipeline_degrees(problem: Problem) -> list[int]:
+    """Those of them that the pins allow."""
+    pinned = problem.config.space.pinned("pp")
+    return [pp for pp in legal_pipeline_degrees(problem) if _allowed(pinned, pp)]
+
+
+def _context_degrees(problem: Problem) -> list[int]:
+    return [cp for cp in context_degrees(problem) if _allowed(problem.config.space.pinned("cp"), cp)]
+
+
+def _outer_space(problem: Problem, pp: int, cp: int, virtual_stages: int) -> OuterSpace | None:
+    space, batch = problem.config.space, problem.training.global_batch_size
+    if problem.cluster.num_devices % (pp * cp):
+        return None
+    choices = tuple(layer_choices(problem, problem.cluster.num_devices // pp, cp))
+    if not all(any(admits(problem, kind, c) for c in choices) for kind in problem.cluster.types):
+        return None
+    pinned = space.pinned("num_micro_batches")
+    counts = tuple(
+        m
+        for m in divisors(batch)
+        if (pinned is None or m in pinned)
+        and (virtual_stages == 1 or m % pp == 0)
+        and any(micro_batch_legal(problem, m, c) for c in choices)
+    )
+    return OuterSpace(pp, counts, choices, cp, virtual_stages) if counts else None
+
+
+def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator[LayerStrategy]:
+    """Strategies of a layer on `stage_devices` devices, without those that change nothing.
+
+    A ZeRO stage above 0 and gradient bits need `dp * cp > 1`, sequence parallelism and tensor-parallel
+    bits need `tp > 1`: otherwise they are other names of the same strategy.
+    """
+    space = problem.config.space
+    stages = space.pinned("zero_stage") or (0, 1, 2, 3)
+    recompute = space.pinned("recompute") or RECOMPUTE
+    parallel = space.pinned("sequence_parallel") or (False, True)
+    for tp in tensor_degrees(problem):
+        if stage_devices % (tp * cp) or not _allowed(space.pinned("tp"), tp):
+            continue
+        dp = stage_devices // (tp * cp)
+        if not _allowed(space.pinned("dp"), dp):
+            continue
+        ranks = dp * cp
+        zero = [z for z in stages if ranks > 1 or z == 0] or [0]
+        divides = tp > 1 and (not space.executable or sequence_divides(problem, tp))
+        sequence = [s for s in parallel if divides or not s] or [False]
+        tp_bits = (space.pinned("tp_comm_bits") or COMM_BITS) if tp > 1 else COMM_BITS[:1]
+        grad_bits = (space.pinned("grad_comm_bits") or COMM_BITS) if ranks > 1 else COMM_BITS[:1]
+        for z, r, s, b, g in product(zero, recompute, sequence, tp_bits, grad_bits):
+            for shard in shard_sizes(space.pinned("shard_size"), ranks) if z else (0,):
+                yield LayerStrategy(tp, dp, z, r, s, b, g, shard)
+
+
+def shard_sizes(pinned: tuple[int, ...] | None, ranks: int) -> list[int]:
+    """Groups that ZeRO states of `ranks` data-parallel ranks may be sharded over; 0 is all of them."""
+    legal = [0, *(size for size in divisors(ranks) if 1 < size < ranks)]
+    if pinned is None:
+        return legal
+    # the whole group by its number is another name of 0
+    return [size for size in legal if size in pinned or (size == 0 and ranks in pinned)]
+
+
+def micro_batch_legal(problem: Problem, num_micro_batches: int, choice: LayerStrategy) -> bool:
+    """Whether the global batch divides into whole micro-batches of an allowed size."""
+    ranks = num_micro_batches * choice.dp
+    if problem.training.global_batch_size % ranks:
+        return False
+    size = problem.training.global_batch_size // ranks
+    return _allowed(problem.config.space.pinned("micro_batch_size"), size)
+
+
+def admits(problem: Problem, group: int, choice: LayerStrategy) -> bool:
+    """Whether nodes of `group` can run `choice`: tensor-parallel groups divide a node or consist of nodes."""
+    gpus = problem.cluster.groups[group].gpus
+    return gpus % choice.tp == 0 or choice.tp % gpus == 0
+
+
+def _allowed(pinned: tuple[int, ...] | None, value: int) -> bool:
+    return pinned is None or value in pinned

@@ -1,0 +1,145 @@
+"""Nodes that were chosen out of an offer, and what the report says of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import Any
+
+from darts_parallel.config.schema import Config
+from darts_parallel.errors import ConfigError, InfeasibleError
+from darts_parallel.exact.many_clusters import solve_clusters
+from darts_parallel.gradient.result import SearchResult
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.billing import Bill, bill, choose, price_per_hour
+from darts_parallel.problem.problem import Problem
+
+
+def pareto_front(bills: Sequence[Bill]) -> list[int]:
+    """Indices of the bills that no other beats in hours and in dollars, fastest first."""
+    order = sorted(range(len(bills)), key=lambda i: (bills[i].hours, bills[i].dollars))
+    front: list[int] = []
+    for index in order:
+        if not front or bills[index].dollars < bills[front[-1]].dollars:
+            front.append(index)
+    return front
+
+
+@dataclass(frozen=True)
+class Rental:
+    """Nodes to rent, and the best uniform plan on them."""
+
+    counts: tuple[int, ...]
+    """Nodes of every node group of the offer."""
+    problem: Problem
+    plan: Plan
+    iteration_time_s: float
+    bill: Bill
+    """Of the job; an empty one where the objective is time alone."""
+    choices: int = 1
+    """Choices of nodes that the offer allows."""
+
+    @property
+    def name(self) -> str:
+        """Nodes and plan in a few words."""
+        nodes = " + ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in self.problem.cluster.groups)
+        return f"{nodes}, {self.plan.describe(self.problem.training.global_batch_size)}"
+
+    def words(self) -> str:
+        """One line for the report."""
+        return f"nodes: the best of {self.choices} choices of the offer, compared by their best uniform plans"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry in `plan.json`."""
+        return {
+            "counts": list(self.counts),
+            "choices": self.choices,
+            "compared_by": "best uniform plan",
+            "iteration_time_s": self.iteration_time_s,
+        }
+
+    def instead_of(self, result: SearchResult) -> SearchResult:
+        """The search's result with this plan, which is faster."""
+        return replace(
+            result,
+            plan=self.plan,
+            iteration_time_s=self.iteration_time_s,
+            method=f"{result.method}, replaced by the uniform plan that chose the nodes",
+        )
+
+
+MOST_CHOICES = 4096
+
+
+def node_choices(problem: Problem) -> list[tuple[int, ...]]:
+    """All counts of nodes that the offer allows, without the empty one.
+
+    Errors:
+        ConfigError: there are more than `MOST_CHOICES`.
+    """
+    most = [group.count for group in problem.cluster.groups]
+    number = prod(count + 1 for count in most) - 1
+    if number > MOST_CHOICES:
+        index = max(range(len(most)), key=most.__getitem__)
+        others = prod(count + 1 for i, count in enumerate(most) if i != index)
+        near = max((MOST_CHOICES + 1) // others - 1, 1)
+        raise ConfigError(
+            f"cluster.nodes of {problem.cluster.name} offers {number} choices of nodes, which must be at "
+            f"most {MOST_CHOICES}; nearest legal: cluster.nodes[{index}].count={near}."
+        )
+    return [counts for counts in product(*(range(count + 1) for count in most)) if any(counts)]
+
+
+def rented(problem: Problem, counts: Sequence[int]) -> Problem:
+    """The problem on some nodes of its cluster; node groups without nodes drop out.
+
+    Args:
+        problem: On the whole offer.
+        counts: Nodes of every node group.
+    """
+    config = problem.config
+    nodes = [replace(g, count=n) for g, n in zip(config.cluster.nodes, counts, strict=True) if n]
+    smaller: Config = replace(config, cluster=replace(config.cluster, nodes=nodes))
+    return Problem.from_config(smaller)
+
+
+def rentals(problem: Problem) -> list[Rental]:
+    """The best uniform plan and the bill of every choice of nodes that some plan fits.
+
+    Errors:
+        ConfigError: a price is missing that the objective needs, or the offer has too many choices.
+        InfeasibleError: no choice admits a plan.
+    """
+    if problem.config.objective.name != "time":
+        price_per_hour(problem)
+    groups = problem.cluster.groups
+    counts = node_choices(problem)
+    clusters = [
+        replace(problem.cluster, groups=tuple(replace(g, count=n) for g, n in zip(groups, own, strict=True)))
+        for own in counts
+    ]
+    found = []
+    for own, answer in zip(counts, solve_clusters(problem, clusters), strict=True):
+        if answer.plan is not None:
+            amount = bill(answer.problem, answer.iteration_time_s) or Bill(0.0, 0.0, 0.0)
+            seconds = answer.iteration_time_s
+            found.append(Rental(own, rented(problem, own), answer.plan, seconds, amount, len(counts)))
+    if not found:
+        raise InfeasibleError(
+            f"memory: model={problem.config.model.name} fits on no choice of nodes of "
+            f"cluster={problem.cluster.name}; nearest legal: an offer with more nodes or larger GPUs."
+        )
+    return found
+
+
+def rent(problem: Problem) -> Rental:
+    """The nodes that the objective wants, by the best uniform plans; of equally fast ones the fewest.
+
+    Errors:
+        InfeasibleError: no plan is within the budget or the deadline.
+    """
+    found = rentals(problem)
+    objective = problem.config.objective
+    if objective.name == "time":
+        return min(found, key=lambda rental: (rental.iteration_time_s, sum(rental.counts)))
+    return found[choose(objective, [rental.bill for rental in found], [rental.name for rental in found])]

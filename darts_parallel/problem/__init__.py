@@ -1,0 +1,1 @@
+"""Model, cluster and job in SI units, immutable."""

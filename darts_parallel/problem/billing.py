@@ -1,0 +1,108 @@
+"""The bill of a job, and which of several plans an objective wants."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from darts_parallel.config.schema import ObjectiveConfig
+from darts_parallel.errors import ConfigError, InfeasibleError
+from darts_parallel.problem.problem import Problem
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What a whole job takes."""
+
+    price_per_hour_usd: float
+    """Of all nodes."""
+    hours: float
+    dollars: float
+
+    def to_dict(self) -> dict[str, float]:
+        """The entry in `plan.json`."""
+        return {"price_per_hour_usd": self.price_per_hour_usd, "hours": self.hours, "dollars": self.dollars}
+
+    def words(self) -> str:
+        """Short text, e.g. `$1,234 for 12.3 hours at $98.32 an hour`."""
+        return f"${self.dollars:,.2f} for {self.hours:,.2f} hours at ${self.price_per_hour_usd:,.2f} an hour"
+
+
+def price_per_hour(problem: Problem) -> float:
+    """Dollars of an hour of all nodes.
+
+    Errors:
+        ConfigError: a node group has no price.
+    """
+    total = 0.0
+    for index, group in enumerate(problem.cluster.groups):
+        if group.price_per_hour is None and group.count:
+            raise ConfigError(
+                f"objective={problem.config.objective.name} must know the price of every node, and "
+                f"cluster.nodes[{index}].price_per_hour_usd of {group.device.name} is missing; "
+                "nearest legal: a price, e.g. 1.0."
+            )
+        total += group.count * (group.price_per_hour or 0.0)
+    return total
+
+
+def bill(problem: Problem, iteration_time_s: float) -> Bill | None:
+    """The bill of the job at this pace; None where the objective is time alone.
+
+    Errors:
+        ConfigError: a node group has no price.
+    """
+    objective = problem.config.objective
+    if objective.name == "time" or objective.num_iterations is None:
+        return None
+    price, hours = price_per_hour(problem), objective.num_iterations * iteration_time_s / HOUR
+    return Bill(price, hours, price * hours)
+
+
+def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[str] = ()) -> int:
+    """Index of the bill that the objective wants; the other figure decides between equals.
+
+    Args:
+        objective: What is wanted.
+        bills: Of several plans.
+        names: Of those plans, for errors.
+
+    Errors:
+        InfeasibleError: none is within the budget (the cheapest is named) or the deadline (the fastest is).
+    """
+    dollars, hours = [b.dollars for b in bills], [b.hours for b in bills]
+    indices = range(len(bills))
+    if objective.name == "time_under_budget":
+        budget = objective.budget_usd or 0.0
+        within = [i for i in indices if dollars[i] <= budget]
+        if not within:
+            best = min(indices, key=lambda i: (dollars[i], hours[i]))
+            raise InfeasibleError(
+                f"objective.budget_usd={budget:g} must pay for a plan, and the cheapest{_named(names, best)} "
+                f"costs {bills[best].words()}; nearest legal: objective.budget_usd={_above(dollars[best])}."
+            )
+        return min(within, key=lambda i: (hours[i], dollars[i]))
+    if objective.name == "cost_under_deadline":
+        deadline = objective.deadline_hours or 0.0
+        within = [i for i in indices if hours[i] <= deadline]
+        if not within:
+            best = min(indices, key=lambda i: (hours[i], dollars[i]))
+            raise InfeasibleError(
+                f"objective.deadline_hours={deadline:g} must be met by a plan, and the fastest"
+                f"{_named(names, best)} takes {bills[best].words()}; "
+                f"nearest legal: objective.deadline_hours={_above(hours[best])}."
+            )
+        return min(within, key=lambda i: (dollars[i], hours[i]))
+    if objective.name == "cost":
+        return min(indices, key=lambda i: (dollars[i], hours[i]))
+    return min(indices, key=lambda i: (hours[i], dollars[i]))
+
+
+def _named(names: Sequence[str], index: int) -> str:
+    """The name of a plan as an insertion, empty without one."""
+    return f" ({names[index]})" if names else ""
+
+
+def _above(value: float) -> str:
+    """The value in a few digits, rounded up so that it is still legal."""
+    return f"{value * (1 + 1e-5) + 5e-3:.2f}"

@@ -1,0 +1,253 @@
+"""The cluster in SI units: devices, links, nodes in rank order, and which link a group crosses.
+
+Every figure may be a float or a scalar tensor: with tensors, costs carry gradients to the hardware.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import Tensor
+
+from darts_parallel.config.cluster import ClusterConfig, DeviceConfig, LinkConfig
+
+Scalar = float | Tensor
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class Link:
+    """An alpha-beta link: `latency` seconds and `bandwidth` bytes/s, one direction."""
+
+    bandwidth: Scalar
+    latency: Scalar
+    shared: bool = False
+
+    @staticmethod
+    def from_config(config: LinkConfig) -> "Link":
+        """Convert the units of the YAML keys."""
+        bandwidth = config.bandwidth_GBps * 1e9 * config.efficiency
+        return Link(bandwidth, config.latency_us * 1e-6, config.shared)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU: bytes, FLOP/s, bytes/s, seconds."""
+
+    name: str
+    memory: float
+    peak_flops: Scalar
+    """Of the precision of the job."""
+    memory_bandwidth: Scalar
+    gemm_efficiency: Scalar
+    gemm_half_size: Scalar
+    attention_efficiency: Scalar
+    memory_efficiency: Scalar
+    layer_overhead: Scalar
+    overlap_exponent: Scalar
+    reserved: float
+    half_share: float = 1.0
+    """FLOP/s of the products that fp8 training leaves in 16 bits, per `peak_flops`; else 1."""
+    eight_bit: bool = False
+    """The job trains in fp8."""
+    misaligned_efficiency: Scalar = 1.0
+    fp8_efficiency: Scalar = 1.0
+    streaming_factor: Scalar = 1.0
+    tp_hidden_share: Scalar = 0.0
+    state_factor: Scalar = 1.0
+    activation_factor: Scalar = 1.0
+
+    @property
+    def half_flops(self) -> Scalar:
+        """FLOP/s of 16-bit products, and of all in training of another precision than fp8."""
+        return self.peak_flops * self.half_share
+
+    @staticmethod
+    def from_config(name: str, config: DeviceConfig, precision: str) -> "Device":
+        """Convert the units of the YAML keys and take the peak of `precision`."""
+        peaks = config.peak_TFLOPs
+        half = peaks.get("bf16", peaks[precision]) if precision == "fp8" else peaks[precision]
+        return Device(
+            name=name,
+            memory=config.memory_GiB * GIB,
+            peak_flops=peaks[precision] * 1e12,
+            half_share=half / peaks[precision],
+            eight_bit=precision == "fp8",
+            memory_bandwidth=config.memory_bandwidth_GBps * 1e9,
+            gemm_efficiency=config.gemm_efficiency,
+            gemm_half_size=config.gemm_half_size,
+            misaligned_efficiency=config.misaligned_efficiency,
+            fp8_efficiency=config.fp8_efficiency,
+            attention_efficiency=config.attention_efficiency,
+            memory_efficiency=config.memory_efficiency,
+            streaming_factor=config.streaming_factor,
+            layer_overhead=config.layer_overhead_us * 1e-6,
+            tp_hidden_share=config.tp_hidden_share,
+            overlap_exponent=config.overlap_exponent,
+            reserved=config.reserved_GiB * GIB,
+            state_factor=config.state_factor,
+            activation_factor=config.activation_factor,
+        )
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Equal nodes that follow each other in rank order.
+
+    `inter_node` is the link out of each of these nodes where it differs from the cluster's.
+    """
+
+    count: int
+    gpus: int
+    device: Device
+    intra_node: Link
+    price_per_hour: float | None
+    inter_node: Link | None = None
+
+    @property
+    def node(self) -> tuple[int, Device, Link, Link | None]:
+        """What makes two nodes equal: how many there are, and their price, does not."""
+        return self.gpus, self.device, self.intra_node, self.inter_node
+
+
+@dataclass(frozen=True)
+class StageTopology:
+    """Where the ranks of one pipeline stage lie; equal stages are equal keys of the cost table."""
+
+    group: int
+    """Index of the node group whose device and intra-node link the stage has."""
+    gpus_per_node: int
+    counts: tuple[int, ...]
+    """GPUs of the stage on each node that it touches."""
+
+    def data_parallel(self, tp: int) -> tuple[int, int]:
+        """Ranks of a data-parallel group on one node, and nodes that the group crosses."""
+        dp = sum(self.counts) // tp
+        local = max(min(self.counts) // tp, 1)
+        return local, -(-dp // local)
+
+
+@dataclass(frozen=True)
+class BoundaryTopology:
+    """Which links carry activations between two stages, and how many GPUs of a node share each."""
+
+    group: int
+    inside_node: bool
+    senders: int
+    """GPUs of one node of the earlier stage; its node group is `group`."""
+    next_group: int
+    receivers: int
+    """The same of the later stage."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Node groups in rank order, the network between nodes, and the nodes' order along the pipeline."""
+
+    name: str
+    groups: tuple[NodeGroup, ...]
+    inter_node: Link
+    node_order: tuple[int, ...] = ()
+    """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank order."""
+
+    @staticmethod
+    def from_config(config: ClusterConfig, precision: str) -> "Cluster":
+        """SI units, one `Device` per name."""
+        devices = {
+            name: Device.from_config(name, config.devices[name], precision)
+            for name in {group.device for group in config.nodes}
+        }
+        groups = tuple(
+            NodeGroup(
+                count=group.count,
+                gpus=group.gpus,
+                device=devices[group.device],
+                intra_node=Link.from_config(group.intra_node),
+                price_per_hour=group.price_per_hour_usd,
+                inter_node=None if group.inter_node is None else Link.from_config(group.inter_node),
+            )
+            for group in config.nodes
+        )
+        return Cluster(config.name, groups, Link.from_config(config.inter_node))
+
+    @cached_property
+    def num_devices(self) -> int:
+        """GPUs of all nodes."""
+        return sum(group.count * group.gpus for group in self.groups)
+
+    def arranged(self, node_order: tuple[int, ...]) -> "Cluster":
+        """The same cluster with its nodes in another order along the pipeline."""
+        return self if node_order == self.node_order else replace(self, node_order=node_order)
+
+    @cached_property
+    def types(self) -> tuple[int, ...]:
+        """Node types: the first node group of each kind of node. Groups of equal nodes are one type."""
+        return tuple(sorted(set(self.node_types)))
+
+    @cached_property
+    def node_types(self) -> tuple[int, ...]:
+        """Type of every node, in rank order."""
+        nodes = [group.node for group in self.groups]
+        return tuple(nodes.index(group.node) for group in self.groups for _ in range(group.count))
+
+    @cached_property
+    def rank_nodes(self) -> tuple[tuple[int, int], ...]:
+        """Node and node type of every device, in the order of the pipeline."""
+        types = self.node_types
+        order = self.node_order or range(len(types))
+        return tuple((node, types[node]) for node in order for _ in range(self.groups[types[node]].gpus))
+
+    @cached_property
+    def pipeline_ranks(self) -> tuple[int, ...]:
+        """Ranks in the order of the pipeline: the physical place of every device of `rank_nodes`."""
+        if not self.node_order:
+            return tuple(range(self.num_devices))
+        ranks, first = [], 0
+        for kind in self.node_types:
+            ranks.append(range(first, first + self.groups[kind].gpus))
+            first += self.groups[kind].gpus
+        return tuple(rank for node in self.node_order for rank in ranks[node])
+
+    @cached_property
+    def type_devices(self) -> dict[int, int]:
+        """GPUs of every node type."""
+        sizes = Counter(kind for kind in self.node_types)
+        return {kind: sizes[kind] * self.groups[kind].gpus for kind in self.types}
+
+    def nic(self, group: int) -> Link:
+        """The link out of a node of a group."""
+        return self.groups[group].inter_node or self.inter_node
+
+    @property
+    def homogeneous(self) -> bool:
+        """All node groups have equal nodes."""
+        return len(self.types) == 1
+
+    def stages_are_pure(self, pp: int) -> bool:
+        """Whether no stage of `pp` equal ones mixes node types, in this order of the nodes."""
+        size, kinds = self.num_devices // pp, [kind for _, kind in self.rank_nodes]
+        if self.homogeneous:
+            return True
+        return all(len(set(kinds[first : first + size])) == 1 for first in range(0, len(kinds), size))
+
+    def stage_topology(self, stage: int, pp: int) -> StageTopology:
+        """Topology of `stage` of `pp` equal stages of consecutive ranks (Megatron: pp slowest)."""
+        places = self._places(stage, pp)
+        counts = Counter(node for node, _ in places)
+        group = places[0][1]
+        return StageTopology(group, self.groups[group].gpus, tuple(counts.values()))
+
+    def boundary_topology(self, stage: int, pp: int) -> BoundaryTopology:
+        """Link between `stage` and the next one; the last is followed by the first (interleaving)."""
+        places, following = self._places(stage, pp), self._places((stage + 1) % pp, pp)
+        inside = len({node for node, _ in places + following}) == 1
+        senders, receivers = (max(Counter(node for node, _ in part).values()) for part in (places, following))
+        return BoundaryTopology(places[0][1], inside, senders, following[0][1], receivers)
+
+    def stage_group(self, stage: int, pp: int) -> NodeGroup:
+        """The node group whose device, links and price the stage has."""
+        return self.groups[self._places(stage, pp)[0][1]]
+
+    def _places(self, stage: int, pp: int) -> tuple[tuple[int, int], ...]:
+        size = self.num_devices // pp
+        return self.rank_nodes[stage * size : (stage + 1) * size]

@@ -1,0 +1,98 @@
+"""Orders of the nodes along the pipeline, such that no stage mixes node types.
+
+Nodes move in blocks: the fewest equal nodes that hold whole stages. Equal blocks are interchangeable, so
+that an order is a sequence of types. FASOP (HPDC'24) tries the circular shifts of equal nodes side by
+side; where there are few distinct orders, all of them are tried here.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby, permutations
+from math import factorial, lcm, prod
+
+from darts_parallel.problem.cluster import Cluster
+
+MOST_ORDERS = 24
+"""Distinct orders up to which `auto` tries all of them; above, only blocks and their circular shifts."""
+MOST_BLOCK_ORDERS = 24
+"""Orders of whole types that are tried; there are as many as permutations of the types."""
+
+
+def node_orders(cluster: Cluster, pp: int, mode: str) -> list[tuple[int, ...]]:
+    """Orders of the nodes for `pp` equal stages; the empty one stands for rank order.
+
+    Args:
+        cluster: Its types and their nodes.
+        pp: Pipeline degree.
+        mode: `all` distinct orders; `shifts`: equal nodes side by side, types in all orders, and their
+            circular shifts; `adjacent`: without the shifts; `auto`: `all` where there are few, else
+            `shifts`; `given`: rank order alone.
+
+    Returns:
+        Distinct orders without a mixed stage; none where there is no such order.
+    """
+    if cluster.homogeneous:
+        return [()]
+    if mode == "given":
+        return [()] if cluster.stages_are_pure(pp) else []
+    blocks = _blocks(cluster, pp)
+    if blocks is None:
+        return []
+    size, counts = blocks
+    distinct = factorial(sum(counts.values())) // prod(factorial(n) for n in counts.values())
+    if mode == "all" or (mode == "auto" and distinct <= MOST_ORDERS):
+        sequences = list(_arrangements(counts))
+    else:
+        sequences = _side_by_side(counts, shifts=mode != "adjacent")
+    return [_nodes(cluster, sequence, size) for sequence in sequences]
+
+
+def order_label(cluster: Cluster) -> str:
+    """The devices along the pipeline, e.g. `a100_40 × 1, a10 × 3` (nodes); empty for equal nodes."""
+    if cluster.homogeneous:
+        return ""
+    types = cluster.node_types
+    order = cluster.node_order or range(len(types))
+    runs = [(kind, len(list(run))) for kind, run in groupby(types[node] for node in order)]
+    return ", ".join(f"{cluster.groups[kind].device.name} × {count}" for kind, count in runs)
+
+
+def _blocks(cluster: Cluster, pp: int) -> tuple[dict[int, int], dict[int, int]] | None:
+    """Nodes in a block of every type, and blocks of it; None where a block would be split."""
+    stage = cluster.num_devices // pp
+    nodes, size = Counter(cluster.node_types), {}
+    for kind in cluster.types:
+        gpus = cluster.groups[kind].gpus
+        size[kind] = lcm(stage, gpus) // gpus
+        if nodes[kind] % size[kind]:
+            return None
+    return size, {kind: nodes[kind] // size[kind] for kind in cluster.types}
+
+
+def _arrangements(counts: dict[int, int]) -> Iterator[tuple[int, ...]]:
+    """Every distinct sequence of types with these counts, in lexicographic order."""
+    if not any(counts.values()):
+        yield ()
+    for kind, count in counts.items():
+        if count:
+            for rest in _arrangements({**counts, kind: count - 1}):
+                yield (kind, *rest)
+
+
+def _side_by_side(counts: dict[int, int], *, shifts: bool) -> list[tuple[int, ...]]:
+    """Types in all orders, equal blocks side by side, and their circular shifts."""
+    found: dict[tuple[int, ...], None] = {}
+    for number, order in enumerate(permutations(counts)):
+        if number == MOST_BLOCK_ORDERS:
+            break
+        line = tuple(kind for kind in order for _ in range(counts[kind]))
+        for first in range(len(line) if shifts else 1):
+            found[line[first:] + line[:first]] = None
+    return list(found)
+
+
+def _nodes(cluster: Cluster, sequence: tuple[int, ...], size: dict[int, int]) -> tuple[int, ...]:
+    """Nodes in the order of a sequence of blocks; nodes of a type keep their rank order."""
+    left = {kind: iter([n for n, t in enumerate(cluster.node_types) if t == kind]) for kind in cluster.types}
+    order = tuple(next(left[kind]) for kind in sequence for _ in range(size[kind]))
+    return () if order == tuple(range(len(order))) else order

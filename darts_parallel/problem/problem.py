@@ -1,0 +1,61 @@
+"""The problem: model x cluster x training job x space x cost model, frozen."""
+
+from dataclasses import dataclass
+
+from darts_parallel.config.composition import load_config
+from darts_parallel.config.schema import Config, TrainingConfig
+from darts_parallel.problem.cluster import Cluster
+from darts_parallel.problem.measured_times import MeasuredTimes, read_measured
+from darts_parallel.problem.model import Model, build_model
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a plan is searched for. `config` is the source of everything else, already checked."""
+
+    config: Config
+    model: Model
+    cluster: Cluster
+    training: TrainingConfig
+    measured: MeasuredTimes | None = None
+    """Layer times that take the place of the analytic ones (`cost=profiled`)."""
+
+    @staticmethod
+    def from_config(config: Config) -> "Problem":
+        """Derive the domain objects (SI units) from the checked configuration."""
+        return Problem(
+            config=config,
+            model=build_model(config.model, config.training),
+            cluster=Cluster.from_config(config.cluster, config.training.precision),
+            training=config.training,
+            measured=_measured(config) if config.cost.name == "profiled" else None,
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the chain: embedding, blocks, head and loss."""
+        return len(self.model.layers)
+
+    @property
+    def tokens_per_iteration(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.training.global_batch_size * self.training.seq_len
+
+
+def _measured(config: Config) -> MeasuredTimes:
+    devices = tuple(dict.fromkeys(group.device for group in config.cluster.nodes))
+    names = (config.cost.profile_model, config.cost.profile_gpu)
+    return read_measured(config.cost.profile, config.model.name, config.training.seq_len, devices, names)
+
+
+def load_problem(overrides: list[str] | None = None, config_dir: str | None = None) -> Problem:
+    """Compose a problem as the command does.
+
+    Args:
+        overrides: Hydra overrides, e.g. `["model=gpt2_xl", "space.pp=8"]`.
+        config_dir: Folder with further configuration files of the user, as `--config-dir`.
+
+    Errors:
+        ConfigError: the overrides or the files break a rule.
+    """
+    return Problem.from_config(load_config(overrides, config_dir))

@@ -1,0 +1,1 @@
+"""What people and files read of a plan."""

@@ -1,0 +1,161 @@
+"""What a plan's time depends on: d log(seconds per iteration) / d log(hardware parameter).
+
+The derivatives of all figures but memory are exact, by automatic differentiation of the plan's price (of
+its critical path where the pipeline is simulated). Memory changes no seconds of a given plan, only which
+plans fit: its figure is what the plan gains by local moves once every device has 10 % more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from math import log
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost.evaluation import evaluate_batch, hard_plan
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.pruning import without_dominated
+from darts_parallel.cost.table import build_table, plan_space
+from darts_parallel.errors import DartsParallelError
+from darts_parallel.gradient.polishing import polish
+from darts_parallel.plan.space import OuterSpace, outer_spaces
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.cluster import Device, Link, NodeGroup
+from darts_parallel.problem.problem import Problem
+
+MEMORY = "memory"
+MOST_SHOWN = 6
+NOTABLE = 5e-4
+"""Relative changes below this read as none."""
+STEP = 1.1
+"""Factor of memory whose worth is asked."""
+NO_SECONDS = ("memory", "reserved", "state_factor", "activation_factor", "half_share")
+"""Figures of a device that change no seconds of a given plan, or follow from others."""
+
+
+def sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
+    """Elasticity of the seconds per iteration in every figure of the hardware.
+
+    -0.3 at a bandwidth: 1 % more of it makes the iteration 0.3 % shorter. Figures that the plan does not
+    depend on have 0.
+
+    Args:
+        plan: A plan of this problem.
+        problem: With any cost model but the seed report's, which knows no such figures: then empty.
+
+    Returns:
+        By name, e.g. `devices.a10.peak_flops`, `intra_node.bandwidth`, `inter_node.latency`, and `memory`
+        where the plan fits.
+
+    Errors:
+        PlanError: the plan does not fit the problem.
+    """
+    if problem.config.cost.name == "searcher":
+        return {}
+    figures: dict[str, Tensor] = {}
+    changed = _with_tensors(problem, figures)
+    seconds = hard_plan(plan, changed)[2].iteration_time[0]
+    slopes = torch.autograd.grad(seconds, list(figures.values()), allow_unused=True)
+    total = float(seconds.detach())
+    result = {
+        name: 0.0 if slope is None else float(slope * value.detach()) / total
+        for (name, value), slope in zip(figures.items(), slopes, strict=True)
+    }
+    worth = _worth_of_memory(plan, problem)
+    return result if worth is None else result | {MEMORY: worth}
+
+
+def effect(elasticity: float, factor: float = STEP) -> float:
+    """Relative change of the seconds when a figure grows by `factor`, e.g. -0.031."""
+    return float(factor**elasticity) - 1.0
+
+
+def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:
+    """The figures that matter most, in words, and what 10 % more of each does to the seconds."""
+    changes = sorted(
+        ((effect(value), name) for name, value in elasticities.items()), key=lambda e: -abs(e[0])
+    )
+    return [
+        (name.removeprefix("devices.").replace(".", " ").replace("_", " "), change)
+        for change, name in changes[:MOST_SHOWN]
+        if abs(change) >= NOTABLE
+    ]
+
+
+def _with_tensors(problem: Problem, figures: dict[str, Tensor]) -> Problem:
+    """The problem with every figure of the hardware as a leaf tensor, collected in `figures`."""
+
+    def leaf(name: str, value: float | Tensor) -> Tensor:
+        if name not in figures:
+            figures[name] = torch.tensor(float(value), dtype=torch.float64, requires_grad=True)
+        return figures[name]
+
+    def leaves(owner: Device | Link, name: str) -> dict[str, Tensor]:
+        numbers = (f.name for f in fields(owner) if isinstance(getattr(owner, f.name), (float, Tensor)))
+        return {n: leaf(f"{name}.{n}", getattr(owner, n)) for n in numbers if n not in NO_SECONDS}
+
+    cluster = problem.cluster
+    groups = []
+    for index, group in enumerate(cluster.groups):
+        device = replace(group.device, **leaves(group.device, f"devices.{group.device.name}"))  # type: ignore[arg-type]
+        intra = replace(group.intra_node, **leaves(group.intra_node, _link_name(cluster.groups, index)))  # type: ignore[arg-type]
+        inter = group.inter_node
+        if inter is not None:
+            inter = replace(inter, **leaves(inter, f"nodes.{index}.inter_node"))  # type: ignore[arg-type]
+        groups.append(replace(group, device=device, intra_node=intra, inter_node=inter))
+    between = replace(cluster.inter_node, **leaves(cluster.inter_node, "inter_node"))  # type: ignore[arg-type]
+    return replace(problem, cluster=replace(cluster, groups=tuple(groups), inter_node=between))
+
+
+def _link_name(groups: Sequence[NodeGroup], index: int) -> str:
+    """`intra_node` where all nodes have the same, else that of the first group that has this one."""
+    links = [group.intra_node for group in groups]
+    first = links.index(links[index])
+    return "intra_node" if all(link == links[0] for link in links) else f"nodes.{first}.intra_node"
+
+
+def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
+    """Elasticity in the memory of every device, by what local moves gain; None where the plan does not fit.
+
+    The moves keep the outer choice but the number of micro-batches. They are tried with the present memory
+    first, so that only what memory buys is counted.
+    """
+    space = _useful_space(plan, problem)
+    table = build_table(problem, space)
+    index = {choice: number for number, choice in enumerate(table.choices)}
+    best = HardPlans(
+        outer=torch.tensor([space.num_micro_batches.index(plan.num_micro_batches)]),
+        choices=torch.tensor([[index[layer] for layer in plan.layers]]),
+        starts=torch.tensor([plan.boundaries[:-1]]),
+    )
+    if not bool(evaluate_batch(table, best).feasible[0]):
+        return None
+    kind, times = problem.config.space.kind, []
+    for factor in (1.0, STEP):
+        larger = build_table(_with_memory(problem, factor), space)
+        best, seconds, _ = polish(larger, best, kind, thorough=False)
+        times.append(seconds)
+    return log(times[1] / times[0]) / log(STEP)
+
+
+def _useful_space(plan: Plan, problem: Problem) -> OuterSpace:
+    """The plan's outer choices and strategies with the useful ones of the problem's space."""
+    own = plan_space(plan)
+    try:
+        spaces = outer_spaces(problem)
+    except DartsParallelError:  # a given plan need not obey the pins
+        return own
+    for space in spaces:
+        if replace(space, num_micro_batches=own.num_micro_batches, choices=own.choices) == own:
+            useful = without_dominated(build_table(problem, space)).choices
+            counts = tuple(sorted({*space.num_micro_batches, *own.num_micro_batches}))
+            return replace(own, num_micro_batches=counts, choices=tuple(dict.fromkeys(own.choices + useful)))
+    return own
+
+
+def _with_memory(problem: Problem, factor: float) -> Problem:
+    cluster = problem.cluster
+    groups = tuple(
+        replace(g, device=replace(g.device, memory=g.device.memory * factor)) for g in cluster.groups
+    )
+    return replace(problem, cluster=replace(cluster, groups=groups))

@@ -1,0 +1,259 @@
+"""Where every byte and second of a plan comes from: per stage and kind of layer, with formula and source.
+
+The lines read the same table and formulas as `evaluate`; their sums are its totals.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from darts_parallel.cost.choices import ChoiceTensors
+from darts_parallel.cost.compute import (
+    BACKWARD_FACTOR,
+    FUSED_BACKWARD_FACTOR,
+    attention_seconds,
+    gemm_seconds,
+    stream_seconds,
+)
+from darts_parallel.cost.evaluation import evaluate, hard_plan, neighbour_seconds
+from darts_parallel.cost.layer_costs import accumulation_seconds, element_bytes
+from darts_parallel.cost.memory import StateBytes, parameters_per_rank, state_bytes, static_bytes
+from darts_parallel.cost.pipeline import by_device
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.cluster import GIB, Device
+from darts_parallel.problem.model import LayerSpec
+from darts_parallel.problem.problem import Problem
+
+KORTHIKANTI = "Korthikanti et al. 2022, eq. 1-6"
+ZERO = "Rajbhandari et al. 2020, section 3"
+RING = "Thakur et al. 2005 (ring collectives)"
+OVERLAP = "exposed part: Qiao et al. 2021, eq. 11"
+FORMULAS: dict[str, tuple[str, str]] = {
+    # bytes
+    "parameters": ("state_factor x parameters x bytes each / shards (ZeRO-3)", ZERO),
+    "gradients": ("state_factor x parameters x bytes each / shards (ZeRO-2, 3)", ZERO),
+    "optimizer state": ("state_factor x parameters x bytes each / shards (ZeRO-1, 2, 3)", ZERO),
+    "activations": ("kept per micro-batch x micro-batches in flight", KORTHIKANTI),
+    "working": ("largest layer: recomputed activations, gathered weights", "memory.py, largest layer"),
+    "reserved": ("constant of the device", "cluster.devices.reserved_GiB"),
+    # seconds of a micro-batch
+    "matrix products": (
+        "3 x 2 tokens x out x in / (peak x e x saturation)",
+        "roofline, Williams et al. 2009",
+    ),
+    "attention": ("scores and weighted sum x 3.5 if fused, x 3 if not", "Dao 2023, section 4.1"),
+    "streaming kernels": (
+        "3 x streaming_factor x bytes / memory bandwidth",
+        "roofline, Williams et al. 2009",
+    ),
+    "gradient accumulation": ("(2 x gradient + parameter) bytes / memory bandwidth", "stream model"),
+    "launch overhead": ("3 x overhead of a layer", "cluster.devices.layer_overhead_us"),
+    "measured compute": ("forward + backward as measured", "cost.profile"),
+    "recompute": ("forward again in backward", KORTHIKANTI),
+    "tensor_parallel": ("all-reduces x 2 (n-1)/n bytes / bandwidth + latencies", RING),
+    "context_parallel": ("keys and values gathered beside attention", "Dubey et al. 2024, section 3.3.2"),
+    "sharding": ("ZeRO-2, 3 collectives beside compute", OVERLAP),
+    "resharding": ("missing bytes / link bandwidth + latencies", "resharding.py"),
+    "p2p": ("2 x bytes / link bandwidth + 2 latencies", "alpha-beta model"),
+    # seconds of an iteration
+    "compute": ("micro-batches x the stage's compute", "roofline, Williams et al. 2009"),
+    "p2p_and_resharding": ("micro-batches x the stage's messages", "alpha-beta model"),
+    "pipeline_bubble": ("sum of the other stages' micro-batch", "1F1B, Narayanan et al. 2021, section 2.2"),
+    "gradient_sync": ("gradients reduced once, beside backward", OVERLAP),
+    "optimizer": ("(2 x (state + gradient) + parameter) bytes / bandwidth", "stream model"),
+    "tied_embedding_sync": ("all-reduce of the tied table's gradient", "Megatron-LM's embedding group"),
+}
+"""Of every term: formula in words, and where it comes from."""
+PIPED_WIDTH = 200
+SIMULATED_BUBBLE = ("end of the schedule - micro-batches x stage", "longest path of the simulated schedule")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One term: bytes of a device, or seconds."""
+
+    stage: int | None
+    """None: of the whole iteration."""
+    layers: str
+    term: str
+    formula: str
+    source: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All lines of a plan; by stage they sum to `memory_bytes`, `stage_times_s` and `iteration_time_s`."""
+
+    memory: list[Line]
+    """Bytes."""
+    micro_batch: list[Line]
+    """Seconds of one micro-batch, forward and backward."""
+    iteration: list[Line]
+    """Seconds of an iteration."""
+
+
+def explain(problem: Problem, plan: Plan) -> Explanation:
+    """Every term of a plan's predicted bytes and seconds.
+
+    Errors:
+        PlanError: the plan does not fit the problem.
+    """
+    table, _, _ = hard_plan(plan, problem)
+    cost = evaluate(plan, problem)
+    bubble = SIMULATED_BUBBLE if table.pipeline.simulated else FORMULAS["pipeline_bubble"]
+    iteration = []
+    for name, seconds in cost.breakdown_s.items():
+        formula, source = bubble if name == "pipeline_bubble" else FORMULAS.get(name, (name, "seed report"))
+        iteration.append(Line(None, "all", name, formula, source, seconds))
+    return Explanation(
+        memory=list(_memory_lines(problem, plan)),
+        micro_batch=list(_micro_batch_lines(problem, plan)),
+        iteration=iteration,
+    )
+
+
+def _line(stage: int, layers: str, term: str, value: float) -> Line:
+    return Line(stage, layers, term, *FORMULAS[term], value)
+
+
+def _groups(problem: Problem, plan: Plan) -> Iterator[tuple[int, str, list[int]]]:
+    """Layers of a stage that are of one kind and strategy: stage, words, positions."""
+    found: dict[tuple[int, str, LayerStrategy], list[int]] = {}
+    for index, (layer, strategy) in enumerate(zip(problem.model.layers, plan.layers, strict=True)):
+        found.setdefault((plan.stage_of_layer[index], layer.kind, strategy), []).append(index)
+    for (stage, kind, strategy), indices in sorted(found.items(), key=lambda item: (item[0][0], item[1][0])):
+        count = f"{len(indices)} x " if len(indices) > 1 else ""
+        yield stage, f"{count}{kind} {strategy.label()}", indices
+
+
+def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
+    table, hard, _ = hard_plan(plan, problem)
+    chosen, flight = hard.choices[0], table.in_flight[0]
+    state = state_bytes(problem.training.precision, problem.training.optimizer)
+    parts = {
+        "parameters": StateBytes(state.parameter, 0.0, 0.0),
+        "gradients": StateBytes(0.0, state.gradient, 0.0),
+        "optimizer state": StateBytes(0.0, 0.0, state.optimizer),
+    }
+    working = [float(table.working[0, i, chosen[i]]) for i in range(len(chosen))]
+    for stage, words, indices in _groups(problem, plan):
+        choices = ChoiceTensors.build(problem, (plan.num_micro_batches,), (plan.layers[indices[0]],), plan.cp)
+        for term, part in parts.items():
+            sizes = (_parameters(problem, plan, i, choices) for i in indices)
+            total = sum(float(static_bytes(n, choices.shards, choices.zero_stage, part)) for n in sizes)
+            yield _line(stage, words, term, float(_device(problem, plan, stage).state_factor) * total)
+        chunks = plan.chunk_of_layer
+        kept = sum(float(flight[chunks[i]] * table.activation[0, i, chosen[i]]) for i in indices)
+        yield _line(stage, words, "activations", kept)
+    for stage in range(plan.pp):
+        mine = [i for i in range(len(chosen)) if plan.stage_of_layer[i] == stage]
+        largest = max(mine, key=lambda i: working[i])
+        yield _line(stage, problem.model.layers[largest].name, "working", working[largest])
+        yield _line(stage, "all", "reserved", _device(problem, plan, stage).reserved)
+
+
+def _device(problem: Problem, plan: Plan, stage: int) -> Device:
+    return problem.cluster.arranged(plan.node_order).stage_group(stage, plan.pp).device
+
+
+def _parameters(problem: Problem, plan: Plan, index: int, choices: ChoiceTensors) -> torch.Tensor:
+    """Parameters of a layer on a rank; a tied table that its stage holds already counts once."""
+    layer = problem.model.layers[index]
+    if layer.tied and plan.pp == 1 and index > 0:
+        layer = replace(layer, vocabulary_parameters=0)
+    return parameters_per_rank(layer, problem.model.config.vocab_size, choices.tp)
+
+
+def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
+    table, hard, _ = hard_plan(plan, problem)
+    kinds, chosen = table.stage_kind, hard.choices[0]
+    for stage, words, indices in _groups(problem, plan):
+        index, kind = indices[0], int(kinds[stage])
+        terms = {name: float(table.terms[name][0, kind, index, chosen[index]]) for name in table.terms}
+        gradients = _accumulation(problem, plan, index)
+        parts = _compute_parts(problem, plan, index) or {"measured compute": terms["compute"] - gradients}
+        terms |= parts | {"gradient accumulation": gradients}
+        names = (
+            "matrix products", "attention", "streaming kernels", "launch overhead", "measured compute",
+            "gradient accumulation", "recompute", "tensor_parallel", "context_parallel", "sharding",
+        )  # fmt: skip
+        for name in names:
+            if terms.get(name):
+                yield _line(stage, words, name, len(indices) * terms[name])
+    inside, across = neighbour_seconds(table, hard, hard.stages())
+    inside = by_device(inside, plan.pp)
+    across = by_device(torch.nn.functional.pad(across, (1, 0)), plan.pp)
+    for stage in range(plan.pp):
+        if float(inside[0, stage]):
+            yield _line(stage, "between layers", "resharding", float(inside[0, stage]))
+        if float(across[0, stage]) and table.pipeline.blocking:
+            yield _line(stage, "from the stage before", "p2p", float(across[0, stage]))
+
+
+def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float] | None:
+    """The compute term of a layer, forward and backward, by what its kernels do; None where measured."""
+    layer: LayerSpec = problem.model.layers[index]
+    stage, training = plan.stage_of_layer[index], problem.training
+    fused = training.fused_attention
+    device = _device(problem, plan, stage)
+    choices = ChoiceTensors.build(problem, (plan.num_micro_batches,), (plan.layers[index],), plan.cp)
+    tokens, tp, width = choices.tokens, choices.tp, element_bytes(problem)
+    if problem.measured is not None:
+        sizes = tokens / training.seq_len
+        if problem.measured.seconds(device.name, layer.kind, tp, sizes) is not None:
+            return None
+    products = sum(float(gemm_seconds(gemm, tokens, tp, device, width)) for gemm in layer.gemms)
+    cores = (
+        attention_seconds(core, tokens, training.seq_len, tp, device, fused=fused, width=width)
+        for core in layer.cores
+    )
+    elements = layer.replicated_elements / choices.sequence_shards + layer.sharded_elements / tp
+    parts = {
+        "matrix products": products,
+        "attention": sum(float(core) for core in cores),
+        "streaming kernels": float(
+            stream_seconds(device.streaming_factor * width * tokens * elements, device)
+        ),
+        "launch overhead": float(device.layer_overhead),
+    }
+    seconds = {name: (1.0 + BACKWARD_FACTOR) * value for name, value in parts.items()}
+    extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if fused else 0.0
+    return seconds | {"attention": seconds["attention"] + extra * parts["attention"]}
+
+
+def _accumulation(problem: Problem, plan: Plan, index: int) -> float:
+    """Seconds to add a layer's gradients of one micro-batch to those before it."""
+    device = _device(problem, plan, plan.stage_of_layer[index])
+    state = state_bytes(problem.training.precision, problem.training.optimizer)
+    choices = ChoiceTensors.build(problem, (plan.num_micro_batches,), (plan.layers[index],), plan.cp)
+    return float(accumulation_seconds(_parameters(problem, plan, index, choices), choices, state, device))
+
+
+def render_explanation(explanation: Explanation, console: Console) -> None:
+    """Print all lines, a sum under each stage; where nobody's window sets the width, unbroken."""
+    if not console.is_terminal:
+        console.width = max(console.width, PIPED_WIDTH)
+    sections = (
+        ("Memory of a device, by stage", explanation.memory, "GiB", GIB, 4),
+        ("Seconds of a micro-batch, by stage", explanation.micro_batch, "ms", 1e-3, 4),
+        ("Seconds of an iteration", explanation.iteration, "s", 1.0, 6),
+    )
+    for title, lines, unit, scale, digits in sections:
+        table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for header in ("stage", "layers", "term", unit, "formula", "source"):
+            table.add_column(header, justify="right" if header == unit else "left", overflow="fold")
+        for stage in dict.fromkeys(line.stage for line in lines):
+            mine = [line for line in lines if line.stage == stage]
+            name = "" if stage is None else str(stage)
+            for line in mine:
+                value = f"{line.value / scale:.{digits}f}"
+                table.add_row(
+                    name, line.layers, line.term.replace("_", " "), value, line.formula, line.source
+                )
+            total = f"{sum(line.value for line in mine) / scale:.{digits}f}"
+            table.add_row(name, "", "sum", total, "", "", style="bold")
+        console.print(table)

@@ -1,0 +1,101 @@
+"""`plan.json`: what it holds, how it is written (atomically) and read back."""
+
+from dataclasses import asdict
+from typing import Any
+
+from darts_parallel.cost.evaluation import CostBreakdown
+from darts_parallel.gradient.result import SearchResult
+from darts_parallel.plan.file import package_version
+from darts_parallel.plan.strategy import SCHEMA, Plan
+from darts_parallel.planner.verification import Verification
+from darts_parallel.problem.billing import bill
+from darts_parallel.problem.problem import Problem
+from darts_parallel.report.elasticities import sensitivity
+
+
+def plan_dict(
+    problem: Problem,
+    plan: Plan,
+    cost: CostBreakdown,
+    result: SearchResult | None,
+    verifications: list[Verification],
+    elasticities: dict[str, float] | None = None,
+) -> dict[str, Any]:
+    """The content of `plan.json` (design, section 6).
+
+    `elasticities` is what `sensitivity` says of the plan; None asks it.
+    """
+    config, amount = problem.config, bill(problem, cost.iteration_time_s)
+    names = tuple(layer.name for layer in problem.model.layers)
+    return {
+        "schema": SCHEMA,
+        "model": asdict(config.model),
+        "cluster": asdict(config.cluster),
+        "training": asdict(config.training),
+        **_placed(plan, names, problem),
+        "parallelism": _parallelism(plan, problem.training.global_batch_size),
+        "predicted": {
+            "iteration_time_s": cost.iteration_time_s,
+            "tokens_per_s": cost.tokens_per_s,
+            "mfu": cost.mfu,
+            "memory_bytes": list(cost.memory_bytes),
+            "capacity_bytes": list(cost.capacity_bytes),
+            "feasible": cost.feasible,
+            # the seed report's model knows no stages: their analytic seconds would contradict its total
+            "stage_times_s": [] if config.cost.name == "searcher" else list(cost.stage_times_s),
+            "breakdown_s": cost.breakdown_s,
+            **({} if amount is None else {"job": amount.to_dict()}),
+        },
+        "sensitivity": sensitivity(plan, problem) if elasticities is None else elasticities,
+        "search": _search_dict(result),
+        "verification": {entry.name: _verification_dict(entry, problem) for entry in verifications},
+        "version": package_version(),
+        "config": asdict(config),
+    }
+
+
+def _parallelism(plan: Plan, global_batch_size: int) -> dict[str, int | None]:
+    def common(values: set[int]) -> int | None:
+        return values.pop() if len(values) == 1 else None
+
+    return {
+        "dp": common({layer.dp for layer in plan.layers}),
+        "tp": common({layer.tp for layer in plan.layers}),
+        "pp": plan.pp,
+        "cp": plan.cp,
+        "virtual_stages": plan.virtual_stages,
+        "micro_batch_size": common(
+            {global_batch_size // (layer.dp * plan.num_micro_batches) for layer in plan.layers}
+        ),
+    }
+
+
+def _search_dict(result: SearchResult | None) -> dict[str, Any] | None:
+    if result is None:
+        return None
+    return {
+        "method": result.method,
+        "why": result.why,
+        "seconds": result.seconds,
+        "steps": result.steps,
+        "restarts": result.restarts,
+        "seed": result.seed,
+        "raw_iteration_time_s": result.raw_iteration_time_s,
+        "plans_evaluated": result.plans_evaluated,
+        "stopped_by": result.stopped_by,
+    }
+
+
+def _verification_dict(entry: Verification, problem: Problem) -> dict[str, Any]:
+    """The entry, with the baseline's own plan where it beats the one that was found."""
+    data = entry.to_dict()
+    if entry.plan is not None and entry.gap > 0 and entry.space == problem.config.space.kind:
+        names = tuple(layer.name for layer in problem.model.layers)
+        data["better_plan"] = _placed(entry.plan, names, problem)
+    return data
+
+
+def _placed(plan: Plan, names: tuple[str, ...], problem: Problem) -> dict[str, Any]:
+    """The plan with the ranks that its node order gives every stage."""
+    cluster = problem.cluster.arranged(plan.node_order)
+    return plan.to_dict(names, cluster.num_devices, cluster.pipeline_ranks)

@@ -1,0 +1,296 @@
+"""The report for people: the plan, where its time and memory go, and what is proven about it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import StringIO
+from itertools import pairwise
+from math import isfinite
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from darts_parallel.cost.evaluation import CostBreakdown, evaluate
+from darts_parallel.gradient.result import SearchResult
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.planner.verification import Verification
+from darts_parallel.problem.billing import bill
+from darts_parallel.problem.cluster import GIB
+from darts_parallel.problem.orders import order_label
+from darts_parallel.problem.problem import Problem
+from darts_parallel.report.elasticities import strongest
+from darts_parallel.report.format import layer_ranges as layer_ranges
+from darts_parallel.report.format import number as _number
+from darts_parallel.report.format import percent as _percent
+from darts_parallel.report.format import rank_ranges, table_of, term_words
+from darts_parallel.report.format import run_lengths as run_lengths
+from darts_parallel.report.format import seconds as _seconds
+
+MAX_ALTERNATIVES = 5
+
+
+def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
+    """The breakdown term that grows most from the plan to a slower one, e.g. `+0.112 s pipeline bubble`.
+
+    Args:
+        cost: Of the plan.
+        alternative: Of the slower plan.
+    """
+    terms = dict.fromkeys((*cost.breakdown_s, *alternative.breakdown_s))
+    grown = {t: alternative.breakdown_s.get(t, 0.0) - cost.breakdown_s.get(t, 0.0) for t in terms}
+    if not grown or max(grown.values()) <= 0:
+        return "it is as fast"
+    name = max(grown, key=lambda term: grown[term])
+    return f"+{_seconds(grown[name])} {term_words(name)}"
+
+
+def alternatives_table(
+    problem: Problem, result: SearchResult, plan: Plan, cost: CostBreakdown
+) -> Table | None:
+    """The best plans of other outer choices; None where none was met.
+
+    Args:
+        problem: What the plans are for.
+        result: Of the search.
+        plan: The plan that the report is about.
+        cost: Of that plan.
+    """
+    others = [(seconds, other) for seconds, other in result.alternatives if other != plan][:MAX_ALTERNATIVES]
+    if not others:
+        return None
+    table = table_of("\nAlternatives", ("slower by", "right"), ("plan", "left"), ("why it loses", "left"))
+    for seconds, other in others:
+        slower = f"{100 * (seconds / cost.iteration_time_s - 1):.2f} %"
+        words = other.describe(problem.training.global_batch_size)
+        if other.node_order != plan.node_order:
+            words = f"{words} · {order_label(problem.cluster.arranged(other.node_order))}"
+        table.add_row(slower, words, why_it_loses(cost, evaluate(other, problem)))
+    return table
+
+
+PIPED_WIDTH = 100
+NOTABLE = 5e-4
+"""Relative differences below this read as none."""
+MEMORY_WARNING = 0.95
+STOPPED = {
+    None: "",
+    "user": "; stopped early, best plan so far",
+    "time_limit": "; stopped by search.max_seconds, best plan so far",
+}
+"""What the report says of what stopped a search."""
+
+
+def layerwise_sentence(
+    problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]
+) -> str | None:
+    """What the freedom of the space brings over uniform plans; None where nothing was compared."""
+    kind = problem.config.space.kind
+    known = [v for v in verifications if v.space == "uniform" and isfinite(v.iteration_time_s)]
+    if kind == "uniform" or not known:
+        return None
+    freedom = {"layerwise": "layer-wise", "stagewise": "stage-wise"}[kind] + " freedom"
+    best = min(known, key=lambda v: v.iteration_time_s)
+    uniform = "the best uniform plan" + ("" if best.proven else " found")
+    saved = 1.0 - cost.iteration_time_s / best.iteration_time_s
+    if saved > NOTABLE:
+        return f"{freedom} saves {_percent(saved)} over {uniform}, which every trainer can run"
+    pace = f"is {_percent(-saved)} faster" if saved < -NOTABLE else "is as fast"
+    return f"{freedom} brings nothing: {uniform}, which every trainer can run, {pace}"
+
+
+def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]) -> str:
+    """What is known of the plan over the whole space, in one clause."""
+    kind = problem.config.space.kind
+    mine = [v for v in verifications if v.space == kind]
+    bounds = [v.lower_bound_s for v in mine if isfinite(v.lower_bound_s) and v.lower_bound_s > 0]
+    if not bounds:
+        return "best found; no lower bound is known"
+    slack = cost.iteration_time_s / max(bounds) - 1.0
+    if any(v.proven for v in mine) and slack <= 1e-9:
+        return f"optimal in the model, over the {kind} space"
+    proven = any(v.proven for v in mine)
+    bound = "the plan that is optimal in the model" if proven else "a proven lower bound"
+    return f"best found; {_percent(slack, 2)} above {bound}, over the {kind} space"
+
+
+def _unsearched(problem: Problem) -> str:
+    """Where a plan comes from that the gradient search did not find."""
+    if problem.config.cost.name == "searcher" and problem.config.plan is None:
+        return "fastest configuration that fits, by the seed report's cost model; all: configurations.json"
+    return "given plan, not searched"
+
+
+def render(
+    problem: Problem,
+    result: SearchResult | None,
+    plan: Plan,
+    cost: CostBreakdown,
+    verifications: list[Verification],
+    console: Console,
+    elasticities: dict[str, float] | None = None,
+) -> None:
+    """Print the report.
+
+    Args:
+        problem: What the plan is for.
+        result: None where the plan was given, or enumerated by `cost=searcher`.
+        plan: The plan to report.
+        cost: Of that plan.
+        verifications: Answers of the baselines; may be empty.
+        console: Where to; lines of a pipe or a file are at least 100 columns wide.
+        elasticities: What `sensitivity` says of the plan; may be missing.
+    """
+    with _legible(console):
+        known = claim(problem, cost, verifications) if result else _unsearched(problem)
+        _headline(problem, plan, cost, known, console)
+        console.print(_stage_table(problem, plan, cost))
+        console.print(_time_table(cost))
+        _sensitivity_line(elasticities or {}, console)
+        if result is not None:
+            _search_lines(result, console)
+        if verifications:
+            _verification_lines(verifications, console)
+        if result is not None:
+            others = alternatives_table(problem, result, plan, cost)
+            if others is not None:
+                console.print(others)
+            console.print()
+        sentence = layerwise_sentence(problem, cost, verifications)
+        if sentence is not None:
+            console.print(Text(sentence[0].upper() + sentence[1:] + "."))
+
+
+def render_text(
+    problem: Problem,
+    result: SearchResult | None,
+    plan: Plan,
+    cost: CostBreakdown,
+    verifications: list[Verification],
+) -> str:
+    """The report of `render` as plain text without colours."""
+    out = StringIO()
+    console = Console(file=out, width=PIPED_WIDTH, color_system=None, force_terminal=False)
+    render(problem, result, plan, cost, verifications, console)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+@contextmanager
+def _legible(console: Console) -> Iterator[None]:
+    """Where nobody's window sets the width, rich assumes 80 columns, which breaks the tables."""
+    width = console.width
+    if not console.is_terminal:
+        console.width = max(width, PIPED_WIDTH)
+    try:
+        yield
+    finally:
+        console.width = width
+
+
+def _headline(problem: Problem, plan: Plan, cost: CostBreakdown, known: str, console: Console) -> None:
+    config = problem.config
+    job = f"{config.model.name} on {config.cluster.name}, {problem.cluster.num_devices} GPUs"
+    console.print(Text(job, "bold"))
+    console.print(Text(plan.describe(problem.training.global_batch_size), "bold cyan"))
+    placed = order_label(problem.cluster.arranged(plan.node_order))
+    if placed:
+        console.print(Text(f"nodes along the pipeline: {placed}"))
+    speed = f"{_seconds(cost.iteration_time_s)} per iteration · {cost.tokens_per_s:,.0f} tokens/s"
+    console.print(Text(f"{speed} · MFU {_percent(cost.mfu)}"))
+    amount = bill(problem, cost.iteration_time_s)
+    if amount is not None:
+        nodes = ", ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in problem.cluster.groups)
+        console.print(Text(f"{amount.words()}, {config.objective.num_iterations:,.0f} iterations on {nodes}"))
+    console.print(Text(known))
+    if not cost.feasible:
+        console.print(Text("This plan does not fit: a stage is over its memory or breaks a rule.", "red"))
+
+
+def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown) -> Table:
+    table = table_of("\nStages", ("k", "right"), ("ranks", "right"), ("layers", "left"),
+                     ("strategies", "left"), ("s/micro-batch", "right"),
+                     ("memory / capacity", "right"))  # fmt: skip
+    names = [layer.name for layer in problem.model.layers]
+    size, slowest = problem.cluster.num_devices // plan.pp, max(cost.stage_times_s)
+    cluster = problem.cluster.arranged(plan.node_order)
+    chunks = list(pairwise(plan.boundaries))
+    for k in range(plan.pp):
+        used, capacity, seconds = cost.memory_bytes[k], cost.capacity_bytes[k], cost.stage_times_s[k]
+        share = used / capacity
+        colour = "red" if share > 1 else "yellow" if share > MEMORY_WARNING else ""
+        memory = Text(f"{used / GIB:.1f} / {capacity / GIB:.1f} GiB {100 * share:>3.0f} %", colour)
+        ranks = rank_ranges(cluster.pipeline_ranks[k * size : (k + 1) * size])
+        if not cluster.homogeneous:
+            ranks = f"{ranks} {cluster.stage_group(k, plan.pp).device.name}"
+        pace = Text(_number(seconds, slowest), "bold" if seconds == slowest else "")
+        layers = "; ".join(layer_ranges(names[first:end]) for first, end in chunks[k :: plan.pp])
+        strategies = run_lengths([s for first, end in chunks[k :: plan.pp] for s in plan.layers[first:end]])
+        table.add_row(str(k), ranks, layers, strategies, pace, memory)
+    return table
+
+
+def _time_table(cost: CostBreakdown) -> Table:
+    table = table_of("\nTime per iteration", ("cause", "left"), ("seconds", "right"), ("share", "right"),
+                     ("", "left"))  # fmt: skip
+    for name, seconds in cost.breakdown_s.items():
+        share = seconds / cost.iteration_time_s
+        style = "dim" if seconds == 0 else ""
+        bar = "█" * round(40 * share)
+        table.add_row(
+            term_words(name), _number(seconds, cost.iteration_time_s), _percent(share), bar, style=style
+        )
+    table.add_row("total", _number(cost.iteration_time_s), "100.0 %", "", style="bold")
+    return table
+
+
+def _sensitivity_line(elasticities: dict[str, float], console: Console) -> None:
+    table = table_of("\nTen percent more of", ("figure", "left"), ("time", "right"))
+    for words, change in strongest(elasticities):
+        table.add_row(words, f"{100 * change:+.2f} %")
+    if table.row_count:
+        console.print(table)
+
+
+def _search_lines(result: SearchResult, console: Console) -> None:
+    console.print(Text("\nSearch", "bold"))
+    if result.why:
+        console.print(f"{result.method.replace('_', ' ')}: {result.why}", highlight=False)
+    if not result.method.startswith("gradient"):
+        console.print(
+            f"{result.plans_evaluated:,} plans or parts of plans in {result.seconds:.1f} s", highlight=False
+        )
+        return
+    raw, final = result.raw_iteration_time_s, result.iteration_time_s
+    gain = f"polishing gains {_percent(1 - final / raw, 2)}" if final < raw else "polishing changes nothing"
+    raw_text = f"raw {_number(raw)} s (gradient search alone)"
+    console.print(f"{raw_text} → polished {_number(final)} s; {gain}", highlight=False)
+    stopped = STOPPED[result.stopped_by]
+    console.print(
+        f"{result.steps} steps × {result.restarts} restarts, seed {result.seed}, "
+        f"{result.plans_evaluated:,} plans evaluated in {result.seconds:.1f} s{stopped}",
+        highlight=False,
+    )
+
+
+def _verification_lines(verifications: Sequence[Verification], console: Console) -> None:
+    table = table_of("\nVerification", ("baseline", "left"), ("space", "left"), ("s/iteration", "right"),
+                     ("gap", "right"), ("claim", "left"), ("seconds", "right"),
+                     ("plans", "right"))  # fmt: skip
+    for v in verifications:
+        # adding 0.0 turns -0.0 into 0.0
+        gap = f"{round(100 * v.gap, 2) + 0.0:+.2f} %" if isfinite(v.gap) else "-"
+        count = f"{v.plans_evaluated:,}" if v.plans_evaluated < 1e6 else f"{v.plans_evaluated / 1e6:.1f} M"
+        table.add_row(v.name.replace("_", " "), v.space, _number(v.iteration_time_s), gap, _baseline_claim(v),
+                      f"{v.seconds:.1f}", count)  # fmt: skip
+    console.print(table)
+    for v in verifications:
+        if v.note and v.note != _baseline_claim(v):
+            console.print(f"{v.name.replace('_', ' ')}: {escape(v.note)}", style="dim", highlight=False)
+    console.print("gap: this plan against the baseline's; negative where this plan is faster", style="dim")
+
+
+def _baseline_claim(entry: Verification) -> str:
+    if entry.proven:
+        return "optimal in the model" if entry.plan is not None else "no plan fits"
+    found = "best found" if entry.plan is not None else "no plan found"
+    return f"{found}, bound {_number(entry.lower_bound_s)}" if entry.lower_bound_s > 0 else found

@@ -1,0 +1,136 @@
+"""Maximum a posteriori fit of the parameters: Levenberg-Marquardt on logarithmic errors.
+
+The Jacobian comes from autograd through the cost model. Errors are weighed by Huber's rule, so that a
+disturbed run pulls no more than a bad one; priors are further residuals.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import log
+
+import torch
+from torch import Tensor
+
+from experiments.calibration.parameters import Parameters, Place
+from experiments.calibration.predict import place_of, predict
+from experiments.calibration.problems import Case
+
+SIGMA = 0.06
+"""Spread of log(predicted / measured) that a good model leaves: two releases of the same software differ
+by 3 % median and 15 % at most (README of the measurements)."""
+HUBER = 1.5
+"""Errors beyond so many sigma count linearly."""
+PARTS = ("seconds", "memory")
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Logarithmic errors of N figures (seconds or bytes of a run) and their Jacobian."""
+
+    case: Tensor
+    """Index of the run, `(N,)`."""
+    part: Tensor
+    """Index in `PARTS`, `(N,)`."""
+    error: Tensor
+    """log(predicted / measured), `(N,)`."""
+    jacobian: Tensor
+    """d error / d latent, `(N, P)`."""
+
+    def without(self, held_out: set[int]) -> "Residuals":
+        """The figures of all other runs."""
+        keep = torch.tensor([int(i) not in held_out for i in self.case.tolist()], dtype=torch.bool)
+        return Residuals(self.case[keep], self.part[keep], self.error[keep], self.jacobian[keep])
+
+
+def residuals(cases: Sequence[Case], parameters: Parameters, latent: Tensor) -> Residuals:
+    """Errors and Jacobian at `latent`, one backward pass for each figure.
+
+    The graph reaches from a figure to the few values of its place; the chain rule to the latent numbers
+    is applied after it.
+    """
+    rows, kinds, errors, gradients = [], [], [], []
+    known: dict[Place, tuple[dict[str, Tensor], Tensor]] = {}
+    for i, case in enumerate(cases):
+        place = place_of(case)
+        if place not in known:
+            known[place] = _values_and_slopes(parameters, latent, place)
+        leaves, to_latent = known[place]
+        prediction = predict(case, leaves)
+        for part, measured in enumerate((case.run.iteration_s, case.run.memory_bytes)):
+            if measured is None:
+                continue
+            error = torch.log(getattr(prediction, PARTS[part])) - log(measured)
+            more = part == 0 and case.run.memory_bytes is not None
+            slopes = torch.autograd.grad(error, list(leaves.values()), retain_graph=more, allow_unused=True)
+            found = torch.stack([torch.zeros_like(error) if s is None else s for s in slopes])
+            rows.append(i)
+            kinds.append(part)
+            errors.append(error.detach())
+            gradients.append(found @ to_latent)
+    return Residuals(torch.tensor(rows), torch.tensor(kinds), torch.stack(errors), torch.stack(gradients))
+
+
+def _values_and_slopes(
+    parameters: Parameters, latent: Tensor, place: Place
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Values at a place as leaves of a graph, and d value / d latent, `(values, P)`."""
+    start = latent.detach().requires_grad_()
+    values = parameters.values(start, place)
+    slopes = [torch.autograd.grad(value, start, retain_graph=True)[0] for value in values.values()]
+    leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+    return leaves, torch.stack(slopes)
+
+
+def objective(error: Tensor, latent: Tensor, parameters: Parameters) -> float:
+    """Huber loss of the errors plus the priors."""
+    z = (error / SIGMA).abs()
+    huber = torch.where(z <= HUBER, 0.5 * z**2, HUBER * (z - 0.5 * HUBER))
+    return float(huber.sum() + 0.5 * ((latent / parameters.sd) ** 2).sum())
+
+
+def step(found: Residuals, latent: Tensor, parameters: Parameters, damping: float, rounds: int = 5) -> Tensor:
+    """Minimum of the linearised problem near `latent`, by iteratively reweighted least squares."""
+    move = torch.zeros_like(latent)
+    for _ in range(rounds):
+        error = found.error + found.jacobian @ move
+        weight = torch.clamp(HUBER * SIGMA / error.abs().clamp(min=1e-12), max=1.0) / SIGMA**2
+        prior = 1.0 / parameters.sd**2
+        left = found.jacobian.T @ (weight.unsqueeze(1) * found.jacobian) + torch.diag(prior)
+        left = left + damping * torch.diag(torch.diagonal(left))
+        right = found.jacobian.T @ (weight * found.error) + prior * latent
+        move = -torch.linalg.solve(left, right)
+    return latent + move
+
+
+def fit(
+    cases: Sequence[Case],
+    parameters: Parameters,
+    start: Tensor | None = None,
+    *,
+    most_steps: int = 12,
+    progress: Callable[[int, float], None] = lambda index, value: None,
+) -> tuple[Tensor, Residuals]:
+    """Latent numbers that fit the runs best, and the residuals there.
+
+    Args:
+        start: Where to begin; the prior's mean without it.
+        progress: Called with the number and the objective of every step.
+    """
+    latent = parameters.zero() if start is None else start
+    found = residuals(cases, parameters, latent)
+    value, damping = objective(found.error, latent, parameters), 1.0
+    for index in range(most_steps):
+        progress(index, value)
+        proposal = step(found, latent, parameters, damping)
+        tried = residuals(cases, parameters, proposal)
+        new = objective(tried.error, proposal, parameters)
+        if new < value:
+            gain, latent, found, value = value - new, proposal, tried, new
+            damping = max(damping / 10.0, 1e-6)
+            if gain < 1e-3 * max(value, 1.0):
+                break
+        else:
+            damping = max(damping * 30.0, 1e-2)
+            if damping > 1.0:
+                break
+    return latent, found

@@ -1,0 +1,118 @@
+"""Tables of a validation for the terminal and for Markdown."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from experiments.calibration.errors import ErrorSummary, GroupRanking, summarise
+from experiments.calibration.outcome import Outcome
+from experiments.calibration.rows import Row
+
+OVERALL = "all"
+HEADERS = ("rows", "used", "median", "mean", "bias", "90 %", "rows", "median", "mean", "bias", "90 %")
+
+
+def pairs(outcomes: Sequence[Outcome], what: str) -> tuple[list[float], list[float]]:
+    """Predicted and measured `seconds` or `memory` where both are known."""
+    found = []
+    for outcome in outcomes:
+        if outcome.case is None or outcome.skipped:
+            continue
+        run = outcome.case.run
+        predicted, measured = (
+            (outcome.seconds, run.iteration_s)
+            if what == "seconds"
+            else (outcome.memory_bytes, run.memory_bytes)
+        )
+        if predicted is not None and measured is not None:
+            found.append((predicted, measured))
+    return [p for p, _ in found], [m for _, m in found]
+
+
+def by_file(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """Outcomes of every file, and of all."""
+    files: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        files[outcome.row.file].append(outcome)
+    return dict(files) | {OVERALL: list(outcomes)}
+
+
+def error_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """One line a file: rows, seconds errors, memory errors."""
+    lines = []
+    for name, members in by_file(outcomes).items():
+        seconds = summarise(*pairs(members, "seconds"))
+        memory = summarise(*pairs(members, "memory"))
+        cells = (str(len(members)), *_cells(seconds), *_cells(memory))
+        lines.append((name.removesuffix(".csv"), *cells))
+    return lines
+
+
+def _cells(errors: ErrorSummary) -> tuple[str, ...]:
+    if not errors.count:
+        return ("0", "", "", "", "")
+    shares = (errors.median, errors.mean, errors.bias, errors.p90)
+    return (str(errors.count), *(f"{100 * s:+.1f}" if s is errors.bias else f"{100 * s:.1f}" for s in shares))
+
+
+def error_table(outcomes: Sequence[Outcome]) -> Table:
+    """Errors by source and overall, percent."""
+    table = Table(
+        title="Error of the prediction, % (bias: median of predicted / measured - 1)", title_justify="left"
+    )
+    table.add_column("source")
+    groups = ["", *["seconds per iteration"] + [""] * 4, *["memory"] + [""] * 4]
+    for group, header in zip(groups, HEADERS, strict=True):
+        table.add_column(f"{group}\n{header}", justify="right", no_wrap=True)
+    for line in error_rows(outcomes):
+        table.add_row(*line, end_section=line[0] != OVERALL and line[0] == "")
+    return table
+
+
+def ranking_table(groups: Sequence[GroupRanking]) -> Table:
+    """Rank correlation of every group that varies only the strategy."""
+    table = Table(title="Ranking of strategies within one job and machine", title_justify="left")
+    table.add_column("job")
+    for header in ("runs", "Spearman", "place of the fastest"):
+        table.add_column(header, justify="right")
+    for group in groups:
+        table.add_row(group.name, str(group.count), f"{group.correlation:.3f}", str(group.best_rank))
+    return table
+
+
+def skipped_lines(outcomes: Sequence[Outcome], other_files: Sequence[tuple[str, str]]) -> list[str]:
+    """Every row that was not used: file, line, reason; then files of another schema."""
+    lines = [f"{o.row.file}:{o.row.line}: {o.skipped}" for o in outcomes if o.skipped]
+    return lines + [f"{name}: {reason}" for name, reason in other_files]
+
+
+def skipped_summary(outcomes: Sequence[Outcome]) -> str:
+    """How many rows were used and how many not, by what is missing."""
+    without = sum(_nothing_measured(o.row, o.skipped) for o in outcomes)
+    used = sum(not o.skipped for o in outcomes)
+    measured = len(outcomes) - without
+    reasons = Counter(o.skipped.split(":")[0].split("=")[0] for o in outcomes if o.skipped)
+    share = 100.0 * used / measured if measured else 0.0
+    most = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(4))
+    return (
+        f"{used} of {len(outcomes)} rows used; {without} have no measured seconds or bytes; "
+        f"{share:.1f} % of the other {measured} are expressible. Most frequent reasons: {most or 'none'}."
+    )
+
+
+def _nothing_measured(row: Row, reason: str) -> bool:
+    return reason.startswith(("no seconds", "out of memory", "a relative figure")) or (
+        bool(reason) and not any(row.text(k) for k in ("iteration_s", "memory_gb", "tokens_per_s_per_gpu"))
+    )
+
+
+def markdown(outcomes: Sequence[Outcome], groups: Sequence[GroupRanking]) -> str:
+    """The error and ranking tables as Markdown."""
+    head = ["source", "rows", "s: used", "median %", "mean %", "bias %", "90 % below",
+            "memory: used", "median %", "mean %", "bias %", "90 % below"]  # fmt: skip
+    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
+    lines += ["| " + " | ".join(line) + " |" for line in error_rows(outcomes)]
+    lines += ["", "| job | runs | Spearman | place of the fastest |", "| --- | ---: | ---: | ---: |"]
+    lines += [f"| {g.name} | {g.count} | {g.correlation:.3f} | {g.best_rank} |" for g in groups]
+    return "\n".join(lines)

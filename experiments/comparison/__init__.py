@@ -1,0 +1,1 @@
+"""What the comparisons of planners share."""

@@ -1,0 +1,152 @@
+"""Tables and pictures of the ablation."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from darts_parallel.exact import layerwise as dynamic_programming
+from experiments.comparison.arms import (
+    BILEVEL,
+    BILEVEL_ARMS,
+    DEFAULT,
+    GRADIENT_ARMS,
+    PROBLEMS,
+    RIVALS,
+    tables_of,
+)
+from experiments.comparison.gaps import percent
+from experiments.comparison.picture import save
+from experiments.comparison.quantiles import quantile, read_curve
+from experiments.comparison.summary import markdown_table, publish, render_table
+
+Row = dict[str, Any]
+COLUMNS = ("problem", "arm", "seed", "raw_gap", "gap", "gap_at_equal_seconds", "seconds", "cpu_seconds",
+           "evaluations", "time_to_target_ratio")  # fmt: skip
+
+
+def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console, *, readme: bool) -> None:
+    """`ablate.csv`, `summary.md`, `ablate.png`, and the same on the terminal.
+
+    Args:
+        rows: As the jobs left them.
+        folder: Where to write.
+        note: How it was run, one line.
+        console: For the table.
+        readme: Whether to overwrite the block of experiments/README.md.
+    """
+    done = with_gaps(rows)
+    with (folder / "ablate.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", restval="")
+        writer.writeheader()
+        writer.writerows(done)
+    header, cells = table(done)
+    title = "Gap to the optimum in the model, raw / polished: median over seeds (smallest to largest)"
+    console.print(render_table(title, header, cells))
+    lines = [note, "", *markdown_table(header, cells), "", *bilevel_lines(done)]
+    text = "\n".join(lines).rstrip() + "\n"
+    (folder / "summary.md").write_text(text, encoding="utf-8")
+    save(figure(done), folder / "ablate.png")
+    if readme:
+        publish("ablate", text, {folder / "ablate.png": "gap of every run of every arm to the optimum"})
+    console.print(f"rows: {folder / 'ablate.csv'}, picture: {folder / 'ablate.png'}", soft_wrap=True)
+
+
+def with_gaps(rows: Sequence[Row]) -> list[Row]:
+    """Rows with relative distances from the optimum, which dynamic programming proves.
+
+    `gap_at_equal_seconds` reads every curve at the median seconds of the default arm on the same
+    problem, so that a rival has exactly the search's own time.
+    """
+    result = []
+    for name in dict.fromkeys(row["problem"] for row in rows):
+        mine = [row for row in rows if row["problem"] == name]
+        if name == BILEVEL:
+            result += mine
+            continue
+        best = dynamic_programming.solve(tables_of(name), "layerwise").cost
+        seconds = [row["seconds"] for row in mine if row["arm"] == DEFAULT]
+        for row in mine:
+            gaps = {"raw_gap": gap(row["raw_s"], best), "gap": gap(row["polished_s"], best)}
+            if seconds:
+                gaps["gap_at_equal_seconds"] = gap(read_curve(row["curve"], quantile(seconds, 50)), best)
+            result.append(row | gaps)
+    return result
+
+
+def gap(seconds: float | None, best: float) -> float:
+    """Relative distance; infinite without a plan."""
+    return float("inf") if seconds is None else seconds / best - 1.0
+
+
+def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """A row for each arm, a column for each problem: medians (smallest to largest) over seeds."""
+    problems = [name for name in PROBLEMS if any(row["problem"] == name for row in rows)]
+    cells = []
+    for arm in (*GRADIENT_ARMS, *RIVALS):
+        mine = [row for row in rows if row["arm"] == arm]
+        if mine:
+            question = GRADIENT_ARMS[arm].question if arm in GRADIENT_ARMS else "at the default's seconds"
+            here = [[row for row in mine if row["problem"] == problem] for problem in problems]
+            cells.append([arm, question, *(_cell(part, arm) for part in here)])
+    return ["arm", "question", *problems], cells
+
+
+def _cell(rows: Sequence[Row], arm: str) -> str:
+    if not rows:
+        return "-"
+    if arm in RIVALS:
+        key = "gap_at_equal_seconds"
+        gaps = [float(row[key] if key in row else row["gap"]) for row in rows]
+        return _median(gaps)
+    raw, polished = (_median([row[key] for row in rows]) for key in ("raw_gap", "gap"))
+    seconds = quantile([row["seconds"] for row in rows], 50)
+    return f"{raw} / {polished} in {seconds:.1f} s"
+
+
+def _median(gaps: Sequence[float]) -> str:
+    """Median, and smallest to largest."""
+    low, middle, high = (percent(value) for value in (min(gaps), quantile(gaps, 50), max(gaps)))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def bilevel_lines(rows: Sequence[Row]) -> list[str]:
+    """First against second order, in a sentence each."""
+    lines = []
+    for arm in BILEVEL_ARMS:
+        mine = [row for row in rows if row["arm"] == arm]
+        ratios = [float(row["time_to_target_ratio"] or "inf") for row in mine]
+        if ratios:
+            seconds = quantile([row["cpu_seconds"] for row in mine], 50)
+            lines.append(
+                f"- {arm}: predicted time to the target loss {quantile(ratios, 50):.3f} times the "
+                f"all-16-bit plan's ({min(ratios):.3f} to {max(ratios):.3f}); {seconds:.0f} CPU seconds."
+            )
+    return lines
+
+
+def figure(rows: Sequence[Row]) -> Figure:
+    """Every run of every arm, raw and polished, one panel for each problem."""
+    problems = [name for name in PROBLEMS if any(row["problem"] == name for row in rows)]
+    arms = [arm for arm in (*GRADIENT_ARMS, *RIVALS) if any(row["arm"] == arm for row in rows)]
+    size = (3.2 * max(len(problems), 1) + 1.5, 0.32 * len(arms) + 1.6)
+    picture = Figure(figsize=size, layout="constrained")
+    for number, problem in enumerate(problems):
+        axes = picture.add_subplot(1, len(problems), number + 1)
+        for key, colour, shift in (("raw_gap", "#e1973c", 0.15), ("gap", "#4878a8", -0.15)):
+            mine = [row for row in rows if row["problem"] == problem]
+            x = [100.0 * min(max(row[key], 0.0), 10.0) for row in mine]
+            y = [arms.index(row["arm"]) + shift for row in mine]
+            axes.scatter(x, y, s=12, c=colour, label="raw" if shift > 0 else "polished")
+        axes.set_xscale("symlog", linthresh=1e-3)
+        axes.set_yticks(range(len(arms)), arms if number == 0 else [""] * len(arms), fontsize=8)
+        axes.invert_yaxis()
+        axes.set_title(PROBLEMS[problem], fontsize=8, loc="left")
+        axes.set_xlabel("gap to the optimum, %", fontsize=8)
+        axes.grid(axis="x", color="#e4e4e4", linewidth=0.6)
+        if number == 0:
+            axes.legend(fontsize=7)
+    return picture

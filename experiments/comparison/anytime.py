@@ -1,0 +1,78 @@
+"""Anytime curves of a comparison: the best hard plan so far against wall-clock."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.comparison.quantiles import quantile, read_curve
+from experiments.comparison.rivals import RIVALS
+from experiments.comparison.runs import ORACLE, SEARCH, Run
+from experiments.comparison.standings import best_known
+
+COLOURS = {SEARCH: "#4878a8", "random_search": "#8a8a8a", "annealing": "#e1973c", "flexflow": "#6a9f58",
+           "evolution": "#b279a2", ORACLE: "#000000"}  # fmt: skip
+PANELS = 12
+"""Problems that are drawn, evenly chosen from all."""
+SMALLEST = 1e-3
+"""Percent; the axis is linear below this."""
+WORST = 100.0
+"""Percent; where runs without a plan, and worse ones, are drawn."""
+
+
+def write_curves(path: Path, runs: Sequence[Run]) -> None:
+    """Every improvement of every run: `problem, method, seed, at_s, iteration_time_s`."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("problem", "method", "seed", "at_s", "iteration_time_s"))
+        for run in runs:
+            seed = "" if run.seed is None else run.seed
+            writer.writerows((run.problem, run.method, seed, at, cost) for at, cost in run.curve)
+
+
+def anytime_figure(runs: Sequence[Run]) -> Figure:
+    """One panel a problem: median over seeds of the gap to the best known plan; dots: planners that end."""
+    names = list(dict.fromkeys(run.problem for run in runs))
+    names = [names[i] for i in sorted({round(x) for x in np.linspace(0, len(names) - 1, PANELS)})]
+    best, columns = best_known(runs), min(len(names), 4)
+    rows = -(-len(names) // max(columns, 1))
+    figure = Figure(figsize=(3.4 * columns, 2.6 * rows + 0.6), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for panel, name in zip(axes, names, strict=False):
+        mine = [run for run in runs if run.problem == name]
+        for method in COLOURS:
+            _draw(panel, [run for run in mine if run.method == method], best[name], method)
+        others = [run for run in mine if run.method in RIVALS and not RIVALS[run.method].seeded]
+        for run in others:
+            gap = min(100.0 * (run.iteration_time_s / best[name] - 1.0), WORST)
+            panel.plot(run.seconds, max(gap, 0.0), ".", color="#c44e52", markersize=5)
+            panel.annotate(run.method, (run.seconds, max(gap, 0.0)), fontsize=5, color="#c44e52")
+        panel.set_xscale("log")
+        panel.set_yscale("symlog", linthresh=SMALLEST)
+        panel.set_ylim(-0.3 * SMALLEST, 1.5 * WORST)
+        panel.set_title(name, fontsize=7, loc="left")
+        panel.tick_params(labelsize=6)
+        panel.grid(color="#eeeeee", linewidth=0.5)
+    for panel in axes[len(names) :]:
+        panel.set_visible(False)
+    figure.supxlabel("seconds", fontsize=8)
+    figure.supylabel("gap to the best known plan, %", fontsize=8)
+    handles = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(),
+                                                                        strict=True)}  # fmt: skip
+    if handles:
+        figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=6, fontsize=7)
+    return figure
+
+
+def _draw(panel: Axes, runs: Sequence[Run], best: float, method: str) -> None:
+    """The median curve of a method's seeds."""
+    curves = [run.curve for run in runs if run.curve]
+    if not curves:
+        return
+    times = sorted({at for curve in curves for at, _ in curve} | {max(run.seconds for run in runs)})
+    medians = [quantile([read_curve(curve, at) for curve in curves], 50) for at in times]
+    gaps = [min(max(100.0 * (value / best - 1.0), 0.0), WORST) for value in medians]
+    panel.step(times, gaps, where="post", color=COLOURS[method], linewidth=1.0, label=method)

@@ -1,0 +1,131 @@
+"""The arms of the ablation: what each changes, and one run of it."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baselines import annealing, flexflow, random_search
+from darts_parallel.bilevel.data import load_corpus
+from darts_parallel.bilevel.protocol import Protocol
+from darts_parallel.bilevel.report import rows_of
+from darts_parallel.bilevel.settings import BilevelSettings
+from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.table import CostTable
+from darts_parallel.gradient.descent import GradientSearch, search_tables
+from darts_parallel.problem.problem import load_problem
+from experiments.comparison.flat_logits import FlatSearch
+from experiments.comparison.problems import suite
+
+PROBLEMS = {
+    "gpt2_tight": "gpt2_xl on a10_4x4, tight",
+    "bert_tight": "bert_345m on a10_4x4, tight",
+    "bert_uneven": "bert_345m on a10_8x4, uneven",
+    "t5_loose": "t5_1_3b on a10_4x4, loose",
+    "toy_tight": "toy on toy, tight",
+}
+"""Short names (they stand in Hydra sweeps) of problems of `problems.py`."""
+ALONE = ("gpt2_tight", "bert_uneven", "toy_tight")
+"""Problems of a sweep that names none: tight memory, and layers that all differ."""
+BASE: dict[str, Any] = {"num_steps": 150, "num_restarts": 16, "polish_starts": 4, "polish_finalists": 1}
+"""Of every gradient arm: a quarter of the search's own restart-steps, so that ten seeds of all arms end."""
+DEFAULT = "default"
+BILEVEL = "bilevel"
+"""The problem of the arms that are a bilevel search."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to search; `changes` are fields of `SearchConfig`."""
+
+    question: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    flat: bool = False
+
+
+GRADIENT_ARMS = {
+    DEFAULT: Arm("the search, at 150 steps"),
+    "temperature_high": Arm("temperature schedule", {"temperature": [2.0, 0.5]}),
+    "temperature_low": Arm("temperature schedule", {"temperature": [0.2, 0.05]}),
+    "restarts_4": Arm("restarts (16)", {"num_restarts": 4}),
+    "restarts_64": Arm("restarts (16)", {"num_restarts": 64}),
+    "gumbel": Arm("softmax or Gumbel samples", {"relaxation": "gumbel"}),
+    "flat_logits": Arm("conditional or flat logits", flat=True),
+    "fixed_penalty": Arm("augmented Lagrangian or penalty", {"multiplier_step": 0.0}),
+    "random_logits": Arm("informed or random start", {"initial_preference": 0.0, "initial_noise": 1.0}),
+    # these three take as many restart-steps as the default, which drops half of the restarts twice
+    "plain_restarts": Arm("many starts (thinned)", {"num_restarts": 8, "thin_at": []}),
+    "resampled": Arm("many starts (thinned)", {"num_restarts": 8, "thin_at": [], "resample_at": [0.25, 0.5]}),
+    "resampled_early": Arm(
+        "many starts (thinned)", {"num_restarts": 8, "thin_at": [], "resample_at": [0.02]}
+    ),
+    "soft_edges": Arm("edges rounded in the second half", {"hard_stages_from": 1.0}),
+}
+RIVALS = {"random_search": random_search, "annealing": annealing, "flexflow": flexflow}
+BILEVEL_ARMS = {"bilevel_first_order": "first", "bilevel_second_order": "second"}
+BILEVEL_SIZES = [
+    "experiment=bilevel", "model.num_layers=2", "model.hidden_size=32", "training.seq_len=32",
+    "bilevel.num_steps=60", "bilevel.warmup_steps=20", "bilevel.retrain_steps=120",
+    "bilevel.validation_sequences=32", "bilevel.trial_steps=10", "bilevel.arms=[bilevel,all_16_bit]",
+]  # fmt: skip
+"""A bilevel search of seconds: it compares the orders, not the plans with the world."""
+
+
+def run_arm(problem: str, arm: str, seed: int, budget: float, quick: bool, folder: Path) -> dict[str, Any]:
+    """One run: a row without gaps, which need the optimum, and its anytime curve.
+
+    Args:
+        problem: One of `PROBLEMS`, or `BILEVEL` for a bilevel arm.
+        arm: Its name.
+        seed: Of all random numbers.
+        budget: Seconds of a rival.
+        quick: Few steps: shows that it works, and nothing else.
+        folder: For what a bilevel search leaves.
+    """
+    torch.set_num_threads(1)
+    row: dict[str, Any] = {"problem": problem, "arm": arm, "seed": seed}
+    if arm in BILEVEL_ARMS:
+        return row | _bilevel(BILEVEL_ARMS[arm], seed, quick, folder)
+    tables = tables_of(problem)
+    began = time.process_time()
+    if arm in RIVALS:
+        seconds = 0.2 if quick else budget
+        answer = RIVALS[arm].solve(tables, "layerwise", deadline=time.monotonic() + seconds, seed=seed)
+        found = {"raw_s": answer.cost, "polished_s": answer.cost, "seconds": seconds,
+                 "evaluations": answer.plans_evaluated, "curve": answer.curve}  # fmt: skip
+    else:
+        found = _gradient(tables, GRADIENT_ARMS[arm], seed, quick)
+    return row | found | {"cpu_seconds": time.process_time() - began}
+
+
+def tables_of(problem: str) -> tuple[CostTable, ...]:
+    """Cost tables of a problem by its short name."""
+    return suite([PROBLEMS[problem]])[0].tables()
+
+
+def _gradient(tables: Sequence[CostTable], arm: Arm, seed: int, quick: bool) -> dict[str, Any]:
+    few = {"num_steps": 10, "num_restarts": 2, "polish_starts": 1} if quick else {}
+    config = replace(SearchConfig(max_seconds=600.0), **(BASE | arm.changes | few))
+    loop = FlatSearch if arm.flat else GradientSearch
+    result = search_tables(tables, "layerwise", config, seed, loop=loop)
+    if result is None:
+        return {"raw_s": float("inf"), "polished_s": float("inf"), "seconds": 0.0, "evaluations": 0,
+                "curve": ()}  # fmt: skip
+    return {"raw_s": result.raw_iteration_time_s, "polished_s": result.iteration_time_s,
+            "seconds": result.seconds, "evaluations": result.plans_evaluated,
+            "curve": result.curve}  # fmt: skip
+
+
+def _bilevel(order: str, seed: int, quick: bool, folder: Path) -> dict[str, Any]:
+    """Predicted seconds to the target loss of the plan that the bilevel search finds, retrained."""
+    few = ["bilevel.num_steps=4", "bilevel.warmup_steps=2", "bilevel.retrain_steps=20"] if quick else []
+    problem = load_problem([*BILEVEL_SIZES, *few, f"bilevel.order={order}"])
+    settings = BilevelSettings.of(problem, seed)
+    began, cpu = time.monotonic(), time.process_time()
+    found = rows_of(Protocol(problem, load_corpus(), folder, tensorboard=False).run_seed(settings))
+    mine, reference = (next(row for row in found if row["arm"] == arm) for arm in settings.arms)
+    return {"time_to_target_ratio": mine["time_to_target_s"] / reference["time_to_target_s"],
+            "seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu}  # fmt: skip

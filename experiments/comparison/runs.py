@@ -1,0 +1,156 @@
+"""One problem solved by every method: the rows of `compare.csv`."""
+
+import csv
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+import torch
+
+from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.exact import uniform as exhaustive
+from darts_parallel.exact.result import Curve, TableResult
+from darts_parallel.gradient.descent import search_tables
+from darts_parallel.planner import automatic as auto
+from experiments.comparison.problems import Case
+from experiments.comparison.quantiles import quantile
+from experiments.comparison.rivals import RIVALS, run_rival
+
+ORACLE, UNIFORM, SEARCH = "dynamic_programming", "exhaustive_uniform", "gradient_search"
+AUTO = "auto"
+"""What the command does by default: `darts_parallel.planner.automatic`."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method on one problem with one seed: one row of `compare.csv`."""
+
+    problem: str
+    method: str
+    seed: int | None
+    """None where nothing is random."""
+    iteration_time_s: float
+    """Of the method's best plan; infinite without one."""
+    seconds: float
+    evaluations: int
+    proven: bool
+    """The method proved its answer: optimal in the model over its own space."""
+    gap: float
+    """Relative distance from the oracle's proven answer, or from its lower bound where it stopped early."""
+    raw_gap: float | None = None
+    """The same before polishing; None where a method does not polish."""
+    curve: Curve = ()
+    """Anytime curve; stands in a file of its own."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one process does: a problem, and the settings of the methods."""
+
+    case: Case
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    search: SearchConfig
+    oracle_seconds: float
+    budget: float = 10.0
+    """Most seconds of the gradient search, and of a rival that never ends by itself."""
+
+
+def gap(seconds: float, reference: float) -> float:
+    """Relative distance from `reference`; infinite where there is no plan."""
+    if reference <= 0:
+        return float("inf")
+    return seconds / reference - 1.0
+
+
+def run_case(work: Work) -> list[Run]:
+    """The oracle first, then every other method against it.
+
+    The oracle knows no incumbent, so nothing that the search does can sway it.
+    """
+    torch.set_num_threads(1)
+    tables = work.case.tables()
+    deadline = time.monotonic() + work.oracle_seconds
+    began = time.monotonic()
+    oracle = dynamic_programming.solve(tables, work.case.space, deadline=deadline)
+    reference = oracle.cost if oracle.proven else oracle.lower_bound
+    rows = [_baseline(work.case, ORACLE, oracle, time.monotonic() - began, reference)]
+    if UNIFORM in work.methods:
+        began = time.monotonic()
+        answer = exhaustive.solve_uniform(tables, deadline=began + work.oracle_seconds)
+        rows.append(_baseline(work.case, UNIFORM, answer, time.monotonic() - began, reference))
+    if AUTO in work.methods:
+        rows.append(_auto(work, tables, reference))
+    budget = work.budget
+    if SEARCH in work.methods:
+        found = [_search(work, tables, seed, reference) for seed in work.seeds]
+        # equal wall-clock: a rival gets what the gradient search took, a tenth more against noise
+        budget = min(budget, 1.1 * quantile([run.seconds for run in found], 50))
+        rows += found
+    for name in (name for name in RIVALS if name in work.methods):
+        rows += _rival(work, name, tables, reference, budget)
+    return rows
+
+
+def ignore_interrupt() -> None:
+    """For a process of a pool: Ctrl-C reaches every process of the terminal, the parent alone decides."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _baseline(case: Case, method: str, answer: TableResult, seconds: float, reference: float) -> Run:
+    distance = gap(answer.cost, reference)
+    curve = ((seconds, answer.cost),) if answer.best is not None else ()
+    return Run(case.name, method, None, answer.cost, seconds, answer.plans_evaluated, answer.proven, distance,
+               curve=curve)  # fmt: skip
+
+
+def _auto(work: Work, tables: Sequence[CostTable], reference: float) -> Run:
+    began, settings = time.monotonic(), replace(work.search, method=AUTO)
+    answer = auto.solve(tables, work.case.space, settings, work.seeds[0])
+    return Run(work.case.name, AUTO, None, answer.cost, time.monotonic() - began, answer.evaluations,
+               answer.proven, gap(answer.cost, reference), curve=answer.curve)  # fmt: skip
+
+
+def _rival(work: Work, name: str, tables: Sequence[CostTable], reference: float, budget: float) -> list[Run]:
+    runs = run_rival(RIVALS[name], tables, work.case.space, work.seeds, budget, work.oracle_seconds)
+    return [
+        Run(work.case.name, name, run.seed, run.answer.cost, run.seconds, run.answer.plans_evaluated, False,
+            gap(run.answer.cost, reference), curve=run.curve)
+        for run in runs
+    ]  # fmt: skip
+
+
+def _search(work: Work, tables: Sequence[CostTable], seed: int, reference: float) -> Run:
+    began = time.monotonic()
+    limit = min(work.budget, work.search.max_seconds)
+    result = search_tables(tables, work.case.space, replace(work.search, max_seconds=limit), seed)
+    if result is None:
+        seconds, none = time.monotonic() - began, float("inf")
+        return Run(work.case.name, SEARCH, seed, none, seconds, 0, False, none, none)
+    return Run(
+        problem=work.case.name,
+        method=SEARCH,
+        seed=seed,
+        iteration_time_s=result.iteration_time_s,
+        seconds=result.seconds,
+        evaluations=result.plans_evaluated,
+        proven=False,
+        gap=gap(result.iteration_time_s, reference),
+        raw_gap=gap(result.raw_iteration_time_s, reference),
+        curve=result.curve,
+    )
+
+
+def write_csv(path: Path, runs: Sequence[Run]) -> None:
+    """All rows, problems in the order in which they are given; complete or as it was before."""
+    partial = path.with_suffix(".partial")
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        names = [field.name for field in fields(Run) if field.name != "curve"]
+        writer = csv.DictWriter(file, names, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(asdict(run) for run in runs)
+    partial.replace(path)

@@ -1,0 +1,174 @@
+"""A comparison in words: tables for the terminal, Markdown for the README."""
+
+import os
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from darts_parallel.errors import ConfigError
+from experiments.comparison.gaps import SHARES, Distribution, Findings, ProblemSummary, percent
+from experiments.comparison.quantiles import quantile
+from experiments.comparison.runs import Run
+
+README = Path(__file__).parents[1] / "README.md"
+COLUMNS = ("problem", "oracle s/iteration", "oracle seconds", "uniform gap", "raw median", "raw max",
+           "polished median", "polished max", "search seconds")  # fmt: skip
+
+
+def _cells(summary: ProblemSummary) -> list[str]:
+    """One row of the table of problems, as `COLUMNS`."""
+    spread = []
+    for gaps in (summary.raw, summary.polished):
+        spread += [percent(quantile(gaps, 50)), percent(max(gaps))] if gaps else ["-", "-"]
+    seconds = "-" if summary.search_seconds is None else f"{summary.search_seconds:.1f}"
+    mark = "" if summary.proven else " (bound)"
+    oracle = [f"{summary.oracle_time_s:.5g}{mark}", f"{summary.oracle_seconds:.1f}"]
+    return [summary.problem, *oracle, percent(summary.uniform), *spread, seconds]
+
+
+def _distribution_rows(findings: Findings) -> list[list[str]]:
+    named: list[tuple[str, Distribution | None]] = [("raw", findings.raw), ("polished", findings.polished)]
+    return [
+        [name, str(part.count), f"{part.exact:.1%}", *(percent(value) for value in part.quantiles)]
+        for name, part in named
+        if part is not None
+    ]
+
+
+def _distribution_header() -> list[str]:
+    return ["gap", "runs", "exactly 0", *("max" if share == 100 else f"{share}%" for share in SHARES)]
+
+
+def _miss(run: Run) -> str:
+    return f"{run.problem}, seed {run.seed}: polished {percent(run.gap)}, raw {percent(run.raw_gap)}"
+
+
+def _remarks(findings: Findings) -> list[str]:
+    """Sentences on everything that is not as it should be."""
+    remarks = [
+        f"The oracle stopped early on {name}: its gaps are from the lower bound and count in no statistic."
+        for name in findings.unproven
+    ]
+    remarks += [
+        f"Contradiction: {run.method} beats the proven answer on {run.problem}, seed {run.seed}, "
+        f"by {-run.gap:.1e}: the oracle or the cost is wrong."
+        for run in findings.contradictions
+    ]
+    return remarks
+
+
+def render(findings: Findings, console: Console) -> None:
+    """Print the table of problems, the distribution, and every failure by name."""
+    table = _table("Gap to the exact oracle, layer-wise space", COLUMNS)
+    for summary in findings.problems:
+        table.add_row(*_cells(summary))
+    console.print(table)
+    rows = _distribution_rows(findings)
+    if rows:
+        distribution = _table("Distribution over all runs", _distribution_header())
+        for row in rows:
+            distribution.add_row(*row)
+        console.print(distribution)
+    for target, measured, met in findings.targets():
+        console.print(f"{'met   ' if met else 'MISSED'}  {target}: {measured}", highlight=False)
+    if findings.polished is not None:
+        console.print(f"Runs above 0 % when polished: {len(findings.misses)}", highlight=False)
+    for line in [f"  {_miss(run)}" for run in findings.misses] + _remarks(findings):
+        console.print(line, highlight=False)
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None)
+    for index, name in enumerate(columns):
+        if index == 0:
+            table.add_column(name)
+        else:  # a word a line: narrow enough for the numbers to stay whole
+            table.add_column(name.replace(" ", "\n"), justify="right", vertical="bottom", no_wrap=True)
+    return table
+
+
+def render_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table for the terminal: first column to the left, numbers to the right."""
+    table = _table(title, header)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def markdown(findings: Findings, note: str) -> str:
+    """The same as Markdown.
+
+    Args:
+        findings: Of the comparison.
+        note: How it was run: one line.
+    """
+    lines = [note, ""]
+    rows = _distribution_rows(findings)
+    if rows:
+        lines += [*markdown_table(_distribution_header(), rows), ""]
+        lines += [
+            f"- {target}: {text}, {'met' if met else '**missed**'}"
+            for target, text, met in findings.targets()
+        ]
+        lines += ["", f"Runs above 0 % when polished: {len(findings.misses)}.", ""]
+        lines += [f"- {_miss(run)}" for run in findings.misses]
+        lines += [""] if findings.misses else []
+    remarks = _remarks(findings)
+    lines += [f"- {remark}" for remark in remarks] + ([""] if remarks else [])
+    lines += markdown_table(COLUMNS, [_cells(summary) for summary in findings.problems])
+    return "\n".join(lines) + "\n"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table: first column to the left, numbers to the right."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
+
+
+def replace_block(path: Path, name: str, text: str) -> None:
+    """Overwrite what stands between `<!-- name -->` and `<!-- /name -->`.
+
+    Errors:
+        ConfigError: the file has no such block.
+    """
+    content = path.read_text(encoding="utf-8")
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    head, found, rest = content.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise ConfigError(f"{path} has no block {begin} ... {end} to write into; add these two lines.")
+    path.write_text(f"{head}{begin}\n{text.strip()}\n{end}{tail}", encoding="utf-8")
+
+
+def publish(name: str, text: str, pictures: Mapping[Path, str], readme: Path = README) -> None:
+    """Overwrite a block of the README with a text and its pictures, which go to `pictures/` beside it.
+
+    Args:
+        name: Of the block.
+        text: Markdown.
+        pictures: Files to copy, each with its caption.
+        readme: Which file.
+    """
+    shown = readme.parent / "pictures"
+    shown.mkdir(exist_ok=True)
+    links = []
+    for source, caption in pictures.items():
+        target = shown / f"{name}_{source.name}"
+        shutil.copyfile(source, target)
+        links += ["", f"![{caption}](pictures/{target.name})"]
+    replace_block(readme, name, "\n".join([text.strip(), *links]))
+
+
+def processor() -> str:
+    """Name and number of the CPUs, as the system tells it."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass
+    return f"{name}, {os.cpu_count()} logical CPUs"

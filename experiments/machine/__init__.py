@@ -1,0 +1,1 @@
+"""What the profile of a machine is made of."""

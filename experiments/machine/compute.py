@@ -1,0 +1,231 @@
+"""Kernels of one device, and the figures of the cost model that fit them best."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from math import prod
+from statistics import median
+
+import torch
+
+from darts_parallel.bilevel.measured_speed import LayerProfile, profile_block
+from darts_parallel.bilevel.measuring import Case
+from darts_parallel.bilevel.settings import TransformerShape
+from darts_parallel.bilevel.transformer import block, initial_weights
+from darts_parallel.cost.compute import ATTENTION_HALF_SIZE, gemm_seconds
+from darts_parallel.problem.cluster import Device
+from darts_parallel.problem.model import Gemm
+from experiments.machine.profile import Machine
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
+HALF_SIZES = [0.0] + [2.0 ** (i / 4) for i in range(8, 45)]
+"""Half sizes that are tried, 4 to 2048."""
+MOST_EXTRAPOLATED = 2.0
+"""Largest rate of an endless product that a fit may claim, in units of the fastest product measured.
+
+Products so small that launching them is all that they do take equal times, which every large half size
+explains: only the rate over the cube of the half size follows from them, and the rate itself may be anything.
+"""
+STREAMED = 7.0
+"""Tensors that a sum, a GELU and a layer norm read and write: 3, 2 and 2."""
+
+
+@dataclass(frozen=True)
+class GemmTime:
+    """One measured matrix product of `rows x inner` by `inner x columns`."""
+
+    precision: str
+    rows: int
+    inner: int
+    columns: int
+    seconds: float
+
+    @property
+    def flops_per_s(self) -> float:
+        """Arithmetic rate."""
+        return 2.0 * self.rows * self.inner * self.columns / self.seconds
+
+
+@dataclass(frozen=True)
+class GemmFit:
+    """The figures of the cost model that explain measured products best."""
+
+    device: Device
+    """Its peak is that of the main precision."""
+    peaks: dict[str, float]
+    """FLOP/s by precision."""
+    error: float
+    """Median of |fitted / measured - 1| over the products of the main precision."""
+    bounded: tuple[str, ...]
+    """Precisions whose products ask for a peak above `MOST_EXTRAPOLATED` times the fastest of them."""
+
+
+@dataclass(frozen=True)
+class ComputeProfile:
+    """What was measured on the device, and the figures of the cost model that follow."""
+
+    gemms: tuple[GemmTime, ...]
+    layers: tuple[LayerProfile, ...]
+    fit: GemmFit
+
+
+def gemm_shapes(largest: int) -> list[tuple[int, int, int]]:
+    """Rows, inner size and columns: all triples of `largest` and a quarter and a sixteenth of it."""
+    sizes = sorted({max(largest // 4**i, 16) for i in range(3)})
+    return list(product(sizes, repeat=3))
+
+
+def measure_compute(
+    machine: Machine, precisions: Sequence[str], largest: int, seconds: float
+) -> ComputeProfile:
+    """Measure products, streams, attention and blocks.
+
+    Args:
+        machine: Where.
+        precisions: Of the products; the first is the main one.
+        largest: Rows and columns of the largest product.
+        seconds: Wall-clock for all.
+    """
+    names = [(precision, *shape) for precision in precisions for shape in gemm_shapes(largest)]
+    times = machine.measure("matrix products", [_gemm(machine, *name) for name in names], 0.5 * seconds)
+    gemms = tuple(GemmTime(*name, spent) for name, (spent,) in zip(names, times, strict=True))
+    kernels = machine.measure("streams, attention, launches", _kernels(machine, precisions[0], largest),
+                              0.2 * seconds)  # fmt: skip
+    copied, *streamed, attended, launched = (spent for (spent,) in kernels)
+    stream = _stream_elements(largest) * WIDTHS[precisions[0]]
+    bandwidth = 2 * stream / copied
+    started = Device(
+        name="measured", memory=0.0, peak_flops=1.0, memory_bandwidth=bandwidth, gemm_efficiency=1.0,
+        gemm_half_size=0.0, attention_efficiency=1.0,
+        memory_efficiency=min(STREAMED * stream / sum(streamed) / bandwidth, 1.0),
+        layer_overhead=launched, overlap_exponent=2.0, reserved=0.0,
+    )  # fmt: skip
+    fitted = fit_gemms(gemms, started)
+    rate = _attention_flops(largest) / attended / float(fitted.device.peak_flops)
+    # the model's efficiency is that of large heads; heads of 64 reach a share of it
+    efficiency = min(rate * (1.0 + ATTENTION_HALF_SIZE / 64), 1.0)
+    device = replace(fitted.device, attention_efficiency=efficiency)
+    layers = _layers(machine, precisions[0], largest, 0.3 * seconds)
+    return ComputeProfile(gemms, layers, replace(fitted, device=device))
+
+
+def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> GemmFit:
+    """The peak, the efficiency and the half size that explain measured products best.
+
+    Of every half size tried the arithmetic rate is the median that the products imply; the one with the
+    smallest median error by the whole model (roofline included) is taken, of those that claim no rate beyond
+    `MOST_EXTRAPOLATED` times the fastest product. The peak is the largest of the rates of single products and
+    of the rate of an endless one; that of another precision is bounded in the same way.
+
+    Args:
+        gemms: Of one precision or several; the first product's is the main one.
+        device: With its memory's bandwidth and efficiency.
+    """
+    by_precision: dict[str, list[GemmTime]] = {}
+    for gemm in gemms:
+        by_precision.setdefault(gemm.precision, []).append(gemm)
+    main = gemms[0].precision
+    best, error, bounded = _best_fit(by_precision[main], device)
+    rate, half = float(best.peak_flops), float(best.gemm_half_size)
+    peak = max(rate, _fastest(by_precision[main]))
+    peaks, at_bound = {main: peak}, [main] if bounded else []
+    for precision, some in by_precision.items():
+        if precision != main:
+            wanted = max(_endless_rate(some, half) * peak / rate, _fastest(some))
+            peaks[precision] = min(wanted, MOST_EXTRAPOLATED * _fastest(some))
+            at_bound += [precision] if wanted > peaks[precision] else []
+    return GemmFit(replace(best, peak_flops=peak, gemm_efficiency=rate / peak), peaks, error, tuple(at_bound))
+
+
+def _best_fit(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, float, bool]:
+    """The allowed candidate of the smallest median error, that error, and whether a refused one is better."""
+    tried = [_fitted(gemms, device, half) for half in HALF_SIZES]
+    errors = [median(_errors(gemms, candidate)) for candidate in tried]
+    most = MOST_EXTRAPOLATED * _fastest(gemms)
+    # a half size of 0 claims the median rate of the products, so that one candidate always remains
+    allowed = [index for index, candidate in enumerate(tried) if float(candidate.peak_flops) <= most]
+    best = min(allowed, key=errors.__getitem__)
+    return tried[best], errors[best], errors[best] > min(errors)
+
+
+def _fastest(gemms: Sequence[GemmTime]) -> float:
+    """FLOP/s of the fastest product."""
+    return max(gemm.flops_per_s for gemm in gemms)
+
+
+def _fitted(gemms: Sequence[GemmTime], device: Device, half: float) -> Device:
+    return replace(device, gemm_half_size=half, gemm_efficiency=1.0, peak_flops=_endless_rate(gemms, half))
+
+
+def _endless_rate(gemms: Sequence[GemmTime], half: float) -> float:
+    """FLOP/s of an endless product by the saturation curve of `compute.gemm_seconds`."""
+    return median(
+        gemm.flops_per_s * prod((d + half) / d for d in (gemm.rows, gemm.inner, gemm.columns))
+        for gemm in gemms
+    )
+
+
+def _errors(gemms: Sequence[GemmTime], device: Device) -> list[float]:
+    """|fitted / measured - 1| of every product."""
+    one = torch.ones((), dtype=torch.float64)
+
+    def fitted(gemm: GemmTime) -> float:
+        product = Gemm(gemm.columns, gemm.inner, "column")
+        return float(gemm_seconds(product, gemm.rows * one, one, device, WIDTHS[gemm.precision]))
+
+    return [abs(fitted(gemm) / gemm.seconds - 1.0) for gemm in gemms]
+
+
+def _ones(machine: Machine, precision: str, *shape: int) -> torch.Tensor:
+    return torch.ones(*shape, dtype=DTYPES[precision], device=machine.device)
+
+
+def _gemm(machine: Machine, precision: str, rows: int, inner: int, columns: int) -> Case:
+    left, right, out = (
+        _ones(machine, precision, *shape) for shape in ((rows, inner), (inner, columns), (rows, columns))
+    )
+    return machine.timed(lambda: torch.mm(left, right, out=out))
+
+
+def _stream_elements(largest: int) -> int:
+    """Numbers of a tensor that no cache of its device holds."""
+    return -(-max(4 * largest**2, 2**20) // largest) * largest
+
+
+def _attention_flops(largest: int) -> float:
+    """Products of causal attention with 8 heads of 64, half of which are skipped."""
+    return 4.0 * min(largest, 2048) ** 2 * 8 * 64 / 2
+
+
+def _kernels(machine: Machine, precision: str, largest: int) -> list[Case]:
+    """Copy; sum, GELU and layer norm; causal attention; a block so small that launching is all it does."""
+    source, other, target = (_ones(machine, precision, _stream_elements(largest)) for _ in range(3))
+    query, key, value = _ones(machine, precision, 3, 1, 8, min(largest, 2048), 64)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    tiny = TransformerShape(num_blocks=1, width=16, num_heads=1, context=1, vocab_size=16)
+    initial = initial_weights(tiny, torch.Generator().manual_seed(0))
+    weights = {name: w.to(machine.device, DTYPES[precision]) for name, w in initial.items()}
+    state = _ones(machine, precision, 1, 1, 16)
+    return [
+        machine.timed(lambda: target.copy_(source)),
+        machine.timed(lambda: torch.add(source, other, out=target)),
+        machine.timed(lambda: torch.nn.functional.gelu(source)),
+        machine.timed(lambda: torch.nn.functional.layer_norm(source.view(-1, largest), (largest,))),
+        machine.timed(lambda: attend(query, key, value, is_causal=True)),
+        machine.timed(lambda: block(weights, 0, state, 1, lambda partials: partials.sum(0))),
+    ]
+
+
+def _layers(machine: Machine, precision: str, largest: int, seconds: float) -> tuple[LayerProfile, ...]:
+    """Blocks of two widths and two micro-batches, forward and backward."""
+    context, rows = min(largest, 256), list[LayerProfile]()
+    for width in (largest // 4, largest // 2):
+        shape = TransformerShape(1, width, max(width // 64, 1), context, 256)
+        rows += profile_block(
+            shape, [1], [1, 4], clock=machine.now, model=f"width {width}", device=machine.device,
+            dtype=DTYPES[precision],
+            measure=partial(machine.measure, f"blocks of width {width}", seconds=seconds / 2),
+        )  # fmt: skip
+    return tuple(rows)

@@ -1,0 +1,136 @@
+"""Collectives and messages over a process group, and the alpha-beta figures that fit them best."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor, distributed
+
+from darts_parallel.bilevel.measuring import Case
+from experiments.machine.profile import Machine
+
+SMALLEST = 2**10
+"""Bytes of the smallest message; each further one is four times as large."""
+
+
+@dataclass(frozen=True)
+class MessageTime:
+    """One measured collective or message."""
+
+    operation: str
+    size: int
+    """Bytes of the full tensor."""
+    seconds: float
+    traffic: float
+    """Bytes through the slowest link by `comm.py`."""
+    steps: float
+    """Latencies by `comm.py`."""
+
+
+@dataclass(frozen=True)
+class LinkProfile:
+    """A link's figures and what they follow from."""
+
+    times: tuple[MessageTime, ...]
+    bandwidth: float
+    """Bytes/s, one direction."""
+    latency: float
+    """Seconds."""
+    error: float
+    """Median of |fitted / measured - 1|."""
+
+
+def measure_link(machine: Machine, *, inside: bool, largest: int, seconds: float) -> LinkProfile | None:
+    """All-reduce, all-gather and messages between the ranks of a node, or of equal place on all nodes.
+
+    Args:
+        machine: Where.
+        inside: Inside the nodes; else between them, all ranks of a node at once.
+        largest: Bytes of the largest message.
+        seconds: Wall-clock.
+
+    Returns:
+        None where such a group has one rank.
+    """
+    ranks = machine.ranks_per_node if inside else machine.nodes
+    if ranks == 1:
+        return None
+    group, members = _my_group(machine, inside=inside)
+    # all ranks of a node send at once between nodes, and share what leaves it
+    sharing = 1 if inside else machine.ranks_per_node
+    sizes = [SMALLEST * 4**i for i in range(16) if SMALLEST * 4**i <= max(largest, SMALLEST)]
+    named: list[tuple[str, int, float, float]] = []
+    cases: list[Case] = []
+    for size in sizes:
+        ring, steps = (ranks - 1) / ranks * size * sharing, float(ranks - 1)
+        named += [("all-reduce", size, 2 * ring, 2 * steps), ("all-gather", size, ring, steps),
+                  ("there and back", size, 2.0 * size * sharing, 2.0)]  # fmt: skip
+        cases += [machine.together(work) for work in _works(machine, group, members, size)]
+    times = machine.measure("links inside nodes" if inside else "links between nodes", cases, seconds)
+    return fit_link(
+        [MessageTime(name, size, spent, traffic, steps)
+         for (name, size, traffic, steps), (spent,) in zip(named, times, strict=True)]
+    )  # fmt: skip
+
+
+def fit_link(times: Sequence[MessageTime]) -> LinkProfile:
+    """Bandwidth and latency by least squares on relative errors, both above zero.
+
+    Every time is `traffic / bandwidth + steps * latency`; the two are found from its normal equations, or one
+    of them alone where the other would be negative.
+    """
+    rows = torch.tensor([[t.traffic / t.seconds, t.steps / t.seconds] for t in times], dtype=torch.float64)
+    one = torch.ones(len(times), dtype=torch.float64)
+    inverse, latency = torch.linalg.lstsq(rows, one).solution.tolist()
+    if latency < 0:
+        inverse, latency = _alone(rows[:, 0]), 0.0
+    elif inverse <= 0:
+        # nothing grew with size: the largest message bounds the bandwidth from below
+        inverse = min(t.seconds / t.traffic for t in times)
+        latency = _alone(rows[:, 1])
+    fitted = rows @ torch.tensor([inverse, latency], dtype=torch.float64)
+    return LinkProfile(tuple(times), 1.0 / inverse, latency, median((fitted - 1.0).abs().tolist()))
+
+
+def _alone(column: Tensor) -> float:
+    return float(column.sum() / column.square().sum())
+
+
+def _my_group(machine: Machine, *, inside: bool) -> tuple[distributed.ProcessGroup, list[int]]:
+    """This rank's group, and its ranks; every rank takes part in making all groups."""
+    size, nodes = machine.ranks_per_node, machine.nodes
+    groups = (
+        [[node * size + i for i in range(size)] for node in range(nodes)]
+        if inside
+        else [[node * size + i for node in range(nodes)] for i in range(size)]
+    )
+    made = [distributed.new_group(ranks) for ranks in groups]
+    mine = next(i for i, ranks in enumerate(groups) if machine.rank in ranks)
+    return made[mine], groups[mine]
+
+
+def _works(
+    machine: Machine, group: distributed.ProcessGroup, members: list[int], size: int
+) -> list[Callable[[], object]]:
+    """An all-reduce, an all-gather and a message to a neighbour and back, each of `size` bytes."""
+    count = max(size // 4 // len(members), 1)
+    whole = torch.ones(count * len(members), device=machine.device)
+    parts = [torch.ones(count, device=machine.device) for _ in members]
+    mine = torch.ones(count, device=machine.device)
+    place = members.index(machine.rank)
+
+    def there_and_back() -> None:
+        # neighbours in pairs, all pairs at once; a last rank without a partner waits
+        partner = place ^ 1
+        if partner >= len(members):
+            return
+        moves = [distributed.send, distributed.recv]
+        for move in moves if place % 2 == 0 else reversed(moves):
+            move(whole, members[partner], group=group)
+
+    return [
+        lambda: distributed.all_reduce(whole, group=group),
+        lambda: distributed.all_gather(parts, mine, group=group),
+        there_and_back,
+    ]

@@ -1,0 +1,70 @@
+from itertools import pairwise
+
+import pytest
+import torch
+
+from baselines.fasop import fasop_plans, find_plan, solve
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.cost.table import build_tables
+from darts_parallel.exact import uniform as exhaustive
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.problem.problem import load_problem
+from tests.support.random_tables import random_table
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_plans_on_random_tables_are_legal_and_one_for_each_uniform_strategy(seed: int) -> None:
+    table = random_table(seed, pp=1 + seed % 4, num_layers=7)
+    plans = fasop_plans(table)
+    assert len(plans) == int(table.allowed.sum())
+    assert (plans.choices == plans.choices[:, :1]).all()
+    assert (plans.starts[:, 0] == 0).all()
+    assert (plans.starts.diff(dim=1) > 0).all()
+    assert not table.joined[plans.starts].any()
+    best = solve([table])
+    cost = evaluate_batch(table, plans)
+    feasible = cost.iteration_time[cost.feasible]
+    assert best.cost == (float(feasible.min()) if len(feasible) else float("inf"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_is_never_better_than_the_optimal_uniform_plan(seed: int) -> None:
+    tables = [random_table(100 + seed, pp=pp, num_layers=6) for pp in (1, 2, 3)]
+    assert solve(tables).cost >= exhaustive.solve_uniform(tables).cost * (1 - 1e-9)
+
+
+def test_the_answer_to_a_problem_is_a_plan_that_evaluate_prices_the_same() -> None:
+    problem = load_problem(["model=bert_345m", "training=bert_345m", "cluster=a10_4x4", "space=uniform"])
+    answer = find_plan(problem, seed=0)
+    assert answer.plan is not None
+    cost = evaluate(answer.plan, problem)
+    assert cost.feasible
+    assert cost.iteration_time_s == pytest.approx(answer.iteration_time_s, rel=1e-9)
+    assert not answer.proven
+    optimum = exhaustive.find_plan(problem)
+    assert optimum.iteration_time_s * (1 - 1e-9) <= answer.iteration_time_s <= optimum.iteration_time_s * 1.2
+
+
+def test_on_a_mixed_cluster_its_plan_says_the_order_of_the_nodes_and_is_no_better_than_the_optimum() -> None:
+    names = ["model=bert_345m", "training=bert_345m", "cluster=a10_a100_mixed"]
+    problem = load_problem([*names, "space=uniform", "space.pp=8"])
+    answer = find_plan(problem)
+    assert answer.plan is not None
+    assert sorted(answer.plan.node_order or range(4)) == [0, 1, 2, 3]
+    cost = evaluate(answer.plan, problem)
+    assert cost.feasible
+    assert cost.iteration_time_s == pytest.approx(answer.iteration_time_s, rel=1e-9)
+    assert answer.iteration_time_s >= exhaustive.find_plan(problem).iteration_time_s * (1 - 1e-9)
+    widths = [end - first for first, end in pairwise(answer.plan.boundaries)]
+    order = answer.plan.node_order or (0, 1, 2, 3)
+    on_a100 = [width for stage, width in enumerate(widths) if order[stage // 2] == 0]
+    assert max(on_a100) == max(widths)  # the faster node holds the longest stage
+
+
+def test_equal_blocks_are_split_evenly() -> None:
+    problem = load_problem(["model=gpt2_xl", "cluster=a10_8x4", "space=uniform", "space.pp=8"])
+    (table,) = build_tables(problem, outer_spaces(problem))
+    widths = torch.nn.functional.pad(fasop_plans(table).starts, (0, 1), value=table.num_layers).diff(dim=1)
+    # 50 units over 8 stages; the ends of the chain cost less or more than a block
+    assert (widths[:, 1:-1] >= 5).all()
+    assert (widths[:, 1:-1] <= 8).all()

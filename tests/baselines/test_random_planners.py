@@ -1,0 +1,150 @@
+"""The planners that try plans at random: legal plans, never below the optimum, their rules."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from baselines import annealing, flexflow, random_search
+from baselines.annealing import metropolis
+from baselines.chains import Chains, PlanSpace
+from baselines.incumbent import Incumbent
+from baselines.moves import MoveWeights, RandomMoves
+from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.result import TableResult
+from darts_parallel.gradient.descent import search_tables
+from darts_parallel.problem.problem import load_problem
+from tests.support.random_tables import random_table
+
+PLANNERS = {"random_search": random_search, "annealing": annealing, "flexflow": flexflow}
+EVERY_MOVE = MoveWeights(layer=1, run=1, stage=1, whole=1, edge=1, outer=1, jump=1)
+
+
+def tables_of(seed: int) -> list[CostTable]:
+    """Tables of one model: the same layers are joined in all."""
+    tables = [random_table(seed, pp=pp, num_layers=5, num_choices=3, tightness=0.9) for pp in (1, 3)]
+    return [replace(table, joined=tables[0].joined) for table in tables]
+
+
+def moves_over(
+    tables: list[CostTable], kind: str, seed: int, weights: MoveWeights = EVERY_MOVE
+) -> RandomMoves:
+    space = PlanSpace(Incumbent(tables, None), kind)
+    return RandomMoves(space, weights, torch.Generator().manual_seed(seed))
+
+
+def assert_legal(chains: Chains, space: PlanSpace) -> None:
+    """Rising stage starts at units, as many as stages; allowed strategies; the right space."""
+    table_pp = space.pp[chains.table]
+    for starts, pp in zip(chains.starts.tolist(), table_pp.tolist(), strict=True):
+        assert starts[0] == 0
+        assert sorted(set(starts[:pp])) == starts[:pp]
+        assert set(starts[:pp]) <= set(space.units.tolist())
+        assert set(starts[pp:]) <= {space.num_layers}
+    assert space.allowed[chains.table, chains.outer].gather(1, chains.choices).all()
+    if space.kind == "uniform":
+        assert (chains.choices == chains.choices[:, :1]).all()
+    if space.kind == "stagewise":
+        firsts = chains.choices.gather(1, chains.starts.gather(1, chains.stages()))
+        assert (chains.choices == firsts).all()
+
+
+@pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])
+def test_random_plans_and_every_change_of_them_are_legal(kind: str) -> None:
+    for seed in range(4):
+        moves = moves_over(tables_of(seed), kind, seed)
+        chains = moves.random_plans(60)
+        assert_legal(chains, moves.space)
+        for _ in range(6):
+            before, chains = chains, moves.propose(chains)
+            assert_legal(chains, moves.space)
+        assert len({tuple(row) for row in before.starts.tolist()}) > 1
+
+
+def test_a_flexflow_proposal_changes_one_layer_or_moves_edges_by_one_or_changes_the_outer_choice() -> None:
+    moves = moves_over(tables_of(1), "layerwise", 1, flexflow.WEIGHTS)
+    before = moves.random_plans(400)
+    after = moves.propose(before)
+    same_outer = (before.table == after.table) & (before.outer == after.outer)
+    layers = (before.choices != after.choices).sum(1)[same_outer & (before.starts == after.starts).all(1)]
+    assert int(layers.max()) == 1
+    same_table = before.table == after.table
+    assert int((before.starts - after.starts).abs()[same_table].max()) <= 2  # joined layers move together
+
+
+def test_the_metropolis_rule_at_its_two_ends_and_at_one_hand_worked_temperature() -> None:
+    moves = moves_over(tables_of(2), "layerwise", 3)
+    chains = moves.random_plans(2000)
+    energy = moves.space.price(chains)
+    _, cold = metropolis(moves.space, moves, chains, energy, 1e-12)
+    assert (cold <= energy).all()
+    assert (cold < energy).any()
+    # a rise of ln 2 at temperature 1 is accepted with probability 1/2
+    level = energy.clone()
+    moves.space.price = lambda _: level + torch.log(torch.tensor(2.0))  # type: ignore[method-assign]
+    _, warm = metropolis(moves.space, moves, chains, energy, 1.0)
+    assert float((warm > energy).double().mean()) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])
+def test_a_plan_is_legal_costs_what_is_claimed_and_never_less_than_the_optimum(name: str, kind: str) -> None:
+    found, steps = 0, 10 if name == "random_search" else 45
+    for seed in range(3):
+        tables = tables_of(seed)
+        best = brute_force(tables, kind).cost
+        result = PLANNERS[name].solve(tables, kind, seed=seed, max_steps=steps)
+        assert result.cost >= best * (1 - 1e-12)
+        assert not result.proven
+        if result.best is not None:
+            cost = evaluate_batch(tables[result.table_index], result.best.plans)
+            assert bool(cost.feasible[0])
+            assert float(cost.iteration_time[0]) == pytest.approx(result.cost, rel=1e-12)
+            found += result.cost <= best * (1 + 1e-9)
+    # these spaces are tiny: what learns from its plans meets the optimum
+    assert found >= 2 or name == "random_search"
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_the_curve_falls_to_the_answer_and_equal_seeds_agree(name: str) -> None:
+    def run(seed: int) -> TableResult:
+        return PLANNERS[name].solve(tables_of(4), "layerwise", seed=seed, max_steps=20)
+
+    result = run(7)
+    seconds, costs = zip(*result.curve, strict=True)
+    assert list(seconds) == sorted(seconds)
+    assert list(costs) == sorted(set(costs), reverse=True)
+    assert costs[-1] == result.cost
+    again = run(7)
+    assert [cost for _, cost in again.curve] == list(costs)
+    assert again.plans_evaluated == result.plans_evaluated
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_a_budget_is_kept_and_the_plan_is_the_problems_own(name: str) -> None:
+    problem = load_problem(["experiment=quick"])
+    find: Callable[..., object] = PLANNERS[name].find_plan
+    began = time.monotonic()
+    result = find(problem, budget=0.3, seed=1)
+    assert time.monotonic() - began < 2.0
+    assert result.plan is not None  # type: ignore[attr-defined]
+    cost = evaluate(result.plan, problem)  # type: ignore[attr-defined]
+    assert cost.feasible
+    assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)  # type: ignore[attr-defined]
+    assert result.curve[-1][1] == result.iteration_time_s  # type: ignore[attr-defined]
+
+
+def test_the_gradient_search_yields_its_anytime_curve() -> None:
+    settings = SearchConfig(num_steps=20, num_restarts=4)
+    result = search_tables(tables_of(3), "layerwise", settings, 0)
+    assert result is not None
+    seconds, costs = zip(*result.curve, strict=True)
+    assert list(seconds) == sorted(seconds)
+    assert list(costs) == sorted(set(costs), reverse=True)
+    assert costs[-1] == result.iteration_time_s
+    assert 0.0 < seconds[-1] <= result.seconds

@@ -1,0 +1,292 @@
+"""Planners of published systems: legal plans, never below the optimum, and cases worked out by hand."""
+
+from dataclasses import replace
+from itertools import combinations
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from baselines import (
+    alpa,
+    amp,
+    annealing,
+    dapple,
+    evolution,
+    flexflow,
+    galvatron,
+    hetpipe,
+    megatron_rule,
+    pipedream,
+    piper,
+    random_search,
+)
+from baselines.incumbent import Incumbent
+from baselines.stage_costs import STEP, UniformStages, bottleneck_split, cheapest_split, outer_choices
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.result import TableResult
+from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.problem.problem import load_problem
+from tests.support.random_tables import random_table
+
+SYSTEMS = {module.__name__.split(".")[-1]: module for module in
+           (alpa, amp, dapple, evolution, galvatron, hetpipe, megatron_rule, pipedream, piper)}  # fmt: skip
+LAYERWISE = ("alpa", "evolution", "galvatron", "piper")
+"""Systems whose layers may differ; the plans of the others are uniform."""
+
+
+def tables_of(seed: int) -> list[CostTable]:
+    """Tables of one model: the same layers are joined in all."""
+    tables = [random_table(seed, pp=pp, num_layers=5, num_choices=3, tightness=1.2) for pp in (1, 3)]
+    return [replace(table, joined=tables[0].joined) for table in tables]
+
+
+def hand_table(seconds: list[float], pp: int, count: int, **changes: object) -> CostTable:
+    """One strategy, `count` micro-batches, the given seconds of the layers, and nothing else that costs."""
+    layers = len(seconds)
+    zero = torch.zeros(1, layers, 1, dtype=torch.float64)
+    pairs = torch.zeros(1, 1, layers - 1, 1, 1, dtype=torch.float64)
+    stages = torch.zeros(pp, dtype=torch.long)
+    table = replace(
+        random_table(0, pp=pp, num_layers=layers, num_choices=1, num_layouts=1, num_outer=1),
+        num_micro_batches=torch.tensor([count]), choices=(LayerStrategy(1, 1),), layout=torch.tensor([0]),
+        allowed=torch.ones(1, 1, dtype=torch.bool), stage_kind=stages, boundary_kind=stages[1:],
+        joined=torch.zeros(layers, dtype=torch.bool), capacity=torch.ones(pp, dtype=torch.float64),
+        forward=torch.tensor(seconds).double().view(1, 1, -1, 1), reshard=pairs, p2p=pairs,
+        **dict.fromkeys(("backward", "sync"), zero.unsqueeze(1)),
+        **dict.fromkeys(("once", "static", "activation", "working"), zero),
+    )  # fmt: skip
+    return replace(table, **changes)  # type: ignore[arg-type]
+
+
+def starts_of(result: TableResult) -> list[int]:
+    assert result.plans is not None
+    return list(result.plans.starts[0].tolist())
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_plan_is_legal_costs_what_is_claimed_and_never_less_than_the_optimum(name: str) -> None:
+    found = 0
+    for seed in range(6):
+        tables = tables_of(seed)
+        kind = "layerwise" if name in LAYERWISE else "uniform"
+        extra = {"max_steps": 5} if name == "evolution" else {}
+        result = SYSTEMS[name].solve(tables, kind, seed=seed, **extra)
+        assert result.cost >= brute_force(tables, kind).cost * (1 - 1e-12)
+        assert not result.proven
+        if result.best is not None:
+            found += 1
+            cost = evaluate_batch(tables[result.table_index], result.best.plans)
+            assert bool(cost.feasible[0])
+            assert float(cost.iteration_time[0]) == pytest.approx(result.cost, rel=1e-12)
+            assert result.curve[-1][1] == result.cost
+    assert found >= 2
+
+
+@pytest.mark.parametrize("module", [alpa, galvatron])
+def test_without_a_pipeline_the_programs_inside_a_stage_reach_the_optimum(module: ModuleType) -> None:
+    for seed in range(6):
+        # no joined layers: Alpa's clusters are single ones
+        table = random_table(seed, pp=1, num_layers=5, num_choices=3, tightness=0.9)
+        tables = [replace(table, joined=torch.zeros(5, dtype=torch.bool))]
+        best = brute_force(tables, "layerwise")
+        if best.best is not None:
+            assert module.solve(tables, "layerwise").cost == pytest.approx(best.cost, rel=1e-6)
+
+
+def test_the_seconds_and_the_memory_of_uniform_stages_are_those_of_evaluate() -> None:
+    for seed in range(5):
+        table = random_table(seed, pp=3, num_layers=7, tightness=1.0)
+        for outer in outer_choices(Incumbent([table], None, keep_all=True)):
+            for choice in range(len(outer.strategies)):
+                stages = UniformStages(outer.costs, choice)
+                seconds, sync, fits = stages.seconds(), stages.sync(), stages.fits()
+                for cut in combinations(range(1, 6), 2):
+                    if table.joined[list(cut)].any():
+                        continue
+                    spans = list(zip((0, *cut), (*cut, 7), strict=True))
+                    cost = evaluate_batch(table, outer.uniform([0, *cut], choice))
+                    mine = [[x[k, i, j] for k, (i, j) in enumerate(spans)] for x in (seconds, sync)]
+                    np.testing.assert_allclose(mine[0], cost.stage_seconds[0], rtol=1e-12)
+                    np.testing.assert_allclose(mine[1], cost.sync_seconds[0], rtol=1e-12)
+                    each = (cost.memory <= table.capacity)[0].tolist()
+                    assert [bool(fits[k, i, j]) for k, (i, j) in enumerate(spans)] == each
+
+
+def test_splits_are_the_best_of_all_splits() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        stages = rng.random((3, 7, 7)) + np.where(np.triu(np.ones((7, 7)), 1) > 0, 0.0, np.inf)
+        rest = float(rng.integers(0, 9))
+        splits = [list(zip((0, *cut), (*cut, 6), strict=True)) for cut in combinations(range(1, 6), 2)]
+        values = [[stages[k, i, j] for k, (i, j) in enumerate(split)] for split in splits]
+        found = cheapest_split(stages, rest)
+        assert found is not None
+        assert found[0] == pytest.approx(min(sum(v) + rest * max(v) for v in values), rel=STEP * (1 + rest))
+        slowest = bottleneck_split(stages)
+        assert slowest is not None
+        starts = [[i for i, _ in split] for split in splits]
+        assert max(values[starts.index(slowest)]) == min(max(v) for v in values)
+    assert cheapest_split(np.full((2, 4, 4), np.inf), 1.0) is None
+    assert bottleneck_split(np.full((2, 4, 4), np.inf)) is None
+
+
+def test_pipedream_balances_the_slowest_stage_by_hand() -> None:
+    # 1 + 2 + 3 against 4 is better than 1 + 2 against 3 + 4
+    assert starts_of(pipedream.solve([hand_table([1, 2, 3, 4], 2, 8)], "uniform")) == [0, 3]
+    # a dear boundary after the third layer: 6 | 4 + 4 is slower than 3 | 7
+    dear = torch.zeros(1, 1, 3, 1, 1, dtype=torch.float64)
+    dear[:, :, 2] = 4.0
+    assert starts_of(pipedream.solve([hand_table([1, 2, 3, 4], 2, 8, p2p=dear)], "uniform")) == [0, 2]
+
+
+def test_dapple_weighs_the_sum_against_the_bottleneck_by_hand() -> None:
+    # cut after layer 1: 1 | 9, after 3: 6 | 4 + 3; one micro-batch counts the sum, many the slowest stage
+    boundary = torch.tensor([0.0, 9.0, 3.0]).double().view(1, 1, 3, 1, 1)
+    few, many = (hand_table([1, 2, 3, 4], 2, count, p2p=boundary) for count in (1, 8))
+    assert starts_of(dapple.solve([few], "uniform")) == [0, 1]
+    result = dapple.solve([many], "uniform")
+    assert starts_of(result) == [0, 3]
+    assert result.cost == pytest.approx(6 + 7 + 7 * 7)
+
+
+def test_amp_finds_out_about_memory_only_when_it_runs_and_dapple_knows_it() -> None:
+    # the balanced cut 6 | 4 needs 3 units of the first device's 2.5
+    static = torch.ones(1, 4, 1, dtype=torch.float64)
+    table = hand_table([1, 2, 3, 4], 2, 8, static=static, capacity=torch.tensor([2.5, 2.5]).double())
+    assert amp.solve([table], "uniform").best is None
+    assert starts_of(dapple.solve([table], "uniform")) == [0, 2]
+    roomy = replace(table, capacity=torch.tensor([3.5, 3.5]).double())
+    assert starts_of(amp.solve([roomy], "uniform")) == [0, 3]
+
+
+def test_hetpipe_takes_throughput_and_does_not_see_synchronisation_and_the_bubble() -> None:
+    flat = hand_table([5.0, 5.0], 1, 4)
+    sync = torch.full((1, 1, 2, 1), 50.0, dtype=torch.float64)
+    piped = hand_table([5.0, 5.0], 2, 4, sync=sync)
+    result = hetpipe.solve([flat, piped], "uniform")
+    assert result.table_index == 1
+    assert result.cost == pytest.approx(5 + 5 + 3 * 5 + 50)
+    assert pipedream.solve([flat, piped], "uniform").cost == pytest.approx(40.0)
+
+
+def test_hetpipe_gives_the_slower_gpu_fewer_layers() -> None:
+    seconds = torch.tensor([[1.0] * 6, [2.0] * 6]).double().view(1, 2, 6, 1)  # the second kind: half as fast
+    kinds = {"stage_kind": torch.tensor([0, 1]), "forward": seconds,
+             "backward": torch.zeros(1, 2, 6, 1, dtype=torch.float64),
+             "sync": torch.zeros(1, 2, 6, 1, dtype=torch.float64),
+             "reshard": torch.zeros(1, 2, 5, 1, 1, dtype=torch.float64)}  # fmt: skip
+    assert starts_of(hetpipe.solve([hand_table([1.0] * 6, 2, 8, **kinds)], "uniform")) == [0, 4]
+
+
+def recompute_table(slower: list[float], freed: list[float], capacity: float) -> CostTable:
+    """Three layers of one second and 8 bytes; recomputed they take `slower` more and keep `freed` less."""
+    forward = torch.stack([torch.ones(3), 1.0 + torch.tensor(slower)], -1).double()
+    activation = torch.stack([torch.full((3,), 8.0), 8.0 - torch.tensor(freed)], -1).double()
+    return replace(
+        random_table(0, pp=1, num_layers=3, num_choices=2, num_layouts=1, num_outer=1),
+        num_micro_batches=torch.tensor([1]), layout=torch.tensor([0, 0]),
+        choices=(LayerStrategy(1, 1), LayerStrategy(1, 1, recompute="full")),
+        allowed=torch.ones(1, 2, dtype=torch.bool), stage_kind=torch.tensor([0]),
+        joined=torch.zeros(3, dtype=torch.bool),
+        forward=forward.view(1, 1, 3, 2), activation=activation.view(1, 3, 2),
+        **{name: torch.zeros(1, 3, 2, dtype=torch.float64) for name in ("once", "static", "working")},
+        **{name: torch.zeros(1, 1, 3, 2, dtype=torch.float64) for name in ("backward", "sync")},
+        reshard=torch.zeros(1, 1, 2, 1, 1, dtype=torch.float64), in_flight=torch.ones(1, 1).double(),
+        capacity=torch.tensor([capacity]).double(),
+    )  # fmt: skip
+
+
+def choices_of(result: TableResult) -> list[int]:
+    assert result.plans is not None
+    return list(result.plans.choices[0].tolist())
+
+
+def test_piper_recomputes_the_layer_that_frees_most_bytes_per_second() -> None:
+    # 6 bytes are wanted: 8 bytes for a second against 4 and 2
+    result = piper.solve([recompute_table([1.0, 1.0, 0.5], [4.0, 8.0, 1.0], 18.0)], "layerwise")
+    assert choices_of(result) == [0, 1, 0]
+    assert result.cost == pytest.approx(4.0)
+
+
+def test_alpa_and_galvatron_recompute_what_costs_least_not_what_frees_most_per_second() -> None:
+    # 6 bytes are wanted: the first layer frees just that for 1.25 s, the second 8 bytes for 1.5 s
+    table = recompute_table([1.25, 1.5, 9.0], [6.0, 8.0, 8.0], 18.0)
+    assert choices_of(piper.solve([table], "layerwise")) == [0, 1, 0]
+    for module in (alpa, galvatron):
+        result = module.solve([table], "layerwise")
+        assert choices_of(result) == [1, 0, 0]
+        assert result.cost == pytest.approx(4.25)
+
+
+def test_alpa_trades_the_sum_of_stages_against_the_slowest_by_hand() -> None:
+    # as for DAPPLE: 1 | 9 for one micro-batch, 6 | 4 + 3 for eight
+    boundary = torch.tensor([0.0, 9.0, 3.0]).double().view(1, 1, 3, 1, 1)
+    few, many = (hand_table([1, 2, 3, 4], 2, count, p2p=boundary) for count in (1, 8))
+    assert starts_of(alpa.solve([few], "layerwise")) == [0, 1]
+    result = alpa.solve([many], "layerwise")
+    assert starts_of(result) == [0, 3]
+    assert result.cost == pytest.approx(6 + 7 + 7 * 7)
+
+
+def test_galvatron_takes_the_best_of_even_stages_and_of_stages_of_equal_time_by_hand() -> None:
+    # even 3 | 7, by time 6 | 4: 10 + 7 * 6
+    result = galvatron.solve([hand_table([1, 2, 3, 4], 2, 8)], "layerwise")
+    assert starts_of(result) == [0, 3]
+    assert result.cost == pytest.approx(10 + 7 * 6)
+    # the third layer's 2 bytes do not fit beside those of the first two: 3 | 7 does
+    static = torch.tensor([1.0, 1.0, 2.0, 1.0]).double().view(1, 4, 1)
+    table = hand_table([1, 2, 3, 4], 2, 8, static=static, capacity=torch.tensor([3.0, 3.0]).double())
+    result = galvatron.solve([table], "layerwise")
+    assert starts_of(result) == [0, 2]
+    assert result.cost == pytest.approx(10 + 7 * 7)
+
+
+@pytest.mark.parametrize("module", [annealing, evolution, flexflow, random_search])
+def test_random_planners_find_the_balanced_cut_by_hand(module: ModuleType) -> None:
+    result = module.solve([hand_table([1, 2, 3, 4], 2, 8)], "layerwise", seed=0, max_steps=5)
+    assert starts_of(result) == [0, 3]
+    assert result.cost == pytest.approx(52.0)
+
+
+def test_the_megatron_rule_fills_the_node_with_tensor_parallelism_then_the_fewest_stages_that_fit() -> None:
+    small = ["model=bert_345m", "training=bert_345m", "cluster=a10_4x4"]
+    problem = load_problem([*small, "space=uniform"])
+    plan = megatron_rule.find_plan(problem).plan
+    assert plan is not None
+    assert {(s.tp, s.dp, s.zero_stage, s.sequence_parallel) for s in plan.layers} == {(4, 4, 0, False)}
+    assert plan.pp == 1
+    # with less memory the same rule needs stages: the fewest with which it fits
+    less = ["cluster.devices.a10.memory_GiB=2.2", "cluster.devices.a10.reserved_GiB=0.5"]
+    tight = load_problem([*small, *less, "space=uniform"])
+    result = megatron_rule.find_plan(tight)
+    assert result.plan is not None
+    assert result.plan.pp > 1
+    assert {s.tp for s in result.plan.layers} == {4}
+    assert evaluate(result.plan, tight).feasible
+    plain = ["space.tp=4", "space.zero_stage=0", "space.sequence_parallel=false"]
+    fewer = load_problem([*small, *less, *plain, "space=uniform", f"space.pp={result.plan.pp // 2}"])
+    assert megatron_rule.find_plan(fewer).plan is None
+
+
+def test_equal_seeds_of_evolution_agree() -> None:
+    first, again = (evolution.solve(tables_of(2), "layerwise", seed=3, max_steps=4) for _ in range(2))
+    assert [cost for _, cost in first.curve] == [cost for _, cost in again.curve]
+    assert first.plans_evaluated == again.plans_evaluated
+
+
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "evolution"])
+def test_on_mixed_nodes_plans_are_legal_and_never_below_the_optimum(name: str) -> None:
+    problem = load_problem(["model=toy", "training=toy", "cluster=toy_mixed", "space.pp=2"])
+    best = dynamic_programming.find_plan(problem)
+    result = SYSTEMS[name].find_plan(problem)
+    assert best.proven
+    assert result.plan is not None
+    cost = evaluate(result.plan, problem)
+    assert cost.feasible
+    assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
+    assert cost.iteration_time_s >= best.iteration_time_s * (1 - 1e-9)

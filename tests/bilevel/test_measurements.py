@@ -1,0 +1,41 @@
+from math import log
+
+import pytest
+import torch
+
+from darts_parallel.bilevel.measurements import NoiseScale, measure, squared_norms, unbiased
+
+
+def test_noise_estimates_solve_their_two_equations_exactly() -> None:
+    square, trace = unbiased(4.0 + 30.0 / 2, 4.0 + 30.0 / 16, 2, 16)
+    assert (square, trace) == (pytest.approx(4.0), pytest.approx(30.0))
+
+
+def test_the_noise_scale_of_synthetic_gradients_is_found_without_bias() -> None:
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.ones(50) * 0.2  # |G|^2 = 2
+    noise = NoiseScale(decay=0.995)
+    for _ in range(3000):
+        single = truth + torch.randn(8, 2, 50, generator=generator)  # trace 50
+        small, large = squared_norms({"w": single.mean(1)})
+        noise.update(small, large, 2, 16)
+    assert noise.sequences == pytest.approx(25.0, rel=0.15)
+
+
+def test_the_noise_scale_is_unknown_before_the_first_step() -> None:
+    assert NoiseScale(decay=0.9).sequences is None
+
+
+def test_the_exchange_rate_of_a_power_law_in_steps_is_its_slope() -> None:
+    exchange = measure([(step, 5.0 - 0.35 * log(step)) for step in range(1, 401)])
+    assert exchange is not None
+    assert exchange.nats_per_efold == pytest.approx(0.35)
+    assert exchange.loss == pytest.approx(5.0 - 0.35 * log(400))
+    assert exchange.steps_to(exchange.loss - 0.35, 400) == pytest.approx(400 * 2.718281828)
+    assert exchange.steps_to(exchange.loss, 400) == pytest.approx(400)
+
+
+def test_no_exchange_rate_without_points_or_without_progress() -> None:
+    assert measure([]) is None
+    assert measure([(1, 3.0), (2, 2.0)]) is None
+    assert measure([(step, 2.0 + 0.01 * step) for step in range(1, 50)]) is None

@@ -1,0 +1,210 @@
+import json
+import math
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from darts_parallel.cli.arguments import flags_first
+from darts_parallel.run.workers import preloaded
+from tests.support.commands import QUIET, TOY, Command
+from tests.support.processes import PATIENCE_S, told_command
+
+FEW = ("space.zero_stage=1", "space.recompute=[none,full]", "space.num_micro_batches=[2,4]")
+"""Of the strategies; proofs are then a matter of milliseconds."""
+
+
+def test_a_bug_of_ours_keeps_its_traceback(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any, **settings: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("darts_parallel.cli.command.search", broken)
+    with pytest.raises(ZeroDivisionError):
+        command(*TOY, *QUIET)
+    assert not list(command.folder.iterdir())
+
+
+def test_a_refused_run_leaves_the_files_of_an_earlier_one_alone(command: Command) -> None:
+    assert command(*TOY, *QUIET, "hydra.run.dir=here").status == 0
+    before = (command.folder / "here/plan.json").read_bytes()
+    outcome = command(*TOY, "space.pp=3", "hydra.run.dir=here")
+    assert outcome.status == 2
+    assert outcome.files == ("here", "here/plan.json")
+    assert (command.folder / "here/plan.json").read_bytes() == before
+
+
+def test_flags_may_stand_anywhere_and_a_sweep_runs_every_value(command: Command) -> None:
+    outcome = command(*TOY, *QUIET, "--multirun", "search.seed=0,1")
+    assert outcome.status == 0, outcome.err
+    plans = [json.loads(path.read_text()) for path in sorted(command.folder.rglob("plan.json"))]
+    assert [plan["search"]["seed"] for plan in plans] == [0, 1]
+
+
+def test_a_sweep_with_a_bad_value_ends_in_one_sentence(command: Command) -> None:
+    outcome = command(*TOY, *QUIET, "--multirun", "search.num_steps=0,5")
+    assert outcome.status == 2
+    assert outcome.err == "darts-parallel: search.num_steps=0 must be at least 1; nearest legal: 1.\n"
+    assert outcome.files == ()
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_asking_for_words_writes_no_file(command: Command, flag: str) -> None:
+    outcome = command(flag)
+    assert outcome.status == 0
+    assert "darts-parallel" in outcome.out
+    assert outcome.files == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (["a=1", "--multirun", "b=2"], ["--multirun", "a=1", "b=2"]),
+        (["a=1", "--info"], ["--info", "all", "a=1"]),
+        (["--info", "a=1", "-m"], ["--info", "all", "-m", "a=1"]),
+        (["a=1", "--info", "defaults", "b=2"], ["--info", "defaults", "a=1", "b=2"]),
+        (["a=1", "--config-dir", "here", "b=2"], ["--config-dir", "here", "a=1", "b=2"]),
+        (["--config-dir=here", "a=1", "-c", "job"], ["--config-dir=here", "-c", "job", "a=1"]),
+        ([], []),
+    ],
+)
+def test_flags_come_before_overrides(given: list[str], wanted: list[str]) -> None:
+    assert flags_first(given) == wanted
+
+
+def test_the_configuration_can_be_shown(command: Command) -> None:
+    outcome = command(*TOY, "--cfg", "job")
+    assert outcome.status == 0
+    assert "num_layers: 4" in outcome.out
+
+
+def without_seconds(path: Path) -> str:
+    return re.sub(r'"seconds": [^,\n]+', '"seconds": 0', path.read_text())
+
+
+def test_equal_seeds_give_equal_bytes_but_for_seconds(command: Command) -> None:
+    texts = []
+    for name in ("one", "two"):
+        assert command(*TOY, *FEW, "output.tensorboard=false", f"hydra.run.dir={name}").status == 0
+        texts.append(without_seconds(command.folder / name / "plan.json"))
+    assert texts[0] == texts[1]
+
+
+def finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(finite(entry) for entry in value.values())
+    if isinstance(value, list):
+        return all(finite(entry) for entry in value)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def test_the_plan_file_keeps_the_contract(command: Command) -> None:
+    assert command(*TOY, *FEW).status == 0
+    path = command.plan_file()
+    plan = json.loads(path.read_text())
+    assert plan["schema"] == "darts-parallel/plan/1"
+    assert plan["model"]["name"] == "toy"
+    assert plan["cluster"]["name"] == "toy"
+    assert plan["training"]["global_batch_size"] == 16
+    assert plan["pp"] == len(plan["stages"]) == plan["parallelism"]["pp"]
+    assert sorted(rank for stage in plan["stages"] for rank in stage["ranks"]) == list(range(8))
+    assert [layer["name"] for layer in plan["layers"]][:2] == ["embedding", "layers.0"]
+    assert {"tp", "dp", "zero_stage", "recompute", "sequence_parallel"} <= set(plan["layers"][0])
+    assert set(plan["parallelism"]) == {"dp", "tp", "pp", "cp", "virtual_stages", "micro_batch_size"}
+    predicted = plan["predicted"]
+    assert {"iteration_time_s", "tokens_per_s", "mfu", "memory_bytes", "breakdown_s"} <= set(predicted)
+    assert len(predicted["memory_bytes"]) == plan["pp"]
+    assert sum(predicted["breakdown_s"].values()) == pytest.approx(predicted["iteration_time_s"], rel=1e-9)
+    assert {"seconds", "steps", "restarts", "seed", "raw_iteration_time_s"} <= set(plan["search"])
+    assert plan["search"]["stopped_by"] is None
+    for entry in plan["verification"].values():
+        assert {"iteration_time_s", "gap", "seconds", "plans_evaluated"} <= set(entry)
+    assert set(plan["verification"]) == {"exhaustive", "dynamic_programming"}
+    assert plan["config"]["search"]["num_steps"] == 10
+    assert plan["version"]
+    assert finite(plan)
+    assert list((path.parent / "tensorboard").iterdir())
+
+
+def test_a_written_plan_is_evaluated_to_the_same_numbers(command: Command) -> None:
+    assert command(*TOY, *QUIET, "hydra.run.dir=one").status == 0
+    outcome = command(*TOY, *QUIET, "plan=one/plan.json", "hydra.run.dir=two")
+    assert outcome.status == 0, outcome.err
+    first, second = (json.loads((command.folder / n / "plan.json").read_text()) for n in ("one", "two"))
+    for key in ("predicted", "stages", "layers", "parallelism"):
+        assert first[key] == second[key]
+
+
+def test_the_seed_reports_model_writes_every_product(command: Command) -> None:
+    outcome = command(*TOY, *QUIET, "cost=searcher")
+    assert outcome.status == 0, outcome.err
+    plan = json.loads(command.plan_file().read_text())
+    scores = json.loads((command.plan_file().parent / "configurations.json").read_text())
+    found = {(row["dp"], row["tp"], row["pp"]) for row in scores["configurations"]}
+    assert found == {
+        (d, t, p) for d in (1, 2, 4, 8) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) if d * t * p == 8
+    }
+    seconds = [row["iteration_time_s"] for row in scores["configurations"]]
+    assert seconds == sorted(seconds)
+    assert scores["constants"]["BASE_EFF"] == 0.35
+    predicted = plan["predicted"]
+    assert predicted["stage_times_s"] == []
+    assert sum(predicted["breakdown_s"].values()) == pytest.approx(predicted["iteration_time_s"], rel=1e-12)
+    chosen = plan["parallelism"]
+    assert predicted["iteration_time_s"] == next(
+        row["iteration_time_s"]
+        for row in scores["configurations"]
+        if (row["dp"], row["tp"], row["pp"]) == (chosen["dp"], chosen["tp"], chosen["pp"])
+    )
+
+
+def test_a_mixed_cluster_is_planned_and_every_rank_is_used_once(command: Command) -> None:
+    outcome = command(
+        "model=toy", "training=toy", "cluster=toy_mixed", "search.num_steps=20", *FEW, *QUIET
+    )  # fmt: skip
+    assert outcome.status == 0
+    assert "nodes along the pipeline: " in outcome.out
+    plan = json.loads(command.plan_file().read_text())
+    assert sorted(rank for stage in plan["stages"] for rank in stage["ranks"]) == list(range(8))
+
+
+def test_the_simple_cost_model_refuses_different_node_types(command: Command) -> None:
+    outcome = command("model=toy", "training=toy", "cluster=toy_mixed", "cost=searcher", *QUIET)
+    assert outcome.status == 2
+    assert "cost=searcher must have nodes of one type" in outcome.err
+    assert outcome.files == ()
+
+
+def test_ctrl_c_leaves_the_best_plan_and_status_0(tmp_path: Path) -> None:
+    endless = [*TOY, *QUIET, "search.num_steps=1000000", "search.max_seconds=300", "output.progress=false"]
+    hears, says = preloaded().Pipe(duplex=False)
+    process = preloaded().Process(
+        target=told_command, args=(says, tmp_path, [*endless, "hydra.run.dir=run"]), daemon=True
+    )
+    process.start()
+    says.close()
+    while hears.recv() < 3:
+        pass
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0
+    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    assert plan["search"]["stopped_by"] == "user"
+    assert plan["predicted"]["feasible"] is True
+
+
+def test_ctrl_c_in_the_verification_leaves_the_plan(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any, **settings: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("darts_parallel.exact.layerwise.find_plan", interrupted)
+    outcome = command(*TOY, *FEW, "output.tensorboard=false")
+    assert outcome.status == 0, outcome.err
+    plan = json.loads(command.plan_file().read_text())
+    assert plan["search"]["stopped_by"] == "user"
+    assert set(plan["verification"]) == {"exhaustive"}

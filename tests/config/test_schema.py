@@ -1,0 +1,177 @@
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+
+from darts_parallel.config.cluster import ClusterConfig, DeviceConfig, NodeGroupConfig
+from darts_parallel.config.composition import load_config
+from darts_parallel.config.messages import all_keys
+from darts_parallel.config.model import ModelConfig
+from darts_parallel.config.schema import Config, config_dir
+from darts_parallel.errors import ConfigError
+from darts_parallel.problem.problem import load_problem
+from tests.support.composing import Composer
+
+NODE = (
+    "  - {count: 8, gpus: 4, device: a10, intra_node: {bandwidth_GBps: 16.0, latency_us: 5.0}, "
+    "price_per_hour_usd: 8.144}\n"
+)
+CONTRACT = """\
+name: a10_8x4
+nodes:                    # node groups, in rank order
+NODEinter_node: {bandwidth_GBps: 5.0, latency_us: 10.0}
+devices:
+  a10: {memory_GiB: 24.0, peak_TFLOPs: {bf16: 125.0, fp32: 31.2}, memory_bandwidth_GBps: 600.0}
+""".replace("NODE", NODE)
+
+
+def own_cluster(folder: Path, text: str) -> str:
+    (folder / "cluster").mkdir(exist_ok=True)
+    (folder / "cluster/mine.yaml").write_text(text)
+    return str(folder)
+
+
+def test_a_cluster_with_its_devices_inline_is_read_from_a_folder_of_the_user(tmp_path: Path) -> None:
+    problem = load_problem(["cluster=mine"], config_dir=own_cluster(tmp_path, CONTRACT))
+    assert problem.cluster.num_devices == 32
+    assert problem.cluster.groups[0].device.peak_flops == 125e12
+    assert problem.cluster.inter_node.bandwidth == 5e9
+
+
+def test_equal_node_groups_count_as_one_type(tmp_path: Path) -> None:
+    two = CONTRACT.replace(NODE, NODE.replace("count: 8", "count: 3") + NODE.replace("count: 8", "count: 5"))
+    one = load_problem(["cluster=mine"], config_dir=own_cluster(tmp_path, CONTRACT))
+    split = load_problem(["cluster=mine"], config_dir=own_cluster(tmp_path, two))
+    assert split.cluster.homogeneous
+    assert len(split.cluster.groups) == 2
+    assert split.cluster.num_devices == one.cluster.num_devices
+
+
+BROKEN_CLUSTERS = [
+    ("device: a10", "device: a11", "cluster.nodes[0].device=a11 must be one of a10; nearest legal: a10."),
+    ("gpus: 4", "gpus: 0", "cluster.nodes[0].gpus=0 must be at least 1"),
+    ("gpus: 4", "gppus: 4", "gppus is not a key of the configuration; nearest legal: cluster.nodes[].gpus."),
+    ("gpus: 4", "gpus: four", "gpus=four must be a whole number"),
+    ("bf16: 125", "bf17: 125", "key=bf17 must be one of bf16, fp16, fp32, fp8; nearest legal: bf16."),
+    ("memory_GiB: 24.0, ", "", "cluster.devices.a10.memory_GiB is missing"),
+    ("bandwidth_GBps: 600.0", "bandwidth_GBps: .nan", "memory_bandwidth_GBps=nan must be a finite number"),
+    ("{bf16: 125.0, fp32: 31.2}", "125", "cluster.devices.a10.peak_TFLOPs must be a mapping"),
+    (CONTRACT, "just a word\n", "not a key"),
+    (CONTRACT, "- 1\n", "cluster must be a mapping"),
+    (CONTRACT, "name: [\n", "mine.yaml"),
+    (CONTRACT, "", "cluster.name is missing"),
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"), BROKEN_CLUSTERS, ids=[r[2][:40] for r in BROKEN_CLUSTERS]
+)
+def test_a_broken_cluster_file_is_refused_in_one_sentence(
+    tmp_path: Path, old: str, new: str, sentence: str
+) -> None:
+    folder = own_cluster(tmp_path, CONTRACT.replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        load_problem(["cluster=mine"], config_dir=folder)
+    assert sentence in str(caught.value)
+    assert str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_binary_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    folder = own_cluster(tmp_path, "")
+    (tmp_path / "cluster/mine.yaml").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_problem(["cluster=mine"], config_dir=folder)
+
+
+@pytest.mark.parametrize("overrides", [["model=nope"], ["modle=toy"], ["search.seed=1,2"], ["a b"], [""]])
+def test_wrong_overrides_of_the_python_interface_raise_config_errors(overrides: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        load_problem(overrides)
+
+
+def test_a_folder_that_does_not_exist_raises_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="config_dir=/nowhere must be a folder"):
+        load_problem([], config_dir="/nowhere")
+
+
+def test_a_failed_load_leaves_hydra_usable() -> None:
+    with pytest.raises(ConfigError):
+        load_config(["model=nope"])
+    assert load_config(["model=toy", "cluster=toy", "training=toy"]).cluster.name == "toy"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.tp=[1,2]", "space.dp=null"],
+        [
+            "experiment=tight_memory",
+            "search.learning_rate=1e-2",
+            "search.polish=false",
+            "space.recompute=full",
+        ],
+        [
+            "cluster=toy_mixed",
+            "cluster.nodes.0.count=3",
+            "cluster.devices.toy.memory_GiB=2",
+            "training.seq_len=64",
+        ],
+        ["space=uniform", "space.recompute=[none,full]", "cost.pipeline=simulated"],
+    ],
+)
+def test_the_tests_compose_what_hydra_does(overrides: list[str]) -> None:
+    assert Composer().load_config(overrides) == load_config(overrides)
+
+
+def stems(group: str) -> list[str]:
+    return sorted(path.stem for path in (Path(config_dir()) / group).glob("*.yaml"))
+
+
+MODELS = [name for name in stems("model") if name != "hf"]
+CLUSTERS = stems("cluster")
+PRESETS = list(zip(islice(cycle(MODELS), max(len(MODELS), len(CLUSTERS))), cycle(CLUSTERS), strict=False))
+
+
+@pytest.mark.parametrize(("model", "cluster"), PRESETS)
+def test_every_cluster_preset_is_valid_and_every_model_has_a_training_job_of_its_name(
+    model: str, cluster: str
+) -> None:
+    precision = "training.precision=fp16" if cluster.startswith("v100") else "training.precision=bf16"
+    problem = load_problem([f"model={model}", f"training={model}", f"cluster={cluster}", precision])
+    assert problem.config.model.name == model
+    assert problem.cluster.name == cluster
+
+
+def device(**changes: float) -> DeviceConfig:
+    return DeviceConfig(
+        **{"memory_GiB": 1.0, "memory_bandwidth_GBps": 1.0, "peak_TFLOPs": {"bf16": 1.0}, **changes}  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("key", ["memory_GiB", "memory_bandwidth_GBps", "gemm_efficiency"])
+def test_a_device_refuses_figures_that_are_not_above_zero_and_finite(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=key):
+        device(**{key: value})
+
+
+def test_a_cluster_without_devices_or_nodes_is_refused() -> None:
+    group = NodeGroupConfig(count=1, gpus=1, device="x")
+    with pytest.raises(ConfigError, match=r"cluster\.devices=\{\}"):
+        ClusterConfig(name="c", nodes=[group], devices={})
+    with pytest.raises(ConfigError, match=r"cluster\.nodes=\[\]"):
+        ClusterConfig(name="c", nodes=[], devices={"x": device()})
+
+
+def test_heads_must_divide_the_hidden_size_unless_their_size_is_given() -> None:
+    sizes = {"name": "m", "num_layers": 2, "hidden_size": 64, "vocab_size": 10, "max_seq_len": 8}
+    with pytest.raises(ConfigError, match="nearest legal: 8"):
+        ModelConfig(**sizes, num_heads=7)  # type: ignore[arg-type]
+    assert ModelConfig(**sizes, num_heads=7, head_dim=16).num_heads == 7  # type: ignore[arg-type]
+
+
+def test_the_keys_of_the_schema_are_listed_with_their_paths() -> None:
+    keys = all_keys(Config)
+    assert {"model.num_layers", "cluster.nodes[].gpus", "cluster.devices.*.memory_GiB", "plan"} <= set(keys)
+    assert len(keys) == len(set(keys))

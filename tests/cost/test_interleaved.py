@@ -1,0 +1,224 @@
+"""Interleaved stages: the theory at equal stages, memory by the schedule's own order, search and proofs."""
+
+import re
+
+import pytest
+import torch
+
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.cost.hard_plans import even_uniform_plans
+from darts_parallel.cost.pipeline import PipelineModel, in_flight, interleaved_ends, pipeline_seconds
+from darts_parallel.cost.schedules import device_orders
+from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
+from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.errors import ConfigError, PlanError
+from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.exact import uniform as exhaustive
+from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.gradient.descent import search
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.text import render_text
+from tests.support.random_plans import random_plans
+
+TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2"]
+LAYERS = 7
+
+
+def interleaved(*overrides: str, virtual_stages: str = "2") -> tuple[Problem, list[CostTable]]:
+    problem = load_problem([*TOY, f"space.virtual_stages={virtual_stages}", *overrides])
+    return problem, build_tables(problem, outer_spaces(problem))
+
+
+@pytest.mark.parametrize(("pp", "v", "m"), [(2, 2, 2), (4, 2, 8), (4, 3, 4), (8, 2, 32), (3, 4, 6)])
+def test_equal_stages_have_the_bubble_of_the_theory_and_of_the_simulation(pp: int, v: int, m: int) -> None:
+    forward, backward = 1.0, 2.0
+    stages = torch.full((1, pp * v), forward + backward, dtype=torch.float64)
+    ends = interleaved_ends(stages, torch.tensor([m]), pp)
+    theory = m * v * (forward + backward) + (pp - 1) * (forward + backward)
+    assert ends[0].tolist() == pytest.approx([theory] * pp, rel=1e-12)
+    third = stages / 3
+    passes = PassSeconds(third, 2 * third, torch.zeros_like(stages), torch.zeros_like(stages[:, 1:]))
+    model = PipelineModel(simulated=True, schedule="interleaved")
+    total, _ = simulated_seconds(passes, torch.zeros(1, pp).double(), torch.tensor([m]), pp, model)
+    assert float(total) == pytest.approx(theory, rel=1e-12)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 5])
+def test_one_stage_a_device_is_the_closed_form_of_1f1b(pp: int) -> None:
+    stages = torch.rand(20, pp, generator=torch.Generator().manual_seed(pp), dtype=torch.float64)
+    counts = torch.arange(1, 21)
+    closed = pipeline_seconds(stages, counts)
+    torch.testing.assert_close(interleaved_ends(stages, counts, pp).amax(1), closed, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("pp", "v", "m"), [(2, 2, 2), (4, 2, 8), (4, 3, 16), (4, 2, 4), (8, 2, 32)])
+def test_stages_in_flight_are_those_of_the_schedule_at_its_peak(pp: int, v: int, m: int) -> None:
+    held = in_flight(pp, torch.tensor([m]), "interleaved", v)[0]
+    for device, order in enumerate(device_orders("interleaved", pp, m, v)):
+        now, peak = 0, 0
+        first: list[int] = []
+        counts = [0] * (pp * v)
+        for operation in order:
+            sign = 1 if operation.kind == "F" else -1
+            now += sign
+            counts[operation.stage] += sign
+            if now > peak:
+                peak, first = now, counts.copy()
+        mine = held[device::pp].tolist()
+        assert sum(mine) == peak
+        assert mine == first[device::pp]
+
+
+def test_the_first_device_holds_what_korthikanti_say() -> None:
+    # arXiv 2205.05198, section 4.2.3: L (1 + (p - 1) / (p m)) layers' worth, m stages a device
+    for pp, v in ((4, 2), (8, 4)):
+        held = float(in_flight(pp, torch.tensor([64]), "interleaved", v)[0, ::pp].sum())
+        assert held / (pp * v) == pytest.approx(1 + (pp - 1) / (pp * v))
+
+
+@pytest.mark.parametrize("cost", [[], ["cost.pipeline=simulated"]])
+def test_the_surrogate_equals_evaluate_for_interleaved_plans(cost: list[str]) -> None:
+    problem, tables = interleaved(*cost, virtual_stages="[2,3]")
+    assert {table.virtual_stages for table in tables} == {2, 3}
+    for table in tables:
+        plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(3))
+        hard = evaluate_batch(table, plans)
+        soft = surrogate(RelaxedPlans.one_hot(plans, table), table)
+        torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
+        torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=0)
+        torch.testing.assert_close(soft.stage_seconds[:, 0], hard.stage_seconds, rtol=1e-9, atol=0)
+        for index in range(len(plans)):
+            plan = plans.to_plan(index, table)
+            assert (plan.pp, plan.virtual_stages) == (2, table.virtual_stages)
+            priced = evaluate(plan, problem)
+            assert priced.iteration_time_s == pytest.approx(float(hard.iteration_time[index]), rel=1e-12)
+            assert sum(priced.breakdown_s.values()) == pytest.approx(priced.iteration_time_s, rel=1e-9)
+            assert len(priced.memory_bytes) == len(priced.stage_times_s) == 2
+
+
+def test_more_stages_a_device_send_more_messages_and_wait_less() -> None:
+    strategy = (LayerStrategy(1, 4),) * LAYERS
+    problem = load_problem([*TOY, "model.vocab_size=128"])
+    whole = evaluate(Plan(4, (0, 3, LAYERS), strategy), problem)
+    parts = evaluate(Plan(4, (0, 2, 3, 4, LAYERS), strategy, virtual_stages=2), problem)
+    assert parts.breakdown_s["pipeline_bubble"] < whole.breakdown_s["pipeline_bubble"]
+    assert parts.breakdown_s["p2p_and_resharding"] > whole.breakdown_s["p2p_and_resharding"]
+    assert sum(parts.memory_bytes) > sum(whole.memory_bytes)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])
+def test_the_search_finds_interleaved_plans_near_the_optimum(kind: str) -> None:
+    pins = ["space.tp=1", "space.zero_stage=1", "space.recompute=[none,full]", "space.num_micro_batches=4"]
+    problem, tables = interleaved(*pins, f"space={kind}", "search.num_steps=60", "search.num_restarts=4")
+    optimum = brute_force(tables, kind).cost
+    found = search(problem)
+    assert found.plan.virtual_stages == 2
+    assert evaluate(found.plan, problem).feasible
+    assert optimum * (1 - 1e-12) <= found.iteration_time_s <= optimum * 1.02
+
+
+def test_tight_memory_is_repaired_in_interleaved_plans() -> None:
+    loose = search(interleaved("search.num_steps=30", "search.num_restarts=4")[0])
+    need = max(evaluate(loose.plan, load_problem(TOY)).memory_bytes) / 2**30
+    memory = f"cluster.devices.toy.memory_GiB={0.999 * need}"
+    tight = interleaved(memory, "search.num_steps=30", "search.num_restarts=4")[0]
+    assert evaluate(search(tight).plan, tight).feasible
+
+
+def test_baselines_say_how_far_their_proof_reaches() -> None:
+    problem, tables = interleaved("space.zero_stage=1", "space.recompute=none", virtual_stages="[1,2]")
+    best = brute_force(tables, "uniform").cost
+    for planner in (exhaustive, dynamic_programming):
+        answer = planner.find_plan(problem)
+        assert not answer.proven
+        assert answer.lower_bound_s <= best
+        assert "interleaved" in answer.note
+        assert answer.plan is not None
+        assert evaluate(answer.plan, problem).iteration_time_s == pytest.approx(answer.iteration_time_s)
+    plain = exhaustive.find_plan(load_problem([*TOY, "space.zero_stage=1", "space.recompute=none"]))
+    (chunked,) = (table for table in tables if table.virtual_stages == 2)
+    even = evaluate_batch(chunked, even_uniform_plans(chunked))
+    fastest = float(even.iteration_time.masked_fill(~even.feasible, torch.inf).min())
+    answer = exhaustive.find_plan(problem)
+    assert answer.iteration_time_s == pytest.approx(min(plain.iteration_time_s, fastest), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_interleaved_plan_is_below_its_lower_bound(seed: int) -> None:
+    _, tables = interleaved(virtual_stages="[2,3]")
+    for table in tables:
+        plans = random_plans(table, 3 * table.num_outer, torch.Generator().manual_seed(seed))
+        bounds = outer_lower_bounds(table)[plans.outer]
+        assert (evaluate_batch(table, plans).iteration_time >= bounds).all()
+
+
+@pytest.mark.parametrize(
+    ("pins", "near"),
+    [
+        (["space.virtual_stages=9"], "space.virtual_stages=9"),
+        (["space.pp=1", "space.virtual_stages=2"], "contradict"),
+        (["space.virtual_stages=2", "space.num_micro_batches=1"], "contradict"),
+    ],
+)
+def test_illegal_interleaving_is_refused_and_every_advice_works(pins: list[str], near: str) -> None:
+    base = ["model=toy", "cluster=toy", "training=toy"]
+    with pytest.raises(ConfigError, match=near) as caught:
+        outer_spaces(load_problem([*base, *pins]))
+    ways = re.search(r"nearest legal: (.*)\.$", str(caught.value))
+    assert ways is not None
+    for way in ways.group(1).split(" or "):
+        override = way if "=" in way else f"space.virtual_stages={way}"
+        key = override.split("=")[0]
+        assert outer_spaces(load_problem([*base, *[p for p in pins if not p.startswith(key)], override])), way
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (
+            Plan(3, (0, 2, 3, 4, LAYERS), (LayerStrategy(1, 4),) * LAYERS, virtual_stages=2),
+            "multiple of pp=2",
+        ),
+        (
+            Plan(4, (0, 3, LAYERS), (LayerStrategy(1, 8),) * LAYERS, virtual_stages=2),
+            "must be 1 where pp is 1",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_be_interleaved_is_refused(plan: Plan, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        evaluate(plan, load_problem(TOY))
+
+
+def test_the_report_lists_all_chunks_of_a_device() -> None:
+    problem = load_problem(TOY)
+    plan = Plan(4, (0, 2, 3, 4, LAYERS), (LayerStrategy(1, 4),) * LAYERS, virtual_stages=2)
+    text = render_text(problem, None, plan, evaluate(plan, problem), [])
+    assert "pp 2 × 2 chunks" in text
+    assert "embedding, layer 0; layer 2" in text
+
+
+def test_interleaving_joins_the_order_of_unequal_nodes() -> None:
+    mixed = ["model=toy", "training=toy", "cluster=toy_mixed", "space.virtual_stages=2", "space.zero_stage=0"]
+    problem = load_problem([*mixed, "search.num_steps=20", "search.num_restarts=2"])
+    tables = build_tables(problem, outer_spaces(problem))
+    assert len({table.node_order for table in tables}) > 1
+    for table in tables:
+        plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(3))
+        hard = evaluate_batch(table, plans)
+        soft = surrogate(RelaxedPlans.one_hot(plans, table), table)
+        torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
+        plan = plans.to_plan(0, table)
+        assert evaluate(plan, problem).iteration_time_s == pytest.approx(float(hard.iteration_time[0]))
+    assert search(problem).plan.virtual_stages == 2
+
+
+def test_dynamic_programming_knows_no_interleaved_plans_and_says_so() -> None:
+    answer = dynamic_programming.find_plan(interleaved("space.zero_stage=1", "space.recompute=none")[0])
+    assert (answer.plan, answer.proven) == (None, False)
+    assert 0 < answer.lower_bound_s < float("inf")
+    assert "interleaved" in answer.note

@@ -1,0 +1,52 @@
+import pytest
+import torch
+
+from darts_parallel.config.model import ModelConfig
+from darts_parallel.cost.memory import activation_bytes, state_bytes, static_bytes
+from darts_parallel.problem.model import Model
+
+H, HEADS, S, B = 256, 8, 128, 2
+
+
+def _block(fused: bool):  # type: ignore[no-untyped-def]
+    config = ModelConfig(
+        name="x", num_layers=1, hidden_size=H, num_heads=HEADS, vocab_size=512, max_seq_len=S
+    )
+    return Model(config, fused).layers[1]
+
+
+def _bytes(fused: bool, tp: int, sequence_parallel: bool) -> dict[str, float]:
+    tokens = torch.tensor([[float(S * B)]], dtype=torch.float64)
+    degree = torch.tensor([float(tp)], dtype=torch.float64)
+    shards = degree if sequence_parallel else torch.ones_like(degree)
+    return {k: float(v) for k, v in activation_bytes(_block(fused), tokens, S, degree, shards, 2).items()}
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_activations_are_those_of_korthikanti(tp: int) -> None:
+    sbh, scores = S * B * H, 5 * HEADS * S / H
+    # arXiv 2205.05198: equation 2, equation 4, table 2 (selective), and full recomputation
+    assert _bytes(False, tp, False)["none"] == pytest.approx(sbh * (10 + 24 / tp + scores / tp))
+    assert _bytes(False, tp, True)["none"] == pytest.approx(sbh * (34 + scores) / tp)
+    assert _bytes(False, tp, True)["selective"] == pytest.approx(34 * sbh / tp)
+    assert _bytes(False, tp, False)["full"] == pytest.approx(2 * sbh)
+    assert _bytes(True, tp, True)["none"] == pytest.approx(34 * sbh / tp)
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "bytes_per_parameter"), [(0, 16), (1, 4 + 12 / 8), (2, 2 + 14 / 8), (3, 16 / 8)]
+)
+def test_states_are_those_of_the_zero_paper(zero_stage: int, bytes_per_parameter: float) -> None:
+    # arXiv 1910.02054, figure 1: 2 + 2 + 12 bytes with fp16 and Adam
+    parameters = torch.tensor([1000.0], dtype=torch.float64)
+    dp, zero = (
+        torch.tensor([8.0], dtype=torch.float64),
+        torch.tensor([float(zero_stage)], dtype=torch.float64),
+    )
+    size = static_bytes(parameters, dp, zero, state_bytes("fp16", "adam"))
+    assert float(size) == pytest.approx(1000 * bytes_per_parameter)
+
+
+def test_bf16_keeps_float32_gradients() -> None:
+    assert state_bytes("bf16", "adam").gradient == 4.0
+    assert sum(vars(state_bytes("bf16", "adam")).values()) == 18.0  # Megatron-LM without sharding

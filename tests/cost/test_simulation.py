@@ -1,0 +1,189 @@
+from itertools import pairwise
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from darts_parallel.cost.schedule_graph import compiled
+from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders, warm_up_passes
+from darts_parallel.cost.simulation import PassSeconds, device_ends, timeline
+from darts_parallel.errors import UnsupportedError
+from tests.support.event_queue import event_queue_ends
+
+CASES = [("1f1b", 1), ("gpipe", 1), ("zero_bubble", 1), ("interleaved", 2), ("interleaved", 3)]
+
+
+def random_passes(seed: int, stages: int, plans: int = 3, message: float = 0.3) -> PassSeconds:
+    rng = torch.Generator().manual_seed(seed)
+
+    def rand(count: int) -> Tensor:
+        return torch.rand(plans, count, generator=rng, dtype=torch.float64)
+
+    backward = 0.2 + rand(stages)
+    return PassSeconds(0.1 + rand(stages), backward, backward * rand(stages), message * rand(stages - 1))
+
+
+def equal_passes(stages: int, forward: float, backward: float, weight: float = 0.0) -> PassSeconds:
+    one = torch.ones(1, stages, dtype=torch.float64)
+    return PassSeconds(forward * one, backward * one, weight * one, torch.zeros(1, stages - 1).double())
+
+
+def reference(passes: PassSeconds, schedule: str, pp: int, count: int, plan: int) -> list[float]:
+    chunks = passes.forward.shape[1] // pp
+    weight = passes.weight_gradient[plan] if schedule in SPLIT_BACKWARD else torch.zeros(1)
+    seconds = {
+        "F": passes.forward[plan].tolist(),
+        "B": (passes.backward[plan] - weight).tolist(),
+        "W": weight.tolist(),
+    }
+    orders = device_orders(schedule, pp, count, chunks)
+    return event_queue_ends(orders, seconds, passes.message[plan].tolist())[0]
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), CASES)
+@pytest.mark.parametrize("seed", range(6))
+def test_the_recursion_equals_an_event_queue_on_random_pipelines(
+    schedule: str, chunks: int, seed: int
+) -> None:
+    rng = Random(seed)
+    pp = rng.randint(1, 5)
+    # short pipelines, and long ones of which only a part is simulated
+    count = rng.choice([1, 2, 3, 5, 11, 60, 97]) * (pp if schedule == "interleaved" else 1)
+    passes = random_passes(seed, pp * chunks, message=rng.choice([0.0, 0.1, 3.0]))
+    ends = device_ends(passes, schedule, pp, count)
+    for plan in range(len(ends)):
+        assert ends[plan].tolist() == pytest.approx(reference(passes, schedule, pp, count, plan), rel=1e-11)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2)])
+def test_stages_that_are_equal_but_for_one_part_in_a_million_are_exact_over_many_micro_batches(
+    schedule: str, chunks: int, seed: int
+) -> None:
+    # nearly equal bottlenecks take longest to settle
+    noise = random_passes(seed, 4 * chunks, plans=1, message=0.0)
+    even = equal_passes(4 * chunks, 1.0, 2.0, 1.0)
+    passes = PassSeconds(even.forward + 1e-6 * noise.forward, even.backward + 1e-6 * noise.backward,
+                         even.weight_gradient, even.message)  # fmt: skip
+    expected = reference(passes, schedule, 4, 400, 0)
+    assert device_ends(passes, schedule, 4, 400)[0].tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4, 8])
+@pytest.mark.parametrize("groups", [1, 2, 7, 40])
+def test_equal_stages_take_exactly_the_closed_forms(pp: int, groups: int) -> None:
+    count, forward, backward, weight = groups * pp, 1.0, 2.0, 1.0
+    flush = (count + pp - 1) * (forward + backward)
+    for schedule in ("1f1b", "gpipe"):
+        passes = equal_passes(pp, forward, backward, weight)
+        assert float(device_ends(passes, schedule, pp, count).max()) == flush
+    # ZB-H1: a bubble of (pp - 1) (T_F + T_B - T_W), Qi et al. 2023
+    split = count * (forward + backward) + (pp - 1) * (forward + backward - 2 * weight)
+    assert float(device_ends(passes, "zero_bubble", pp, count).max()) == split
+    for chunks in (2, 4):
+        # Narayanan et al. 2021, section 2.2.2
+        interleaved = (count + (pp - 1) / chunks) * (forward + backward)
+        passes = equal_passes(pp * chunks, forward / chunks, backward / chunks)
+        assert float(device_ends(passes, "interleaved", pp, count).max()) == interleaved
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gpipe_takes_its_closed_form_on_uneven_stages_too(seed: int) -> None:
+    passes = random_passes(seed, 5)
+    ends = device_ends(passes, "gpipe", 5, 23)[:, 0]
+    each = [t.sum(1) + 22 * t.amax(1) for t in (passes.forward, passes.backward)]
+    torch.testing.assert_close(ends, each[0] + each[1] + 2 * passes.message.sum(1), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_1f1b_is_bounded_by_its_closed_form_where_backward_is_a_multiple_of_forward(seed: int) -> None:
+    some = random_passes(seed, 6, message=0.0)
+    passes = PassSeconds(some.forward, 2 * some.forward, some.forward, some.message)
+    total = 3 * some.forward
+    for count in (1, 4, 30):
+        ends = device_ends(passes, "1f1b", 6, count).amax(1)
+        assert (ends <= (total.sum(1) + (count - 1) * total.amax(1)) * (1 + 1e-12)).all()
+        assert (ends >= count * total.amax(1)).all()
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), CASES)
+@pytest.mark.parametrize("count", [8, 120])
+def test_gradients_equal_finite_differences(schedule: str, chunks: int, count: int) -> None:
+    passes = random_passes(5, 4 * chunks, plans=2)
+    parts = [passes.forward, passes.backward, passes.weight_gradient, passes.message]
+    inputs = [part.clone().requires_grad_() for part in parts]
+    weights = torch.tensor([0.3, 1.0, 0.2, 0.7], dtype=torch.float64)
+
+    def loss(*given: Tensor) -> Tensor:
+        return device_ends(PassSeconds(*given), schedule, 4, count) @ weights
+
+    assert torch.autograd.gradcheck(loss, inputs, eps=1e-7, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), CASES)
+def test_the_gradient_counts_the_passes_on_the_critical_path(schedule: str, chunks: int) -> None:
+    passes = random_passes(1, 3 * chunks, plans=1)
+    forward = passes.forward.requires_grad_()
+    end = device_ends(passes, schedule, 3, 300).amax()
+    (counts,) = torch.autograd.grad(end, forward)
+    torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-9)
+    assert counts.sum() >= 300
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), CASES)
+def test_the_timeline_holds_every_pass_once_and_ends_when_the_devices_do(schedule: str, chunks: int) -> None:
+    passes = random_passes(3, 4 * chunks, plans=1)
+    events = timeline(passes, schedule, 4, 12)
+    orders = device_orders(schedule, 4, 12, chunks)
+    assert {event.operation for event in events} == {operation for order in orders for operation in order}
+    assert len(events) == sum(len(order) for order in orders)
+    for device, end in enumerate(device_ends(passes, schedule, 4, 12)[0].tolist()):
+        mine = [event for event in events if event.device == device]
+        assert [event.operation for event in mine] == list(orders[device])
+        assert all(a.end <= b.start for a, b in pairwise(mine))
+        assert mine[-1].end == pytest.approx(end, rel=1e-12)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), CASES)
+def test_no_pass_waits_for_one_of_a_later_frame_or_more_than_a_frame_back(
+    schedule: str, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # what the proof of the steady state rests on
+    if schedule == "gpipe":
+        return
+    monkeypatch.setattr("darts_parallel.cost.schedule_graph.longest_period", lambda schedule, pp: 20)
+    for pp in (2, 3, 5):
+        graph = compiled.__wrapped__(schedule, pp, 40 * (pp if chunks > 1 else 1), chunks)
+        frame = {int(i): number for number, row in enumerate(graph.frames) for i in row}
+        assert len(frame) == graph.frames.size
+        middle = len(graph.frames) // 2
+        for waiting in graph.frames[middle]:
+            for other in (graph.previous[waiting], graph.source[waiting]):
+                assert other == len(graph) or 0 <= middle - frame[int(other)] <= 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocking_messages_occupy_the_later_stage_both_ways(seed: int) -> None:
+    passes = random_passes(seed, 4)
+    blocking = passes.blocking()
+    total, waits = blocking.forward + blocking.backward, passes.message
+    expected = passes.forward + passes.backward
+    torch.testing.assert_close(total[:, 1:], expected[:, 1:] + 2 * waits)
+    torch.testing.assert_close(total[:, 0], expected[:, 0])
+    # a message beside which the devices compute never costs more
+    assert (device_ends(passes, "1f1b", 4, 1) <= device_ends(blocking, "1f1b", 4, 1) + 1e-12).all()
+
+
+def test_a_group_of_interleaved_micro_batches_must_be_whole() -> None:
+    with pytest.raises(UnsupportedError, match=r"num_micro_batches=10 .* nearest legal: 8"):
+        device_orders("interleaved", 4, 10, 2)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), CASES)
+def test_warm_up_is_the_forwards_before_the_first_pair(schedule: str, chunks: int) -> None:
+    for pp, count in ((1, 3), (4, 4), (4, 12)):
+        for device, order in enumerate(device_orders(schedule, pp, count, chunks)):
+            before = [operation.kind for operation in order].index("B")
+            ahead = warm_up_passes(schedule, device, pp, count, chunks)
+            assert before == min(ahead + 1, count * chunks)

@@ -1,0 +1,80 @@
+"""Lower bounds: never above a true optimum, and close to it on the default problem."""
+
+import math
+
+import pytest
+import torch
+
+from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.exact.bounds import equal_rows, outer_lower_bounds, price_grid
+from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.uniform import find_plan
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.problem.problem import load_problem
+from tests.support.random_tables import random_table
+
+
+def small_table(seed: int) -> CostTable:
+    """A table of 1 to 3 stages and 1 to 3 layouts; every third with runs of equal layers."""
+    return random_table(
+        seed,
+        pp=1 + seed % 3,
+        num_layers=4 + seed % 2,
+        num_choices=3,
+        num_layouts=1 + seed // 2 % 3,
+        equal_layers=seed % 3 == 0,
+        tightness=0.2 * (seed % 7),
+    )
+
+
+@pytest.mark.parametrize("mode", ["uniform", "stagewise", "layerwise"])
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_the_bound_of_every_outer_choice_lies_below_its_cheapest_plan(first: int, mode: str) -> None:
+    for seed in range(first, first + 20):
+        table = small_table(seed)
+        bounds = outer_lower_bounds(table, mode)
+        assert not bounds.isnan().any()
+        for outer in range(table.num_outer):
+            best = brute_force([table.select([outer])], mode)
+            assert float(bounds[outer]) <= best.cost * (1 + 1e-12)
+
+
+def test_the_bound_of_a_larger_space_is_never_larger() -> None:
+    for seed in range(30):
+        table = small_table(seed)
+        larger, smaller = (outer_lower_bounds(table, mode) for mode in ("layerwise", "stagewise"))
+        assert (larger <= smaller * (1 + 1e-9)).all()
+
+
+def test_the_bound_is_infinite_where_a_layer_fits_no_device() -> None:
+    table = random_table(3, tightness=-20.0)
+    assert table.capacity.max() < 0
+    assert outer_lower_bounds(table).isinf().all()
+    assert math.isinf(brute_force([table], "layerwise").cost)
+
+
+def test_the_bound_meets_the_optimum_where_one_strategy_is_best_in_everything() -> None:
+    table = random_table(5, pp=1, num_choices=1, num_layouts=1, num_outer=1, tightness=50.0)
+    best = brute_force([table], "layerwise")
+    # one strategy, one layout, one stage: nothing is relaxed
+    assert float(outer_lower_bounds(table)[0]) == pytest.approx(best.cost, rel=1e-9)
+
+
+def test_the_default_problem_is_bounded_within_two_percent() -> None:
+    problem = load_problem([])
+    bounds = [outer_lower_bounds(table) for table in build_tables(problem, outer_spaces(problem))]
+    lowest = float(torch.cat(bounds).min())
+    best = find_plan(problem).iteration_time_s
+    assert best * 0.98 <= lowest <= best
+
+
+def test_prices_are_the_breakpoints_of_the_lower_hull() -> None:
+    value = torch.tensor([[1.0, 2.0, 5.0, 6.0]], dtype=torch.float64).numpy()
+    memory = torch.tensor([[10.0, 8.0, 7.0, 2.0]], dtype=torch.float64).numpy()
+    # from (10, 1) to (8, 2) at 1/2, from (8, 2) to (2, 6) at 4/6; (7, 5) lies above the hull
+    assert price_grid(value, memory).tolist() == pytest.approx([0.0, 0.5, 4.0 / 6.0])
+
+
+def test_equal_rows_share_a_class() -> None:
+    rows = torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 2.0]], dtype=torch.float64).numpy()
+    assert equal_rows(rows).tolist() == [0, 1, 0]

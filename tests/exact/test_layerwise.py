@@ -1,0 +1,140 @@
+"""The exact planner against enumeration, on random tables by the dozen and on the default problem."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.layerwise import find_plan, solve
+from darts_parallel.exact.pareto import pareto
+from darts_parallel.problem.problem import load_problem
+from tests.support.random_tables import random_table
+
+
+def table_of(seed: int) -> CostTable:
+    """A tiny table: 1 to 3 stages, 3 to 6 layers, resharding, memory from hopeless to ample."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def pick(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (1,), generator=rng))
+
+    pp = pick(1, 3)
+    num_layers = pick(max(3, pp + 1), 6)
+    num_choices = pick(2, 4 if num_layers < 6 else 3)
+    return random_table(
+        seed,
+        pp=pp,
+        num_layers=num_layers,
+        num_choices=num_choices,
+        num_layouts=pick(1, min(num_choices, 3)),
+        num_outer=pick(1, 3),
+        equal_layers=seed % 3 == 0,
+        tightness=1.2 * float(torch.rand(1, generator=rng)),
+    )
+
+
+def assert_same_optimum(table: CostTable, mode: str) -> float:
+    expected, found = brute_force([table], mode), solve([table], mode)
+    assert found.proven
+    assert found.cost == pytest.approx(expected.cost, rel=1e-12)
+    assert (found.best is None) == (expected.best is None)
+    assert found.lower_bound == found.cost
+    return found.cost
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_layerwise_optimum_equals_brute_force(first: int) -> None:
+    costs = [assert_same_optimum(table_of(seed), "layerwise") for seed in range(first, first + 20)]
+    # enough tables have a plan, and some have none, so that the comparison means something
+    assert 7 <= sum(map(math.isfinite, costs)) < 20
+
+
+@pytest.mark.parametrize("mode", ["stagewise", "uniform"])
+def test_smaller_spaces_equal_brute_force(mode: str) -> None:
+    for seed in range(20):
+        assert_same_optimum(table_of(seed), mode)
+
+
+def test_sharing_the_work_of_equal_layers_changes_nothing() -> None:
+    for seed in range(8):
+        table = random_table(seed, pp=2, num_layers=7, num_choices=3, equal_layers=True)
+        shared, apart = (solve([table], "layerwise", merge=merge) for merge in (True, False))
+        assert shared.cost == pytest.approx(apart.cost, rel=1e-12)
+
+
+def test_several_tables_give_the_best_of_all() -> None:
+    for seed in range(6):
+        tables = [random_table(seed, pp=pp, num_layers=5) for pp in (1, 2, 3)]
+        expected, found = brute_force(tables, "layerwise"), solve(tables, "layerwise")
+        assert found.cost == pytest.approx(expected.cost, rel=1e-12)
+        assert found.table_index == expected.table_index
+
+
+@pytest.mark.parametrize("mode", ["uniform", "stagewise", "layerwise"])
+def test_an_incumbent_as_good_as_the_optimum_is_reached_and_a_better_one_refuted(mode: str) -> None:
+    for seed in range(6):
+        table = table_of(seed)
+        best = brute_force([table], mode)
+        if best.best is None:
+            continue
+        assert solve([table], mode, incumbent=best.cost).cost == pytest.approx(best.cost, rel=1e-12)
+        refuted = solve([table], mode, incumbent=best.cost * 0.999)
+        assert refuted.best is None
+        assert refuted.proven
+        assert best.cost * 0.999 <= refuted.lower_bound <= best.cost
+
+
+@pytest.mark.parametrize("mode", ["uniform", "stagewise", "layerwise"])
+def test_a_deadline_in_the_past_proves_nothing_and_says_so(mode: str) -> None:
+    result = solve([random_table(1)], mode, deadline=time.monotonic() - 1.0)
+    assert not result.proven
+    assert result.lower_bound <= brute_force([random_table(1)], mode).cost
+
+
+def test_an_unknown_space_is_refused() -> None:
+    with pytest.raises(ValueError, match="mode=chaos"):
+        solve([random_table(1)], "chaos")
+
+
+def test_the_default_problem_is_solved_and_its_plan_costs_what_was_claimed() -> None:
+    problem = load_problem([])
+    result = find_plan(problem)
+    assert result.proven
+    assert result.plan is not None
+    cost = evaluate(result.plan, problem)
+    assert cost.feasible
+    assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
+    assert result.seconds < 20.0
+
+
+def test_more_room_for_choice_never_costs_more() -> None:
+    problems = [
+        load_problem([f"space={kind}", "space.pp=4"]) for kind in ("uniform", "stagewise", "layerwise")
+    ]
+    costs = [find_plan(problem).iteration_time_s for problem in problems]
+    assert costs[0] * (1 + 1e-12) >= costs[1]
+    assert costs[1] * (1 + 1e-12) >= costs[2]
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 5])
+@pytest.mark.parametrize(("states", "paid"), [(1, 1), (3, 1), (3, 2)])
+def test_pareto_keeps_a_dominator_of_everything_it_drops(columns: int, states: int, paid: int) -> None:
+    rng = np.random.default_rng(columns + 10 * states)
+    values = rng.integers(0, 6, (400, columns)).astype(float)
+    keys = rng.integers(0, states, 400)
+    offsets = 1.0 - np.eye(states)
+    kept = pareto(values, keys, offsets, paid=paid)
+    assert len(set(kept.tolist())) == len(kept)
+
+    def dominated(row: int, by: np.ndarray) -> bool:
+        after = values[by].copy()
+        after[:, :paid] += offsets[keys[by], keys[row]][:, None]
+        return bool((after <= values[row]).all(axis=1).any())
+
+    assert all(dominated(row, kept) for row in range(400))
+    assert not any(dominated(row, kept[kept != row]) for row in kept.tolist())

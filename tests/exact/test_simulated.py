@@ -1,0 +1,44 @@
+import pytest
+
+from darts_parallel import evaluate, load_problem, search
+from darts_parallel.cost.table import build_tables
+from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.exact import simulated
+from darts_parallel.exact import uniform as exhaustive
+from darts_parallel.plan.space import outer_spaces
+
+TINY = ["model=toy", "cluster=toy", "training=toy", "cost.pipeline=simulated", "space=uniform",
+        "space.pp=[1,2]", "space.sequence_parallel=false", "search.num_steps=60"]  # fmt: skip
+
+
+def test_a_small_uniform_space_is_proven_by_simulating_every_plan() -> None:
+    problem = load_problem(TINY)
+    best = exhaustive.find_plan(problem)
+    assert best.proven
+    assert best.plan is not None
+    assert best.note == "every plan was simulated"
+    assert best.iteration_time_s == pytest.approx(evaluate(best.plan, problem).iteration_time_s, rel=1e-12)
+    found = search(problem, seed=0)
+    assert found.iteration_time_s >= best.iteration_time_s * (1 - 1e-12)
+    assert found.iteration_time_s <= best.iteration_time_s * 1.01
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_a_large_space_gets_the_closed_forms_optimum_without_a_proof(schedule: str) -> None:
+    given = ["model=toy", "cluster=toy", "training=toy", "space.pp=2"]
+    problem = load_problem([*given, "cost.pipeline=simulated", f"cost.schedule={schedule}"])
+    answer = dynamic_programming.find_plan(problem)
+    closed = dynamic_programming.find_plan(load_problem(given))
+    assert not answer.proven
+    assert answer.lower_bound_s == 0.0
+    assert "nothing is proven" in answer.note
+    assert answer.plan == closed.plan
+    assert answer.plan is not None
+    assert answer.iteration_time_s == evaluate(answer.plan, problem).iteration_time_s
+
+
+def test_plans_are_counted_as_they_are_enumerated() -> None:
+    problem = load_problem(TINY)
+    answer = simulated.find_plan(problem, "uniform", lambda _: pytest.fail("the space is small"))
+    tables = build_tables(problem, outer_spaces(problem))
+    assert simulated.number_of_plans(tables, "uniform") == answer.plans_evaluated

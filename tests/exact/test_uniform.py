@@ -1,0 +1,87 @@
+"""The vectorised uniform planner against enumeration."""
+
+import math
+
+import pytest
+import torch
+
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.exact.enumeration import brute_force, find_plan_brute_force
+from darts_parallel.exact.uniform import find_plan, solve_uniform, uniform_bounds
+from darts_parallel.problem.problem import load_problem
+from tests.support.random_tables import random_table
+
+
+@pytest.mark.parametrize("first", range(0, 40, 20))
+def test_uniform_optimum_equals_brute_force(first: int) -> None:
+    for seed in range(first, first + 20):
+        tables = [random_table(seed, pp=pp, num_layers=7, num_choices=4, equal_layers=seed % 2 == 0,
+                               tightness=0.3 + 0.2 * (seed % 5)) for pp in (1, 3)]  # fmt: skip
+        expected, found = brute_force(tables, "uniform"), solve_uniform(tables)
+        assert found.proven
+        assert found.cost == pytest.approx(expected.cost, rel=1e-12)
+
+
+def test_bounds_of_all_configurations_lie_below_their_best_splits() -> None:
+    for seed in range(12):
+        table = random_table(seed, pp=1 + seed % 4, num_layers=7, tightness=1.0)
+        outer, choice = torch.nonzero(table.allowed, as_tuple=True)
+        bounds = uniform_bounds(table, outer, choice)
+        assert not bounds.isnan().any()
+        for o, c, bound in zip(outer.tolist(), choice.tolist(), bounds.tolist(), strict=True):
+            only = table.select([o])
+            only.allowed.copy_(torch.arange(len(table.choices)) == c)
+            assert bound <= brute_force([only], "uniform").cost * (1 + 1e-12)
+
+
+def test_alternatives_are_the_best_configurations_in_order() -> None:
+    for seed in range(6):
+        table = random_table(seed, pp=2, num_layers=6, num_choices=4, tightness=1.5)
+        ranked = solve_uniform([table], count=3).alternatives
+        expected = []
+        for o, c in torch.nonzero(table.allowed).tolist():
+            only = table.select([o])
+            only.allowed.copy_(torch.arange(len(table.choices)) == c)
+            expected.append(brute_force([only], "uniform").cost)
+        expected = sorted(x for x in expected if math.isfinite(x))[:3]
+        assert [x.cost for x in ranked] == pytest.approx(expected, rel=1e-12)
+        for candidate in ranked:
+            assert float(evaluate_batch(table, candidate.plans).iteration_time[0]) == candidate.cost
+
+
+def test_the_default_problem_has_a_proven_uniform_plan() -> None:
+    problem = load_problem([])
+    result = find_plan(problem)
+    assert result.proven
+    assert result.plan is not None
+    assert len(set(result.plan.layers)) == 1
+    assert evaluate(result.plan, problem).iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
+
+
+def test_brute_force_and_the_vectorised_planner_agree_on_a_real_problem() -> None:
+    small = ["model.num_layers=6", "cluster.nodes.0.count=1", "training.global_batch_size=8"]
+    problem = load_problem(["space=uniform", *small])
+    every, fast = find_plan_brute_force(problem), find_plan(problem)
+    assert every.iteration_time_s == pytest.approx(fast.iteration_time_s, rel=1e-12)
+    assert every.proven
+    assert fast.proven
+    assert fast.plans_evaluated < every.plans_evaluated
+
+
+def test_a_space_that_is_not_tiny_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("darts_parallel.exact.enumeration.LIMIT", 100)
+    with pytest.raises(ValueError, match="more than 100 plans"):
+        brute_force([random_table(1, pp=1, num_layers=6)], "layerwise")
+
+
+def test_no_plan_is_proven_where_none_fits() -> None:
+    result = solve_uniform([random_table(3, tightness=-20.0)])
+    assert result.best is None
+    assert result.proven
+    assert math.isinf(result.lower_bound)
+
+
+def test_a_single_strategy_without_a_pipeline_is_found_although_its_bound_is_exact() -> None:
+    for seed in range(10):
+        table = random_table(seed, pp=1, num_choices=1, num_layouts=1, tightness=50.0)
+        assert solve_uniform([table]).cost == pytest.approx(brute_force([table], "uniform").cost, rel=1e-12)

@@ -1,0 +1,176 @@
+"""Calibration recovers the parameters that made the data; error figures are what they say."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from darts_parallel.config.schema import config_dir
+from experiments import calibrate as command
+from experiments.calibrate import CalibrationOptions
+from experiments.calibration.calibrated import SHIPPED, Calibrated
+from experiments.calibration.crossvalidation import cross_validate, folds
+from experiments.calibration.device_files import MARK, names_data_sheet
+from experiments.calibration.errors import rankings, ranks, spearman, summarise
+from experiments.calibration.fit import fit, residuals
+from experiments.calibration.outcome import read_cases
+from experiments.calibration.parameters import QUANTITIES, Parameters
+from experiments.calibration.predict import place_of, predict
+from experiments.calibration.problems import Case
+from experiments.calibration.rows import read_folder
+from tests.support.measured_files import write_rows
+
+FITTED = tuple(
+    replace(q, base_sd=20 * q.base_sd, own_sd=20 * q.own_sd)
+    for q in QUANTITIES
+    if q.name in ("gemm_efficiency", "inter_efficiency", "reserved_GiB")
+)
+"""With priors so wide that eight runs outweigh them."""
+GRID = [
+    {"hidden": hidden, "n_gpus": gpus, "dp": dp, "tp": tp, "global_batch": str(8 * int(dp)), "zero": zero,
+     "memory_gb": "1", "model": f"GPT-{hidden}"}
+    for hidden in ("1024", "4096")
+    for gpus, dp, tp, zero in (
+        ("8", "8", "1", "1"), ("8", "2", "4", "0"), ("32", "32", "1", "3"), ("32", "8", "4", "1"),
+    )
+]  # fmt: skip
+
+
+def invented_cases(folder: Path, latent: torch.Tensor, quantities: tuple[object, ...] = FITTED) -> list[Case]:
+    """Runs whose measured figures are the model's own under known parameters."""
+    write_rows(folder / "runs.csv", GRID)
+    blank = [case for _, case in read_cases(read_folder(str(folder)).rows) if isinstance(case, Case)]
+    parameters = Parameters([place_of(case) for case in blank], FITTED)
+    rows = []
+    for cells, case in zip(GRID, blank, strict=True):
+        with torch.no_grad():
+            truth = predict(case, parameters.values(latent, place_of(case)))
+        rows.append(
+            cells
+            | {"iteration_s": repr(float(truth.seconds)), "memory_gb": repr(float(truth.memory) / 2**30)}
+        )
+    write_rows(folder / "runs.csv", rows)
+    return [case for _, case in read_cases(read_folder(str(folder)).rows) if isinstance(case, Case)]
+
+
+def test_calibration_recovers_the_parameters_that_made_the_data(tmp_path: Path) -> None:
+    # base and own deviation of gemm_efficiency, reserved_GiB and inter_efficiency
+    truth = torch.tensor([-0.2, -0.15, 0.3, 0.2, -0.8, -0.6], dtype=torch.float64)
+    cases = invented_cases(tmp_path, truth)
+    parameters = Parameters([place_of(case) for case in cases], FITTED)
+    latent, found = fit(cases, parameters)
+    assert found.error.abs().max() < 0.01
+    for name, tolerance in (("gemm_efficiency", 0.01), ("inter_efficiency", 0.03), ("reserved_GiB", 0.05)):
+        place = place_of(cases[0])
+        fitted = parameters.values(latent, place)[name]
+        made = parameters.values(truth, place)[name]
+        assert float(fitted) == pytest.approx(float(made), rel=tolerance)
+        assert (
+            abs(float(fitted) / float(parameters.values(parameters.zero(), place)[name]) - 1) > 3 * tolerance
+        )
+
+
+def test_the_jacobian_equals_finite_differences(tmp_path: Path) -> None:
+    write_rows(tmp_path / "runs.csv", GRID[7:8])
+    cases = [case for _, case in read_cases(read_folder(str(tmp_path)).rows) if isinstance(case, Case)]
+    parameters = Parameters([place_of(case) for case in cases])
+    latent = 0.1 * torch.randn(
+        len(parameters), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    found = residuals(cases, parameters, latent)
+    for column in range(0, len(parameters), 8):
+        move = torch.zeros_like(latent)
+        move[column] = 1e-5
+        up, down = (residuals(cases, parameters, latent + sign * move).error for sign in (1, -1))
+        torch.testing.assert_close(found.jacobian[:, column], (up - down) / 2e-5, rtol=1e-4, atol=1e-7)
+
+
+def test_held_out_runs_are_predicted_without_their_own_measurement(tmp_path: Path) -> None:
+    cases = invented_cases(tmp_path, torch.tensor([-0.2, -0.1, 0.3, 0.2, -0.4, -0.3], dtype=torch.float64))
+    parameters = Parameters([place_of(case) for case in cases], FITTED)
+    latent, found = fit(cases, parameters, most_steps=6)
+    assert folds(cases, "model").keys() == {"GPT-1024", "GPT-4096"}
+    results = cross_validate(cases, parameters, latent, found, "model")
+    assert len(results) == len(cases)
+    assert all(abs(math.log(r.seconds / (r.case.run.iteration_s or 0.0))) < 0.05 for r in results)
+    everything = cross_validate(cases, parameters, latent, found, "source")
+    with torch.no_grad():
+        prior = predict(
+            everything[0].case, parameters.values(parameters.zero(), place_of(everything[0].case))
+        )
+    assert everything[0].seconds == pytest.approx(float(prior.seconds), rel=1e-6)
+
+
+def test_the_command_writes_files_that_validation_and_the_search_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "device_names", lambda: ["a100_80", "b200"])
+    (tmp_path / "data").mkdir()
+    invented_cases(tmp_path / "data", torch.zeros(6, dtype=torch.float64))
+    options = CalibrationOptions(data=str(tmp_path / "data"), out=str(tmp_path), steps=2, cross_validate=[])
+    assert command.calibrate(options) == 0
+    fitted, shipped = Calibrated.read(tmp_path / "calibrated.yaml"), Calibrated.read(SHIPPED)
+    assert fitted.values.keys() == shipped.values.keys()
+    text = (tmp_path / "device" / "b200.yaml").read_text()
+    assert "no runs on this GPU" in text
+    assert "NVIDIA HGX B200 data sheet" in text
+    assert "fitted to runs on this GPU" in (tmp_path / "device" / "a100_80.yaml").read_text()
+
+
+def test_calibration_rewrites_the_devices_of_data_sheets_and_no_invented_one(tmp_path: Path) -> None:
+    command.write_hardware(tmp_path, Calibrated.read(SHIPPED))  # as shipped=true does into conf
+    shipped = {file.stem: file.read_text() for file in (Path(config_dir()) / "device").glob("*.yaml")}
+    invented = {name for name, text in shipped.items() if "invented" in text or "not of any machine" in text}
+    assert {"toy", "toy_fast", "small", "cpu"} <= invented
+    written = {file.stem for file in (tmp_path / "device").iterdir()}
+    assert written == shipped.keys() - invented
+    for name in written:
+        text = (tmp_path / "device" / f"{name}.yaml").read_text()
+        assert names_data_sheet(shipped[name]), name
+        assert names_data_sheet(text), name
+        assert text.split(MARK)[0] == shipped[name].split(MARK)[0]
+    for file in (tmp_path / "cluster").iterdir():
+        assert not any(f"device: {name}," in file.read_text() for name in invented), file.stem
+
+
+def test_shipped_parameters_are_physical() -> None:
+    values = Calibrated.read().values
+    for quantity in QUANTITIES:
+        for name, value in values[quantity.name].items():
+            if quantity.share and not (name == "base" and quantity.prior == 0.0):
+                assert 0.0 < value < 1.0, (quantity.name, name)
+            elif not quantity.share:
+                assert value > quantity.offset, (quantity.name, name)
+
+
+def test_error_figures_by_hand() -> None:
+    errors = summarise([1.1, 0.8, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0])
+    assert errors.median == pytest.approx(0.15)
+    assert errors.mean == pytest.approx(0.325)
+    assert errors.bias == pytest.approx(0.05)
+    assert math.isnan(summarise([], []).median)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_spearman_is_the_correlation_of_ranks(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(0, 6, 12).tolist(), rng.integers(0, 6, 12).tolist()
+    assert spearman(a, b) == pytest.approx(np.corrcoef(ranks(a), ranks(b))[0, 1])
+    assert spearman(a, [2 * x + 1 for x in a]) == pytest.approx(1.0)
+    assert ranks([3.0, 1.0, 3.0]).tolist() == [1.5, 0.0, 1.5]
+
+
+def test_runs_of_one_job_are_ranked_by_their_seconds(tmp_path: Path) -> None:
+    strategies = (("8", "1", "1.0"), ("4", "2", "2.0"), ("2", "4", "3.0"), ("1", "8", "4.0"))
+    cells = [
+        {"dp": dp, "tp": tp, "micro_batch": "1", "num_microbatches": str(32 // int(dp)), "iteration_s": s}
+        for dp, tp, s in strategies
+    ]
+    write_rows(tmp_path / "a.csv", [*cells, {"hidden": "2048"}])
+    runs = [case.run for _, case in read_cases(read_folder(str(tmp_path)).rows) if isinstance(case, Case)]
+    [group] = rankings(runs, [1.5, 1.2, 3.3, 9.0, 1.0])
+    assert (group.count, group.best_rank) == (4, 2)
+    assert group.correlation == pytest.approx(0.8)

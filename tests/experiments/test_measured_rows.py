@@ -1,0 +1,194 @@
+"""Measured runs are read by stated rules; a bad row is reported and never costs a good one."""
+
+import csv
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from darts_parallel.errors import ConfigError
+from experiments.calibration.calibrated import Calibrated
+from experiments.calibration.hardware import networks_of
+from experiments.calibration.outcome import COLUMNS, predict_rows, read_cases
+from experiments.calibration.problems import Case, boundaries_of
+from experiments.calibration.rows import Row, RowError, read_folder
+from experiments.calibration.rules import ALTERNATE, Run, read_run
+from experiments.validate_cost_model import ValidationOptions, validate
+from tests.support.measured_files import RUN, write_rows
+
+
+def run_of(**cells: str) -> Run:
+    row = Row("a.csv", 2, {**RUN, **cells})
+    return read_run(row, [row])
+
+
+BAD = [
+    ({"iteration_s": "-1.5"}, "iteration_s=-1.5 must be above 0"),
+    ({"iteration_s": "nan"}, "iteration_s=nan must be a finite number"),
+    ({"n_gpus": "16"}, "dp(4) * tp(2) * pp(1) * cp(1) = 8 is not n_gpus=16"),
+    ({"gpu": "abacus"}, "gpu=abacus is unknown"),
+    ({"layers": ""}, "layers is missing"),
+    ({"global_batch": "33"}, "global_batch=33 is not a multiple of dp=4"),
+    ({"micro_batch": "3"}, "is not global_batch=32"),
+    ({"iteration_s": "", "memory_gb": ""}, "no seconds or memory measured"),
+    ({"model": "Mixtral-8x7B"}, "mixture of experts"),
+    ({"notes": "ANOMALOUS: paused"}, "flagged in the notes"),
+    ({"precision": "fp8"}, "training.precision=fp8"),
+    ({"heads": "9"}, "model.num_heads=9"),
+]
+
+
+def test_bad_rows_are_reported_with_file_line_and_reason_and_the_rest_is_used(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.csv", [{}, *(cells for cells, _ in BAD), {}])
+    outcomes = predict_rows(read_folder(str(tmp_path)).rows, Calibrated.read())
+    assert not outcomes[0].skipped
+    assert not outcomes[-1].skipped
+    assert outcomes[0].seconds == outcomes[-1].seconds
+    for outcome, (_, reason), line in zip(outcomes[1:-1], BAD, range(3, 99), strict=False):
+        assert (outcome.row.file, outcome.row.line) == ("a.csv", line)
+        assert reason in outcome.skipped
+
+
+def test_broken_lines_cost_only_themselves(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.csv", [{}, {"notes": "two\nlines"}, {}])
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    middle = ['"an open quote,1,2', "too,few,cells", ""]
+    (tmp_path / "a.csv").write_text("\n".join([*lines[:2], *middle, *lines[2:]]) + "\n")
+    (tmp_path / "b.csv").write_bytes(b"")
+    (tmp_path / "c.csv").write_text("colour,weight\nred,3\n")
+    (tmp_path / "d.csv").write_bytes(b"\xff\xfe\x00bin\x00ary\n\x81")
+    folder = read_folder(str(tmp_path))
+    reasons = {row.line: row.broken for row in folder.rows}
+    assert reasons == {2: "", 3: reasons[3], 4: "3 cells, but the header has 37", 6: "", 8: ""}
+    assert "quote" in reasons[3] or "cells" in reasons[3]
+    assert [name for name, _ in folder.other_files] == ["b.csv", "c.csv", "d.csv"]
+
+
+def test_validation_writes_one_line_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    write_rows(data / "a.csv", [{"memory_gb": "20"}, {"iteration_s": "-1"}, {"micro_batch": "8", "dp": "4"}])
+    write_rows(data / "b.csv", [{"model": "GPT-other"}])
+    assert validate(ValidationOptions(data=str(data), out=str(out))) == 0
+    with (out / "validation.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert tuple(rows[0]) == COLUMNS
+    assert [(r["file"], r["row"]) for r in rows] == [
+        ("a.csv", "2"),
+        ("a.csv", "3"),
+        ("a.csv", "4"),
+        ("b.csv", "2"),
+    ]
+    assert [bool(r["skipped"]) for r in rows] == [False, True, True, False]
+    assert float(rows[0]["measured_iteration_s"]) == 0.5
+    assert float(rows[0]["predicted_memory_gb"]) > 0
+    assert not rows[1]["predicted_iteration_s"]
+    printed = capsys.readouterr().out
+    assert "a.csv:3: iteration_s=-1 must be above 0" in printed
+    assert "2 of 4 rows used" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("~250k", 250_000), ("2048.0", 2048), ("512?", 512), ("4096 (assumed)", 4096), ("not stated", None),
+     (">1 (not stated)", None), ("", None), ("1,024", 1024), ("3.57B (vocab 131072)", 3_570_000_000)],
+)  # fmt: skip
+def test_a_number_is_what_a_cell_begins_with(text: str, value: int | None) -> None:
+    assert Row("a.csv", 2, {"vocab": text}).count("vocab") == value
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"zero": "3 (FSDP2)"}, {"zero_stage": 3, "shard_size": 0}),
+        ({"zero": "1 (shard group 2)"}, {"zero_stage": 1, "shard_size": 2}),
+        ({"zero": "1 (shard group 4)"}, {"zero_stage": 1, "shard_size": 0}),
+        ({"zero": ""}, {"zero_stage": 0}),
+        ({"recompute": "selective (op)"}, {"recompute": ALTERNATE}),
+        ({"recompute": "none (assumed)"}, {"recompute": "none"}),
+        ({"recompute": "selective"}, {"recompute": "selective"}),
+        ({"precision": "bf16, fp32 grad accumulation"}, {"precision": "bf16"}),
+        ({"precision": "float8 rowwise"}, {"precision": "fp8"}),
+        ({"sequence_parallel": ""}, {"sequence_parallel": True}),
+        ({"sequence_parallel": "", "source": "arXiv 2104.04473 (Megatron-LM)"}, {"sequence_parallel": False}),
+        ({"sequence_parallel": "0"}, {"sequence_parallel": False}),
+        ({"micro_batch": "", "num_microbatches": ""}, {"micro_batch": 1, "num_micro_batches": 8}),
+        ({"micro_batch": ""}, {"micro_batch": 2, "num_micro_batches": 4}),
+        ({"global_batch": ""}, {"global_batch": 32}),
+        ({"dp": ""}, {"dp": 4}),
+        ({"heads": ""}, {"heads": 8}),
+        ({"iteration_s": "", "tokens_per_s_per_gpu": "8192"}, {"iteration_s": 0.5}),
+        ({"iteration_s": "", "samples_per_s": "64"}, {"iteration_s": 0.5}),
+        ({"pp": "4", "tp": "1", "dp": "2", "global_batch": "16", "layers": "24", "vpp_chunks": ">1"},
+         {"virtual_stages": 2}),
+    ],
+)  # fmt: skip
+def test_what_a_row_leaves_out_follows_the_stated_rules(
+    cells: dict[str, str], expected: dict[str, object]
+) -> None:
+    run = run_of(**cells)
+    assert {name: getattr(run, name) for name in expected} == expected
+
+
+def test_missing_sizes_are_those_that_the_other_rows_state_most_often() -> None:
+    rows = [Row("a.csv", 2 + i, {**RUN, "heads": h, "vocab": v}) for i, (h, v) in
+            enumerate([("16", "50k"), ("16", "50k"), ("4", "32000"), ("", "")])]  # fmt: skip
+    run = read_run(rows[-1], rows)
+    assert (run.heads, run.vocab) == (16, 50_000)
+
+
+@pytest.mark.parametrize(
+    ("cells", "edges"),
+    [
+        ({}, (0, 3, 5, 7, 11)),
+        ({"layers": "10"}, (0, 4, 7, 9, 13)),
+        ({"layers": "10", "notes": "partition by type:transformer|embedding"}, (0, 3, 6, 9, 13)),
+        ({"notes": "layers per stage 5 2 2 5 (of 14 entries)"}, (0, 3, 5, 7, 11)),
+    ],
+)
+def test_stages_are_equal_or_as_the_notes_print_them(cells: dict[str, str], edges: tuple[int, ...]) -> None:
+    base = {"layers": "8", "pp": "4", "tp": "1", "dp": "2", "global_batch": "16"}
+    assert (
+        boundaries_of(run_of(**base, **cells) if "layers" not in cells else run_of(**{**base, **cells}))
+        == edges
+    )
+
+
+@pytest.mark.parametrize(
+    ("cells", "device", "bandwidth"),
+    [
+        ({"gpu": "H100-96GB HBM2e 2.4TB/s, 500W"}, "h100_hbm2e", 400.0),
+        ({"gpu": "a100_40gb", "source": "x (1600 Gbps node-node interconnect)"}, "a100_40", 200.0),
+        ({"gpu": "T4-16GB", "notes": "inter-node 50 Gbit/s, inside 50 Gbit/s"}, "t4", 6.25),
+        ({"notes": "inter-node 4x100Gb RoCE"}, "a100_80", 50.0),
+        ({"gpu": "H200-SXM", "notes": "400Gb/s per GPU"}, "h200", 400.0),
+        ({"gpu": "GB200 NVL72"}, "gb200", 200.0),
+        ({"gpu": "V100-32GB DGX-2"}, "v100", 100.0),
+    ],
+)
+def test_hardware_follows_the_words_of_the_row(cells: dict[str, str], device: str, bandwidth: float) -> None:
+    found, _, inter = networks_of(Row("a.csv", 2, {**RUN, **cells}), 8)
+    assert (found, inter.bandwidth) == (device, pytest.approx(bandwidth))
+
+
+def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be a folder"):
+        read_folder(str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="must hold a CSV file"):
+        read_folder(str(tmp_path))
+
+
+def test_a_run_becomes_the_plan_that_its_row_describes(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.csv", [{"zero": "3", "recompute": "selective (op)"}])
+    [(_, case)] = read_cases(read_folder(str(tmp_path)).rows)
+    assert isinstance(case, Case)
+    blocks = case.plan.layers[1:-2]
+    assert [layer.recompute for layer in blocks] == ["none", "full"] * 2
+    assert {(layer.tp, layer.dp, layer.zero_stage) for layer in case.plan.layers} == {(2, 4, 3)}
+    assert case.problem.training.global_batch_size == 32
+    assert {f.name for f in fields(Run)} >= {"iteration_s", "memory_bytes"}
+
+
+def test_flags_are_errors_of_their_row_only() -> None:
+    with pytest.raises(RowError, match="recompute=perhaps"):
+        run_of(recompute="perhaps")

@@ -1,0 +1,55 @@
+import csv
+from pathlib import Path
+
+import pytest
+
+from darts_parallel.plan.legality import refuse_unexecutable
+from experiments.measured_vs_predicted import (
+    MeasuredOptions,
+    problem_of,
+    rank_correlation,
+    ranks,
+    run,
+    uniform_plans,
+)
+
+SMALL = ["model.hidden_size=16", "model.num_layers=2", "model.vocab_size=100", "training.seq_len=8",
+         "model.max_seq_len=8", "training.global_batch_size=4"]  # fmt: skip
+
+
+def test_equal_values_share_their_rank() -> None:
+    assert ranks([3.0, 1.0, 3.0, 2.0]) == [2.5, 0.0, 2.5, 1.0]
+
+
+def test_the_rank_correlation_sees_order_only() -> None:
+    values = [0.1, 5.0, 2.0, 7.0]
+    assert rank_correlation(values, [v**3 for v in values]) == pytest.approx(1.0)
+    assert rank_correlation(values, [-v for v in values]) == pytest.approx(-1.0)
+    # Spearman by hand: 1 - 6 * (1 + 1) / (4 * 15)
+    assert rank_correlation([1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0]) == pytest.approx(0.8)
+
+
+def test_the_plans_cover_every_degree_and_all_run() -> None:
+    problem = problem_of(MeasuredOptions())
+    plans = uniform_plans(problem)
+    assert {(p.layers[0].dp, p.layers[0].tp, p.pp) for p in plans} == {
+        (4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)
+    }  # fmt: skip
+    for plan in plans:
+        refuse_unexecutable(plan, problem)
+
+
+def test_measured_seconds_stand_beside_predicted_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = MeasuredOptions(devices=2, micro_batches=[2], zero_stages=[0], repeats=2, overrides=SMALL)
+    options.out = str(tmp_path)
+    assert run(options) == 0
+    assert "rank correlation" in capsys.readouterr().out
+    text = (tmp_path / "measured_vs_predicted.csv").read_text()
+    rows = list(csv.DictReader(text.splitlines()))
+    assert len(rows) == 3  # dp 2, tp 2, pp 2
+    for row in rows:
+        assert 0 < float(row["fastest_s"]) <= float(row["measured_s"]) <= float(row["slowest_s"])
+        assert float(row["predicted_s"]) > 0
+    assert (tmp_path / "measured_vs_predicted.png").stat().st_size > 0

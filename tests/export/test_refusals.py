@@ -1,0 +1,164 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from darts_parallel.config.schema import EXPORTS
+from darts_parallel.errors import UnsupportedError
+from darts_parallel.export import export_plan
+from darts_parallel.export.__main__ import main as export_main
+from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.commands import QUIET, TOY, Command
+from tests.support.export_plans import CASES, LLAMA, plan_of
+
+
+@pytest.fixture(scope="module")
+def llama() -> Problem:
+    return load_problem(LLAMA)
+
+
+@pytest.fixture(scope="module")
+def bare_toy() -> Problem:
+    return load_problem(["model=toy", "cluster=toy", "training=toy"])
+
+
+Z1 = LayerStrategy(2, 4, 1)
+REFUSED: list[tuple[str, LayerStrategy, dict[str, Any], str, str]] = [
+    ("torchtitan", Z1, {}, "zero_stage=1", "space=uniform space.zero_stage=[0,2,3]"),
+    ("accelerate", Z1, {}, "zero_stage=1", "space.zero_stage=[0,2,3]"),
+    ("accelerate", LayerStrategy(1, 4, 3), {"cuts": (5,)}, "pp=2, and it has no pipeline", "space.pp=1"),
+    ("accelerate", LayerStrategy(2, 4), {}, "zero_stage=0 with dp=4 and tp=2", "space.zero_stage=[2,3]"),
+    ("galvatron", Z1, {}, "zero_stage=1, which it lacks", "space.zero_stage=[0,3]"),
+    ("deepspeed", LayerStrategy(2, 4, 3), {}, "tp=2 with zero_stage=3", "space.zero_stage=[0,1,2]"),
+    ("deepspeed", LayerStrategy(1, 4, 2), {"cuts": (5,)}, "pp=2 with zero_stage=2", "space.zero_stage=[0,1]"),
+    ("deepspeed", LayerStrategy(2, 2), {"cuts": (5,)}, "pp=2 with tp=2", "space.tp=1"),
+    ("deepspeed", LayerStrategy(2, 4, sequence_parallel=True), {}, "sequence_parallel=true",
+     "space.sequence_parallel=false"),
+    ("deepspeed", LayerStrategy(1, 4), {"cp": 2}, "cp=2", "space.cp=1"),
+    ("nanotron", LayerStrategy(1, 8, 3), {}, "zero_stage=3", "space.zero_stage=[0,1]"),
+    ("nanotron", LayerStrategy(1, 8, recompute="selective"), {}, "recompute=selective", "space.recompute"),
+    ("megatron", LayerStrategy(1, 4, 3), {"cuts": (5,)}, "zero_stage=3 with pp=2", "space.zero_stage=[0,1]"),
+    ("megatron", LayerStrategy(1, 4), {"cuts": (3, 5, 7), "virtual_stages": 2, "count": 1},
+     "num_micro_batches=1 is no multiple of pp=2", "space.virtual_stages=1"),
+    ("deepspeed", LayerStrategy(1, 4), {"cuts": (3, 5, 7), "virtual_stages": 2}, "virtual_stages=2",
+     "space.virtual_stages=1"),
+    ("galvatron", LayerStrategy(1, 4), {"cuts": (1,)}, "the first stage holds no block", "space.pp=1"),
+    ("galvatron", LayerStrategy(1, 8, 3, shard_size=4), {}, "shard_size=4 of 8 ranks", "space.shard_size=0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "strategy", "more", "what", "space"), REFUSED)
+def test_what_a_target_cannot_express_is_named_with_the_nearest_space(
+    target: str, strategy: LayerStrategy, more: dict[str, Any], what: str, space: str, llama: Problem
+) -> None:
+    plan = plan_of(llama, strategy, more.pop("count", 4) if "count" in more else 4, **more)
+    with pytest.raises(UnsupportedError) as caught:
+        export_plan(llama, plan, target)
+    sentence = str(caught.value)
+    assert what in sentence
+    assert sentence.startswith(f"export={target}: ")
+    assert sentence.partition("; nearest space to search in: ")[2].find(space) >= 0, sentence
+
+
+@pytest.mark.parametrize("target", [name for name in EXPORTS if name != "galvatron"])
+def test_a_layer_wise_plan_is_refused_by_trainers_of_one_strategy(target: str, llama: Problem) -> None:
+    plan = plan_of(llama, LayerStrategy(1, 8), 2)
+    mixed = replace(plan, layers=(*plan.layers[:3], LayerStrategy(2, 4), *plan.layers[4:]))
+    with pytest.raises(UnsupportedError, match=r"layers\.2 has tp=2 .* search in: space=uniform"):
+        export_plan(llama, mixed, target)
+
+
+@pytest.mark.parametrize("target", EXPORTS)
+def test_lossy_collectives_are_refused(target: str, llama: Problem) -> None:
+    plan = plan_of(llama, LayerStrategy(1, 8, grad_comm_bits=8), 2)
+    with pytest.raises(UnsupportedError, match=r"grad_comm_bits=8.*space\.grad_comm_bits=16"):
+        export_plan(llama, plan, target)
+
+
+def test_a_model_that_a_trainer_lacks_is_refused(bare_toy: Problem) -> None:
+    plan = plan_of(bare_toy, LayerStrategy(1, 8), 2)
+    for target in ("torchtitan", "nanotron"):
+        with pytest.raises(UnsupportedError, match=r"gated_mlp=false.*nearest legal: a model such as"):
+            export_plan(bare_toy, plan, target)
+    t5 = load_problem(["model=t5_1_3b", "training=t5_1_3b", "cluster=toy"])
+    with pytest.raises(UnsupportedError, match="an encoder and a decoder"):
+        export_plan(t5, plan_of(t5, LayerStrategy(1, 8), 4), "megatron")
+
+
+def test_the_refusals_of_the_torchtitan_pipeline() -> None:
+    tied = load_problem([*LLAMA, "model.tie_embeddings=true"])
+    with pytest.raises(UnsupportedError, match="tie_embeddings=true with pp=2"):
+        export_plan(tied, plan_of(tied, LayerStrategy(1, 4), 4, (5,)), "torchtitan")
+
+
+# the commands
+
+
+def test_the_command_exports_what_it_found_and_the_module_writes_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Command(tmp_path, monkeypatch, capsys)
+    outcome = command(*TOY, *QUIET, "space=uniform", "space.zero_stage=[0,1]", "export=megatron")
+    assert outcome.status == 0, outcome.err
+    plan = command.plan_file()
+    script = plan.parent / "megatron.sh"
+    assert f"megatron: {script}" in outcome.out
+    # the plan's own problem is taken: no model, cluster or training is named
+    again = command(f"plan={plan}", "export=megatron", "hydra.run.dir=again", "output.tensorboard=false")
+    assert again.status == 0, again.err
+    assert (tmp_path / "again" / "megatron.sh").read_text() == script.read_text()
+    assert export_main([str(plan), "--to", "megatron", "--output", str(tmp_path / "run.sh")]) == 0
+    assert (tmp_path / "run.sh").read_text() == script.read_text()
+    assert str(tmp_path / "run.sh") in capsys.readouterr().out
+
+
+def test_a_refused_export_ends_with_one_sentence_and_leaves_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Command(tmp_path, monkeypatch, capsys)
+    outcome = command(*TOY, *QUIET, "export=nanotron", "hydra.run.dir=found")
+    assert outcome.status == 2
+    assert outcome.err.startswith("darts-parallel: export=nanotron: model=toy has")
+    assert "found/plan.json" in outcome.files
+    before = set(outcome.files)
+    given = command("plan=found/plan.json", "export=nanotron", "hydra.run.dir=refused")
+    assert given.status == 2
+    assert set(given.files) == before
+    wrong = command(*TOY, *QUIET, "export=megatrn")
+    assert wrong.status == 2
+    assert "export=megatrn must be one of" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["missing.json", "--to", "megatron"], "cannot be read"),
+        (["plan.json", "--to", "megatrn"], "invalid choice: 'megatrn'"),
+        (["plan.json"], "--to"),
+        (["bare.json", "--to", "megatron"], "the field config is missing"),
+        (["plan.json", "--to", "megatron", "--output", "no/folder/x.sh"], "must lie in a folder that exists"),
+    ],
+)
+def test_the_module_refuses_with_one_sentence(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from dataclasses import asdict
+
+    problem, plan = CASES["uneven_pipeline"].build()
+    names = tuple(layer.name for layer in problem.model.layers)
+    data = {"schema": "darts-parallel/plan/1", **plan.to_dict(names, 8)}
+    (tmp_path / "bare.json").write_text(json.dumps(data))
+    (tmp_path / "plan.json").write_text(json.dumps({**data, "config": asdict(problem.config)}))
+    monkeypatch.chdir(tmp_path)
+    assert export_main(arguments) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"bare.json", "plan.json"}

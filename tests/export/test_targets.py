@@ -1,0 +1,217 @@
+import ast
+import json
+import random
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from darts_parallel.config.schema import EXPORTS
+from darts_parallel.errors import UnsupportedError
+from darts_parallel.export import TARGETS, export_plan
+from darts_parallel.export.nanotron import stages
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.export_plans import CASES, GOLDEN, LLAMA, NAMES, files_of
+
+
+@pytest.fixture(scope="module")
+def llama() -> Problem:
+    return load_problem(LLAMA)
+
+
+@pytest.mark.parametrize(("name", "target"), NAMES)
+def test_an_export_is_its_golden_file(name: str, target: str) -> None:
+    # `python -m tests.support.export_plans` writes them anew
+    for file, text in files_of(name, target).items():
+        assert text == (GOLDEN / name / file).read_text(encoding="utf-8"), file
+
+
+def test_every_target_has_a_golden_file_and_a_place_in_the_schema() -> None:
+    assert set(TARGETS) == set(EXPORTS) == {target for _, target in NAMES}
+
+
+# torchtitan
+
+
+def applied(text: str) -> SimpleNamespace:
+    """The configuration that the exported function makes of an empty one."""
+    compile(text, "torchtitan_plan.py", "exec")
+    tree = ast.parse(text)
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    (function,) = tree.body
+    assert isinstance(function, ast.FunctionDef)
+    function.returns, function.args.args[0].annotation = None, None
+    scope: dict[str, Any] = {"FullAC": SimpleNamespace(Config=lambda: "full")}
+    exec(compile(tree, "plan", "exec"), scope)
+    config = SimpleNamespace(parallelism=SimpleNamespace(), training=SimpleNamespace())
+    result: SimpleNamespace = scope["apply_plan"](config)
+    return result
+
+
+@pytest.mark.parametrize("name", [name for name, target in NAMES if target == "torchtitan"])
+def test_the_torchtitan_function_sets_what_the_plan_says(name: str) -> None:
+    problem, plan = CASES[name].build()
+    config = applied(files_of(name, "torchtitan")["torchtitan_plan.py"])
+    p, training, strategy = config.parallelism, config.training, plan.layers[0]
+    degrees = (p.data_parallel_replicate_degree, p.data_parallel_shard_degree, p.tensor_parallel_degree,
+               p.context_parallel_degree, p.pipeline_parallel_degree)  # fmt: skip
+    product = 1
+    for degree in degrees:
+        product *= degree
+    assert product == problem.cluster.num_devices
+    assert (p.data_parallel_shard_degree > 1) == (strategy.zero_stage > 1)
+    assert config.activation_checkpoint == ("full" if strategy.recompute == "full" else None)
+    per_step = training.num_tokens_per_microbatch_per_dp_rank * strategy.dp * plan.num_micro_batches
+    assert per_step == training.num_tokens_per_train_step == problem.tokens_per_iteration
+    if plan.pp == 1:
+        assert not hasattr(p, "module_fqns_per_model_part")
+        return
+    parts = p.module_fqns_per_model_part
+    words = {"embedding": ["tok_embeddings"], "head": ["norm", "lm_head"], "loss": []}
+    names = [layer.name for layer in problem.model.layers]
+    expected = [
+        [word for name in names[first:end] for word in words.get(name, [name])]
+        for first, end in pairwise(plan.boundaries)
+    ]
+    assert parts == expected
+    assert len(parts) == p.pipeline_parallel_degree * plan.virtual_stages
+    assert p.num_pp_microbatches == plan.num_micro_batches
+
+
+# DeepSpeed, accelerate, nanotron, Galvatron
+
+
+@pytest.mark.parametrize("name", [name for name, target in NAMES if target == "deepspeed"])
+def test_deepspeed_batches_multiply_and_its_stages_are_the_plans(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, plan = CASES[name].build()
+    files = files_of(name, "deepspeed")
+    values = json.loads(files["deepspeed.json"])
+    strategy = plan.layers[0]
+    product = values["train_micro_batch_size_per_gpu"] * values["gradient_accumulation_steps"] * strategy.dp
+    assert product == values["train_batch_size"] == problem.training.global_batch_size
+    assert values["zero_optimization"]["stage"] == strategy.zero_stage
+    assert values.get("tensor_parallel", {"autotp_size": 1})["autotp_size"] == strategy.tp
+    assert values["bf16"] == {"enabled": True}
+    assert ("deepspeed_pipeline.py" in files) == (plan.pp > 1)
+    if plan.pp == 1:
+        return
+
+    class PipelineModule:
+        def __init__(self, layers: list[Any], num_stages: int, **settings: Any) -> None:
+            self.layers, self.num_stages, self.settings = layers, num_stages, settings
+            self._topo = SimpleNamespace(get_coord=lambda rank: SimpleNamespace(pipe=rank))
+            self.global_rank, self.bounds = 0, (0, 0)
+
+        def _set_bounds(self, start: int, stop: int) -> None:
+            self.bounds = (start, stop)
+
+    fake = ModuleType("deepspeed.pipe")
+    fake.PipelineModule = PipelineModule  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "deepspeed", ModuleType("deepspeed"))
+    monkeypatch.setitem(sys.modules, "deepspeed.pipe", fake)
+    scope: dict[str, Any] = {}
+    exec(compile(files["deepspeed_pipeline.py"], "deepspeed_pipeline.py", "exec"), scope)
+    names = [layer.name for layer in problem.model.layers if layer.kind != "loss"]
+    module = scope["planned_pipeline"](names, None, "Block")
+    assert module.num_stages == plan.pp
+    for stage, (first, end) in enumerate(pairwise(plan.boundaries)):
+        module.global_rank = stage
+        module._partition_layers()
+        held = [layer.name for layer in problem.model.layers[first:end] if layer.kind != "loss"]
+        assert names[slice(*module.bounds)] == held
+    with pytest.raises(ValueError, match="the plan has"):
+        scope["planned_pipeline"](names[1:], None, "Block")
+
+
+@pytest.mark.parametrize("name", [name for name, target in NAMES if target == "accelerate"])
+def test_accelerate_sizes_multiply_to_the_processes(name: str) -> None:
+    problem, plan = CASES[name].build()
+    files = files_of(name, "accelerate")
+    values, strategy = yaml.safe_load(files["accelerate.yaml"]), plan.layers[0]
+    snippet = files["accelerate_plan.py"]
+    compile(snippet, "accelerate_plan.py", "exec")
+    assert values["num_processes"] == problem.cluster.num_devices
+    assert f"gradient_accumulation_steps={plan.num_micro_batches}," in snippet
+    if strategy.zero_stage == 0:
+        assert values["distributed_type"] == "MULTI_GPU"
+        assert "parallelism_config" not in values
+        return
+    sizes = {key.removeprefix("parallelism_config_"): n for key, n in values["parallelism_config"].items()}
+    product = 1
+    for size in sizes.values():
+        product *= size
+    assert product == values["num_processes"]
+    assert (sizes["dp_shard_size"], sizes["tp_size"], sizes["cp_size"]) == (strategy.dp, strategy.tp, plan.cp)
+    assert all(f"{key}={size}" in snippet for key, size in sizes.items())
+    assert values["fsdp_config"]["fsdp_reshard_after_forward"] == (strategy.zero_stage == 3)
+    assert values["fsdp_config"]["fsdp_activation_checkpointing"] == (strategy.recompute == "full")
+
+
+def test_nanotron_cuts_llama3_8b_as_its_author_prints_it() -> None:
+    # T. Hidalgo, "4D parallelism with nanotron": Llama3-8B on 8 stages, printed stage by stage
+    config = load_problem(["model=llama3_8b", "training=llama3_8b"]).config.model
+    own = stages(config, 8)
+    assert own[:1] + own[3:] == [5, 5, 4, 4, 4, 2]
+    assert sum(own) == 32
+
+
+def test_nanotron_yaml_reads_back_and_other_stages_than_its_own_are_refused(llama: Problem) -> None:
+    problem, plan = CASES["sequence_parallel"].build()
+    values = yaml.safe_load(files_of("sequence_parallel", "nanotron")["nanotron.yaml"])
+    p, tokens = values["parallelism"], values["tokens"]
+    assert (p["dp"], p["tp"], p["pp"], p["tp_mode"], p["recompute_layer"]) == (
+        2,
+        2,
+        2,
+        "REDUCE_SCATTER",
+        True,
+    )
+    batch = tokens["micro_batch_size"] * tokens["batch_accumulation_per_replica"] * p["dp"]
+    assert batch == problem.training.global_batch_size
+    assert values["model"]["model_config"]["num_key_value_heads"] == 2
+    assert values["optimizer"]["zero_stage"] == 1
+    moved = replace(plan, boundaries=(0, 4, problem.num_layers))
+    with pytest.raises(
+        UnsupportedError, match=r"stages of \[3, 5\] blocks, and nanotron itself cuts \[5, 3\]"
+    ):
+        export_plan(llama, moved, "nanotron")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_galvatron_file_reads_back_as_the_layer_wise_plan(seed: int, llama: Problem) -> None:
+    rng = random.Random(seed)
+    default = rng.choice([0, 2])
+
+    def draw() -> LayerStrategy:
+        tp = rng.choice([1, 2])
+        return LayerStrategy(tp, 4 // tp, rng.choice([default, 3]), rng.choice(["none", "full"]))
+
+    outer = draw()
+    blocks = [draw() for _ in range(8)]
+    cut = rng.randint(2, 8)
+    plan = Plan(4, (0, cut, llama.num_layers), (outer, *blocks, outer, outer))
+    values = json.loads(export_plan(llama, plan, "galvatron").files["galvatron.json"])
+
+    def numbers(key: str) -> list[int]:
+        return [int(x) for x in values[key].split(",")]
+
+    kinds = {"ddp": 0, "zero2": 2}
+    back = [
+        LayerStrategy(
+            tp, 4 // tp, 3 if sharded else kinds[values["default_dp_type"]], ("none", "full")[again]
+        )
+        for tp, sharded, again in zip(
+            numbers("tp_sizes_enc"), numbers("dp_types_enc"), numbers("checkpoint"), strict=True
+        )
+    ]
+    assert back == blocks
+    assert numbers("pp_division") == [cut - 1, 9 - cut]
+    assert (values["pp_deg"], values["chunks"], values["global_bsz"], values["vtp"]) == (2, 4, 16, outer.tp)
+    assert values["embed_sdp"] == (outer.zero_stage == 3)

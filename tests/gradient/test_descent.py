@@ -1,0 +1,123 @@
+import json
+import time
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from darts_parallel import evaluate, search
+from darts_parallel.config.search import SearchConfig
+from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.exact import uniform as exhaustive
+from darts_parallel.exact.result import PlannerResult
+from darts_parallel.gradient.step_record import StepRecord
+from darts_parallel.plan.legality import check_plan
+from darts_parallel.problem.problem import Problem, load_problem
+
+QUICK = SearchConfig(num_steps=60, num_restarts=8, hard_every=5, polish_starts=4)
+TIGHT = ["cluster=a10_4x4", "model.num_layers=12", "cluster.devices.a10.memory_GiB=6.0"]
+"""The best plan of each space is another one."""
+
+
+@cache
+def oracle(kind: str) -> PlannerResult:
+    return dynamic_programming.find_plan(load_problem([*TIGHT, f"space={kind}"]))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])
+def test_the_plan_is_legal_feasible_and_never_beats_the_oracle(kind: str) -> None:
+    problem = load_problem([*TIGHT, f"space={kind}"])
+    result = search(problem, seed=0, config=QUICK)
+    check_plan(result.plan, problem)
+    cost = evaluate(result.plan, problem)
+    assert cost.feasible
+    assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
+    assert result.iteration_time_s <= result.raw_iteration_time_s * (1 + 1e-12)
+    assert oracle(kind).proven
+    optimum = oracle(kind).iteration_time_s
+    assert result.iteration_time_s >= optimum * (1 - 1e-9)
+    assert result.iteration_time_s <= optimum * 1.02  # few steps, few restarts
+    if kind == "uniform":
+        assert len(set(result.plan.layers)) == 1
+        assert exhaustive.find_plan(problem).iteration_time_s == pytest.approx(optimum, rel=1e-9)
+
+
+def test_wider_spaces_are_never_worse() -> None:
+    times = [oracle(kind).iteration_time_s for kind in ("uniform", "stagewise", "layerwise")]
+    assert times[0] > times[1] > times[2]
+
+
+@pytest.mark.parametrize("relaxation", ["softmax", "gumbel"])
+def test_equal_seeds_give_equal_plans(relaxation: str, toy_problem: Problem) -> None:
+    config = replace(QUICK, relaxation=relaxation, num_steps=20)
+    first, second = (search(toy_problem, seed=3, config=config) for _ in range(2))
+    assert first.plan == second.plan
+    assert first.raw_plan == second.raw_plan
+    assert json.dumps(first.iteration_time_s) == json.dumps(second.iteration_time_s)
+    assert [r.loss for r in first.history] == [r.loss for r in second.history]
+
+
+def test_the_relaxed_search_finds_better_plans_than_where_it_begins() -> None:
+    problem = load_problem([*TIGHT, "space.pp=[2,4]"])
+    records: list[StepRecord] = []
+    result = search(problem, seed=0, config=replace(QUICK, polish=False), on_record=records.append)
+    assert result.raw_iteration_time_s == result.iteration_time_s
+    assert records[-1].best_time_s < records[0].best_time_s
+    assert records[-1].entropy < records[0].entropy
+    for record in records:
+        assert sum(record.terms.values()) == pytest.approx(record.surrogate_time_s, rel=1e-9)
+
+
+def test_an_interrupt_returns_the_best_plan_so_far(default_problem: Problem) -> None:
+    def interrupt(record: StepRecord) -> None:
+        if record.step >= 10:
+            raise KeyboardInterrupt
+
+    result = search(default_problem, seed=0, on_record=interrupt)
+    assert result.stopped_by == "user"
+    assert result.steps < 20
+    assert evaluate(result.plan, default_problem).feasible
+
+
+def test_a_time_limit_stops_the_search(default_problem: Problem) -> None:
+    result = search(default_problem, seed=0, config=SearchConfig(max_seconds=0.5))
+    assert result.stopped_by == "time_limit"
+    assert result.steps < 300
+
+
+def test_the_clock_and_whoever_watches_never_change_a_plan(toy_problem: Problem) -> None:
+    config = replace(QUICK, num_steps=30, max_seconds=2.0)
+
+    def watch(record: StepRecord) -> None:
+        time.sleep(0.4)  # 6 records: more than all of the search's seconds
+
+    quiet = search(toy_problem, seed=1, config=config)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        watched = search(toy_problem, seed=1, config=config, on_record=watch)
+    finally:
+        torch.set_num_threads(threads)
+    assert watched.stopped_by is quiet.stopped_by is None
+    assert watched.steps == quiet.steps == 30
+    assert watched.seconds < 2.0
+    assert (watched.plan, watched.raw_plan) == (quiet.plan, quiet.raw_plan)
+    assert [record.loss for record in watched.history] == [record.loss for record in quiet.history]
+
+
+def test_what_a_time_limit_cuts_short_is_polished_and_what_ctrl_c_cuts_short_is_not() -> None:
+    problem = load_problem(["experiment=quick"])
+    config = SearchConfig(num_steps=10**6, num_restarts=2, max_seconds=2.0)
+
+    def interrupt(record: StepRecord) -> None:
+        if record.step >= 20:
+            raise KeyboardInterrupt
+
+    limited = search(problem, seed=0, config=config)
+    stopped = search(problem, seed=0, config=config, on_record=interrupt)
+    assert limited.stopped_by == "time_limit"
+    assert stopped.stopped_by == "user"
+    best = dynamic_programming.find_plan(problem).iteration_time_s
+    assert limited.iteration_time_s == pytest.approx(best, rel=1e-9)
+    assert stopped.iteration_time_s == stopped.raw_iteration_time_s

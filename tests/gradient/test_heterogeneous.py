@@ -1,0 +1,293 @@
+"""Clusters of different nodes: orders, legality, placement in the plan file, and exact answers."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.cost.pruning import without_dominated
+from darts_parallel.cost.table import build_tables
+from darts_parallel.errors import ConfigError, PlanError
+from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.layerwise import solve
+from darts_parallel.exact.uniform import solve_uniform
+from darts_parallel.gradient.descent import GradientSearch, search
+from darts_parallel.gradient.relaxed_cost import (
+    NodeOrderTables,
+    NodeOrderWeights,
+    RelaxedPlans,
+    group_by_order,
+    surrogate,
+)
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.cluster import Cluster, Link, NodeGroup
+from darts_parallel.problem.orders import node_orders, order_label
+from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.plan_json import plan_dict
+from darts_parallel.report.text import alternatives_table
+from experiments.heterogeneous import HeterogeneousOptions, random_mixed, rows
+from tests.support.random_plans import random_plans
+
+MIXED = ["model=toy", "cluster=toy_mixed", "training=toy"]
+
+
+def mixed(*overrides: str) -> Problem:
+    return load_problem([*MIXED, *overrides])
+
+
+def with_groups(problem: Problem, *groups: NodeGroup) -> Problem:
+    return replace(problem, cluster=replace(problem.cluster, groups=groups))
+
+
+def sizes(cluster: Cluster, *counts_and_gpus: tuple[int, int]) -> Cluster:
+    """The cluster with its node groups resized."""
+    groups = zip(cluster.groups, counts_and_gpus, strict=True)
+    return replace(cluster, groups=tuple(replace(g, count=c, gpus=n) for g, (c, n) in groups))
+
+
+@pytest.mark.parametrize(
+    ("shape", "pp", "mode", "count"),
+    [
+        (((1, 4), (3, 4)), 4, "all", 4),
+        (((1, 4), (3, 4)), 16, "all", 4),
+        (((1, 4), (3, 4)), 2, "all", 0),  # a stage of 8 would mix
+        (((2, 4), (2, 4)), 2, "all", 2),  # blocks of two nodes
+        (((8, 8), (8, 8)), 16, "all", 12870),
+        (((8, 8), (8, 8)), 16, "auto", 16),
+        (((8, 8), (8, 8)), 16, "adjacent", 2),
+        (((8, 8), (8, 8)), 4, "auto", 6),
+        (((1, 8), (2, 4)), 4, "all", 3),
+        (((1, 8), (2, 4)), 2, "all", 2),
+    ],
+)
+def test_orders_are_distinct_complete_and_never_mix_a_stage(
+    shape: tuple[tuple[int, int], ...], pp: int, mode: str, count: int
+) -> None:
+    cluster = sizes(mixed().cluster, *shape)
+    orders = node_orders(cluster, pp, mode)
+    assert len(set(orders)) == len(orders) == count
+    nodes = sum(c for c, _ in shape)
+    for order in orders[:50]:
+        assert sorted(order or range(nodes)) == list(range(nodes))
+        assert cluster.arranged(order).stages_are_pure(pp)
+
+
+def test_rank_order_alone_can_be_asked_for() -> None:
+    assert {s.node_order for s in outer_spaces(mixed("space.node_orders=given"))} == {()}
+
+
+@pytest.mark.parametrize("mode", ["layerwise", "stagewise", "uniform"])
+def test_equal_node_groups_give_exactly_the_answer_of_one_group(mode: str) -> None:
+    pins = ["space.num_micro_batches=4", "space.zero_stage=1"]
+    one = load_problem(["model=toy", "cluster=toy", "training=toy", f"space={mode}", *pins])
+    (group,) = one.cluster.groups
+    two = with_groups(one, replace(group, count=1, price_per_hour=1.0), replace(group, count=1))
+    tables, again = (build_tables(p, outer_spaces(p)) for p in (one, two))
+    assert len(tables) == len(again)
+    for table, other in zip(tables, again, strict=True):
+        for name in ("forward", "backward", "sync", "once", "reshard", "p2p", "capacity", "stage_kind"):
+            assert torch.equal(getattr(table, name), getattr(other, name)), name
+    first, second = solve(tables, mode), solve(again, mode)
+    assert first.cost == second.cost
+    assert first.best is not None
+    assert second.best is not None
+    assert first.best.to_plan(tables) == second.best.to_plan(again)
+
+
+@pytest.mark.parametrize("first", range(0, 4, 2))
+def test_exact_planners_equal_brute_force_over_all_node_orders(first: int) -> None:
+    feasible = 0
+    for seed in range(first, first + 2):
+        problem = random_mixed(seed)
+        tables = build_tables(problem, outer_spaces(problem))
+        for mode in ("uniform", "stagewise", "layerwise"):
+            expected = brute_force(tables, mode)
+            found = solve(tables, mode)
+            assert found.proven
+            assert found.cost == pytest.approx(expected.cost, rel=1e-12)
+            feasible += expected.best is not None
+        assert solve_uniform(tables).cost == pytest.approx(brute_force(tables, "uniform").cost, rel=1e-12)
+    assert feasible
+
+
+def test_a_plan_with_an_order_of_nodes_survives_its_file() -> None:
+    problem = mixed("space.pp=4")
+    rng = torch.Generator().manual_seed(0)
+    seen = set()
+    for table in build_tables(problem, outer_spaces(problem)):
+        plan = random_plans(table, 1, rng).to_plan(0, table)
+        data = json.loads(json.dumps(plan_dict(problem, plan, evaluate(plan, problem), None, [])))
+        assert Plan.from_dict(data) == plan
+        assert sorted(r for stage in data["stages"] for r in stage["ranks"]) == list(range(8))
+        seen.add(plan.node_order)
+    assert len(seen) > 3
+
+
+def test_ranks_that_tear_a_node_apart_are_refused() -> None:
+    problem = mixed("space.pp=4")
+    table = build_tables(problem, outer_spaces(problem))[0]
+    plan = random_plans(table, 1, torch.Generator().manual_seed(0)).to_plan(0, table)
+    data = plan_dict(problem, plan, evaluate(plan, problem), None, [])
+    data["stages"][0]["ranks"], data["stages"][1]["ranks"] = [0, 2], [1, 3]
+    with pytest.raises(PlanError, match=r"stages\[0\]\.ranks=.*nearest legal: 0 to 1"):
+        Plan.from_dict(data)
+
+
+def test_tensor_parallel_groups_divide_the_nodes_of_their_stage() -> None:
+    problem = mixed("training.global_batch_size=12", "space.num_micro_batches=1", "space.pp=2")
+    slow, fast = problem.cluster.groups
+    problem = with_groups(problem, replace(slow, count=2, gpus=3), replace(fast, count=3, gpus=2))
+    table = build_tables(problem, outer_spaces(problem))[0]
+    plans = random_plans(table, 60, torch.Generator().manual_seed(0))
+    plans = replace(plans, choices=torch.cat([plans.choices[:40], plans.choices[40:, :1].expand(-1, 7)]))
+    cost = evaluate_batch(table, plans)
+    illegal = 0
+    for index in range(len(plans)):
+        plan = plans.to_plan(index, table)
+        gpus = [problem.cluster.arranged(plan.node_order).stage_group(k, 2).gpus for k in range(2)]
+        if any(gpus[k] % s.tp for k, s in zip(plan.stage_of_layer, plan.layers, strict=True)):
+            illegal += 1
+            assert not cost.feasible[index]
+            with pytest.raises(PlanError, match=r"tp=2, which must divide .*; nearest legal: 1\."):
+                evaluate(plan, problem)
+        else:
+            evaluate(plan, problem)
+    assert 0 < illegal < len(plans)
+
+
+def test_a_boundary_runs_at_the_slower_of_its_two_ends() -> None:
+    problem = mixed("space.pp=4", "space.num_micro_batches=1")
+    fast, slow = Link(4e10, 0.0), Link(1e9, 0.0)
+
+    def seconds(first: Link, second: Link) -> torch.Tensor:
+        groups = problem.cluster.groups
+        changed = with_groups(
+            problem, replace(groups[0], inter_node=first), replace(groups[1], inter_node=second)
+        )
+        space = next(s for s in outer_spaces(changed) if s.node_order == ())
+        table = build_tables(changed, [space])[0]
+        return table.p2p[0, table.boundary_kind[1]]  # from the last slow node to the first fast one
+
+    assert torch.equal(seconds(fast, slow), seconds(slow, fast))
+    assert torch.equal(seconds(fast, slow), seconds(slow, slow))
+    assert (seconds(fast, fast) < seconds(fast, slow)).all()
+
+
+def test_links_slower_inside_a_node_than_between_nodes_are_planned() -> None:
+    problem = mixed("space.kind=uniform", "space.num_micro_batches=4", "space.zero_stage=1", "space.pp=2")
+    groups = [replace(g, intra_node=replace(g.intra_node, bandwidth=1e8)) for g in problem.cluster.groups]
+    changed = with_groups(problem, *groups)
+    tables = build_tables(changed, outer_spaces(changed))
+    best, usual = solve_uniform(tables), solve_uniform(build_tables(problem, outer_spaces(problem)))
+    assert best.best is not None
+    assert best.cost > usual.cost
+
+
+def test_a_stage_that_mixes_node_types_is_refused_and_the_advice_works() -> None:
+    problem = mixed()
+    table = next(t for t in build_tables(problem, outer_spaces(problem)) if t.pp == 2)
+    plan = random_plans(table, 1, torch.Generator().manual_seed(0)).to_plan(0, table)
+    torn = replace(plan, node_order=(0, 2, 1, 3))
+    with pytest.raises(PlanError, match=r"pp=2 must lie on nodes of one type .*node_order=\[0, 1, 2, 3\]"):
+        evaluate(torn, problem)
+    with pytest.raises(PlanError, match="must name each of the 4 nodes once"):
+        evaluate(replace(plan, node_order=(0, 1)), problem)
+
+
+def test_a_cluster_that_no_pipeline_divides_is_refused_and_the_advice_works() -> None:
+    problem = mixed("model.num_layers=2")
+    slow, fast = problem.cluster.groups
+    odd = with_groups(problem, replace(slow, count=7, gpus=1), replace(fast, count=1, gpus=4))
+    with pytest.raises(ConfigError, match=r"must divide into equal stages .*count=8\.$"):
+        outer_spaces(odd)
+    assert outer_spaces(with_groups(problem, replace(slow, count=8, gpus=1), odd.cluster.groups[1]))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("cluster.nodes.1.count=0", r"nodes\[1\]\.count=0 must be at least 1; nearest legal: 1"),
+        ("cluster.nodes.0.gpus=0", r"nodes\[0\]\.gpus=0 must be at least 1; nearest legal: 1"),
+        ("cluster.nodes.1.device=h200", r"nodes\[1\]\.device=h200 must be one of .*; nearest legal: toy"),
+        ("cluster.nodes.1.device=toy_fst", r"device=toy_fst must be one of .*; nearest legal: toy_fast\."),
+        ("cluster.nodes.5.count=1", r"cluster\.nodes has, .*; nearest legal: cluster\.nodes\.0\.count=1\."),
+        ("cluster.nodes=[]", r"cluster\.nodes=\[\] must list at least one node group; nearest legal: "),
+        ("search.placement=relax", r"search\.placement=relax must be one of .*; nearest legal: relaxed\."),
+        ("space.node_orders=any", r"space\.node_orders=any must be one of .*; nearest legal: "),
+        (
+            "cluster.nodes.1.price_per_hour_usd=-1",
+            r"nodes\[1\]\.price_per_hour_usd=-1 must be at least 0; nearest legal: 0",
+        ),
+    ],
+)
+def test_a_wrong_node_group_is_refused_in_one_sentence(override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        mixed(override)
+
+
+def test_an_alternative_in_another_order_of_the_nodes_names_it() -> None:
+    problem = mixed("space.pp=4", "search.num_steps=2", "search.num_restarts=4", "search.polish=false")
+    result = search(problem, seed=0)
+    table = alternatives_table(problem, result, result.plan, evaluate(result.plan, problem))
+    assert table is not None
+    shown = list(table.columns[1].cells)
+    others = [plan for _, plan in result.alternatives if plan.node_order != result.plan.node_order]
+    assert others
+    assert order_label(problem.cluster.arranged(others[0].node_order)) in " ".join(map(str, shown))
+
+
+def test_stages_lie_in_the_order_of_the_nodes() -> None:
+    problem = mixed()
+    cluster = problem.cluster.arranged((2, 0, 3, 1))
+    assert cluster.pipeline_ranks == (4, 5, 0, 1, 6, 7, 2, 3)
+    names = [cluster.stage_group(k, 4).device.name for k in range(4)]
+    assert names == ["toy_fast", "toy", "toy_fast", "toy"]
+    assert Counter(a == b for a, b in pairwise(names)) == {False: 3}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_relaxed_placement_at_one_order_equals_that_order(seed: int) -> None:
+    problem = mixed("cost.pipeline=simulated") if seed == 2 else mixed()
+    rng = torch.Generator().manual_seed(seed)
+    tables = build_tables(problem, outer_spaces(problem))
+    for numbers in group_by_order(tables):
+        orders, first = NodeOrderTables.stack(tables, numbers), tables[numbers[0]]
+        for position, number in enumerate(numbers):
+            plans = random_plans(tables[number], tables[number].num_outer, rng)
+            hard = evaluate_batch(tables[number], plans)
+            weights = torch.nn.functional.one_hot(torch.tensor(position), len(numbers)).double()
+            placement = NodeOrderWeights(weights.expand(len(plans), 1, -1), orders)
+            soft = surrogate(RelaxedPlans.one_hot(plans, first, placement), first)
+            torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
+            torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-6)
+            torch.testing.assert_close(soft.capacity[0, 0], tables[number].capacity)
+
+
+def test_the_placement_is_learned_and_never_worse_than_one_percent_of_the_optimum() -> None:
+    pins = ["space.pp=4", "space.num_micro_batches=4", "space.zero_stage=1", "search.placement=relaxed"]
+    problem = mixed(*pins, "search.num_steps=60", "search.num_restarts=12")
+    tables = [without_dominated(t) for t in build_tables(problem, outer_spaces(problem))]
+    run = GradientSearch(tables, "layerwise", problem.config.search, seed=0)
+    assert len(run.groups) == 1
+    before = run.groups[0].relax(run.schedules(), None).placement
+    run.run()
+    after = run.groups[0].relax(run.schedules(), None).placement
+    assert before is not None
+    assert after is not None
+    chosen = after.weights.argmax(-1)
+    assert len(torch.unique(chosen)) < len(torch.unique(before.weights.argmax(-1)))
+    optimum = solve(tables, "layerwise").cost
+    found = search(problem, seed=0)
+    assert optimum * (1 - 1e-9) <= found.iteration_time_s <= optimum * 1.01
+
+
+def test_the_search_finds_the_optimum_of_random_mixed_clusters() -> None:
+    found = list(rows(HeterogeneousOptions(problems=2, num_steps=60)))
+    assert {row.placement for row in found} == {"enumerated", "relaxed"}
+    assert all(-1e-9 <= row.gap <= 0.01 for row in found)
+    assert all(row.gap <= row.raw_gap for row in found)

@@ -1,0 +1,59 @@
+import re
+
+import pytest
+
+from darts_parallel.cost.searcher import products
+from darts_parallel.errors import InfeasibleError
+from darts_parallel.gradient.descent import search
+from darts_parallel.gradient.result import SearchResult
+from darts_parallel.planner.searcher import first_plan_that_fits
+from darts_parallel.problem.problem import load_problem
+
+SHORT = ["search.num_steps=5", "search.num_restarts=2", "search.polish=false"]
+TIGHT = [
+    ["model=toy", "cluster=toy", "training=toy", "cluster.devices.toy.memory_GiB=0.01"],
+    ["model=llama2_70b", "training=llama2_70b", "model.num_layers=40", "cluster=h100_1x8", "space=uniform"],
+    ["model=llama2_7b", "training=llama2_7b", "cluster=a10_4x4", "space.pp=1", "space.zero_stage=0"],
+    ["space.pp=1", "space.tp=1", "space.zero_stage=0", "space.recompute=none", "space=stagewise"],
+]
+
+
+def found(overrides: list[str]) -> SearchResult:
+    return search(load_problem([*overrides, *SHORT]))
+
+
+def followed(overrides: list[str], way: str) -> list[str]:
+    """The overrides with one advice of the sentence taken."""
+    if way.startswith("freeing "):
+        return [o for o in overrides if o.split("=")[0] not in way.removeprefix("freeing ").split(", ")]
+    nodes = re.match(r"(\d+) nodes instead of \d+", way)
+    return [*overrides, f"cluster.nodes.0.count={nodes.group(1)}" if nodes else way]
+
+
+@pytest.mark.parametrize("overrides", TIGHT, ids=[" ".join(row[:2]) for row in TIGHT])
+def test_a_model_that_fits_nowhere_is_refused_and_every_advice_works(overrides: list[str]) -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        found(overrides)
+    sentence = str(caught.value)
+    assert re.match(r"memory: model=\S+ fits in no .* needs \S+ GiB of the \S+ GiB of ", sentence)
+    assert "\n" not in sentence
+    ways = sentence.rstrip(".").split("smallest changes that help: ")[1].split(" or ")
+    assert ways
+    for way in ways:
+        assert found(followed(overrides, way)).iteration_time_s > 0, way
+
+
+def test_a_hundredth_of_a_gibibyte_less_than_advised_is_too_little() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        found(TIGHT[0])
+    advised = re.search(r"memory_GiB=(\d+\.\d+)", str(caught.value))
+    assert advised is not None
+    less = float(advised.group(1)) - 0.011
+    with pytest.raises(InfeasibleError):
+        found([*TIGHT[0], f"cluster.devices.toy.memory_GiB={less:.3f}"])
+
+
+def test_the_seed_reports_search_says_the_same() -> None:
+    problem = load_problem([*TIGHT[0], "cost=searcher"])
+    with pytest.raises(InfeasibleError, match="smallest changes that help"):
+        first_plan_that_fits(problem, products(problem.cluster.num_devices))

@@ -1,0 +1,177 @@
+from itertools import pairwise, product
+
+import pytest
+import torch
+
+from darts_parallel.config.schema import SpaceConfig
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans, round_edges
+from darts_parallel.cost.pruning import canonical, without_dominated
+from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.gradient.polishing import is_in_space, polish
+from darts_parallel.gradient.rounding import harden, repair
+from darts_parallel.gradient.stage_moves import repartitioned, resolved_chain, resolved_stages
+from darts_parallel.gradient.stage_solver import StageSolver
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.random_plans import random_plans
+from tests.support.random_tables import random_table
+
+
+def _tables(seed: int) -> list[CostTable]:
+    return [random_table(seed, pp=1 + seed % 3, tightness=0.5 + 0.1 * (seed % 6))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounded_edges_leave_every_stage_a_layer(seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    edges = (12 * torch.rand(50, 6, generator=rng, dtype=torch.float64)).sort(1).values
+    starts = round_edges(edges, 12)
+    assert (starts[:, 0] == 0).all()
+    assert (starts.diff(dim=1) > 0).all()
+    assert (starts[:, -1] < 12).all()
+
+
+def test_edges_that_leave_room_are_rounded_to_the_nearest(toy_problem: Problem) -> None:
+    assert round_edges(torch.tensor([[2.4, 5.6]], dtype=torch.float64), 8).tolist() == [[0, 2, 6]]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_hardened_plans_are_legal(toy_problem: Problem, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    for table in build_tables(toy_problem, outer_spaces(toy_problem)):
+        weights = torch.rand(
+            table.num_outer, 3, table.num_layers, len(table.choices), generator=rng, dtype=torch.float64
+        )
+        weights = weights * table.allowed[:, None, None, :]
+        edges = (
+            (6 * torch.rand(table.num_outer, 3, table.pp - 1, generator=rng, dtype=torch.float64))
+            .sort(-1)
+            .values
+        )
+        plans = harden(weights, edges, table)
+        assert table.allowed[plans.outer.unsqueeze(1), plans.choices].all()
+        assert not table.joined[plans.starts].any()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_polish_never_makes_a_plan_slower_or_illegal(seed: int) -> None:
+    (table,) = _tables(seed)
+    rng = torch.Generator().manual_seed(seed)
+    plans = random_plans(table, 8, rng)
+    cost = evaluate_batch(table, plans)
+    for index in torch.nonzero(cost.feasible).flatten().tolist()[:2]:
+        for kind in ("uniform", "stagewise", "layerwise"):
+            plan = plans[index : index + 1]
+            if not is_in_space(plan, SpaceConfig(kind=kind)):
+                continue
+            better, seconds, _ = polish(table, plan, kind)
+            again = evaluate_batch(table, better)
+            assert bool(again.feasible[0])
+            assert seconds == float(again.iteration_time[0])
+            assert seconds <= float(cost.iteration_time[index]) * (1 + 1e-12)
+            assert is_in_space(better, SpaceConfig(kind=kind))
+
+
+def _all_starts(table: CostTable) -> list[list[int]]:
+    layers = range(table.num_layers)
+    return [
+        list(starts)
+        for starts in product(layers, repeat=table.pp)
+        if starts[0] == 0
+        and all(a < b for a, b in pairwise(starts))
+        and not any(bool(table.joined[s]) for s in starts)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_repartition_finds_the_smallest_bottleneck_of_given_strategies(seed: int) -> None:
+    (table,) = _tables(seed)
+    plan = random_plans(table, 1, torch.Generator().manual_seed(seed))
+    starts = torch.tensor(_all_starts(table))
+    every = HardPlans(plan.outer.expand(len(starts)), plan.choices.expand(len(starts), -1), starts)
+    exact = evaluate_batch(table, every)
+    if not exact.feasible.any():
+        return
+    found = evaluate_batch(table, repartitioned(table, plan))
+    best = exact.stage_seconds.amax(1).masked_fill(~exact.feasible, torch.inf).min()
+    slowest = found.stage_seconds.amax(1).masked_fill(~found.feasible, torch.inf).min()
+    assert float(slowest) == pytest.approx(float(best), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_stage_solver_equals_brute_force(seed: int) -> None:
+    (table,) = _tables(seed)
+    plan = random_plans(table, 1, torch.Generator().manual_seed(seed))
+    outer, bounds = int(plan.outer[0]), [*plan.starts[0].tolist(), table.num_layers]
+    solver, current = StageSolver(table, outer), plan.choices[0].tolist()
+    legal = torch.nonzero(table.allowed[outer]).flatten().tolist()
+    for stage in range(table.pp):
+        first, end = bounds[stage], bounds[stage + 1]
+        trials = [current[:first] + list(c) + current[end:] for c in product(legal, repeat=end - first)]
+        cost = evaluate_batch(
+            table,
+            HardPlans(
+                plan.outer.expand(len(trials)), torch.tensor(trials), plan.starts.expand(len(trials), -1)
+            ),
+        )
+        fits = cost.memory[:, stage] <= table.capacity[stage]
+        count = float(table.num_micro_batches[outer])
+        following = cost.stage_seconds[:, min(stage + 1, table.pp - 1)] * (stage + 1 < table.pp)
+        once = table.once[outer, torch.arange(table.num_layers), torch.tensor(trials)].sum(1)
+        value = count * (cost.stage_seconds[:, stage] + following) + cost.sync_seconds[:, stage] + once
+        before = int(table.layout[current[first - 1]]) if first else -1
+        after = int(table.layout[current[end]]) if end < table.num_layers else -1
+        answers = solver.solve(stage, first, end, before, after)
+        assert bool(answers) == bool(fits.any())
+        if answers:
+            rows = [trials.index(current[:first] + answer + current[end:]) for answer in answers]
+            assert fits[rows].all()
+            best = float(value.masked_fill(~fits, torch.inf).min())
+            assert float(value[rows].min()) == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_resolved_plans_keep_the_edges_and_contain_the_plan_itself(seed: int) -> None:
+    (table,) = _tables(seed)
+    plan = random_plans(table, 1, torch.Generator().manual_seed(seed))
+    solver = StageSolver(table, int(plan.outer[0]))
+    for candidates in (resolved_stages(solver, plan), resolved_chain(solver, plan)):
+        assert (candidates.starts == plan.starts).all()
+        assert candidates.choices[0].tolist() == plan.choices[0].tolist()
+
+
+def test_repair_brings_an_overfull_plan_under_the_memory() -> None:
+    problem = load_problem(["cluster.devices.a10.memory_GiB=9.0"])
+    table = next(t for t in build_tables(problem, outer_spaces(problem)) if t.pp == 8)
+    heavy = next(i for i, c in enumerate(table.choices) if c.zero_stage == 0 and c.recompute == "none")
+    starts = torch.tensor([[0, 7, 13, 19, 25, 31, 37, 43]])
+    outer = int((table.num_micro_batches == 16).nonzero()[0])
+    plan = HardPlans(torch.tensor([outer]), torch.full((1, table.num_layers), heavy), starts)
+    assert not bool(evaluate_batch(table, plan).feasible[0])
+    fixed, cost = repair(table, plan, float("inf"))
+    assert bool(cost.feasible[0])
+    assert fixed.starts.tolist() == starts.tolist()
+
+
+def test_dominated_strategies_are_dropped_without_loss(llama_problem: Problem) -> None:
+    from darts_parallel.exact import layerwise as dynamic_programming
+
+    tables = build_tables(llama_problem, outer_spaces(llama_problem))
+    fewer = [without_dominated(table) for table in tables]
+    assert sum(len(t.choices) for t in fewer) < sum(len(t.choices) for t in tables)
+    whole = dynamic_programming.solve(tables, "layerwise")
+    assert dynamic_programming.solve(fewer, "layerwise").cost == pytest.approx(whole.cost, rel=1e-12)
+
+
+def test_tidying_changes_names_but_not_the_cost(default_problem: Problem) -> None:
+    for table in build_tables(default_problem, outer_spaces(default_problem)):
+        plans = random_plans(table, 4, torch.Generator().manual_seed(3))
+        for index in range(4):
+            plan = plans[index : index + 1]
+            tidied = canonical(table, plan)
+            before, after = evaluate_batch(table, plan), evaluate_batch(table, tidied)
+            assert float(after.iteration_time[0]) == float(before.iteration_time[0])
+            assert after.memory.tolist() == before.memory.tolist()
+        same = HardPlans(plans.outer[:1], plans.choices[:1] * 0, plans.starts[:1])
+        assert canonical(table, same).choices.tolist() == same.choices.tolist()

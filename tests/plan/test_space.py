@@ -1,0 +1,133 @@
+import re
+from itertools import product
+
+import pytest
+
+from darts_parallel.config.schema import RECOMPUTE
+from darts_parallel.errors import ConfigError
+from darts_parallel.plan.degrees import divisors, tensor_degrees
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.problem.problem import Problem, load_problem
+
+TOY = ["model=toy", "cluster=toy", "training=toy"]
+
+
+def toy(*overrides: str) -> Problem:
+    return load_problem([*TOY, *overrides])
+
+
+@pytest.mark.parametrize("number", [1, 2, 12, 36, 97, 1024, 16777216])
+def test_divisors_are_all_divisors_in_order(number: int) -> None:
+    found = divisors(number)
+    assert found == sorted(set(found))
+    assert all(number % d == 0 for d in found)
+    if number < 2000:
+        assert found == [d for d in range(1, number + 1) if number % d == 0]
+
+
+def test_the_toy_space_holds_every_legal_product_and_no_other() -> None:
+    problem = toy()
+    found = {
+        (space.pp, m, c)
+        for space in outer_spaces(problem)
+        for m in space.num_micro_batches
+        for c in space.choices
+    }
+    assert {pp for pp, _, _ in found} == {1, 2, 4}
+    for pp, m, c in found:
+        assert c.tp * c.dp * pp == 8
+        assert 4 % c.tp == 0
+        assert 16 % m == 0
+        assert c.recompute in RECOMPUTE
+        assert c.dp > 1 or c.zero_stage == 0
+        assert c.tp > 1 or not c.sequence_parallel
+    for pp, tp in product((1, 2, 4), (1, 2, 4)):
+        if 8 % (pp * tp) == 0 and 16 % (8 // (pp * tp)) == 0:
+            assert any(p == pp and c.tp == tp for p, _, c in found)
+
+
+@pytest.mark.parametrize(
+    ("pin", "check"),
+    [
+        ("space.pp=2", lambda pp, m, c: pp == 2),
+        ("space.tp=[1,2]", lambda pp, m, c: c.tp in (1, 2)),
+        ("space.dp=4", lambda pp, m, c: c.dp == 4),
+        ("space.num_micro_batches=4", lambda pp, m, c: m == 4),
+        ("space.zero_stage=[1]", lambda pp, m, c: c.zero_stage == 1 or c.dp == 1),
+        ("space.recompute=full", lambda pp, m, c: c.recompute == "full"),
+        ("space.sequence_parallel=true", lambda pp, m, c: c.sequence_parallel or c.tp == 1),
+    ],
+)
+def test_a_pinned_value_is_kept(pin: str, check) -> None:  # type: ignore[no-untyped-def]
+    spaces = outer_spaces(toy(pin))
+    assert spaces
+    assert all(check(s.pp, m, c) for s in spaces for m in s.num_micro_batches for c in s.choices)
+
+
+def test_tensor_degrees_divide_kv_heads_and_stay_inside_a_node() -> None:
+    assert tensor_degrees(toy()) == [1, 2, 4]
+    assert tensor_degrees(toy("model.num_kv_heads=2")) == [1, 2]
+    assert tensor_degrees(load_problem(["model=gpt2_xl"])) == [1]  # 25 heads on nodes of 4
+
+
+def refusal(problem: Problem) -> str:
+    with pytest.raises(ConfigError) as caught:
+        outer_spaces(problem)
+    return str(caught.value)
+
+
+def test_a_list_allows_values_and_the_illegal_ones_among_them_never_enter() -> None:
+    # 25 heads: tp 2 and 4 are illegal for GPT-2 XL, which leaves tp 1
+    problem = load_problem(["space.tp=[1,2,4]", "space.pp=[3,8]"])
+    (space,) = outer_spaces(problem)
+    assert space.pp == 8
+    assert {choice.tp for choice in space.choices} == {1}
+
+
+ALONE = [
+    ("space.pp=3", 2),
+    ("space.pp=8", 4),
+    ("space.pp=[3,5]", 2),
+    ("space.tp=3", 2),
+    ("space.tp=16", 4),
+    ("space.dp=5", 4),
+    ("space.num_micro_batches=3", 2),
+    ("space.micro_batch_size=5", 4),
+]
+
+
+@pytest.mark.parametrize(("pin", "nearest"), ALONE)
+def test_a_value_that_no_product_matches_is_refused_and_the_nearest_one_works(pin: str, nearest: int) -> None:
+    key = pin.split("=")[0]
+    sentence = refusal(toy(pin))
+    assert sentence.startswith(f"{key}=")
+    assert sentence.endswith(f"nearest legal: {nearest}.")
+    assert outer_spaces(toy(f"{key}={nearest}"))
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        ["space.pp=1", "space.tp=2", "space.dp=2"],
+        ["space.dp=8", "space.num_micro_batches=16"],
+        ["space.num_micro_batches=16", "space.micro_batch_size=16"],
+        ["space.tp=4", "space.dp=8"],
+        ["training.global_batch_size=6", "space.dp=2", "space.num_micro_batches=2"],
+    ],
+)
+def test_pins_that_contradict_each_other_are_refused_and_every_advice_works(pins: list[str]) -> None:
+    sentence = refusal(toy(*pins))
+    ways = re.search(r"nearest legal: (.*)\.$", sentence)
+    assert ways is not None
+    for way in ways.group(1).split(" or "):
+        key = way.split("=")[0]
+        assert outer_spaces(toy(*[pin for pin in pins if not pin.startswith(key)], way)), way
+
+
+def test_a_batch_that_no_product_divides_is_refused_and_the_nearest_one_works() -> None:
+    large = ["model=toy", "training=toy", "cluster=h100_8x8"]
+    sentence = refusal(load_problem([*large, "training.global_batch_size=3"]))
+    assert sentence.startswith("training.global_batch_size=3 must be a multiple")
+    nearest = re.search(r"nearest legal: (\d+)\.$", sentence)
+    assert nearest is not None
+    assert outer_spaces(load_problem([*large, f"training.global_batch_size={nearest.group(1)}"]))

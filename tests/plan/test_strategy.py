@@ -1,0 +1,170 @@
+import copy
+from typing import Any
+
+import pytest
+
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.errors import PlanError
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem
+
+LAYERS = 7  # embedding, 4 blocks, head, loss
+
+
+def plan_of(pp: int = 2, tp: int = 2) -> Plan:
+    strategy = LayerStrategy(tp, 8 // pp // tp, 1)
+    return Plan(4, (0, 3, LAYERS) if pp == 2 else (0, LAYERS), (strategy,) * LAYERS)
+
+
+def names(problem: Problem) -> tuple[str, ...]:
+    return tuple(layer.name for layer in problem.model.layers)
+
+
+def test_a_plan_survives_its_dictionary(toy_problem: Problem) -> None:
+    plan = plan_of()
+    data = plan.to_dict(names(toy_problem), 8)
+    assert Plan.from_dict(data) == plan
+    assert data["stages"][1] == {"layers": [3, 7], "ranks": [4, 5, 6, 7]}
+
+
+def test_the_one_line_description() -> None:
+    assert plan_of().describe(16) == "dp 2 · tp 2 · pp 2 · micro-batch 2 × 4 · ZeRO-1"
+
+
+@pytest.mark.parametrize("boundaries", [(0,), (1, LAYERS), (0, 3, 3, LAYERS), (0, 5), (0, 4, 2, LAYERS)])
+def test_stages_must_be_contiguous_and_whole(boundaries: tuple[int, ...]) -> None:
+    with pytest.raises(PlanError, match="nearest legal"):
+        Plan(1, boundaries, plan_of().layers)
+
+
+WRONG = {
+    "pp": ["x", None, 2.0, True, 0, -1, 3, 10**30, []],
+    "num_micro_batches": ["x", None, 4.0, False, 0, -1, 10**30, [4]],
+    "stages": ["x", None, 3, [], {}, [1], [{}], [None]],
+    "layers": ["x", None, 3, [], {}, [1], [{}]],
+    "schema": [None, 1, "darts-parallel/plan/2", []],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key in WRONG for value in WRONG[key]])
+def test_a_wrong_field_is_refused_in_one_sentence(toy_problem: Problem, key: str, value: Any) -> None:
+    data = plan_of().to_dict(names(toy_problem), 8)
+    data[key] = value
+    with pytest.raises(PlanError) as caught:
+        Plan.from_dict(data)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+WRONG_IN_LAYER = {
+    "tp": ["x", None, 0, 2.0, 10**30, True],
+    "dp": [[], -2, None, False],
+    "zero_stage": [4, -1, "1", None],
+    "recompute": ["all", None, 3],
+    "sequence_parallel": [1, "true", None],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key in WRONG_IN_LAYER for value in WRONG_IN_LAYER[key]]
+)
+def test_a_wrong_field_of_a_layer_is_refused_by_its_name(toy_problem: Problem, key: str, value: Any) -> None:
+    data = plan_of().to_dict(names(toy_problem), 8)
+    data["layers"][3][key] = value
+    with pytest.raises(PlanError, match=rf"layers\[3\].*{key}"):
+        Plan.from_dict(data)
+
+
+@pytest.mark.parametrize("key", ["tp", "dp", "zero_stage", "recompute", "sequence_parallel"])
+def test_a_missing_field_of_a_layer_is_named(toy_problem: Problem, key: str) -> None:
+    data = plan_of().to_dict(names(toy_problem), 8)
+    del data["layers"][3][key]
+    with pytest.raises(PlanError, match=rf"the field layers\[3\]\.{key} is missing"):
+        Plan.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    "ranks", [[0, 1, 2, 3, 4], [], [3, 2, 1, 0], [4, 5, 6, 7], None, "0-3", [0, 1, 2, True]]
+)
+def test_ranks_must_be_the_consecutive_ones_of_the_stage(toy_problem: Problem, ranks: Any) -> None:
+    data = plan_of().to_dict(names(toy_problem), 8)
+    data["stages"][0]["ranks"] = ranks
+    with pytest.raises(PlanError, match=r"stages\[0\]\.ranks.*nearest legal: 0 to 3"):
+        Plan.from_dict(data)
+
+
+@pytest.mark.parametrize("foreign", [None, 3, "x", [], {}])
+def test_what_is_no_plan_is_refused(foreign: Any) -> None:
+    with pytest.raises(PlanError):
+        Plan.from_dict(foreign)
+
+
+def changed(**fields: Any) -> Plan:
+    data = copy.deepcopy(plan_of().to_dict(tuple("abcdefg"), 8))
+    for stage in data["stages"]:
+        del stage["ranks"]
+    data.update({key: value for key, value in fields.items() if key in data})
+    for layer in data["layers"]:
+        layer.update({key: value for key, value in fields.items() if key in layer})
+    return Plan.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (changed(tp=3), r"tp\(3\) \* dp\(2\) = 6"),
+        (changed(dp=4), r"tp\(2\) \* dp\(4\) = 8, but a stage has 4 GPUs; nearest legal: dp=2"),
+        (changed(num_micro_batches=3), "nearest legal num_micro_batches: "),
+        (Plan(1, (0, 5), plan_of().layers[:5]), "has 5 layers but model=toy has 7"),
+        (Plan(1, (0, 6, LAYERS), plan_of().layers), "must stay with"),
+        (Plan(1, (0, 2, 4, LAYERS), plan_of().layers), "pp=3 must divide the 8 GPUs; nearest legal: 2"),
+    ],
+)
+def test_a_plan_of_another_problem_is_refused(toy_problem: Problem, plan: Plan, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        evaluate(plan, toy_problem)
+
+
+def test_an_interleaved_plan_survives_its_dictionary_and_names_its_chunks() -> None:
+    strategy = LayerStrategy(1, 2, 1, tp_comm_bits=16, grad_comm_bits=4, shard_size=2)
+    plan = Plan(4, (0, 2, 3, 5, LAYERS), (strategy,) * LAYERS, cp=2, virtual_stages=2)
+    assert (plan.pp, plan.num_chunks) == (2, 4)
+    assert plan.stage_of_layer == (0, 0, 1, 0, 0, 1, 1)
+    data = plan.to_dict(tuple("abcdefg"), 8)
+    assert Plan.from_dict(data) == plan
+    assert data["stages"][2] == {"layers": [3, 5], "ranks": [0, 1, 2, 3], "chunk": 1}
+    assert data["layers"][0]["grad_comm_bits"] == 4
+    assert plan.describe(16) == (
+        "dp 2 · tp 1 · cp 2 · pp 2 × 2 chunks · micro-batch 2 × 4 · ZeRO-1 · sharded over 2 · "
+        "gradients at 4 bits"
+    )
+
+
+def test_a_file_without_the_newer_fields_reads_as_it_did(toy_problem: Problem) -> None:
+    data = plan_of().to_dict(names(toy_problem), 8)
+    for key in ("cp", "virtual_stages"):
+        del data[key]
+    for layer in data["layers"]:
+        for key in ("tp_comm_bits", "grad_comm_bits", "shard_size"):
+            del layer[key]
+    assert Plan.from_dict(data) == plan_of()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("tp_comm_bits", 5), ("grad_comm_bits", True), ("shard_size", -1)]
+)
+def test_wrong_bits_and_shards_are_refused(toy_problem: Problem, key: str, value: Any) -> None:
+    data = plan_of().to_dict(names(toy_problem), 8)
+    data["layers"][3][key] = value
+    with pytest.raises(PlanError, match=rf"layers\[3\]\.{key}.*nearest legal: "):
+        Plan.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("cp", 0), ("virtual_stages", 0), ("virtual_stages", 3), ("cp", "x")]
+)
+def test_wrong_degrees_are_refused(toy_problem: Problem, key: str, value: Any) -> None:
+    data = plan_of().to_dict(names(toy_problem), 8)
+    data[key] = value
+    with pytest.raises(PlanError, match=rf"plan: {key}=.*nearest legal: "):
+        Plan.from_dict(data)

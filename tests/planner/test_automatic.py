@@ -1,0 +1,163 @@
+"""`search=auto`: exact methods where they end, else the gradient search; the report says which and why."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from darts_parallel.cli.command import run_job
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.errors import InfeasibleError
+from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.gradient import descent as gradient_search
+from darts_parallel.gradient.result import SearchResult
+from darts_parallel.planner import automatic as auto
+from darts_parallel.planner.verification import Verification
+from darts_parallel.problem.problem import Problem, load_problem
+from experiments.comparison.problems import tables_of
+
+TOY = ["experiment=quick", "output.tensorboard=false", "output.progress=false"]
+FEW = ["search.num_steps=5", "search.num_restarts=2", "search.polish=false"]
+
+
+def run(folder: Path, *overrides: str) -> tuple[dict, str]:  # type: ignore[type-arg]
+    """`plan.json` and the report."""
+    console = Console(file=StringIO(), width=120)
+    run_job(load_problem([*TOY, *overrides]), folder, console)
+    return json.loads((folder / "plan.json").read_text()), console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_default_takes_an_exact_method_that_ends_and_says_so(tmp_path: Path) -> None:
+    data, report = run(tmp_path)
+    assert data["search"]["method"] == "dynamic_programming"
+    assert "proved its plan" in data["search"]["why"]
+    assert data["verification"]["dynamic_programming"]["proven"]
+    assert data["verification"]["dynamic_programming"]["gap"] == 0.0
+    assert "dynamic programming: it proved its plan" in report
+    assert "optimal in the model, over the layerwise space" in report
+
+
+def test_the_uniform_space_is_enumerated(tmp_path: Path) -> None:
+    data, report = run(tmp_path, "space=uniform")
+    assert data["search"]["method"] == "exhaustive"
+    assert "optimal in the model, over the uniform space" in report
+
+
+def test_gradient_is_forced_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "attempt", lambda *_: pytest.fail("an exact method was asked"))
+    data, report = run(tmp_path, "search=gradient", *FEW)
+    assert (data["search"]["method"], data["search"]["why"]) == ("gradient", "")
+    assert data["search"]["steps"] == 5
+    assert "gradient search alone" in report
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["search.exact_seconds=0"], "search.exact_seconds=0 leaves no time"),
+        (["search.exact_seconds=1e-9"], "had no proof after search.exact_seconds=1e-09"),
+        (["cost.pipeline=simulated"], "no exact method prices a simulated pipeline"),
+        (["space.virtual_stages=[1,2]"], "exact methods only bound interleaved plans"),
+    ],
+)
+def test_where_exact_methods_do_not_reach_the_gradient_search_runs_and_the_reason_is_given(
+    overrides: list[str], why: str, tmp_path: Path
+) -> None:
+    data, report = run(tmp_path, "verification.enabled=false", *overrides, *FEW)
+    assert data["search"]["method"] == "gradient"
+    assert why in data["search"]["why"]
+    assert data["search"]["steps"] == 5
+    assert " ".join(why.split()) in " ".join(report.split())
+
+
+def test_what_an_exact_method_finds_from_a_poor_start_is_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def poor(problem: Problem, **settings: Any) -> SearchResult:
+        found = gradient_search.search(problem, **settings)
+        seconds, plan = found.alternatives[-1]
+        return replace(
+            found, plan=plan, iteration_time_s=seconds, raw_plan=plan, raw_iteration_time_s=seconds
+        )
+
+    monkeypatch.setattr("darts_parallel.cli.command.search", poor)
+    data, _ = run(tmp_path, "search.exact_seconds=0", *FEW)
+    exact = data["verification"]["dynamic_programming"]
+    assert exact["proven"]
+    assert exact["gap"] == 0.0
+    assert data["search"]["method"].startswith("gradient, refined by ")
+    assert data["predicted"]["iteration_time_s"] < data["search"]["raw_iteration_time_s"]
+    assert data["predicted"]["iteration_time_s"] == pytest.approx(exact["iteration_time_s"], rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])
+def test_an_exact_answer_is_the_optimum_of_its_space(kind: str) -> None:
+    problem = load_problem([*TOY, f"space={kind}"])
+    result = auto.attempt(problem).result
+    assert result is not None
+    best = dynamic_programming.find_plan(problem)
+    assert result.iteration_time_s == pytest.approx(best.iteration_time_s, rel=1e-12)
+    assert evaluate(result.plan, problem).iteration_time_s == pytest.approx(best.iteration_time_s, rel=1e-9)
+    assert all(other.pp != result.plan.pp or other.num_micro_batches != result.plan.num_micro_batches
+               for _, other in result.alternatives)  # fmt: skip
+    assert [cost for cost, _ in result.alternatives] == sorted(cost for cost, _ in result.alternatives)
+
+
+def test_ctrl_c_during_the_proof_keeps_the_best_uniform_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dynamic_programming, "solve", interrupt)
+    tried = auto.attempt(load_problem(TOY))
+    assert tried.result is not None
+    assert tried.interrupted
+    assert tried.result.stopped_by == "user"
+    assert tried.result.method == "exhaustive"
+    assert len(set(tried.result.plan.layers)) == 1
+
+
+def test_a_problem_that_no_plan_fits_is_refused_in_the_same_words() -> None:
+    problem: Problem = load_problem([*TOY, "cluster.devices.toy.memory_GiB=0.001"])
+    with pytest.raises(InfeasibleError) as exact:
+        auto.attempt(problem)
+    with pytest.raises(InfeasibleError) as gradient:
+        gradient_search.search(problem)
+    assert str(exact.value) == str(gradient.value)
+
+
+def test_a_result_is_refined_only_by_a_better_plan_of_its_space() -> None:
+    result = auto.attempt(load_problem(TOY)).result
+    assert result is not None
+    found = replace(result, method="gradient")
+    entry = Verification("dynamic_programming", result.plan, 1.0, 0.2, 0.1, 5, True, "layerwise", 1.0, "")
+    assert auto.refined(found, [replace(entry, gap=0.0)], "layerwise") is found
+    assert auto.refined(found, [entry], "uniform") is found
+    better = auto.refined(found, [entry, replace(entry, iteration_time_s=2.0)], "layerwise")
+    assert (better.iteration_time_s, better.method) == (1.0, "gradient, refined by dynamic programming")
+
+
+def test_the_default_over_tables_is_optimal_whether_or_not_the_proof_comes_in_time() -> None:
+    problem = load_problem(["experiment=quick"])
+    tables = tables_of(problem)
+    best = dynamic_programming.solve(tables, "layerwise")
+    settings = replace(problem.config.search, num_steps=5, num_restarts=2)
+    proven = auto.solve(tables, "layerwise", settings, seed=0)
+    refined = auto.solve(tables, "layerwise", replace(settings, exact_seconds=0.0), seed=0)
+    assert proven.proven
+    for answer in (proven, refined):
+        assert answer.cost == pytest.approx(best.cost, rel=1e-9)
+        assert answer.curve[-1][1] == pytest.approx(answer.cost, rel=1e-12)
+        assert all(a > b for (_, a), (_, b) in pairwise(answer.curve))
+    assert refined.evaluations > 0
+
+
+def test_half_of_a_time_limit_is_left_for_polishing() -> None:
+    config = load_problem(["experiment=quick"]).config.search
+    limited = replace(config, max_seconds=8.0)
+    assert gradient_search.descent_seconds(limited) == 4.0
+    assert gradient_search.descent_seconds(replace(limited, polish=False)) == 8.0

@@ -1,0 +1,199 @@
+"""Dollars: bills, budgets, deadlines, the choice of nodes, and the batch of what-ifs behind it."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.table import build_tables
+from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
+from darts_parallel.exact.many_clusters import solve_clusters
+from darts_parallel.exact.uniform import solve_uniform
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.planner.node_choice import node_choices, pareto_front, rent, rentals, rented
+from darts_parallel.problem.billing import Bill, bill, choose
+from darts_parallel.problem.problem import Problem, load_problem
+from experiments.heterogeneous import random_mixed
+from experiments.pareto import ParetoOptions, study
+from tests.support.commands import QUIET, Command
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+TOY = ["model=toy", "cluster=toy_mixed", "training=toy", "space=uniform", "space.num_micro_batches=[2,8]"]
+
+
+def toy(*overrides: str) -> Problem:
+    return load_problem([*TOY, *overrides])
+
+
+def exact(problem: Problem) -> float:
+    return solve_uniform(build_tables(problem, outer_spaces(problem))).cost
+
+
+def test_the_batch_finds_the_optimum_of_every_choice_of_nodes() -> None:
+    problem = toy("objective=cost")
+    found = rentals(problem)
+    assert [rental.counts for rental in found] == node_choices(problem)
+    for rental in found:
+        assert rental.iteration_time_s == pytest.approx(exact(rental.problem), rel=1e-9)
+        assert evaluate(rental.plan, rental.problem).feasible
+
+
+def test_the_batch_equals_the_exact_planner_on_random_hardware() -> None:
+    gaps = []
+    for seed in range(8):
+        problem = random_mixed(seed)
+        (answer,) = solve_clusters(problem, [problem.cluster])
+        best = exact(problem)
+        assert (answer.plan is None) == np.isinf(best)
+        if answer.plan is not None:
+            gaps.append(answer.iteration_time_s / best - 1.0)
+            assert gaps[-1] >= -1e-9
+    assert len(gaps) >= 4
+    assert max(gaps) <= 0.01
+    assert np.mean(np.array(gaps) < 1e-9) >= 0.9
+
+
+def test_a_bill_is_price_times_hours() -> None:
+    problem = toy("objective=cost", "objective.num_iterations=7200")
+    amount = bill(problem, 0.5)
+    assert amount == Bill(price_per_hour_usd=2 * 1.0 + 2 * 4.0, hours=1.0, dollars=10.0)
+    assert bill(toy(), 0.5) is None
+
+
+BILLS = [Bill(10.0, 1.0, 10.0), Bill(2.0, 4.0, 8.0), Bill(6.0, 2.0, 12.0), Bill(1.0, 9.0, 9.0)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "index"),
+    [
+        ([], 0),
+        (["objective=cost"], 1),
+        (["objective=time_under_budget", "objective.budget_usd=9.5"], 1),
+        (["objective=time_under_budget", "objective.budget_usd=10"], 0),
+        (["objective=cost_under_deadline", "objective.deadline_hours=3"], 0),
+        (["objective=cost_under_deadline", "objective.deadline_hours=20"], 1),
+    ],
+)
+def test_every_objective_chooses_its_bill(overrides: list[str], index: int) -> None:
+    assert choose(toy(*overrides).config.objective, BILLS) == index
+    assert pareto_front(BILLS) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["objective=time_under_budget", "objective.budget_usd=0.001"], "objective.budget_usd"),
+        (["objective=cost_under_deadline", "objective.deadline_hours=0.001"], "objective.deadline_hours"),
+    ],
+)
+def test_a_limit_that_no_plan_meets_names_the_plan_that_comes_closest_and_the_advice_works(
+    overrides: list[str], key: str
+) -> None:
+    with pytest.raises(
+        InfeasibleError, match=rf"{key}=0.001 must .*(cheapest|fastest).* for .* hours"
+    ) as caught:
+        rent(toy(*overrides))
+    near = re.search(r"nearest legal: (\S+)\.$", str(caught.value))
+    assert near is not None
+    assert rent(toy(*overrides, near.group(1))).name in str(caught.value)
+
+
+def test_nodes_that_do_not_pay_are_left_unrented() -> None:
+    problem = toy("objective=cost", "objective.num_iterations=1e6", "cluster.nodes.1.price_per_hour_usd=1000")
+    cheap = rent(problem).problem
+    assert [group.device.name for group in cheap.cluster.groups] == ["toy"]
+    assert cheap.config.cluster.nodes[0].count <= 2
+    assert rented(problem, (1, 2)).cluster.num_devices == 6
+
+
+def test_the_fastest_nodes_need_no_price_and_leave_the_ones_that_slow_them_down() -> None:
+    problem = toy("cluster.nodes.0.price_per_hour_usd=null")
+    fastest = rent(problem)
+    assert fastest.iteration_time_s == min(rental.iteration_time_s for rental in rentals(problem))
+    assert fastest.iteration_time_s < exact(problem)
+    assert fastest.counts == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["objective=cost", "cluster=toy"], r"price of every node, and cluster\.nodes\[0\]\..* is missing"),
+        (["objective=time_under_budget"], r"objective\.budget_usd must be given .*budget_usd=100"),
+        (["objective=cost", "objective.num_iterations=null"], r"objective\.num_iterations must be given"),
+        (["objective=cost", "objective.num_iterations=-1"], r"num_iterations=-1 must be above 0"),
+        (["objective.name=price"], r"objective\.name=price must be one of .*nearest legal: time"),
+    ],
+)
+def test_what_a_bill_lacks_is_said_in_one_sentence(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        rentals(toy(*overrides))
+
+
+def test_an_offer_with_too_many_choices_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"offers 10200 choices .* at most 4096.*\[0\]\.count=39"):
+        node_choices(toy("cluster.nodes.0.count=100", "cluster.nodes.1.count=100"))
+    assert len(node_choices(toy("cluster.nodes.0.count=39", "cluster.nodes.1.count=100"))) == 4039
+
+
+def test_the_simulated_schedule_is_not_compared_over_clusters() -> None:
+    with pytest.raises(UnsupportedError, match="nearest legal: cost=analytic"):
+        solve_clusters(toy("cost.pipeline=simulated"), [])
+
+
+def test_the_command_rents_bills_and_writes_the_bill(command: Command) -> None:
+    flags = ["search.num_steps=10", "search.num_restarts=2", "objective.choose_nodes=true"]
+    outcome = command(*TOY, *QUIET, *flags, "objective=cost")
+    assert outcome.status == 0, outcome.err
+    data = json.loads(command.plan_file().read_text())
+    job = data["predicted"]["job"]
+    assert job["dollars"] == pytest.approx(job["hours"] * job["price_per_hour_usd"])
+    assert f"${job['dollars']:,.2f} for" in outcome.out
+    nodes = data["cluster"]["nodes"]
+    assert sum(n["count"] * n["gpus"] for n in nodes) == sum(len(stage["ranks"]) for stage in data["stages"])
+    assert "nodes: the best of 8 choices of the offer" in outcome.out
+    assert data["rental"]["choices"] == 8
+
+
+def test_a_search_that_ends_above_the_plan_of_its_nodes_takes_that_plan(command: Command) -> None:
+    flags = ["search=gradient", "search.num_steps=1", "search.num_restarts=1", "search.polish=false"]
+    job = ["objective=cost_under_deadline", "objective.choose_nodes=true", "space.pp=4", "model.num_layers=6"]
+    rental = rent(toy(*job, "objective.deadline_hours=1"))
+    tight = f"objective.deadline_hours={rental.bill.hours * (1 + 1e-9)}"
+    outcome = command(*TOY, *QUIET, *flags, *job, tight)
+    assert outcome.status == 0, outcome.err
+    data = json.loads(command.plan_file().read_text())
+    assert data["predicted"]["iteration_time_s"] == pytest.approx(rental.iteration_time_s, rel=1e-9)
+    assert "replaced by the uniform plan" in data["search"]["method"]
+
+
+def test_the_command_refuses_a_budget_that_its_plan_exceeds(command: Command) -> None:
+    limit = ["objective=time_under_budget", "objective.budget_usd=0.001"]
+    outcome = command(*TOY, *QUIET, "search.num_steps=5", "search.num_restarts=2", *limit)
+    assert outcome.status == 2
+    assert re.search(r"the cheapest \(dp .* ZeRO-.*\) costs \$", outcome.err)
+    assert outcome.files == ()
+
+
+def test_the_study_writes_every_choice_and_a_front_that_no_choice_beats(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    torch.set_num_threads(1)
+    assert study(ParetoOptions(overrides=TOY, out=str(tmp_path)), Console(quiet=True)) == 0
+    lines = (tmp_path / "pareto.csv").read_text().splitlines()
+    assert len(lines) == 1 + 8
+    rows = [dict(zip(lines[0].split(","), line.split(","), strict=False)) for line in lines[1:]]
+    front = [(float(r["hours"]), float(r["dollars"])) for r in rows if r["on_front"] == "True"]
+    assert front
+    for r in rows:
+        assert any(h <= float(r["hours"]) and d <= float(r["dollars"]) for h, d in front)
+    assert (tmp_path / "pareto.png").stat().st_size > 1000
+    assert "8 choices of nodes" in (tmp_path / "pareto.md").read_text()

@@ -1,0 +1,214 @@
+"""Replanning: the carried-over plan, the warm start, what moves, and the command."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.cost.memory import state_bytes
+from darts_parallel.cost.pruning import without_dominated
+from darts_parallel.cost.table import build_tables
+from darts_parallel.exact.layerwise import solve
+from darts_parallel.gradient.polishing import is_in_space
+from darts_parallel.gradient.restarts import RestartBatch
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.planner.replanning import carried_over, replan
+from darts_parallel.planner.state_moves import state_moves
+from darts_parallel.problem.problem import Problem, load_problem
+from experiments.replan import ReplanOptions, rows
+from tests.support.commands import QUIET, Command
+from tests.support.random_plans import random_plans
+
+TOY = ["model=toy", "cluster=toy", "training=toy"]
+MIXED = ["model=toy", "cluster=toy_mixed", "training=toy", "space.num_micro_batches=[2,4]"]
+
+PINS = ["space.zero_stage=1", "space.recompute=none", "space.sequence_parallel=false", "search.num_steps=40"]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+def plan_of(problem: Problem, pp: int, tp: int, zero: int = 0) -> Plan:
+    strategy = LayerStrategy(tp, problem.cluster.num_devices // pp // tp, zero)
+    edges = {1: (0, 7), 2: (0, 3, 7), 4: (0, 2, 3, 4, 7)}[pp]
+    return Plan(4, edges, (strategy,) * 7)
+
+
+def total_state(problem: Problem) -> float:
+    size = state_bytes(problem.training.precision, problem.training.optimizer)
+    return problem.model.num_parameters * (size.parameter + size.optimizer)
+
+
+@pytest.mark.parametrize(("pp", "tp", "zero"), [(1, 1, 0), (2, 2, 1), (4, 2, 3), (1, 4, 3)])
+def test_the_same_plan_on_the_same_nodes_moves_nothing(pp: int, tp: int, zero: int) -> None:
+    problem = load_problem(TOY)
+    plan = plan_of(problem, pp, tp, zero)
+    moves = state_moves(plan, problem, plan, problem)
+    assert moves.moved_bytes == pytest.approx(0.0, abs=1e-6)
+    assert moves.restored_bytes == pytest.approx(0.0, abs=1e-6)
+    assert moves.kept_bytes > 0
+
+
+def test_plain_data_parallelism_on_half_the_nodes_keeps_everything_in_place() -> None:
+    problem, smaller = load_problem(TOY), load_problem([*TOY, "cluster.nodes.0.count=1"])
+    moves = state_moves(plan_of(problem, 1, 1), problem, plan_of(smaller, 1, 1), smaller)
+    assert (moves.moved_bytes, moves.restored_bytes) == (0.0, 0.0)
+    assert moves.kept_bytes == pytest.approx(4 * total_state(problem), rel=0.01)
+
+
+def test_sharded_state_of_lost_nodes_comes_from_a_checkpoint_and_once_only() -> None:
+    problem, smaller = load_problem(TOY), load_problem([*TOY, "cluster.nodes.0.count=1"])
+    moves = state_moves(plan_of(problem, 1, 1, 3), problem, plan_of(smaller, 1, 1, 3), smaller)
+    state = total_state(problem)
+    assert moves.restored_bytes == pytest.approx(state / 2, rel=0.02)
+    assert moves.kept_bytes + moves.moved_bytes == pytest.approx(state / 2, rel=0.02)
+    # shards of an eighth become shards of a quarter: the first GPU keeps its own, others hold a part of it
+    assert moves.kept_bytes == pytest.approx(state / 8, rel=0.02)
+
+
+def test_stages_that_swap_their_nodes_move_all_they_hold() -> None:
+    problem = load_problem(TOY)
+    plan = plan_of(problem, 2, 1)
+    moves = state_moves(plan, problem, replace(plan, node_order=(1, 0)), problem)
+    assert moves.kept_bytes == 0.0
+    assert moves.restored_bytes == 0.0
+    # the tied table is held by both stages
+    state = state_bytes("bf16", "adam")
+    table = 256 * 64 * (state.parameter + state.optimizer)
+    assert moves.moved_bytes == pytest.approx(4 * (total_state(problem) + table), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["layerwise", "stagewise", "uniform"])
+def test_a_carried_over_plan_is_legal_and_the_same_where_it_can_be(kind: str) -> None:
+    problem = load_problem([*MIXED, f"space={kind}"])
+    rng = torch.Generator().manual_seed(0)
+    tables = build_tables(problem, outer_spaces(problem))
+    plan = random_plans(tables[0], 1, rng)
+    if kind == "uniform":
+        plan = replace(plan, choices=plan.choices[:, :1].expand(-1, 7))
+    if kind == "stagewise":
+        plan = replace(plan, choices=plan.choices.gather(1, plan.starts.gather(1, plan.stages())))
+    old = plan.to_plan(0, tables[0])
+    for table in tables:
+        carried = carried_over(old, table, kind)
+        cost = evaluate_batch(table, carried)
+        for index in range(len(carried)):
+            assert is_in_space(carried[index : index + 1], problem.config.space)
+            evaluate(carried.to_plan(index, table), problem)
+        assert cost.iteration_time.isfinite().all()
+    same = carried_over(old, tables[0], kind)
+    assert old in [same.to_plan(i, tables[0]) for i in range(len(same))]
+
+
+def test_restarts_begin_at_the_known_plan() -> None:
+    problem = load_problem([*TOY, "space.pp=2"])
+    table = without_dominated(build_tables(problem, outer_spaces(problem))[0])
+    rng = torch.Generator().manual_seed(0)
+    plans = random_plans(table, table.num_outer, rng)
+    group = RestartBatch.initial(
+        table, "layerwise", problem.config.search, rng, 0, torch.arange(table.num_outer)
+    )
+    group.begin_near(plans, 3.0)
+    half = problem.config.search.num_restarts // 2
+    assert torch.equal(group.logits[:, :half].argmax(-1), plans.choices.unsqueeze(1).expand(-1, half, -1))
+    starts = torch.searchsorted(group.units, plans.starts[:, 1:].contiguous())
+    assert ((group.edges[:, 0] - starts).abs() < 1.0).all()
+
+
+def test_warm_starts_reach_the_optimum_on_small_losses() -> None:
+    problem = load_problem([*MIXED, *PINS])
+    tables = build_tables(problem, outer_spaces(problem))
+    best = solve(tables, "layerwise").best
+    assert best is not None
+    for group in (0, 1):
+        smaller = load_problem(
+            [*MIXED, "space.zero_stage=1", "space.recompute=none", f"cluster.nodes.{group}.count=1"]
+        )
+        answer = replan(smaller, best.to_plan(tables), problem, seed=0)
+        optimum = solve(build_tables(smaller, outer_spaces(smaller)), "layerwise").cost
+        assert answer.result.iteration_time_s <= optimum * 1.01
+        assert evaluate(answer.result.plan, smaller).feasible
+        assert smaller.training.global_batch_size == problem.training.global_batch_size
+
+
+def test_the_study_compares_warm_cold_and_exact_plans_of_the_same_loss() -> None:
+    (row,) = rows(ReplanOptions(jobs=["toy on toy_mixed"], losses=1, overrides=PINS))
+    assert row.gap == pytest.approx(row.warm_iteration_time_s / row.cold_iteration_time_s - 1.0)
+    assert -1e-9 <= row.gap_to_optimum <= 0.01
+    assert row.cold_iteration_time_s >= row.optimum_s * (1 - 1e-9)
+    assert min(row.moved_bytes, row.restored_bytes) > 0
+
+
+FAST = ["search.num_steps=10", "search.num_restarts=2"]
+
+
+def test_the_command_replans_from_a_file_and_refuses_what_it_cannot_keep(command: Command) -> None:
+    assert command(*TOY, *QUIET, *PINS, *FAST, "hydra.run.dir=old").status == 0
+    outcome = command("replan.from=old/plan.json", "cluster=toy", "cluster.nodes.0.count=1", *QUIET[:1],
+                      "verification.enabled=false", "hydra.run.dir=new")  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    assert "replanned in " in outcome.out
+    data = json.loads((command.folder / "new/plan.json").read_text())
+    assert data["training"]["global_batch_size"] == 16
+    assert data["config"]["search"]["num_restarts"] == 2  # the old plan's own settings
+    assert sum(len(stage["ranks"]) for stage in data["stages"]) == 4
+    assert data["replan"]["from"] == "old/plan.json"
+    assert data["replan"]["kept_bytes"] > 0
+    for arguments, words in (
+        (["model=bert_345m"], "was made for model=toy, and this command asks for another"),
+        (["model.num_layers=6"], "nearest legal: model=toy with its own sizes."),
+        (["training.global_batch_size=8"], "training.global_batch_size=8 must stay"),
+    ):
+        refused = command("replan.from=old/plan.json", *arguments, "hydra.run.dir=refused")
+        assert refused.status == 2
+        assert words in refused.err
+        assert not (command.folder / "refused").exists()
+    assert "replan.to=1 is not a key" in command("replan.to=1").err
+    both = command("replan.from=old/plan.json", "plan=old/plan.json")
+    assert both.status == 2
+    assert "one command does one of both" in both.err
+
+
+def test_replan_as_a_verb_is_the_same_command(command: Command) -> None:
+    assert command(*MIXED, *QUIET, *PINS, *FAST, "hydra.run.dir=old").status == 0
+    # the second node group is the plan's own: the default cluster has one group only
+    changes = ["cluster.nodes.0.count=1", "cluster.nodes.1.count=1"]
+    outcome = command(*QUIET, "replan", "old/plan.json", *changes, "hydra.run.dir=new")
+    assert outcome.status == 0, outcome.err
+    assert "replanned in " in outcome.out
+    assert " bytes of state move" in outcome.out or "B of state move" in outcome.out
+    assert json.loads((command.folder / "new/plan.json").read_text())["cluster"]["nodes"][0]["count"] == 1
+    refused = command("replan", "cluster.nodes.0.count=1")
+    assert refused.status == 2
+    assert "nearest legal: darts-parallel replan plan.json." in refused.err
+    absent = command("replan", "old/plan.json", "cluster.nodes.7.count=1")
+    assert absent.status == 2
+    assert "cluster.nodes.7.count=1 does not fit the plan in replan.from=old/plan.json" in absent.err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, r"cannot be read \(No such file"),
+        ("{", r"is not valid JSON"),
+        ("[]", r"the field config is missing"),
+        ("{}", r"the field config is missing"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused_under_the_key_that_named_it(
+    command: Command, content: str | None, words: str
+) -> None:
+    if content is not None:
+        (command.folder / "p.json").write_text(content)
+    before = list(command.folder.iterdir())
+    outcome = command("replan.from=p.json")
+    assert outcome.status == 2
+    assert re.search(rf"^darts-parallel: replan\.from=p\.json.*{words}.*\.$", outcome.err)
+    assert list(command.folder.iterdir()) == before

@@ -1,0 +1,109 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.errors import ConfigError
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem, load_problem
+
+TOY = ["model=toy", "training=toy", "cluster=toy"]
+SIZED = "source,model,gpu,tp,layer_index,layer_kind,forward_s,micro_batch,seq_len,backward_s,saved_bytes\n"
+
+
+def write(path: Path, *rows: str, header: str = SIZED) -> Path:
+    path.write_text(header + "".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def profiled(path: Path, *more: str) -> Problem:
+    return load_problem([*TOY, "cost=profiled", f"cost.profile={path}", *more])
+
+
+@pytest.fixture
+def block(tmp_path: Path) -> Path:
+    return write(
+        tmp_path / "block.csv",
+        "x,toy,cpu,1,1,transformer,0.010,1,64,0.030,1000",
+        "x,toy,cpu,1,1,transformer,0.016,2,64,0.050,1800",
+        "x,toy,cpu,2,1,transformer,0.006,1,64,0.020,600",
+    )
+
+
+def plan(tp: int, micro_batches: int) -> Plan:
+    strategy = LayerStrategy(tp=tp, dp=8 // tp)
+    return Plan(micro_batches, (0, 7), (strategy,) * 7)
+
+
+def test_blocks_take_their_measured_seconds_and_other_layers_keep_the_formulas(block: Path) -> None:
+    problem, analytic = profiled(block), load_problem(TOY)
+    for count, seconds in ((2, 0.040), (1, 0.066)):  # micro-batches of 1 and 2 sequences on 8 ranks
+        measured, formula = (evaluate(plan(1, count), p) for p in (problem, analytic))
+        outside = [layer for layer in problem.model.layers if layer.kind != "block"]
+        assert len(outside) == 3
+        blocks = 4 * seconds
+        rest = measured.breakdown_s["compute"] / count - blocks
+        assert 0 < rest < formula.breakdown_s["compute"] / count
+
+
+def test_kept_bytes_are_measured_too(block: Path) -> None:
+    problem, analytic = profiled(block), load_problem(TOY)
+    strategy = LayerStrategy(tp=1, dp=8)
+    tight = Plan(2, (0, 7), (strategy,) * 7)
+    difference = evaluate(tight, analytic).memory_bytes[0] - evaluate(tight, problem).memory_bytes[0]
+    block_bytes = 64 * 64 * 34  # Korthikanti et al. 2022, equation 2, without the scores of fused attention
+    assert difference == pytest.approx(4 * (block_bytes - 1000), rel=0.2)
+
+
+def test_degrees_that_were_not_measured_leave_the_space(block: Path) -> None:
+    from darts_parallel.plan.space import outer_spaces
+
+    degrees = {c.tp for space in outer_spaces(profiled(block)) for c in space.choices}
+    assert degrees == {1, 2}
+
+
+def test_a_folder_of_forward_times_counts_backward_twice_and_applies_multipliers(tmp_path: Path) -> None:
+    header = "source,model,gpu,tp,layer_index,layer_kind,forward_s\n"
+    rows = [
+        "x,Toy,TOY (card),1,0,embedding,0.001",
+        *(f"x,Toy,TOY (card),1,{i},transformer,0.01" for i in (1, 2)),
+    ]
+    write(tmp_path / "layer_forward_seconds.csv", *rows, header=header)
+    multipliers = "model,gpu,layer_kind,micro_batch,multiplier\n"
+    write(
+        tmp_path / "micro_batch_multipliers.csv", "Toy,TOY (card),transformer,1,1",
+        "Toy,TOY (card),transformer,4,3", header=multipliers,
+    )  # fmt: skip
+    measured = profiled(tmp_path).measured
+    assert measured is not None
+    tp, sizes = torch.ones(3).double(), torch.tensor([[1.0, 2.5, 8.0]]).double()
+    forward, backward = measured.seconds("toy", "block", tp, sizes) or (tp, tp)
+    assert forward[0].tolist() == pytest.approx([0.01, 0.02, 0.06])
+    assert backward[0].tolist() == pytest.approx([0.02, 0.04, 0.12])
+    assert measured.seconds("toy", "head", tp, sizes) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "sentence"),
+    [
+        ("x,toy,cpu,1,1,transformer,0.01,1,128,0.03,9", [], "seq_len=128 must be training.seq_len=64"),
+        ("x,toy,cpu,3,1,transformer,0.01,1,64,0.03,9", [], "must measure a legal tensor-parallel degree"),
+        ("x,other,cpu,1,1,transformer,0.01,1,64,0.03,9", [], "cost.profile_model=toy must be one of other"),
+        ("x,toy,cpu,1,1,transformer,-1,1,64,0.03,9", [], "forward_s=-1 must be"),
+        ("x,toy,cpu,1,1,transformer,0.01,1,64,0.03,9", ["cost.profile=null"], "cost.profile=null must name"),
+        (
+            "x,toy,cpu,1,1,transformer,0.01,1,64,0.03,9",
+            ["cost.profile=no/x.csv"],
+            "no/x.csv must be a folder",
+        ),
+    ],
+)
+def test_bad_profiles_are_refused_with_a_sentence(
+    tmp_path: Path, row: str, more: list[str], sentence: str
+) -> None:
+    from darts_parallel.plan.space import outer_spaces
+
+    path = write(tmp_path / "block.csv", row)
+    with pytest.raises(ConfigError, match=sentence):
+        outer_spaces(profiled(path, *more))

@@ -1,0 +1,57 @@
+import pytest
+
+from darts_parallel.config.composition import load_config
+from darts_parallel.config.model import ModelConfig
+from darts_parallel.errors import ConfigError
+from darts_parallel.problem.model import Model
+
+# published totals: the models' own safetensors indices and model cards (exact), SC21 table 1 (GPT-3),
+# MegatronBert with pooler, sentence head and token types, which are not modelled (0.33 %)
+PUBLISHED = {
+    "gpt2_xl": (1_557_611_200, 0.0),
+    "llama2_7b": (6_738_415_616, 0.0),
+    "llama2_70b": (68_976_648_192, 0.0),
+    "llama3_8b": (8_030_261_248, 0.0),
+    "llama3_70b": (70_553_706_496, 0.0),
+    "llama3_405b": (405_853_388_800, 0.0),
+    "bloom_176b": (176_247_271_424, 0.0),
+    "gpt3_175b": (174_600_000_000, 1e-3),
+    "bert_345m": (336_226_108, 4e-3),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_counts_are_the_published_ones(name: str) -> None:
+    config = load_config([f"model={name}", "training.seq_len=64"]).model
+    published, tolerance = PUBLISHED[name]
+    assert Model(config, True).num_parameters == pytest.approx(published, rel=tolerance)
+
+
+def test_flops_per_token_are_those_of_the_megatron_formula() -> None:
+    # Narayanan et al. 2021, section 5.1: 72 l h^2 (1 + s / 6h + V / 12 l h) without recomputation
+    h, layers, s, vocabulary = 512, 6, 256, 1024
+    config = ModelConfig(
+        name="x", num_layers=layers, hidden_size=h, num_heads=8, vocab_size=vocabulary, max_seq_len=s
+    )
+    formula = 72 * layers * h * h * (1 + s / (6 * h) + vocabulary / (12 * layers * h))
+    assert Model(config, True).flops_per_token(s) == pytest.approx(formula, rel=1e-12)
+
+
+def test_encoder_and_decoder_layers_differ() -> None:
+    config = load_config(["model=t5_1_3b", "training=t5_1_3b"]).model
+    layers = {layer.kind: layer for layer in Model(config, True).layers}
+    assert layers["decoder"].parameters(0) > layers["encoder"].parameters(0)
+    assert layers["decoder"].output_elements == 2 * layers["encoder"].output_elements
+
+
+def test_an_encoder_needs_a_decoder() -> None:
+    with pytest.raises(ConfigError, match=r"num_encoder_layers=4 .* nearest legal: 3"):
+        ModelConfig(
+            name="x",
+            num_layers=4,
+            hidden_size=8,
+            num_heads=2,
+            vocab_size=8,
+            max_seq_len=8,
+            num_encoder_layers=4,
+        )

@@ -1,0 +1,126 @@
+"""Elasticities of a plan's time: finite differences, zero where irrelevant, and where they are shown."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from darts_parallel.cli.command import run_job
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report import text as report
+from darts_parallel.report.elasticities import effect, sensitivity
+
+TOY = ["model=toy", "cluster=toy", "training=toy"]
+LAYERS = 7
+MIXED = (LayerStrategy(2, 2, 1), LayerStrategy(2, 2, 1, "full", True), *(LayerStrategy(1, 4, 3),) * 5)
+PLANS = {
+    "two stages": Plan(4, (0, 3, LAYERS), (LayerStrategy(2, 2, 1),) * LAYERS),
+    "mixed": Plan(4, (0, 3, LAYERS), MIXED),
+    "interleaved": Plan(4, (0, 2, 3, 4, LAYERS), (LayerStrategy(1, 4),) * LAYERS, virtual_stages=2),
+    "context": Plan(2, (0, LAYERS), (LayerStrategy(2, 2, 2),) * LAYERS, cp=2),
+}
+
+SIMULATED = ["cost.pipeline=simulated"]
+CASES = [(name, []) for name in PLANS] + [("mixed", SIMULATED), ("interleaved", SIMULATED)]
+
+
+def _scaled(problem: Problem, name: str, factor: float) -> Problem:
+    """The problem with one figure of its hardware multiplied."""
+    owner, figure = name.rsplit(".", 1)
+    cluster = problem.cluster
+    if owner == "inter_node":
+        link = replace(cluster.inter_node, **{figure: getattr(cluster.inter_node, figure) * factor})
+        return replace(problem, cluster=replace(cluster, inter_node=link))
+    part = "intra_node" if owner == "intra_node" else "device"
+    groups = []
+    for group in cluster.groups:
+        old = getattr(group, part)
+        new = replace(old, **{figure: getattr(old, figure) * factor})
+        groups.append(replace(group, **{part: new}))
+    return replace(problem, cluster=replace(cluster, groups=tuple(groups)))
+
+
+@pytest.mark.parametrize(("name", "cost"), CASES)
+def test_every_figure_agrees_with_finite_differences(name: str, cost: list[str]) -> None:
+    problem, plan = load_problem([*TOY, *cost]), PLANS[name]
+    seconds = evaluate(plan, problem).iteration_time_s
+    found = sensitivity(plan, problem)
+    assert {"devices.toy.peak_flops", "intra_node.latency", "inter_node.bandwidth", "memory"} <= set(found)
+    step = 1e-6
+    for figure, value in found.items():
+        if figure != "memory":
+            above, below = (
+                evaluate(plan, _scaled(problem, figure, 1 + s)).iteration_time_s for s in (step, -step)
+            )
+            assert value == pytest.approx((above - below) / (2 * step * seconds), abs=1e-6), figure
+
+
+def test_what_the_plan_does_not_use_has_no_weight() -> None:
+    one_node = load_problem(["model=toy", "cluster=toy", "training=toy", "cluster.nodes.0.count=1"])
+    alone = sensitivity(Plan(4, (0, LAYERS), (LayerStrategy(4, 1),) * LAYERS), one_node)
+    assert alone["inter_node.bandwidth"] == alone["inter_node.latency"] == 0.0
+    assert alone["intra_node.bandwidth"] < 0.0 < alone["intra_node.latency"]
+
+
+def test_memory_is_worth_something_only_where_it_binds() -> None:
+    plan = Plan(4, (0, 3, LAYERS), (LayerStrategy(1, 4, 0, "full"),) * LAYERS)
+    need = max(evaluate(plan, load_problem(TOY)).memory_bytes) / 2**30
+    tight = load_problem([*TOY, "space.pp=2", f"cluster.devices.toy.memory_GiB={1.001 * need}",
+                          "space.tp=1", "space.zero_stage=0"])  # fmt: skip
+    loose = load_problem([*TOY, "space.pp=2", "space.tp=1", "space.zero_stage=0"])
+    assert sensitivity(plan, tight)["memory"] < 0.0
+    assert sensitivity(plan, loose)["memory"] == 0.0
+    small = load_problem([*TOY, f"cluster.devices.toy.memory_GiB={0.999 * need}"])
+    assert "memory" not in sensitivity(plan, small)
+
+
+def test_the_seed_reports_model_has_no_figures() -> None:
+    assert sensitivity(PLANS["two stages"], load_problem([*TOY, "cost=searcher"])) == {}
+
+
+def test_figures_of_unequal_nodes_are_told_apart() -> None:
+    problem = load_problem(["model=toy", "training=toy", "cluster=toy_mixed"])
+    pp = problem.cluster.num_devices
+    names = {name for name in sensitivity(_even(problem), problem) if name.startswith("devices.")}
+    assert pp > 1
+    assert len({name.split(".")[1] for name in names}) == 2
+
+
+def _even(problem: Problem) -> Plan:
+    size = problem.cluster.num_devices // 2
+    return Plan(4, (0, 3, LAYERS), (LayerStrategy(1, size),) * LAYERS)
+
+
+def test_the_effect_of_ten_percent_more() -> None:
+    assert effect(-1.0) == pytest.approx(1 / 1.1 - 1)
+    assert effect(0.0) == 0.0
+
+
+def test_the_report_names_what_matters_most_first() -> None:
+    problem, plan = load_problem(TOY), PLANS["two stages"]
+    console = Console(record=True, width=120, file=StringIO())
+    values = {"inter_node.bandwidth": -0.33, "devices.toy.peak_flops": -0.6, "intra_node.latency": 1e-6}
+    report.render(problem, None, plan, evaluate(plan, problem), [], console, values)
+    lines = [line.split() for line in console.export_text().splitlines()]
+    first, second = ["toy", "peak", "flops", "-5.56", "%"], ["inter", "node", "bandwidth", "-3.10", "%"]
+    assert lines.index(second) == lines.index(first) + 1
+    assert not any("latency" in line for line in lines)
+
+
+def test_the_command_writes_them_into_the_plan_and_the_curves(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    problem = load_problem([*TOY, "space.pp=2", "search.num_steps=5", "verification.enabled=false",
+                            "space.tp=1", "space.recompute=none", "search.num_restarts=2"])  # fmt: skip
+    run_job(problem, tmp_path, Console(quiet=True))
+    data = json.loads((tmp_path / "plan.json").read_text())
+    assert data["sensitivity"] == sensitivity(Plan.from_dict(data), problem)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (value,) = events.Scalars("sensitivity/devices.toy.peak_flops")
+    assert value.value == pytest.approx(data["sensitivity"]["devices.toy.peak_flops"], rel=1e-6)

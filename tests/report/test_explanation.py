@@ -1,0 +1,76 @@
+import re
+from io import StringIO
+
+import pytest
+import torch
+from rich.console import Console
+
+from darts_parallel.cli.arguments import flags_first
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.table import build_table
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.explanation import FORMULAS, Explanation, Line, explain, render_explanation
+from tests.support.commands import QUIET, TOY, Command
+from tests.support.export_plans import LLAMA, plan_of
+from tests.support.random_plans import random_plans
+
+PROBLEMS = {
+    "toy": ["model=toy", "cluster=toy", "training=toy"],
+    "llama": LLAMA,
+    "unfused, tied, one stage": ["model=toy", "cluster=toy", "training=toy", "training.fused_attention=false",
+                                 "space.pp=1"],
+    "simulated": [*LLAMA, "cost.pipeline=simulated"],
+}  # fmt: skip
+
+
+def by_stage(lines: list[Line], pp: int) -> list[float]:
+    return [sum(line.value for line in lines if line.stage == stage) for stage in range(pp)]
+
+
+def require_sums(problem: Problem, plan: Plan) -> Explanation:
+    found, cost = explain(problem, plan), evaluate(plan, problem)
+    assert by_stage(found.memory, plan.pp) == pytest.approx(cost.memory_bytes, rel=1e-9)
+    assert by_stage(found.micro_batch, plan.pp) == pytest.approx(cost.stage_times_s, rel=1e-9)
+    assert sum(line.value for line in found.iteration) == pytest.approx(cost.iteration_time_s, rel=1e-9)
+    assert all(line.value >= 0 and line.formula and line.source for line in found.memory + found.micro_batch)
+    return found
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_lines_of_random_plans_sum_to_the_totals(name: str) -> None:
+    problem = load_problem(PROBLEMS[name])
+    rng = torch.Generator().manual_seed(0)
+    for space in outer_spaces(problem):
+        table = build_table(problem, space)
+        plans = random_plans(table, 2, rng)
+        for index in range(len(plans)):
+            require_sums(problem, plans.to_plan(index, table))
+
+
+def test_context_parallel_seconds_and_bytes_are_explained(llama_problem: Problem) -> None:
+    plan = plan_of(llama_problem, LayerStrategy(1, 1, 3), 4, (5,), cp=4)
+    found = require_sums(llama_problem, plan)
+    assert "context_parallel" in {line.term for line in found.micro_batch}
+
+
+def test_every_term_names_a_formula_and_the_print_holds_every_line(toy_problem: Problem) -> None:
+    plan = plan_of(toy_problem, LayerStrategy(2, 2, 2, "full", True), 2, (3,))
+    found = explain(toy_problem, plan)
+    lines = [*found.memory, *found.micro_batch, *found.iteration]
+    assert {line.term for line in lines} <= set(FORMULAS)
+    out = StringIO()
+    render_explanation(found, Console(file=out, width=200, color_system=None))
+    text = out.getvalue()
+    assert all(line.term.replace("_", " ") in text and line.formula in text for line in lines)
+    assert len(re.findall(r"^\d*\s+sum\s", text, re.MULTILINE)) == 2 * plan.pp + 1
+
+
+def test_the_command_explains(command: Command) -> None:
+    assert flags_first([*TOY, "--explain"]) == flags_first([*TOY, "explain=true"])
+    outcome = command("--explain", *TOY, *QUIET)
+    assert outcome.status == 0, outcome.err
+    assert "Memory of a device, by stage" in outcome.out
+    assert "Seconds of an iteration" in outcome.out
+    assert "Korthikanti et al. 2022" in outcome.out

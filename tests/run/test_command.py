@@ -1,0 +1,281 @@
+"""The run's command: settings, refusals before any process starts, lost processes, and torchrun itself."""
+
+import importlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import darts_parallel.run
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.errors import DartsParallelError, UnsupportedError
+from darts_parallel.plan.file import write_json
+from darts_parallel.plan.legality import refuse_unexecutable
+from darts_parallel.plan.space import layer_choices, outer_spaces
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.plan_json import plan_dict
+from darts_parallel.run.__main__ import main
+from darts_parallel.run.hardware import Machine, device_for, require_torch
+from darts_parallel.run.workers import GroupError, Workers, process_group
+from experiments import measured_vs_predicted
+from tests.support.processes import run_ranks
+from tests.support.running import TINY, die, hang, tiny, uniform
+
+LARGE = Machine((), 2.0**40)
+
+
+def plan_file(folder: Path, plan: Plan, problem: Problem) -> Path:
+    path = folder / "plan.json"
+    write_json(path, plan_dict(problem, plan, evaluate(plan, problem), None, []))
+    return path
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A plan of two stages."""
+    return plan_file(tmp_path, uniform((0, 2, 5), 2, LayerStrategy(1, 1, recompute="full")), tiny(2))
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["run", *arguments])
+    return main()
+
+
+def test_the_run_starts_its_processes_and_reports_what_it_measured(
+    two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = two.parent / "results.json"
+    arguments = (f"plan={two}", "verify=true", "steps=2", "timeout_s=120", f"output={results}")
+    assert command(monkeypatch, *arguments) == 0
+    out = capsys.readouterr().out
+    assert "Against one process" in out
+    assert "differs" not in out
+    data = json.loads(results.read_text())
+    assert data["verify"]["passed"]
+    assert len(data["measured"]["seconds"]) == 2
+    assert len(data["measured"]["phases"]) == 2
+    assert data["predicted_iteration_time_s"] > 0
+
+
+ONE_STEP = ("verify=true", "steps=1", "timeout_s=120")
+
+
+@pytest.mark.slow
+def test_torchrun_runs_a_plan(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, uniform((0, 5), 2, LayerStrategy(1, 1)), tiny(1))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    arguments = ["-m", "darts_parallel.run", f"plan={plan}", *ONE_STEP]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launcher, *arguments], capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert "toy on 1 processes (cpu)" in done.stdout
+    assert "Warning" not in done.stderr, done.stderr
+
+
+def as_rank(*arguments: str) -> None:
+    """A job: the command in the environment that torchrun gives it."""
+    sys.argv = ["run", *arguments]
+    assert main() == 0
+
+
+def test_ranks_that_torchrun_would_start_agree_with_one_process_and_the_first_says_so(two: Path) -> None:
+    printed, nothing = run_ranks(2, two.parent, as_rank, f"plan={two}", *ONE_STEP)
+    assert nothing == ""
+    assert "toy on 2 processes (cpu)" in printed
+    assert "Against one process" in printed
+    assert "differs" not in printed
+
+
+def test_a_wrong_world_size_is_one_sentence(
+    two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "0")
+    assert command(monkeypatch, f"plan={two}") == 2
+    assert capsys.readouterr().err == (
+        "darts_parallel.run: WORLD_SIZE=3 must be the 2 devices of the plan; nearest legal: torchrun "
+        "--nproc-per-node 2.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "plan is missing"),
+        (("plan=none.json",), "cannot be read"),
+        (("plan=x", "schedule=zb"), "schedule=zb must be one of 1f1b, gpipe"),
+        (("plan=x", "stepz=3"), "stepz=3 is not an option; nearest legal: steps"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(
+    arguments: tuple[str, ...],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command(monkeypatch, *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["2.4.1+cu121", "2.9.0", "1.13.1"])
+def test_an_older_torch_is_refused_in_one_sentence_before_any_process_starts(
+    version: str, two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(Workers, "__init__", lambda *arguments: pytest.fail("a process was started"))
+    assert command(monkeypatch, f"plan={two}") == 2
+    assert capsys.readouterr().err == (
+        f"darts_parallel.run: torch {version} is installed, and to run a plan takes torch 2.13 or newer; "
+        'nearest legal: pip install "torch>=2.13".\n'
+    )
+    with pytest.raises(UnsupportedError, match=f"torch {re.escape(version)} is installed"):
+        measured_vs_predicted.run(measured_vs_predicted.MeasuredOptions(out=str(two.parent / "out")))
+    assert not (two.parent / "out").exists()
+
+
+def test_the_refusal_needs_nothing_that_an_older_torch_lacks(
+    two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.4.1")
+    monkeypatch.setattr(sys, "argv", ["run", f"plan={two}"])
+    monkeypatch.setattr(darts_parallel, "run", darts_parallel.run)  # to be as before in the end
+    for name in [name for name in sys.modules if f"{name}.".startswith("darts_parallel.run.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("tensor", "fsdp", "pipelining"):
+        monkeypatch.setitem(sys.modules, f"torch.distributed.{name}", None)  # an import of it fails
+    assert importlib.import_module("darts_parallel.run.__main__").main() == 2
+    assert "torch 2.4.1 is installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.13.1", "2.14.0a0+git1234567", "3.0.0"])
+def test_the_needed_torch_and_newer_ones_may_run_plans(version: str) -> None:
+    require_torch(version)
+
+
+def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists() -> None:
+    plan = uniform((0, 5), 1, LayerStrategy(1, 1))
+    a10, h100 = (load_problem([*TINY, f"cluster={name}"]) for name in ("a10_4x4", "h100_1x8"))
+    with pytest.raises(UnsupportedError, match=r"for 16 x a10, and this machine has no GPU; .*device=cpu"):
+        device_for(a10, plan, "auto", LARGE)
+    assert device_for(a10, plan, "cpu", LARGE) == "cpu"
+    other = Machine(("NVIDIA H100 80GB HBM3",), 2.0**40)
+    with pytest.raises(UnsupportedError, match="for a10, and this machine has NVIDIA H100"):
+        device_for(a10, plan, "auto", other)
+    assert device_for(a10, plan, "cuda", other) == "cuda"
+    assert device_for(h100, plan, "auto", other) == "cuda"
+    assert device_for(tiny(1), plan, "auto", other) == "cpu", "so slow a device is a CPU"
+
+
+def test_a_model_that_does_not_fit_this_machine_is_refused() -> None:
+    plan = uniform((0, 5), 1, LayerStrategy(1, 1))
+    with pytest.raises(UnsupportedError, match=r"this machine has 0\.0 GiB free"):
+        device_for(tiny(1), plan, "cpu", Machine((), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "overrides", "words"),
+    [
+        ({"cp": 2}, (), "cp=2 cannot run"),
+        ({"node_order": (0,)}, (), "space.node_orders=given"),
+        ({"layer": {"tp_comm_bits": 8}}, (), "embedding has tp_comm_bits=8"),
+        ({"layer": {"grad_comm_bits": 4}}, (), "embedding has grad_comm_bits=4"),
+        ({"layer": {"sequence_parallel": True}}, ("training.seq_len=7",), "must divide training.seq_len=7"),
+        ({}, ("model.num_encoder_layers=1",), "model.num_encoder_layers=1"),
+        ({"num_micro_batches": 3}, (), "must divide training.global_batch_size=8"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(
+    change: dict[str, object], overrides: tuple[str, ...], words: str
+) -> None:
+    problem = tiny(4, *overrides)
+    layer = replace(LayerStrategy(2, 2), **change.pop("layer", {}))  # type: ignore[arg-type]
+    plan = replace(uniform((0, problem.num_layers), 2, layer), **change)  # type: ignore[arg-type]
+    with pytest.raises(DartsParallelError, match=words):
+        refuse_unexecutable(plan, problem)
+
+
+def test_the_executable_space_holds_only_what_runs() -> None:
+    overrides = ["training.seq_len=6", "training.precision=fp32"]
+    free = load_problem([*TINY, *overrides])
+    bound = load_problem([*TINY, *overrides, "space=executable"])
+    assert bound.config.space.kind == "layerwise"
+    choices = {size: set(layer_choices(bound, size)) for size in (1, 2, 4, 8)}
+    assert any(c.tp == 4 and c.sequence_parallel for c in layer_choices(free, 4))
+    assert not any(c.tp == 4 and c.sequence_parallel for c in choices[4])
+    for space in outer_spaces(bound):
+        for choice in choices[8 // space.pp]:
+            units = [*range(space.pp), bound.num_layers]
+            counts = [m for m in space.num_micro_batches if 8 % (m * choice.dp) == 0]
+            refuse_unexecutable(Plan(counts[0], tuple(units), (choice,) * bound.num_layers), bound)
+    with pytest.raises(UnsupportedError, match=r"model\.num_encoder_layers"):
+        outer_spaces(load_problem([*TINY, "space=executable", "model.num_encoder_layers=1"]))
+    with pytest.raises(DartsParallelError, match=r"space\.tp_comm_bits=8 must be one of 16"):
+        load_problem([*TINY, "space=executable", "space.tp_comm_bits=8"])
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_process_that_dies_stops_all_others_at_once() -> None:
+    began = time.monotonic()
+    workers = Workers(2)
+    pids = workers.pids
+    with pytest.raises(GroupError, match=r"rank 1 died \(exit status 7\)"):
+        workers.run(die, 1)
+    assert not any(alive(pid) for pid in pids)
+    workers = Workers(2)
+    pids = workers.pids
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises(GroupError, match=r"rank 0 died \(signal SIGKILL\)"):
+        workers.run(die, 5)
+    assert not any(alive(pid) for pid in pids)
+    assert time.monotonic() - began < 60
+
+
+def test_a_process_that_hangs_ends_the_run_after_the_timeout() -> None:
+    workers = Workers(2, timeout_s=3.0)
+    pids = workers.pids
+    with pytest.raises(GroupError, match="rank 0 lost another process within timeout_s=3"):
+        workers.run(hang, 1)
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_process_that_never_comes_is_named_after_the_timeout(tmp_path: Path) -> None:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
+    with (
+        pytest.raises(GroupError, match="rank 0 lost another process"),
+        process_group(torch.device("cpu"), 0, 2, 1.0, store),
+    ):
+        raise AssertionError("the group must not stand")
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_taken_port_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with (
+            pytest.raises(GroupError, match=f"the port localhost:{port} is taken"),
+            process_group(torch.device("cpu"), 0, 1, 5.0),
+        ):
+            raise AssertionError("the group must not stand")

@@ -1,0 +1,86 @@
+"""Real training steps in real processes, each compared with one process: dimensions alone and combined."""
+
+from dataclasses import replace
+
+import pytest
+
+from darts_parallel.plan.legality import refuse_unexecutable
+from darts_parallel.plan.strategy import LayerStrategy as Strategy
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.run.verify import TOLERANCE, Verdict
+from darts_parallel.run.workers import Workers
+from tests.support.running import BERT, LLAMA, tiny, uniform, verified
+
+PATIENCE_S = 120.0
+"""More than a run's own 25 s: eight processes may share the cores with another test's."""
+ONE = Strategy(1, 1)
+SP = Strategy(2, 1, sequence_parallel=True)
+MIXED = (
+    Strategy(1, 4, 1),
+    Strategy(2, 2, 2, "full"),
+    Strategy(4, 1, 0, "none", True),
+    Strategy(2, 2, 3, "none", True),
+    Strategy(4, 1),
+)
+CASES = {
+    # name: (processes, plan, overrides of the model)
+    "one process, gradient accumulation": (1, uniform((0, 5), 4, ONE), ()),
+    "recompute full": (1, uniform((0, 5), 2, replace(ONE, recompute="full")), ()),
+    "recompute selective, BERT": (1, uniform((0, 5), 2, replace(ONE, recompute="selective")), BERT),
+    "ZeRO 0": (2, uniform((0, 5), 2, Strategy(1, 2)), ()),
+    "ZeRO 1": (2, uniform((0, 5), 2, Strategy(1, 2, 1)), ()),
+    "ZeRO 2, tied table": (2, uniform((0, 5), 2, Strategy(1, 2, 2)), ()),
+    "ZeRO 3, recomputation": (2, uniform((0, 5), 2, Strategy(1, 2, 3, "full")), LLAMA),
+    "pipeline of uneven stages": (2, uniform((0, 1, 5), 4, ONE), ()),
+    "GPipe": (2, uniform((0, 3, 5), 4, ONE), LLAMA),
+    "fewer micro-batches than stages": (4, uniform((0, 1, 2, 3, 5), 2, ONE), ()),
+    "interleaved": (2, uniform((0, 1, 2, 3, 5), 4, ONE, chunks=2), ()),
+    "tensor parallel, Llama": (2, uniform((0, 5), 2, Strategy(2, 1)), LLAMA),
+    "sequence parallel, BERT": (2, uniform((0, 5), 2, SP), BERT),
+    "sequence parallel, normed heads": (2, uniform((0, 5), 1, replace(SP, recompute="full")), LLAMA),
+    "pp 2 x dp 2, ZeRO 3": (4, uniform((0, 2, 5), 2, Strategy(1, 2, 3)), ()),
+    "dp 2 x tp 2, ZeRO 1": (4, uniform((0, 5), 2, Strategy(2, 2, 1, "selective", True)), ()),
+    "pp 2 x tp 2, one micro-batch": (4, uniform((0, 2, 5), 1, Strategy(2, 1)), ()),
+    "hybrid sharding, ZeRO 1": (4, uniform((0, 5), 1, Strategy(1, 4, 1, shard_size=2)), LLAMA),
+    "hybrid sharding, ZeRO 3": (4, uniform((0, 5), 1, Strategy(1, 4, 3, shard_size=2)), ()),
+    "unlike copies of a tied table": (
+        4,
+        Plan(2, (0, 2, 5), (Strategy(2, 1), Strategy(1, 2, 2), Strategy(1, 2), *(Strategy(1, 2, 3),) * 2)),
+        (),
+    ),
+    "unlike copies on one stage": (2, Plan(2, (0, 5), (Strategy(1, 2, 1), *(Strategy(2, 1),) * 4)), ()),
+    "degrees that differ inside a stage": (4, Plan(2, (0, 5), MIXED), ()),
+    "pp 2 x dp 2 x tp 2": (8, uniform((0, 2, 5), 2, Strategy(2, 2, 2, "full", True)), ()),
+}
+
+
+def outcome(workers: Workers, name: str) -> Verdict:
+    devices, plan, overrides = CASES[name]
+    problem = tiny(devices, *overrides)
+    refuse_unexecutable(plan, problem)
+    schedule = "gpipe" if name == "GPipe" else "1f1b"
+    verdict = workers.run(verified, problem, plan, schedule, (0, 0))[0]
+    assert isinstance(verdict, Verdict)
+    return verdict
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_every_plan_computes_the_step_of_one_process_with_the_predicted_bytes(devices: int) -> None:
+    names = [name for name, (count, _, _) in CASES.items() if count == devices]
+    wrong = {}
+    with Workers(devices, PATIENCE_S) as workers:  # all plans of as many processes in the same ones
+        for name in names:
+            verdict = outcome(workers, name)
+            if not verdict.passed:
+                bad = [entry for entry in verdict.bytes if not entry.passed]
+                wrong[name] = (verdict.loss_error, verdict.worst, bad)
+    assert names
+    assert not wrong
+
+
+def test_a_step_with_other_weights_does_not_pass() -> None:
+    with Workers(1, PATIENCE_S) as workers:
+        verdict = workers.run(verified, tiny(1), CASES["recompute full"][1], "1f1b", (1, 0))[0]
+    assert verdict.worst[1] > TOLERANCE
+    assert verdict.loss_error > TOLERANCE
+    assert not verdict.passed

@@ -1,0 +1,118 @@
+"""A bilevel search small enough for tests."""
+
+import signal
+import sys
+import sysconfig
+import time
+from dataclasses import replace
+from functools import lru_cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from darts_parallel.bilevel.data import Corpus, load_corpus
+from darts_parallel.bilevel.loop import BilevelRecord, BilevelSearch, resume
+from darts_parallel.bilevel.settings import BilevelSettings
+from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.run.workers import preloaded
+
+BILEVEL: dict[str, Any] = {
+    "num_steps": 12, "warmup_steps": 6, "retrain_steps": 12, "evaluate_every": 2, "validation_sequences": 4,
+    "trial_steps": 2, "trial_every": 3,
+}  # fmt: skip
+SIZES = [
+    "model.num_layers=2", "model.hidden_size=16", "training.seq_len=8", "training.global_batch_size=8",
+    "space.tp=[1,2]", "space.tp_comm_bits=[16,4]", "space.grad_comm_bits=[16,4]",
+]  # fmt: skip
+OVERRIDES = ["experiment=bilevel", *SIZES, *(f"bilevel.{key}={value}" for key, value in BILEVEL.items())]
+PLACES = {
+    "num_blocks": ("model", "num_layers"), "width": ("model", "hidden_size"), 
+    "context": ("training", "seq_len"),
+    "global_batch_size": ("training", "global_batch_size"), "tp": ("space", "tp"),
+    "tp_bits": ("space", "tp_comm_bits"), "grad_bits": ("space", "grad_comm_bits"),
+}  # fmt: skip
+"""Short names of what tests change outside the group `bilevel`."""
+
+
+@lru_cache(maxsize=1)
+def base() -> Problem:
+    return load_problem(OVERRIDES)
+
+
+def tiny_problem(cluster: str | None = None, num_devices: int = 8, **changes: Any) -> Problem:
+    """The tiny problem with other values of `PLACES` or of the group `bilevel`."""
+    config = base().config if cluster is None else load_problem([*OVERRIDES, f"cluster={cluster}"]).config
+    parts: dict[str, dict[str, Any]] = {}
+    for key, value in changes.items():
+        group, name = PLACES.get(key, ("bilevel", key))
+        parts.setdefault(group, {})[name] = list(value) if isinstance(value, tuple) else value
+    changed: dict[str, Any] = {name: replace(getattr(config, name), **part) for name, part in parts.items()}
+    nodes = [replace(config.cluster.nodes[0], gpus=num_devices)]
+    return Problem.from_config(replace(config, **changed, cluster=replace(config.cluster, nodes=nodes)))
+
+
+def tiny_settings(seed: int = 0, **changes: Any) -> BilevelSettings:
+    return BilevelSettings.of(tiny_problem(**changes), seed)
+
+
+@lru_cache(maxsize=1)
+def corpus() -> Corpus:
+    """One package of the standard library: to look through all of it takes longer than most tests."""
+    return load_corpus(Path(sysconfig.get_path("stdlib")) / "email")
+
+
+def tiny_search(seed: int = 0, **changes: Any) -> BilevelSearch:
+    problem = tiny_problem(**changes)
+    return BilevelSearch(BilevelSettings.of(problem, seed), problem, corpus())
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two states are equal to the last bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def records(search: BilevelSearch) -> list[BilevelRecord]:
+    found: list[BilevelRecord] = []
+    search.run(found.append)
+    return found
+
+
+def search_in_a_process(problem: Problem, folder: Path, says: Connection) -> None:
+    """A job: the tiny search, which says where it starts and every step that it has taken."""
+    torch.set_num_threads(1)
+    search = BilevelSearch(BilevelSettings.of(problem, 0), problem, corpus())
+    says.send(resume(search, folder, sys.exit))
+    search.run(lambda record: says.send(record.step), folder, checkpoint_every=2)
+    time.sleep(60.0)  # to be killed
+
+
+def killed_at(problem: Problem, folder: Path, moment: float) -> int:
+    """Start the tiny search in a process, kill it at a moment, and return the step where it had started.
+
+    Args:
+        problem: The tiny one.
+        folder: Of the checkpoints.
+        moment: In steps from the beginning; its fraction is a part of 50 ms, in which a checkpoint may be
+            half written. A process that starts later is killed at once.
+    """
+    context = preloaded()
+    hears, says = context.Pipe(duplex=False)
+    process = context.Process(target=search_in_a_process, args=(problem, folder, says), daemon=True)
+    process.start()
+    says.close()
+    started = step = hears.recv()
+    while step < int(moment):
+        step = hears.recv()
+    time.sleep(0.05 * (moment % 1.0))
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    return int(started)

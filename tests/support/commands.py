@@ -1,0 +1,52 @@
+"""Runs the command in this process, in a folder of its own."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from darts_parallel.cli.command import main
+
+TOY = (
+    "model=toy", "cluster=toy", "training=toy",
+    "search=gradient", "search.num_steps=10", "search.num_restarts=2", "search.polish_starts=2",
+)  # fmt: skip
+QUIET = ("output.tensorboard=false", "verification.enabled=false")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one command left behind."""
+
+    status: int
+    out: str
+    err: str
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Command:
+    """`darts-parallel` with `folder` as the working folder."""
+
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: str) -> Outcome:
+        self.monkeypatch.setattr(sys, "argv", ["darts-parallel", *arguments])
+        self.monkeypatch.chdir(self.folder)
+        self.monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        status = 0
+        try:
+            main()
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else 1
+        captured = self.capsys.readouterr()
+        files = tuple(sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*")))
+        return Outcome(status, captured.out, captured.err, files)
+
+    def plan_file(self) -> Path:
+        """The one plan.json of the folder."""
+        (path,) = self.folder.rglob("plan.json")
+        return path

@@ -1,0 +1,97 @@
+"""Plans that the export tests share; `python -m tests.support.export_plans` writes the golden files."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from darts_parallel.export import export_plan
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem, load_problem
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "export"
+TOY = ["model=toy", "cluster=toy", "training=toy"]
+LLAMA = [
+    *TOY,
+    "model.name=toy_llama",
+    "model.num_layers=8",
+    "model.num_kv_heads=2",
+    "model.ffn_hidden_size=96",
+    "model.gated_mlp=true",
+    "model.learned_positions=false",
+    "model.dropout=false",
+    "model.linear_bias=false",
+    "model.norm_bias=false",
+    "model.tie_embeddings=false",
+]
+
+
+@cache
+def problem_of(overrides: tuple[str, ...]) -> Problem:
+    """A problem composed once."""
+    return load_problem(list(overrides))
+
+
+def plan_of(
+    problem: Problem, strategy: LayerStrategy, count: int, cuts: Iterable[int] = (), **more: int
+) -> Plan:
+    """All layers under one strategy; `cuts` are the layers that begin a further chunk."""
+    layers = problem.num_layers
+    return Plan(count, (0, *cuts, layers), (strategy,) * layers, **more)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan with the targets that can express it."""
+
+    overrides: list[str]
+    strategy: LayerStrategy
+    num_micro_batches: int
+    targets: tuple[str, ...]
+    cuts: tuple[int, ...] = ()
+    cp: int = 1
+    virtual_stages: int = 1
+
+    def build(self) -> tuple[Problem, Plan]:
+        problem = problem_of(tuple(self.overrides))
+        more = {"cp": self.cp, "virtual_stages": self.virtual_stages}
+        plan = plan_of(problem, self.strategy, self.num_micro_batches, self.cuts, **more)
+        return problem, plan
+
+
+EVERYWHERE = ("megatron", "deepspeed", "accelerate", "galvatron", "torch")
+CASES = {
+    "uneven_pipeline": Case(TOY, LayerStrategy(1, 2, 1), 4, ("megatron", "deepspeed"), (1, 4, 5)),
+    "sequence_parallel": Case(
+        LLAMA, LayerStrategy(2, 2, 1, "full", True), 4, ("megatron", "nanotron"), (6,)
+    ),
+    "interleaved": Case(
+        LLAMA, LayerStrategy(2, 2, 0), 4, ("megatron", "torchtitan"), (3, 5, 7), cp=1, virtual_stages=2
+    ),
+    "context": Case(LLAMA, LayerStrategy(1, 2, 3), 4, ("torchtitan", "accelerate"), cp=4),
+    "zero_3": Case(
+        LLAMA, LayerStrategy(2, 4, 3, "full"), 2, ("megatron", "torchtitan", "accelerate", "galvatron")
+    ),
+    "zero_2": Case(TOY, LayerStrategy(2, 4, 2, "full"), 2, ("deepspeed", "accelerate", "galvatron")),
+    "replicas": Case(TOY, LayerStrategy(1, 8), 2, EVERYWHERE),
+}  # fmt: skip
+NAMES = [(name, target) for name, case in CASES.items() for target in case.targets]
+
+
+def files_of(name: str, target: str) -> dict[str, str]:
+    """What a case writes for a target."""
+    problem, plan = CASES[name].build()
+    return export_plan(problem, plan, target).files
+
+
+def main() -> None:
+    """Write the golden files anew."""
+    for name, target in NAMES:
+        for file, text in files_of(name, target).items():
+            path = GOLDEN / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Random small cost tables: all the terms that a real one can hold, at sizes that enumeration reaches."""
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost.table import CostTable
+from darts_parallel.plan.strategy import LayerStrategy
+
+
+def random_table(
+    seed: int,
+    *,
+    pp: int = 2,
+    num_layers: int = 5,
+    num_choices: int = 3,
+    num_layouts: int = 2,
+    num_outer: int = 2,
+    equal_layers: bool = False,
+    tightness: float = 0.6,
+) -> CostTable:
+    """A table of random costs.
+
+    Args:
+        seed: Of everything random.
+        pp: Stages, K.
+        num_layers: Layers, L; at least K + 1, the last may be joined.
+        num_choices: Strategies, C.
+        num_layouts: Activation layouts, at most C.
+        num_outer: Numbers of micro-batches.
+        equal_layers: Runs of layers that cost the same, as a Transformer's blocks do.
+        tightness: Capacity of a device; 0: what the leanest even plan needs, 1: what a typical one needs.
+    """
+    rng = torch.Generator().manual_seed(seed)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=rng, dtype=torch.float64)
+
+    kinds, borders = 1 + int(rand(1) * 2), 1 + int(rand(1) * 2)
+    like = _layer_pattern(num_layers, equal_layers, rng)
+    by_layer = {name: rand(num_outer, num_layers, num_choices)[:, like]
+                for name in ("once", "static", "activation", "working")}  # fmt: skip
+    by_kind = {name: rand(num_outer, kinds, num_layers, num_choices)[:, :, like]
+               for name in ("forward", "backward", "sync")}  # fmt: skip
+    pair_like = like[1:]
+    by_kind["weight_gradient"] = 0.4 * by_kind["backward"]
+    reshard = 0.3 * rand(num_outer, kinds, num_layers, num_layouts, num_layouts)[:, :, pair_like]
+    counts = torch.tensor(sorted({1, 2, 3, 6}))[torch.randperm(4, generator=rng)[:num_outer]]
+    in_flight = torch.minimum(pp - torch.arange(pp), counts.unsqueeze(1)).to(torch.float64)
+    capacity = _capacity(by_layer, in_flight, tightness) * (0.9 + 0.4 * rand(pp))
+    joined = torch.zeros(num_layers, dtype=torch.bool)
+    joined[-1] = bool(rand(1) < 0.5)
+    allowed = rand(num_outer, num_choices) < 0.85
+    allowed[torch.arange(num_outer), torch.randint(num_choices, (num_outer,), generator=rng)] = True
+    layout = torch.cat([torch.arange(num_layouts), torch.randint(num_layouts, (num_choices,), generator=rng)])
+    by_layer["once"] = by_layer["once"] * (torch.arange(num_layers) == 0).unsqueeze(1) * float(rand(1) < 0.5)
+    return CostTable(
+        num_micro_batches=counts,
+        choices=tuple(LayerStrategy(1, c + 1) for c in range(num_choices)),
+        layout=layout[:num_choices],
+        allowed=allowed,
+        stage_kind=torch.randint(kinds, (pp,), generator=rng),
+        boundary_kind=torch.randint(borders, (pp - 1,), generator=rng),
+        joined=joined,
+        reshard=reshard * float(rand(1) < 0.8),
+        p2p=0.3 * rand(num_outer, borders, num_layers, num_layouts, num_layouts)[:, :, pair_like],
+        capacity=capacity,
+        in_flight=in_flight,
+        terms={},
+        **by_layer,
+        **by_kind,
+    )
+
+
+def _layer_pattern(num_layers: int, equal: bool, rng: torch.Generator) -> Tensor:
+    """Layer whose costs every layer takes, `(L,)`: itself, or one of two that come in runs."""
+    if not equal:
+        return torch.arange(num_layers)
+    pattern = torch.ones(num_layers, dtype=torch.long)
+    pattern[int(torch.randint(2, num_layers, (1,), generator=rng)) :] = 2
+    pattern[0] = 0
+    return pattern
+
+
+def _capacity(by_layer: dict[str, Tensor], in_flight: Tensor, tightness: float) -> float:
+    """Bytes of a device, from what lean and typical strategies need when layers are dealt out evenly."""
+    total = by_layer["static"] + in_flight.amax(1).view(-1, 1, 1) * by_layer["activation"]
+    spare = by_layer["working"].mean()
+    lean, typical = (
+        float(x.mean(0).sum() + spare) / in_flight.shape[1] for x in (total.amin(-1), total.mean(-1))
+    )
+    return lean + tightness * (typical - lean)

@@ -1,0 +1,60 @@
+"""Plans and jobs that the processes of the run's tests work on."""
+
+import os
+import time
+
+import torch
+
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.run.engine import Engine
+from darts_parallel.run.verify import Verdict, verify
+
+TINY = (
+    "model=toy", "cluster=toy", "training=toy", "training.precision=fp32", "training.global_batch_size=8",
+    "training.seq_len=8", "model.num_layers=2", "model.hidden_size=16", "model.num_heads=4",
+    "model.vocab_size=100", "model.max_seq_len=8",
+)  # fmt: skip
+LAYERS = 5
+"""Embedding, two blocks, head, loss."""
+LLAMA = (
+    "model.num_kv_heads=2", "model.gated_mlp=true", "model.tie_embeddings=false", "model.linear_bias=false",
+    "model.norm_bias=false", "model.learned_positions=false", "model.qk_norm=true", "model.head_dim=6",
+    "model.ffn_hidden_size=24",
+)  # fmt: skip
+BERT = (
+    "model.causal=false", "model.embedding_norm=true", "model.head_transform=true", "model.token_types=2",
+    "model.output_bias=true", "model.final_norm=false", "training.fused_attention=false",
+)  # fmt: skip
+
+
+def tiny(devices: int, *overrides: str) -> Problem:
+    """A problem of one node with `devices` toy devices."""
+    return load_problem([*TINY, "cluster.nodes.0.count=1", f"cluster.nodes.0.gpus={devices}", *overrides])
+
+
+def uniform(
+    boundaries: tuple[int, ...], num_micro_batches: int, strategy: LayerStrategy, chunks: int = 1
+) -> Plan:
+    """A plan of equal layers."""
+    return Plan(num_micro_batches, boundaries, (strategy,) * boundaries[-1], virtual_stages=chunks)
+
+
+def verified(problem: Problem, plan: Plan, schedule: str, seeds: tuple[int, int]) -> Verdict:
+    """A job: the plan with weights of one seed against one process with weights of another."""
+    engine = Engine(problem, plan, schedule, seeds[0], torch.device("cpu"))
+    return verify(engine, seeds[1])
+
+
+def hang(rank: int) -> None:
+    """A job in which one rank never comes to the common barrier."""
+    if torch.distributed.get_rank() == rank:
+        time.sleep(600)
+    torch.distributed.barrier()
+
+
+def die(rank: int) -> None:
+    """A job in which one rank ends while the others wait for it."""
+    if torch.distributed.get_rank() == rank:
+        os._exit(7)
+    torch.distributed.barrier()
