@@ -16,26 +16,15 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from baselines.incumbent import Incumbent
+from baselines.planner import on_problems
 from baselines.stage_costs import OuterChoice, cheapest_split, outer_choices
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import lower_bound
-from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import Array, Index
-from darts_parallel.problem.problem import Problem
 
 CLUSTERS = 12
 """Layer clusters of a model; the paper finds that a few are enough."""
-
-
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-    """The plan of the two nested programs.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Seconds of wall-clock; None: as long as it takes.
-        seed: Ignored, nothing is random.
-    """
-    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
 
 
 def solve(
@@ -52,6 +41,9 @@ def solve(
             break
         _plan(outer, incumbent)
     return incumbent.result()
+
+
+find_plan = on_problems(solve)
 
 
 def clusters(joined: NDArray[np.bool_], pp: int, most: int = CLUSTERS) -> list[int]:

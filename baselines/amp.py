@@ -10,23 +10,12 @@ choice on nodes of one kind. No ZeRO; recomputation is a candidate, as in the Me
 from collections.abc import Sequence
 
 from baselines.incumbent import Incumbent
+from baselines.planner import on_problems
 from baselines.stage_costs import OuterChoice, UniformStages, cheapest_split, outer_choices, plain
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import largest
-from darts_parallel.problem.problem import Problem
-
-
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-    """The best configuration that fits, with its split.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Seconds of wall-clock; None: as long as it takes.
-        seed: Ignored, nothing is random.
-    """
-    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
 
 
 def solve(
@@ -49,3 +38,6 @@ def solve(
         if incumbent.best is not None:
             break
     return incumbent.result()
+
+
+find_plan = on_problems(solve)

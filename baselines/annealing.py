@@ -15,9 +15,9 @@ from torch import Tensor
 from baselines.chains import Chains, PlanSpace
 from baselines.incumbent import Incumbent, time_limit
 from baselines.moves import MoveWeights, RandomMoves
+from baselines.planner import on_problems
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
-from darts_parallel.problem.problem import Problem
+from darts_parallel.exact.result import TableResult
 
 CHAINS = 64
 """Plans that anneal side by side."""
@@ -26,17 +26,6 @@ FIRST_ROUND = 100
 COOLING = 1e-4
 """Last temperature of a round over its first."""
 WEIGHTS = MoveWeights(layer=0.2, run=0.2, stage=0.15, whole=0.05, edge=0.3, outer=0.05, jump=0.05)
-
-
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-    """The best plan that annealing meets within the budget.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Seconds of wall-clock; None: `incumbent.DEFAULT_SECONDS`.
-        seed: Of all random numbers.
-    """
-    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end, seed=seed), budget)
 
 
 def solve(
@@ -63,6 +52,9 @@ def solve(
             chains, energy = _restart(space, moves, chains, energy)
             step, length = 0, 2 * length
     return incumbent.result()
+
+
+find_plan = on_problems(solve)
 
 
 def _restart(space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor) -> tuple[Chains, Tensor]:

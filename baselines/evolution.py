@@ -14,26 +14,15 @@ from scipy.optimize import OptimizeResult, differential_evolution
 
 from baselines.chains import Chains, PlanSpace
 from baselines.incumbent import Incumbent, time_limit
+from baselines.planner import on_problems
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import Array
-from darts_parallel.problem.problem import Problem
 
 POPULATION = 128
 """Plans of a generation."""
 KNOTS = 12
 """Places along the model where a plan may choose another strategy; all layers where they are fewer."""
-
-
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-    """The best plan that evolution meets within the budget.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Seconds of wall-clock; None: `incumbent.DEFAULT_SECONDS`.
-        seed: Of all random numbers.
-    """
-    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end, seed=seed), budget)
 
 
 def solve(
@@ -63,6 +52,9 @@ def solve(
         updating="deferred", recombination=0.5,
     )  # fmt: skip
     return incumbent.result()
+
+
+find_plan = on_problems(solve)
 
 
 class _Genome:

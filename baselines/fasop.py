@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from baselines.incumbent import Incumbent
+from baselines.planner import on_problems
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
-from darts_parallel.problem.problem import Problem
+from darts_parallel.exact.result import TableResult
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -112,18 +112,6 @@ def middle_comm(p2p: Floats) -> Integers:
     return comm
 
 
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-    """The best of FASOP's plans: one strategy for all layers, stages by its min-max heuristic.
-
-    Args:
-        problem: Model, cluster, job and space; orders of unequal nodes are those of
-            `space.node_orders`, where `shifts` are FASOP's own.
-        budget: Seconds of wall-clock; None: as long as it takes.
-        seed: Ignored, nothing is random.
-    """
-    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
-
-
 def solve(
     tables: Sequence[CostTable], kind: str = "layerwise", *, deadline: float | None = None, seed: int = 0
 ) -> TableResult:
@@ -141,6 +129,9 @@ def solve(
             break
         incumbent.offer(index, fasop_plans(table))
     return incumbent.result()
+
+
+find_plan = on_problems(solve)
 
 
 def fasop_plans(table: CostTable) -> HardPlans:

@@ -18,9 +18,9 @@ from baselines.annealing import best_starts, metropolis, uphill
 from baselines.chains import Chains, PlanSpace
 from baselines.incumbent import Incumbent, time_limit
 from baselines.moves import MoveWeights, RandomMoves
+from baselines.planner import on_problems
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
-from darts_parallel.problem.problem import Problem
+from darts_parallel.exact.result import TableResult
 
 CHAINS = 64
 """Plans that walk side by side."""
@@ -29,17 +29,6 @@ ACCEPTED = 0.01
 PATIENCE = 200
 """Steps after which a chain without improvement may begin anew; then half of the chain's age."""
 WEIGHTS = MoveWeights(layer=0.7, edge=0.2, outer=0.05, jump=0.05)
-
-
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-    """The best plan that the chains meet within the budget.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Seconds of wall-clock; None: `incumbent.DEFAULT_SECONDS`.
-        seed: Of all random numbers.
-    """
-    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end, seed=seed), budget)
 
 
 def solve(
@@ -76,3 +65,6 @@ def solve(
             lowest = torch.where(mask, energy, lowest)
             age, since = age.masked_fill(mask, 0.0), since.masked_fill(mask, 0.0)
     return incumbent.result()
+
+
+find_plan = on_problems(solve)

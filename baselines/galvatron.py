@@ -13,24 +13,13 @@ import numpy as np
 import torch
 
 from baselines.incumbent import Incumbent
+from baselines.planner import on_problems
 from baselines.stage_costs import OuterChoice, UniformStages, bottleneck_split, outer_choices
 from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import Array
 from darts_parallel.gradient.stage_solver import StageSolver
-from darts_parallel.problem.problem import Problem
-
-
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-    """The best plan over pipeline degrees, micro-batches and the three ways to cut.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Seconds of wall-clock; None: as long as it takes.
-        seed: Ignored, nothing is random.
-    """
-    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
 
 
 def solve(
@@ -49,6 +38,9 @@ def solve(
             if incumbent.over():
                 break
     return incumbent.result()
+
+
+find_plan = on_problems(solve)
 
 
 def _cuts(outer: OuterChoice, even: list[int]) -> list[list[int]]:

@@ -14,22 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from baselines.incumbent import Incumbent
+from baselines.planner import on_problems
 from baselines.stage_costs import OuterChoice, UniformStages, bottleneck_split, outer_choices, plain
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import largest
-from darts_parallel.problem.problem import Problem
-
-
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-    """The plan of the largest throughput of its pipelines.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Seconds of wall-clock; None: as long as it takes.
-        seed: Ignored, nothing is random.
-    """
-    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
 
 
 def solve(
@@ -50,3 +39,6 @@ def solve(
     for _, _, outer, choice, starts in sorted(ranked, key=lambda entry: entry[:2])[:1]:
         incumbent.offer(outer.table, outer.uniform(starts, choice))
     return incumbent.result()
+
+
+find_plan = on_problems(solve)

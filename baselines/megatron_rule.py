@@ -11,23 +11,12 @@ from collections.abc import Sequence
 import torch
 
 from baselines.incumbent import Incumbent
+from baselines.planner import on_problems
 from baselines.stage_costs import plain, plain_tables
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
-from darts_parallel.problem.problem import Problem
-
-
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-    """The plan of the rule.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Ignored, it takes milliseconds.
-        seed: Ignored, nothing is random.
-    """
-    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
+from darts_parallel.exact.result import TableResult
 
 
 def solve(
@@ -49,3 +38,6 @@ def solve(
             if incumbent.best is not None:
                 return incumbent.result()
     return incumbent.result()
+
+
+find_plan = on_problems(solve)

@@ -12,21 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from baselines.incumbent import Incumbent
+from baselines.planner import on_problems
 from baselines.stage_costs import UniformStages, bottleneck_split, outer_choices, plain
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
-from darts_parallel.problem.problem import Problem
-
-
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-    """The plan whose slowest stage is fastest, for the best number of stages and micro-batches.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Seconds of wall-clock; None: as long as it takes.
-        seed: Ignored, nothing is random.
-    """
-    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
+from darts_parallel.exact.result import TableResult
 
 
 def solve(
@@ -43,3 +32,6 @@ def solve(
             if starts is not None:
                 incumbent.offer(outer.table, outer.uniform(starts, c))
     return incumbent.result()
+
+
+find_plan = on_problems(solve)

@@ -12,22 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from baselines.incumbent import Incumbent
+from baselines.planner import on_problems
 from baselines.stage_costs import OuterChoice, UniformStages, bottleneck_split, outer_choices, plain
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import Array, segment_max, spans
-from darts_parallel.problem.problem import Problem
-
-
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-    """The plan whose slowest stage is fastest, for the best number of stages and micro-batches.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Seconds of wall-clock; None: as long as it takes.
-        seed: Ignored, nothing is random.
-    """
-    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end), budget)
 
 
 def solve(
@@ -48,6 +37,9 @@ def solve(
             choices += best.strategies(stage, first, end)
         incumbent.offer(outer.table, outer.plans(starts, choices))
     return incumbent.result()
+
+
+find_plan = on_problems(solve)
 
 
 class _Recomputation:

@@ -7,23 +7,12 @@ import torch
 from baselines.chains import PlanSpace
 from baselines.incumbent import Incumbent, time_limit
 from baselines.moves import MoveWeights, RandomMoves
+from baselines.planner import on_problems
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
-from darts_parallel.problem.problem import Problem
+from darts_parallel.exact.result import TableResult
 
 BATCH = 256
 """Plans priced at once."""
-
-
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-    """The best of as many random plans as the budget allows.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Seconds of wall-clock; None: `incumbent.DEFAULT_SECONDS`.
-        seed: Of all random numbers.
-    """
-    return on_problem(problem, lambda tables, kind, end: solve(tables, kind, deadline=end, seed=seed), budget)
 
 
 def solve(
@@ -52,3 +41,6 @@ def solve(
         space.price(moves.random_plans(BATCH))
         step += 1
     return incumbent.result()
+
+
+find_plan = on_problems(solve)

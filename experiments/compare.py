@@ -27,6 +27,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from baselines import PLANNERS
 from darts_parallel.config.checks import require_at_least, require_member
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.options import run_main
@@ -35,7 +36,6 @@ from experiments.comparison.anytime import anytime_figure, write_curves
 from experiments.comparison.gaps import Findings, percent
 from experiments.comparison.picture import gaps_figure, save
 from experiments.comparison.problems import Case, suite
-from experiments.comparison.rivals import RIVALS
 from experiments.comparison.runs import (
     AUTO,
     SEARCH,
@@ -49,7 +49,7 @@ from experiments.comparison.runs import (
 from experiments.comparison.standings import HEADER, default_verdict, duels, standings
 from experiments.comparison.summary import markdown, markdown_table, processor, publish, render, render_table
 
-METHODS = (AUTO, SEARCH, UNIFORM, *RIVALS)
+METHODS = (AUTO, SEARCH, UNIFORM, *PLANNERS)
 FILE_WIDTH = 120
 """Columns of the tables where there is no terminal."""
 INTERRUPTED = 130

@@ -71,7 +71,7 @@ def test_the_module_of_the_wheel_runs_from_any_folder(installed: Path, tmp_path:
 
 AS_MODULE = """
 import runpy
-from darts_parallel.config import config_dir
+from darts_parallel.config.schema import config_dir
 print(config_dir(), flush=True)
 runpy.run_module("darts_parallel", run_name="__main__", alter_sys=True)
 """

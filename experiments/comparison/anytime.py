@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from baselines import PLANNERS
 from experiments.comparison.quantiles import quantile, read_curve
-from experiments.comparison.rivals import RIVALS
 from experiments.comparison.runs import ORACLE, SEARCH, Run
 from experiments.comparison.standings import best_known
 
@@ -45,7 +45,7 @@ def anytime_figure(runs: Sequence[Run]) -> Figure:
         mine = [run for run in runs if run.problem == name]
         for method in COLOURS:
             _draw(panel, [run for run in mine if run.method == method], best[name], method)
-        others = [run for run in mine if run.method in RIVALS and not RIVALS[run.method].seeded]
+        others = [run for run in mine if run.method in PLANNERS and not PLANNERS[run.method].seeded]
         for run in others:
             gap = min(100.0 * (run.iteration_time_s / best[name] - 1.0), WORST)
             panel.plot(run.seconds, max(gap, 0.0), ".", color="#c44e52", markersize=5)

@@ -1,67 +1,19 @@
-"""Every rival by name, and its runs on one problem."""
+"""Runs of a rival on one problem."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 
+from baselines import Planner
 from darts_parallel.cost.table import CostTable
-from darts_parallel.errors import UnsupportedError
 from darts_parallel.exact.result import Curve, TableResult
-
-
-@dataclass(frozen=True)
-class Rival:
-    """A planner of `baselines/` that answers cost tables."""
-
-    name: str
-    seeded: bool
-    """It draws random numbers and never ends by itself: it gets every seed, and the budget."""
-    extra: str = ""
-    """Extra of the project that it needs."""
-
-    def solve(self, tables: Sequence[CostTable], kind: str, deadline: float, seed: int) -> TableResult:
-        """The best plan until `deadline`, a `time.monotonic()`.
-
-        Errors:
-            UnsupportedError: its extra is not installed.
-        """
-        try:
-            module = import_module(f"baselines.{self.name}")
-        except ModuleNotFoundError as error:
-            raise UnsupportedError(
-                f"methods={self.name} needs {error.name}; nearest legal: pip install "
-                f"'darts-parallel[{self.extra}]', or methods without it."
-            ) from None
-        answer: TableResult = module.solve(tables, kind, deadline=deadline, seed=seed)
-        return answer
-
-
-RIVALS = {
-    rival.name: rival
-    for rival in (
-        Rival("random_search", seeded=True),
-        Rival("annealing", seeded=True),
-        Rival("flexflow", seeded=True),
-        Rival("evolution", seeded=True, extra="rivals"),
-        Rival("megatron_rule", seeded=False),
-        Rival("fasop", seeded=False),
-        Rival("amp", seeded=False),
-        Rival("pipedream", seeded=False),
-        Rival("dapple", seeded=False),
-        Rival("hetpipe", seeded=False),
-        Rival("piper", seeded=False),
-        Rival("galvatron", seeded=False),
-        Rival("alpa", seeded=False, extra="rivals"),
-    )
-}
 
 
 @dataclass(frozen=True)
 class RivalRun:
     """One answer of a rival."""
 
-    rival: Rival
+    rival: Planner
     seed: int | None
     """None where nothing is random."""
     answer: TableResult
@@ -74,7 +26,7 @@ class RivalRun:
 
 
 def run_rival(
-    rival: Rival, tables: Sequence[CostTable], kind: str, seeds: Sequence[int], budget: float, limit: float
+    rival: Planner, tables: Sequence[CostTable], kind: str, seeds: Sequence[int], budget: float, limit: float
 ) -> list[RivalRun]:
     """All runs of a rival on one problem.
 
@@ -89,6 +41,8 @@ def run_rival(
     runs = []
     for seed in seeds if rival.seeded else (None,):
         began = time.monotonic()
-        answer = rival.solve(tables, kind, began + (budget if rival.seeded else limit), seed or 0)
+        answer = rival.solve(
+            tables, kind, deadline=began + (budget if rival.seeded else limit), seed=seed or 0
+        )
         runs.append(RivalRun(rival, seed, answer, time.monotonic() - began))
     return runs

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from baselines import PLANNERS
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact import layerwise as dynamic_programming
@@ -18,7 +19,7 @@ from darts_parallel.gradient.descent import search_tables
 from darts_parallel.planner import automatic as auto
 from experiments.comparison.problems import Case
 from experiments.comparison.quantiles import quantile
-from experiments.comparison.rivals import RIVALS, run_rival
+from experiments.comparison.rivals import run_rival
 
 ORACLE, UNIFORM, SEARCH = "dynamic_programming", "exhaustive_uniform", "gradient_search"
 AUTO = "auto"
@@ -91,7 +92,7 @@ def run_case(work: Work) -> list[Run]:
         # equal wall-clock: a rival gets what the gradient search took, a tenth more against noise
         budget = min(budget, 1.1 * quantile([run.seconds for run in found], 50))
         rows += found
-    for name in (name for name in RIVALS if name in work.methods):
+    for name in (name for name in PLANNERS if name in work.methods):
         rows += _rival(work, name, tables, reference, budget)
     return rows
 
@@ -116,7 +117,7 @@ def _auto(work: Work, tables: Sequence[CostTable], reference: float) -> Run:
 
 
 def _rival(work: Work, name: str, tables: Sequence[CostTable], reference: float, budget: float) -> list[Run]:
-    runs = run_rival(RIVALS[name], tables, work.case.space, work.seeds, budget, work.oracle_seconds)
+    runs = run_rival(PLANNERS[name], tables, work.case.space, work.seeds, budget, work.oracle_seconds)
     return [
         Run(work.case.name, name, run.seed, run.answer.cost, run.seconds, run.answer.plans_evaluated, False,
             gap(run.answer.cost, reference), curve=run.curve)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baselines import PLANNERS
 from experiments.comparison.gaps import percent
 from experiments.comparison.quantiles import EXACT, quantile, read_curve
-from experiments.comparison.rivals import RIVALS
 from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, Run
 
 HEADER = ("method", "problems", "no plan", "best", "median", "95 %", "largest", "median s", "median plans")
@@ -45,7 +45,7 @@ def standings(runs: Sequence[Run]) -> list[Standing]:
     """Every method that ran, the exact ones first, then the gradient search, then the rivals."""
     best = best_known(runs)
     result = []
-    for method in (AUTO, ORACLE, UNIFORM, SEARCH, *RIVALS):
+    for method in (AUTO, ORACLE, UNIFORM, SEARCH, *PLANNERS):
         mine = [run for run in runs if run.method == method]
         if not mine:
             continue
@@ -80,7 +80,7 @@ def duels(runs: Sequence[Run]) -> list[str]:
     compared by medians over seeds.
     """
     lines = []
-    for name in (name for name, rival in RIVALS.items() if rival.seeded):
+    for name in (name for name, rival in PLANNERS.items() if rival.seeded):
         counts = {"better": 0, "equal": 0, "worse": 0}
         worse = []
         for problem in dict.fromkeys(run.problem for run in runs):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from baselines import (
+    PLANNERS,
     alpa,
     amp,
     annealing,
@@ -23,6 +24,7 @@ from baselines import (
     random_search,
 )
 from baselines.incumbent import Incumbent
+from baselines.planner import on_problems
 from baselines.stage_costs import STEP, UniformStages, bottleneck_split, cheapest_split, outer_choices
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.table import CostTable
@@ -32,17 +34,6 @@ from darts_parallel.exact.result import TableResult
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import random_table
-
-SYSTEMS = {module.__name__.split(".")[-1]: module for module in
-           (alpa, amp, dapple, evolution, galvatron, hetpipe, megatron_rule, pipedream, piper)}  # fmt: skip
-LAYERWISE = ("alpa", "evolution", "galvatron", "piper")
-"""Systems whose layers may differ; the plans of the others are uniform."""
-
-
-def tables_of(seed: int) -> list[CostTable]:
-    """Tables of one model: the same layers are joined in all."""
-    tables = [random_table(seed, pp=pp, num_layers=5, num_choices=3, tightness=1.2) for pp in (1, 3)]
-    return [replace(table, joined=tables[0].joined) for table in tables]
 
 
 def hand_table(seconds: list[float], pp: int, count: int, **changes: object) -> CostTable:
@@ -66,25 +57,6 @@ def hand_table(seconds: list[float], pp: int, count: int, **changes: object) -> 
 def starts_of(result: TableResult) -> list[int]:
     assert result.plans is not None
     return list(result.plans.starts[0].tolist())
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_a_plan_is_legal_costs_what_is_claimed_and_never_less_than_the_optimum(name: str) -> None:
-    found = 0
-    for seed in range(6):
-        tables = tables_of(seed)
-        kind = "layerwise" if name in LAYERWISE else "uniform"
-        extra = {"max_steps": 5} if name == "evolution" else {}
-        result = SYSTEMS[name].solve(tables, kind, seed=seed, **extra)
-        assert result.cost >= brute_force(tables, kind).cost * (1 - 1e-12)
-        assert not result.proven
-        if result.best is not None:
-            found += 1
-            cost = evaluate_batch(tables[result.table_index], result.best.plans)
-            assert bool(cost.feasible[0])
-            assert float(cost.iteration_time[0]) == pytest.approx(result.cost, rel=1e-12)
-            assert result.curve[-1][1] == result.cost
-    assert found >= 2
 
 
 @pytest.mark.parametrize("module", [alpa, galvatron])
@@ -274,16 +246,24 @@ def test_the_megatron_rule_fills_the_node_with_tensor_parallelism_then_the_fewes
 
 
 def test_equal_seeds_of_evolution_agree() -> None:
-    first, again = (evolution.solve(tables_of(2), "layerwise", seed=3, max_steps=4) for _ in range(2))
+    first, again = (
+        evolution.solve(
+            [random_table(2, pp=3, num_layers=5, num_choices=3, tightness=1.2)],
+            "layerwise",
+            seed=3,
+            max_steps=4,
+        )
+        for _ in range(2)
+    )
     assert [cost for _, cost in first.curve] == [cost for _, cost in again.curve]
     assert first.plans_evaluated == again.plans_evaluated
 
 
-@pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "evolution"])
+@pytest.mark.parametrize("name", [name for name, planner in PLANNERS.items() if not planner.seeded])
 def test_on_mixed_nodes_plans_are_legal_and_never_below_the_optimum(name: str) -> None:
     problem = load_problem(["model=toy", "training=toy", "cluster=toy_mixed", "space.pp=2"])
     best = dynamic_programming.find_plan(problem)
-    result = SYSTEMS[name].find_plan(problem)
+    result = on_problems(PLANNERS[name].solve)(problem)
     assert best.proven
     assert result.plan is not None
     cost = evaluate(result.plan, problem)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from baselines import PLANNERS, Planner
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.errors import UnsupportedError
 from experiments.comparison.anytime import anytime_figure, write_curves
 from experiments.comparison.gaps import Findings
 from experiments.comparison.picture import save
 from experiments.comparison.problems import LARGE, suite
-from experiments.comparison.rivals import RIVALS, Rival
 from experiments.comparison.runs import ORACLE, SEARCH, Run, Work, run_case
 from experiments.comparison.standings import RAW, best_known, duels, standings
 
@@ -79,10 +79,10 @@ def test_every_rival_answers_a_problem_of_the_suite_and_none_beats_the_proof() -
 
 
 def test_a_rival_without_its_extra_is_refused_with_the_way_to_get_it() -> None:
-    assert set(RIVALS) >= {"megatron_rule", "amp", "alpa", "pipedream", "dapple", "piper", "flexflow",
+    assert set(PLANNERS) >= {"megatron_rule", "amp", "alpa", "pipedream", "dapple", "piper", "flexflow",
                            "galvatron", "hetpipe", "random_search", "annealing", "evolution"}  # fmt: skip
     with pytest.raises(UnsupportedError, match=r"pip install 'darts-parallel\[rivals\]'"):
-        Rival("no_such_module", seeded=False, extra="rivals").solve([], "layerwise", 0.0, 0)
+        Planner("no_such_module", extra="rivals").solve([], "layerwise")
 
 
 def test_the_suite_reaches_4096_gpus_and_126_layers() -> None:
