@@ -103,7 +103,9 @@ class PlanSpace:
         """
         tables = self.incumbent.tables
         parts = [self._of_table(index, even_uniform_plans(table)) for index, table in enumerate(tables)]
-        parts += [self._of_table(c.table, c.plans) for c in lightest_plans(tables, self.kind)]
+        parts += [
+            self._of_table(index, plans) for index, plans in enumerate(lightest_plans(tables, self.kind))
+        ]
         return Chains.concatenate(parts)
 
     def _of_table(self, index: int, plans: HardPlans) -> Chains:

@@ -1,7 +1,4 @@
-"""The command `darts-parallel`: compose, search, verify, report, write.
-
-The composition root: the only module of the package that imports `baselines`.
-"""
+"""The command `darts-parallel`: compose, search, verify, report, write."""
 
 import os
 import sys
@@ -19,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from darts_parallel.bilevel.protocol import run_bilevel
 from darts_parallel.cli.arguments import deferred_overrides, flags_first
 from darts_parallel.cli.job_config import job_config
 from darts_parallel.cli.run_folder import RunFolder, forget_sweeps
@@ -26,13 +24,16 @@ from darts_parallel.config.messages import error_sentence
 from darts_parallel.config.schema import config_dir, register_schema
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import UnsupportedError
+from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.export import export_lines, export_plan, write_export
 from darts_parallel.gradient.descent import search
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.file import package_version, read_own_problem, read_plan, write_json
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.planner.node_choice import Rental
+from darts_parallel.planner import automatic as auto
+from darts_parallel.planner.node_choice import Rental, rent
 from darts_parallel.planner.replanning import Replanned, replan
 from darts_parallel.planner.result import Planned
 from darts_parallel.planner.searcher import searcher_plan
@@ -41,6 +42,7 @@ from darts_parallel.problem.billing import bill, choose, price_per_hour
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report import text as report
 from darts_parallel.report.elasticities import sensitivity
+from darts_parallel.report.ending import render_ending
 from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.report.tensorboard import Tracker
 from darts_parallel.report.trace import trace_dict
@@ -115,8 +117,6 @@ def _rented(problem: Problem) -> tuple[Problem, Rental | None]:
         price_per_hour(problem)
     if not objective.choose_nodes or problem.config.plan is not None:
         return problem, None
-    from darts_parallel.planner.node_choice import rent
-
     rental = rent(problem)
     return rental.problem, rental
 
@@ -140,8 +140,6 @@ def _run_tracked(
 ) -> float:
     config = problem.config
     if config.bilevel is not None and config.plan is None:
-        from darts_parallel.bilevel.protocol import run_bilevel
-
         with _progress(problem, console, "bilevel", None) as update:
             return run_bilevel(problem, folder, console, tracker, update)
     planned = _planned(problem, folder, console, tracker, rental)
@@ -165,7 +163,7 @@ def _run_tracked(
             tracker.finish(result, plan, cost, checked.answers, elasticities)
     except KeyboardInterrupt:
         console.print("interrupted: plan.json is whole, the report or the curves are not.")
-    planned.close(problem, folder, console)
+    render_ending(planned, problem, folder, console)
     if config.export is not None:
         _export(problem, plan, folder, config.export, console)
     return cost.iteration_time_s
@@ -215,8 +213,6 @@ def _sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
 
 def _find(problem: Problem, tracker: Tracker | None, console: Console) -> tuple[SearchResult, Checked]:
     """Search by the method that was asked for, or that the evidence picks, and verify."""
-    from darts_parallel.planner import automatic as auto
-
     if problem.config.search.method == "gradient":
         result = _search(problem, tracker, console)
         return result, _verify(problem, result, console)
@@ -231,8 +227,6 @@ def _find(problem: Problem, tracker: Tracker | None, console: Console) -> tuple[
 
 def _refined(problem: Problem, result: SearchResult, checked: Checked) -> tuple[SearchResult, Checked]:
     """The better plan that an exact method found while it verified, if any."""
-    from darts_parallel.planner import automatic as auto
-
     better = auto.refined(result, checked.answers, problem.config.space.kind)
     return better, checked.against(better.iteration_time_s)
 
@@ -263,9 +257,6 @@ def _progress(
 
 def _verify(problem: Problem, result: SearchResult, console: Console) -> Checked:
     """Ask every exact baseline that proves something for the chosen space."""
-    from darts_parallel.exact import layerwise as dynamic_programming
-    from darts_parallel.exact import uniform as exhaustive
-
     settings, seed = problem.config.verification, problem.config.search.seed
     if not settings.enabled or result.stopped_by == "user":
         return Checked([], interrupted=result.stopped_by == "user")

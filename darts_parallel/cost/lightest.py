@@ -1,4 +1,4 @@
-"""The plans that need the least memory, and what to say when even they do not fit."""
+"""The plans that need the least memory."""
 
 from collections.abc import Sequence
 
@@ -6,19 +6,18 @@ import torch
 
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
-from darts_parallel.gradient.pool import TablePlans
 
 BISECTIONS = 30
 
 
-def lightest_plans(tables: Sequence[CostTable], kind: str) -> list[TablePlans]:
+def lightest_plans(tables: Sequence[CostTable], kind: str) -> list[HardPlans]:
     """For every outer choice a plan of nearly the smallest peak memory.
 
     Layer-wise, each layer takes its lightest strategy for the stage it lies in; otherwise all layers
     share the strategy that is lightest in sum. Stages are filled to an equal share of their capacity,
     found by bisection.
     """
-    return [TablePlans(index, _lightest(table, kind)) for index, table in enumerate(tables)]
+    return [_lightest(table, kind) for table in tables]
 
 
 def _lightest(table: CostTable, kind: str) -> HardPlans:

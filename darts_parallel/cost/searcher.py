@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from darts_parallel.errors import UnsupportedError
+from darts_parallel.errors import PlanError, UnsupportedError
 
 if TYPE_CHECKING:
     from darts_parallel.plan.strategy import Plan
@@ -104,8 +104,6 @@ def searcher_breakdown(problem: "Problem", plan: "Plan") -> dict[str, float]:
     Errors:
         PlanError: layers differ; the model has no word for that.
     """
-    from darts_parallel.errors import PlanError
-
     degrees = {(layer.dp, layer.tp) for layer in plan.layers}
     if len(degrees) > 1:
         raise PlanError(

@@ -67,7 +67,8 @@ class GradientSearch:
         self.clock = Stopwatch() if clock is None else clock
         self.pool = PlanPool(list(tables), kind, self.clock)
         if not starts:
-            self.pool.add_all(lightest_plans(tables, kind))
+            lightest = enumerate(lightest_plans(tables, kind))
+            self.pool.add_all(TablePlans(index, plans) for index, plans in lightest)
         # where the restarts begin: one strategy for all layers, and even stages
         self.pool.add_all(TablePlans(index, even_uniform_plans(table)) for index, table in enumerate(tables))
         self.pool.add_all(starts)

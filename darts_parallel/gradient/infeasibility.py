@@ -7,7 +7,7 @@ from darts_parallel.config.schema import SpaceConfig
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.lightest import lightest_plans
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.errors import InfeasibleError
+from darts_parallel.errors import DartsParallelError, InfeasibleError
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.problem import Problem
@@ -53,14 +53,13 @@ def _pins(space: SpaceConfig) -> list[str]:
 def _least_excess(tables: Sequence[CostTable], kind: str) -> tuple[float, str, float]:
     """Bytes by which the lightest plan overshoots (negative: it fits), where, and that stage's bytes."""
     best, detail, capacity = float("inf"), "none", 0.0
-    for candidate in lightest_plans(tables, kind):
-        table = tables[candidate.table]
-        over = evaluate_batch(table, candidate.plans).memory - table.capacity
+    for table, plans in zip(tables, lightest_plans(tables, kind), strict=True):
+        over = evaluate_batch(table, plans).memory - table.capacity
         excess = over.amax(1)
         index = int(excess.argmin())
         if float(excess[index]) < best:
             best = float(excess[index])
-            count = int(table.num_micro_batches[candidate.plans.outer[index]])
+            count = int(table.num_micro_batches[plans.outer[index]])
             detail = f"{table.words}, {count} micro-batches"
             capacity = float(table.capacity[int(over[index].argmax())])
     return best, detail, capacity
@@ -77,8 +76,6 @@ def _fits(problem: Problem) -> bool:
 
 def _nodes_that_fit(problem: Problem) -> int | None:
     """Smallest doubling of the first node group with which the lightest plan fits, or None."""
-    from darts_parallel.errors import DartsParallelError
-
     first = problem.cluster.groups[0]
     for factor in (2, 4, 8, 16, 32):
         groups = (replace(first, count=first.count * factor), *problem.cluster.groups[1:])

@@ -1,1 +1,5 @@
 """From a problem to a verified plan."""
+
+from darts_parallel.planner.replanning import replan as replan
+from darts_parallel.planner.result import Planned as Planned
+from darts_parallel.planner.verification import Verification as Verification

@@ -14,7 +14,6 @@ from itertools import pairwise
 from darts_parallel.cost.memory import state_bytes
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report.format import size
 
 Share = tuple[float, float]
 """First and last position of a share of a layer, in [0, 1]."""
@@ -32,11 +31,6 @@ class StateTransfer:
     """Needed, and on another surviving GPU."""
     restored_bytes: float
     """Needed, and on no surviving GPU: from a checkpoint."""
-
-    def words(self) -> str:
-        """Short text for people."""
-        kept, moved, restored = map(size, (self.kept_bytes, self.moved_bytes, self.restored_bytes))
-        return f"{moved} of state move between GPUs, {restored} come from a checkpoint, {kept} stay"
 
     def to_dict(self) -> dict[str, float]:
         """The entry in `plan.json`."""

@@ -13,6 +13,7 @@ from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.problem import Problem
+from darts_parallel.report import text as report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,8 +141,6 @@ class Tracker:
         cost: CostBreakdown,
         verifications: list[Verification],
     ) -> None:
-        from darts_parallel.report import text as report
-
         line = plan.describe(self.problem.training.global_batch_size)
         text = report.render_text(self.problem, result, plan, cost, verifications)
         self._writer.add_text("plan", f"**{line}**\n\n```\n{text}```", self._step)

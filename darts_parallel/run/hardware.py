@@ -27,8 +27,6 @@ class Machine:
     @staticmethod
     def here() -> "Machine":
         """This machine."""
-        import torch
-
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         names = tuple(torch.cuda.get_device_name(i) for i in range(count))
         return Machine(names, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -263,7 +263,6 @@ def _most_telling(errors: dict[int, BaseException]) -> BaseException:
 
 def _serve(pipe: Connection, rank: int, world: int, store: str, timeout_s: float, device: str) -> None:
     """A worker's life: jobs until the parent closes the pipe, or until one fails."""
-    import torch
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides

@@ -116,8 +116,8 @@ def tight(problem: Problem) -> Problem:
     """The same problem on devices with little more memory than the lightest plan needs."""
     tables = tables_of(problem)
     peaks = [
-        evaluate_batch(tables[candidate.table], candidate.plans).memory.amax(1).min()
-        for candidate in lightest_plans(tables, "layerwise")
+        evaluate_batch(table, plans).memory.amax(1).min()
+        for table, plans in zip(tables, lightest_plans(tables, "layerwise"), strict=True)
     ]
     peak = float(torch.stack(peaks).min())
     groups = tuple(

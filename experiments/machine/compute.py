@@ -9,8 +9,7 @@ from statistics import median
 
 import torch
 
-from darts_parallel.bilevel.measured_speed import LayerProfile, profile_block
-from darts_parallel.bilevel.measuring import Case
+from darts_parallel.bilevel.measured_speed import Case, LayerProfile, profile_block
 from darts_parallel.bilevel.settings import TransformerShape
 from darts_parallel.bilevel.transformer import block, initial_weights
 from darts_parallel.cost.compute import ATTENTION_HALF_SIZE, gemm_seconds

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from darts_parallel import load_problem
-from darts_parallel.bilevel.measuring import interleaved_medians
+from darts_parallel.bilevel.measured_speed import interleaved_medians
 from darts_parallel.config.options import parse
 from darts_parallel.cost.compute import gemm_seconds
 from darts_parallel.errors import ConfigError

@@ -1,0 +1,40 @@
+"""The end of the report: what else is known of a plan, and where everything lies."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from darts_parallel.planner.result import Planned
+from darts_parallel.planner.state_moves import StateTransfer
+from darts_parallel.problem.problem import Problem
+from darts_parallel.report.explanation import explain, render_explanation
+from darts_parallel.report.format import size
+
+
+def transfer_label(moves: StateTransfer) -> str:
+    """Say in one clause how many bytes of state move, come from a checkpoint, and stay."""
+    kept, moved, restored = map(size, (moves.kept_bytes, moves.moved_bytes, moves.restored_bytes))
+    return f"{moved} of state move between GPUs, {restored} come from a checkpoint, {kept} stay"
+
+
+def origin_lines(planned: Planned) -> Iterator[str]:
+    """Say where a plan comes from that was not simply searched."""
+    if planned.replanned is not None:
+        yield f"replanned in {planned.replanned.seconds:.1f} s: {transfer_label(planned.replanned.moves)}"
+    if planned.rental is not None:
+        yield planned.rental.words()
+
+
+def render_ending(planned: Planned, problem: Problem, folder: Path, console: Console) -> None:
+    """Print where the plan comes from, the files of the run, and the explanation where it is asked for."""
+    output = problem.config.output
+    lines = [*origin_lines(planned), f"plan: {folder / 'plan.json'}"]
+    if output.trace:
+        lines.append(f"trace: {folder / 'plan.trace.json'} (ui.perfetto.dev opens it)")
+    if output.tensorboard:
+        lines.append(f"curves: tensorboard --logdir {folder / 'tensorboard'}")
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)
+    if problem.config.explain:
+        render_explanation(explain(problem, planned.plan), console)

@@ -1,0 +1,101 @@
+"""The house: who may import whom, read from the source."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYERS = ["errors", "config", "problem", "plan", "cost", "exact", "gradient", "planner", "report", "cli"]
+"""A file imports from packages to its left, or from its own."""
+BRANCHES = {"export": "plan", "run": "cost", "bilevel": "report", "baselines": "gradient"}
+"""Packages beside the stack, and the last layer that each may see; `bilevel` without `planner`."""
+LATE = ("matplotlib", "tensorboard", "torch.utils.tensorboard", "torch.distributed", "scipy", "resource",
+        "darts_parallel.report.plots", "darts_parallel.run.")  # fmt: skip
+"""What may be imported inside a function: it is slow, missing on some machines, or after a check of torch."""
+FILES = sorted([*ROOT.glob("darts_parallel/**/*.py"), *ROOT.glob("baselines/**/*.py")])
+
+
+def package_of(module: str) -> str:
+    """`cost` for `darts_parallel.cost.table`, `baselines` for `baselines.amp`, `` for the root."""
+    first, *rest = module.split(".")
+    return (rest[0] if rest else "") if first == "darts_parallel" else first
+
+
+def allowed(importer: str, imported: str) -> bool:
+    """Whether a file of one package may import another package."""
+    if importer in ("", "__main__") or importer == imported:
+        return True
+    if importer == "cli":
+        return imported != "baselines"
+    last = BRANCHES.get(importer, importer)
+    if imported not in LAYERS or (importer, imported) == ("bilevel", "planner"):
+        return False
+    return LAYERS.index(imported) <= LAYERS.index(last)
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[ast.AST, str, str]]:
+    """Every import as statement, module and name; a module that is imported whole has an empty name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node, node.module or "", alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((node, alias.name, "") for alias in node.names)
+
+
+def violations(file: Path, text: str) -> Iterator[str]:
+    """What a source breaks."""
+    tree = ast.parse(text)
+    module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    mine = package_of(module.removesuffix(".__init__"))
+    inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    for node, source, name in imports(tree):
+        where = f"{module} imports {source}{'.' if name else ''}{name}"
+        if source.split(".")[0] == "experiments":
+            yield f"{where}: experiments are nobody's ground"
+        if source.split(".")[0] in ("darts_parallel", "baselines"):
+            theirs = package_of(source)
+            whole = package_of(f"{source}.{name}") if source == "darts_parallel" else theirs
+            if not allowed(mine, whole if source == "darts_parallel" and whole in LAYERS else theirs):
+                yield f"{where}: against the layers"
+            if theirs != mine and any(part.startswith("_") for part in (*source.split("."), name)):
+                yield f"{where}: private to another package"
+        if id(node) in inside and not f"{source}.{name}".startswith(LATE):
+            yield f"{where} inside a function"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_file_imports_only_from_below(file: Path) -> None:
+    assert list(violations(file, file.read_text())) == []
+
+
+def test_a_package_has_at_most_18_modules_and_a_module_at_most_400_lines() -> None:
+    for folder in ROOT.glob("darts_parallel/*/"):
+        modules = [path for path in folder.glob("*.py") if path.name not in ("__init__.py", "__main__.py")]
+        assert len(modules) <= 18, folder
+    for file in FILES:
+        assert len(file.read_text().splitlines()) <= 400, file
+
+
+def test_no_package_exports_the_name_of_one_of_its_modules() -> None:
+    for face in ROOT.glob("darts_parallel/*/__init__.py"):
+        exported = {name for _, _, name in imports(ast.parse(face.read_text()))}
+        assert not exported & {path.stem for path in face.parent.glob("*.py")}, face
+
+
+@pytest.mark.parametrize(
+    ("source", "broken"),
+    [
+        ("from darts_parallel.gradient.pool import PlanPool", True),
+        ("from darts_parallel.plan.strategy import Plan", False),
+        ("import baselines.amp", True),
+        ("from darts_parallel.plan.strategy import _layer", True),
+        ("def f():\n    import json", True),
+        ("def f():\n    import scipy", False),
+        ("from experiments import compare", True),
+    ],
+)
+def test_the_rule_sees_what_breaks_it(source: str, broken: bool) -> None:
+    file = ROOT / "darts_parallel/cost/table.py"
+    assert bool(list(violations(file, source))) == broken
