@@ -32,7 +32,7 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_json
 from experiments.comparison.ablate_report import write_report
 from experiments.comparison.arms import ALONE, BILEVEL, BILEVEL_ARMS, GRADIENT_ARMS, PROBLEMS, RIVALS, run_arm
-from experiments.comparison.summary import processor
+from experiments.results_page import processor
 
 ARMS = (*GRADIENT_ARMS, *RIVALS, *BILEVEL_ARMS)
 LAUNCHERS = {
@@ -75,8 +75,8 @@ class AblateOptions:
     jobs: int = 2
     """Runs at the same time (joblib), each on one thread."""
     out: str = "outputs/ablate"
-    readme: bool = False
-    """Write the table into experiments/README.md, too."""
+    publish: bool = False
+    """Write experiments/results, too."""
 
     def __post_init__(self) -> None:
         require_at_least("seeds", self.seeds, 1)
@@ -101,7 +101,7 @@ def ablate(options: AblateOptions, hydra_arguments: list[str], console: Console)
         sweep = [f"problem={','.join(problems)}", f"arm={','.join(arms)}"]
         _multirun(options, [*sweep, *hydra_arguments], folder / "runs" / f"{problems[0]}_{arms[0]}")
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("runs/*/*/row.json"))]
-    write_report(rows, folder, _note(options), console, readme=options.readme)
+    write_report(rows, folder, _note(options), console, publish_page=options.publish)
     return 0
 
 

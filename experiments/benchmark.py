@@ -26,7 +26,8 @@ from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.gradient.descent import search
 from darts_parallel.problem.problem import load_problem
-from experiments.comparison.summary import README, markdown_table, processor, replace_block
+from experiments.comparison.summary import markdown_table
+from experiments.results_page import processor, publish
 
 LLAMA = ["model=llama3_70b", "training=llama3_70b"]
 COLUMNS = ("job", "median s", "min s", "max s", "target s", "met", "remark")
@@ -39,8 +40,8 @@ class BenchmarkOptions:
     repeats: int = 3
     only: list[str] = field(default_factory=list)
     """Parts of job names; none: all jobs."""
-    readme: bool = False
-    """Write the table into experiments/README.md, too."""
+    publish: bool = False
+    """Write experiments/results, too."""
 
     def __post_init__(self) -> None:
         require_at_least("repeats", self.repeats, 1)
@@ -135,8 +136,9 @@ def benchmark(options: BenchmarkOptions, jobs: Sequence[Job], console: Console) 
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    if options.readme and rows and not interrupted:
-        replace_block(README, "benchmark", "\n".join([note, "", *markdown_table(COLUMNS, rows)]))
+    if options.publish and rows and not interrupted:
+        text = "\n".join([note, "", *markdown_table(COLUMNS, rows)])
+        publish("benchmark", "How long does it take?", "python -m experiments.benchmark", text)
     return 130 if interrupted else 0
 
 

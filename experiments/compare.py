@@ -11,6 +11,7 @@ what is done.
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -47,7 +48,8 @@ from experiments.comparison.runs import (
     write_csv,
 )
 from experiments.comparison.standings import HEADER, default_verdict, duels, standings
-from experiments.comparison.summary import markdown, markdown_table, processor, publish, render, render_table
+from experiments.comparison.summary import markdown, markdown_table, render, render_table
+from experiments.results_page import processor, publish
 
 METHODS = (AUTO, SEARCH, UNIFORM, *PLANNERS)
 FILE_WIDTH = 120
@@ -75,8 +77,8 @@ class CompareOptions:
     jobs: int = 2
     """Problems solved at the same time, each in a process of one thread."""
     out: str = "outputs/compare"
-    readme: bool = False
-    """Write the summary into experiments/README.md, too."""
+    publish: bool = False
+    """Write experiments/results/compare.md, too."""
 
     def __post_init__(self) -> None:
         require_at_least("seeds", self.seeds, 1)
@@ -138,12 +140,13 @@ def _write(options: CompareOptions, folder: Path, runs: list[Run], asked: int, c
     save(anytime_figure(runs), folder / "anytime.png")
     (folder / "summary.md").write_text(text, encoding="utf-8")
     save(gaps_figure(findings), folder / "gaps.png")
-    if options.readme:
+    if options.publish:
         captions = {
             folder / "anytime.png": "best plan so far against wall-clock, every method, 12 problems",
             folder / "gaps.png": "gap of the gradient search to the optimum, raw and polished",
         }
-        publish("compare", text, captions)
+        command = f"python -m experiments.compare {' '.join(sys.argv[1:])}"
+        publish("compare", "Which method finds the best plan?", command, text, captions)
     console.print(
         f"rows: {folder / 'compare.csv'}, picture: {folder / 'gaps.png'}", soft_wrap=True, highlight=False
     )

@@ -29,7 +29,8 @@ from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.options import run_main
 from darts_parallel.problem.problem import load_problem
-from experiments.comparison.summary import README, markdown_table, replace_block
+from experiments.comparison.summary import markdown_table
+from experiments.results_page import publish
 
 ARMS = ("single", "filtered", "best_after_drop", "best_at_once")
 SIZES = ["model.num_layers=2", "model.hidden_size=64", "training.seq_len=32"]
@@ -47,8 +48,8 @@ class StartOptions:
     problem: list[str] = field(default_factory=lambda: list(SIZES))
     """Overrides of `experiment=bilevel`."""
     out: str = "outputs/parallel_start"
-    readme: bool = False
-    """Write the table into experiments/README.md, too."""
+    publish: bool = False
+    """Write experiments/results, too."""
 
     def __post_init__(self) -> None:
         for key in ("starts", "evaluations"):
@@ -105,8 +106,9 @@ def run(options: StartOptions) -> int:
         writer.writerows(rows)
     table = summary(rows, len(options.seeds))
     print(table)
-    if options.readme:
-        replace_block(README, "parallel_start", table)
+    if options.publish:
+        question = "Do many starts of the weights help the bilevel search?"
+        publish("parallel_start", question, "python -m experiments.parallel_start", table)
     return 0
 
 

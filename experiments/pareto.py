@@ -23,7 +23,7 @@ from darts_parallel.planner.node_choice import Rental, node_choices, pareto_fron
 from darts_parallel.problem.orders import order_label
 from darts_parallel.problem.problem import load_problem
 from experiments.comparison.picture import save
-from experiments.comparison.summary import processor
+from experiments.results_page import processor
 
 BEHIND_TEXT = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
 

@@ -22,7 +22,6 @@ from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.plan.file import write_json
 from darts_parallel.problem.layer_profiles import Profiles, read_profiles
-from experiments.comparison.summary import processor
 from experiments.fasop.cases import (
     GPT2_XL,
     JOB_STEPS,
@@ -36,6 +35,7 @@ from experiments.fasop.costs import CostModel
 from experiments.fasop.improve import better_plans
 from experiments.fasop.program import FasopPlan, program_plans
 from experiments.fasop.setting import Offer, count_strategies
+from experiments.results_page import processor
 
 STUDIES = ("cases", "pareto")
 PROGRAM_SECONDS = {"pareto": 700.0, "T5, Hetero-large": 64.0}

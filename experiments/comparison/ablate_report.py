@@ -21,14 +21,17 @@ from experiments.comparison.arms import (
 from experiments.comparison.gaps import percent
 from experiments.comparison.picture import save
 from experiments.comparison.quantiles import quantile, read_curve
-from experiments.comparison.summary import markdown_table, publish, render_table
+from experiments.comparison.summary import markdown_table, render_table
+from experiments.results_page import publish
 
 Row = dict[str, Any]
 COLUMNS = ("problem", "arm", "seed", "raw_gap", "gap", "gap_at_equal_seconds", "seconds", "cpu_seconds",
            "evaluations", "time_to_target_ratio")  # fmt: skip
 
 
-def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console, *, readme: bool) -> None:
+def write_report(
+    rows: Sequence[Row], folder: Path, note: str, console: Console, *, publish_page: bool
+) -> None:
     """`ablate.csv`, `summary.md`, `ablate.png`, and the same on the terminal.
 
     Args:
@@ -36,7 +39,7 @@ def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console,
         folder: Where to write.
         note: How it was run, one line.
         console: For the table.
-        readme: Whether to overwrite the block of experiments/README.md.
+        publish_page: Whether to write experiments/results/ablate.md.
     """
     done = with_gaps(rows)
     with (folder / "ablate.csv").open("w", newline="", encoding="utf-8") as file:
@@ -50,8 +53,9 @@ def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console,
     text = "\n".join(lines).rstrip() + "\n"
     (folder / "summary.md").write_text(text, encoding="utf-8")
     save(figure(done), folder / "ablate.png")
-    if readme:
-        publish("ablate", text, {folder / "ablate.png": "gap of every run of every arm to the optimum"})
+    if publish_page:
+        captions = {folder / "ablate.png": "gap of every run of every arm to the optimum"}
+        publish("ablate", "What matters in the search?", "python -m experiments.ablate", text, captions)
     console.print(f"rows: {folder / 'ablate.csv'}, picture: {folder / 'ablate.png'}", soft_wrap=True)
 
 

@@ -1,20 +1,14 @@
 """A comparison in words: tables for the terminal, Markdown for the README."""
 
-import os
-import platform
-import shutil
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from darts_parallel.errors import ConfigError
 from experiments.comparison.gaps import SHARES, Distribution, Findings, ProblemSummary, percent
 from experiments.comparison.quantiles import quantile
 from experiments.comparison.runs import Run
 
-README = Path(__file__).parents[1] / "README.md"
 COLUMNS = ("problem", "oracle s/iteration", "oracle seconds", "uniform gap", "raw median", "raw max",
            "polished median", "polished max", "search seconds")  # fmt: skip
 
@@ -127,48 +121,3 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
     """Lines of a Markdown table: first column to the left, numbers to the right."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
-
-
-def replace_block(path: Path, name: str, text: str) -> None:
-    """Overwrite what stands between `<!-- name -->` and `<!-- /name -->`.
-
-    Errors:
-        ConfigError: the file has no such block.
-    """
-    content = path.read_text(encoding="utf-8")
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    head, found, rest = content.partition(begin)
-    _, closed, tail = rest.partition(end)
-    if not found or not closed:
-        raise ConfigError(f"{path} has no block {begin} ... {end} to write into; add these two lines.")
-    path.write_text(f"{head}{begin}\n{text.strip()}\n{end}{tail}", encoding="utf-8")
-
-
-def publish(name: str, text: str, pictures: Mapping[Path, str], readme: Path = README) -> None:
-    """Overwrite a block of the README with a text and its pictures, which go to `pictures/` beside it.
-
-    Args:
-        name: Of the block.
-        text: Markdown.
-        pictures: Files to copy, each with its caption.
-        readme: Which file.
-    """
-    shown = readme.parent / "pictures"
-    shown.mkdir(exist_ok=True)
-    links = []
-    for source, caption in pictures.items():
-        target = shown / f"{name}_{source.name}"
-        shutil.copyfile(source, target)
-        links += ["", f"![{caption}](pictures/{target.name})"]
-    replace_block(readme, name, "\n".join([text.strip(), *links]))
-
-
-def processor() -> str:
-    """Name and number of the CPUs, as the system tells it."""
-    name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass
-    return f"{name}, {os.cpu_count()} logical CPUs"

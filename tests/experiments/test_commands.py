@@ -11,7 +11,7 @@ from rich.console import Console
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.options import describe, parse, run_main
 from darts_parallel.errors import ConfigError, DartsParallelError
-from experiments import benchmark
+from experiments import benchmark, results_page
 from experiments.benchmark import BenchmarkOptions, Job, time_job
 from experiments.compare import INTERRUPTED, CompareOptions, compare
 from experiments.comparison import problems, summary
@@ -159,16 +159,6 @@ def test_the_picture_takes_failures_unproven_problems_and_missing_methods(tmp_pa
     assert sorted(names) == ["a", "b (to the bound)"]
 
 
-def test_a_block_of_a_file_is_overwritten_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "README.md"
-    path.write_text("before\n<!-- x -->\nold\n<!-- /x -->\nafter\n")
-    summary.replace_block(path, "x", "new\n")
-    summary.replace_block(path, "x", "newer\n")
-    assert path.read_text() == "before\n<!-- x -->\nnewer\n<!-- /x -->\nafter\n"
-    with pytest.raises(ConfigError, match="no block"):
-        summary.replace_block(path, "y", "new")
-
-
 def test_options_reach_nested_keys_and_single_values_stand_for_lists() -> None:
     options = parse(
         CompareOptions, ["search.num_steps=100", "problems=gpt2_xl", "seeds=2", "methods=[gradient_search]"]
@@ -233,11 +223,13 @@ def test_benchmark_prints_a_row_for_each_job() -> None:
     assert [job.target for job in benchmark.select(["1024"])] == [2.0]
 
 
-def test_pictures_are_copied_beside_the_readme_and_linked_in_the_block(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- x -->\nold\n<!-- /x -->\nafter\n", encoding="utf-8")
+def test_a_page_of_results_names_its_command_and_commit_and_shows_its_pictures(tmp_path: Path) -> None:
     (tmp_path / "curve.png").write_bytes(b"picture")
-    summary.publish("x", "new\n", {tmp_path / "curve.png": "a curve"}, readme)
-    expected = "before\n<!-- x -->\nnew\n\n![a curve](pictures/x_curve.png)\n<!-- /x -->\nafter\n"
-    assert readme.read_text(encoding="utf-8") == expected
-    assert (tmp_path / "pictures" / "x_curve.png").read_bytes() == b"picture"
+    pictures = {tmp_path / "curve.png": "a curve"}
+    page = results_page.publish(
+        "x", "Why?", "python -m experiments.x", "new\n", pictures, tmp_path / "results"
+    )
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# Why?\n\n    python -m experiments.x\n\nCommit ")
+    assert text.endswith("new\n\n![a curve](pictures/x_curve.png)\n")
+    assert (tmp_path / "results" / "pictures" / "x_curve.png").read_bytes() == b"picture"

@@ -1,0 +1,62 @@
+"""Pages of results: `experiments/results/NAME.md`, each with its command, commit, machine and date."""
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+
+from darts_parallel.plan.file import package_version, write_text
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def publish(
+    name: str, question: str, command: str, text: str, pictures: Mapping[Path, str] | None = None,
+    folder: Path = RESULTS,
+) -> Path:  # fmt: skip
+    """Write the page of an experiment and copy its pictures to `pictures/` beside it; returns the page.
+
+    Args:
+        name: Of the experiment, and of the page.
+        question: What it answers, its heading.
+        command: What reproduces it.
+        text: Markdown.
+        pictures: Files to copy, each with its caption.
+        folder: Where pages lie.
+    """
+    shown = folder / "pictures"
+    shown.mkdir(parents=True, exist_ok=True)
+    lines = [f"# {question}", "", f"    {command}", "",
+             f"Commit {commit()}, {date.today().isoformat()}, {processor()}.", "", text.strip()]  # fmt: skip
+    for source, caption in (pictures or {}).items():
+        target = shown / f"{name}_{source.name}"
+        shutil.copyfile(source, target)
+        lines += ["", f"![{caption}](pictures/{target.name})"]
+    page = folder / f"{name}.md"
+    write_text(page, "\n".join(lines) + "\n")
+    return page
+
+
+def commit() -> str:
+    """Name the state of the code: the commit of the checkout, or the installed version."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=RESULTS.parent, capture_output=True, text=True
+        )
+    except OSError:
+        return package_version()
+    return done.stdout.strip() or package_version()
+
+
+def processor() -> str:
+    """Name and number of the CPUs, as the system tells it."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass
+    return f"{name}, {os.cpu_count()} logical CPUs"
