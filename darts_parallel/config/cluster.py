@@ -7,7 +7,9 @@ from omegaconf import MISSING
 from darts_parallel.config.checks import require_at_least, require_at_most, require_member, require_size
 from darts_parallel.errors import ConfigError
 
-PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
+NARROW = ("fp8", "mxfp8", "nvfp4")
+"""Precisions whose weight products run below 16 bits; all else stays in 16 bits."""
 MAX_NODES = 2**17
 MAX_GPUS_PER_NODE = 2**10
 
@@ -43,6 +45,8 @@ class NodeGroupConfig:
     """Of one node."""
     inter_node: LinkConfig | None = None
     """The link out of each of these nodes where it is not the cluster's `inter_node`."""
+    nvlink_domain_gpus: int | None = None
+    """GPUs of neighbouring nodes that the intra-node link joins; null: the cluster's, else one node's."""
 
     def check(self, key: str, devices: tuple[str, ...]) -> None:
         """Refuse what breaks a rule.
@@ -56,6 +60,28 @@ class NodeGroupConfig:
         if self.price_per_hour_usd is not None:
             require_at_least(f"{key}.price_per_hour_usd", self.price_per_hour_usd, 0)
         require_member(f"{key}.device", self.device, devices)
+        if self.nvlink_domain_gpus is not None:
+            require_domain(f"{key}.nvlink_domain_gpus", self.nvlink_domain_gpus, self)
+
+
+def require_domain(key: str, domain: int, group: NodeGroupConfig) -> None:
+    """Refuse an NVLink domain that is not made of whole nodes, each GPU with a port of its own.
+
+    Args:
+        domain: GPUs of the domain.
+        group: The nodes that it joins.
+    """
+    require_size(key, domain, MAX_NODES * MAX_GPUS_PER_NODE)
+    if domain % group.gpus:
+        near = max(round(domain / group.gpus), 1) * group.gpus
+        raise ConfigError(
+            f"{key}={domain} must be a multiple of the {group.gpus} GPUs of a node; nearest legal: {near}."
+        )
+    if domain > group.gpus and group.intra_node.shared:
+        raise ConfigError(
+            f"{key}={domain} must be one node where intra_node.shared=true, since a domain of several nodes "
+            f"gives every GPU a port of its own; nearest legal: {group.gpus}."
+        )
 
 
 @dataclass
@@ -126,6 +152,9 @@ class ClusterConfig:
     nodes: list[NodeGroupConfig] = MISSING
     inter_node: LinkConfig = MISSING
     devices: dict[str, DeviceConfig] = MISSING
+    nvlink_domain_gpus: int | None = None
+    """GPUs of neighbouring nodes that one NVLink switch joins at the intra-node rate (GB200 NVL72: 72);
+    null: those of one node. Node groups may have their own."""
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -141,3 +170,5 @@ class ClusterConfig:
             )
         for index, group in enumerate(self.nodes):
             group.check(f"cluster.nodes[{index}]", tuple(self.devices))
+            if self.nvlink_domain_gpus is not None and group.nvlink_domain_gpus is None:
+                require_domain("cluster.nvlink_domain_gpus", self.nvlink_domain_gpus, group)

@@ -2,8 +2,9 @@
 
 Ring collectives: Thakur, Rabenseifner, Gropp 2005 (all-reduce: 2 (n-1)/n bytes over the slowest link
 and 2 (n-1) latencies). Groups that cross nodes run hierarchically: inside the node, between nodes,
-inside the node. Rings that use a link at the same time share its bandwidth (FASOP, HPDC'24, found
-errors of 52-379 % without this term and 0.24-11.5 % with it).
+inside the node; where one NVLink switch joins several nodes (GB200 NVL72), all of them are the inside.
+Rings that use a link at the same time share its bandwidth (FASOP, HPDC'24, found errors of 52-379 %
+without this term and 0.24-11.5 % with it).
 """
 
 from dataclasses import dataclass, replace
@@ -41,9 +42,9 @@ class RingGroup:
     """The shape of equal groups that communicate at the same time; tensors of shape `(C,)`."""
 
     local: Tensor
-    """Ranks of one group on one node."""
+    """Ranks of one group on one node, or in one NVLink domain of several nodes."""
     nodes: Tensor
-    """Nodes that one group crosses."""
+    """Nodes (NVLink domains) that one group crosses."""
     gpus: Tensor
     """GPUs of a node that communicate at once: `gpus / local` groups inside it, and `gpus` rings
     over its link to the others."""

@@ -178,7 +178,7 @@ def _context_seconds(
         _data_group(topology, choices), choices.ranks, torch.full_like(choices.ranks, choices.cp)
     )
     whole = choices.cp * key_value_bytes(layer, choices.tokens, choices.tp, element_bytes(problem))
-    gather = reduce_scatter(whole, ring, group.intra_node, problem.cluster.inter_node)
+    gather = reduce_scatter(whole, ring, group.intra_node, problem.cluster.nic(topology.group))
     return {
         "forward": exposed(core, gather, group.device),
         "backward": exposed(BACKWARD_FACTOR * core, 2.0 * gather, group.device),
@@ -257,18 +257,16 @@ def _received_keys(problem: Problem, layer: LayerSpec, choices: ChoiceTensors) -
 
 
 def _tensor_group(topology: StageTopology, choices: ChoiceTensors) -> RingGroup:
-    # groups divide a node or consist of whole nodes
-    local = choices.tp.clamp(max=topology.gpus_per_node)
-    gpus = torch.full_like(local, topology.gpus_per_node)
-    return RingGroup(local=local, nodes=choices.tp / local, gpus=gpus)
+    return _ring_group([topology.tensor_parallel(int(tp)) for tp in choices.tp.tolist()], topology)
 
 
 def _data_group(topology: StageTopology, choices: ChoiceTensors) -> RingGroup:
-    shapes = [topology.data_parallel(int(tp)) for tp in choices.tp.tolist()]
-    gpus = torch.full_like(choices.tp, topology.gpus_per_node)
-    return RingGroup(
-        local=float_tensor([d for d, _ in shapes]), nodes=float_tensor([n for _, n in shapes]), gpus=gpus
-    )
+    return _ring_group([topology.data_parallel(int(tp)) for tp in choices.tp.tolist()], topology)
+
+
+def _ring_group(shapes: list[tuple[int, int]], topology: StageTopology) -> RingGroup:
+    local, nodes = (float_tensor([shape[i] for shape in shapes]) for i in (0, 1))
+    return RingGroup(local=local, nodes=nodes, gpus=torch.full_like(local, topology.gpus_per_node))
 
 
 def element_bytes(problem: Problem) -> int:

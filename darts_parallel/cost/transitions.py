@@ -123,7 +123,7 @@ def tied_seconds(
     copies = min(sum(layer.tied for layer in layers), len(stages))
     if copies < 2:
         return result
-    inside = len({node for node, _ in cluster.rank_nodes}) == 1
+    inside = cluster.one_domain
     rows = padded_vocabulary(problem.model.config.vocab_size, choices.tp)
     size = rows * problem.model.config.hidden_size * state.gradient / copies
     steps = []

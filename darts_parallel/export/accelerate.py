@@ -49,6 +49,11 @@ def _check(job: Job, strategy: LayerStrategy) -> None:
             "sequence_parallel=true, which its tensor parallelism lacks",
             "space=uniform space.pp=1 space.sequence_parallel=false",
         )
+    precision = job.problem.training.precision
+    if precision not in PRECISION:
+        raise job.refuse(
+            f"training.precision={precision}, which its settings cannot say", "training.precision=bf16"
+        )
     if job.recompute() == "selective":
         raise job.refuse(
             "recompute=selective, and FSDP's checkpointing takes whole blocks",

@@ -60,8 +60,11 @@ def _check(job: Job, strategy: LayerStrategy) -> None:
             "recompute=selective, and its checkpointing takes whole layers",
             "space=uniform space.recompute=[none,full]",
         )
-    if job.problem.training.precision == "fp8":
-        raise job.refuse("training.precision=fp8, which its settings cannot say", "training.precision=bf16")
+    precision = job.problem.training.precision
+    if precision not in ("bf16", "fp16", "fp32"):
+        raise job.refuse(
+            f"training.precision={precision}, which its settings cannot say", "training.precision=bf16"
+        )
 
 
 def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:

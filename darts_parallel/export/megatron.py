@@ -197,10 +197,13 @@ def _model_flags(job: Job) -> list[Flag]:
 
 def _training_flags(job: Job) -> list[Flag]:
     training = job.problem.training
+    half: list[Flag] = [("bf16", None), ("accumulate-allreduce-grads-in-fp32", None)]
     precision: dict[str, list[Flag]] = {
-        "bf16": [("bf16", None), ("accumulate-allreduce-grads-in-fp32", None)],
+        "bf16": half,
         "fp16": [("fp16", None)],
-        "fp8": [("bf16", None), ("accumulate-allreduce-grads-in-fp32", None), ("fp8-format", "hybrid")],
+        "fp8": [*half, ("fp8-format", "hybrid")],
+        "mxfp8": [*half, ("fp8-format", "e4m3"), ("fp8-recipe", "mxfp8")],
+        "nvfp4": [*half, ("fp4-format", "e2m1"), ("fp4-recipe", "nvfp4")],
         "fp32": [],
     }
     return [

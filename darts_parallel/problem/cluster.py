@@ -6,10 +6,11 @@ Every figure may be a float or a scalar tensor: with tensors, costs carry gradie
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import gcd
 
 from torch import Tensor
 
-from darts_parallel.config.cluster import ClusterConfig, DeviceConfig, LinkConfig
+from darts_parallel.config.cluster import NARROW, ClusterConfig, DeviceConfig, LinkConfig
 
 Scalar = float | Tensor
 GIB = 2.0**30
@@ -47,9 +48,9 @@ class Device:
     overlap_exponent: Scalar
     reserved: float
     half_share: float = 1.0
-    """FLOP/s of the products that fp8 training leaves in 16 bits, per `peak_flops`; else 1."""
+    """FLOP/s of the products that training below 16 bits leaves in 16 bits, per `peak_flops`; else 1."""
     eight_bit: bool = False
-    """The job trains in fp8."""
+    """The job trains in fp8, mxfp8 or nvfp4."""
     misaligned_efficiency: Scalar = 1.0
     fp8_efficiency: Scalar = 1.0
     streaming_factor: Scalar = 1.0
@@ -59,20 +60,21 @@ class Device:
 
     @property
     def half_flops(self) -> Scalar:
-        """FLOP/s of 16-bit products, and of all in training of another precision than fp8."""
+        """FLOP/s of 16-bit products, and of all in training that has no narrower ones."""
         return self.peak_flops * self.half_share
 
     @staticmethod
     def from_config(name: str, config: DeviceConfig, precision: str) -> "Device":
         """Convert the units of the YAML keys and take the peak of `precision`."""
         peaks = config.peak_TFLOPs
-        half = peaks.get("bf16", peaks[precision]) if precision == "fp8" else peaks[precision]
+        narrow = precision in NARROW
+        half = peaks.get("bf16", peaks[precision]) if narrow else peaks[precision]
         return Device(
             name=name,
             memory=config.memory_GiB * GIB,
             peak_flops=peaks[precision] * 1e12,
             half_share=half / peaks[precision],
-            eight_bit=precision == "fp8",
+            eight_bit=narrow,
             memory_bandwidth=config.memory_bandwidth_GBps * 1e9,
             gemm_efficiency=config.gemm_efficiency,
             gemm_half_size=config.gemm_half_size,
@@ -90,11 +92,29 @@ class Device:
         )
 
 
+def domain_nodes(count: int, most: int) -> int:
+    """Nodes that a job takes of every NVLink domain.
+
+    A job that needs several domains takes equally many nodes of each where that leaves none of them less
+    than half full, as schedulers place it (256 GPUs on racks of 72: four times 64); else it fills them.
+
+    Args:
+        count: Nodes of the job.
+        most: Nodes of a whole domain; 0 and 1: every node is its own.
+    """
+    if most <= 1:
+        return 1
+    fewest = -(-count // most)
+    even = next(n for n in range(fewest, count + 1) if count % n == 0)
+    return count // even if 2 * (count // even) >= min(most, count) else most
+
+
 @dataclass(frozen=True)
 class NodeGroup:
     """Equal nodes that follow each other in rank order.
 
-    `inter_node` is the link out of each of these nodes where it differs from the cluster's.
+    `inter_node` is the link out of each of these nodes where it differs from the cluster's; `intra_node`
+    joins `domain_nodes` neighbouring nodes (an NVLink domain; 1: a node of its own).
     """
 
     count: int
@@ -103,11 +123,12 @@ class NodeGroup:
     intra_node: Link
     price_per_hour: float | None
     inter_node: Link | None = None
+    domain_nodes: int = 1
 
     @property
-    def node(self) -> tuple[int, Device, Link, Link | None]:
+    def node(self) -> tuple[int, Device, Link, Link | None, int]:
         """What makes two nodes equal: how many there are, and their price, does not."""
-        return self.gpus, self.device, self.intra_node, self.inter_node
+        return self.gpus, self.device, self.intra_node, self.inter_node, self.domain_nodes
 
 
 @dataclass(frozen=True)
@@ -119,11 +140,23 @@ class StageTopology:
     gpus_per_node: int
     counts: tuple[int, ...]
     """GPUs of the stage on each node that it touches."""
+    domains: tuple[int, ...]
+    """GPUs of the stage in each NVLink domain that it touches; `counts` where every node is its own."""
+    gpus_per_domain: int
+    """GPUs of a whole domain of its node group."""
+
+    def tensor_parallel(self, tp: int) -> tuple[int, int]:
+        """Ranks of a tensor-parallel group in one NVLink domain, and domains that the group crosses.
+
+        A group larger than a domain takes the largest equal share of each.
+        """
+        local = tp if tp <= self.gpus_per_domain else gcd(tp, self.gpus_per_domain)
+        return local, tp // local
 
     def data_parallel(self, tp: int) -> tuple[int, int]:
-        """Ranks of a data-parallel group on one node, and nodes that the group crosses."""
-        dp = sum(self.counts) // tp
-        local = max(min(self.counts) // tp, 1)
+        """Ranks of a data-parallel group in one NVLink domain, and domains that the group crosses."""
+        dp = sum(self.domains) // tp
+        local = max(min(self.domains) // tp, 1)
         return local, -(-dp // local)
 
 
@@ -133,6 +166,7 @@ class BoundaryTopology:
 
     group: int
     inside_node: bool
+    """Both stages lie in one NVLink domain (one node, where it has none beyond itself)."""
     senders: int
     """GPUs of one node of the earlier stage; its node group is `group`."""
     next_group: int
@@ -165,6 +199,9 @@ class Cluster:
                 intra_node=Link.from_config(group.intra_node),
                 price_per_hour=group.price_per_hour_usd,
                 inter_node=None if group.inter_node is None else Link.from_config(group.inter_node),
+                domain_nodes=domain_nodes(
+                    group.count, (group.nvlink_domain_gpus or config.nvlink_domain_gpus or 1) // group.gpus
+                ),
             )
             for group in config.nodes
         )
@@ -189,6 +226,15 @@ class Cluster:
         """Type of every node, in rank order."""
         nodes = [group.node for group in self.groups]
         return tuple(nodes.index(group.node) for group in self.groups for _ in range(group.count))
+
+    @cached_property
+    def node_domains(self) -> tuple[int, ...]:
+        """NVLink domain of every node, in rank order; nodes of a group fill its domains one by one."""
+        domains, first = [], 0
+        for group in self.groups:
+            domains += [first + node // group.domain_nodes for node in range(group.count)]
+            first = domains[-1] + 1
+        return tuple(domains)
 
     @cached_property
     def rank_nodes(self) -> tuple[tuple[int, int], ...]:
@@ -218,6 +264,11 @@ class Cluster:
         """The link out of a node of a group."""
         return self.groups[group].inter_node or self.inter_node
 
+    @cached_property
+    def one_domain(self) -> bool:
+        """All devices reach each other by the intra-node link."""
+        return len(set(self.node_domains)) == 1
+
     @property
     def homogeneous(self) -> bool:
         """All node groups have equal nodes."""
@@ -234,13 +285,17 @@ class Cluster:
         """Topology of `stage` of `pp` equal stages of consecutive ranks (Megatron: pp slowest)."""
         places = self._places(stage, pp)
         counts = Counter(node for node, _ in places)
-        group = places[0][1]
-        return StageTopology(group, self.groups[group].gpus, tuple(counts.values()))
+        domains = Counter(self.node_domains[node] for node, _ in places)
+        group = self.groups[places[0][1]]
+        return StageTopology(
+            places[0][1], group.gpus, tuple(counts.values()), tuple(domains.values()),
+            group.gpus * group.domain_nodes,
+        )  # fmt: skip
 
     def boundary_topology(self, stage: int, pp: int) -> BoundaryTopology:
         """Link between `stage` and the next one; the last is followed by the first (interleaving)."""
         places, following = self._places(stage, pp), self._places((stage + 1) % pp, pp)
-        inside = len({node for node, _ in places + following}) == 1
+        inside = len({self.node_domains[node] for node, _ in places + following}) == 1
         senders, receivers = (max(Counter(node for node, _ in part).values()) for part in (places, following))
         return BoundaryTopology(places[0][1], inside, senders, following[0][1], receivers)
 
