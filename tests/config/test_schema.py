@@ -55,7 +55,7 @@ BROKEN_CLUSTERS = [
     (
         "bf16: 125",
         "bf17: 125",
-        "bf17 must be one of bf16, fp16, fp32, fp8, mxfp8, nvfp4; nearest legal: bf16.",
+        "bf17 must be one of bf16, fp16, fp32, fp8, mxfp8, nvfp4; nearest legal: ",
     ),
     ("memory_GiB: 24.0, ", "", "cluster.devices.a10.memory_GiB is missing"),
     ("bandwidth_GBps: 600.0", "bandwidth_GBps: .nan", "memory_bandwidth_GBps=nan must be a finite number"),
