@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders, warm_up_passes
+from darts_parallel.cost.v_schedules import V_SHAPED
 
 Indices = NDArray[np.int64]
 
@@ -132,12 +133,14 @@ def _frames(schedule: str, kind: Indices, chunks: int) -> Indices:
     """The last frames before the pipeline drains, as many as there are whole ones and are of use.
 
     A frame holds the forwards of the next micro-batch (`interleaved`: of the next `pp`) on every device,
-    each with what is run between it and the next one.
+    each with what is run between it and the next one. None are looked for in schedules placed as a V.
 
     Args:
         kind: Of every pass in the order of its device, `(pp, N / pp)`.
     """
     pp, length = kind.shape
+    if schedule in V_SHAPED:
+        return np.zeros((0, 0), dtype=np.int64)
     width = 3 if schedule in SPLIT_BACKWARD else 2
     forwards = pp * chunks if schedule == "interleaved" else 1
     count = length // (width * forwards)

@@ -5,29 +5,50 @@
   there are later devices, then one forward and one backward in turn, then the backwards that are left.
 - `interleaved` (the same paper, section 2.2.2; order of Megatron-LM): device k holds the stages
   k, k + pp, k + 2 pp, ..., and goes through them by groups of pp micro-batches.
-- `zero_bubble` (ZB-H1 of Qi et al. 2023, arXiv 2401.10241): 1F1B whose backward is split into the gradient
+- `zero_bubble_h1`, in short `zero_bubble` (ZB-H1 of Qi et al. 2023, arXiv 2401.10241): 1F1B whose backward is split into the gradient
   of the input (B), which the device before waits for, and that of the weights (W), for which nobody
   waits: device k runs the W of a micro-batch k backwards late, and so fills the bubble at the end.
+- `zero_bubble_v`, `v_half`, `v_min`, `dualpipe`: two stages a device, see `v_schedules.py`.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from darts_parallel.cost.v_schedules import V_SHAPED, v_order
 from darts_parallel.errors import UnsupportedError
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
-SPLIT_BACKWARD = ("zero_bubble",)
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble_h1", *V_SHAPED)
+ALIASES = {"zero_bubble": "zero_bubble_h1"}
+SPLIT_BACKWARD = ("zero_bubble", "zero_bubble_h1", *V_SHAPED)
 """Schedules whose backward passes leave the gradient of the weights to a pass of its own."""
 
 
 class Operation(NamedTuple):
-    """One pass of one micro-batch through one stage; stage s lies on device `s % pp`."""
+    """One pass of one micro-batch through one stage, which lies on the device of `stage_devices`."""
 
     kind: str
     """`F` forward, `B` backward (of the input alone in a split schedule), `W` gradient of the weights."""
     stage: int
     """In the order of layers, from 0 to `pp * virtual_stages - 1`."""
     micro_batch: int
+
+
+def stage_devices(schedule: str, pp: int, num_stages: int) -> tuple[int, ...]:
+    """Device of every stage: in turn (stage s on device `s % pp`), or down and up again as a V.
+
+    Args:
+        schedule: One of `SCHEDULES`.
+        pp: Devices.
+        num_stages: A multiple of `pp`.
+    """
+    if schedule in V_SHAPED:
+        return tuple(min(stage, 2 * pp - 1 - stage) for stage in range(num_stages))
+    return tuple(stage % pp for stage in range(num_stages))
+
+
+def stages_a_device(schedule: str) -> int | None:
+    """Stages of each device, or None where the schedule is `interleaved`, which takes any number above 1."""
+    return None if schedule == "interleaved" else 2 if schedule in V_SHAPED else 1
 
 
 def device_orders(
@@ -39,7 +60,7 @@ def device_orders(
         schedule: One of `SCHEDULES`.
         pp: Devices in the pipeline.
         num_micro_batches: At least 1.
-        virtual_stages: Stages of each device; above 1 only with `interleaved`.
+        virtual_stages: Stages of each device; above 1 with `interleaved`, 2 with those of `V_SHAPED`.
 
     Errors:
         UnsupportedError: the schedule does not exist for these numbers.
@@ -49,7 +70,15 @@ def device_orders(
         return tuple(
             tuple(_interleaved(device, pp, num_micro_batches, virtual_stages)) for device in range(pp)
         )
-    order = {"gpipe": _gpipe, "1f1b": _one_forward_one_backward, "zero_bubble": _zero_bubble}[schedule]
+    if schedule in V_SHAPED:
+        return tuple(
+            tuple(
+                Operation(kind, 2 * pp - 1 - device if half else device, batch)
+                for kind, half, batch in v_order(schedule, device, pp, num_micro_batches)
+            )
+            for device in range(pp)
+        )
+    order = {"gpipe": _gpipe, "1f1b": _one_forward_one_backward}.get(schedule, _zero_bubble)
     return tuple(tuple(order(device, pp, num_micro_batches)) for device in range(pp))
 
 
@@ -59,13 +88,20 @@ def require_schedule(schedule: str, pp: int, num_micro_batches: int, virtual_sta
     Errors:
         UnsupportedError: one sentence with the nearest legal value.
     """
-    if schedule not in SCHEDULES:
+    if ALIASES.get(schedule, schedule) not in SCHEDULES:
         raise UnsupportedError(
             f"cost.schedule={schedule} must be one of {', '.join(SCHEDULES)}; nearest legal: 1f1b."
         )
-    if virtual_stages > 1 and schedule != "interleaved":
+    held = stages_a_device(schedule)
+    if held is not None and virtual_stages != held:
         raise UnsupportedError(
-            f"plan: virtual_stages={virtual_stages} must be 1 with the schedule {schedule}; nearest legal: 1."
+            f"plan: virtual_stages={virtual_stages} must be {held} with the schedule {schedule}; "
+            f"nearest legal: {held}."
+        )
+    if schedule == "dualpipe" and num_micro_batches < 2 * pp:
+        raise UnsupportedError(
+            f"plan: num_micro_batches={num_micro_batches} must be at least 2 * pp = {2 * pp} with the "
+            f"schedule dualpipe; nearest legal: {2 * pp}."
         )
     if schedule == "interleaved" and num_micro_batches % pp:
         near = max(round(num_micro_batches / pp), 1) * pp

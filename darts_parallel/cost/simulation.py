@@ -21,7 +21,8 @@ from torch import Tensor
 
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.schedule_graph import KINDS, Graph, Indices, compiled, frame_batches, longest_period
-from darts_parallel.cost.schedules import SPLIT_BACKWARD, Operation
+from darts_parallel.cost.schedules import SPLIT_BACKWARD, Operation, stage_devices
+from darts_parallel.cost.v_schedules import V_SHAPED
 
 Floats = NDArray[np.float64]
 
@@ -33,7 +34,7 @@ MAX_NUMBERS = 2**22
 
 @dataclass(frozen=True)
 class PassSeconds:
-    """Seconds of one micro-batch on every stage, for B plans; stage s lies on device `s % pp`."""
+    """Seconds of one micro-batch on every stage, for B plans; devices as in `schedules.stage_devices`."""
 
     forward: Tensor
     """Shape `(B, S)`."""
@@ -172,11 +173,12 @@ def timeline(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int
         schedule, pp, num_micro_batches: As in `device_ends`.
     """
     graph = compiled(schedule, pp, num_micro_batches, passes.forward.shape[1] // pp)
+    devices = stage_devices(schedule, pp, passes.forward.shape[1])
     rows = passes.rows(schedule in SPLIT_BACKWARD).detach().numpy()
     starts = _run(graph, rows)[1][:, 0].tolist()
     seconds = rows[graph.duration, 0].tolist()
     return [
-        Event(stage % pp, Operation(KINDS[kind], stage, batch), start, start + length)
+        Event(devices[stage], Operation(KINDS[kind], stage, batch), start, start + length)
         for (kind, stage, batch), start, length in zip(
             graph.operations.tolist(), starts, seconds, strict=True
         )
@@ -187,7 +189,7 @@ def _growing(schedule: str, pp: int, num_micro_batches: int) -> Iterator[int]:
     """Ever more micro-batches to try, whole frames fewer than all; at last all."""
     step = frame_batches(schedule, pp)
     tried = step * (6 if step > 1 else 3 * pp)
-    while 3 * tried < 2 * num_micro_batches and schedule != "gpipe":
+    while 3 * tried < 2 * num_micro_batches and schedule != "gpipe" and schedule not in V_SHAPED:
         yield tried
         tried *= 3
     yield num_micro_batches
@@ -217,9 +219,22 @@ def _ends(rows: Tensor, graph: Graph, end: Floats | None = None) -> Tensor:
 
 def _run(graph: Graph, rows: Floats) -> tuple[Floats, Floats]:
     """Ends of all passes, `(N + 1, B)` with a last row of zeros, and their starts, `(N, B)`."""
-    end = np.zeros((len(graph) + 1, rows.shape[1]))
-    start = rows[graph.message]
-    duration = rows[graph.duration]
+    return pass_ends(graph, rows[graph.duration], rows[graph.message])
+
+
+def pass_ends(graph: Graph, duration: Floats, message: Floats) -> tuple[Floats, Floats]:
+    """Ends of all passes where each has seconds of its own.
+
+    Args:
+        graph: Of N passes.
+        duration: Seconds of every pass, `(N, B)`.
+        message: Seconds of the message that every pass waits for, `(N, B)`; is overwritten.
+
+    Returns:
+        Ends, `(N + 1, B)` with a last row of zeros, and starts, `(N, B)`.
+    """
+    end = np.zeros((len(graph) + 1, duration.shape[1]))
+    start = message
     for cut, previous, source in graph.levels:
         ready = start[cut]
         ready += end[source]

@@ -8,10 +8,12 @@ from torch import Tensor
 from darts_parallel.cost.schedule_graph import compiled
 from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders, warm_up_passes
 from darts_parallel.cost.simulation import PassSeconds, device_ends, timeline
+from darts_parallel.cost.v_schedules import V_SHAPED
 from darts_parallel.errors import UnsupportedError
 from tests.support.event_queue import event_queue_ends
 
 CASES = [("1f1b", 1), ("gpipe", 1), ("zero_bubble", 1), ("interleaved", 2), ("interleaved", 3)]
+V_CASES = [(schedule, 2) for schedule in V_SHAPED]
 
 
 def random_passes(seed: int, stages: int, plans: int = 3, message: float = 0.3) -> PassSeconds:
@@ -41,7 +43,7 @@ def reference(passes: PassSeconds, schedule: str, pp: int, count: int, plan: int
     return event_queue_ends(orders, seconds, passes.message[plan].tolist())[0]
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), CASES)
+@pytest.mark.parametrize(("schedule", "chunks"), CASES + V_CASES)
 @pytest.mark.parametrize("seed", range(6))
 def test_the_recursion_equals_an_event_queue_on_random_pipelines(
     schedule: str, chunks: int, seed: int
@@ -50,6 +52,7 @@ def test_the_recursion_equals_an_event_queue_on_random_pipelines(
     pp = rng.randint(1, 5)
     # short pipelines, and long ones of which only a part is simulated
     count = rng.choice([1, 2, 3, 5, 11, 60, 97]) * (pp if schedule == "interleaved" else 1)
+    count = max(count, 2 * pp) if schedule == "dualpipe" else count
     passes = random_passes(seed, pp * chunks, message=rng.choice([0.0, 0.1, 3.0]))
     ends = device_ends(passes, schedule, pp, count)
     for plan in range(len(ends)):

@@ -24,6 +24,7 @@ def event_queue_ends(
     position, busy = [0] * len(orders), [False] * len(orders)
     spans: dict[Operation, tuple[float, float]] = {}
     ends = defaultdict(float)
+    device_of = {operation.stage: device for device, order in enumerate(orders) for operation in order}
 
     def begin(device: int, now: float) -> None:
         if busy[device] or position[device] == len(orders[device]):
@@ -51,7 +52,7 @@ def event_queue_ends(
             if goal is not None:
                 boundary = min(stage, goal[1]) if goal[1] != stage else None
                 delay = 0.0 if boundary is None else message[boundary]
-                heapq.heappush(queue, (now + delay, goal[1] % len(orders), "arrival", (*goal, batch)))  # type: ignore[misc]
+                heapq.heappush(queue, (now + delay, device_of[goal[1]], "arrival", (*goal, batch)))  # type: ignore[misc]
         begin(device, now)
     return [ends[device] for device in range(len(orders))], spans
 

@@ -1,0 +1,183 @@
+"""Schedules whose devices hold two stages each, placed as a V: device k holds stages k and 2 pp - 1 - k.
+
+The last stage lies beside the first, so the loss's gradient starts where the forward began.
+
+- `zero_bubble_v` (ZB-V of Qi et al. 2023, arXiv 2401.10241, section 6): the bubble vanishes where forward,
+  backward and weight passes take equal seconds, with the memory of 1F1B. PyTorch's order.
+- `v_half`, `v_min` (Qi et al. 2024, arXiv 2405.15362, section 3): one building block, repeated every six
+  passes; how fast a micro-batch goes down and up the V decides how long it is kept, hence the memory: a half
+  and a third of 1F1B's.
+- `dualpipe` (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) cut in half: DualPipe feeds micro-batches from
+  both ends and keeps the parameters twice; a V gives the same order with the parameters once. Its pairs of
+  one forward and one backward are run one after the other here: what their overlap hides is communication.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+
+Pass = tuple[str, int, int]
+"""Kind (`F`, `B`, `W`), half of the V (0: on the way down) and micro-batch."""
+
+V_SHAPED = ("zero_bubble_v", "v_half", "v_min", "dualpipe")
+
+INTERVAL = 6
+"""Passes of one micro-batch on a device: forward, backward and weights of two stages."""
+
+BLOCKS = {"v_half": (1, 2, 1, 2), "v_min": (1, 1, 1, 1)}
+"""Passes between neighbours: forward down and up, backward down and up the V."""
+
+
+def v_order(schedule: str, device: int, pp: int, count: int) -> Iterator[Pass]:
+    """The passes of a device in the order in which it runs them.
+
+    Args:
+        schedule: One of `V_SHAPED`.
+        device: From 0 to `pp - 1`.
+        pp: Devices.
+        count: Micro-batches; at least `2 * pp` for `dualpipe`.
+    """
+    if schedule == "zero_bubble_v":
+        yield from (entry for entry in _zero_bubble_v(device, pp, count) if entry[2] < count)
+    elif schedule == "dualpipe":
+        yield from _dualpipe(device, pp, count)
+    else:
+        yield from _from_block(BLOCKS[schedule], device, pp, count)
+
+
+def _zero_bubble_v(device: int, pp: int, wanted: int) -> Iterator[Pass]:
+    """ZB-V for at least `2 * pp - 1` micro-batches; of fewer the surplus ones are left out."""
+    count = max(2 * pp - 1, wanted)
+    done: Counter[tuple[str, int]] = Counter()
+
+    def run(kind: str, half: int) -> Pass:
+        done[kind, half] += 1
+        return kind, half, done[kind, half] - 1
+
+    def both(half: int) -> Iterator[Pass]:
+        yield run("B", half)
+        yield run("W", half)
+
+    for _ in range(2 * (pp - device) - 1):
+        yield run("F", 0)
+    for _ in range(device):
+        yield run("F", 1)
+        yield run("F", 0)
+    for _ in range(pp - device):
+        yield run("F", 1)
+        yield from both(1)
+    while done["F", 1] < done["F", 0] or done["F", 0] < count:
+        if done["F", 0] < count:
+            yield run("F", 0)
+        yield from both(0)
+        yield run("F", 1)
+        yield from both(1)
+    for _ in range(device):
+        yield run("B", 0)
+        yield run("B", 1)
+    for _ in range(pp - device):
+        yield from both(0)
+    for half in (1, 0):
+        while done["W", half] < done["B", half]:
+            yield run("W", half)
+
+
+def _dualpipe(device: int, pp: int, count: int) -> Iterator[Pass]:
+    """The eight steps of DualPipe, seen from one arm of the V."""
+    done: Counter[tuple[str, int]] = Counter()
+    later: deque[int] = deque()
+
+    def run(kind: str, half: int) -> Pass:
+        done[kind, half] += 1
+        return kind, half, done[kind, half] - 1
+
+    def backward(half: int, *, split: bool = False) -> Iterator[Pass]:
+        yield run("B", half)
+        if split:
+            later.append(half)
+        else:
+            yield run("W", half)
+
+    def weights() -> Iterator[Pass]:
+        if later:
+            yield run("W", later.popleft())
+
+    after = pp - device - 1
+    for _ in range(2 * after):
+        yield run("F", 0)
+    for _ in range(device + 1):
+        yield run("F", 0)
+        yield run("F", 1)
+    for _ in range(after):
+        yield from backward(1, split=True)
+        yield from weights()
+        yield run("F", 1)
+    for _ in range(count - 2 * pp + device + 1):
+        yield run("F", 0)
+        yield from backward(1)
+        yield run("F", 1)
+        yield from backward(0)
+    for _ in range(after):
+        yield from backward(1)
+        yield run("F", 1)
+        yield from backward(0)
+    # the second half of the last backwards leaves its weights for the end
+    for turn in range(2 * (device + 1)):
+        yield from backward((turn + 1) % 2, split=turn >= 2 * ((device + 1) // 2) + 1 - device % 2)
+    for _ in range(after):
+        yield from weights()
+        yield from backward(0, split=True)
+    while later:
+        yield from weights()
+
+
+def _from_block(steps: tuple[int, int, int, int], device: int, pp: int, count: int) -> Iterator[Pass]:
+    """A building block repeated every `INTERVAL` passes; weights take the slots that it leaves free."""
+    turns = _turns(steps, pp)
+    starts = _starts(steps, turns, device, pp)
+    planned = {
+        time + INTERVAL * batch: (kind, half, batch)
+        for (kind, half), time in starts.items()
+        for batch in range(count)
+    }
+    order, waiting, done = [], deque[tuple[int, int]](), 0
+    time = min(planned)
+    while done < 2 * count:
+        entry = planned.get(time)
+        if entry is not None:
+            order.append(entry)
+            if entry[0] == "B":
+                waiting.append(entry[1:])
+        elif waiting:
+            order.append(("W", *waiting.popleft()))
+            done += 1
+        time += 1
+    yield from order
+
+
+@lru_cache(maxsize=256)
+def _turns(steps: tuple[int, int, int, int], pp: int) -> tuple[int, int, int]:
+    """The shortest stays at the three turns of the V for which no device has two passes at once."""
+    for turns in sorted(product(range(1, INTERVAL + 1), repeat=3), key=lambda t: (sum(t), t)):
+        slots = [[t % INTERVAL for t in _starts(steps, turns, k, pp).values()] for k in range(pp)]
+        if all(len(set(row)) == len(row) for row in slots):
+            return turns
+    raise AssertionError("a building block that fits no pipeline")
+
+
+def _starts(
+    steps: tuple[int, int, int, int], turns: tuple[int, int, int], device: int, pp: int
+) -> dict[tuple[str, int], int]:
+    """When a device runs the first micro-batch, in passes."""
+    down, up, back_down, back_up = steps
+    far = pp - 1 - device
+    bottom = (pp - 1) * down + turns[0]
+    top = bottom + (pp - 1) * up + turns[1]
+    again = top + (pp - 1) * back_down + turns[2]
+    return {
+        ("F", 0): device * down,
+        ("F", 1): bottom + far * up,
+        ("B", 1): top + device * back_down,
+        ("B", 0): again + far * back_up,
+    }
