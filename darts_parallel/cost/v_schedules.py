@@ -159,7 +159,8 @@ def _from_block(steps: tuple[int, int, int, int], device: int, pp: int, count: i
 @lru_cache(maxsize=256)
 def _turns(steps: tuple[int, int, int, int], pp: int) -> tuple[int, int, int]:
     """The shortest stays at the three turns of the V for which no device has two passes at once."""
-    for turns in sorted(product(range(1, INTERVAL + 1), repeat=3), key=lambda t: (sum(t), t)):
+    stays = range(1, INTERVAL + 1)
+    for turns in sorted(product(stays, stays, stays), key=lambda t: (sum(t), t)):
         slots = [[t % INTERVAL for t in _starts(steps, turns, k, pp).values()] for k in range(pp)]
         if all(len(set(row)) == len(row) for row in slots):
             return turns

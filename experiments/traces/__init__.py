@@ -1,0 +1,1 @@
+"""Recorded training steps: reading them, and replaying their computation through the simulator."""
