@@ -7,7 +7,8 @@
   k, k + pp, k + 2 pp, ..., and goes through them by groups of pp micro-batches.
 - `zero_bubble_h1`, in short `zero_bubble` (ZB-H1 of Qi et al. 2023, arXiv 2401.10241): 1F1B whose backward
   is split into the gradient of the input (B), which the device before waits for, and that of the weights
-  (W), for which nobody waits: device k runs the W of a micro-batch k backwards late, and so fills the bubble at the end.
+  (W), for which nobody waits: device k runs the W of a micro-batch k backwards late, and so fills the
+  bubble at the end.
 - `zero_bubble_v`, `v_half`, `v_min`, `dualpipe`: two stages a device, see `v_schedules.py`.
 """
 
