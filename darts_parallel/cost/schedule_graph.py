@@ -48,6 +48,11 @@ class Graph:
         return len(self.operations)
 
     @cached_property
+    def widest(self) -> int:
+        """Passes of the largest level."""
+        return max(last - first for first, last in pairwise(self.bounds))
+
+    @cached_property
     def levels(self) -> tuple[tuple[slice, Indices, Indices], ...]:
         """Passes, previous passes and sources of every level."""
         cuts = [slice(a, b) for a, b in pairwise(self.bounds)]

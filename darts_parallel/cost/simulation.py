@@ -113,11 +113,11 @@ def _solved(
         frames_left = (num_micro_batches - count) // step
         waiting = []
         for index in torch.tensor_split(still, _parts(still, graph)):
-            end = _run(graph, rows[:, index].detach().numpy())[0]
+            run = _run(graph, rows[:, index].detach().numpy())
             if frames_left == 0:
-                yield index, _ends(rows[:, index], graph, end)
+                yield index, _ends(rows[:, index], graph, run)
                 continue
-            period = _period(graph, end, longest)
+            period = _period(graph, run[0], longest)
             waiting.append(index[torch.from_numpy(period == 0)])
             for length in np.unique(period[period > 0]).tolist():
                 some = index[torch.from_numpy(period == length)]
@@ -136,9 +136,9 @@ def _parts(plans: Tensor, graph: Graph) -> int:
 
 def _continued(rows: Tensor, graph: Graph, periods: int, length: int) -> Tensor:
     """Ends of the devices `(pp, B)` after `periods` more periods of `length` frames than the graph has."""
-    end = _run(graph, rows.detach().numpy())[0]
+    run = _run(graph, rows.detach().numpy())
     wanted = np.concatenate([graph.last, graph.frames[[-1, -1 - length], 0]])
-    ends: Tensor = _Longest.apply(rows, graph, end, wanted)  # type: ignore[no-untyped-call]
+    ends: Tensor = _Longest.apply(rows, graph, run, wanted)  # type: ignore[no-untyped-call]
     return ends[:-2] + periods * (ends[-2] - ends[-1])
 
 
@@ -210,9 +210,9 @@ def _period(graph: Graph, end: Floats, longest: int) -> Indices:
     return period
 
 
-def _ends(rows: Tensor, graph: Graph, end: Floats | None = None) -> Tensor:
+def _ends(rows: Tensor, graph: Graph, run: tuple[Floats, Floats] | None = None) -> Tensor:
     """Ends of the last passes of the devices, `(pp, B)`."""
-    known = _run(graph, rows.detach().numpy())[0] if end is None else end
+    known = _run(graph, rows.detach().numpy()) if run is None else run
     result: Tensor = _Longest.apply(rows, graph, known, graph.last)  # type: ignore[no-untyped-call]
     return result
 
@@ -234,11 +234,14 @@ def pass_ends(graph: Graph, duration: Floats, message: Floats) -> tuple[Floats, 
         Ends, `(N + 1, B)` with a last row of zeros, and starts, `(N, B)`.
     """
     end = np.zeros((len(graph) + 1, duration.shape[1]))
-    start = message
+    start, waits = message, np.empty((graph.widest, duration.shape[1]))
+    # `clip` takes rows without a check of their numbers
     for cut, previous, source in graph.levels:
-        ready = start[cut]
-        ready += end[source]
-        np.maximum(ready, end[previous], out=ready)
+        ready, before = start[cut], waits[: len(previous)]
+        np.take(end, source, axis=0, out=before, mode="clip")
+        ready += before
+        np.take(end, previous, axis=0, out=before, mode="clip")
+        np.maximum(ready, before, out=ready)
         np.add(ready, duration[cut], out=end[cut])
     return end, start
 
@@ -247,35 +250,54 @@ class _Longest(torch.autograd.Function):
     """Ends of some passes, and how often the longest path to each takes every row of seconds."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, graph: Graph, end: Floats, wanted: Indices) -> Tensor:
-        ctx.graph, ctx.end, ctx.wanted = graph, end, wanted
-        ctx.save_for_backward(rows)
-        return torch.from_numpy(end[wanted])
+    def forward(ctx: Any, rows: Tensor, graph: Graph, run: tuple[Floats, Floats], wanted: Indices) -> Tensor:
+        ctx.graph, ctx.run, ctx.wanted = graph, run, wanted
+        ctx.num_rows = len(rows)
+        return torch.from_numpy(run[0][wanted])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        graph, end = ctx.graph, ctx.end
-        rows = ctx.saved_tensors[0].detach().numpy()
-        weight = np.zeros_like(end)
-        np.add.at(weight, ctx.wanted, upstream.numpy())
-        by_message = rows[graph.message] + end[graph.source] > end[graph.previous]
-        arrived = np.zeros((len(graph), end.shape[1]))
-        for cut, previous, source in reversed(graph.levels):
-            here = weight[cut]
-            arrived[cut] = here * by_message[cut]
-            # no two passes of one level share a source or a pass before
-            weight[source] += arrived[cut]
-            weight[previous] += here - arrived[cut]
-        result = np.zeros_like(rows)
-        _add_rows(result, graph.duration, weight[:-1])
-        _add_rows(result, graph.message, arrived)
+        graph, (end, start) = ctx.graph, ctx.run
+        weight = upstream.numpy()
+        which, plan = np.nonzero(weight)
+        result = np.zeros((ctx.num_rows, end.shape[1]))
+        paths, by_message = _critical_paths(graph, end, start, ctx.wanted[which], plan)
+        shape, total = result.shape, result.size
+        weights = np.broadcast_to(weight[which, plan], paths.shape)
+        for rows, counted in ((graph.duration, paths < len(graph)), (graph.message, by_message)):
+            cells = rows[paths[counted]] * shape[1] + np.broadcast_to(plan, paths.shape)[counted]
+            result += np.bincount(cells, weights[counted], minlength=total).reshape(shape)
         result[-1] = 0.0
         return torch.from_numpy(result), None, None, None
 
 
-def _add_rows(target: Floats, rows: Indices, values: Floats) -> None:
-    """Add each of `values` (N, B) to its row of `target`."""
-    order = np.argsort(rows, kind="stable")
-    present, first = np.unique(rows[order], return_index=True)
-    target[present] += np.add.reduceat(values[order], first, axis=0)
+def _critical_paths(
+    graph: Graph, end: Floats, start: Floats, last: Indices, plan: Indices
+) -> tuple[Indices, NDArray[np.bool_]]:
+    """The longest paths to some passes, from their ends back to the start.
+
+    Args:
+        end, start: Of all passes of all plans, as `pass_ends` gives them.
+        last: Pass at which each path ends, `(E,)`.
+        plan: Plan of each, `(E,)`.
+
+    Returns:
+        Passes, `(H, E)` with N where a path has begun already, and whether each waited for its message.
+    """
+    count, plans = start.shape
+    late = start > end[graph.previous]
+    follows = np.where(late, graph.source[:, None], graph.previous[:, None])
+    # as places in one flat array, so that a hop is a single look-up
+    follows *= plans
+    follows += np.arange(plans)
+    flat = np.concatenate([follows.reshape(-1), count * plans + np.arange(plans)])
+    here = last * plans + plan
+    hops = [here]
+    while len(here) and (here < count * plans).any():
+        here = flat[here]
+        hops.append(here)
+    places = np.stack(hops)
+    paths = places // plans
+    waited = np.concatenate([late.reshape(-1), np.zeros(plans, dtype=bool)])[places]
+    return paths, waited
