@@ -52,6 +52,9 @@ class SearchConfig:
     """The same for strategies; 1 keeps them soft to the end."""
     hard_every: int = 10
     """Steps between discretizations of all restarts."""
+    simulate_every: int = 5
+    """With `cost.pipeline=simulated`: steps between simulations of all restarts; in between the seconds
+    are those along the last critical paths. Hard plans are always simulated."""
     polish: bool = True
     polish_starts: int = 16
     """Best distinct discretized plans that are polished by cheap moves."""
@@ -63,7 +66,14 @@ class SearchConfig:
     """The search stops cleanly after this long and returns its best plan; descent gets the first half."""
 
     def __post_init__(self) -> None:
-        for key in ("num_steps", "num_restarts", "hard_every", "polish_starts", "polish_finalists"):
+        for key in (
+            "num_steps",
+            "num_restarts",
+            "hard_every",
+            "simulate_every",
+            "polish_starts",
+            "polish_finalists",
+        ):
             require_at_least(f"search.{key}", getattr(self, key), 1)
         require_at_most("search.num_steps", self.num_steps, 10**6)
         require_at_most("search.num_restarts", self.num_restarts, 4096)

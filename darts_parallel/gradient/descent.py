@@ -160,7 +160,7 @@ class GradientSearch:
         losses, costs, weights = [], [], []
         for group in self.groups:
             relaxed = group.relax(schedules, self.gumbel)
-            cost = surrogate(relaxed, group.table, schedules.sharpness)
+            cost = surrogate(relaxed, group.table, schedules.sharpness, group.paths)
             losses.append(group.loss(cost, self.config))
             costs.append(cost)
             weights.append(relaxed)

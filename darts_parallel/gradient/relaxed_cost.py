@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from darts_parallel.cost.critical_paths import PathMemory
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pipeline import by_device, interleaved_ends, pipeline_seconds
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
@@ -132,7 +133,12 @@ class SurrogateCost:
     """Bytes that a device of every stage can give, `(pp,)` or `(O, R, pp)`."""
 
 
-def surrogate(weights: RelaxedPlans, table: CostTable, sharpness: float | None = None) -> SurrogateCost:
+def surrogate(
+    weights: RelaxedPlans,
+    table: CostTable,
+    sharpness: float | None = None,
+    paths: PathMemory | None = None,
+) -> SurrogateCost:
     """Expected cost of relaxed plans.
 
     At one-hot weights and `sharpness=None` it equals `evaluate_batch`.
@@ -142,6 +148,7 @@ def surrogate(weights: RelaxedPlans, table: CostTable, sharpness: float | None =
         table: Costs, its outer axis the one of `weights`.
         sharpness: Of the smooth maxima; None for exact ones. A simulated pipeline has exact ones whatever
             it says: its gradient is that of the critical path.
+        paths: Of a simulated pipeline: critical paths that stand in for it between simulations.
     """
     choices, stages, placement = weights.choices, weights.stages, weights.placement
     kinds, borders, capacity = table.stage_kind, table.boundary_kind, table.capacity
@@ -159,7 +166,7 @@ def surrogate(weights: RelaxedPlans, table: CostTable, sharpness: float | None =
         stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
     syncs = by_device(_by_stage_kind(choices, stages, table.sync, kinds), table.pp)
     if table.pipeline.simulated:
-        total, sync = _simulated(choices, stages, table, kinds, inside, across, syncs)
+        total, sync = _simulated(choices, stages, table, kinds, inside, across, syncs, paths)
     else:
         sync = smooth_max(syncs, sharpness)
         total = _closed_form(stage_seconds, table, sharpness) + sync
@@ -183,6 +190,7 @@ def _simulated(
     inside: Tensor,
     across: Tensor,
     syncs: Tensor,
+    paths: PathMemory | None,
 ) -> tuple[Tensor, Tensor]:
     """Seconds until all stages are done, and what the synchronisation adds to the pipeline, `(O, R)`."""
     forward, backward, weight = (
@@ -192,6 +200,9 @@ def _simulated(
     half = inside.flatten(0, 1) / 2
     passes = PassSeconds(forward + half, backward + half, weight, across.flatten(0, 1) / 2)
     counts = table.num_micro_batches.repeat_interleave(choices.shape[1])
+    if paths is not None:
+        total, awaited = paths.seconds(passes, syncs.flatten(0, 1), counts, table.pp, table.pipeline)
+        return total.view(choices.shape[:2]), awaited.view(choices.shape[:2])
     total, ends = simulated_seconds(passes, syncs.flatten(0, 1), counts, table.pp, table.pipeline)
     return total.view(choices.shape[:2]), (total - ends.amax(1)).view(choices.shape[:2])
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.critical_paths import PathMemory
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.pool import TablePlans
@@ -87,6 +88,8 @@ class RestartBatch:
     """Orders of the nodes that the group learns to choose from; None where the table's own is meant."""
     order_logits: Tensor | None = None
     """Shape `(O, R, N)`."""
+    paths: PathMemory | None = None
+    """Critical paths of a simulated pipeline; None for the closed form."""
     units: Tensor = field(init=False)
     unit_of_layer: Tensor = field(init=False)
 
@@ -139,6 +142,7 @@ class RestartBatch:
             multipliers=torch.zeros_like(noise[..., : table.pp]),
             table_index=table_index,
             outer_index=outer,
+            paths=PathMemory(config.simulate_every) if table.pipeline.simulated else None,
             names=[f"{_name(table, orders)} m{m}" for m in table.num_micro_batches.tolist()],
         )
 
@@ -266,6 +270,8 @@ class RestartBatch:
             for moment in moments[id(values)]:
                 moment.copy_(moment[rows, source])
         self.multipliers = self.multipliers[rows, source]
+        if self.paths is not None:
+            self.paths.forget()
 
     def select(self, outer: Tensor, restarts: Tensor) -> "RestartBatch":
         """The same group with fewer outer choices and restarts.
@@ -287,6 +293,7 @@ class RestartBatch:
             table_index=self.table_index,
             outer_index=self.outer_index[outer],
             names=[self.names[o] for o in outer.tolist()],
+            paths=None if self.paths is None else PathMemory(self.paths.every),
             orders=None if self.orders is None else self.orders.select(outer),
             order_logits=None if self.order_logits is None else take(self.order_logits).requires_grad_(),
         )
