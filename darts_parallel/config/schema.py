@@ -18,7 +18,14 @@ from darts_parallel.errors import ConfigError
 
 COSTS = ("analytic", "profiled", "searcher")
 PIPELINES = ("closed_form", "simulated")
-SCHEDULES = ("1f1b", "gpipe", "zero_bubble")
+V_SHAPED = ("zero_bubble_v", "v_half", "v_min", "dualpipe")
+"""Schedules of two stages a device, placed as a V."""
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble_h1", *V_SHAPED)
+ALIASES = {"zero_bubble": "zero_bubble_h1"}
+CLOSED_FORMS = ("1f1b", "interleaved")
+"""Schedules that have a closed form."""
+COST_SCHEDULES = ("1f1b", "gpipe", "zero_bubble", "zero_bubble_h1")
+"""What `cost.schedule` may say: schedules of one stage a device."""
 P2P = ("blocking", "overlapped")
 
 
@@ -38,7 +45,8 @@ class CostConfig:
     are uneven; gradient synchronisation then starts when the stage's last backward ends."""
     schedule: str = "1f1b"
     """`1f1b`; with `pipeline=simulated` also `gpipe` (all micro-batches in flight) and `zero_bubble`
-    (ZB-H1; pp of them in every stage). Plans with virtual stages are interleaved whatever it says."""
+    (ZB-H1; pp of them in every stage). Plans with virtual stages are interleaved whatever it says, and
+    `space.schedules` takes its place."""
     p2p: str = "blocking"
     """Messages between stages occupy the later stage (`blocking`) or only take time (`overlapped`, with
     `pipeline=simulated`)."""
@@ -46,7 +54,7 @@ class CostConfig:
     def __post_init__(self) -> None:
         require_member("cost.name", self.name, COSTS)
         require_member("cost.pipeline", self.pipeline, PIPELINES)
-        require_member("cost.schedule", self.schedule, SCHEDULES)
+        require_member("cost.schedule", self.schedule, COST_SCHEDULES)
         require_member("cost.p2p", self.p2p, P2P)
         if self.pipeline == "simulated":
             if self.name == "searcher":
@@ -101,6 +109,8 @@ COMM_BITS = (16, 8, 4, 2)
 EXPORTS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "galvatron", "torch")
 SPACES = ("uniform", "stagewise", "layerwise")
 NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")
+RUNNABLE = ("1f1b", "interleaved")
+"""Schedules that `darts_parallel.run` executes."""
 EXECUTABLE = "executable"
 """Another name of `layerwise` with `space.executable`."""
 
@@ -145,6 +155,10 @@ class SpaceConfig:
     """Data-parallel ranks that ZeRO states are sharded over; 0: all of them."""
     virtual_stages: Any = 1
     """Stages of a device (interleaved schedule); null: every number that divides the blocks evenly."""
+    schedules: Any = None
+    """Pipeline schedules to choose from (`cost_config.SCHEDULES`), all simulated; null: `cost.schedule`, and
+    `interleaved` where `virtual_stages` is above 1. With `interleaved` in the list, `virtual_stages: 1`
+    leaves the number of chunks free."""
     cp: Any = 1
     """Context-parallel degree; null: every one that divides the halved sequence (its chunks are balanced)."""
     node_orders: str = "auto"
@@ -175,6 +189,12 @@ class SpaceConfig:
         for value in self.pinned("shard_size") or ():
             self._require_integer("shard_size", value)
             require_at_least("space.shard_size", value, 0)
+        if self.schedules is not None:
+            # one spelling each, in the order of the list
+            named = [ALIASES.get(value, value) for value in self.pinned("schedules") or ()]
+            for value in named:
+                require_member("space.schedules", value, RUNNABLE if self.executable else SCHEDULES)
+            self.schedules = list(dict.fromkeys(named))
         for value in self.pinned("recompute") or ():
             require_member("space.recompute", value, RECOMPUTE)
         for value in self.pinned("sequence_parallel") or ():
@@ -257,6 +277,14 @@ class Config:
             require_member("replan key", key, ("from",))
         if self.export is not None:
             require_member("export", self.export, EXPORTS)
+        if self.space is not MISSING and self.cost is not MISSING and self.space.schedules is not None:
+            if self.cost.name == "searcher":
+                raise ConfigError(
+                    f"space.schedules={self.space.schedules} must go with cost=analytic or profiled, since "
+                    "the seed report's model knows no schedules; nearest legal: null."
+                )
+            # schedules are compared by one reading; most have no closed form
+            self.cost.pipeline = "simulated"
         if self.model is not MISSING and self.training is not MISSING:
             self._check_together()
 

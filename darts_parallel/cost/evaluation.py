@@ -7,7 +7,7 @@ from torch import Tensor
 
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.layer_costs import TIME_TERMS
-from darts_parallel.cost.pipeline import by_device, interleaved_ends, pipeline_seconds
+from darts_parallel.cost.pipeline import interleaved_ends, pipeline_seconds
 from darts_parallel.cost.searcher import searcher_breakdown
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable, build_table, plan_space
@@ -50,7 +50,7 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
     stage_seconds = _per_stage(seconds, stages, table.num_stages) + inside
     if table.pipeline.blocking:
         stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
-    device_seconds, devices = by_device(stage_seconds, table.pp), stages % table.pp
+    device_seconds, devices = table.by_device(stage_seconds), table.stage_device[stages]
     sync_seconds = _per_stage(sync, devices, table.pp)
     once = table.once[outer, layers, plans.choices].sum(1)
     flight = table.in_flight[outer, stages]
@@ -186,7 +186,7 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost) -> dict[str,
 
     The stage is the slowest, or by simulation the one that the iteration waits for.
     """
-    stages, simulated = plans.stages()[0] % table.pp, table.pipeline.simulated
+    stages, simulated = table.stage_device[plans.stages()[0]], table.pipeline.simulated
     awaited = int((cost.pipeline_end + cost.sync_seconds)[0].argmax())
     slowest = awaited if simulated else int(cost.stage_seconds[0].argmax())
     mine = stages == slowest

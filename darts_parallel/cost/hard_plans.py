@@ -51,6 +51,7 @@ class HardPlans:
             cp=table.cp,
             node_order=table.node_order,
             virtual_stages=table.virtual_stages,
+            schedule=table.pipeline.schedule,
         )
 
 

@@ -5,12 +5,15 @@ micro-batches, the first crosses all stages and the others follow at the pace of
 `sum_k t_k + (m - 1) max_k t_k`. `simulation.py` is its referee.
 """
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from darts_parallel.config.schema import CostConfig
+from darts_parallel.config.schema import ALIASES, CLOSED_FORMS, V_SHAPED, CostConfig
+from darts_parallel.cost.schedules import device_orders
 
 INTERLEAVED = "interleaved"
 
@@ -25,10 +28,20 @@ class PipelineModel:
     """Messages between stages occupy the later stage."""
 
     @staticmethod
-    def from_config(config: CostConfig, virtual_stages: int = 1) -> "PipelineModel":
-        """The model that the user chose; several stages of a device are always interleaved."""
-        schedule = INTERLEAVED if virtual_stages > 1 else config.schedule
-        return PipelineModel(config.pipeline == "simulated", schedule, config.p2p == "blocking")
+    def from_config(
+        config: CostConfig, virtual_stages: int = 1, schedule: str | None = None
+    ) -> "PipelineModel":
+        """The model that the user chose.
+
+        Args:
+            config: Kind of cost model and of messages.
+            virtual_stages: Stages of a device.
+            schedule: Of the plan; None takes `config.schedule`, or `interleaved` for several stages a device.
+        """
+        usual = INTERLEAVED if virtual_stages > 1 else config.schedule
+        name = ALIASES.get(schedule or usual, schedule or usual)
+        simulated = config.pipeline == "simulated" or name not in CLOSED_FORMS
+        return PipelineModel(simulated, name, config.p2p == "blocking")
 
 
 def pipeline_seconds(
@@ -48,12 +61,16 @@ def pipeline_seconds(
     return stage_seconds.sum(-1) + (num_micro_batches - 1) * bottleneck
 
 
-def by_device(values: Tensor, pp: int) -> Tensor:
+def by_device(values: Tensor, pp: int, schedule: str = "1f1b") -> Tensor:
     """Sums over the stages of every device from values of stages: `(..., K)` to `(..., pp)`.
 
-    Stages are numbered in the order of layers; stage s lies on device `s % pp`.
+    Stages are numbered in the order of layers; `chunk_placement.stage_devices` names their devices.
     """
-    return values if values.shape[-1] == pp else torch.unflatten(values, -1, (-1, pp)).sum(-2)
+    if values.shape[-1] == pp:
+        return values
+    if schedule in V_SHAPED:
+        return values[..., :pp] + values[..., pp:].flip(-1)
+    return torch.unflatten(values, -1, (-1, pp)).sum(-2)
 
 
 def interleaved_ends(stage_seconds: Tensor, num_micro_batches: Tensor, pp: int) -> Tensor:
@@ -88,14 +105,35 @@ def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtua
     what a micro-batch holds between its two backward passes counts in full). Interleaved, device k of v
     stages holds `2 (pp - k - 1) + (v - 1) pp + 1` passes (Megatron-LM's warm-up and one more); they are
     counted where the warm-up puts them, pp micro-batches a stage in turn. Later the earlier stages may
-    hold one more and the later ones one less: with equal stages the sum is exact.
+    hold one more and the later ones one less: with equal stages the sum is exact. Of a schedule placed
+    as a V the passes of each stage are counted at the moment when its device holds most of them.
     """
+    if schedule in V_SHAPED:
+        rows = [_counted_in_flight(schedule, pp, count) for count in num_micro_batches.tolist()]
+        return torch.tensor(rows, dtype=torch.float64)
     if virtual_stages > 1:
         return _interleaved_in_flight(pp, num_micro_batches, virtual_stages)
-    depth = {"1f1b": pp - torch.arange(pp), "zero_bubble": torch.full((pp,), pp)}.get(schedule)
+    depth = {"1f1b": pp - torch.arange(pp), "zero_bubble_h1": torch.full((pp,), pp)}.get(schedule)
     counts = num_micro_batches.unsqueeze(1)
     held = counts.expand(-1, pp) if depth is None else torch.minimum(depth, counts)
     return held.to(torch.float64)
+
+
+@lru_cache(maxsize=256)
+def _counted_in_flight(schedule: str, pp: int, num_micro_batches: int) -> tuple[int, ...]:
+    """Micro-batches that each stage holds, from its forward pass to its weights' gradient."""
+    result = [0] * (2 * pp)
+    for order in device_orders(schedule, pp, num_micro_batches, 2):
+        held = Counter[int]()
+        most = held.copy()
+        for kind, stage, _ in order:
+            held[stage] += {"F": 1, "B": 0, "W": -1}[kind]
+            # ties go to the moment with more of the earlier stage, which holds them longer
+            if (held.total(), held[min(held)]) > (most.total(), most[min(held)]):
+                most = held.copy()
+        for stage, count in most.items():
+            result[stage] = count
+    return tuple(result)
 
 
 def _interleaved_in_flight(pp: int, num_micro_batches: Tensor, virtual_stages: int) -> Tensor:

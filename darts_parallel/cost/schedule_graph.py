@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from darts_parallel.config.schema import V_SHAPED
 from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders, warm_up_passes
-from darts_parallel.cost.v_schedules import V_SHAPED
 
 Indices = NDArray[np.int64]
 

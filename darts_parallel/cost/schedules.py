@@ -15,41 +15,23 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from darts_parallel.cost.v_schedules import V_SHAPED, v_order
+from darts_parallel.config.schema import ALIASES, SCHEDULES, V_SHAPED
+from darts_parallel.cost.v_schedules import v_order
 from darts_parallel.errors import UnsupportedError
+from darts_parallel.plan.chunk_placement import stages_a_device
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble_h1", *V_SHAPED)
-ALIASES = {"zero_bubble": "zero_bubble_h1"}
 SPLIT_BACKWARD = ("zero_bubble", "zero_bubble_h1", *V_SHAPED)
 """Schedules whose backward passes leave the gradient of the weights to a pass of its own."""
 
 
 class Operation(NamedTuple):
-    """One pass of one micro-batch through one stage, which lies on the device of `stage_devices`."""
+    """One pass of one micro-batch through one stage; `chunk_placement.stage_devices` names its device."""
 
     kind: str
     """`F` forward, `B` backward (of the input alone in a split schedule), `W` gradient of the weights."""
     stage: int
     """In the order of layers, from 0 to `pp * virtual_stages - 1`."""
     micro_batch: int
-
-
-def stage_devices(schedule: str, pp: int, num_stages: int) -> tuple[int, ...]:
-    """Device of every stage: in turn (stage s on device `s % pp`), or down and up again as a V.
-
-    Args:
-        schedule: One of `SCHEDULES`.
-        pp: Devices.
-        num_stages: A multiple of `pp`.
-    """
-    if schedule in V_SHAPED:
-        return tuple(min(stage, 2 * pp - 1 - stage) for stage in range(num_stages))
-    return tuple(stage % pp for stage in range(num_stages))
-
-
-def stages_a_device(schedule: str) -> int | None:
-    """Stages of each device, or None where the schedule is `interleaved`, which takes any number above 1."""
-    return None if schedule == "interleaved" else 2 if schedule in V_SHAPED else 1
 
 
 def device_orders(
@@ -91,7 +73,7 @@ def require_schedule(schedule: str, pp: int, num_micro_batches: int, virtual_sta
     """
     if ALIASES.get(schedule, schedule) not in SCHEDULES:
         raise UnsupportedError(
-            f"cost.schedule={schedule} must be one of {', '.join(SCHEDULES)}; nearest legal: 1f1b."
+            f"plan: schedule={schedule} must be one of {', '.join(SCHEDULES)}; nearest legal: 1f1b."
         )
     held = stages_a_device(schedule)
     if held is not None and virtual_stages != held:

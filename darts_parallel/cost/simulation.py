@@ -19,10 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from darts_parallel.config.schema import V_SHAPED
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.schedule_graph import KINDS, Graph, Indices, compiled, frame_batches, longest_period
-from darts_parallel.cost.schedules import SPLIT_BACKWARD, Operation, stage_devices
-from darts_parallel.cost.v_schedules import V_SHAPED
+from darts_parallel.cost.schedules import SPLIT_BACKWARD, Operation
+from darts_parallel.plan.chunk_placement import stage_devices
 
 Floats = NDArray[np.float64]
 
@@ -34,7 +35,7 @@ MAX_NUMBERS = 2**22
 
 @dataclass(frozen=True)
 class PassSeconds:
-    """Seconds of one micro-batch on every stage, for B plans; devices as in `schedules.stage_devices`."""
+    """Seconds of one micro-batch on every stage, for B plans; `chunk_placement` names the devices."""
 
     forward: Tensor
     """Shape `(B, S)`."""

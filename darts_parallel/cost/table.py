@@ -8,14 +8,17 @@ given as tensors.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from darts_parallel.config.schema import CLOSED_FORMS
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
-from darts_parallel.cost.pipeline import PipelineModel, in_flight
+from darts_parallel.cost.pipeline import PipelineModel, by_device, in_flight
 from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds, tied_seconds
+from darts_parallel.plan.chunk_placement import stage_devices
 from darts_parallel.plan.space import OuterSpace, admits, micro_batch_legal
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.cluster import BoundaryTopology, Cluster, StageTopology
@@ -149,12 +152,27 @@ class CostTable:
     @cached_property
     def stage_capacity(self) -> Tensor:
         """Bytes of every stage if those of a device may each fill an equal part of it, `(K,)`."""
-        return self.capacity.repeat(self.virtual_stages) / self.virtual_stages
+        return self.capacity[self.stage_device] / self.virtual_stages
+
+    @cached_property
+    def stage_device(self) -> Tensor:
+        """Device of every stage, `(K,)`."""
+        return torch.tensor(stage_devices(self.pipeline.schedule, self.pp, self.num_stages))
+
+    def by_device(self, values: Tensor) -> Tensor:
+        """Sums over the stages of every device: `(..., K)` to `(..., pp)`."""
+        return by_device(values, self.pp, self.pipeline.schedule)
+
+    @property
+    def schedule_name(self) -> str:
+        """The schedule where neither the number of chunks nor the usual 1F1B says it; else empty."""
+        return "" if self.pipeline.schedule in CLOSED_FORMS else self.pipeline.schedule
 
     @property
     def words(self) -> str:
         """The same for sentences, e.g. `pp 4` or `pp 4, cp 2`."""
         parts = [f"pp {self.pp}"] + ([f"{self.virtual_stages} chunks"] if self.virtual_stages > 1 else [])
+        parts += [f"schedule {self.schedule_name}"] if self.schedule_name else []
         return ", ".join(parts + ([f"cp {self.cp}"] if self.cp > 1 else []))
 
     @property
@@ -162,6 +180,7 @@ class CostTable:
         """What its outer choices share, for curves, e.g. `pp4` or `pp4 v2 cp2`."""
         parts = (("pp", self.pp, 0), ("v", self.virtual_stages, 1), ("cp", self.cp, 1))
         name = " ".join(f"{word}{value}" for word, value, usual in parts if value > usual)
+        name += f" {self.schedule_name}" if self.schedule_name else ""
         return f"{name} ({self.order_name})" if self.order_name else name
 
     @property
@@ -251,28 +270,43 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
     depths = [s.pp for _, s in placed]
     stages = [[c.stage_topology(k, pp) for k in range(pp)] for c, pp in zip(clusters, depths, strict=True)]
     laps = space.virtual_stages
-    between = [
-        [c.boundary_topology(k % pp, pp) for k in range(pp * laps - 1)]
-        for c, pp in zip(clusters, depths, strict=True)
-    ]
+    model = PipelineModel.from_config(problem.config.cost, laps, space.schedule)
+    between = [_boundaries(c, model.schedule, pp, laps) for c, pp in zip(clusters, depths, strict=True)]
     kinds = {kind: i for i, kind in enumerate(dict.fromkeys(k for own in stages for k in own))}
-    borders = {border: i for i, border in enumerate(dict.fromkeys(b for own in between for b in own))}
+    met = dict.fromkeys(border for own in between for border in own if border is not None)
+    borders = {border: i for i, border in enumerate(met)}
     first = _table(problem, space, list(kinds), list(borders))
     choices = ChoiceTensors.build(problem, space.num_micro_batches, space.choices, space.cp)
-    schedule = problem.config.cost.schedule
     return [
         replace(
             first,
-            stage_kind=torch.tensor([kinds[kind] for kind in own] * laps),
-            boundary_kind=torch.tensor([borders[b] for b in edges], dtype=torch.long),
+            stage_kind=torch.tensor(
+                [kinds[own[device]] for device in stage_devices(model.schedule, len(own), len(own) * laps)]
+            ),
+            boundary_kind=torch.tensor(
+                [len(borders) if b is None else borders[b] for b in edges], dtype=torch.long
+            ),
+            # where a V turns, the next stage lies on the last device, too
+            p2p=torch.cat([first.p2p, first.reshard[:, kinds[own[-1]]].unsqueeze(1)], 1)
+            if None in edges
+            else first.p2p,
             once=tied_seconds(problem, cluster, own, choices),
             capacity=capacities(cluster, own),
-            in_flight=in_flight(len(own), first.num_micro_batches, schedule, laps),
+            in_flight=in_flight(len(own), first.num_micro_batches, model.schedule, laps),
             node_order=cluster.node_order,
             order_name=order_label(cluster),
         )
         for cluster, own, edges in zip(clusters, stages, between, strict=True)
     ]
+
+
+def _boundaries(cluster: Cluster, schedule: str, pp: int, laps: int) -> list[BoundaryTopology | None]:
+    """The link after every stage but the last; None where the next stage lies on the same device."""
+    devices = stage_devices(schedule, pp, pp * laps)
+    if laps > 1 and devices[pp] == pp - 1:
+        ends = [(a, b) for a, b in pairwise(devices)]
+        return [None if a == b else cluster.boundary_topology(min(a, b), pp) for a, b in ends]
+    return [cluster.boundary_topology(device, pp) for device in devices[:-1]]
 
 
 def _table(
@@ -291,7 +325,7 @@ def _table(
     admitted = torch.tensor([[admits(problem, kind.group, c) for c in space.choices] for kind in kinds])
     empty = torch.zeros(0, dtype=torch.long)
     return CostTable(
-        pipeline=PipelineModel.from_config(problem.config.cost, space.virtual_stages),
+        pipeline=PipelineModel.from_config(problem.config.cost, space.virtual_stages, space.schedule),
         num_micro_batches=counts,
         choices=space.choices,
         layout=layout,
@@ -322,5 +356,11 @@ def plan_space(plan: Plan) -> OuterSpace:
     """The smallest space that holds a plan: its own strategies."""
     choices = tuple(dict.fromkeys(plan.layers))
     return OuterSpace(
-        plan.pp, (plan.num_micro_batches,), choices, plan.cp, plan.virtual_stages, node_order=plan.node_order
+        plan.pp,
+        (plan.num_micro_batches,),
+        choices,
+        plan.cp,
+        plan.virtual_stages,
+        node_order=plan.node_order,
+        schedule=plan.schedule,
     )

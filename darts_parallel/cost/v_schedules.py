@@ -20,8 +20,6 @@ from itertools import product
 Pass = tuple[str, int, int]
 """Kind (`F`, `B`, `W`), half of the V (0: on the way down) and micro-batch."""
 
-V_SHAPED = ("zero_bubble_v", "v_half", "v_min", "dualpipe")
-
 INTERVAL = 6
 """Passes of one micro-batch on a device: forward, backward and weights of two stages."""
 
@@ -33,7 +31,7 @@ def v_order(schedule: str, device: int, pp: int, count: int) -> Iterator[Pass]:
     """The passes of a device in the order in which it runs them.
 
     Args:
-        schedule: One of `V_SHAPED`.
+        schedule: One of `cost_config.V_SHAPED`.
         device: From 0 to `pp - 1`.
         pp: Devices.
         count: Micro-batches; at least `2 * pp` for `dualpipe`.

@@ -191,7 +191,7 @@ def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:
 
 def _pairs(table: CostTable, plan: HardPlans) -> HardPlans:
     """Two layers of one device changed at once (one gives memory, the other takes it)."""
-    stages = plan.stages()[0] % table.pp
+    stages = table.stage_device[plan.stages()[0]]
     rows = []
     for stage in range(table.pp):
         members = torch.nonzero(stages == stage).squeeze(1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from darts_parallel.cost.critical_paths import PathMemory
 from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.pipeline import by_device, interleaved_ends, pipeline_seconds
+from darts_parallel.cost.pipeline import interleaved_ends, pipeline_seconds
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.relaxation import smooth_max
@@ -89,7 +89,7 @@ def group_by_order(tables: Sequence[CostTable]) -> list[list[int]]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, table in enumerate(tables):
         counts = tuple(table.num_micro_batches.tolist())
-        key = (table.pp, table.virtual_stages, table.cp, counts, table.choices)
+        key = (table.pp, table.virtual_stages, table.pipeline.schedule, table.cp, counts, table.choices)
         groups.setdefault(key, []).append(number)
     return list(groups.values())
 
@@ -164,14 +164,14 @@ def surrogate(
     stage_seconds = stage_seconds + inside
     if table.pipeline.blocking:
         stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
-    syncs = by_device(_by_stage_kind(choices, stages, table.sync, kinds), table.pp)
+    syncs = table.by_device(_by_stage_kind(choices, stages, table.sync, kinds))
     if table.pipeline.simulated:
         total, sync = _simulated(choices, stages, table, kinds, inside, across, syncs, paths)
     else:
         sync = smooth_max(syncs, sharpness)
         total = _closed_form(stage_seconds, table, sharpness) + sync
     memory = _memory(choices, stages, table, sharpness)
-    return SurrogateCost(total + once, by_device(stage_seconds, table.pp), memory, sync, capacity)
+    return SurrogateCost(total + once, table.by_device(stage_seconds), memory, sync, capacity)
 
 
 def _closed_form(stage_seconds: Tensor, table: CostTable, sharpness: float | None) -> Tensor:
@@ -243,5 +243,5 @@ def _memory(choices: Tensor, stages: Tensor, table: CostTable, sharpness: float 
     working = torch.einsum("orlc,olc->orl", choices, table.working)
     kept = torch.einsum("orlk,orl->ork", stages, static)
     kept = kept + table.in_flight.unsqueeze(1) * torch.einsum("orlk,orl->ork", stages, activation)
-    at_work = by_device(stages, table.pp) * working.unsqueeze(-1)
-    return by_device(kept, table.pp) + smooth_max(at_work, sharpness, dim=-2)
+    at_work = table.by_device(stages) * working.unsqueeze(-1)
+    return table.by_device(kept) + smooth_max(at_work, sharpness, dim=-2)

@@ -61,7 +61,7 @@ def _exchange(table: CostTable, plans: HardPlans, over: Tensor) -> tuple[Tensor,
     seconds = (
         count * table.time[outer.unsqueeze(1), kinds, layers] + table.sync[outer.unsqueeze(1), kinds, layers]
     )
-    devices = stages % table.pp
+    devices = table.stage_device[stages]
     saved = memory.gather(-1, current) - memory
     loss = (seconds - seconds.gather(-1, current)).clamp(min=1e-12)
     same = table.layout[plans.choices].unsqueeze(-1) == table.layout

@@ -6,6 +6,9 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.problem import Problem
 
+MOST_FREE_CHUNKS = 2
+"""Chunks a device that a free choice tries although they cannot be equal."""
+
 
 def divisors(number: int) -> list[int]:
     """Divisors of `number`, rising."""
@@ -71,8 +74,12 @@ def virtual_stage_counts(problem: Problem, pp: int) -> list[int]:
     More than one need a pipeline (pp > 1) and a layer for every stage. Trainers cut the blocks evenly
     (Megatron-LM), so a free choice tries those numbers only.
     """
-    blocks, pinned = problem.model.config.num_layers, problem.config.space.pinned("virtual_stages")
+    space, blocks = problem.config.space, problem.model.config.num_layers
+    pinned = space.pinned("virtual_stages")
     most = pipeline_units(problem) // pp if pp > 1 else 1
+    if space.schedules is not None and pinned == (1,):
+        # chunks of any number of layers, as many a device as its share of the layers fills well
+        return [v for v in range(1, most + 1) if v == 1 or v <= MOST_FREE_CHUNKS or blocks % (pp * v) == 0]
     return [v for v in range(1, most + 1) if v == 1 or pinned is not None or blocks % (pp * v) == 0]
 
 

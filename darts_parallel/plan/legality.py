@@ -69,11 +69,16 @@ def _check_interleaving(plan: Plan) -> None:
         raise PlanError(
             f"plan: virtual_stages={plan.virtual_stages} must be 1 where pp is 1; nearest legal: 1."
         )
-    if plan.num_micro_batches % plan.pp:
+    if plan.schedule_name == "interleaved" and plan.num_micro_batches % plan.pp:
         near = max(round(plan.num_micro_batches / plan.pp), 1) * plan.pp
         raise PlanError(
             f"plan: num_micro_batches={plan.num_micro_batches} must be a multiple of pp={plan.pp} when "
             f"stages are interleaved; nearest legal: {near}."
+        )
+    if plan.schedule_name == "dualpipe" and plan.num_micro_batches < 2 * plan.pp:
+        raise PlanError(
+            f"plan: num_micro_batches={plan.num_micro_batches} must be at least 2 * pp = {2 * plan.pp} with "
+            f"the schedule dualpipe; nearest legal: {2 * plan.pp}."
         )
 
 

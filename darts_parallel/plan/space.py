@@ -10,7 +10,13 @@ from itertools import product
 
 from darts_parallel.config.schema import COMM_BITS, RECOMPUTE
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.degrees import context_degrees, legal_pipeline_degrees, virtual_stage_counts
+from darts_parallel.plan.chunk_placement import stages_a_device
+from darts_parallel.plan.degrees import (
+    context_degrees,
+    legal_pipeline_degrees,
+    pipeline_units,
+    virtual_stage_counts,
+)
 from darts_parallel.plan.degrees import divisors as divisors
 from darts_parallel.plan.degrees import tensor_degrees as tensor_degrees
 from darts_parallel.plan.legality import refuse_model, sequence_divides
@@ -33,6 +39,8 @@ class OuterSpace:
     """Model chunks of a stage."""
     node_order: tuple[int, ...] = ()
     """Nodes along the pipeline; empty: in rank order."""
+    schedule: str | None = None
+    """Pipeline schedule; None: `cost.schedule`, or `interleaved` where a device holds several stages."""
 
 
 def outer_spaces(problem: Problem) -> list[OuterSpace]:
@@ -50,9 +58,8 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     require_legal_pins(problem)
     mode, result = problem.config.space.node_orders, []
     for pp, cp in product(pipeline_degrees(problem), _context_degrees(problem)):
-        for laps in virtual_stage_counts(problem, pp):
-            pinned = problem.config.space.pinned("virtual_stages")
-            space = _outer_space(problem, pp, cp, laps) if _allowed(pinned, laps) else None
+        for laps, schedule in schedule_choices(problem, pp):
+            space = _outer_space(problem, pp, cp, laps, schedule)
             if space is not None:
                 orders = node_orders(problem.cluster, pp, mode)
                 result += [replace(space, node_order=order) for order in orders]
@@ -75,7 +82,33 @@ def _context_degrees(problem: Problem) -> list[int]:
     return [cp for cp in context_degrees(problem) if _allowed(problem.config.space.pinned("cp"), cp)]
 
 
-def _outer_space(problem: Problem, pp: int, cp: int, virtual_stages: int) -> OuterSpace | None:
+def schedule_choices(problem: Problem, pp: int) -> list[tuple[int, str | None]]:
+    """Stages a device and schedules that a pipeline of `pp` devices may have.
+
+    A single device runs passes in one order only: it takes the first listed schedule of one stage a device.
+    """
+    space = problem.config.space
+    pinned, named = space.pinned("virtual_stages"), space.pinned("schedules")
+    counts = virtual_stage_counts(problem, pp)
+    if named is None:
+        return [(laps, None) for laps in counts if _allowed(pinned, laps)]
+    plain = [name for name in named if stages_a_device(name) == 1]
+    if pp == 1:
+        return [(1, name) for name in plain[:1]]
+    result: list[tuple[int, str | None]] = [(1, name) for name in plain]
+    several = None if pinned == (1,) else pinned
+    for name in named:
+        fixed = stages_a_device(name)
+        if fixed is None:
+            result += [(laps, name) for laps in counts if laps > 1 and _allowed(several, laps)]
+        elif fixed > 1 and pipeline_units(problem) >= fixed * pp:
+            result.append((fixed, name))
+    return result
+
+
+def _outer_space(
+    problem: Problem, pp: int, cp: int, virtual_stages: int, schedule: str | None
+) -> OuterSpace | None:
     space, batch = problem.config.space, problem.training.global_batch_size
     if problem.cluster.num_devices % (pp * cp):
         return None
@@ -87,10 +120,17 @@ def _outer_space(problem: Problem, pp: int, cp: int, virtual_stages: int) -> Out
         m
         for m in divisors(batch)
         if (pinned is None or m in pinned)
-        and (virtual_stages == 1 or m % pp == 0)
+        and micro_batches_legal(schedule, pp, virtual_stages, m)
         and any(micro_batch_legal(problem, m, c) for c in choices)
     )
-    return OuterSpace(pp, counts, choices, cp, virtual_stages) if counts else None
+    return OuterSpace(pp, counts, choices, cp, virtual_stages, schedule=schedule) if counts else None
+
+
+def micro_batches_legal(schedule: str | None, pp: int, virtual_stages: int, count: int) -> bool:
+    """Whether a schedule exists for a number of micro-batches."""
+    if schedule is None or schedule == "interleaved":
+        return virtual_stages == 1 or count % pp == 0
+    return schedule != "dualpipe" or count >= 2 * pp
 
 
 def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator[LayerStrategy]:

@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from darts_parallel.config.schema import COMM_BITS, RECOMPUTE
+from darts_parallel.config.schema import CLOSED_FORMS, COMM_BITS, RECOMPUTE
 from darts_parallel.errors import PlanError
+from darts_parallel.plan.chunk_placement import check_schedule, stage_devices
 from darts_parallel.plan.fields import comm_bits, field, nearest_recompute, node_order_of, stage_span
 
 SCHEMA = "darts-parallel/plan/1"
@@ -47,7 +48,8 @@ class Plan:
     """A complete parallel plan.
 
     `boundaries` has `pp * virtual_stages + 1` entries: chunk c holds layers `boundaries[c]` to
-    `boundaries[c+1] - 1` and runs on stage `c % pp`. Without interleaving a chunk is a stage.
+    `boundaries[c+1] - 1` and runs on the device of the pipeline that the schedule gives it (`c % pp`, or a
+    V). Without several chunks a device a chunk is a stage.
     """
 
     num_micro_batches: int
@@ -59,6 +61,9 @@ class Plan:
     """Model chunks of a stage (interleaved schedule)."""
     node_order: tuple[int, ...] = ()
     """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank order."""
+    schedule: str | None = None
+    """Order of the passes (`cost_config.SCHEDULES`); None: `cost.schedule`, or `interleaved` where
+    `virtual_stages` is above 1."""
 
     def __post_init__(self) -> None:
         ordered = all(a < b for a, b in pairwise(self.boundaries))
@@ -80,6 +85,9 @@ class Plan:
                 f"stages lists; nearest legal: {min(near, key=lambda v: abs(v - self.virtual_stages))}."
             )
 
+        if self.schedule is not None:
+            check_schedule(self.schedule, self.virtual_stages)
+
     @property
     def num_chunks(self) -> int:
         """Contiguous runs of layers, `pp * virtual_stages`."""
@@ -99,7 +107,18 @@ class Plan:
     @property
     def stage_of_layer(self) -> tuple[int, ...]:
         """Stage index of every layer."""
-        return tuple(chunk % self.pp for chunk in self.chunk_of_layer)
+        devices = self.chunk_devices
+        return tuple(devices[chunk] for chunk in self.chunk_of_layer)
+
+    @property
+    def schedule_name(self) -> str:
+        """The schedule; where the plan names none, the usual one of its chunks."""
+        return self.schedule or ("interleaved" if self.virtual_stages > 1 else "1f1b")
+
+    @property
+    def chunk_devices(self) -> tuple[int, ...]:
+        """Device of the pipeline of every chunk."""
+        return stage_devices(self.schedule_name, self.pp, self.num_chunks)
 
     def describe(self, global_batch_size: int) -> str:
         """The plan in one line, e.g. `dp 4 · tp 2 · pp 4 · micro-batch 1 × 16 · ZeRO-1`."""
@@ -114,6 +133,7 @@ class Plan:
             f"tp {span([layer.tp for layer in self.layers])}",
             *([f"cp {self.cp}"] if self.cp > 1 else []),
             f"pp {self.pp}" + (f" × {self.virtual_stages} chunks" if self.virtual_stages > 1 else ""),
+            *([self.schedule_name] if self.schedule_name not in CLOSED_FORMS else []),
             f"micro-batch {span(micro)} × {self.num_micro_batches}",
             f"ZeRO-{span([layer.zero_stage for layer in self.layers])}",
         ]
@@ -152,7 +172,7 @@ class Plan:
         ranks = range(num_devices) if ranks is None else ranks
         stages = []
         for chunk, (first, end) in enumerate(pairwise(self.boundaries)):
-            lap, stage = divmod(chunk, self.pp)
+            lap, stage = chunk // self.pp, self.chunk_devices[chunk]
             own = list(ranks[stage * size : (stage + 1) * size])
             numbered = {"chunk": lap} if self.virtual_stages > 1 else {}
             stages.append({"layers": [first, end], "ranks": own} | numbered)
@@ -161,6 +181,7 @@ class Plan:
             "pp": self.pp,
             "cp": self.cp,
             "virtual_stages": self.virtual_stages,
+            "schedule": self.schedule_name,
             "num_micro_batches": self.num_micro_batches,
             "stages": stages,
             "layers": layers,
@@ -197,6 +218,7 @@ class Plan:
             cp=field(data, "cp", int, minimum=1, default=1),
             virtual_stages=field(data, "virtual_stages", int, minimum=1, default=1),
             node_order=node_order_of(data),
+            schedule=field(data, "schedule", str) if "schedule" in data else None,
         )
         pp = field(data, "pp", int)
         if pp != plan.pp:
@@ -214,7 +236,7 @@ def _check_ranks(stage: dict[str, Any], index: int, plan: Plan) -> None:
         return
     strategy = plan.layers[plan.boundaries[index]]
     size, ranks = strategy.tp * plan.cp * strategy.dp, stage["ranks"]
-    first = index % plan.pp * size
+    first = plan.chunk_devices[index] * size
     fits = isinstance(ranks, list) and len(ranks) == size
     if not fits or any(type(rank) is not int or rank != first + i for i, rank in enumerate(ranks)):
         given = f"{ranks[:4]!r} ({len(ranks)} of them)" if isinstance(ranks, list) else repr(ranks)

@@ -21,7 +21,6 @@ from darts_parallel.cost.compute import (
 from darts_parallel.cost.evaluation import evaluate, hard_plan, neighbour_seconds
 from darts_parallel.cost.layer_costs import accumulation_seconds, element_bytes
 from darts_parallel.cost.memory import StateBytes, parameters_per_rank, state_bytes, static_bytes
-from darts_parallel.cost.pipeline import by_device
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.cluster import GIB, Device
 from darts_parallel.problem.model import LayerSpec
@@ -185,8 +184,8 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
             if terms.get(name):
                 yield _line(stage, words, name, len(indices) * terms[name])
     inside, across = neighbour_seconds(table, hard, hard.stages())
-    inside = by_device(inside, plan.pp)
-    across = by_device(torch.nn.functional.pad(across, (1, 0)), plan.pp)
+    inside = table.by_device(inside)
+    across = table.by_device(torch.nn.functional.pad(across, (1, 0)))
     for stage in range(plan.pp):
         if float(inside[0, stage]):
             yield _line(stage, "between layers", "resharding", float(inside[0, stage]))

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from darts_parallel.config.schema import V_SHAPED
 from darts_parallel.cost.schedule_graph import compiled
 from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders, warm_up_passes
 from darts_parallel.cost.simulation import PassSeconds, device_ends, timeline
-from darts_parallel.cost.v_schedules import V_SHAPED
 from darts_parallel.errors import UnsupportedError
 from tests.support.event_queue import event_queue_ends
 
