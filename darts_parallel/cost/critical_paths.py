@@ -32,13 +32,24 @@ class Criticalities:
 
     @staticmethod
     def of(
-        passes: PassSeconds, sync: Tensor, num_micro_batches: Tensor, pp: int, model: PipelineModel
+        passes: PassSeconds,
+        sync: Tensor,
+        num_micro_batches: Tensor,
+        pp: int,
+        model: PipelineModel,
+        *,
+        whole: bool = False,
     ) -> "Criticalities":
-        """Those of one longest path of each plan; arguments as in `simulated_seconds`."""
+        """Those of one longest path of each plan; arguments as in `simulated_seconds`.
+
+        With `whole` they are a path through the schedule, else possibly one and its repetition beyond it.
+        """
         rows = (passes.forward, passes.backward, passes.weight_gradient, passes.message, sync)
         leaves = [row.detach().clone().requires_grad_() for row in rows]
         with torch.enable_grad():
-            total, _ = simulated_seconds(PassSeconds(*leaves[:4]), leaves[4], num_micro_batches, pp, model)
+            total, _ = simulated_seconds(
+                PassSeconds(*leaves[:4]), leaves[4], num_micro_batches, pp, model, whole=whole
+            )
         given = torch.autograd.grad(total.sum(), leaves, allow_unused=True)
         return Criticalities(
             *(torch.zeros_like(leaf) if row is None else row for leaf, row in zip(leaves, given, strict=True))

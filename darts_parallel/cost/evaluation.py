@@ -34,13 +34,24 @@ class BatchCost:
     """Fits the memory, legal strategies and stages, `(B,)` bool."""
 
 
-def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
-    """Costs of hard plans, vectorised.
+@dataclass(frozen=True)
+class TableReading:
+    """What a table says of B hard plans before their passes are put in order; seconds and bytes."""
 
-    Args:
-        table: Costs of their pipeline degree.
-        plans: B plans.
-    """
+    stage_seconds: Tensor
+    """One micro-batch on every stage, what blocks it included, `(B, K)`."""
+    sync: Tensor
+    """Gradient synchronisation and optimizer, `(B, pp)`."""
+    once: Tensor
+    """Paid once an iteration, `(B,)`."""
+    memory: Tensor
+    """Peak bytes, reserve excluded, `(B, pp)`."""
+    feasible: Tensor
+    """Fits the memory, legal strategies and stages, `(B,)` bool."""
+
+
+def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
+    """Read hard plans from their table; arguments as in `evaluate_batch`."""
     stages = plans.stages()
     outer, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
     kinds = table.stage_kind[stages]
@@ -50,7 +61,7 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
     stage_seconds = _per_stage(seconds, stages, table.num_stages) + inside
     if table.pipeline.blocking:
         stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
-    device_seconds, devices = table.by_device(stage_seconds), table.stage_device[stages]
+    devices = table.stage_device[stages]
     sync_seconds = _per_stage(sync, devices, table.pp)
     once = table.once[outer, layers, plans.choices].sum(1)
     flight = table.in_flight[outer, stages]
@@ -58,11 +69,25 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
         table.static[outer, layers, plans.choices] + flight * table.activation[outer, layers, plans.choices]
     )
     working = table.working[outer, layers, plans.choices]
-    largest = torch.zeros_like(device_seconds).scatter_reduce(1, devices, working, "amax")
+    largest = torch.zeros_like(sync_seconds).scatter_reduce(1, devices, working, "amax")
     memory = _per_stage(kept, devices, table.pp) + largest
     legal = table.allowed[outer, plans.choices].all(1) & ~(table.joined[plans.starts].any(1))
     if table.kind_allowed is not None:
         legal &= table.runs(kinds, plans.choices).all(1)
+    fits = legal & (memory <= table.capacity).all(1)
+    return TableReading(stage_seconds, sync_seconds, once, memory, fits)
+
+
+def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
+    """Costs of hard plans, vectorised.
+
+    Args:
+        table: Costs of their pipeline degree.
+        plans: B plans.
+    """
+    reading = table_reading(table, plans)
+    stage_seconds, sync_seconds = reading.stage_seconds, reading.sync
+    device_seconds = table.by_device(stage_seconds)
     counts = table.num_micro_batches[plans.outer]
     if table.pipeline.simulated:
         passes = pass_seconds(table, plans)
@@ -73,8 +98,9 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
         else:
             end = pipeline_seconds(stage_seconds, counts)
         total, ends = end + sync_seconds.amax(1), end.unsqueeze(1).expand_as(device_seconds)
-    fits = legal & (memory <= table.capacity).all(1)
-    return BatchCost(total + once, device_seconds, sync_seconds, ends, memory, fits)
+    return BatchCost(
+        total + reading.once, device_seconds, sync_seconds, ends, reading.memory, reading.feasible
+    )
 
 
 def pass_seconds(table: CostTable, plans: HardPlans) -> PassSeconds:

@@ -74,7 +74,9 @@ class Event(NamedTuple):
     end: float
 
 
-def device_ends(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int) -> Tensor:
+def device_ends(
+    passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int, *, whole: bool = False
+) -> Tensor:
     """Seconds from the start of an iteration until every device has ended its last pass.
 
     Differentiable once; a gradient is that of one critical path.
@@ -84,6 +86,7 @@ def device_ends(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: 
         schedule: One of `schedules.SCHEDULES`.
         pp: Devices.
         num_micro_batches: The same for all plans.
+        whole: Go through every pass even where passes repeat: a gradient then counts those of one path.
 
     Returns:
         Shape `(B, pp)`.
@@ -93,6 +96,8 @@ def device_ends(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: 
     """
     rows = passes.rows(schedule in SPLIT_BACKWARD)
     chunks = passes.forward.shape[1] // pp
+    if whole:
+        return _ends(rows, compiled(schedule, pp, num_micro_batches, chunks)).T
     if schedule == "gpipe" and num_micro_batches > 2:
         # two flow shops one after the other: each further micro-batch adds its slowest passes
         one, two = (_ends(rows, compiled(schedule, pp, count, chunks)) for count in (1, 2))
@@ -144,7 +149,13 @@ def _continued(rows: Tensor, graph: Graph, periods: int, length: int) -> Tensor:
 
 
 def simulated_seconds(
-    passes: PassSeconds, sync: Tensor, num_micro_batches: Tensor, pp: int, model: PipelineModel
+    passes: PassSeconds,
+    sync: Tensor,
+    num_micro_batches: Tensor,
+    pp: int,
+    model: PipelineModel,
+    *,
+    whole: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Seconds of an iteration in which every device synchronises once its last backward has ended.
 
@@ -154,6 +165,7 @@ def simulated_seconds(
         num_micro_batches: Shape `(B,)`.
         pp: Devices.
         model: Schedule and kind of message.
+        whole: As in `device_ends`.
 
     Returns:
         Seconds of the iteration, `(B,)`, and until each device has ended its last pass, `(B, pp)`.
@@ -162,7 +174,8 @@ def simulated_seconds(
     ends = torch.zeros_like(sync)
     for count in sorted(set(num_micro_batches.tolist())):
         index = torch.nonzero(num_micro_batches == count).squeeze(1)
-        ends = ends.index_copy(0, index, device_ends(passes[index], model.schedule, pp, count))
+        some = device_ends(passes[index], model.schedule, pp, count, whole=whole)
+        ends = ends.index_copy(0, index, some)
     return (ends + sync).amax(1), ends
 
 

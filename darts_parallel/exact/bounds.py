@@ -6,13 +6,14 @@ stages and the bottleneck are then bounded apart, each by a dynamic program over
 so layers stay whole: pricing the bottleneck itself would split them, and is loose (17 % at 16 stages).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from darts_parallel.cost.schedules import SPLIT_BACKWARD
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.segments import Array as Array
 from darts_parallel.exact.segments import Index as Index
@@ -117,7 +118,8 @@ def equal_rows(features: Array) -> Index:
 def outer_lower_bounds(table: CostTable, mode: str = "layerwise") -> Tensor:
     """A lower bound on the iteration time of any feasible plan, for every outer choice.
 
-    Interleaved stages have a loose bound only, which knows no memory.
+    Several stages a device have a loose bound only, which knows no memory (`schedule_bounds.py` has better
+    ones); where the pipeline is simulated the closed form bounds nothing, and the devices' work does.
 
     Args:
         table: Costs of one pipeline degree.
@@ -127,17 +129,47 @@ def outer_lower_bounds(table: CostTable, mode: str = "layerwise") -> Tensor:
     Returns:
         Seconds, shape `(O,)`; infinite where no plan fits the memory.
     """
-    if table.virtual_stages > 1:
-        return _work_bounds(table)
+    if table.virtual_stages > 1 or table.pipeline.simulated:
+        return _work_bounds(table, mode)
     bounds = [lower_bound(OuterCosts.read(table, o), mode) for o in range(table.num_outer)]
     return torch.tensor(bounds, dtype=torch.float64)
 
 
-def _work_bounds(table: CostTable) -> Tensor:
-    """The cheapest work of all layers, spread evenly over the devices: holds for any schedule, `(O,)`."""
-    cheapest = table.time.detach().amin(1).masked_fill(~table.allowed.unsqueeze(1), torch.inf).amin(-1)
-    work = table.num_micro_batches * cheapest.sum(-1) / table.pp
-    return work * (1 - ROUNDING)
+def _work_bounds(table: CostTable, mode: str) -> Tensor:
+    """Bounds that hold for any schedule, `(O,)`: a device computes its share of all micro-batches.
+
+    One stage a device: stages stay whole layers and fit the memory, and the first micro-batch crosses the
+    stages before a device first. Several: the cheapest work of all layers, spread evenly, without memory.
+    """
+    count = table.num_micro_batches.view(-1, 1, 1)
+    illegal = ~table.allowed.unsqueeze(1)
+    spent = count * table.time.detach().amin(1) + table.sync.detach().amin(1)
+    even = spent.masked_fill(illegal, torch.inf).amin(-1).sum(-1) / table.pp
+    once = table.once.detach().masked_fill(illegal, torch.inf).amin(-1).sum(-1)
+    if table.virtual_stages == 1:
+        staged = [_staged_bound(table, outer, mode) for outer in range(table.num_outer)]
+        even = torch.maximum(even, torch.tensor(staged, dtype=torch.float64))
+    return (even + once) * (1 - ROUNDING)
+
+
+def _staged_bound(table: CostTable, outer: int, mode: str) -> float:
+    """The same for one stage a device: the way to it, its work, and the way back or its synchronisation."""
+    costs = OuterCosts.read(table, outer)
+    if not table.pipeline.blocking:
+        # messages then pass beside the work
+        costs = replace(costs, p2p=np.zeros_like(costs.p2p))
+    grid, count = SegmentGrid.build(costs, mode), float(costs.num_micro_batches)
+    chosen = torch.as_tensor(costs.choices)
+
+    def before(seconds: Tensor) -> Array:
+        return prefix_sums(seconds[outer].detach()[..., chosen].amin((0, -1)).numpy())[None, :, None]
+
+    synced = grid.lower_bounds(time=count, sync=1.0) + before(table.forward)
+    # the weights' gradients of the device may come after its last backward, beside the way back
+    if table.pipeline.schedule in SPLIT_BACKWARD:
+        return best_bottleneck(synced)
+    crossed = grid.lower_bounds(time=count) + before(table.forward + table.backward)
+    return best_bottleneck(np.maximum(synced, crossed))
 
 
 def lower_bound(costs: OuterCosts, mode: str) -> float:

@@ -14,6 +14,7 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.pool import PlanPool, PricedPlan, TablePlans
+from darts_parallel.gradient.screening import MoveScreen
 from darts_parallel.gradient.stage_moves import (
     repartitioned,
     resolved_chain,
@@ -75,18 +76,16 @@ def polish(
     if kind == "layerwise" and thorough:
         levels.append(lambda current: _pairs(table, current))
     best = float(evaluate_batch(table, plan).iteration_time[0])
-    evaluated, level = 0, 0
+    screen, level = MoveScreen(table), 0
     while level < len(levels) and not stop():
         candidates = levels[level](plan)
-        cost = evaluate_batch(table, candidates)
-        evaluated += len(candidates)
-        times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        times = screen.seconds(candidates, best)
         index = int(times.argmin())
         if float(times[index]) < best * (1.0 - RELATIVE_GAIN):
             plan, best, level = candidates[index : index + 1], float(times[index]), 0
         else:
             level += 1
-    return plan, best, evaluated
+    return plan, best, screen.simulated
 
 
 def _moves(table: CostTable, plan: HardPlans, kind: str) -> HardPlans:

@@ -1,9 +1,11 @@
 """Relaxed plans to hard ones: argmax strategies, rounded edges, and a repair of what does not fit."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
+from darts_parallel.cost.evaluation import BatchCost, evaluate_batch, table_reading
 from darts_parallel.cost.hard_plans import HardPlans, round_edges, unit_starts
 from darts_parallel.cost.table import CostTable
 
@@ -45,8 +47,12 @@ def repair(table: CostTable, plans: HardPlans, limit: float) -> tuple[HardPlans,
         choices = plans.choices.clone()
         choices[index] = exchanged
         plans = HardPlans(plans.outer, choices, plans.starts)
-        cost = evaluate_batch(table, plans)
-    return plans, cost
+        if table.pipeline.simulated:
+            # seconds are worth a simulation at the end alone
+            cost = replace(cost, memory=table_reading(table, plans).memory)
+        else:
+            cost = evaluate_batch(table, plans)
+    return plans, evaluate_batch(table, plans) if table.pipeline.simulated else cost
 
 
 def _exchange(table: CostTable, plans: HardPlans, over: Tensor) -> tuple[Tensor, Tensor]:

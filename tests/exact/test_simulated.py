@@ -30,8 +30,8 @@ def test_a_large_space_gets_the_closed_forms_optimum_without_a_proof(schedule: s
     answer = dynamic_programming.find_plan(problem)
     closed = dynamic_programming.find_plan(load_problem(given))
     assert not answer.proven
-    assert answer.lower_bound_s == 0.0
-    assert "nothing is proven" in answer.note
+    assert 0.8 * answer.iteration_time_s < answer.lower_bound_s < answer.iteration_time_s
+    assert "only the bound is proven" in answer.note
     assert answer.plan == closed.plan
     assert answer.plan is not None
     assert answer.iteration_time_s == evaluate(answer.plan, problem).iteration_time_s

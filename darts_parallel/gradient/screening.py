@@ -1,0 +1,91 @@
+"""Moves of a simulated pipeline, priced in the order of what critical paths promise of them.
+
+A path through the schedule is never longer than the longest one, so the seconds along known critical paths
+bound a changed plan from below: a move that leaves some path as long as it is cannot help, and is not
+simulated. The others are simulated in batches, most promising first, until one helps; every batch without
+gain gives a path more. When none is left the whole neighbourhood has been asked.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost.critical_paths import Criticalities
+from darts_parallel.cost.evaluation import evaluate_batch, pass_seconds, table_reading
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.table import CostTable
+
+FIRST_BATCH = 32
+"""Plans that are simulated at first; each further batch is twice as large."""
+MOST_PATHS = 12
+"""Paths that are remembered of an outer choice."""
+
+
+@dataclass
+class MoveScreen:
+    """Prices hard plans of one table against the best known."""
+
+    table: CostTable
+    simulated: int = field(default=0, init=False)
+    """Plans whose true cost was worked out."""
+    paths: dict[int, list[Criticalities]] = field(default_factory=lambda: defaultdict(list), init=False)
+    """By outer choice, newest last."""
+
+    def seconds(self, plans: HardPlans, best: float) -> Tensor:
+        """Seconds per iteration of plans that are faster than `best`, shape `(B,)`.
+
+        Infinite: infeasible, not faster, or, where a more promising one is, not looked at.
+
+        Args:
+            plans: B plans.
+            best: Seconds of the plan that they change.
+        """
+        result = torch.full((len(plans),), torch.inf, dtype=torch.float64)
+        if not self.table.pipeline.simulated:
+            cost = evaluate_batch(self.table, plans)
+            self.simulated += len(plans)
+            return cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        reading = table_reading(self.table, plans)
+        left = torch.nonzero(reading.feasible).squeeze(1)
+        size = FIRST_BATCH
+        bound = self._bounds(plans[left], reading.sync[left], reading.once[left])
+        while len(left):
+            order = torch.argsort(bound, stable=True)
+            order = order[bound[order] < best]
+            batch, rest = left[order[:size]], order[size:]
+            if not len(batch):
+                break
+            some = plans[batch]
+            times = evaluate_batch(self.table, some).iteration_time
+            self.simulated += len(batch)
+            result[batch] = torch.where(times < best, times, torch.inf)
+            self._remember(some[times.argmin().unsqueeze(0)])
+            if bool((times < best).any()):
+                break
+            left, size = left[rest], 2 * size
+            newest = self._bounds(plans[left], reading.sync[left], reading.once[left], newest=True)
+            bound = torch.maximum(bound[rest], newest)
+        return result
+
+    def _remember(self, plan: HardPlans) -> None:
+        """Keep a critical path of one plan."""
+        table, outer = self.table, int(plan.outer[0])
+        count = table.num_micro_batches[plan.outer]
+        passes, sync = pass_seconds(table, plan), table_reading(table, plan).sync
+        path = Criticalities.of(passes, sync, count, table.pp, table.pipeline, whole=True)
+        self.paths[outer] = [*self.paths[outer][1 - MOST_PATHS :], path]
+
+    def _bounds(self, plans: HardPlans, sync: Tensor, once: Tensor, *, newest: bool = False) -> Tensor:
+        """Seconds that plans need at least, `(B,)`, by all paths of their outer choices or the newest."""
+        result = torch.zeros(len(plans), dtype=torch.float64)
+        if not len(plans):
+            return result
+        passes = pass_seconds(self.table, plans)
+        for outer, paths in self.paths.items():
+            mine = torch.nonzero(plans.outer == outer).squeeze(1)
+            for path in paths[-1:] if newest else paths:
+                length = path.seconds(passes[mine], sync[mine]) + once[mine]
+                result[mine] = torch.maximum(result[mine], length)
+        return result

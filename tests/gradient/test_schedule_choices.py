@@ -1,0 +1,137 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from darts_parallel import Plan, evaluate, load_problem, search
+from darts_parallel.config.schema import SCHEDULES, V_SHAPED
+from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.pipeline import in_flight
+from darts_parallel.cost.schedules import device_orders
+from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.errors import ConfigError, PlanError, UnsupportedError
+from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.schedule_bounds import chain_bound, simulated_lower_bound
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
+from darts_parallel.plan.chunk_placement import stage_devices
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.problem.problem import Problem
+from tests.support.random_plans import random_plans
+
+TOY = ["model=toy", "cluster=toy", "training=toy"]
+SMALL = [
+    "space.kind=uniform",
+    "space.zero_stage=[0,1]",
+    "space.recompute=none",
+    "space.sequence_parallel=false",
+]
+ALL = f"space.schedules=[{','.join(SCHEDULES)}]"
+
+
+def tables_of(*overrides: str) -> tuple[Problem, list[CostTable]]:
+    problem = load_problem([*TOY, ALL, *overrides])
+    return problem, build_tables(problem, outer_spaces(problem))
+
+
+@pytest.mark.parametrize("schedule", V_SHAPED)
+@pytest.mark.parametrize(("pp", "count"), [(2, 4), (3, 7), (4, 16)])
+def test_every_pass_of_a_v_runs_once_on_its_device_and_weights_follow_their_backward(
+    schedule: str, pp: int, count: int
+) -> None:
+    devices = stage_devices(schedule, pp, 2 * pp)
+    for device, order in enumerate(device_orders(schedule, pp, count, 2)):
+        assert len(set(order)) == len(order) == 2 * 3 * count
+        assert {operation.stage for operation in order} == {s for s, d in enumerate(devices) if d == device}
+        place = {operation: number for number, operation in enumerate(order)}
+        for operation, number in place.items():
+            before = {"B": "F", "W": "B"}.get(operation.kind)
+            assert before is None or place[operation._replace(kind=before)] < number
+
+
+@pytest.mark.parametrize(
+    ("schedule", "share"), [("zero_bubble_v", 1.0), ("v_half", 0.7), ("v_min", 0.5), ("dualpipe", 1.07)]
+)
+def test_a_v_holds_its_published_share_of_the_activations_of_1f1b(schedule: str, share: float) -> None:
+    pp = 8
+    held = in_flight(pp, torch.tensor([64]), schedule, 2)[0]
+    # two stages a device, each half as long as one of 1F1B, whose first device holds pp micro-batches
+    devices = torch.tensor(stage_devices(schedule, pp, 2 * pp))
+    largest = torch.zeros(pp, dtype=held.dtype).scatter_add(0, devices, held / 2).amax()
+    assert float(largest) <= share * pp
+    assert float(largest) > (share - 0.21) * pp
+
+
+def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object) -> None:
+    problem, tables = tables_of("space.pp=2", *SMALL)
+    assert {table.pipeline.schedule for table in tables} == set(SCHEDULES)
+    settings = SearchConfig(num_steps=20, num_restarts=4, hard_every=5, polish_starts=2)
+    result = search(problem, seed=0, config=settings)
+    best = brute_force(tables, "uniform")
+    assert result.iteration_time_s == pytest.approx(best.cost, rel=1e-9)
+    names = tuple(layer.name for layer in problem.model.layers)
+    data = json.loads(json.dumps(result.plan.to_dict(names, problem.cluster.num_devices)))
+    assert data["schedule"] == result.plan.schedule
+    again = Plan.from_dict(data)
+    assert again == result.plan
+    assert evaluate(again, problem).iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_surrogate_of_one_hot_weights_is_the_true_cost_under_every_schedule(seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    _, tables = tables_of("space.pp=[2,3]", "space.zero_stage=[0,1,3]", "model.num_layers=8")
+    for table in tables:
+        plans = random_plans(table, table.num_outer, rng)
+        plans = HardPlans(torch.arange(table.num_outer), plans.choices, plans.starts)
+        hard = evaluate_batch(table, plans)
+        soft = surrogate(RelaxedPlans.one_hot(plans, table), table)
+        torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0.0)
+        torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=0.0)
+
+
+def test_no_plan_is_below_the_bounds_of_its_outer_choice() -> None:
+    _, tables = tables_of("space.pp=[2,4]", *SMALL, "space.tp=1")
+    least = []
+    for table in tables:
+        bounds = outer_lower_bounds(table, "uniform")
+        for outer in range(table.num_outer):
+            best = brute_force([table.select([outer])], "uniform").cost
+            chain = chain_bound(table, outer, rounds=6)
+            assert 0 < float(bounds[outer]) <= best
+            assert 0 < chain <= best
+            least.append(best)
+    together = simulated_lower_bound(tables, "uniform", known=min(least) * 1.5)
+    assert 0.8 * min(least) < together <= min(least)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["space.schedules=[1f1b,zigzag]"], "space.schedules"),
+        (["space.schedules=[]"], "space.schedules"),
+        (["space=executable", "space.schedules=[zero_bubble_v]"], "space.schedules"),
+        (["space.schedules=[1f1b]", "cost=searcher"], "cost=analytic"),
+    ],
+)
+def test_schedules_that_cannot_be_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_problem([*TOY, *overrides])
+
+
+def test_plans_name_schedules_that_fit_them() -> None:
+    layer = LayerStrategy(1, 4)
+    plan = Plan(4, (0, 2, 3, 4, 7), (layer,) * 7, virtual_stages=2, schedule="zero_bubble_v")
+    assert plan.stage_of_layer == (0, 0, 1, 1, 0, 0, 0)
+    with pytest.raises(PlanError, match="virtual_stages=2 must be 1"):
+        replace(plan, schedule="gpipe")
+    with pytest.raises(PlanError, match="nearest legal: v_half"):
+        replace(plan, schedule="v_halve")
+    with pytest.raises(PlanError, match=r"2 \* pp"):
+        evaluate(replace(plan, num_micro_batches=2, schedule="dualpipe"), load_problem(TOY))
+    with pytest.raises(UnsupportedError, match="at least"):
+        device_orders("dualpipe", 2, 3, 2)
