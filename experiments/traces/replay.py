@@ -3,7 +3,8 @@
 Forward and backward passes take what was recorded; when each may begin follows from the schedule alone
 (`darts_parallel.cost.simulation`, the longest path). No send and no receive is read: a receive holds the
 waiting that the replay is to find. After its last backward a device joins the collectives of the step's end;
-of each the shortest recorded duration among its ranks counts, since the rank that comes last waits for nobody.
+of each the shortest recorded duration among its ranks counts, since the rank that comes last waits for
+nobody.
 """
 
 from collections.abc import Iterable
