@@ -284,7 +284,7 @@ class Config:
                     "the seed report's model knows no schedules; nearest legal: null."
                 )
             # schedules are compared by one reading; most have no closed form
-            self.cost.pipeline = "simulated"
+            self.cost.pipeline, self.cost.schedule = "simulated", "1f1b"
         if self.model is not MISSING and self.training is not MISSING:
             self._check_together()
 

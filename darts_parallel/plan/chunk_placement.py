@@ -24,6 +24,11 @@ def stages_a_device(schedule: str) -> int | None:
     return None if schedule == "interleaved" else 2 if schedule in V_SHAPED else 1
 
 
+def usual_schedule(virtual_stages: int) -> str:
+    """The schedule of a plan that names none."""
+    return "interleaved" if virtual_stages > 1 else "1f1b"
+
+
 def check_schedule(schedule: str, virtual_stages: int) -> None:
     """Refuse a schedule that is not known or needs another number of stages a device.
 

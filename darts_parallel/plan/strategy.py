@@ -7,7 +7,7 @@ from typing import Any
 
 from darts_parallel.config.schema import CLOSED_FORMS, COMM_BITS, RECOMPUTE
 from darts_parallel.errors import PlanError
-from darts_parallel.plan.chunk_placement import check_schedule, stage_devices
+from darts_parallel.plan.chunk_placement import check_schedule, stage_devices, usual_schedule
 from darts_parallel.plan.fields import comm_bits, field, nearest_recompute, node_order_of, stage_span
 
 SCHEMA = "darts-parallel/plan/1"
@@ -87,6 +87,8 @@ class Plan:
 
         if self.schedule is not None:
             check_schedule(self.schedule, self.virtual_stages)
+        if self.schedule == usual_schedule(self.virtual_stages):
+            object.__setattr__(self, "schedule", None)  # one spelling of one plan
 
     @property
     def num_chunks(self) -> int:
@@ -113,7 +115,7 @@ class Plan:
     @property
     def schedule_name(self) -> str:
         """The schedule; where the plan names none, the usual one of its chunks."""
-        return self.schedule or ("interleaved" if self.virtual_stages > 1 else "1f1b")
+        return self.schedule or usual_schedule(self.virtual_stages)
 
     @property
     def chunk_devices(self) -> tuple[int, ...]:

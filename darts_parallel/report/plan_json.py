@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from darts_parallel.cost.evaluation import CostBreakdown
+from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.file import package_version
 from darts_parallel.plan.strategy import SCHEMA, Plan
@@ -96,6 +97,8 @@ def _verification_dict(entry: Verification, problem: Problem) -> dict[str, Any]:
 
 
 def _placed(plan: Plan, names: tuple[str, ...], problem: Problem) -> dict[str, Any]:
-    """The plan with the ranks that its node order gives every stage."""
+    """The plan with the ranks that its node order gives every stage, and the schedule that prices it."""
     cluster = problem.cluster.arranged(plan.node_order)
-    return plan.to_dict(names, cluster.num_devices, cluster.pipeline_ranks)
+    model = PipelineModel.from_config(problem.config.cost, plan.virtual_stages, plan.schedule)
+    placed = plan.to_dict(names, cluster.num_devices, cluster.pipeline_ranks)
+    return placed | {"schedule": model.schedule}
