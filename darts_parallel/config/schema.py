@@ -55,6 +55,7 @@ class CostConfig:
         require_member("cost.name", self.name, COSTS)
         require_member("cost.pipeline", self.pipeline, PIPELINES)
         require_member("cost.schedule", self.schedule, COST_SCHEDULES)
+        self.schedule = ALIASES.get(self.schedule, self.schedule)
         require_member("cost.p2p", self.p2p, P2P)
         if self.pipeline == "simulated":
             if self.name == "searcher":
