@@ -113,7 +113,8 @@ def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtua
         return torch.tensor(rows, dtype=torch.float64)
     if virtual_stages > 1:
         return _interleaved_in_flight(pp, num_micro_batches, virtual_stages)
-    depth = {"1f1b": pp - torch.arange(pp), "zero_bubble_h1": torch.full((pp,), pp)}.get(schedule)
+    name = ALIASES.get(schedule, schedule)
+    depth = {"1f1b": pp - torch.arange(pp), "zero_bubble_h1": torch.full((pp,), pp)}.get(name)
     counts = num_micro_batches.unsqueeze(1)
     held = counts.expand(-1, pp) if depth is None else torch.minimum(depth, counts)
     return held.to(torch.float64)
