@@ -1,7 +1,9 @@
 """Training text that needs no download: the bytes of the Python standard library's own source."""
 
 import hashlib
+import os
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,23 +12,28 @@ from torch import Tensor
 
 from darts_parallel.errors import UnsupportedError
 
-VALIDATION_SHARE = 0.1
+PARTS = ("train", "validation", "test")
+SHARES = {"validation": 0.1, "test": 0.1}
+"""Shares of the files; the rest is for training."""
 EXCLUDED = ("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__")
 """Folders that not every installation has, and installed packages, which are not the library."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Bytes of disjoint files, uint8."""
+    """Bytes of disjoint files, uint8.
+
+    The weights step on `train`, the logits on `validation`, and plans are judged on `test`, which no
+    search sees. Each has shape `(bytes,)`.
+    """
 
     train: Tensor
-    """Shape `(train bytes,)`."""
     validation: Tensor
-    """Shape `(validation bytes,)`."""
+    test: Tensor
 
 
 def load_corpus(folder: Path | None = None, max_bytes: int = 8_000_000) -> Corpus:
-    """Read all `*.py` below `folder`, each file wholly in one of the two parts.
+    """Read all `*.py` below `folder`, each file wholly in one of the three parts.
 
     A file's part follows from a hash of its relative path, so that it does not depend on the order
     or on the other files.
@@ -39,23 +46,35 @@ def load_corpus(folder: Path | None = None, max_bytes: int = 8_000_000) -> Corpu
         UnsupportedError: there is too little source, e.g. a Python that ships only compiled files.
     """
     root = folder or Path(sysconfig.get_path("stdlib"))
-    parts: dict[bool, list[bytes]] = {False: [], True: []}
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if not any(part in EXCLUDED for part in relative.parts):
-            parts[is_validation(relative.as_posix())].append(path.read_bytes())
-    train, validation = b"".join(parts[False])[:max_bytes], b"".join(parts[True])
-    if min(len(train), len(validation)) < 10_000:
+    parts: dict[str, list[bytes]] = {name: [] for name in PARTS}
+    for path in _sources(root):
+        parts[part_of(path.relative_to(root).as_posix())].append(path.read_bytes())
+    texts = {name: b"".join(files) for name, files in parts.items()}
+    texts["train"] = texts["train"][:max_bytes]
+    if min(len(text) for text in texts.values()) < 10_000:
         raise UnsupportedError(
             f"bilevel: {root} holds too little Python source to train on; give another folder."
         )
-    return Corpus(_bytes(train), _bytes(validation))
+    return Corpus(**{name: _bytes(text) for name, text in texts.items()})
 
 
-def is_validation(name: str) -> bool:
-    """Whether the file of this relative path belongs to the validation part."""
-    digest = hashlib.sha256(name.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < VALIDATION_SHARE * 2**64
+def _sources(root: Path) -> Iterator[Path]:
+    """All `*.py` in the order of their paths; excluded folders are not entered (they may be huge)."""
+    found = []
+    for folder, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if name not in EXCLUDED]
+        found += [Path(folder) / name for name in files if name.endswith(".py")]
+    return iter(sorted(found))
+
+
+def part_of(name: str) -> str:
+    """The part that the file of this relative path belongs to."""
+    place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
+    for part, share in SHARES.items():
+        if place < share:
+            return part
+        place -= share
+    return "train"
 
 
 def sample(text: Tensor, count: int, context: int, generator: torch.Generator) -> Tensor:

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,30 +11,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darts_parallel.bilevel.candidates import Candidate, candidate_set
+from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.checkpoint import CheckpointError, load_latest, save_checkpoint
 from darts_parallel.bilevel.data import Corpus, sample
-from darts_parallel.bilevel.logits import Logits, Progress, UpperGradient, UpperLevel
+from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.joint_space import JointSpace
+from darts_parallel.bilevel.log_steps import LogSteps
 from darts_parallel.bilevel.measurements import measure
-from darts_parallel.bilevel.rollout import Pair, gradient_costs, sum_costs
+from darts_parallel.bilevel.mixture import gradient_shortfall, one_hot_sample, slopes
+from darts_parallel.bilevel.quantize import Pair
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.time_model import build_time_model
-from darts_parallel.bilevel.trainer import WeightStep, WeightTrainer
-from darts_parallel.gradient.adam import Adam
-from darts_parallel.gradient.relaxation import geometric
+from darts_parallel.bilevel.switches import switch_losses
+from darts_parallel.bilevel.trainer import Mixture, WeightStep, WeightTrainer, hard
+from darts_parallel.bilevel.transformer import Weights, mixed_loss, plan_loss
+from darts_parallel.bilevel.trials import Shares, TrialTable, try_pairs, widest
+from darts_parallel.bilevel.upper_level import UpperLevel, UpperStep
 from darts_parallel.problem.problem import Problem
 
-LOGIT_BETAS = (0.5, 0.999)
-RETRAIN_ONLY = ("retrain_steps", "validation_sequences", "evaluate_every", "seeds", "arms")
+RETRAIN_ONLY = (
+    "retrain_steps", "retrain_factor", "retrain_seeds", "random_plans", "validation_sequences", "evaluate_every",
+    "seeds", "arms", "exact_seconds", "processes",
+)  # fmt: skip
 """Settings that the search does not read: a checkpoint stays good when they change."""
-
-
-@dataclass(frozen=True)
-class BilevelPlan:
-    """A discretized plan."""
-
-    blocks: tuple[Candidate, ...]
-    global_batch_size: int
+NEGLIGIBLE = 1e-3
+"""Weight of a gradient pair below which a mixture leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -42,35 +43,21 @@ class BilevelRecord:
 
     step: int
     training_loss: float
+    validation_loss: float | None
     noise_sequences: float | None
     nats_per_efold: float | None
-    entropy: float
-    """Mean over blocks of the entropy of the candidates' weights, nats."""
-    weights: Tensor
-    """Of the candidates, `(blocks, C)`."""
-    batch_weights: Tensor
-    """Of the global batch sizes, `(batches,)`."""
-    temperature: float
-    hard_seconds: float
-    """Predicted seconds per step of the plan that the logits stand for."""
-    trial_costs: Tensor | None
-    """Measured log steps that each gradient pair costs, `(K,)`."""
-    sum_costs: Tensor | None
-    """The same of each pair of a tensor-parallel degree and bits of its sums."""
-    upper: UpperGradient | None
-
-
-def at_batch(problem: Problem, global_batch_size: int) -> Problem:
-    """The same problem at another global batch size."""
-    training = replace(problem.training, global_batch_size=global_batch_size)
-    return Problem.from_config(replace(problem.config, training=training))
+    trained: tuple[Candidate, ...] | None
+    """The plan that the weight step ran; None where it ran a mixture."""
+    log_steps: LogSteps
+    upper: UpperStep | None
 
 
 def fingerprint(problem: Problem) -> str:
     """What tells problems apart that a checkpoint must not be carried between."""
     parts = asdict(problem.config)
     text = json.dumps(
-        {key: parts[key] for key in ("model", "cluster", "training", "space", "cost")}, sort_keys=True
+        {key: parts[key] for key in ("model", "cluster", "training", "space", "cost", "search")},
+        sort_keys=True,
     )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -82,79 +69,196 @@ class BilevelSearch:
         settings: Everything that can be chosen; `settings.seed` gives all random numbers.
         problem: Prices the seconds of a step.
         corpus: Bytes.
+        jobs: Runs trials side by side.
     """
 
-    def __init__(self, settings: BilevelSettings, problem: Problem, corpus: Corpus) -> None:
+    def __init__(
+        self, settings: BilevelSettings, problem: Problem, corpus: Corpus, jobs: Jobs | None = None
+    ) -> None:
         self.settings, self.problem, self.corpus = settings, problem, corpus
-        self.choices = candidate_set(problem)
-        times = [build_time_model(at_batch(problem, batch), self.choices) for batch in settings.batches]
-        self.upper = UpperLevel(
-            self.choices, times, settings.batches, settings.mix, settings.order,
-            Progress(settings.decay), Progress(settings.decay),
-        )  # fmt: skip
-        pairs = [self.choices.gradient_pairs] * settings.num_blocks
-        self.trainer = WeightTrainer(settings, settings.global_batch_size, pairs, settings.seed)
+        self.jobs = jobs or Jobs()
+        self.space = JointSpace.build(problem, settings.batches)
         self.generator = torch.Generator().manual_seed(settings.seed + 2)
-        self.logits = Logits.initial(settings.num_blocks, self.choices, len(settings.batches), self.generator)
-        self.optimizer = Adam(
-            [(part, settings.logit_learning_rate) for part in self.logits.tensors()], LOGIT_BETAS
+        config = replace(problem.config.search, num_restarts=settings.num_restarts)
+        logit_steps = -(-max(settings.num_steps - settings.warmup_steps, 1) // settings.logit_every)
+        self.upper = UpperLevel(self.space, config, logit_steps, self.generator)
+        self.trainer = WeightTrainer(settings, settings.global_batch_size, settings.seed)
+        self.log_steps = LogSteps.zero(
+            self.space.forward_pairs, self.space.gradient_pairs, settings.num_blocks, settings.batches
         )
+        self.shares = Shares(settings.decay)
+        self.trials: TrialTable | None = None
         self.curve: list[tuple[int, float]] = []
-        self.trial_at = 0
+        self.logit_steps = 0
+        self.passes = 0
+        """Forward passes over one batch that the logits needed beside the weight steps."""
+        self.began = time.perf_counter()
 
     @property
-    def temperature(self) -> float:
-        """Softmax temperature of the next step."""
-        start, end = self.settings.temperature
-        return geometric(start, end, self.trainer.step, self.settings.num_steps)
-
-    def candidate_weights(self) -> Tensor:
-        """Softmax weights of the candidates, `(blocks, C)`."""
-        return torch.softmax(self.logits.choices.detach() / self.temperature, -1)
-
-    def plan(self) -> BilevelPlan:
-        """The plan that the logits stand for now."""
-        batch = self.settings.batches[int(self.logits.batch.argmax())]
-        return BilevelPlan(self.choices.hard(self.candidate_weights()), batch)
+    def steps_spent(self) -> int:
+        """Weight steps that the search has cost: its own and those of its trials."""
+        return self.trainer.step + (self.trials.steps if self.trials else 0)
 
     def step(self) -> BilevelRecord:
-        """One weight step, and a logit step where one is due and the exchange rate is known."""
-        settings, weights = self.settings, self.candidate_weights()
-        outcome = self.trainer.advance(
-            self.corpus.train, self.upper.loss(weights), list(weights @ self.choices.to_gradient)
-        )
+        """One weight step, and a logit step where one is due."""
+        settings = self.settings
+        if settings.estimator == "trials" and self.trials is None:
+            self.trials = try_pairs(
+                settings, self.corpus.train, self.space.forward_pairs, self.space.gradient_pairs, self.jobs
+            )
+        tokens = self.trainer.next_batch(self.corpus.train)
+        trained, outcome = self._weight_step(tokens)
+        self.shares.see_rounding(outcome.rounding_noise)
         self.curve.append((self.trainer.step, outcome.loss))
         exchange = measure(self.curve)
-        due = self.trainer.step > settings.warmup_steps and self.trainer.step % settings.logit_every == 0
-        if due and exchange:
-            self._try_compression(exchange.nats_per_efold)
-        upper = self._logit_step(outcome, exchange.nats_per_efold) if due and exchange else None
+        upper, validation_loss = None, None
+        if self.trainer.step > settings.warmup_steps and self.trainer.step % settings.logit_every == 0:
+            validation_loss = self._price(tokens, outcome, exchange.nats_per_efold if exchange else None)
+            upper = self.upper.step(self.log_steps)
+            self.logit_steps += 1
         return BilevelRecord(
             step=self.trainer.step,
             training_loss=outcome.loss,
+            validation_loss=validation_loss,
             noise_sequences=self.trainer.noise.sequences,
             nats_per_efold=exchange.nats_per_efold if exchange else None,
-            entropy=float(torch.special.entr(weights).sum(-1).mean()),
-            weights=weights,
-            batch_weights=torch.softmax(self.logits.batch.detach() / self.temperature, -1),
-            temperature=self.temperature,
-            hard_seconds=self._hard_seconds(),
-            trial_costs=self.upper.progress.trial_costs,
-            sum_costs=self.upper.sums.trial_costs,
+            trained=trained,
+            log_steps=self.log_steps,
             upper=upper,
         )
 
-    def _hard_seconds(self) -> float:
-        plan = self.plan()
-        time = self.upper.times[self.settings.batches.index(plan.global_batch_size)]
-        return float(time.plan_seconds([plan.blocks])[0])
+    def _weight_step(self, tokens: Tensor) -> tuple[tuple[Candidate, ...] | None, WeightStep]:
+        """A step of the weights: exact in the warm-up, then as the leading relaxed plan says."""
+        blocks = self.settings.num_blocks
+        if self.trainer.step < self.settings.warmup_steps:
+            return self._train_plan(tokens, (Candidate(1, 1),) * blocks)
+        candidates, weights, _ = self.upper.leading_weights(self.log_steps)
+        if self.settings.estimator == "trials":
+            drawn = torch.multinomial(weights, 1, generator=self.generator).flatten().tolist()
+            return self._train_plan(tokens, tuple(candidates[index] for index in drawn))
+        pairs, pair_weights = self._forward_weights(candidates, weights)
+        mix = self.settings.mix
+
+        def loss(model: Weights, own: Tensor) -> Tensor:
+            return mixed_loss(model, own, pairs, pair_weights, mix)
+
+        return None, self.trainer.learn(tokens, loss, self._gradient_mixtures(candidates, weights))
+
+    def _train_plan(
+        self, tokens: Tensor, plan: tuple[Candidate, ...]
+    ) -> tuple[tuple[Candidate, ...], WeightStep]:
+        def loss(model: Weights, own: Tensor) -> Tensor:
+            return plan_loss(model, own, plan)
+
+        return plan, self.trainer.learn(tokens, loss, [hard(candidate.gradient_pair) for candidate in plan])
+
+    def _forward_weights(
+        self, candidates: tuple[Candidate, ...], weights: Tensor
+    ) -> tuple[tuple[Pair, ...], Tensor]:
+        """All forward pairs and what the candidates' weights give them, `(blocks, Kf)`, float32."""
+        pairs = self.space.forward_pairs
+        place = torch.tensor([pairs.index(candidate.forward_pair) for candidate in candidates])
+        summed = (
+            torch.zeros(len(weights), len(pairs), dtype=weights.dtype).index_add(1, place, weights).float()
+        )
+        return pairs, one_hot_sample(
+            summed, self.generator
+        ) if self.settings.estimator == "gumbel" else summed
+
+    def _gradient_mixtures(self, candidates: tuple[Candidate, ...], weights: Tensor) -> list[Mixture]:
+        """How the blocks' gradients travel: mixtures, or one-hot samples of them."""
+        pairs = tuple(dict.fromkeys(candidate.gradient_pair for candidate in candidates))
+        place = torch.tensor([pairs.index(candidate.gradient_pair) for candidate in candidates])
+        summed = (
+            torch.zeros(len(weights), len(pairs), dtype=weights.dtype).index_add(1, place, weights).float()
+        )
+        if self.settings.estimator == "gumbel":
+            summed = one_hot_sample(summed, self.generator)
+        mixtures: list[Mixture] = []
+        for row in summed:
+            kept = torch.nonzero(row > NEGLIGIBLE).flatten()
+            mixtures.append((tuple(pairs[i] for i in kept.tolist()), row[kept] / row[kept].sum()))
+        return mixtures
+
+    def _price(self, tokens: Tensor, outcome: WeightStep, nats_per_efold: float | None) -> float | None:
+        """Take new measurements into `log_steps`; returns a validation loss where one was computed.
+
+        Args:
+            tokens: Training bytes of the weight step.
+            outcome: Of that step.
+            nats_per_efold: Exchange rate of the run itself.
+        """
+        noise = self.trainer.noise.sequences or 0.0
+        by_batch = {batch: float(torch.tensor(1.0 + noise / batch).log()) for batch in self.settings.batches}
+        self.log_steps = replace(self.log_steps, by_batch=by_batch)
+        count, context = self.settings.global_batch_size, self.settings.context
+        one_level = self.settings.level == "one"
+        held_out = tokens if one_level else sample(self.corpus.validation, count, context, self.generator)
+        if self.settings.estimator == "trials":
+            if self.logit_steps % self.settings.switch_every == 0:
+                self._see_switches(held_out)
+            self._share_trials()
+            return None
+        return self._see_slopes(tokens, held_out, outcome, nats_per_efold)
+
+    def _see_switches(self, tokens: Tensor) -> None:
+        """One measurement of hard one-layer switches around a plan drawn from the leading weights."""
+        candidates, weights, _ = self.upper.leading_weights(self.log_steps)
+        drawn = torch.multinomial(weights, 1, generator=self.generator).flatten().tolist()
+        pairs = self._switched()
+        if pairs:
+            plan = [candidates[index] for index in drawn]
+            self.shares.see_switches(switch_losses(self.trainer.weights, tokens, plan, pairs))
+            self.passes += self.settings.num_blocks * (len(pairs) + 1)
+
+    def _switched(self) -> list[Pair]:
+        """For every lossy number of bits the pair of its widest group."""
+        return list(dict.fromkeys(widest(self.space.forward_pairs).values()))
+
+    def _share_trials(self) -> None:
+        """Trials' costs, each block with its share of them."""
+        assert self.trials is not None
+        blocks, switched = self.settings.num_blocks, [bits for _, bits in self._switched()]
+        shares = self.shares.of_forward(blocks, len(switched))
+        forward = torch.zeros_like(self.log_steps.forward)
+        for index, pair in enumerate(self.space.forward_pairs):
+            if pair in self.trials.forward:
+                own = shares[:, switched.index(pair[1])]
+                forward[:, index] = own * self.trials.forward_log_steps(pair)
+        sent = self.shares.of_gradient(blocks)
+        gradient = torch.zeros_like(self.log_steps.gradient)
+        for index, pair in enumerate(self.space.gradient_pairs):
+            gradient[:, index] = sent * self.trials.gradient_log_steps(pair)
+        self.log_steps = replace(self.log_steps, forward=forward, gradient=gradient)
+
+    def _see_slopes(
+        self, tokens: Tensor, held_out: Tensor, outcome: WeightStep, nats_per_efold: float | None
+    ) -> float:
+        """Classic DARTS: prices are slopes of the mixture's validation loss, by the exchange rate."""
+        candidates, weights, _ = self.upper.leading_weights(self.log_steps)
+        pairs, pair_weights = self._forward_weights(candidates, weights)
+        mix = self.settings.mix
+
+        def loss(model: Weights, own: Tensor, by_pair: Tensor) -> Tensor:
+            return mixed_loss(model, own, pairs, by_pair, mix)
+
+        found = slopes(self.settings.order, loss, self.trainer, pair_weights, tokens, held_out)
+        self.passes += 3 if self.settings.order == "first" else 8
+        if nats_per_efold is not None:
+            exact = next(i for i, (_, bits) in enumerate(pairs) if bits == max(b for _, b in pairs))
+            nats = (found.by_pair - found.by_pair[:, exact : exact + 1]).double()
+            lacking = gradient_shortfall(
+                self.trainer, found.by_weight, outcome.mean, self.space.gradient_pairs
+            )
+            self.log_steps = replace(self.log_steps, forward=nats / nats_per_efold, gradient=lacking)
+        return found.loss
 
     def run(
         self,
         on_record: Callable[[BilevelRecord], None] = lambda record: None,
         folder: Path | None = None,
         checkpoint_every: int = 20,
-    ) -> BilevelPlan:
+    ) -> None:
         """All steps that are left.
 
         Args:
@@ -166,50 +270,21 @@ class BilevelSearch:
             on_record(self.step())
             if folder is not None and self.trainer.step % checkpoint_every == 0:
                 save_checkpoint(folder, self.trainer.step, self.state())
-        return self.plan()
-
-    def _try_compression(self, nats_per_efold: float) -> None:
-        """Trials of every number of bits, at the widest group that may use it, where they are due."""
-        settings, text = self.settings, self.corpus.train
-        if not settings.trial_steps or self.trainer.step < self.trial_at:
-            return
-        self.trial_at = self.trainer.step + settings.trial_every
-        steps = settings.trial_steps
-        own, tried = widest(self.choices.gradient_pairs)
-        costs = gradient_costs(self.trainer, self.plan().blocks, text, tried, steps, nats_per_efold)
-        self.upper.progress.add_trial(torch.tensor([costs[pair] for pair in own]))
-        own, tried = widest(self.choices.forward_pairs)
-        costs = sum_costs(self.trainer, settings.num_blocks, text, tried, steps, nats_per_efold)
-        self.upper.sums.add_trial(torch.tensor([costs[pair] for pair in own]))
-
-    def _logit_step(self, outcome: WeightStep, nats_per_efold: float) -> UpperGradient:
-        count, context = self.settings.global_batch_size, self.settings.context
-        batches = (
-            sample(self.corpus.train, count, context, self.generator),
-            sample(self.corpus.validation, count, context, self.generator),
-        )
-        upper = self.upper.gradients(
-            self.logits, self.temperature, self.trainer, batches, outcome.delivered, nats_per_efold
-        )
-        self.logits.choices.grad = upper.loss_part + upper.time_part
-        self.logits.edges.grad, self.logits.batch.grad = upper.edges, upper.batch
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return upper
 
     def state(self) -> dict[str, Any]:
         """Everything that the next steps depend on."""
+        known = self.log_steps
         return {
             "settings": asdict(self.settings) | {"problem": fingerprint(self.problem)},
             "trainer": self.trainer.state(),
-            "logits": [part.detach().clone() for part in self.logits.tensors()],
-            "moments": [(m.clone(), s.clone()) for m, s in self.optimizer.moments],
-            "optimizer_steps": self.optimizer.steps,
-            "progress": vars(self.upper.progress).copy(),
-            "sums": vars(self.upper.sums).copy(),
-            "trial_at": self.trial_at,
+            "upper": self.upper.state(),
+            "log_steps": [known.forward.clone(), known.gradient.clone(), dict(known.by_batch)],
+            "shares": [self.shares.forward, self.shares.gradient],
+            "trials": None if self.trials is None else vars(self.trials).copy(),
             "generator": self.generator.get_state(),
             "curve": list(self.curve),
+            "counts": [self.logit_steps, self.passes],
+            "seconds": time.perf_counter() - self.began,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -227,21 +302,15 @@ class BilevelSearch:
                 f"{key}={mine[key]}; use another folder."
             )
         self.trainer.restore(state["trainer"])
-        with torch.no_grad():
-            for part, saved in zip(self.logits.tensors(), state["logits"], strict=True):
-                part.copy_(saved)
-        self.optimizer.moments = [(m, s) for m, s in state["moments"]]
-        self.optimizer.steps = state["optimizer_steps"]
-        self.upper.progress, self.upper.sums = Progress(**state["progress"]), Progress(**state["sums"])
-        self.trial_at = state["trial_at"]
+        self.upper.restore(state["upper"])
+        forward, gradient, by_batch = state["log_steps"]
+        self.log_steps = replace(self.log_steps, forward=forward, gradient=gradient, by_batch=by_batch)
+        self.shares.forward, self.shares.gradient = state["shares"]
+        self.trials = None if state["trials"] is None else TrialTable(**state["trials"])
         self.generator.set_state(state["generator"])
         self.curve = list(state["curve"])
-
-
-def widest(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
-    """Of every pair the one with its bits and the widest group; and those that are different."""
-    own = [max(pair for pair in pairs if pair[1] == bits) for _, bits in pairs]
-    return own, list(dict.fromkeys(own))
+        self.logit_steps, self.passes = state["counts"]
+        self.began = time.perf_counter() - state["seconds"]
 
 
 def resume(search: BilevelSearch, folder: Path, on_refused: Callable[[str], None]) -> int:

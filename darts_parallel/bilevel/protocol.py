@@ -1,59 +1,78 @@
-"""The DARTS protocol: search, then retrain the found plan and its rivals from scratch, for several seeds.
+"""The protocol of a bilevel run: search, then retrain the found plan and its rivals from scratch.
 
-A folder holds one JSON file for each finished seed, `bilevel.csv` (every run), `report.md` (medians,
-spread, paired differences), checkpoints and TensorBoard curves. Finished seeds are not run again, and a
-search that was killed resumes where its last checkpoint stands.
+A folder holds one JSON file for each finished seed, `bilevel.csv` (every training), `report.md` (medians,
+spread, paired differences with their p), checkpoints and TensorBoard curves. Finished seeds and trainings are
+not run again, and a search that was killed resumes where its last checkpoint stands.
 """
 
 import hashlib
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from darts_parallel.bilevel.candidates import Candidate
+from darts_parallel.bilevel.checkpoint import checkpoints
 from darts_parallel.bilevel.data import Corpus, load_corpus
-from darts_parallel.bilevel.loop import (
+from darts_parallel.bilevel.found import (
+    BilevelFound,
     BilevelPlan,
-    BilevelRecord,
-    BilevelSearch,
-    at_batch,
-    fingerprint,
-    resume,
+    conclude,
+    plan_problem,
+    search_result,
+    verify,
 )
-from darts_parallel.bilevel.report import write_report
-from darts_parallel.bilevel.retrain import (
-    Retrained,
-    fastest_plan,
-    fastest_with_bits,
-    random_plan_of_equal_time,
-    retrain,
-)
+from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.joint_space import at_batch
+from darts_parallel.bilevel.loop import RETRAIN_ONLY, BilevelRecord, BilevelSearch, fingerprint, resume
+from darts_parallel.bilevel.report import median_time, read_seeds, write_report
+from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, arm_plans, retrain
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.time_model import TimeModel
 from darts_parallel.bilevel.tracking import BilevelTracker
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError
+from darts_parallel.gradient.result import SearchResult
+from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.file import write_json
 from darts_parallel.plan.strategy import Plan
+from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report import text as report
 from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.report.tensorboard import Tracker
 
 RETRAIN_KEYS = (
-    "shape", "num_devices", "retrain_steps", "learning_rate", "learning_rate_warmup", "validation_sequences",
-    "evaluate_every",
+    "shape", "retrain_steps", "retrain_factor", "learning_rate", "learning_rate_warmup",
+    "validation_sequences", "evaluate_every",
 )  # fmt: skip
-"""What a retrained plan depends on besides itself and the seed."""
+"""What a retrained plan depends on besides itself, its target and the seed."""
+REFERENCE = "all_16_bit"
+"""Its smoothed test loss after `retrain_steps` is the target of a retraining seed."""
+EXACT = Candidate(1, 1)
+"""A block that trains as a plan without lossy collectives does, whatever its degrees."""
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is done now, steps done and steps in all."""
+
+
+@dataclass(frozen=True)
+class SeedPlan:
+    """What one seed's search found, before anything is retrained."""
+
+    search: BilevelSearch
+    found: BilevelFound
+    result: SearchResult
+    verifications: list[Verification]
+
+    def plan_dict(self) -> dict[str, Any]:
+        """The content of `plan.json`."""
+        chosen = self.found.chosen
+        here = plan_problem(self.search.problem, chosen)
+        return plan_dict(here, chosen.plan, evaluate(chosen.plan, here), self.result, self.verifications)
 
 
 @dataclass(frozen=True)
@@ -64,15 +83,21 @@ class Protocol:
         problem: With `config.bilevel`.
         corpus: Bytes.
         folder: For all files.
+        jobs: Runs trainings side by side.
         tensorboard: Whether curves are written.
         on_progress: See `OnProgress`.
+        on_plan: Called with a seed and its plan as soon as there is one; not for seeds that were finished.
+        on_record: Called with the records of the first seed's search, for the main search's curves.
     """
 
     problem: Problem
     corpus: Corpus
     folder: Path
+    jobs: Jobs
     tensorboard: bool = True
     on_progress: OnProgress = lambda text, done, total: None
+    on_plan: Callable[[int, SeedPlan], None] = lambda seed, plan: None
+    on_record: Callable[[int, StepRecord], None] = lambda seed, record: None
 
     def run(self, on_seed: Callable[[int, dict[str, Any]], None] = lambda seed, data: None) -> str:
         """All seeds; returns the text of `report.md`.
@@ -93,7 +118,8 @@ class Protocol:
             if not path.exists():
                 write_json(path, self.run_seed(settings))
             data = json.loads(path.read_text(encoding="utf-8"))
-            different = [k for k in mark if k != "seeds" and data["settings"].get(k) != mark[k]]
+            free = {"seeds", "processes"}
+            different = [k for k in mark if k not in free and data["settings"].get(k) != mark[k]]
             if different:
                 raise ConfigError(
                     f"{path} was run with another {different[0]}; nearest legal: another folder, "
@@ -108,113 +134,290 @@ class Protocol:
         return asdict(settings) | {"problem": fingerprint(self.problem)}
 
     def run_seed(self, settings: BilevelSettings) -> dict[str, Any]:
-        """Search, then retrain every arm from scratch with the same seed."""
+        """Search, verify, then retrain every arm from scratch on other seeds."""
         name = f"seed-{settings.seed}"
-        search = BilevelSearch(settings, self.problem, self.corpus)
-        tracker = (
-            BilevelTracker(self.folder / "tensorboard" / name, search.choices, settings.batches)
-            if self.tensorboard
-            else None
-        )
-
-        def on_record(record: BilevelRecord) -> None:
-            self.on_progress(f"seed {settings.seed}: search", record.step, settings.num_steps)
-            if tracker is not None:
-                tracker.record(record)
-
+        tracker = BilevelTracker(self.folder / "tensorboard" / name, settings) if self.tensorboard else None
         try:
-            checkpoints = self.folder / "checkpoints" / name
-            resume(search, checkpoints, lambda text: print(text, file=sys.stderr))
-            found = search.run(on_record, checkpoints)
-            runs = {arm: self._run_arm(arm, search, found, tracker) for arm in settings.arms}
+            plan = self._search(settings, tracker)
+            self.on_plan(settings.seed, plan)
+            runs = self._retrain_arms(plan, tracker)
+            data = {
+                "seed": settings.seed,
+                "settings": self._mark(settings),
+                "plan": plan.plan_dict(),
+                "search": _search_dict(plan),
+                "runs": runs,
+            }
+            if tracker is not None:
+                tracker.finish(data)
         finally:
             if tracker is not None:
                 tracker.close()
-        return {
-            "seed": settings.seed,
-            "settings": self._mark(settings),
-            "plan": bilevel_plan_dict(self.problem, search, found),
-            "runs": runs,
-            "noise_sequences": search.trainer.noise.sequences,
-            "largest_weight": search.candidate_weights().amax(1).tolist(),
-        }
+        return data
 
-    def _run_arm(
-        self, arm: str, search: BilevelSearch, found: BilevelPlan, tracker: BilevelTracker | None
-    ) -> dict[str, Any]:
-        settings = search.settings
-        plan = arm_plan(arm, search, found)
-        time = search.upper.times[settings.batches.index(plan.global_batch_size)]
+    def _search(self, settings: BilevelSettings, tracker: BilevelTracker | None) -> SeedPlan:
+        search = BilevelSearch(settings, self.problem, self.corpus, self.jobs)
+        history: list[StepRecord] = []
 
-        def on_loss(name: str, step: int, loss: float) -> None:
-            self.on_progress(f"seed {settings.seed}: retraining {arm}", step, settings.retrain_steps)
+        def on_record(record: BilevelRecord) -> None:
+            self.on_progress(f"seed {settings.seed}: search", record.step, settings.num_steps)
+            if record.upper is not None:
+                history.append(record.upper.record)
+                self.on_record(settings.seed, record.upper.record)
             if tracker is not None:
-                tracker.retrained(arm, name, step, loss)
+                tracker.record(record)
 
-        curves = retrain_once(plan, settings, self.corpus, self.folder / "retrained", on_loss)
-        exchange = curves.exchange
-        return {
-            "plan": [candidate.label() for candidate in plan.blocks],
-            "global_batch_size": plan.global_batch_size,
-            "seconds_per_step": float(time.plan_seconds([plan.blocks])[0]),
-            "validation_loss": curves.final_loss,
-            "nats_per_efold": exchange.nats_per_efold if exchange else None,
-            "validation": curves.validation,
+        checkpoints = self.folder / "checkpoints" / f"seed-{settings.seed}"
+        resume(search, checkpoints, lambda text: print(text, file=sys.stderr))
+        if settings.estimator == "trials" and search.trials is None:
+            self.on_progress(f"seed {settings.seed}: trials of few bits", 0, settings.num_steps)
+        search.run(on_record, checkpoints)
+        found = conclude(search)
+        budget = self.problem.config.verification.max_seconds
+        enabled = self.problem.config.verification.enabled
+        checks = verify(search.space, found.chosen, budget) if enabled else []
+        return SeedPlan(search, found, search_result(search, found, history), checks)
+
+    def _retrain_arms(self, plan: SeedPlan, tracker: BilevelTracker | None) -> list[dict[str, Any]]:
+        """One row for every arm, plan and retraining seed."""
+        settings = plan.search.settings
+        arms = [(arm, own) for arm in settings.arms for own in arm_plans(arm, plan.search, plan.found)]
+        first = FIRST_RETRAIN_SEED + settings.seed * settings.retrain_seeds
+        seeds = [first + index for index in range(settings.retrain_seeds)]
+        reference = (EXACT,) * settings.num_blocks
+        batch = settings.global_batch_size
+        targets = dict(
+            zip(seeds, self._train([(reference, batch, s, None) for s in seeds], settings), strict=True)
+        )
+        wanted = [
+            (own.blocks, own.global_batch_size, s, targets[s].final_loss) for _, own in arms for s in seeds
+        ]
+        curves = iter(self._train(wanted, settings))
+        rows = []
+        for arm, own in arms:
+            for seed in seeds:
+                curve, target = next(curves), targets[seed].final_loss
+                rows.append(_row(arm, own, seed, curve, target, settings))
+                if tracker is not None:
+                    tracker.retrained(arm, seed, curve)
+        return rows
+
+    def _train(
+        self, wanted: Sequence[tuple[Sequence[Candidate], int, int, float | None]], settings: BilevelSettings
+    ) -> list[Retrained]:
+        """Trainings of blocks, batch, seed and target; equal ones are run once, known ones not at all."""
+        folder = self.folder / "retrained"
+        keys = [_training_key(*own, settings) for own in wanted]
+        paths = [folder / f"{_digest(key)}.json" for key in keys]
+        missing = {
+            path: (own, key) for path, own, key in zip(paths, wanted, keys, strict=True) if not path.exists()
         }
 
+        def on_done(done: int) -> None:
+            self.on_progress(f"seed {settings.seed}: retraining", done, len(missing))
 
-def bilevel_plan_dict(problem: Problem, search: BilevelSearch, found: BilevelPlan) -> dict[str, Any]:
-    """The found plan as `plan.json` holds it."""
-    here = at_batch(problem, found.global_batch_size)
-    time = search.upper.times[search.settings.batches.index(found.global_batch_size)]
-    plan = time.whole_plan(found.blocks)
-    return plan_dict(here, plan, evaluate(plan, here), None, [])
-
-
-def arm_plan(arm: str, search: BilevelSearch, found: BilevelPlan) -> BilevelPlan:
-    """The plan of one arm; all but the found one at the nominal global batch size."""
-    settings = search.settings
-    blocks, nominal, batches = settings.num_blocks, settings.global_batch_size, settings.batches
-    time: TimeModel = search.upper.times[batches.index(nominal) if nominal in batches else 0]
-    same = search.upper.times[batches.index(found.global_batch_size)]
-    generator = torch.Generator().manual_seed(settings.seed + 4)
-    makers: dict[str, Callable[[], tuple[Candidate, ...]]] = {
-        "bilevel": lambda: found.blocks,
-        "all_16_bit": lambda: fastest_with_bits(time, blocks, 16),
-        "all_4_bit": lambda: fastest_with_bits(time, blocks, 4),
-        "time_only": lambda: fastest_plan(time, blocks, time.choices.candidates),
-        "random_equal_time": lambda: random_plan_of_equal_time(same, found.blocks, generator),
-    }
-    batch = found.global_batch_size if arm in ("bilevel", "random_equal_time") else nominal
-    return BilevelPlan(makers[arm](), batch)
-
-
-def retrain_once(
-    plan: BilevelPlan,
-    settings: BilevelSettings,
-    corpus: Corpus,
-    folder: Path,
-    on_loss: Callable[[str, int, float], None],
-) -> Retrained:
-    """Retrain, or take the curves of the same training from an earlier arm."""
-    values = asdict(settings)
-    key = {name: values[name] for name in RETRAIN_KEYS}
-    key |= {"seed": settings.seed, "plan": [c.label() for c in plan.blocks], "batch": plan.global_batch_size}
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    path = folder / f"{digest}.json"
-    if not path.exists():
-        curves = retrain(plan, settings, corpus, settings.seed, on_loss)
+        arguments = [
+            (blocks, batch, settings, self.corpus, seed, target)
+            for (blocks, batch, seed, target), _ in missing.values()
+        ]
+        found = self.jobs.map(retrain, arguments, on_done)
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, key | {"training": curves.training, "validation": curves.validation})
-        return curves
+        for (path, (_, key)), curves in zip(missing.items(), found, strict=True):
+            write_json(path, key | {"training": curves.training, "test": curves.test})
+        return [_read(path) for path in paths]
+
+
+def _training_key(
+    blocks: Sequence[Candidate], batch: int, seed: int, target: float | None, settings: BilevelSettings
+) -> dict[str, Any]:
+    values = asdict(settings)
+    felt = [candidate.felt() for candidate in blocks]
+    return {name: values[name] for name in RETRAIN_KEYS} | {
+        "seed": seed, "plan": felt, "batch": batch, "target": target,
+    }  # fmt: skip
+
+
+def _digest(key: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read(path: Path) -> Retrained:
     data = json.loads(path.read_text(encoding="utf-8"))
-    curves = Retrained(
-        *(tuple((step, loss) for step, loss in data[name]) for name in ("training", "validation"))
-    )
-    for name, curve in (("train", curves.training), ("validation", curves.validation)):
-        for step, loss in curve:
-            on_loss(name, step, loss)
-    return curves
+    training, test = (tuple((step, loss) for step, loss in data[name]) for name in ("training", "test"))
+    return Retrained(training, test)
+
+
+def _row(
+    arm: str, plan: BilevelPlan, seed: int, curve: Retrained, target: float, settings: BilevelSettings
+) -> dict[str, Any]:
+    """One training's figures; where the target was not reached, steps are those that were tried."""
+    steps = curve.steps_to(target)
+    tried = steps if steps is not None else float(curve.test[-1][0])
+    return {
+        "arm": arm,
+        "seed": settings.seed,
+        "retrain_seed": seed,
+        "plan": plan.plan.describe(plan.global_batch_size),
+        "blocks": [candidate.label() for candidate in plan.blocks],
+        "global_batch_size": plan.global_batch_size,
+        "seconds_per_step": plan.seconds,
+        "test_loss": curve.final_loss,
+        "target": target,
+        "reached": steps is not None,
+        "steps_to_target": tried,
+        "time_to_target_s": tried * plan.seconds,
+        "test": curve.test,
+    }
+
+
+def _search_dict(plan: SeedPlan) -> dict[str, Any]:
+    """What the search learned and cost."""
+    search, found = plan.search, plan.found
+    known = found.log_steps
+    trials = search.trials
+    return {
+        "seconds": found.seconds,
+        "weight_steps": search.steps_spent,
+        "forward_passes": search.passes,
+        "logits_own_plan": None if found.own is None else found.own.plan.describe(found.own.global_batch_size),
+        "logits_own_gap": found.own_gap,
+        "learned_optimum_proven": found.optimum.proven,
+        "exact_problems": found.optimum.solved,
+        "noise_sequences": search.trainer.noise.sequences,
+        "trials": None if trials is None else {
+            "nats_per_efold": trials.nats_per_efold,
+            "sums": {f"tp{tp} b{bits}": nats for (tp, bits), nats in trials.forward.items()},
+            "gradients": {f"dp{dp} g{bits}": nats for (dp, bits), nats in trials.gradient.items()},
+        },
+        "log_steps": {
+            "sums": {f"tp{tp} b{bits}": known.forward[:, i].tolist()
+                     for i, (tp, bits) in enumerate(known.forward_pairs)},
+            "gradients": {f"dp{dp} g{bits}": known.gradient[:, i].tolist()
+                          for i, (dp, bits) in enumerate(known.gradient_pairs)},
+        },
+    }  # fmt: skip
+
+
+__all__ = ["REFERENCE", "RETRAIN_ONLY", "Protocol", "SeedPlan"]
+
+QUARTERS = 4
+"""Lines that a phase prints where there is no terminal to draw a bar on."""
+
+
+@dataclass
+class BilevelJob:
+    """One command's bilevel run.
+
+    Attributes:
+        problem: With `config.bilevel`.
+        folder: For all files.
+        console: For the report.
+        tracker: For the curves of the first seed and the pictures of its plan; None writes none.
+        update: Shows steps done and a text where there is a terminal.
+    """
+
+    problem: Problem
+    folder: Path
+    console: Console
+    tracker: Tracker | None
+    update: Callable[[int, str], None]
+    plan: SeedPlan | None = None
+    said: dict[str, int] = field(default_factory=dict)
+    first: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert self.problem.config.bilevel is not None
+        self.first = self.problem.config.bilevel.seeds[0]
+
+    def run(self) -> float:
+        """Run all seeds; `plan.json` is the first seed's plan, written as soon as there is one.
+
+        Returns:
+            Median predicted seconds to the target loss of the plans found; where an interrupted run has
+            retrained none, predicted seconds per step of the first plan.
+        """
+        settings = self.problem.config.bilevel
+        assert settings is not None
+        interrupted = False
+        try:
+            with Jobs(settings.processes) as jobs:
+                jobs.start()
+                protocol = Protocol(
+                    self.problem, load_corpus(), self.folder, jobs, self.problem.config.output.tensorboard,
+                    self._on_progress, self._on_plan, self._on_record,
+                )  # fmt: skip
+                protocol.run(self._on_seed)
+        except KeyboardInterrupt:
+            interrupted = True
+            self._say_how_to_go_on()
+        return self._finish(interrupted)
+
+    def _on_seed(self, seed: int, data: dict[str, Any]) -> None:
+        if seed == self.first:
+            write_json(self.folder / "plan.json", data["plan"])
+
+    def _on_plan(self, seed: int, plan: SeedPlan) -> None:
+        chosen = plan.found.chosen
+        words = ", ".join(candidate.label() for candidate in chosen.blocks)
+        text = f"seed {seed}: {chosen.plan.describe(chosen.global_batch_size)} ({words})"
+        self.console.print(text, highlight=False, soft_wrap=True)
+        if seed == self.first:
+            self.plan = plan
+            write_json(self.folder / "plan.json", plan.plan_dict())
+
+    def _on_record(self, seed: int, record: StepRecord) -> None:
+        hard_every = self.problem.config.search.hard_every
+        if self.tracker is not None and seed == self.first and record.step % hard_every == 0:
+            self.tracker.record(record)
+
+    def _on_progress(self, text: str, done: int, total: int) -> None:
+        self.update(done, f"{text}, {done} of {total}")
+        if self.console.is_terminal or not self.problem.config.output.progress:
+            return
+        quarter = QUARTERS * done // max(total, 1)
+        if self.said.get(text) != quarter:
+            self.said[text] = quarter
+            self.console.print(f"{text}, {done} of {total}", highlight=False)
+
+    def _say_how_to_go_on(self) -> None:
+        """One sentence on what is kept; without anything to keep the command ends as any interrupted one."""
+        done = [f"seed {data['seed']}" for data in read_seeds(self.folder)]
+        begun = [path for path in sorted((self.folder / "checkpoints").glob("seed-*")) if checkpoints(path)]
+        if not done and not begun:
+            raise KeyboardInterrupt
+        kept = f"finished: {', '.join(done)}" if done else "no seed is finished"
+        print(
+            f"darts-parallel: interrupted; {kept}; the same command with hydra.run.dir={self.folder} goes on "
+            "at the last checkpoint.",
+            file=sys.stderr,
+        )
+        if self.plan is None and not (self.folder / "plan.json").exists():
+            raise SystemExit(2)
+
+    def _finish(self, interrupted: bool) -> float:
+        """The report of the first seed's plan and of the seeds that are done."""
+        data = read_seeds(self.folder)
+        seconds = median_time(data, "bilevel") if data else float("nan")
+        if self.plan is not None:
+            chosen = self.plan.found.chosen
+            here = plan_problem(self.problem, chosen)
+            cost = evaluate(chosen.plan, here)
+            report.render(here, self.plan.result, chosen.plan, cost, self.plan.verifications, self.console)
+            if self.tracker is not None and not interrupted:
+                self.tracker.finish(self.plan.result, chosen.plan, cost, self.plan.verifications)
+            per_step = cost.iteration_time_s
+        else:
+            first = data[0]["plan"]
+            plan, here = Plan.from_dict(first), at_batch(self.problem, first["training"]["global_batch_size"])
+            cost = evaluate(plan, here)
+            report.render(here, None, plan, cost, [], self.console)
+            per_step = cost.iteration_time_s
+        if data:
+            self.console.print(write_report(self.folder), highlight=False, soft_wrap=True)
+        for name, path in (("plan", "plan.json"), ("trainings", "bilevel.csv"), ("report", "report.md")):
+            if (self.folder / path).exists():
+                self.console.print(f"{name}: {self.folder / path}", soft_wrap=True, highlight=False)
+        return seconds if seconds == seconds else per_step
 
 
 def run_bilevel(
@@ -224,37 +427,5 @@ def run_bilevel(
     tracker: Tracker | None,
     update: Callable[[int, str], None],
 ) -> float:
-    """Run all seeds; `plan.json` is the first seed's plan, written as soon as there is one.
-
-    Args:
-        problem: With `config.bilevel`.
-        folder: For all files.
-        console: For the report.
-        tracker: For the pictures of the plan; None writes none.
-        update: Shows steps done and a text.
-
-    Returns:
-        Predicted seconds per iteration of the first seed's plan.
-    """
-    plans: list[Plan] = []
-
-    def on_seed(seed: int, data: dict[str, Any]) -> None:
-        if not plans:
-            write_json(folder / "plan.json", data["plan"])
-        plans.append(Plan.from_dict(data["plan"]))
-        console.print(f"seed {seed}: {', '.join(data['runs']['bilevel']['plan'])}", highlight=False)
-
-    def on_progress(text: str, done: int, total: int) -> None:
-        update(done, f"{text}, step {done} of {total}")
-
-    text = Protocol(problem, load_corpus(), folder, problem.config.output.tensorboard, on_progress).run(
-        on_seed
-    )
-    cost = evaluate(plans[0], problem)
-    report.render(problem, None, plans[0], cost, [], console)
-    if tracker is not None:
-        tracker.finish(None, plans[0], cost, [])
-    console.print(text, highlight=False)
-    for name, path in (("plan", "plan.json"), ("runs", "bilevel.csv"), ("report", "report.md")):
-        console.print(f"{name}: {folder / path}", soft_wrap=True, highlight=False)
-    return cost.iteration_time_s
+    """Run the bilevel job; arguments and result as `BilevelJob`."""
+    return BilevelJob(problem, folder, console, tracker, update).run()

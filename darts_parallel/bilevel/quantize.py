@@ -1,16 +1,58 @@
 """Block quantization: what a lossy collective does to the numbers that it carries."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from darts_parallel.cost.collectives import BLOCK as BLOCK
 from darts_parallel.cost.collectives import LOSSLESS
+from darts_parallel.cost.collectives import SCALE_BITS as SCALE_BITS
 
 
-def round_blocks(values: Tensor, bits: int) -> Tensor:
+@dataclass(frozen=True)
+class Rounding:
+    """How numbers are rounded to few bits.
+
+    Blocks of 32 to 2048 numbers with a scale of their own are what ZeRO++ sends (Wang et al. 2023, arXiv
+    2306.10209); a Hadamard rotation of every block spreads outliers over it (Tseng et al. 2024, arXiv
+    2402.04396, use it for weights); stochastic rounding is unbiased (QSGD, Alistarh et al. 2017, arXiv
+    1610.02132).
+    """
+
+    stochastic: bool = False
+    """Round up with the probability of the remainder, from `generator`; else to the nearest level."""
+    block: int = BLOCK
+    """Numbers that share a scale; a power of two where they are rotated."""
+    hadamard: bool = False
+    """Rotate every block before it is rounded, and back after it."""
+    generator: torch.Generator | None = None
+    """Source of stochastic rounding."""
+
+    def seeded(self, seed: int) -> "Rounding":
+        """The same with a generator of its own where it draws."""
+        if not self.stochastic:
+            return self
+        return replace(self, generator=torch.Generator().manual_seed(seed))
+
+    def transmitted_bits(self, bits: int) -> float:
+        """Bits per number on the wire, the scales of the blocks included."""
+        return float(bits) if bits >= LOSSLESS else bits + SCALE_BITS / self.block
+
+
+NEAREST = Rounding()
+
+
+def hadamard_matrix(size: int) -> Tensor:
+    """Sylvester's orthogonal and symmetric Hadamard matrix, shape `(size, size)`; size a power of two."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix / size**0.5
+
+
+def round_blocks(values: Tensor, bits: int, rounding: Rounding = NEAREST) -> Tensor:
     """Round to `2^bits - 1` levels between minus and plus the largest magnitude of each block.
 
     Blocks run along the flattened axes after the first.
@@ -18,6 +60,7 @@ def round_blocks(values: Tensor, bits: int) -> Tensor:
     Args:
         values: Shape `(ranks, ...)`.
         bits: 2 to 16; 16 returns the values unchanged.
+        rounding: Size of a block and how its numbers are rounded.
 
     Returns:
         The values that the receiver sees, shape of `values`; no gradient.
@@ -25,16 +68,27 @@ def round_blocks(values: Tensor, bits: int) -> Tensor:
     if bits >= LOSSLESS:
         return values.detach()
     rows = values.detach().reshape(values.shape[0], -1)
-    size = rows.shape[1]
-    blocks = torch.unflatten(torch.nn.functional.pad(rows, (0, -size % BLOCK)), 1, (-1, BLOCK))
+    size, block = rows.shape[1], rounding.block
+    blocks = torch.unflatten(torch.nn.functional.pad(rows, (0, -size % block)), 1, (-1, block))
+    rotation = hadamard_matrix(block).to(rows.dtype) if rounding.hadamard else None
+    if rotation is not None:
+        blocks = blocks @ rotation
     levels = 2 ** (bits - 1) - 1
     # the smallest normal number keeps an all-zero block from dividing by zero
     scale = blocks.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny * levels) / levels
-    rounded: Tensor = torch.round(blocks / scale) * scale
-    return rounded.flatten(1)[:, :size].reshape(values.shape)
+    steps = blocks / scale
+    if rounding.stochastic:
+        steps = torch.floor(steps + torch.rand(steps.shape, generator=rounding.generator, dtype=rows.dtype))
+        rounded = steps.clamp(-levels, levels) * scale
+    else:
+        rounded = torch.round(steps) * scale
+    if rotation is not None:
+        rounded = rounded @ rotation
+    result: Tensor = rounded.flatten(1)[:, :size].reshape(values.shape)
+    return result
 
 
-def lossy_sum(partials: Tensor, bits: int) -> Tensor:
+def lossy_sum(partials: Tensor, bits: int, rounding: Rounding = NEAREST) -> Tensor:
     """What every rank holds after an all-reduce at `bits`: two roundings, as on a ring.
 
     The reduce-scatter carries rounded partial sums, the all-gather carries the rounded result. A
@@ -43,59 +97,66 @@ def lossy_sum(partials: Tensor, bits: int) -> Tensor:
     Args:
         partials: One partial sum of each rank, shape `(ranks, ...)`.
         bits: Of both phases.
+        rounding: How they round.
 
     Returns:
         Shape `(...)`; no gradient where `bits` is below 16.
     """
     if bits >= LOSSLESS or partials.shape[0] == 1:
         return partials.sum(0)
-    return round_blocks(round_blocks(partials, bits).sum(0, keepdim=True), bits).squeeze(0)
+    reduced = round_blocks(partials, bits, rounding).sum(0, keepdim=True)
+    return round_blocks(reduced, bits, rounding).squeeze(0)
 
 
-def straight_through_sum(partials: Tensor, bits: int) -> Tensor:
+def straight_through_sum(partials: Tensor, bits: int, rounding: Rounding = NEAREST) -> Tensor:
     """`lossy_sum` in the forward pass, the exact sum in backward (Bengio et al. 2013)."""
     exact = partials.sum(0)
     if bits >= LOSSLESS or partials.shape[0] == 1:
         return exact
-    return exact + (lossy_sum(partials, bits) - exact).detach()
+    return exact + (lossy_sum(partials, bits, rounding) - exact).detach()
+
+
+Pair = tuple[int, int]
+"""A degree of parallelism and the bits of its collective."""
 
 
 @dataclass
 class GradientReducer:
-    """The data-parallel all-reduce of one layer, for each of K pairs `(dp, grad_comm_bits)`.
+    """The data-parallel all-reduce of one layer, by pairs `(dp, grad_comm_bits)`.
 
     Attributes:
-        pairs: Degrees and bits.
+        rounding: How gradients are rounded.
         residuals: What rounding has kept back so far, by pair: shape `(dp + 1, P)`, the last row the
-            owner's. Every pair's residuals evolve as if that pair alone were used.
+            owner's. A pair's residuals move on only when it is used.
     """
 
-    pairs: tuple[tuple[int, int], ...]
-    residuals: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    rounding: Rounding = NEAREST
+    residuals: dict[Pair, Tensor] = field(default_factory=dict)
 
-    def reduce(self, gradients: Tensor) -> Tensor:
-        """The mean gradient as each pair delivers it; residuals move on.
+    def reduce(self, gradients: Tensor, pairs: Sequence[Pair]) -> Tensor:
+        """The mean gradient as each pair delivers it; residuals of lossy pairs move on.
 
         Args:
-            gradients: Of the finest data-parallel groups, shape `(G, P)`; every dp divides G.
+            gradients: Of the finest data-parallel groups, shape `(G, P)`; the dp of a lossy pair divides G.
+            pairs: K degrees and bits.
 
         Returns:
             Shape `(K, P)`.
         """
-        return torch.stack([self._reduce_one(gradients, pair) for pair in self.pairs])
+        return torch.stack([self._reduce_one(gradients, pair) for pair in pairs])
 
-    def _reduce_one(self, gradients: Tensor, pair: tuple[int, int]) -> Tensor:
+    def _reduce_one(self, gradients: Tensor, pair: Pair) -> Tensor:
         dp, bits = pair
-        ranks = torch.unflatten(gradients, 0, (dp, -1)).mean(1)
         if bits >= LOSSLESS or dp == 1:
-            return ranks.mean(0)
+            return gradients.mean(0)
+        ranks = torch.unflatten(gradients, 0, (dp, -1)).mean(1)
         if pair not in self.residuals:
             self.residuals[pair] = torch.zeros(dp + 1, ranks.shape[1])
         kept = self.residuals[pair]
         wanted = ranks + kept[:-1]
-        sent = round_blocks(wanted, bits)
+        sent = round_blocks(wanted, bits, self.rounding)
         owned = (sent.mean(0) + kept[-1]).unsqueeze(0)
-        delivered = round_blocks(owned, bits)
+        delivered = round_blocks(owned, bits, self.rounding)
         self.residuals[pair] = torch.cat([wanted - sent, owned - delivered])
         return delivered[0]
 

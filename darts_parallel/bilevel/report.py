@@ -1,104 +1,121 @@
 """Tables of the bilevel protocol: `bilevel.csv` and `report.md` from the seeds' JSON files."""
 
 import csv
+import io
 import json
 from collections.abc import Callable
-from math import exp
+from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from darts_parallel.bilevel.significance import sign_flip_p
 from darts_parallel.config.bilevel import ARMS
+from darts_parallel.plan.file import write_text
 
-REFERENCE = "all_16_bit"
-"""Its final loss is the target of its seed, its curve gives the exchange rate of its seed."""
-COLUMNS = ("arm", "seed", "validation_loss", "seconds_per_step", "steps_to_target", "time_to_target_s")
+COLUMNS = ("arm", "seed", "retrain_seed", "plan", "seconds_per_step", "test_loss", "target", "reached",
+           "steps_to_target", "time_to_target_s")  # fmt: skip
+TIE = 1e-9
+"""Ratios this close to 1 are ties: equal plans."""
 Row = dict[str, Any]
 
 
 def rows_of(data: dict[str, Any]) -> list[Row]:
-    """One row for each arm of one seed.
+    """One row for each training of one seed's file."""
+    return [{name: run[name] for name in COLUMNS} for run in data["runs"]]
 
-    Steps to target are those after which an arm reaches the reference's final loss, by the
-    reference's own measured exchange rate.
-    """
-    reference = data["runs"][REFERENCE]
-    steps, rate = data["settings"]["retrain_steps"], reference["nats_per_efold"]
-    rows = []
-    for arm, run in data["runs"].items():
-        gap = run["validation_loss"] - reference["validation_loss"]
-        to_target = steps * exp(gap / rate) if rate else float("nan")
-        rows.append({
-            "arm": arm,
-            "seed": data["seed"],
-            "validation_loss": run["validation_loss"],
-            "seconds_per_step": run["seconds_per_step"],
-            "steps_to_target": to_target,
-            "time_to_target_s": to_target * run["seconds_per_step"],
-        })  # fmt: skip
-    return rows
+
+def median_time(data: list[dict[str, Any]], arm: str) -> float:
+    """Median predicted seconds to the target of one arm over all seeds' files; not a number without any."""
+    times = [float(row["time_to_target_s"]) for own in data for row in rows_of(own) if row["arm"] == arm]
+    return median(times) if times else float("nan")
+
+
+def read_seeds(folder: Path) -> list[dict[str, Any]]:
+    """All finished seeds of a folder, in order."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("seed-*.json"))]
 
 
 def write_report(folder: Path) -> str:
     """Write both files from all seeds in the folder; returns the text of `report.md`."""
-    seeds = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("seed-*.json"))]
+    seeds = read_seeds(folder)
     rows = [row for data in seeds for row in rows_of(data)]
-    with (folder / "bilevel.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    text = (
-        "\n\n".join([f"{len(seeds)} seeds, network {folder.name}", medians(rows), paired(rows), plans(seeds)])
-        + "\n"
-    )
-    (folder / "report.md").write_text(text, encoding="utf-8")
+    table = io.StringIO(newline="")
+    writer = csv.DictWriter(table, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(folder / "bilevel.csv", table.getvalue())
+    parts = [medians(rows), paired(rows), costs(seeds), plans(seeds)]
+    text = "\n\n".join(part for part in parts if part) + "\n"
+    write_text(folder / "report.md", text)
     return text
 
 
 def medians(rows: list[Row]) -> str:
     """Medians over seeds with smallest and largest value."""
     figures: list[tuple[str, Callable[[Row], float], str]] = [
-        ("validation loss (nats)", lambda row: float(row["validation_loss"]), ".4f"),
+        ("test loss (nats)", lambda row: float(row["test_loss"]), ".4f"),
         ("predicted ms/step", lambda row: 1e3 * float(row["seconds_per_step"]), ".3f"),
         ("steps to target", lambda row: float(row["steps_to_target"]), ".1f"),
         ("predicted time to target (s)", lambda row: float(row["time_to_target_s"]), ".3f"),
     ]
-    lines = ["| arm | " + " | ".join(name for name, _, _ in figures) + " |", "| --- " * 5 + "|"]
+    header = ["arm", *(name for name, _, _ in figures), "reached"]
+    lines = ["| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]
     for arm in ARMS:
         mine = [row for row in rows if row["arm"] == arm]
         if mine:
             cells = [spread([value(row) for row in mine], form) for _, value, form in figures]
-            lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+            reached = f"{sum(bool(row['reached']) for row in mine)} of {len(mine)}"
+            lines.append("| " + " | ".join([arm, *cells, reached]) + " |")
     return "\n".join(lines)
 
 
 def paired(rows: list[Row]) -> str:
-    """Bilevel against every other arm under equal seeds: loss and time to target."""
-    by_key = {(row["arm"], row["seed"]): row for row in rows}
-    seeds = sorted({row["seed"] for row in rows})
+    """Bilevel against every other arm under equal retraining seeds: time to target, wins, and p."""
+    mine = {(row["seed"], row["retrain_seed"]): row for row in rows if row["arm"] == "bilevel"}
     lines = [
-        "| bilevel against | loss difference (nats) | time to target, ratio | seeds won |",
-        "| --- " * 4 + "|",
+        "| bilevel against | loss difference (nats) | time to target, ratio | won, tied, lost | p |",
+        "| --- " * 5 + "|",
     ]
     for arm in ARMS[1:]:
-        pairs = [(by_key["bilevel", s], by_key[arm, s]) for s in seeds
-                 if ("bilevel", s) in by_key and (arm, s) in by_key]  # fmt: skip
-        if pairs:
-            losses = [a["validation_loss"] - b["validation_loss"] for a, b in pairs]
-            ratios = [a["time_to_target_s"] / b["time_to_target_s"] for a, b in pairs]
-            won = sum(ratio < 1.0 for ratio in ratios)
-            cells = f"{spread(losses, '+.4f')} | {spread(ratios, '.3f')} | {won} of {len(pairs)}"
-            lines.append(f"| {arm} | {cells} |")
+        pairs = [(mine[row["seed"], row["retrain_seed"]], row) for row in rows
+                 if row["arm"] == arm and (row["seed"], row["retrain_seed"]) in mine]  # fmt: skip
+        if not pairs:
+            continue
+        losses = [a["test_loss"] - b["test_loss"] for a, b in pairs]
+        logs = [log(a["time_to_target_s"] / b["time_to_target_s"]) for a, b in pairs]
+        won, lost = sum(x < -TIE for x in logs), sum(x > TIE for x in logs)
+        cells = [arm, spread(losses, "+.4f"), spread([exp(x) for x in logs], ".3f"),
+                 f"{won}, {len(logs) - won - lost}, {lost}", f"{sign_flip_p(logs):.3f}"]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def costs(seeds: list[dict[str, Any]]) -> str:
+    """What the searches cost beside what they save."""
+    searches = [data["search"] for data in seeds]
+    steps = [float(search["weight_steps"]) for search in searches]
+    seconds = [float(search["seconds"]) for search in searches]
+    gaps = [100.0 * search["logits_own_gap"] for search in searches if search["logits_own_gap"] is not None]
+    lines = [
+        f"Search of {len(searches)} seed{'s' if len(searches) > 1 else ''}: {spread(steps, '.0f')} weight steps, "
+        f"trials included; {spread(seconds, '.1f')} s on this machine.",
+    ]
+    if gaps:
+        lines.append(
+            f"The logits' own plan is {spread(gaps, '.2f')} % above the chosen one in learned time to target; "
+            f"proven in {sum(bool(s['learned_optimum_proven']) for s in searches)} of {len(searches)} searches."
+        )
     return "\n".join(lines)
 
 
 def plans(seeds: list[dict[str, Any]]) -> str:
     """Every arm's plan, as a list."""
-    return "\n".join(
-        f"- seed {data['seed']}, {arm}: {', '.join(run['plan'])}; batch {run['global_batch_size']}"
-        for data in seeds
-        for arm, run in data["runs"].items()
-    )
+    lines = []
+    for data in seeds:
+        known = {(run["arm"], run["plan"], tuple(run["blocks"])): None for run in data["runs"]}
+        lines += [f"- seed {data['seed']}, {arm}: {plan}; {', '.join(blocks)}" for arm, plan, blocks in known]
+    return "\n".join(lines)
 
 
 def spread(values: list[float], form: str) -> str:

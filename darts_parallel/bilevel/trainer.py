@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import lcm
 from typing import Any
 
 import torch
@@ -10,14 +11,31 @@ from torch.func import grad_and_value, vmap
 
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.measurements import NoiseScale, squared_norms
-from darts_parallel.bilevel.quantize import GradientReducer, flatten_layer, unflatten_layer
+from darts_parallel.bilevel.quantize import (
+    NEAREST,
+    GradientReducer,
+    Pair,
+    Rounding,
+    flatten_layer,
+    round_blocks,
+    unflatten_layer,
+)
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.transformer import Weights, initial_weights
+from darts_parallel.cost.collectives import LOSSLESS
 from darts_parallel.gradient.adam import EPSILON, Adam
 
 BETAS = (0.9, 0.99)
+FEWEST_BITS = 2
 Loss = Callable[[Weights, Tensor], Tensor]
 """Weights and tokens `(B, T + 1)` to nats."""
+Mixture = tuple[Sequence[Pair], Tensor]
+"""Ways `(dp, grad_comm_bits)` that a block's gradient travels by, and their weights `(K,)`."""
+
+
+def hard(pair: Pair) -> Mixture:
+    """One way alone."""
+    return (pair,), torch.ones(1)
 
 
 @dataclass(frozen=True)
@@ -26,8 +44,10 @@ class WeightStep:
 
     loss: float
     """Mean over the batch before the step, nats."""
-    delivered: tuple[Tensor, ...]
-    """Each block's mean gradient as every pair delivers it, `(K, P)`."""
+    mean: tuple[Tensor, ...]
+    """Each block's exact mean gradient, `(P,)`."""
+    rounding_noise: Tensor
+    """Squared norm of what rounding at the fewest bits would take from each block's step, `(blocks,)`."""
 
 
 @dataclass
@@ -37,14 +57,16 @@ class WeightTrainer:
     Attributes:
         settings: Learning rate, devices, sizes.
         batch: Global batch size in sequences.
-        pairs: `(dp, grad_comm_bits)` of every block that its gradient may travel by.
         seed: Of the initial weights and of the training batches.
+        rounding: Of the gradients.
+        measure_noise: Whether the gradient noise scale is measured: that needs two groups at least.
     """
 
     settings: BilevelSettings
     batch: int
-    pairs: Sequence[tuple[tuple[int, int], ...]]
     seed: int
+    rounding: Rounding = NEAREST
+    measure_noise: bool = True
     step: int = 0
     weights: Weights = field(init=False)
     optimizer: Adam = field(init=False)
@@ -56,7 +78,7 @@ class WeightTrainer:
         self.weights = initial_weights(self.settings.shape, torch.Generator().manual_seed(self.seed))
         self.generator = torch.Generator().manual_seed(self.seed + 1)
         self.optimizer = Adam([(w, self.settings.learning_rate) for w in self.weights.values()], BETAS)
-        self.reducers = [GradientReducer(pairs) for pairs in self.pairs]
+        self.reducers = [GradientReducer(self.rounding) for _ in range(self.settings.num_blocks)]
         self.noise = NoiseScale(self.settings.decay)
 
     @property
@@ -69,33 +91,69 @@ class WeightTrainer:
         """Names of one block's weights."""
         return [name for name in self.weights if name.startswith(f"{index}.")]
 
-    def advance(self, text: Tensor, loss: Loss, pair_weights: Sequence[Tensor]) -> WeightStep:
+    def next_batch(self, text: Tensor) -> Tensor:
+        """Fresh tokens of one step, shape `(B, T + 1)`."""
+        return sample(text, self.batch, self.settings.context, self.generator)
+
+    def advance(self, text: Tensor, loss: Loss, mixtures: Sequence[Mixture]) -> WeightStep:
         """One step on a fresh batch.
 
         Args:
             text: Training bytes.
             loss: Of the model as it is run now.
-            pair_weights: Mixture weights of every block's pairs, each of shape `(K,)`.
+            mixtures: How every block's gradient travels.
         """
-        groups = self.settings.num_devices
-        tokens = sample(text, self.batch, self.settings.context, self.generator)
-        tokens = torch.unflatten(tokens, 0, (groups, -1))
-        gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0))(self.weights, tokens)
-        small, large = squared_norms(gradients)
-        self.noise.update(small, large, self.batch // groups, self.batch)
-        delivered = []
+        return self.learn(self.next_batch(text), loss, mixtures)
+
+    def learn(self, tokens: Tensor, loss: Loss, mixtures: Sequence[Mixture]) -> WeightStep:
+        """One step on given tokens; arguments as `advance`."""
+        lossy = [dp for pairs, _ in mixtures for dp, bits in pairs if bits < LOSSLESS]
+        groups = lcm(*lossy, 2 if self.measure_noise else 1)
+        gradients, losses = self._differentiate(torch.unflatten(tokens, 0, (groups, -1)), loss)
+        if groups > 1:
+            small, large = squared_norms(gradients)
+            self.noise.update(small, large, len(tokens) // groups, len(tokens))
+        mean, noise = [], []
         final = {name: gradient.mean(0) for name, gradient in gradients.items()}
-        for index, (reducer, mixture) in enumerate(zip(self.reducers, pair_weights, strict=True)):
+        for index, (reducer, (pairs, mixture)) in enumerate(zip(self.reducers, mixtures, strict=True)):
             names = self.block_names(index)
-            delivered.append(reducer.reduce(flatten_layer(gradients, names)))
-            final |= unflatten_layer(mixture @ delivered[-1], self.weights, names)
+            flat = flatten_layer(gradients, names)
+            delivered = reducer.reduce(flat, pairs)
+            mean.append(flat.mean(0))
+            noise.append(self._rounding_noise(mean[-1], names))
+            final |= unflatten_layer(mixture @ delivered, self.weights, names)
+        self.apply(final)
+        return WeightStep(float(losses.mean()), tuple(mean), torch.stack(noise))
+
+    def _differentiate(self, tokens: Tensor, loss: Loss) -> tuple[Weights, Tensor]:
+        """Gradients and losses of every group of tokens `(G, B / G, T + 1)`."""
+        if len(tokens) == 1 or self.rounding.stochastic:  # vmap would draw one noise for all groups
+            results = [grad_and_value(loss)(self.weights, own) for own in tokens]
+            names = self.weights
+            return (
+                {name: torch.stack([gradient[name] for gradient, _ in results]) for name in names},
+                torch.stack([value for _, value in results]),
+            )
+        found: tuple[Weights, Tensor] = vmap(grad_and_value(loss), in_dims=(None, 0))(self.weights, tokens)
+        return found
+
+    def _rounding_noise(self, mean: Tensor, names: Sequence[str]) -> Tensor:
+        """Energy of what the fewest bits take from the mean gradient, in units of Adam's own step."""
+        if not self.measure_noise or not self.optimizer.steps:
+            return torch.ones(())
+        scale = self.preconditioner()
+        factors = torch.cat([scale[name].flatten() for name in names])
+        taken = mean - round_blocks(mean.unsqueeze(0), FEWEST_BITS)[0]
+        return (taken * factors).square().sum()
+
+    def apply(self, gradients: Weights) -> None:
+        """One step of Adam along mean gradients."""
         self.optimizer.parameters = [(w, self.learning_rate) for w in self.weights.values()]
         for name, weight in self.weights.items():
-            weight.grad = final[name]
+            weight.grad = gradients[name]
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
-        return WeightStep(float(losses.mean()), tuple(delivered))
 
     def preconditioner(self) -> Weights:
         """What Adam divides gradients by, as factors: one tensor for each weight."""

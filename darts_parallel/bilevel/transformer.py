@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from darts_parallel.bilevel.candidates import Candidate, CandidateSet
-from darts_parallel.bilevel.quantize import lossy_sum, straight_through_sum
+from darts_parallel.bilevel.candidates import Candidate
+from darts_parallel.bilevel.quantize import NEAREST, Pair, Rounding, lossy_sum, straight_through_sum
 from darts_parallel.bilevel.settings import TransformerShape
+from darts_parallel.cost.collectives import LOSSLESS
 
 Weights = dict[str, Tensor]
 Reduce = Callable[[Tensor], Tensor]
@@ -89,59 +90,88 @@ def block(weights: Weights, index: int, state: Tensor, ranks: int, reduce: Reduc
     return state + reduce(mlp_partials(weights, index, normed, ranks))
 
 
-def candidate_block(weights: Weights, index: int, state: Tensor, candidate: Candidate) -> Tensor:
+def candidate_block(
+    weights: Weights, index: int, state: Tensor, candidate: Candidate, rounding: Rounding = NEAREST
+) -> Tensor:
     """The block as one candidate runs it, shape `(B, T, H)`."""
-    bits = candidate.tp_comm_bits
-    return block(weights, index, state, candidate.tp, lambda partials: straight_through_sum(partials, bits))
+    ranks, bits = candidate.forward_pair
+    # exact sums do not depend on how many ranks they come from but for rounding: one product is faster
+    ranks = ranks if bits < LOSSLESS else 1
+    return block(weights, index, state, ranks, lambda parts: straight_through_sum(parts, bits, rounding))
 
 
-def mixed_reduce(partials: Tensor, choices: CandidateSet, pair_weights: Tensor) -> Tensor:
-    """The weighted mixture of all candidates' all-reduces of the same partial sums.
+def mixed_reduce(
+    partials: Tensor, pairs: Sequence[Pair], pair_weights: Tensor, rounding: Rounding = NEAREST
+) -> Tensor:
+    """The weighted mixture of several all-reduces of the same partial sums.
 
     A coarser rank's partial sum is the sum over the finer ranks that it replaces. Backward is
     straight-through for the partial sums and exact for the weights.
 
     Args:
         partials: Of the finest division, shape `(S, B, T, H)`.
-        choices: Candidates.
-        pair_weights: Weights of `choices.forward_pairs`, shape `(K,)`.
+        pairs: K tensor-parallel degrees and bits.
+        pair_weights: Their weights, shape `(K,)`.
+        rounding: How few bits round.
 
     Returns:
         Shape `(B, T, H)`.
     """
     held = partials.detach()
-    coarse = {tp: torch.unflatten(held, 0, (tp, -1)).sum(1) for tp, _ in choices.forward_pairs}
-    sums = torch.stack([lossy_sum(coarse[tp], bits) for tp, bits in choices.forward_pairs])
     exact = partials.sum(0)
+    sums = torch.stack([
+        lossy_sum(torch.unflatten(held, 0, (tp, -1)).sum(1), bits, rounding)
+        if bits < LOSSLESS else exact.detach()
+        for tp, bits in pairs
+    ])  # fmt: skip
     mixture = (pair_weights @ sums.flatten(1)).view_as(exact)
     return mixture + exact - exact.detach()
 
 
 def mixed_block(
-    weights: Weights, index: int, state: Tensor, choices: CandidateSet, pair_weights: Tensor, mix: str
+    weights: Weights,
+    index: int,
+    state: Tensor,
+    pairs: Sequence[Pair],
+    pair_weights: Tensor,
+    mix: str,
+    rounding: Rounding = NEAREST,
 ) -> Tensor:
-    """The block as the weighted mixture of its candidates, shape `(B, T, H)`.
+    """The block as the weighted mixture of ways to sum, shape `(B, T, H)`.
 
     Args:
         weights: Of the whole model.
         index: Of the block.
         state: Shape `(B, T, H)`.
-        choices: Candidates.
-        pair_weights: Weights of `choices.forward_pairs`, shape `(K,)`, summing to 1.
-        mix: `block` runs every candidate from end to end and mixes the outputs. `collective` mixes
-            at each of the two all-reduces: candidates differ only there, and the ranks' products,
+        pairs: K tensor-parallel degrees and bits.
+        pair_weights: Their weights, shape `(K,)`, summing to 1.
+        mix: `block` runs every pair from end to end and mixes the outputs. `collective` mixes
+            at each of the two all-reduces: pairs differ only there, and the ranks' products,
             nearly all of the work, are computed once.
+        rounding: How few bits round.
     """
     if mix == "collective":
-        ranks = max(tp for tp, _ in choices.forward_pairs)
+        ranks = max(tp for tp, _ in pairs)
         return block(
-            weights, index, state, ranks, lambda partials: mixed_reduce(partials, choices, pair_weights)
+            weights, index, state, ranks, lambda parts: mixed_reduce(parts, pairs, pair_weights, rounding)
         )
     outputs = [
-        candidate_block(weights, index, state, Candidate(tp, 1, tp_comm_bits=bits))
-        for tp, bits in choices.forward_pairs
+        candidate_block(weights, index, state, Candidate(tp, 1, tp_comm_bits=bits), rounding)
+        for tp, bits in pairs
     ]
     return (pair_weights.view(-1, 1, 1, 1) * torch.stack(outputs)).sum(0)
+
+
+def embed(weights: Weights, tokens: Tensor) -> Tensor:
+    """State before the first block, shape `(B, T, H)`, of tokens `(B, T + 1)`."""
+    inputs = tokens[:, :-1]
+    return weights["embedding"][inputs] + weights["positions"][: inputs.shape[1]]
+
+
+def loss_from(weights: Weights, tokens: Tensor, state: Tensor) -> Tensor:
+    """Mean next-byte cross-entropy, nats, of the state after the last block, `(B, T, H)`."""
+    scores = _norm(state, weights["norm"], weights["shift"]) @ weights["head"]
+    return torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def loss_of(weights: Weights, tokens: Tensor, blocks: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
@@ -152,28 +182,37 @@ def loss_of(weights: Weights, tokens: Tensor, blocks: Sequence[Callable[[Tensor]
         tokens: Shape `(B, T + 1)`.
         blocks: The model's blocks in order, each from state to state.
     """
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    state = weights["embedding"][inputs] + weights["positions"][: inputs.shape[1]]
+    state = embed(weights, tokens)
     for apply in blocks:
         state = apply(state)
-    scores = _norm(state, weights["norm"], weights["shift"]) @ weights["head"]
-    return torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+    return loss_from(weights, tokens, state)
 
 
-def plan_loss(weights: Weights, tokens: Tensor, plan: Sequence[Candidate]) -> Tensor:
+def plan_loss(
+    weights: Weights, tokens: Tensor, plan: Sequence[Candidate], rounding: Rounding = NEAREST
+) -> Tensor:
     """Loss of the model run by one candidate for each block, nats."""
     return loss_of(weights, tokens, [
-        lambda state, index=index, candidate=candidate: candidate_block(weights, index, state, candidate)  # type: ignore[misc]
+        lambda state, index=index, candidate=candidate: candidate_block(  # type: ignore[misc]
+            weights, index, state, candidate, rounding
+        )
         for index, candidate in enumerate(plan)
     ])  # fmt: skip
 
 
 def mixed_loss(
-    weights: Weights, tokens: Tensor, choices: CandidateSet, pair_weights: Tensor, mix: str
+    weights: Weights,
+    tokens: Tensor,
+    pairs: Sequence[Pair],
+    pair_weights: Tensor,
+    mix: str,
+    rounding: Rounding = NEAREST,
 ) -> Tensor:
     """Loss of the mixed model, nats; `pair_weights` has shape `(blocks, K)`."""
     return loss_of(weights, tokens, [
-        lambda state, index=index: mixed_block(weights, index, state, choices, pair_weights[index], mix)  # type: ignore[misc]
+        lambda state, index=index: mixed_block(  # type: ignore[misc]
+            weights, index, state, pairs, pair_weights[index], mix, rounding
+        )
         for index in range(len(pair_weights))
     ])  # fmt: skip
 

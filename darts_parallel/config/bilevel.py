@@ -5,16 +5,34 @@ from dataclasses import dataclass, field
 from darts_parallel.config.checks import require_at_least, require_member
 from darts_parallel.errors import ConfigError
 
+ESTIMATORS = ("trials", "mixture", "gumbel")
 ORDERS = ("first", "second")
+LEVELS = ("two", "one")
 MIXES = ("collective", "block")
-ARMS = ("bilevel", "all_16_bit", "all_4_bit", "time_only", "random_equal_time")
+ARMS = (
+    "bilevel",
+    "logits_own",
+    "all_16_bit",
+    "best_uniform",
+    "time_only",
+    "random_equal_time",
+    "sensitivity_greedy",
+    "learned_optimum",
+    "trials_only",
+    "all_4_bit",
+)
 POSITIVE = (
     "num_steps",
     "logit_every",
-    "trial_every",
+    "switch_every",
+    "num_restarts",
+    "trial_steps",
     "retrain_steps",
+    "retrain_seeds",
+    "random_plans",
     "validation_sequences",
     "evaluate_every",
+    "processes",
 )
 """Settings that are whole numbers above 0."""
 
@@ -23,55 +41,73 @@ POSITIVE = (
 class BilevelConfig:
     """The search and the retraining of its plan."""
 
-    num_steps: int = 200
+    num_steps: int = 120
     """Weight steps of the search."""
-    warmup_steps: int = 60
-    """Weight steps before the first logit step."""
-    logit_every: int = 2
+    warmup_steps: int = 10
+    """Weight steps with exact collectives, before the first logit step."""
+    logit_every: int = 1
     """Weight steps between logit steps."""
-    retrain_steps: int = 300
+    num_restarts: int = 6
+    """Relaxed plans of every pipeline degree and number of micro-batches that are searched side by side."""
+    estimator: str = "trials"
+    """Prices few bits by `trials` from the initial weights, shared among blocks by hard one-layer switches;
+    `mixture` by the slope of the mixture's validation loss (DARTS), `gumbel` by that of one-hot samples."""
+    trial_steps: int = 70
+    """Weight steps of a trial; trials are made once in a search."""
+    switch_every: int = 4
+    """Logit steps between measurements of hard one-layer switches."""
+    order: str = "first"
+    """Of `mixture` and `gumbel`: `first` takes the weights as given; `second` differentiates through one
+    weight step (DARTS), by double backward."""
+    level: str = "two"
+    """`two`: logits step on validation bytes; `one`: on the training bytes of the weight step, jointly."""
+    mix: str = "collective"
+    """Where a mixture is made: at each all-reduce, or at the output of the whole block."""
+    retrain_steps: int = 150
+    """Weight steps of the reference; its test loss at their end is the target of all arms."""
+    retrain_factor: float = 3.0
+    """An arm is trained until it reaches the target, but at most this many times `retrain_steps`."""
+    retrain_seeds: int = 1
+    """Trainings of every arm; their seeds are not the search's."""
     learning_rate: float = 1.5e-3
     """Of the weights. Measured with one seed, context 64, 300 steps: 2.21 nats at 1.5e-3, 2.28 at 3e-3,
     where 2-bit gradients seemed to gain 0.04 nats (0.01 at 1.5e-3): tune it before comparing plans."""
     learning_rate_warmup: int = 20
     """Steps over which the learning rate rises linearly."""
-    logit_learning_rate: float = 0.1
-    temperature: list[float] = field(default_factory=lambda: [1.0, 1.0])
-    """First and last softmax temperature, geometric in between."""
-    order: str = "first"
-    """`first` takes the weights as given; `second` differentiates through one weight step (DARTS)."""
-    mix: str = "collective"
-    """Where candidates are mixed: at each all-reduce, or at the output of the whole block."""
     batch_candidates: list[int] = field(default_factory=list)
     """Global batch sizes that the plan may choose from; empty: only training.global_batch_size."""
-    trial_steps: int = 40
-    """Weight steps of the trials that measure what lossy sums and gradients cost; 0: by single steps."""
-    trial_every: int = 80
-    """Weight steps between trials."""
     decay: float = 0.9
-    """Of the moving averages behind the noise scale and the progress of compressed gradients."""
-    validation_sequences: int = 64
-    """Fixed validation batch that curves and final losses are measured on."""
-    evaluate_every: int = 20
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2, 3, 4])
+    """Of the moving averages behind the noise scale and the shares of the blocks."""
+    validation_sequences: int = 128
+    """Fixed test batch that curves and targets are measured on."""
+    evaluate_every: int = 10
+    seeds: list[int] = field(default_factory=lambda: [0])
     """One search and one retraining of every arm for each."""
-    arms: list[str] = field(default_factory=lambda: list(ARMS))
+    arms: list[str] = field(
+        default_factory=lambda: ["bilevel", "all_16_bit", "best_uniform", "time_only", "random_equal_time"]
+    )
     """Plans that are retrained from scratch: the found one and its rivals."""
+    random_plans: int = 1
+    """Random plans of equal speed that the arm of that name retrains."""
+    exact_seconds: float = 30.0
+    """Time limit of the exact optimum of the learned objective."""
+    processes: int = 2
+    """Trainings that run side by side, each on one core."""
 
     def __post_init__(self) -> None:
         for key in POSITIVE:
             require_at_least(f"bilevel.{key}", getattr(self, key), 1)
-        for key in ("warmup_steps", "learning_rate_warmup", "trial_steps"):
+        for key in ("warmup_steps", "learning_rate_warmup", "exact_seconds"):
             require_at_least(f"bilevel.{key}", getattr(self, key), 0)
-        for key in ("learning_rate", "logit_learning_rate"):
-            require_at_least(f"bilevel.{key}", getattr(self, key), 0, strict=True)
-        if len(self.temperature) != 2 or min(self.temperature) <= 0.0:
-            raise ConfigError(
-                f"bilevel.temperature={list(self.temperature)} must be two numbers above 0, first and last; "
-                "nearest legal: [1.0,1.0]."
-            )
-        require_member("bilevel.order", self.order, ORDERS)
-        require_member("bilevel.mix", self.mix, MIXES)
+        require_at_least("bilevel.learning_rate", self.learning_rate, 0, strict=True)
+        require_at_least("bilevel.retrain_factor", self.retrain_factor, 1)
+        for key, members in (
+            ("estimator", ESTIMATORS),
+            ("order", ORDERS),
+            ("level", LEVELS),
+            ("mix", MIXES),
+        ):
+            require_member(f"bilevel.{key}", getattr(self, key), members)
         for arm in self.arms:
             require_member("bilevel.arms", arm, ARMS)
         for seed in self.seeds:
@@ -82,4 +118,9 @@ class BilevelConfig:
             raise ConfigError(
                 "bilevel.seeds and bilevel.arms must each list at least one value; nearest legal: "
                 "bilevel.seeds=[0] bilevel.arms=[bilevel]."
+            )
+        if self.estimator == "trials" and (self.order, self.level) != ("first", "two"):
+            raise ConfigError(
+                f"bilevel.order={self.order} bilevel.level={self.level} are choices of bilevel.estimator=mixture "
+                "and gumbel: trials have no gradient in the mixture; nearest legal: bilevel.estimator=mixture."
             )

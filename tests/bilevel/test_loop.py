@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 import torch
+from darts_parallel.bilevel.logits import Progress
+from darts_parallel.bilevel.rollout import gradient_costs, sum_costs
 
 from darts_parallel.bilevel.data import sample
-from darts_parallel.bilevel.logits import Progress
 from darts_parallel.bilevel.loop import BilevelSearch
-from darts_parallel.bilevel.rollout import gradient_costs, sum_costs
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import load_problem

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 import torch
+from darts_parallel.bilevel.time_model import TimeModel, build_time_model
 
 from darts_parallel.bilevel.candidates import Candidate, candidate_set
 from darts_parallel.bilevel.retrain import fastest_plan, fastest_with_bits, random_plan_of_equal_time
-from darts_parallel.bilevel.time_model import TimeModel, build_time_model
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.plan.strategy import LayerStrategy

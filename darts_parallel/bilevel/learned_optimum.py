@@ -1,0 +1,168 @@
+"""The plan of least learned time to target, proven: `log(seconds) + log(steps)` by exact planners of seconds.
+
+`log T + S` with T seconds and S log steps is quasi-concave, so its least value over all plans lies at a corner
+of the convex hull of their points (S, T), and every such corner is the plan of least `T + m S` for some price
+m of a log step in seconds. For a given m that is an ordinary problem of the exact planner, with `m S` among the
+seconds that are paid once. Prices between two solved ones are excluded by the corner of their supporting lines
+(the bisection of Eisner and Severance 1976, Journal of the ACM 23(4), with bounds).
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+
+from darts_parallel.bilevel.exact_answers import solve_layerwise
+from darts_parallel.bilevel.joint_space import FIRST_BLOCK, JointSpace
+from darts_parallel.bilevel.log_steps import LogSteps
+from darts_parallel.bilevel.upper_level import PricedPlan, price_plans
+from darts_parallel.cost.table import CostTable
+
+AGREEMENT = 1e-7
+"""Differences of the objective below this are rounding."""
+RATIO = 1e3
+"""Price of a log step, in seconds of the fastest plan, at which no seconds are worth a step."""
+
+
+@dataclass(frozen=True)
+class LearnedOptimum:
+    """The answer over all global batch sizes."""
+
+    plan: PricedPlan | None
+    lower_bound: float
+    """No plan of the space has a smaller objective."""
+    proven: bool
+    solved: int
+    """Exact problems that were solved."""
+    plans_evaluated: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Corner:
+    """The plan of least `T + m S` at one price, and that least value."""
+
+    price: float
+    level: float
+    plan: PricedPlan
+    """Its log steps do not count what all plans of a batch size share."""
+
+
+@dataclass
+class _Batch:
+    """All tables of one global batch size, solved price by price."""
+
+    space: JointSpace
+    numbers: Sequence[int]
+    log_steps: LogSteps
+    deadline: float
+    solved: int = 0
+    plans: int = 0
+
+    def corner(self, price: float, incumbent: float = float("inf")) -> _Corner | None:
+        """The plan of least `T + price * S`; None where no plan fits.
+
+        Errors:
+            DEADLINE: the time was over before the proof.
+        """
+        tables = [self._priced(self.space.tables[number], price) for number in self.numbers]
+        self.solved += 1
+        answer = solve_layerwise(tables, incumbent, self.deadline)
+        self.plans += answer.plans_evaluated
+        if not answer.proven:
+            raise DEADLINE
+        if answer.best is None:
+            return None
+        found = price_plans(
+            self.space, self.numbers[answer.best.table_index], answer.best.plans, self.log_steps
+        )
+        assert found is not None
+        return _Corner(price, found.seconds + price * found.log_steps, found)
+
+    def _priced(self, table: CostTable, price: float) -> CostTable:
+        steps = self.log_steps.on_choices(table.choices, table.num_layers, FIRST_BLOCK)
+        return replace(table, once=table.once + price * steps)
+
+
+def learned_optimum(space: JointSpace, log_steps: LogSteps, budget: float) -> LearnedOptimum:
+    """The best plan of the space by the learned objective.
+
+    Args:
+        space: Priced plans.
+        log_steps: Prices in steps.
+        budget: Seconds of wall-clock; after them the best plan found stands without a proof.
+    """
+    began = time.monotonic()
+    best: PricedPlan | None = None
+    bound, proven, solved, plans = float("inf"), True, 0, 0
+    prices, common = log_steps.nonnegative()
+    own = replace(prices, by_batch=dict.fromkeys(log_steps.by_batch, 0.0))
+    for batch in space.batches:
+        offset = log_steps.by_batch[batch] + common
+        problem = _Batch(space, space.of_batch(batch), own, began + budget)
+        found, low = _search(problem)
+        proven &= low is not None
+        bound = min(bound, float("-inf") if low is None else low + offset)
+        if found is not None:
+            found = replace(found, log_steps=found.log_steps + offset)
+            if best is None or found.value < best.value:
+                best = found
+        solved, plans = solved + problem.solved, plans + problem.plans
+    return LearnedOptimum(best, bound, proven, solved, plans, time.monotonic() - began)
+
+
+def _search(problem: _Batch) -> tuple[PricedPlan | None, float | None]:
+    """The best plan of one batch size and a proven lower bound of the objective, None without a proof."""
+    best: PricedPlan | None = None
+    try:
+        first = problem.corner(0.0)
+        if first is None:
+            return None, float("inf")
+        best = first.plan
+        last = problem.corner(RATIO * first.plan.seconds)
+        assert last is not None
+        best = min(best, last.plan, key=lambda plan: plan.value)
+        intervals = [(first, last)]
+        while intervals:
+            low, high = intervals.pop()
+            if _excluded(low, high, best):
+                continue
+            # the objective's own slope at the best plan is its seconds: near its corner few prices are left
+            price = _next_price(low, high, best)
+            middle = problem.corner(price, min(low.level + (price - low.price) * low.plan.log_steps,
+                                               high.level + (price - high.price) * high.plan.log_steps))  # fmt: skip
+            if middle is None:
+                continue
+            best = min(best, middle.plan, key=lambda plan: plan.value)
+            intervals += [(low, middle), (middle, high)]
+    except DEADLINE:
+        return best, None
+    return best, best.value - AGREEMENT
+
+
+def _excluded(low: _Corner, high: _Corner, best: PricedPlan) -> bool:
+    """Whether no plan between two prices can be better than the best one.
+
+    Such plans lie above both supporting lines `T + m S = level`, so in the triangle of the two corners and
+    the lines' crossing, where a quasi-concave objective is least at a vertex.
+    """
+    if high.price <= low.price * (1.0 + 1e-12) or abs(low.plan.log_steps - high.plan.log_steps) < 1e-12:
+        return True
+    steps = (high.level - low.level) / (high.price - low.price)
+    seconds = low.level - low.price * steps
+    return seconds > 0.0 and log(seconds) + steps >= best.value - AGREEMENT
+
+
+def _next_price(low: _Corner, high: _Corner, best: PricedPlan) -> float:
+    """The slope of the objective at the best plan where it lies inside, else that of the chord."""
+    inside = low.price * (1.0 + 1e-9) < best.seconds < high.price * (1.0 - 1e-9)
+    if inside:
+        return best.seconds
+    rise = low.plan.log_steps - high.plan.log_steps
+    chord = (high.plan.seconds - low.plan.seconds) / rise
+    return min(max(chord, low.price * (1.0 + 1e-9)), high.price)
+
+
+def ratio(a: PricedPlan, b: PricedPlan) -> float:
+    """Learned time to target of `a` over that of `b`."""
+    return exp(a.value - b.value)

@@ -1,0 +1,56 @@
+"""Settings that the bilevel loop does not search, refused before anything is computed."""
+
+from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.collectives import LOSSLESS
+from darts_parallel.errors import ConfigError
+from darts_parallel.problem.problem import Problem
+
+FIXED_SEARCH = ("num_steps", "resample_at", "thin_at", "max_seconds", "placement", "relaxation")
+"""Settings of the main search that have no counterpart in the loop, which anneals once over its own steps."""
+
+
+def refuse_unsearched(problem: Problem) -> None:
+    """Refuse a problem that asks for what the loop does not search.
+
+    Errors:
+        ConfigError: names the key, its value and what the loop does instead.
+    """
+    config = problem.config
+    space, cost = config.space, config.cost
+    wanted = {
+        "space.kind": (space.kind, "layerwise", "every block has bits of its own"),
+        "space.cp": (space.cp, 1, "the loop trains without context parallelism"),
+        "space.virtual_stages": (space.virtual_stages, 1, "the loop's pipelines have one stage a device"),
+        "space.shard_size": (space.shard_size, 0, "the loop shards over all data-parallel ranks"),
+        "space.executable": (space.executable, False, "nothing that runs here sends few bits"),
+        "cost.pipeline": (cost.pipeline, "closed_form", "the exact check rests on the closed form"),
+        "cost.name": (cost.name, "analytic", "the bits of collectives are priced by that model alone"),
+        "objective.name": (config.objective.name, "time", "the loop's objective is time to target"),
+        "export": (config.export, None, "no trainer sends tensor-parallel sums at few bits"),
+    }
+    for key, (value, legal, reason) in wanted.items():
+        if value != legal and list_of(value) != [legal]:
+            shown, near = ("null" if v is None else v for v in (value, legal))
+            raise ConfigError(
+                f"{key}={shown} is not searched by the bilevel loop: {reason}; nearest legal: {near}."
+            )
+    usual = SearchConfig()
+    for name in FIXED_SEARCH:
+        mine, legal = getattr(config.search, name), getattr(usual, name)
+        if mine != legal:
+            raise ConfigError(
+                f"search.{name}={mine} is not used by the bilevel loop, which anneals over bilevel.num_steps; "
+                f"nearest legal: {legal}."
+            )
+    for key in ("tp_comm_bits", "grad_comm_bits"):
+        pinned = space.pinned(key)
+        if pinned is not None and LOSSLESS not in pinned:
+            raise ConfigError(
+                f"space.{key}={list(pinned)} must hold {LOSSLESS}: layers around the blocks are lossless; "
+                f"nearest legal: {[LOSSLESS, *pinned]}."
+            )
+
+
+def list_of(value: object) -> list[object]:
+    """The values that a pin lists; a single value is a list of one."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,170 @@
+"""What few bits cost in steps, tried: short trainings from the initial weights, with paired batches.
+
+A choice is priced by training with it from the start, because weights that learned with nearly exact sums
+underrate what a rounding costs, and a mixture's gradient does so even more: at weight p a rounding error e of
+mean zero enters the loss as p e, so that its slope is about p e'He and vanishes with p, where the whole step
+costs half of e'He. Trials depend neither on the network nor on the logits: one table serves a whole search.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from darts_parallel.bilevel.candidates import Candidate
+from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.measurements import measure
+from darts_parallel.bilevel.quantize import NEAREST, Pair, Rounding
+from darts_parallel.bilevel.settings import BilevelSettings
+from darts_parallel.bilevel.trainer import WeightTrainer, hard
+from darts_parallel.bilevel.transformer import Weights, plan_loss
+from darts_parallel.cost.collectives import LOSSLESS
+
+
+@dataclass(frozen=True)
+class TrialTable:
+    """Costs of lossy collectives used by all blocks.
+
+    Attributes:
+        nats_per_efold: Nats that the exact trial's loss falls by while its steps grow by e.
+        forward: Nats that every lossy `(tp, tp_comm_bits)` is behind the exact trial.
+        gradient: The same of every lossy `(dp, grad_comm_bits)`.
+        steps: Weight steps of all trials together.
+    """
+
+    nats_per_efold: float
+    forward: dict[Pair, float]
+    gradient: dict[Pair, float]
+    steps: int
+
+    def forward_log_steps(self, pair: Pair) -> float:
+        """Log steps that a pair costs when all blocks sum by it; a trial's luck does not count as a gain."""
+        return max(self.forward.get(pair, 0.0), 0.0) / self.nats_per_efold
+
+    def gradient_log_steps(self, pair: Pair) -> float:
+        """The same of gradients."""
+        return max(self.gradient.get(pair, 0.0), 0.0) / self.nats_per_efold
+
+
+def widest(pairs: Sequence[Pair]) -> dict[Pair, Pair]:
+    """For every lossy pair the one of its bits and the widest group, which stands for all of them."""
+    lossy = [pair for pair in pairs if pair[1] < LOSSLESS]
+    return {pair: max(other for other in lossy if other[1] == pair[1]) for pair in lossy}
+
+
+def train_losses(
+    settings: BilevelSettings,
+    text: Tensor,
+    plan: Sequence[Candidate],
+    steps: int,
+    seed: int,
+    rounding: Rounding = NEAREST,
+) -> list[float]:
+    """Training losses of a plan from scratch, nats, one for each step.
+
+    Args:
+        settings: Sizes and learning rate.
+        text: Training bytes.
+        plan: One candidate for each block.
+        steps: Weight steps.
+        seed: Of weights and batches: plans of equal seeds see equal batches.
+        rounding: How few bits round.
+    """
+    rounding = rounding.seeded(seed)
+    trainer = WeightTrainer(settings, settings.global_batch_size, seed, rounding, measure_noise=False)
+    mixtures = [hard(candidate.gradient_pair) for candidate in plan]
+
+    def loss(weights: Weights, tokens: Tensor) -> Tensor:
+        return plan_loss(weights, tokens, plan, rounding)
+
+    return [trainer.advance(text, loss, mixtures).loss for _ in range(steps)]
+
+
+def try_pairs(
+    settings: BilevelSettings,
+    text: Tensor,
+    forward: Sequence[Pair],
+    gradient: Sequence[Pair],
+    jobs: Jobs,
+    rounding: Rounding = NEAREST,
+) -> TrialTable:
+    """Try every number of bits at its widest group, all blocks by it.
+
+    Paired losses are averaged over the last half of a trial, where the rise of the learning rate is over.
+
+    Args:
+        settings: `trial_steps`, sizes and the seed.
+        text: Training bytes.
+        forward: `(tp, tp_comm_bits)` of the space.
+        gradient: `(dp, grad_comm_bits)` of the space.
+        jobs: Runs trials side by side.
+        rounding: How few bits round.
+    """
+    sums, sent = widest(forward), widest(gradient)
+    plans: dict[tuple[str, Pair], Candidate] = {("exact", (1, LOSSLESS)): Candidate(1, 1)}
+    plans |= {("forward", pair): Candidate(pair[0], 1, tp_comm_bits=pair[1]) for pair in sums.values()}
+    plans |= {("gradient", pair): Candidate(1, pair[0], grad_comm_bits=pair[1]) for pair in sent.values()}
+    steps = settings.trial_steps
+    arguments = [
+        (settings, text, (candidate,) * settings.num_blocks, steps, settings.seed, rounding)
+        for candidate in plans.values()
+    ]
+    curves = dict(zip(plans, jobs.map(train_losses, arguments), strict=True))
+    exact = curves["exact", (1, LOSSLESS)]
+    behind = {key: _behind(curve, exact) for key, curve in curves.items()}
+    exchange = measure(list(enumerate(exact, 1)))
+    # a loss that does not fall has no exchange rate; its whole height stands for one e-fold then
+    rate = exchange.nats_per_efold if exchange else exact[-1]
+    return TrialTable(
+        rate,
+        {pair: behind["forward", own] for pair, own in sums.items()},
+        {pair: behind["gradient", own] for pair, own in sent.items()},
+        steps * len(plans),
+    )
+
+
+def _behind(curve: Sequence[float], exact: Sequence[float]) -> float:
+    """Mean difference of two paired curves over their last half, nats."""
+    last = range(len(exact) // 2, len(exact))
+    return sum(curve[i] - exact[i] for i in last) / len(last)
+
+
+@dataclass
+class Shares:
+    """How much of what lossy collectives cost comes from which block, as moving averages.
+
+    Attributes:
+        decay: Of the averages.
+        forward: Nats that each block's sums cost by number of bits, `(blocks, bits)`; None before any.
+        gradient: Energy of each block's gradient rounding, `(blocks,)`.
+    """
+
+    decay: float
+    forward: Tensor | None = None
+    gradient: Tensor | None = None
+
+    def see_switches(self, nats: Tensor) -> None:
+        """Take in one measurement of hard one-layer switches, `(blocks, bits)`."""
+        self.forward = nats if self.forward is None else self.decay * self.forward + (1.0 - self.decay) * nats
+
+    def see_rounding(self, energy: Tensor) -> None:
+        """Take in the rounding energies of one weight step, `(blocks,)`."""
+        own = energy.double() / energy.double().sum().clamp(min=torch.finfo(torch.float64).tiny)
+        self.gradient = (
+            own if self.gradient is None else self.decay * self.gradient + (1.0 - self.decay) * own
+        )
+
+    def of_forward(self, blocks: int, bits: int) -> Tensor:
+        """Shares of every number of bits, `(blocks, bits)`, each column summing to 1; equal before any."""
+        if self.forward is None:
+            return torch.full((blocks, bits), 1.0 / blocks, dtype=torch.float64)
+        lost = self.forward.double().clamp(min=0.0)
+        total = lost.sum(0, keepdim=True)
+        return torch.where(total > 0.0, lost / total.clamp(min=1e-30), 1.0 / blocks)
+
+    def of_gradient(self, blocks: int) -> Tensor:
+        """Shares of gradients, `(blocks,)`."""
+        if self.gradient is None:
+            return torch.full((blocks,), 1.0 / blocks, dtype=torch.float64)
+        return self.gradient / self.gradient.sum().clamp(min=1e-30)

@@ -1,0 +1,247 @@
+"""The upper level: the main search's relaxed plans, with a price in steps beside the price in seconds.
+
+The objective of a relaxed plan is `log(seconds per step) + log(steps to target)`: the surrogate of the cost
+table, the augmented Lagrangian of memory, and the expectation of `LogSteps`, which is linear in the weights.
+Pipeline degree, micro-batches, degrees, ZeRO stage, recomputation and bits are all chosen here.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from darts_parallel.bilevel.candidates import Candidate
+from darts_parallel.bilevel.joint_space import FIRST_BLOCK, JointSpace
+from darts_parallel.bilevel.log_steps import LogSteps
+from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.gradient.adam import Adam
+from darts_parallel.gradient.relaxation import Schedules, geometric
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost, surrogate
+from darts_parallel.gradient.restarts import RestartBatch
+from darts_parallel.gradient.rounding import repair
+from darts_parallel.gradient.step_record import LeadingPlan, StepRecord
+
+REPAIRED = 2
+"""Infeasible plans of a table that are repaired after a step."""
+LAYER_LOGITS = "layerwise"
+
+
+@dataclass(frozen=True)
+class PricedPlan:
+    """A hard plan of the joint space and what it costs."""
+
+    table: int
+    plans: HardPlans
+    """Of length 1, of the table of that number."""
+    seconds: float
+    """Per step."""
+    log_steps: float
+
+    @property
+    def value(self) -> float:
+        """The upper objective, `log(seconds) + log(steps)`; lower is better."""
+        return log(self.seconds) + self.log_steps
+
+
+@dataclass(frozen=True)
+class UpperStep:
+    """One step of the logits."""
+
+    record: StepRecord
+    """The leading relaxed plan, as the main search reports it."""
+    log_steps: float
+    """Expected log steps of the leading relaxed plan."""
+    plan: PricedPlan | None
+    """The best hard plan that this step's relaxed plans round to; None where none fits the memory."""
+    batch: int
+    """Global batch size of the leading relaxed plan."""
+
+
+class UpperLevel:
+    """Logits of all outer choices and restarts, moved by Adam as in the main search.
+
+    Args:
+        space: Priced plans.
+        config: Learning rates, temperatures, penalties and the number of restarts.
+        num_steps: Steps over which the schedules anneal.
+        generator: Of the initial logits.
+    """
+
+    def __init__(
+        self, space: JointSpace, config: SearchConfig, num_steps: int, generator: torch.Generator
+    ) -> None:
+        self.space, self.config, self.num_steps = space, config, num_steps
+        self.groups = [
+            RestartBatch.initial(table, LAYER_LOGITS, config, generator, index, torch.arange(table.num_outer))
+            for index, table in enumerate(space.tables)
+            if bool(table.allowed.any(1).all())
+        ]
+        names = [name for group in self.groups for name in self._names(group)]
+        self.names = names
+        self.outer_logits = torch.zeros(len(names), dtype=torch.float64, requires_grad=True)
+        betas = (config.adam_betas[0], config.adam_betas[1])
+        rates = (config.learning_rate, config.boundary_learning_rate)
+        parameters = [pair for group in self.groups for pair in zip(group.parameters, rates, strict=False)]
+        self.optimizer = Adam([*parameters, (self.outer_logits, config.learning_rate)], betas)
+        self.step_number = 0
+        self.began = time.perf_counter()
+        self.evaluated = 0
+
+    def _names(self, group: RestartBatch) -> list[str]:
+        batch = self.space.batch_of[group.table_index]
+        return group.names if len(self.space.batches) == 1 else [f"{name} b{batch}" for name in group.names]
+
+    def schedules(self) -> Schedules:
+        """Annealed quantities of the current step."""
+        c, step, steps = self.config, self.step_number, self.num_steps
+        return Schedules(
+            geometric(c.temperature[0], c.temperature[1], step, steps),
+            geometric(c.boundary_temperature[0], c.boundary_temperature[1], step, steps),
+            geometric(c.sharpness[0], c.sharpness[1], step, steps),
+            hard_stages=step >= c.hard_stages_from * steps,
+            hard_choices=step >= c.hard_choices_from * steps,
+        )
+
+    def leading_weights(self, log_steps: LogSteps) -> tuple[tuple[Candidate, ...], Tensor, int]:
+        """What the leading relaxed plan lets every block choose from.
+
+        Args:
+            log_steps: Prices in steps, which decide with the seconds what leads.
+
+        Returns:
+            Candidates C, their weights in every block `(blocks, C)`, and the global batch size.
+        """
+        with torch.no_grad():
+            lead = self._lead(log_steps, self._relaxed())
+        rows = lead.weights.choices[lead.outer, lead.restart]
+        inside = rows[FIRST_BLOCK : FIRST_BLOCK + self.space.num_blocks].detach()
+        candidates = tuple(Candidate.of(choice) for choice in lead.group.table.choices)
+        return candidates, inside, self.space.batch_of[lead.group.table_index]
+
+    def step(self, log_steps: LogSteps) -> UpperStep:
+        """One gradient step of all logits at the given prices in steps."""
+        self.optimizer.zero_grad()
+        relaxed = self._relaxed()
+        costs, expected, merits = self._priced(log_steps, relaxed)
+        schedules = self.schedules()
+        total = torch.zeros((), dtype=torch.float64)
+        for group, cost, steps in zip(self.groups, costs, expected, strict=True):
+            total = total + (group.loss(cost, self.config) + steps).sum()
+        leading = torch.cat([merit.amin(1) for merit in merits])
+        weights = torch.softmax(self.outer_logits, 0)
+        (total + (weights * leading).sum()).backward()  # type: ignore[no-untyped-call]
+        lead = LeadingPlan.of(self.groups, merits, relaxed, costs)
+        number = next(i for i, group in enumerate(self.groups) if group is lead.group)
+        plan = self._round(relaxed, merits, log_steps)
+        record = lead.record(
+            step=self.step_number,
+            seconds=time.perf_counter() - self.began,
+            schedules=schedules,
+            best_time_s=plan.seconds if plan else float("nan"),
+            outer_weights=dict(zip(self.names, weights.tolist(), strict=True)),
+        )
+        self.optimizer.step()
+        self.step_number += 1
+        steps_of_lead = float(expected[number][lead.outer, lead.restart].detach())
+        return UpperStep(record, steps_of_lead, plan, self.space.batch_of[lead.group.table_index])
+
+    def best_plan(self, log_steps: LogSteps) -> PricedPlan | None:
+        """The best hard plan that the present relaxed plans round to."""
+        with torch.no_grad():
+            relaxed = self._relaxed()
+            _, _, merits = self._priced(log_steps, relaxed)
+        return self._round(relaxed, merits, log_steps)
+
+    def _relaxed(self) -> list[RelaxedPlans]:
+        schedules = self.schedules()
+        return [group.relax(schedules, None) for group in self.groups]
+
+    def _priced(
+        self, log_steps: LogSteps, relaxed: Sequence[RelaxedPlans]
+    ) -> tuple[list[SurrogateCost], list[Tensor], list[Tensor]]:
+        """Seconds and bytes, expected log steps `(O, R)` and merit `(O, R)` of every group."""
+        sharpness = self.schedules().sharpness
+        costs, expected, merits = [], [], []
+        for group, weights in zip(self.groups, relaxed, strict=True):
+            cost = surrogate(weights, group.table, sharpness)
+            steps = (weights.choices * self._on(log_steps, group.table_index)).sum((-1, -2))
+            steps = steps + log_steps.by_batch[self.space.batch_of[group.table_index]]
+            costs.append(cost)
+            expected.append(steps)
+            merits.append(group.merit(cost) + steps.detach())
+        return costs, expected, merits
+
+    def _lead(self, log_steps: LogSteps, relaxed: Sequence[RelaxedPlans]) -> LeadingPlan:
+        costs, _, merits = self._priced(log_steps, relaxed)
+        return LeadingPlan.of(self.groups, merits, relaxed, costs)
+
+    def _on(self, log_steps: LogSteps, table: int) -> Tensor:
+        own = self.space.tables[table]
+        return log_steps.on_choices(own.choices, own.num_layers, FIRST_BLOCK)
+
+    def _round(
+        self, relaxed: Sequence[RelaxedPlans], merits: Sequence[Tensor], log_steps: LogSteps
+    ) -> PricedPlan | None:
+        """The best feasible plan of all roundings; promising ones that do not fit are repaired."""
+        best: PricedPlan | None = None
+        for group, weights, merit in zip(self.groups, relaxed, merits, strict=True):
+            for candidate, rows in group.hard_plans(weights):
+                found = price_plans(self.space, candidate.table, candidate.plans, log_steps)
+                self.evaluated += len(rows)
+                if found is None:
+                    promising = candidate.plans[merit.flatten()[rows].argsort()[:REPAIRED]]
+                    fixed, _ = repair(self.space.tables[candidate.table], promising, float("inf"))
+                    found = price_plans(self.space, candidate.table, fixed, log_steps)
+                if found is not None and (best is None or found.value < best.value):
+                    best = found
+        return best
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next steps depend on."""
+        return {
+            "step": self.step_number,
+            "parameters": [p.detach().clone() for p, _ in self.optimizer.parameters],
+            "multipliers": [group.multipliers.clone() for group in self.groups],
+            "moments": [(m.clone(), s.clone()) for m, s in self.optimizer.moments],
+            "optimizer_steps": self.optimizer.steps,
+            "evaluated": self.evaluated,
+        }
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken."""
+        self.step_number, self.evaluated = state["step"], state["evaluated"]
+        for (parameter, _), saved in zip(self.optimizer.parameters, state["parameters"], strict=True):
+            parameter.copy_(saved)
+        for group, saved in zip(self.groups, state["multipliers"], strict=True):
+            group.multipliers = saved.clone()
+        self.optimizer.moments = [(m.clone(), s.clone()) for m, s in state["moments"]]
+        self.optimizer.steps = state["optimizer_steps"]
+
+
+def price_plans(space: JointSpace, table: int, plans: HardPlans, log_steps: LogSteps) -> PricedPlan | None:
+    """The best of some hard plans by the upper objective; None where none fits the memory.
+
+    Args:
+        space: Priced plans.
+        table: Number of their table.
+        plans: B plans.
+        log_steps: Prices in steps.
+    """
+    own = space.tables[table]
+    cost = evaluate_batch(own, plans)
+    prices = log_steps.on_choices(own.choices, own.num_layers, FIRST_BLOCK)
+    steps = (
+        prices[torch.arange(own.num_layers), plans.choices].sum(1) + log_steps.by_batch[space.batch_of[table]]
+    )
+    value = (cost.iteration_time.log() + steps).masked_fill(~cost.feasible, torch.inf)
+    index = int(value.argmin())
+    if not bool(cost.feasible[index]):
+        return None
+    return PricedPlan(table, plans[index : index + 1], float(cost.iteration_time[index]), float(steps[index]))
