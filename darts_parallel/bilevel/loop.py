@@ -14,18 +14,18 @@ from torch import Tensor
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.checkpoint import CheckpointError, load_latest, save_checkpoint
 from darts_parallel.bilevel.data import Corpus, sample
+from darts_parallel.bilevel.estimators.mixture import gradient_shortfall, one_hot_sample, slopes
+from darts_parallel.bilevel.estimators.switches import switch_losses
+from darts_parallel.bilevel.estimators.trials import Shares, TrialTable, try_pairs, widest
 from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.joint_space import JointSpace
-from darts_parallel.bilevel.log_steps import LogSteps
 from darts_parallel.bilevel.measurements import measure
-from darts_parallel.bilevel.mixture import gradient_shortfall, one_hot_sample, slopes
 from darts_parallel.bilevel.quantize import Pair
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.switches import switch_losses
 from darts_parallel.bilevel.trainer import Mixture, WeightStep, WeightTrainer, hard
 from darts_parallel.bilevel.transformer import Weights, mixed_loss, plan_loss
-from darts_parallel.bilevel.trials import Shares, TrialTable, try_pairs, widest
-from darts_parallel.bilevel.upper_level import UpperLevel, UpperStep
+from darts_parallel.bilevel.upper.joint_space import JointSpace
+from darts_parallel.bilevel.upper.log_steps import LogSteps
+from darts_parallel.bilevel.upper.relaxed_plans import UpperLevel, UpperStep
 from darts_parallel.problem.problem import Problem
 
 RETRAIN_ONLY = (

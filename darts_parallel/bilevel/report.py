@@ -3,13 +3,14 @@
 import csv
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from darts_parallel.bilevel.significance import sign_flip_p
+import torch
+
 from darts_parallel.config.bilevel import ARMS
 from darts_parallel.plan.file import write_text
 
@@ -17,6 +18,9 @@ COLUMNS = ("arm", "seed", "retrain_seed", "plan", "seconds_per_step", "test_loss
            "steps_to_target", "time_to_target_s")  # fmt: skip
 TIE = 1e-9
 """Ratios this close to 1 are ties: equal plans."""
+MOST_EXACT = 16
+"""Pairs up to which all signs are enumerated."""
+SAMPLES = 65_536
 Row = dict[str, Any]
 
 
@@ -121,3 +125,29 @@ def plans(seeds: list[dict[str, Any]]) -> str:
 def spread(values: list[float], form: str) -> str:
     """Median, smallest and largest."""
     return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def sign_flip_p(differences: Sequence[float]) -> float:
+    """Two-sided p of a mean difference under exchangeable signs (Fisher 1935, The Design of Experiments).
+
+    All `2^n` signs are enumerated up to 16 pairs, 65,536 of them are drawn beyond.
+
+    Args:
+        differences: Of pairs.
+
+    Returns:
+        Probability of a mean at least as far from 0; 1 without pairs.
+    """
+    count = len(differences)
+    if not count:
+        return 1.0
+    values = torch.tensor(differences, dtype=torch.float64)
+    if count <= MOST_EXACT:
+        bits = torch.arange(2**count).unsqueeze(1) >> torch.arange(count)
+        signs = 1.0 - 2.0 * (bits & 1).double()
+    else:
+        generator = torch.Generator().manual_seed(0)
+        signs = 1.0 - 2.0 * torch.randint(2, (SAMPLES, count), generator=generator).double()
+        signs[0] = 1.0
+    means = (signs @ values).abs()
+    return float((means >= values.sum().abs() * (1.0 - 1e-12)).double().mean())

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from darts_parallel.bilevel.protocol import run_bilevel
+from darts_parallel.bilevel.command import run_bilevel
 from darts_parallel.cli.arguments import deferred_overrides, flags_first
 from darts_parallel.cli.job_config import job_config
 from darts_parallel.cli.run_folder import RunFolder, forget_sweeps

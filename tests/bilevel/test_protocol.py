@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from darts_parallel.bilevel import protocol as job
+from darts_parallel.bilevel import job
 from darts_parallel.bilevel.loop import BilevelPlan
 from darts_parallel.bilevel.report import COLUMNS, rows_of
 from darts_parallel.bilevel.retrain import retrain

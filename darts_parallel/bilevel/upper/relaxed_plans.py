@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from darts_parallel.bilevel.candidates import Candidate
-from darts_parallel.bilevel.joint_space import FIRST_BLOCK, JointSpace
-from darts_parallel.bilevel.log_steps import LogSteps
+from darts_parallel.bilevel.upper.joint_space import FIRST_BLOCK, JointSpace
+from darts_parallel.bilevel.upper.log_steps import LogSteps
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
@@ -33,7 +33,7 @@ LAYER_LOGITS = "layerwise"
 
 
 @dataclass(frozen=True)
-class PricedPlan:
+class JointPlan:
     """A hard plan of the joint space and what it costs."""
 
     table: int
@@ -57,7 +57,7 @@ class UpperStep:
     """The leading relaxed plan, as the main search reports it."""
     log_steps: float
     """Expected log steps of the leading relaxed plan."""
-    plan: PricedPlan | None
+    plan: JointPlan | None
     """The best hard plan that this step's relaxed plans round to; None where none fits the memory."""
     batch: int
     """Global batch size of the leading relaxed plan."""
@@ -151,7 +151,7 @@ class UpperLevel:
         steps_of_lead = float(expected[number][lead.outer, lead.restart].detach())
         return UpperStep(record, steps_of_lead, plan, self.space.batch_of[lead.group.table_index])
 
-    def best_plan(self, log_steps: LogSteps) -> PricedPlan | None:
+    def best_plan(self, log_steps: LogSteps) -> JointPlan | None:
         """The best hard plan that the present relaxed plans round to."""
         with torch.no_grad():
             relaxed = self._relaxed()
@@ -187,9 +187,9 @@ class UpperLevel:
 
     def _round(
         self, relaxed: Sequence[RelaxedPlans], merits: Sequence[Tensor], log_steps: LogSteps
-    ) -> PricedPlan | None:
+    ) -> JointPlan | None:
         """The best feasible plan of all roundings; promising ones that do not fit are repaired."""
-        best: PricedPlan | None = None
+        best: JointPlan | None = None
         for group, weights, merit in zip(self.groups, relaxed, merits, strict=True):
             for candidate, rows in group.hard_plans(weights):
                 found = price_plans(self.space, candidate.table, candidate.plans, log_steps)
@@ -225,7 +225,7 @@ class UpperLevel:
         self.optimizer.steps = state["optimizer_steps"]
 
 
-def price_plans(space: JointSpace, table: int, plans: HardPlans, log_steps: LogSteps) -> PricedPlan | None:
+def price_plans(space: JointSpace, table: int, plans: HardPlans, log_steps: LogSteps) -> JointPlan | None:
     """The best of some hard plans by the upper objective; None where none fits the memory.
 
     Args:
@@ -244,4 +244,4 @@ def price_plans(space: JointSpace, table: int, plans: HardPlans, log_steps: LogS
     index = int(value.argmin())
     if not bool(cost.feasible[index]):
         return None
-    return PricedPlan(table, plans[index : index + 1], float(cost.iteration_time[index]), float(steps[index]))
+    return JointPlan(table, plans[index : index + 1], float(cost.iteration_time[index]), float(steps[index]))

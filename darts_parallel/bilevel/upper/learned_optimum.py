@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 
-from darts_parallel.bilevel.exact_answers import solve_layerwise
-from darts_parallel.bilevel.joint_space import FIRST_BLOCK, JointSpace
-from darts_parallel.bilevel.log_steps import LogSteps
-from darts_parallel.bilevel.upper_level import PricedPlan, price_plans
+from darts_parallel.bilevel.upper.joint_space import FIRST_BLOCK, JointSpace
+from darts_parallel.bilevel.upper.log_steps import LogSteps
+from darts_parallel.bilevel.upper.relaxed_plans import JointPlan, price_plans
 from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.layerwise import solve
+from darts_parallel.exact.result import DeadlineError
 
 AGREEMENT = 1e-7
 """Differences of the objective below this are rounding."""
@@ -28,7 +29,7 @@ RATIO = 1e3
 class LearnedOptimum:
     """The answer over all global batch sizes."""
 
-    plan: PricedPlan | None
+    plan: JointPlan | None
     lower_bound: float
     """No plan of the space has a smaller objective."""
     proven: bool
@@ -44,7 +45,7 @@ class _Corner:
 
     price: float
     level: float
-    plan: PricedPlan
+    plan: JointPlan
     """Its log steps do not count what all plans of a batch size share."""
 
 
@@ -63,14 +64,14 @@ class _Batch:
         """The plan of least `T + price * S`; None where no plan fits.
 
         Errors:
-            DEADLINE: the time was over before the proof.
+            DeadlineError: the time was over before the proof.
         """
         tables = [self._priced(self.space.tables[number], price) for number in self.numbers]
         self.solved += 1
-        answer = solve_layerwise(tables, incumbent, self.deadline)
+        answer = solve(tables, "layerwise", incumbent, self.deadline)
         self.plans += answer.plans_evaluated
         if not answer.proven:
-            raise DEADLINE
+            raise DeadlineError
         if answer.best is None:
             return None
         found = price_plans(
@@ -93,7 +94,7 @@ def learned_optimum(space: JointSpace, log_steps: LogSteps, budget: float) -> Le
         budget: Seconds of wall-clock; after them the best plan found stands without a proof.
     """
     began = time.monotonic()
-    best: PricedPlan | None = None
+    best: JointPlan | None = None
     bound, proven, solved, plans = float("inf"), True, 0, 0
     prices, common = log_steps.nonnegative()
     own = replace(prices, by_batch=dict.fromkeys(log_steps.by_batch, 0.0))
@@ -111,9 +112,9 @@ def learned_optimum(space: JointSpace, log_steps: LogSteps, budget: float) -> Le
     return LearnedOptimum(best, bound, proven, solved, plans, time.monotonic() - began)
 
 
-def _search(problem: _Batch) -> tuple[PricedPlan | None, float | None]:
+def _search(problem: _Batch) -> tuple[JointPlan | None, float | None]:
     """The best plan of one batch size and a proven lower bound of the objective, None without a proof."""
-    best: PricedPlan | None = None
+    best: JointPlan | None = None
     try:
         first = problem.corner(0.0)
         if first is None:
@@ -135,12 +136,12 @@ def _search(problem: _Batch) -> tuple[PricedPlan | None, float | None]:
                 continue
             best = min(best, middle.plan, key=lambda plan: plan.value)
             intervals += [(low, middle), (middle, high)]
-    except DEADLINE:
+    except DeadlineError:
         return best, None
     return best, best.value - AGREEMENT
 
 
-def _excluded(low: _Corner, high: _Corner, best: PricedPlan) -> bool:
+def _excluded(low: _Corner, high: _Corner, best: JointPlan) -> bool:
     """Whether no plan between two prices can be better than the best one.
 
     Such plans lie above both supporting lines `T + m S = level`, so in the triangle of the two corners and
@@ -153,7 +154,7 @@ def _excluded(low: _Corner, high: _Corner, best: PricedPlan) -> bool:
     return seconds > 0.0 and log(seconds) + steps >= best.value - AGREEMENT
 
 
-def _next_price(low: _Corner, high: _Corner, best: PricedPlan) -> float:
+def _next_price(low: _Corner, high: _Corner, best: JointPlan) -> float:
     """The slope of the objective at the best plan where it lies inside, else that of the chord."""
     inside = low.price * (1.0 + 1e-9) < best.seconds < high.price * (1.0 - 1e-9)
     if inside:
@@ -163,6 +164,6 @@ def _next_price(low: _Corner, high: _Corner, best: PricedPlan) -> float:
     return min(max(chord, low.price * (1.0 + 1e-9)), high.price)
 
 
-def ratio(a: PricedPlan, b: PricedPlan) -> float:
+def ratio(a: JointPlan, b: JointPlan) -> float:
     """Learned time to target of `a` over that of `b`."""
     return exp(a.value - b.value)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from darts_parallel.bilevel.candidates import Candidate
-from darts_parallel.bilevel.exact_answers import solve_layerwise
-from darts_parallel.bilevel.joint_space import JointSpace, at_batch, with_bits, with_fixed_bits
-from darts_parallel.bilevel.learned_optimum import LearnedOptimum, learned_optimum
-from darts_parallel.bilevel.log_steps import LogSteps
 from darts_parallel.bilevel.loop import BilevelSearch
-from darts_parallel.bilevel.upper_level import PricedPlan
+from darts_parallel.bilevel.upper.joint_space import JointSpace, at_batch, with_bits, with_fixed_bits
+from darts_parallel.bilevel.upper.learned_optimum import LearnedOptimum, learned_optimum
+from darts_parallel.bilevel.upper.log_steps import LogSteps
+from darts_parallel.bilevel.upper.relaxed_plans import JointPlan
+from darts_parallel.exact.layerwise import solve
 from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.uniform import solve_uniform
 from darts_parallel.gradient.infeasibility import explain_infeasible
@@ -34,7 +34,7 @@ class BilevelPlan:
     """Learned, up to what all plans share."""
 
     @staticmethod
-    def of(space: JointSpace, priced: PricedPlan) -> "BilevelPlan":
+    def of(space: JointSpace, priced: JointPlan) -> "BilevelPlan":
         """A priced plan in words."""
         plan = space.to_plan(priced.table, priced.plans)
         batch = space.batch_of[priced.table]
@@ -116,7 +116,7 @@ def _solve_fixed(
     deadline = time.monotonic() + budget
     if uniform:
         return solve_uniform(tables, deadline=deadline), numbers, bits
-    return solve_layerwise(tables, float("inf"), deadline), numbers, bits
+    return solve(tables, "layerwise", deadline=deadline), numbers, bits
 
 
 def verify(space: JointSpace, found: BilevelPlan, budget: float) -> list[Verification]:
