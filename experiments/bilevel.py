@@ -1,12 +1,11 @@
 """Does the bilevel search find plans that reach a target loss sooner?
 
-    python -m experiments.bilevel                                    5 seeds on the slow network
-    python -m experiments.bilevel cluster=fast_network bilevel.seeds=[0,1] folder=outputs/fast
-    python -m experiments.bilevel space.tp=null folder=outputs/tp1   with tp 1, which sums nothing
+    python -m experiments.bilevel                                    21 trainings a plan, of 7 searches
+    python -m experiments.bilevel bilevel.seeds=[0,1] bilevel.retrain_seeds=1 folder=outputs/two
 
-The same as `darts-parallel experiment=bilevel` with a folder that does not change, so that a run goes on
-where it stopped. All other arguments are those of the command. Writes what `darts_parallel.bilevel.protocol`
-says. On an idle core a seed takes about 4 minutes at the default sizes.
+The same as `darts-parallel experiment=bilevel` with all arms, more seeds, and a folder that does not change,
+so that a run goes on where it stopped. All other arguments are those of the command. Writes what
+`darts_parallel.bilevel.protocol` says.
 """
 
 import sys
@@ -15,11 +14,21 @@ from pathlib import Path
 import torch
 
 from darts_parallel.bilevel.data import load_corpus, unigram_entropy
+from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.protocol import Protocol
+from darts_parallel.config.bilevel import ARMS
 from darts_parallel.errors import DartsParallelError
+from darts_parallel.planner.verification import answered
 from darts_parallel.problem.problem import load_problem
 
 FOLDER = "outputs/bilevel"
+TABLE = [
+    "bilevel.seeds=[0,1,2,3,4,5,6]",
+    "bilevel.retrain_seeds=3",
+    "bilevel.random_plans=3",
+    f"bilevel.arms=[{','.join(ARMS)}]",
+]
+"""What the table needs beyond one run of the command."""
 
 
 def main(arguments: list[str]) -> None:
@@ -28,13 +37,15 @@ def main(arguments: list[str]) -> None:
     given = [argument.partition("=")[2] for argument in arguments if argument.startswith("folder=")]
     overrides = [argument for argument in arguments if not argument.startswith("folder=")]
     try:
-        problem = load_problem(["experiment=bilevel", *overrides])
+        problem = load_problem(["experiment=bilevel", *TABLE, *overrides])
+        assert problem.config.bilevel is not None
         corpus = load_corpus()
         print(
             f"unigram entropy {unigram_entropy(corpus.train):.3f} nats, {len(corpus.train):,} training bytes"
         )
-        protocol = Protocol(problem, corpus, Path(given[-1] if given else FOLDER))
-        print(protocol.run(lambda seed, data: print(f"seed {seed} done", flush=True)))
+        with Jobs(problem.config.bilevel.processes) as jobs:
+            protocol = Protocol(problem, corpus, Path(given[-1] if given else FOLDER), jobs, answered)
+            print(protocol.run(lambda seed, data: print(f"seed {seed} done", flush=True)))
     except DartsParallelError as error:
         print(f"experiments.bilevel: {error}", file=sys.stderr)
         raise SystemExit(2) from None

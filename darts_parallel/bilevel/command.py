@@ -13,7 +13,7 @@ from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.protocol import Protocol, SeedPlan
 from darts_parallel.bilevel.report import median_time, read_seeds, write_report
-from darts_parallel.bilevel.upper.found import plan_problem
+from darts_parallel.bilevel.upper.found import Answered, plan_problem
 from darts_parallel.bilevel.upper.joint_space import at_batch
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.gradient.step_record import StepRecord
@@ -37,6 +37,7 @@ class BilevelJob:
         console: For the report.
         tracker: For the curves of the first seed and the pictures of its plan; None writes none.
         update: Shows steps done and a text where there is a terminal.
+        answered: Makes the entries of a plan's verification.
     """
 
     problem: Problem
@@ -44,6 +45,7 @@ class BilevelJob:
     console: Console
     tracker: Tracker | None
     update: Callable[[int, str], None]
+    answered: Answered
     plan: SeedPlan | None = None
     said: dict[str, int] = field(default_factory=dict)
     first: int = field(init=False)
@@ -66,7 +68,8 @@ class BilevelJob:
             with Jobs(settings.processes) as jobs:
                 jobs.start()
                 protocol = Protocol(
-                    self.problem, load_corpus(), self.folder, jobs, self.problem.config.output.tensorboard,
+                    self.problem, load_corpus(), self.folder, jobs, self.answered,
+                    self.problem.config.output.tensorboard,
                     self._on_progress, self._on_plan, self._on_record,
                 )  # fmt: skip
                 protocol.run(self._on_seed)
@@ -149,6 +152,7 @@ def run_bilevel(
     console: Console,
     tracker: Tracker | None,
     update: Callable[[int, str], None],
+    answered: Answered,
 ) -> float:
     """Run the bilevel job; arguments and result as `BilevelJob`."""
-    return BilevelJob(problem, folder, console, tracker, update).run()
+    return BilevelJob(problem, folder, console, tracker, update, answered).run()

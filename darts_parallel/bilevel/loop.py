@@ -29,8 +29,8 @@ from darts_parallel.bilevel.upper.relaxed_plans import UpperLevel, UpperStep
 from darts_parallel.problem.problem import Problem
 
 RETRAIN_ONLY = (
-    "retrain_steps", "retrain_factor", "retrain_seeds", "random_plans", "validation_sequences", "evaluate_every",
-    "seeds", "arms", "exact_seconds", "processes",
+    "retrain_steps", "retrain_factor", "retrain_seeds", "random_plans", "validation_sequences",
+    "evaluate_every", "seeds", "arms", "exact_seconds", "processes",
 )  # fmt: skip
 """Settings that the search does not read: a checkpoint stays good when they change."""
 NEGLIGIBLE = 1e-3

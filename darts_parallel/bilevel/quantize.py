@@ -49,7 +49,8 @@ def hadamard_matrix(size: int) -> Tensor:
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix / size**0.5
+    result: Tensor = matrix / size**0.5
+    return result
 
 
 def round_blocks(values: Tensor, bits: int, rounding: Rounding = NEAREST) -> Tensor:

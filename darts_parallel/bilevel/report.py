@@ -102,13 +102,13 @@ def costs(seeds: list[dict[str, Any]]) -> str:
     seconds = [float(search["seconds"]) for search in searches]
     gaps = [100.0 * search["logits_own_gap"] for search in searches if search["logits_own_gap"] is not None]
     lines = [
-        f"Search of {len(searches)} seed{'s' if len(searches) > 1 else ''}: {spread(steps, '.0f')} weight steps, "
-        f"trials included; {spread(seconds, '.1f')} s on this machine.",
+        f"Searches: {len(searches)}, of {spread(steps, '.0f')} weight steps, trials included; "
+        f"{spread(seconds, '.1f')} s on this machine.",
     ]
     if gaps:
         lines.append(
-            f"The logits' own plan is {spread(gaps, '.2f')} % above the chosen one in learned time to target; "
-            f"proven in {sum(bool(s['learned_optimum_proven']) for s in searches)} of {len(searches)} searches."
+            f"The logits' own plan is {spread(gaps, '.2f')} % above the chosen in learned time to target, "
+            f"whose optimum is proven in {sum(bool(s['learned_optimum_proven']) for s in searches)} of them."
         )
     return "\n".join(lines)
 

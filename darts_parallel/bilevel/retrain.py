@@ -1,4 +1,4 @@
-"""The DARTS protocol: a discretized plan is judged by training from scratch with it, on bytes no search saw."""
+"""The DARTS protocol: a discretized plan is judged by training from scratch, on bytes no search saw."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Retrained:
         return smoothed(self.test)[-1][1]
 
     def steps_to(self, target: float) -> float | None:
-        """Steps after which the smoothed test loss first lies at or below `target`; None where it never does."""
+        """Steps after which the smoothed test loss first is at or below `target`; None where it never is."""
         return crossing(smoothed(self.test), target)
 
 

@@ -69,7 +69,7 @@ class BilevelTracker:
             self._writer.add_scalar(f"retrain_test/{name}", loss, step)
 
     def finish(self, data: dict[str, Any]) -> None:
-        """Write the row of this seed in the HPARAMS tab: settings, and the median time to target of every arm."""
+        """Write this seed's row in the HPARAMS tab: settings, and the median time to target of every arm."""
         from torch.utils.tensorboard.summary import hparams
 
         settings = self._settings

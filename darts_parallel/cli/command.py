@@ -141,7 +141,7 @@ def _run_tracked(
     config = problem.config
     if config.bilevel is not None and config.plan is None:
         with _progress(problem, console, "bilevel", None) as update:
-            return run_bilevel(problem, folder, console, tracker, update)
+            return run_bilevel(problem, folder, console, tracker, update, answered)
     planned = _planned(problem, folder, console, tracker, rental)
     plan, result, checked = planned.plan, planned.result, planned.checked
     cost = evaluate(plan, problem)

@@ -121,6 +121,6 @@ class BilevelConfig:
             )
         if self.estimator == "trials" and (self.order, self.level) != ("first", "two"):
             raise ConfigError(
-                f"bilevel.order={self.order} bilevel.level={self.level} are choices of bilevel.estimator=mixture "
-                "and gumbel: trials have no gradient in the mixture; nearest legal: bilevel.estimator=mixture."
+                f"bilevel.order={self.order} bilevel.level={self.level} need an estimator with a gradient in "
+                "the mixture, which trials have not; nearest legal: bilevel.estimator=mixture."
             )

@@ -10,12 +10,14 @@ import torch
 
 from baselines import annealing, flexflow, random_search
 from darts_parallel.bilevel.data import load_corpus
+from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.protocol import Protocol
 from darts_parallel.bilevel.report import rows_of
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.descent import GradientSearch, search_tables
+from darts_parallel.planner.verification import answered
 from darts_parallel.problem.problem import load_problem
 from experiments.comparison.flat_logits import FlatSearch
 from experiments.comparison.problems import suite
@@ -122,10 +124,11 @@ def _gradient(tables: Sequence[CostTable], arm: Arm, seed: int, quick: bool) -> 
 def _bilevel(order: str, seed: int, quick: bool, folder: Path) -> dict[str, Any]:
     """Predicted seconds to the target loss of the plan that the bilevel search finds, retrained."""
     few = ["bilevel.num_steps=4", "bilevel.warmup_steps=2", "bilevel.retrain_steps=20"] if quick else []
-    problem = load_problem([*BILEVEL_SIZES, *few, f"bilevel.order={order}"])
+    problem = load_problem([*BILEVEL_SIZES, *few, "bilevel.estimator=mixture", f"bilevel.order={order}"])
     settings = BilevelSettings.of(problem, seed)
     began, cpu = time.monotonic(), time.process_time()
-    found = rows_of(Protocol(problem, load_corpus(), folder, tensorboard=False).run_seed(settings))
+    protocol = Protocol(problem, load_corpus(), folder, Jobs(), answered, tensorboard=False)
+    found = rows_of(protocol.run_seed(settings))
     mine, reference = (next(row for row in found if row["arm"] == arm) for arm in settings.arms)
     return {"time_to_target_ratio": mine["time_to_target_s"] / reference["time_to_target_s"],
             "seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu}  # fmt: skip

@@ -3,7 +3,9 @@ import torch
 
 from darts_parallel.bilevel.quantize import (
     GradientReducer,
+    Rounding,
     flatten_layer,
+    hadamard_matrix,
     lossy_sum,
     round_blocks,
     straight_through_sum,
@@ -49,18 +51,18 @@ def test_backward_of_a_lossy_sum_is_that_of_the_exact_sum() -> None:
 
 def test_without_rounding_the_reduced_gradient_is_the_mean() -> None:
     gradients = numbers(0, 8, 50)
-    reduced = GradientReducer(((8, 16), (4, 16), (1, 2))).reduce(gradients)
+    reduced = GradientReducer().reduce(gradients, [(8, 16), (4, 16), (1, 2)])
     torch.testing.assert_close(reduced, gradients.mean(0).expand(3, 50))
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_error_feedback_delivers_in_the_long_run_what_was_sent(bits: int) -> None:
-    reducer = GradientReducer(((4, bits),))
+    reducer = GradientReducer()
     sent, delivered = torch.zeros(90), torch.zeros(90)
     for step in range(60):
         gradients = numbers(step, 8, 90)
         sent += gradients.mean(0)
-        delivered += reducer.reduce(gradients)[0]
+        delivered += reducer.reduce(gradients, [(4, bits)])[0]
     # all that is missing lies in the residuals, the ranks' averaged and the owner's
     residual = reducer.residuals[4, bits]
     torch.testing.assert_close(delivered + residual[:-1].mean(0) + residual[-1], sent, rtol=1e-4, atol=1e-4)
@@ -69,8 +71,8 @@ def test_error_feedback_delivers_in_the_long_run_what_was_sent(bits: int) -> Non
 def test_without_feedback_small_gradients_would_never_arrive() -> None:
     gradients = torch.full((2, 64), 0.1)
     gradients[:, 0] = 1.0
-    reducer = GradientReducer(((2, 2),))
-    total = sum((reducer.reduce(gradients)[0] for _ in range(40)), torch.zeros(64))
+    reducer = GradientReducer()
+    total = sum((reducer.reduce(gradients, [(2, 2)])[0] for _ in range(40)), torch.zeros(64))
     assert not round_blocks(gradients, 2)[:, 1:].any()
     assert (total[1:] > 2.0).all()
 
@@ -80,3 +82,31 @@ def test_flattening_a_layer_loses_nothing() -> None:
     flat = flatten_layer(gradients, ["0.a", "0.b"])
     back = unflatten_layer(flat[2], {name: g[0] for name, g in gradients.items()}, ["0.a", "0.b"])
     assert all(torch.equal(back[name], gradients[name][2]) for name in gradients)
+
+
+def test_a_rotation_is_its_own_inverse_and_spreads_an_outlier() -> None:
+    matrix = hadamard_matrix(32).double()
+    torch.testing.assert_close(matrix @ matrix, torch.eye(32, dtype=torch.float64))
+    values = numbers(0, 1, 256)
+    values[0, ::32] = 30.0
+    errors = [
+        float((round_blocks(values, 4, Rounding(block=32, hadamard=rotated)) - values)[0, 1:32].norm())
+        for rotated in (False, True)
+    ]
+    assert errors[1] < errors[0]
+
+
+def test_stochastic_rounding_is_unbiased_and_nearest_is_not() -> None:
+    values = torch.full((1, 64), 0.2)
+    values[0, 0] = 1.0
+    rounding = Rounding(stochastic=True).seeded(0)
+    mean = sum(round_blocks(values, 2, rounding) for _ in range(400)) / 400
+    assert float((mean - values)[0, 1:].mean().abs()) < 0.01
+    assert not round_blocks(values, 2)[0, 1:].any()
+
+
+def test_smaller_blocks_err_less_and_send_more_scales() -> None:
+    values = numbers(0, 4, 512) * torch.linspace(0.1, 3.0, 512)
+    small, large = Rounding(block=32), Rounding(block=256)
+    assert (round_blocks(values, 4, small) - values).norm() < (round_blocks(values, 4, large) - values).norm()
+    assert small.transmitted_bits(4) == 4.5 > large.transmitted_bits(4)

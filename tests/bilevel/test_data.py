@@ -1,9 +1,11 @@
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from darts_parallel.bilevel.data import is_validation, load_corpus, sample, unigram_entropy
+from darts_parallel.bilevel.data import PARTS, load_corpus, part_of, sample, unigram_entropy
 from darts_parallel.errors import UnsupportedError
 
 
@@ -15,10 +17,28 @@ def write_files(folder: Path) -> None:
 def test_every_file_is_wholly_in_one_part(tmp_path: Path) -> None:
     write_files(tmp_path)
     parts = load_corpus(tmp_path)
-    train, validation = set(parts.train.tolist()), set(parts.validation.tolist())
-    assert train.isdisjoint(validation)
-    assert len(train) + len(validation) == 40
-    assert validation == {65 + i for i in range(40) if is_validation(f"module_{i:02d}.py")}
+    held = {name: set(getattr(parts, name).tolist()) for name in PARTS}
+    assert sum(len(own) for own in held.values()) == len(set.union(*held.values())) == 40
+    for name, own in held.items():
+        assert own == {65 + i for i in range(40) if part_of(f"module_{i:02d}.py") == name}
+
+
+def test_excluded_folders_are_not_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path)
+    inner = tmp_path / "site-packages" / "deep"
+    inner.mkdir(parents=True)
+    (inner / "huge.py").write_bytes(b"!" * 50_000)
+    entered: list[str] = []
+    real = os.scandir
+
+    def watched(path: str) -> Any:
+        entered.append(str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", watched)
+    corpus = load_corpus(tmp_path)
+    assert not any("site-packages" in path for path in entered)
+    assert 33 not in set(corpus.train.tolist()) | set(corpus.validation.tolist()) | set(corpus.test.tolist())
 
 
 def test_a_new_file_moves_no_other_file_to_the_other_part(tmp_path: Path) -> None:

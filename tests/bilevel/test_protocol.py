@@ -1,45 +1,54 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from darts_parallel.bilevel import job
-from darts_parallel.bilevel.loop import BilevelPlan
-from darts_parallel.bilevel.report import COLUMNS, rows_of
-from darts_parallel.bilevel.retrain import retrain
-from darts_parallel.bilevel.tracking import BilevelTracker
+from darts_parallel.bilevel import command as bilevel_command
+from darts_parallel.bilevel.candidates import Candidate
+from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.loop import BilevelSearch
+from darts_parallel.bilevel.report import COLUMNS, median_time, paired, sign_flip_p
+from darts_parallel.bilevel.retrain import crossing, retrain, smoothed
 from darts_parallel.config.bilevel import ARMS
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import load_problem
 from experiments import bilevel
 from experiments.bilevel import main
-from tests.support.bilevel_tiny import OVERRIDES, corpus, tiny_search
+from tests.support.bilevel_tiny import OVERRIDES, corpus, tiny_settings
 from tests.support.commands import Command
 
-ARGUMENTS = [*OVERRIDES[1:], "bilevel.retrain_steps=16", "bilevel.seeds=[0,1]"]
+ARGUMENTS = [
+    *OVERRIDES[1:], "bilevel.seeds=[0,1]", "bilevel.retrain_seeds=2", "bilevel.random_plans=2",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def small_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands read the tests' corpus instead of the whole library."""
-    for module in (bilevel, job):
+    for module in (bilevel, bilevel_command):
         monkeypatch.setattr(module, "load_corpus", corpus)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
-def test_the_experiment_writes_a_row_for_each_arm_and_seed_and_runs_no_seed_twice(tmp_path: Path) -> None:
+def test_the_experiment_writes_a_row_for_each_training_and_runs_no_seed_twice(tmp_path: Path) -> None:
     main([*ARGUMENTS, f"folder={tmp_path}"])
     with (tmp_path / "bilevel.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS
     assert {(row["arm"], row["seed"]) for row in rows} == {(arm, seed) for arm in ARMS for seed in "01"}
-    seconds = {row["arm"]: float(row["seconds_per_step"]) for row in rows if row["seed"] == "0"}
-    assert seconds["time_only"] == min(seconds.values())
-    assert seconds["random_equal_time"] == pytest.approx(seconds["bilevel"], rel=0.05)
-    assert "bilevel against" in (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert list((tmp_path / "tensorboard").rglob("events*"))
+    assert len({row["retrain_seed"] for row in rows}) == 4
+    assert {row["retrain_seed"] for row in rows}.isdisjoint({"0", "1"})
+    for seed in "01":
+        seconds = {row["arm"]: float(row["seconds_per_step"]) for row in rows if row["seed"] == seed}
+        assert seconds["time_only"] == min(seconds.values())
+        assert seconds["all_4_bit"] <= seconds["all_16_bit"]
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "bilevel against" in text
+    assert "weight steps, trials included" in text
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     main([*ARGUMENTS, f"folder={tmp_path}"])
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
@@ -48,7 +57,7 @@ def test_the_experiment_writes_a_row_for_each_arm_and_seed_and_runs_no_seed_twic
 def test_a_folder_of_other_settings_ends_with_one_sentence_and_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = [*OVERRIDES[1:], "bilevel.seeds=[0]", "bilevel.arms=[all_16_bit]", f"folder={tmp_path}"]
+    common = [*ARGUMENTS, "bilevel.seeds=[0]", "bilevel.arms=[all_16_bit]", f"folder={tmp_path}"]
     main([*common, "output.tensorboard=false"])
     for change in ("bilevel.learning_rate=0.01", "cluster=fast_network"):
         with pytest.raises(SystemExit) as stopped:
@@ -58,55 +67,117 @@ def test_a_folder_of_other_settings_ends_with_one_sentence_and_status_2(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
-def test_the_command_searches_retrains_and_writes_a_plan_with_bits(tmp_path: Path, command: Command) -> None:
-    arms = "bilevel.arms=[bilevel,all_16_bit]"
-    overrides = [*OVERRIDES, "bilevel.seeds=[0]", arms, f"hydra.run.dir={tmp_path}"]
-    done = command(*overrides)
+def test_the_command_chooses_a_whole_plan_that_is_searched_and_verified(
+    tmp_path: Path, command: Command
+) -> None:
+    done = command(*OVERRIDES, "bilevel.arms=[bilevel]", f"hydra.run.dir={tmp_path}")
     assert done.status == 0, done.err
     data = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
     plan = Plan.from_dict(data)
-    assert {layer.tp_comm_bits for layer in plan.layers[1:-2]} <= {16, 8, 4, 2}
     assert {layer.tp_comm_bits for layer in (plan.layers[0], *plan.layers[-2:])} == {16}
     cost = evaluate(plan, load_problem(OVERRIDES))
     assert cost.iteration_time_s == pytest.approx(data["predicted"]["iteration_time_s"], rel=1e-12)
-    assert (tmp_path / "bilevel.csv").is_file()
+    assert data["search"]["method"] == "bilevel"
+    assert data["search"]["raw_iteration_time_s"] > 0.0
+    assert set(data["verification"]) == {"exhaustive", "dynamic_programming"}
+    assert data["verification"]["dynamic_programming"]["gap"] == pytest.approx(0.0, abs=1e-9)
     assert "time to target" in done.out
-
-
-def test_steps_to_target_follow_the_references_exchange_rate() -> None:
-    def run(loss: float) -> dict[str, object]:
-        return {"validation_loss": loss, "seconds_per_step": 0.5, "nats_per_efold": 0.35}
-
-    runs = {"all_16_bit": run(2.0), "all_4_bit": run(2.35)}
-    data = {"seed": 3, "settings": {"retrain_steps": 400}, "runs": runs}
-    reference, other = rows_of(data)
-    assert reference["steps_to_target"] == pytest.approx(400)
-    assert other["steps_to_target"] == pytest.approx(400 * 2.718281828)
-    assert other["time_to_target_s"] == pytest.approx(200 * 2.718281828)
-
-
-def test_retraining_follows_from_plan_and_seed_alone() -> None:
-    search = tiny_search()
-    plan = BilevelPlan((search.choices.candidates[5],) * 2, 8)
-    first, again, other = (retrain(plan, search.settings, corpus(), seed) for seed in (0, 0, 1))
-    assert first == again
-    assert first != other
+    assert "search, 12 of 12" in done.out  # progress without a terminal
+    assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir() if path.is_dir()) == ["seed-0"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
-def test_both_parts_of_every_logits_gradient_are_curves(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+@pytest.mark.parametrize("after", ["search", "first seed"])
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
+    after: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = "bilevel.seeds=[0,1]" if after == "first seed" else "bilevel.seeds=[0]"
+    arguments = [*OVERRIDES, seeds, "bilevel.arms=[bilevel]", f"hydra.run.dir={tmp_path}"]
+    real, calls = Jobs.map, list[int]()
 
-    search = tiny_search()
-    tracker = BilevelTracker(tmp_path, search.choices, search.settings.batches)
-    search.run(tracker.record)
-    tracker.close()
-    events = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
-    events.Reload()
-    tags = set(events.Tags()["scalars"])
-    assert {"loss/train", "loss/validation", "search/entropy", "search/seconds_per_step"} <= tags
-    assert {"search/temperature", "search/hard_seconds_per_step", "outer/global_batch_8"} <= tags
-    assert {"trial_log_steps/dp8_g4", "trial_log_steps/tp2_b4", "strategy/tp2_b16_g4"} <= tags
-    for candidate in search.choices.candidates:
-        name = candidate.label().replace(" ", "_")
-        assert {f"gradient_{part}/block_1/{name}" for part in ("loss", "time")} <= tags
+    def interrupted(self: Jobs, function: Any, jobs: Any, *rest: Any) -> Any:
+        calls.append(1)
+        # a seed has trials, references and arms
+        if len(calls) == (2 if after == "search" else 4):
+            raise KeyboardInterrupt
+        return real(self, function, jobs, *rest)
+
+    monkeypatch.setattr(Jobs, "map", interrupted)
+    done = command(*arguments)
+    assert done.status == 0
+    assert f"hydra.run.dir={tmp_path} goes on" in done.err
+    assert (tmp_path / "plan.json").is_file()
+    assert (tmp_path / "seed-0.json").is_file() == (after == "first seed")
+    monkeypatch.setattr(Jobs, "map", real)
+    done = command(*arguments)
+    assert done.status == 0, done.err
+    assert (tmp_path / "seed-0.json").is_file()
+    assert (tmp_path / "bilevel.csv").is_file()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
+def test_ctrl_c_in_the_search_keeps_its_checkpoint(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [*OVERRIDES, "bilevel.num_steps=24", "bilevel.arms=[bilevel]", f"hydra.run.dir={tmp_path}"]
+    real = BilevelSearch.step
+
+    def interrupted(self: BilevelSearch) -> Any:
+        if self.trainer.step == 22:
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(BilevelSearch, "step", interrupted)
+    done = command(*arguments)
+    assert done.status == 2
+    assert "interrupted; no seed is finished" in done.err
+    started = list[int]()
+    monkeypatch.setattr(BilevelSearch, "step", lambda self: started.append(self.trainer.step) or real(self))
+    assert command(*arguments).status == 0
+    assert started[0] == 20
+
+
+def test_steps_to_target_are_those_of_the_first_crossing_of_the_smoothed_curve() -> None:
+    curve = ((10, 3.0), (20, 2.0), (40, 1.0), (80, 1.0))
+    assert smoothed(curve) == ((10, 3.0), (20, 2.5), (40, 2.0), (80, pytest.approx(4 / 3)))
+    assert crossing(curve, 1.5) == pytest.approx(20 * 2**0.5)
+    assert crossing(curve, 3.5) == pytest.approx(10)
+    assert crossing(curve, 0.5) is None
+
+
+def test_retraining_follows_from_plan_and_seed_alone_and_stops_at_its_target() -> None:
+    settings, plan = tiny_settings(), (Candidate(2, 4, 4, 4),) * 2
+    first, again, other = (retrain(plan, 8, settings, corpus(), seed, None) for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+    assert len(first.training) == settings.retrain_steps
+    soon = retrain(plan, 8, settings, corpus(), 0, first.test[0][1])
+    assert soon.test == first.test[: len(soon.test)]
+    assert len(soon.training) < settings.retrain_steps
+    never = retrain(plan, 8, settings, corpus(), 0, 0.0)
+    assert len(never.training) == int(settings.retrain_steps * settings.retrain_factor)
+    assert never.steps_to(0.0) is None
+
+
+def test_the_paired_test_is_exact_for_few_pairs_and_calls_equal_arms_equal() -> None:
+    assert sign_flip_p([0.1, 0.2, 0.3]) == pytest.approx(2 / 8)
+    assert sign_flip_p([0.1, -0.1]) == 1.0
+    assert sign_flip_p([0.0] * 4) == 1.0
+    assert sign_flip_p([]) == 1.0
+    assert sign_flip_p([0.1] * 20) < 0.01
+    assert sign_flip_p(torch.randn(30, generator=torch.Generator().manual_seed(0)).tolist()) > 0.05
+
+
+def test_ties_are_counted_as_ties() -> None:
+    def row(arm: str, seed: int, time: float) -> dict[str, Any]:
+        return {"arm": arm, "seed": 0, "retrain_seed": seed, "test_loss": 2.0, "time_to_target_s": time}
+
+    rows = [
+        row("bilevel", 0, 1.0),
+        row("all_16_bit", 0, 1.0),
+        row("bilevel", 1, 1.0),
+        row("all_16_bit", 1, 2.0),
+    ]
+    assert "| 1, 1, 0 |" in paired(rows)
+    data = [{"runs": [{**{name: None for name in COLUMNS}, **own} for own in rows]}]
+    assert median_time(data, "all_16_bit") == 1.5

@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from darts_parallel.bilevel.candidates import Candidate, candidate_set
+from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import sample, unigram_entropy
-from darts_parallel.bilevel.loop import BilevelPlan
 from darts_parallel.bilevel.quantize import lossy_sum
 from darts_parallel.bilevel.retrain import retrain
 from darts_parallel.bilevel.settings import BilevelSettings
@@ -18,6 +17,7 @@ from darts_parallel.bilevel.transformer import (
 from tests.support.bilevel_tiny import corpus, tiny_problem, tiny_settings
 
 PROBLEM = tiny_problem(width=32, context=16)
+PAIRS = ((1, 16), (4, 16), (2, 8), (4, 4), (4, 2))
 SETTINGS = BilevelSettings.of(PROBLEM, 0)
 
 
@@ -54,24 +54,22 @@ def test_fewer_bits_move_the_output_further_from_the_exact_one() -> None:
 @pytest.mark.parametrize("mix", ["collective", "block"])
 def test_a_one_hot_mixture_is_its_candidate(mix: str) -> None:
     weights, _ = model(0)
-    choices = candidate_set(PROBLEM)
     state = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    for index, (tp, bits) in enumerate(choices.forward_pairs):
-        one_hot = torch.nn.functional.one_hot(torch.tensor(index), len(choices.forward_pairs)).double()
-        mixed = mixed_block(weights, 0, state, choices, one_hot, mix)
+    for index, (tp, bits) in enumerate(PAIRS):
+        one_hot = torch.nn.functional.one_hot(torch.tensor(index), len(PAIRS)).double()
+        mixed = mixed_block(weights, 0, state, PAIRS, one_hot, mix)
         torch.testing.assert_close(mixed, candidate_block(weights, 0, state, Candidate(tp, 8 // tp, bits)))
 
 
 def test_a_mixture_weights_gradient_is_the_inner_product_with_what_its_candidate_delivers() -> None:
     generator = torch.Generator().manual_seed(0)
-    choices = candidate_set(PROBLEM)
     partials = torch.randn(4, 2, 3, 32, generator=generator, dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(2, 3, 32, generator=generator, dtype=torch.float64)
-    count = len(choices.forward_pairs)
+    count = len(PAIRS)
     weights = torch.full((count,), 1.0 / count, dtype=torch.float64, requires_grad=True)
-    mixed = mixed_reduce(partials, choices, weights)
+    mixed = mixed_reduce(partials, PAIRS, weights)
     by_weight, by_partial = torch.autograd.grad((mixed * upstream).sum(), (weights, partials))
-    for index, (tp, bits) in enumerate(choices.forward_pairs):
+    for index, (tp, bits) in enumerate(PAIRS):
         ranks = torch.unflatten(partials.detach(), 0, (tp, -1)).sum(1)
         expected = (lossy_sum(ranks, bits) * upstream).sum()
         torch.testing.assert_close(by_weight[index], expected)
@@ -83,5 +81,5 @@ def test_a_short_training_beats_the_unigram_entropy() -> None:
         width=32, context=16, global_batch_size=8, learning_rate=2e-2, retrain_steps=80, evaluate_every=40,
         validation_sequences=64,
     )  # fmt: skip
-    curves = retrain(BilevelPlan((Candidate(2, 4, 8, 8),) * 2, 8), settings, corpus(), seed=0)
-    assert curves.validation[-1][1] < unigram_entropy(corpus().train) - 0.2
+    curves = retrain((Candidate(2, 4, 8, 8),) * 2, 8, settings, corpus(), 0, None)
+    assert curves.test[-1][1] < unigram_entropy(corpus().train) - 0.2

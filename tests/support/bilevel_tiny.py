@@ -19,12 +19,14 @@ from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.run.workers import preloaded
 
 BILEVEL: dict[str, Any] = {
-    "num_steps": 12, "warmup_steps": 6, "retrain_steps": 12, "evaluate_every": 2, "validation_sequences": 4,
-    "trial_steps": 2, "trial_every": 3,
+    "num_steps": 12, "warmup_steps": 6, "retrain_steps": 8, "evaluate_every": 2, "validation_sequences": 4,
+    "trial_steps": 8, "num_restarts": 2, "processes": 1, "retrain_factor": 1.5,
 }  # fmt: skip
 SIZES = [
     "model.num_layers=2", "model.hidden_size=16", "training.seq_len=8", "training.global_batch_size=8",
-    "space.tp=[1,2]", "space.tp_comm_bits=[16,4]", "space.grad_comm_bits=[16,4]",
+    "space.tp=[1,2]", "space.tp_comm_bits=[16,4]", "space.grad_comm_bits=[16,4]", "space.pp=[1,2]",
+    "space.num_micro_batches=[1,2]", "space.zero_stage=0", "space.recompute=none",
+    "space.sequence_parallel=false",
 ]  # fmt: skip
 OVERRIDES = ["experiment=bilevel", *SIZES, *(f"bilevel.{key}={value}" for key, value in BILEVEL.items())]
 PLACES = {

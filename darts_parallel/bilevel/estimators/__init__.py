@@ -1,1 +1,1 @@
-"""What few bits cost in steps: trials from the initial weights, hard one-layer switches, slopes of mixtures."""
+"""What few bits cost in steps: trials from initial weights, hard one-layer switches, slopes of mixtures."""

@@ -1,8 +1,9 @@
-"""What a bilevel search ends with: the logits' own plan, the proven optimum of what it learned, and checks."""
+"""The end of a bilevel search: the logits' own plan, the proven optimum of what was learned, and checks."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.loop import BilevelSearch
@@ -11,13 +12,12 @@ from darts_parallel.bilevel.upper.learned_optimum import LearnedOptimum, learned
 from darts_parallel.bilevel.upper.log_steps import LogSteps
 from darts_parallel.bilevel.upper.relaxed_plans import JointPlan
 from darts_parallel.exact.layerwise import solve
-from darts_parallel.exact.result import TableResult
+from darts_parallel.exact.result import PlannerResult, TableResult
 from darts_parallel.exact.uniform import solve_uniform
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.planner.verification import Verification, answered
 from darts_parallel.problem.problem import Problem
 
 
@@ -119,13 +119,18 @@ def _solve_fixed(
     return solve(tables, "layerwise", deadline=deadline), numbers, bits
 
 
-def verify(space: JointSpace, found: BilevelPlan, budget: float) -> list[Verification]:
+Answered = Callable[[str, str, PlannerResult, float], Any]
+"""Makes an entry of the verification of a planner's name, its space, its answer and the seconds found."""
+
+
+def verify(space: JointSpace, found: BilevelPlan, budget: float, answered: Answered) -> list[Any]:
     """Exhaustive and dynamic programming over (dp, tp, pp, micro-batches, ZeRO, ...) at the plan's bits.
 
     Args:
         space: Priced plans.
         found: The plan that is verified.
         budget: Seconds of wall-clock of each.
+        answered: Makes the entries; the command's own, so that all searches are checked in the same words.
     """
     entries = []
     for name, kind in (("exhaustive", "uniform"), ("dynamic_programming", "layerwise")):

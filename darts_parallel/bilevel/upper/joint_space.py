@@ -227,5 +227,5 @@ def _always_fits(table: CostTable) -> bool:
 
 def _without_memory(table: CostTable) -> CostTable:
     """The table as if nothing needed memory: bytes that always fit make no strategy better."""
-    names = ("static", "activation", "working")
-    return replace(table, **{name: torch.zeros_like(getattr(table, name)) for name in names})
+    static, activation, working = map(torch.zeros_like, (table.static, table.activation, table.working))
+    return replace(table, static=static, activation=activation, working=working)

@@ -1,10 +1,10 @@
-"""The plan of least learned time to target, proven: `log(seconds) + log(steps)` by exact planners of seconds.
+"""The plan of least learned time to target, proven by exact planners of seconds.
 
-`log T + S` with T seconds and S log steps is quasi-concave, so its least value over all plans lies at a corner
-of the convex hull of their points (S, T), and every such corner is the plan of least `T + m S` for some price
-m of a log step in seconds. For a given m that is an ordinary problem of the exact planner, with `m S` among the
-seconds that are paid once. Prices between two solved ones are excluded by the corner of their supporting lines
-(the bisection of Eisner and Severance 1976, Journal of the ACM 23(4), with bounds).
+`log T + S` with T seconds and S log steps is quasi-concave, so its least value over all plans lies at a
+corner of the convex hull of their points (S, T), and every such corner is the plan of least `T + m S` for
+some price m of a log step in seconds. For a given m that is an ordinary problem of the exact planner, with
+`m S` among the seconds that are paid once. Prices between two solved ones are excluded by the corner of their
+supporting lines (the bisection of Eisner and Severance 1976, Journal of the ACM 23(4), with bounds).
 """
 
 import time
@@ -130,8 +130,8 @@ def _search(problem: _Batch) -> tuple[JointPlan | None, float | None]:
                 continue
             # the objective's own slope at the best plan is its seconds: near its corner few prices are left
             price = _next_price(low, high, best)
-            middle = problem.corner(price, min(low.level + (price - low.price) * low.plan.log_steps,
-                                               high.level + (price - high.price) * high.plan.log_steps))  # fmt: skip
+            known = [end.level + (price - end.price) * end.plan.log_steps for end in (low, high)]
+            middle = problem.corner(price, min(known))
             if middle is None:
                 continue
             best = min(best, middle.plan, key=lambda plan: plan.value)

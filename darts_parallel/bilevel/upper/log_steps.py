@@ -34,8 +34,8 @@ class LogSteps:
         forward: Sequence[Pair], gradient: Sequence[Pair], blocks: int, batches: Sequence[int]
     ) -> "LogSteps":
         """Nothing is known to cost steps."""
-        parts = (torch.zeros(blocks, len(pairs), dtype=torch.float64) for pairs in (forward, gradient))
-        return LogSteps(tuple(forward), tuple(gradient), *parts, dict.fromkeys(batches, 0.0))
+        sums, sent = (torch.zeros(blocks, len(pairs), dtype=torch.float64) for pairs in (forward, gradient))
+        return LogSteps(tuple(forward), tuple(gradient), sums, sent, dict.fromkeys(batches, 0.0))
 
     def of_plan(self, blocks: Sequence[Candidate], batch: int) -> float:
         """Log steps of a hard plan.

@@ -39,8 +39,8 @@ def refuse_unsearched(problem: Problem) -> None:
         mine, legal = getattr(config.search, name), getattr(usual, name)
         if mine != legal:
             raise ConfigError(
-                f"search.{name}={mine} is not used by the bilevel loop, which anneals over bilevel.num_steps; "
-                f"nearest legal: {legal}."
+                f"search.{name}={mine} is not used by the bilevel loop, which anneals over "
+                f"bilevel.num_steps; nearest legal: {legal}."
             )
     for key in ("tp_comm_bits", "grad_comm_bits"):
         pinned = space.pinned(key)

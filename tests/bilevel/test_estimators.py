@@ -1,0 +1,158 @@
+import pytest
+import torch
+
+from darts_parallel.bilevel import transformer
+from darts_parallel.bilevel.candidates import Candidate
+from darts_parallel.bilevel.data import sample
+from darts_parallel.bilevel.estimators.mixture import first_order, one_hot_sample, second_order
+from darts_parallel.bilevel.estimators.switches import switch_losses
+from darts_parallel.bilevel.estimators.trials import Shares, TrialTable, train_losses, try_pairs, widest
+from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.quantize import NEAREST, Rounding, lossy_sum
+from darts_parallel.bilevel.transformer import initial_weights, mixed_loss, plan_loss
+from tests.support.bilevel_tiny import corpus, tiny_settings
+
+SETTINGS = tiny_settings()
+PAIRS = ((1, 16), (4, 4), (4, 2))
+
+
+def batch(seed: int, part: str = "train") -> torch.Tensor:
+    return sample(getattr(corpus(), part), 8, 8, torch.Generator().manual_seed(seed))
+
+
+def test_equal_seeds_pair_the_batches_of_trials() -> None:
+    exact, again, lossy = (
+        train_losses(SETTINGS, corpus().train, plan, 3, 5)
+        for plan in ((Candidate(1, 1),) * 2, (Candidate(4, 2),) * 2, (Candidate(4, 1, 2),) * 2)
+    )
+    assert exact == again
+    assert exact[0] == pytest.approx(lossy[0], abs=0.1)
+    assert exact != lossy
+
+
+def test_trials_charge_exact_pairs_nothing_and_fewer_bits_at_the_widest_group() -> None:
+    forward = ((1, 16), (2, 16), (2, 4), (4, 4), (4, 2), (2, 2))
+    table = try_pairs(SETTINGS, corpus().train, forward, ((8, 16), (8, 2), (4, 2)), Jobs())
+    assert set(table.forward) == {(2, 4), (4, 4), (4, 2), (2, 2)}
+    assert table.forward[2, 2] == table.forward[4, 2]
+    assert table.gradient[4, 2] == table.gradient[8, 2]
+    assert table.forward_log_steps((2, 16)) == table.gradient_log_steps((8, 16)) == 0.0
+    assert table.forward[4, 2] != table.forward[4, 4]
+    assert table.steps == 4 * SETTINGS.trial_steps
+
+
+def test_a_trials_luck_is_no_gain() -> None:
+    table = TrialTable(0.5, {(4, 2): -0.1, (4, 4): 0.1}, {}, 1)
+    assert table.forward_log_steps((4, 2)) == 0.0
+    assert table.forward_log_steps((4, 4)) == pytest.approx(0.2)
+    assert widest([(2, 4), (4, 4), (8, 16)]) == {(2, 4): (4, 4), (4, 4): (4, 4)}
+
+
+def test_a_hard_switch_is_the_difference_of_two_plans_losses() -> None:
+    weights = initial_weights(SETTINGS.shape, torch.Generator().manual_seed(0))
+    tokens, plan = batch(1, "validation"), [Candidate(4, 1, 2), Candidate(2, 1, 4)]
+    found = switch_losses(weights, tokens, plan, [(4, 2), (4, 4)])
+    for block in range(2):
+        for column, pair in enumerate([(4, 2), (4, 4)]):
+            switched, exact = list(plan), list(plan)
+            switched[block], exact[block] = Candidate(pair[0], 1, pair[1]), Candidate(1, 1)
+            difference = plan_loss(weights, tokens, switched) - plan_loss(weights, tokens, exact)
+            assert float(found[block, column]) == pytest.approx(float(difference), abs=1e-6)
+
+
+def test_shares_sum_to_one_and_follow_what_each_block_costs() -> None:
+    shares = Shares(0.5)
+    assert torch.equal(shares.of_forward(4, 2), torch.full((4, 2), 0.25, dtype=torch.float64))
+    shares.see_switches(torch.tensor([[0.1, 0.0], [0.3, -0.2]], dtype=torch.float64))
+    torch.testing.assert_close(shares.of_forward(2, 2)[:, 0], torch.tensor([0.25, 0.75], dtype=torch.float64))
+    # without any loss there is nothing to tell the blocks apart by
+    assert torch.equal(shares.of_forward(2, 2)[:, 1], torch.full((2,), 0.5, dtype=torch.float64))
+    shares.see_rounding(torch.tensor([1.0, 3.0]))
+    shares.see_rounding(torch.tensor([2.0, 2.0]))
+    torch.testing.assert_close(shares.of_gradient(2), torch.tensor([0.375, 0.625], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("mix", ["collective", "block"])
+@pytest.mark.parametrize("pairs", [((1, 16), (2, 16)), PAIRS], ids=["exact", "lossy"])
+def test_double_backward_is_the_unrolled_derivative(
+    pairs: tuple[tuple[int, int], ...], mix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against central differences of the unrolled loss, with the errors of all roundings held fixed.
+
+    Straight-through treats what rounding took as a constant; held fixed, the unrolled loss is smooth, and its
+    derivative is what double backward must give, with lossy candidates, too.
+    """
+    drawn = torch.Generator().manual_seed(0)
+    model = {n: w.double() for n, w in initial_weights(SETTINGS.shape, drawn).items()}
+    weights = torch.softmax(torch.randn(2, len(pairs), generator=drawn, dtype=torch.float64), -1)
+    step = {name: torch.full_like(weight, 0.1) for name, weight in model.items()}
+    held = HeldErrors()
+    monkeypatch.setattr(transformer, "lossy_sum", held)
+    monkeypatch.setattr(transformer, "straight_through_sum", held.straight_through)
+
+    def loss(weights_: transformer.Weights, tokens: torch.Tensor, by_pair: torch.Tensor) -> torch.Tensor:
+        return mixed_loss(weights_, tokens, pairs, by_pair, mix)
+
+    train, validation = batch(1), batch(2, "validation")
+    found = second_order(loss, model, weights, train, validation, step).by_pair
+    first = first_order(loss, model, weights, validation).by_pair
+
+    def unrolled(by_pair: torch.Tensor) -> float:
+        held.replay()
+        leaves = {name: w.clone().requires_grad_() for name, w in model.items()}
+        inner = torch.autograd.grad(loss(leaves, train, by_pair), tuple(leaves.values()))
+        ahead = {
+            name: w.detach() - step[name] * g for (name, w), g in zip(leaves.items(), inner, strict=True)
+        }
+        return float(loss(ahead, validation, by_pair))
+
+    held.record()
+    second_order(loss, model, weights, train, validation, step)
+    size = 1e-5
+    for block in range(2):
+        # along directions that keep the sum of the weights: off the simplex exact sums are scaled, too
+        for column in range(1, len(pairs)):
+            direction = torch.zeros_like(weights)
+            direction[block, column], direction[block, 0] = 1.0, -1.0
+            exact = (unrolled(weights + size * direction) - unrolled(weights - size * direction)) / (2 * size)
+            assert float((found * direction).sum()) == pytest.approx(exact, rel=1e-4, abs=1e-9)
+    if pairs is PAIRS:
+        assert not torch.allclose(found, first, rtol=1e-3)
+
+
+class HeldErrors:
+    """`lossy_sum` that keeps what each rounding took, in the order of calls, and replays it."""
+
+    def __init__(self) -> None:
+        self.errors: list[torch.Tensor] = []
+        self.place: int | None = None
+
+    def record(self) -> None:
+        self.errors, self.place = [], None
+
+    def replay(self) -> None:
+        self.place = 0
+
+    def error(self, partials: torch.Tensor, bits: int) -> torch.Tensor:
+        if self.place is None:
+            held = partials.detach()
+            self.errors.append(lossy_sum(held, bits) - held.sum(0))
+            return self.errors[-1]
+        self.place += 1
+        return self.errors[self.place - 1]
+
+    def __call__(self, partials: torch.Tensor, bits: int, rounding: Rounding = NEAREST) -> torch.Tensor:
+        return partials.sum(0) + self.error(partials, bits)
+
+    def straight_through(
+        self, partials: torch.Tensor, bits: int, rounding: Rounding = NEAREST
+    ) -> torch.Tensor:
+        return partials.sum(0) if bits >= 16 else partials.sum(0) + self.error(partials, bits)
+
+
+def test_a_one_hot_sample_takes_one_pair_of_every_block_by_its_weight() -> None:
+    weights = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]])
+    drawn = [one_hot_sample(weights, torch.Generator().manual_seed(seed)) for seed in range(20)]
+    assert all(torch.equal(sample_.sum(1), torch.ones(2)) for sample_ in drawn)
+    assert all(float(sample_[0, 1]) == 1.0 and float(sample_[1, 1]) == 0.0 for sample_ in drawn)
+    assert len({int(sample_[1].argmax()) for sample_ in drawn}) == 2
