@@ -1,0 +1,269 @@
+"""Which estimator knows what few bits cost, and how wrong are the others?
+
+    python -m experiments.bilevel_estimators [seeds=[0,1]] [steps=150]
+
+The truth is a training from scratch: the smoothed test loss at its end with 2-bit sums in one block, or
+in all of them, minus that of exact sums with equal weights and batches. Beside it, in nats, each of its seed:
+
+- trials: trainings of 70 steps from the initial weights (what the loop uses for all blocks together);
+- switches: one block switched hard to 2 bits on validation bytes, at weights that trained on sampled plans,
+  forward only (what the loop shares the trials' cost by);
+- mixture, first and second order: the slope of a mixture's validation loss, at weights that trained in it;
+- Gumbel: the slope at one-hot samples, at weights that trained on them;
+- mixture trials: trainings of 40 steps from the mixture's weights, with 2 bits and without.
+
+Writes `bilevel_estimators.csv` and, with publish=true, `experiments/results/bilevel_estimators.md`.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+from torch import Tensor
+
+from darts_parallel.bilevel.candidates import Candidate
+from darts_parallel.bilevel.data import Corpus, load_corpus, sample
+from darts_parallel.bilevel.estimators.mixture import MixedLoss, one_hot_sample, slopes
+from darts_parallel.bilevel.estimators.switches import switch_losses
+from darts_parallel.bilevel.estimators.trials import train_losses
+from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.retrain import retrain
+from darts_parallel.bilevel.settings import BilevelSettings
+from darts_parallel.bilevel.trainer import WeightTrainer, hard
+from darts_parallel.bilevel.transformer import Weights, mixed_loss, plan_loss
+from darts_parallel.config.checks import require_at_least
+from darts_parallel.plan.file import write_text
+from darts_parallel.problem.problem import load_problem
+from experiments.options import run_main
+from experiments.results_page import publish
+
+PAIRS = ((1, 16), (4, 8), (4, 4), (4, 2))
+"""What a mixture mixes; the last is the one that is judged."""
+EXACT, LOSSY = Candidate(1, 1), Candidate(4, 1, 2)
+GRADIENTS = Candidate(1, 8, 16, 2)
+MEASURED = 8
+"""Validation batches that switches and slopes are averaged over."""
+LATER_STEPS = 40
+"""Of trials from the mixture's weights."""
+Row = dict[str, float]
+"""Nats by what is judged: `all`, `gradients`, or the number of a block."""
+
+
+@dataclass
+class EstimatorOptions:
+    """What to run."""
+
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    steps: int = 150
+    """Weight steps of a training from scratch."""
+    trial_steps: int = 70
+    search_steps: int = 80
+    """Weight steps before mixtures, samples and switches are asked."""
+    problem: list[str] = field(default_factory=list)
+    """Overrides of `experiment=bilevel`."""
+    processes: int = 2
+    out: str = "outputs/bilevel_estimators"
+    publish: bool = False
+
+    def __post_init__(self) -> None:
+        for key in ("steps", "trial_steps", "search_steps", "processes"):
+            require_at_least(key, getattr(self, key), 1)
+
+
+def judged(blocks: int) -> dict[str, tuple[Candidate, ...]]:
+    """Plans whose cost is estimated, by name."""
+    plans = {"all": (LOSSY,) * blocks, "gradients": (GRADIENTS,) * blocks}
+    for index in range(blocks):
+        plans[str(index)] = tuple(LOSSY if i == index else EXACT for i in range(blocks))
+    return plans
+
+
+def truth(settings: BilevelSettings, corpus: Corpus, seed: int, jobs: Jobs) -> Row:
+    """Nats that every judged plan ends above exact training, from scratch."""
+    plans = {"exact": (EXACT,) * settings.num_blocks} | judged(settings.num_blocks)
+    batch = settings.global_batch_size
+    arguments = [(plan, batch, settings, corpus, seed, None) for plan in plans.values()]
+    losses = dict(zip(plans, (run.final_loss for run in jobs.map(retrain, arguments)), strict=True))
+    return {name: loss - losses["exact"] for name, loss in losses.items() if name != "exact"}
+
+
+def trials(settings: BilevelSettings, corpus: Corpus, steps: int, seed: int, jobs: Jobs) -> Row:
+    """The same by short trainings from the initial weights, over their last half."""
+    plans = {"exact": (EXACT,) * settings.num_blocks} | judged(settings.num_blocks)
+    arguments = [(settings, corpus.train, plans[name], steps, seed) for name in ("exact", "all", "gradients")]
+    exact, everywhere, sent = jobs.map(train_losses, arguments)
+    return {"all": _behind(everywhere, exact), "gradients": _behind(sent, exact)}
+
+
+def _behind(curve: Sequence[float], exact: Sequence[float]) -> float:
+    return mean(a - b for a, b in list(zip(curve, exact, strict=True))[len(exact) // 2 :])
+
+
+class _Trained:
+    """Weights that trained for some steps in a mixture, on one-hot samples, or on sampled plans."""
+
+    def __init__(self, settings: BilevelSettings, corpus: Corpus, steps: int, seed: int, way: str) -> None:
+        self.settings, self.corpus, self.seed = settings, corpus, seed
+        self.generator = torch.Generator().manual_seed(seed + 11)
+        self.trainer = WeightTrainer(settings, settings.global_batch_size, seed, measure_noise=False)
+        self.even = torch.full((settings.num_blocks, len(PAIRS)), 1.0 / len(PAIRS))
+        for _ in range(steps):
+            tokens = self.trainer.next_batch(corpus.train)
+            weights = self.even if way == "mixture" else one_hot_sample(self.even, self.generator)
+            plan = self.drawn(weights)
+
+            def loss(
+                model: Weights, own: Tensor, weights: Tensor = weights, plan: list[Candidate] = plan
+            ) -> Tensor:
+                if way == "switches":
+                    return plan_loss(model, own, plan)
+                return mixed_loss(model, own, PAIRS, weights, "collective")
+
+            self.trainer.learn(tokens, loss, [hard((1, 16))] * settings.num_blocks)
+
+    def drawn(self, weights: Tensor) -> list[Candidate]:
+        """The plan of one-hot weights."""
+        return [Candidate(PAIRS[i][0], 1, PAIRS[i][1]) for i in weights.argmax(1).tolist()]
+
+    def batch(self, part: str) -> Tensor:
+        """Fresh tokens of one part."""
+        count, context = self.settings.global_batch_size, self.settings.context
+        return sample(getattr(self.corpus, part), count, context, self.generator)
+
+    def switched(self) -> Row:
+        """Hard one-layer switches around sampled plans, averaged; their sum stands for all blocks."""
+        total = torch.zeros(self.settings.num_blocks, dtype=torch.float64)
+        for _ in range(MEASURED):
+            plan = self.drawn(one_hot_sample(self.even, self.generator))
+            total += switch_losses(self.trainer.weights, self.batch("validation"), plan, PAIRS[-1:])[:, 0]
+        return _row((total / MEASURED).tolist())
+
+    def slope(self, order: str, one_hot: bool) -> Row:
+        """Slopes of the validation loss in the weight of 2 bits against that of exact sums."""
+        total = torch.zeros(self.settings.num_blocks)
+        loss: MixedLoss = lambda model, own, weights: mixed_loss(model, own, PAIRS, weights, "collective")  # noqa: E731
+        for _ in range(MEASURED):
+            weights = one_hot_sample(self.even, self.generator) if one_hot else self.even
+            batches = self.batch("train"), self.batch("validation")
+            found = slopes(order, loss, self.trainer, weights, *batches).by_pair
+            total += found[:, -1] - found[:, 0]
+        return _row((total / MEASURED).tolist())
+
+    def later_trials(self) -> Row:
+        """Short trainings from here with 2 bits and without, on equal batches, over their last half."""
+        state, curves = self.trainer.state(), []
+        for candidate in (EXACT, LOSSY):
+            plan = (candidate,) * self.settings.num_blocks
+            copied = {name: weight.clone() for name, weight in state["weights"].items()}
+            moments = [(m.clone(), s.clone()) for m, s in state["moments"]]
+            self.trainer.restore({**state, "weights": copied, "moments": moments})
+
+            def loss(model: Weights, own: Tensor, plan: tuple[Candidate, ...] = plan) -> Tensor:
+                return plan_loss(model, own, plan)
+
+            pairs = [hard((1, 16))] * len(plan)
+            curves.append(
+                [self.trainer.advance(self.corpus.train, loss, pairs).loss for _ in range(LATER_STEPS)]
+            )
+        return {"all": _behind(curves[1], curves[0])}
+
+
+def _row(by_block: Sequence[float]) -> Row:
+    return {str(index): value for index, value in enumerate(by_block)} | {"all": sum(by_block)}
+
+
+def estimates_from(
+    way: str, settings: BilevelSettings, corpus: Corpus, steps: int, seed: int
+) -> dict[str, Row]:
+    """All estimates that start from weights trained in one way."""
+    trained = _Trained(settings, corpus, steps, seed, way)
+    if way == "switches":
+        return {"switches": trained.switched()}
+    if way == "gumbel":
+        return {"Gumbel slope": trained.slope("first", one_hot=True)}
+    return {
+        "mixture slope, first order": trained.slope("first", one_hot=False),
+        "mixture slope, second order": trained.slope("second", one_hot=False),
+        "trials from the mixture": trained.later_trials(),
+    }
+
+
+def one_seed(options: EstimatorOptions, corpus: Corpus, seed: int, jobs: Jobs) -> dict[str, Row]:
+    """Truth and all estimates of one seed."""
+    problem = load_problem(["experiment=bilevel", *options.problem])
+    settings = replace(BilevelSettings.of(problem, seed), retrain_steps=options.steps)
+    # the truth has other weights and batches than the estimates, as a retraining has
+    found = {"truth": truth(settings, corpus, 100_000 + seed, jobs)}
+    found["trials from initial weights"] = trials(settings, corpus, options.trial_steps, seed, jobs)
+    ways = [(way, settings, corpus, options.search_steps, seed) for way in ("switches", "mixture", "gumbel")]
+    for part in jobs.map(estimates_from, ways):
+        found |= part
+    return found
+
+
+def table(seeds: Sequence[dict[str, Row]]) -> str:
+    """Means and standard deviations over seeds; the rank correlation of blocks with the truth's means."""
+    blocks = sorted(name for name in seeds[0]["truth"] if name.isdigit())
+    names = ["all", *blocks, "gradients"]
+    words = ["all blocks", *(f"block {name}" for name in blocks), "gradients, all"]
+    lines = ["| estimator | " + " | ".join(words) + " | order of blocks |", "| --- " * (len(names) + 2) + "|"]
+    true = [mean(row["truth"][name] for row in seeds) for name in blocks]
+    for estimator in seeds[0]:
+        rows = [row[estimator] for row in seeds]
+        cells = [_cell([row[name] for row in rows if name in row]) for name in names]
+        known = all(name in rows[0] for name in blocks)
+        rank = (
+            f"{_spearman([mean(row[name] for row in rows) for name in blocks], true):+.1f}" if known else "-"
+        )
+        lines.append(f"| {estimator} | " + " | ".join([*cells, rank]) + " |")
+    return "\n".join(lines)
+
+
+def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return f"{mean(values):+.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
+
+
+def _spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Rank correlation of two short lists without ties."""
+    ranks = [torch.tensor(values, dtype=torch.float64).argsort().argsort().double() for values in (a, b)]
+    return float(torch.corrcoef(torch.stack(ranks))[0, 1])
+
+
+def run(options: EstimatorOptions) -> int:
+    """All seeds, the table and the files."""
+    torch.set_num_threads(1)
+    corpus, folder = load_corpus(), Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    with Jobs(options.processes) as jobs:
+        for seed in options.seeds:
+            found.append(one_seed(options, corpus, seed, jobs))
+            print(f"seed {seed} done", flush=True)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["seed", "estimator", "judged", "nats"])
+    for seed, rows in zip(options.seeds, found, strict=True):
+        writer.writerows([seed, name, what, nats] for name, row in rows.items() for what, nats in row.items())
+    write_text(folder / "bilevel_estimators.csv", text.getvalue())
+    note = (
+        f"Nats that 2 bits cost, mean ± standard deviation over {len(options.seeds)} seeds; trainings from "
+        f"scratch of {options.steps} steps, trials of {options.trial_steps}, other weights after "
+        f"{options.search_steps}. Order of blocks: Spearman's rank correlation with the truth."
+    )
+    page = f"{note}\n\n{table(found)}\n"
+    write_text(folder / "table.md", page)
+    print(page)
+    if options.publish:
+        command = f"python -m experiments.bilevel_estimators 'seeds={options.seeds}' steps={options.steps}"
+        publish("bilevel_estimators", "Which estimator knows what few bits cost?", command, page)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("experiments.bilevel_estimators", __doc__, EstimatorOptions, run))
