@@ -1,6 +1,6 @@
 """Weight steps: per-group gradients, compressed all-reduces, Adam."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 from typing import Any
@@ -146,9 +146,15 @@ class WeightTrainer:
         taken = mean - round_blocks(mean.unsqueeze(0), FEWEST_BITS)[0]
         return (taken * factors).square().sum()
 
-    def apply(self, gradients: Weights) -> None:
-        """One step of Adam along mean gradients."""
-        self.optimizer.parameters = [(w, self.learning_rate) for w in self.weights.values()]
+    def apply(self, gradients: Weights, factors: Mapping[str, float] | None = None) -> None:
+        """One step of Adam along mean gradients.
+
+        Args:
+            gradients: By name.
+            factors: Of the learning rate of some weights; 1 for the others.
+        """
+        known, rate = factors or {}, self.learning_rate
+        self.optimizer.parameters = [(w, rate * known.get(name, 1.0)) for name, w in self.weights.items()]
         for name, weight in self.weights.items():
             weight.grad = gradients[name]
         self.optimizer.step()

@@ -10,7 +10,7 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError
 from darts_parallel.planner.verification import answered
 from darts_parallel.problem.problem import load_problem
-from tests.support.bilevel_tiny import BILEVEL, corpus, records, same, tiny_problem, tiny_search
+from tests.support.bilevel_tiny import BILEVEL, corpus, records, same, tiny_search
 
 
 def test_logits_stay_where_they_are_during_warm_up() -> None:
@@ -43,7 +43,7 @@ def test_weights_train_as_the_leading_plan_says_after_the_warm_up() -> None:
     assert any(not candidate.lossless for plan in trained[warm:] for candidate in plan or ())
 
 
-def test_the_chosen_plan_is_at_least_as_good_as_the_logits_own_and_the_optimum_is_proven() -> None:
+def test_the_end_of_a_search_is_proven_and_verified_at_its_bits() -> None:
     search = tiny_search()
     search.run()
     found = conclude(search)
@@ -56,23 +56,17 @@ def test_the_chosen_plan_is_at_least_as_good_as_the_logits_own_and_the_optimum_i
     assert evaluate(found.own.plan, here).iteration_time_s == pytest.approx(found.own.seconds, rel=1e-9)
     steps = search.log_steps.of_plan(found.chosen.blocks, found.chosen.global_batch_size)
     assert steps == pytest.approx(found.chosen.log_steps, abs=1e-12)
-
-
-def test_verification_fixes_the_bits_and_frees_all_degrees() -> None:
-    search = tiny_search()
-    search.run()
-    found = conclude(search).chosen
-    entries = verify(search.space, found, 30.0, answered)
+    entries = verify(search.space, found.chosen, 30.0, answered)
     assert [entry.name for entry in entries] == ["exhaustive", "dynamic_programming"]
     for entry in entries:
         assert entry.proven
         assert entry.plan is not None
-        assert evaluate(entry.plan, search.problem).iteration_time_s == pytest.approx(entry.iteration_time_s)
-    best = fixed_bits_optimum(search.space, found.blocks, found.global_batch_size, 30.0)
-    assert best is not None
-    assert best.seconds == pytest.approx(entries[1].iteration_time_s, rel=1e-9)
+        assert evaluate(entry.plan, here).iteration_time_s == pytest.approx(entry.iteration_time_s)
     # at the bits of the learned optimum no other degrees are faster
     assert entries[1].gap == pytest.approx(0.0, abs=1e-9)
+    best = fixed_bits_optimum(search.space, found.chosen.blocks, found.chosen.global_batch_size, 30.0)
+    assert best is not None
+    assert best.seconds == pytest.approx(entries[1].iteration_time_s, rel=1e-9)
 
 
 def test_a_larger_noise_scale_charges_small_batches_more_steps() -> None:
@@ -144,11 +138,3 @@ def test_illegal_settings_and_what_is_not_searched_are_refused_with_a_sentence(
 def begin(arguments: list[str]) -> BilevelSearch:
     problem = load_problem(["experiment=bilevel", *arguments])
     return BilevelSearch(BilevelSettings.of(problem, 0), problem, corpus())
-
-
-def test_memory_decides_which_plans_are_left() -> None:
-    """A device of less memory than the plan needs gets another plan or a refusal, never the same one."""
-    search = tiny_search(num_steps=8)
-    search.run()
-    loose = conclude(search).chosen
-    assert evaluate(loose.plan, tiny_problem()).feasible
