@@ -5,7 +5,7 @@ back. Stage k of pp then computes with weights that are `pp - 1 - k` updates old
 since it stashes them (PipeDream, Narayanan et al. 2019, SOSP, section 3.3). Two buffers are enough where
 gradients of several micro-batches are summed: all stages are one update behind (PipeDream-2BW, Narayanan et
 al. 2021, arXiv 2006.09503). What brings the accuracy back: weights predicted as far ahead as they are old
-(SpecTrain, Chen et al. 2018, arXiv 1809.02839), and smaller learning rates of older stages at first (PipeMare,
+(SpecTrain, Chen et al. 2018, arXiv 1809.02839), smaller learning rates of older stages at first (PipeMare,
 Yang et al. 2021, arXiv 1910.05124). Local SGD (Stich 2019, arXiv 1805.09767) synchronises every H steps.
 """
 
