@@ -146,16 +146,13 @@ def verify(space: JointSpace, found: BilevelPlan, budget: float, answered: Answe
     return entries
 
 
-def search_result(
-    search: BilevelSearch, found: BilevelFound, history: Sequence[StepRecord], interrupted: bool = False
-) -> SearchResult:
+def search_result(search: BilevelSearch, found: BilevelFound, history: Sequence[StepRecord]) -> SearchResult:
     """The search as `plan.json` and the report know searches.
 
     Args:
         search: At its end.
         found: What it concluded.
         history: Records of its logit steps.
-        interrupted: Whether Ctrl-C ended the command before all was done.
     """
     raw = found.own or found.chosen
     gap = found.own_gap
@@ -174,7 +171,6 @@ def search_result(
         restarts=search.settings.num_restarts,
         seed=search.settings.seed,
         plans_evaluated=search.upper.evaluated + found.optimum.plans_evaluated,
-        interrupted=interrupted,
         method="bilevel",
         why=f"{words}, least learned time to target",
     )
