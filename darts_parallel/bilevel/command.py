@@ -109,7 +109,7 @@ class BilevelJob:
         """One sentence on what is kept; without anything to keep the command ends as any interrupted one."""
         done = [f"seed {data['seed']}" for data in read_seeds(self.folder)]
         begun = [path for path in sorted((self.folder / "checkpoints").glob("seed-*")) if checkpoints(path)]
-        if not done and not begun:
+        if not done and not begun and self.plan is None:
             raise KeyboardInterrupt
         kept = f"finished: {', '.join(done)}" if done else "no seed is finished"
         print(

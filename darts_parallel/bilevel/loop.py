@@ -268,7 +268,8 @@ class BilevelSearch:
         """
         while self.trainer.step < self.settings.num_steps:
             on_record(self.step())
-            if folder is not None and self.trainer.step % checkpoint_every == 0:
+            due = self.trainer.step % checkpoint_every == 0 or self.trainer.step == self.settings.num_steps
+            if folder is not None and due:
                 save_checkpoint(folder, self.trainer.step, self.state())
 
     def state(self) -> dict[str, Any]:

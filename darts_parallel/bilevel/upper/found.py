@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import exp
 from typing import Any
 
 from darts_parallel.bilevel.candidates import Candidate
@@ -60,7 +61,7 @@ class BilevelFound:
         if self.own is None:
             return None
         a, b = self.own, self.chosen
-        return a.seconds / b.seconds * 2.718281828459045 ** (a.log_steps - b.log_steps) - 1.0
+        return a.seconds / b.seconds * exp(a.log_steps - b.log_steps) - 1.0
 
 
 def conclude(search: BilevelSearch) -> BilevelFound:
