@@ -34,7 +34,7 @@ LARGE = {
 
 @pytest.mark.parametrize("name", NAMED_RUNS)
 def test_every_named_run_leaves_a_plan(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("darts_parallel.bilevel.protocol.load_corpus", corpus)
+    monkeypatch.setattr("darts_parallel.bilevel.command.load_corpus", corpus)
     problem = load_problem([f"experiment={name}", *LARGE.get(name, []), *SHORT, *QUIET])
     console = Console(file=StringIO(), width=120)
     seconds = run_job(problem, tmp_path, console)
