@@ -15,6 +15,7 @@ from darts_parallel.bilevel.protocol import Protocol, SeedPlan
 from darts_parallel.bilevel.report import median_time, read_seeds, write_report
 from darts_parallel.bilevel.upper.found import Answered, plan_problem
 from darts_parallel.bilevel.upper.joint_space import at_batch
+from darts_parallel.bilevel.upper.refused import unused_settings
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.file import write_json
@@ -64,6 +65,8 @@ class BilevelJob:
         settings = self.problem.config.bilevel
         assert settings is not None
         interrupted = False
+        for sentence in unused_settings(self.problem):
+            self.console.print(sentence, highlight=False, soft_wrap=True)
         try:
             with Jobs(settings.processes) as jobs:
                 jobs.start()

@@ -39,7 +39,8 @@ def test_every_named_run_leaves_a_plan(name: str, tmp_path: Path, monkeypatch: p
     console = Console(file=StringIO(), width=120)
     seconds = run_job(problem, tmp_path, console)
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["predicted"]["iteration_time_s"] == pytest.approx(seconds, rel=1e-12)
+    if name != "bilevel":  # its objective is the time to target, not a step's
+        assert plan["predicted"]["iteration_time_s"] == pytest.approx(seconds, rel=1e-12)
     assert plan["model"]["name"] in console.file.getvalue()  # type: ignore[attr-defined]
 
 

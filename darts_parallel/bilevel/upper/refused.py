@@ -5,8 +5,10 @@ from darts_parallel.cost.collectives import LOSSLESS
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import Problem
 
-FIXED_SEARCH = ("num_steps", "resample_at", "thin_at", "max_seconds", "placement", "relaxation")
-"""Settings of the main search that have no counterpart in the loop, which anneals once over its own steps."""
+FIXED_SEARCH = ("resample_at", "placement", "relaxation")
+"""Settings of the main search that have no counterpart in the loop."""
+UNUSED_SEARCH = ("num_steps", "num_restarts", "thin_at", "max_seconds")
+"""Settings of the main search for which the loop has its own; a change of them is told, not refused."""
 
 
 def refuse_unsearched(problem: Problem) -> None:
@@ -39,8 +41,8 @@ def refuse_unsearched(problem: Problem) -> None:
         mine, legal = getattr(config.search, name), getattr(usual, name)
         if mine != legal:
             raise ConfigError(
-                f"search.{name}={mine} is not used by the bilevel loop, which anneals over "
-                f"bilevel.num_steps; nearest legal: {legal}."
+                f"search.{name}={mine} is not searched by the bilevel loop, which moves plain softmax "
+                f"weights; nearest legal: {legal}."
             )
     for key in ("tp_comm_bits", "grad_comm_bits"):
         pinned = space.pinned(key)
@@ -49,6 +51,17 @@ def refuse_unsearched(problem: Problem) -> None:
                 f"space.{key}={list(pinned)} must hold {LOSSLESS}: layers around the blocks are lossless; "
                 f"nearest legal: {[LOSSLESS, *pinned]}."
             )
+
+
+def unused_settings(problem: Problem) -> list[str]:
+    """One sentence for each changed setting of the main search that the loop does not read."""
+    usual, own = SearchConfig(), problem.config.search
+    return [
+        f"search.{name}={getattr(own, name)} is not used: the bilevel loop has its own, "
+        "bilevel.num_steps and bilevel.num_restarts"
+        for name in UNUSED_SEARCH
+        if getattr(own, name) != getattr(usual, name)
+    ]
 
 
 def list_of(value: object) -> list[object]:
