@@ -1,7 +1,7 @@
 """Does the bilevel search find plans that reach a target loss sooner?
 
     python -m experiments.bilevel                                    21 trainings a plan, of 7 searches
-    python -m experiments.bilevel bilevel.seeds=[0,1] bilevel.retrain_seeds=1 folder=outputs/two
+    python -m experiments.bilevel bilevel.seeds=[0,1] bilevel.retrain_seeds=1 folder=outputs/two publish=true
 
 The same as `darts-parallel experiment=bilevel` with all arms, more seeds, and a folder that does not change,
 so that a run goes on where it stopped. All other arguments are those of the command. Writes what
@@ -20,6 +20,7 @@ from darts_parallel.config.bilevel import ARMS
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.planner.verification import answered
 from darts_parallel.problem.problem import load_problem
+from experiments.results_page import publish
 
 FOLDER = "outputs/bilevel"
 TABLE = [
@@ -34,8 +35,11 @@ TABLE = [
 def main(arguments: list[str]) -> None:
     """Run the seeds and report."""
     torch.set_num_threads(1)
-    given = [argument.partition("=")[2] for argument in arguments if argument.startswith("folder=")]
-    overrides = [argument for argument in arguments if not argument.startswith("folder=")]
+    own = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
+    folder = Path(own.get("folder", FOLDER))
+    overrides = [
+        argument for argument in arguments if argument.partition("=")[0] not in ("folder", "publish")
+    ]
     try:
         problem = load_problem(["experiment=bilevel", *TABLE, *overrides])
         assert problem.config.bilevel is not None
@@ -44,8 +48,12 @@ def main(arguments: list[str]) -> None:
             f"unigram entropy {unigram_entropy(corpus.train):.3f} nats, {len(corpus.train):,} training bytes"
         )
         with Jobs(problem.config.bilevel.processes) as jobs:
-            protocol = Protocol(problem, corpus, Path(given[-1] if given else FOLDER), jobs, answered)
-            print(protocol.run(lambda seed, data: print(f"seed {seed} done", flush=True)))
+            protocol = Protocol(problem, corpus, folder, jobs, answered)
+            text = protocol.run(lambda seed, data: print(f"seed {seed} done", flush=True))
+        print(text)
+        if own.get("publish") == "true":
+            command = " ".join(["python -m experiments.bilevel", *overrides])
+            publish("bilevel", "Does the bilevel loop choose what pays?", command, text)
     except DartsParallelError as error:
         print(f"experiments.bilevel: {error}", file=sys.stderr)
         raise SystemExit(2) from None

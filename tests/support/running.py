@@ -8,6 +8,7 @@ import torch
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.run.engine import Engine
+from darts_parallel.run.lossy import lossy_all_reduce
 from darts_parallel.run.verify import Verdict, verify
 
 TINY = (
@@ -58,3 +59,9 @@ def die(rank: int) -> None:
     if torch.distributed.get_rank() == rank:
         os._exit(7)
     torch.distributed.barrier()
+
+
+def reduced(size: int, bits: int) -> torch.Tensor:
+    """A job: the sum of random numbers, each rank's of its own seed, as an all-reduce at `bits` gives it."""
+    rank = torch.distributed.get_rank()
+    return lossy_all_reduce(torch.randn(size, generator=torch.Generator().manual_seed(rank)), bits)

@@ -1,0 +1,69 @@
+"""Does an all-reduce at few bits save time on this machine's processes, and as much as predicted?
+
+    python -m experiments.lossy_collectives [sizes=[65536,1048576]] [repeats=5]
+
+Four gloo processes reduce float32 numbers exactly and at 8, 4 and 2 bits (`darts_parallel.run.lossy`); beside
+the medians stand the bytes of one all-reduce on the wire as the cost model counts them.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from darts_parallel.config.checks import require_at_least
+from darts_parallel.cost.collectives import LOSSLESS, transmitted_bits
+from darts_parallel.plan.file import write_text
+from darts_parallel.run.lossy import time_all_reduce
+from darts_parallel.run.workers import Workers
+from experiments.options import run_main
+from experiments.results_page import publish
+
+EXACT_BITS = 32
+"""Of a float32 number, which an exact all-reduce sends here."""
+
+
+@dataclass
+class CollectiveOptions:
+    """What to run."""
+
+    sizes: list[int] = field(default_factory=lambda: [16_384, 262_144, 1_048_576])
+    bits: list[int] = field(default_factory=lambda: [16, 8, 4, 2])
+    processes: int = 4
+    repeats: int = 5
+    out: str = "outputs/lossy_collectives"
+    publish: bool = False
+
+    def __post_init__(self) -> None:
+        require_at_least("processes", self.processes, 2)
+        require_at_least("repeats", self.repeats, 1)
+
+
+def run(options: CollectiveOptions) -> int:
+    """All sizes and bits, one table."""
+    header = ("numbers", "bits", "measured ms", "ratio to exact", "ratio of bytes")
+    lines = ["| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]
+    with Workers(options.processes, timeout_s=120.0) as workers:
+        for size in options.sizes:
+            exact = max(workers.run(time_all_reduce, size, LOSSLESS, options.repeats))
+            for bits in options.bits:
+                lossy = bits < LOSSLESS
+                seconds = max(workers.run(time_all_reduce, size, bits, options.repeats)) if lossy else exact
+                wire = (transmitted_bits(bits) if lossy else EXACT_BITS) / EXACT_BITS
+                cells = (f"{size:,}", f"{bits if lossy else 'exact'}", f"{1e3 * seconds:.2f}",
+                         f"{seconds / exact:.2f}", f"{wire:.3f}")  # fmt: skip
+                lines.append("| " + " | ".join(cells) + " |")
+    text = (
+        f"Medians of {options.repeats}, the slowest of {options.processes} processes of one machine; its "
+        "memory is the network, so what few bits save on the wire is little beside the rounding.\n\n"
+    ) + "\n".join(lines)
+    folder = Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "table.md", text + "\n")
+    print(text)
+    if options.publish:
+        command = "python -m experiments.lossy_collectives"
+        publish("lossy_collectives", "Does an all-reduce at few bits save time here?", command, text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("experiments.lossy_collectives", __doc__, CollectiveOptions, run))
