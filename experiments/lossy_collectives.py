@@ -52,8 +52,8 @@ def run(options: CollectiveOptions) -> int:
                          f"{seconds / exact:.2f}", f"{wire:.3f}")  # fmt: skip
                 lines.append("| " + " | ".join(cells) + " |")
     text = (
-        f"Medians of {options.repeats}, the slowest of {options.processes} processes of one machine; its "
-        "memory is the network, so what few bits save on the wire is little beside the rounding.\n\n"
+        f"Medians of {options.repeats}, the slowest of {options.processes} processes of one machine, whose "
+        "memory is the network.\n\n"
     ) + "\n".join(lines)
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)

@@ -166,11 +166,15 @@ class Job:
             )
         return kinds[0]
 
-    def require_exact_collectives(self) -> None:
-        """Refuse quantized collectives."""
-        for name in ("tp_comm_bits", "grad_comm_bits"):
+    def require_exact_collectives(self, gradient_bits: tuple[int, ...] = ()) -> None:
+        """Refuse quantized collectives.
+
+        Args:
+            gradient_bits: Bits of gradients that the trainer has a switch for.
+        """
+        for name, known in (("tp_comm_bits", ()), ("grad_comm_bits", gradient_bits)):
             bits = min(getattr(strategy, name) for strategy in self.plan.layers)
-            if bits < FULL_BITS:
+            if bits < FULL_BITS and bits not in known:
                 raise self.refuse(
                     f"{name}={bits}, and this trainer has no such quantized collectives",
                     f"space.{name}={FULL_BITS}",

@@ -10,6 +10,9 @@ from typing import Any
 from darts_parallel.export.common import Exported, Job
 from darts_parallel.plan.strategy import LayerStrategy
 
+QUANTIZED_GRADIENT_BITS = 4
+"""Of `zero_quantized_gradients`, with ZeRO-3 alone (qgZ of ZeRO++, Wang et al. 2023, arXiv 2306.10209)."""
+
 
 def export(job: Job) -> Exported:
     """`deepspeed.json`, and `deepspeed_pipeline.py` where the plan has several stages.
@@ -18,7 +21,7 @@ def export(job: Job) -> Exported:
         UnsupportedError: DeepSpeed cannot express it.
     """
     strategy = job.uniform()
-    job.require_exact_collectives()
+    job.require_exact_collectives((QUANTIZED_GRADIENT_BITS,) if strategy.zero_stage == 3 else ())
     job.require_no_shard_groups()
     job.require_no_interleaving()
     job.require_no_context_parallelism()
@@ -76,6 +79,8 @@ def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
         "gradient_accumulation_steps": plan.num_micro_batches,
         "zero_optimization": {"stage": strategy.zero_stage, "overlap_comm": True, "reduce_scatter": True},
     }
+    if strategy.grad_comm_bits == QUANTIZED_GRADIENT_BITS:
+        values["zero_optimization"]["zero_quantized_gradients"] = True
     if strategy.tp > 1:
         values["tensor_parallel"] = {"autotp_size": strategy.tp}
     if training.precision in ("bf16", "fp16"):
