@@ -121,13 +121,23 @@ class DeviceConfig:
     copies of the optimizer step, flat buffers, fragmentation."""
     activation_factor: float = 1.12
     """The same for activations that are kept: unfused kernels keep more, and the allocator wastes some."""
+    grouped_gemm_efficiency: float = 0.9
+    """Share of the speed of single products that the grouped products of experts reach."""
+    all_to_all_efficiency: float = 0.7
+    """Share of the links' bandwidth that the experts' all-to-all reaches."""
 
     def __post_init__(self) -> None:
         require_at_least("cluster.devices.*.memory_GiB", self.memory_GiB, 0, strict=True)
         for key in ("memory_bandwidth_GBps", "gemm_efficiency", "attention_efficiency"):
             require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
         require_at_least("cluster.devices.*.memory_efficiency", self.memory_efficiency, 0, strict=True)
-        for key in ("misaligned_efficiency", "fp8_efficiency"):
+        shares = (
+            "misaligned_efficiency",
+            "fp8_efficiency",
+            "grouped_gemm_efficiency",
+            "all_to_all_efficiency",
+        )
+        for key in shares:
             require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
             require_at_most(f"cluster.devices.*.{key}", getattr(self, key), 1)
         for key in ("streaming_factor", "state_factor", "activation_factor"):

@@ -1,10 +1,12 @@
 """Schema of the model's YAML."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from omegaconf import MISSING
 
 from darts_parallel.config.checks import nearest_divisor, require_at_least, require_size
+from darts_parallel.config.mixture import check_latent_attention, check_mixture
 from darts_parallel.errors import ConfigError
 
 MAX_LAYERS = 1024
@@ -62,6 +64,44 @@ class ModelConfig:
     """Rows of a token-type embedding (BERT: 2); 0: none."""
     relative_position_buckets: int = 0
     """Rows of a table of `num_heads` attention biases by distance, one a stack (T5: 32); 0: none."""
+    attention_sinks: bool = False
+    """Every head has a learned logit that takes part in the softmax (GPT-OSS)."""
+    num_experts: int | None = None
+    """Routed experts of every expert layer; null: a dense model."""
+    moe_router_topk: int = 2
+    """Experts that a token is sent to."""
+    moe_ffn_hidden_size: int | None = None
+    """Inner size of one routed expert; null: `ffn_hidden_size`."""
+    moe_shared_expert_intermediate_size: int | None = None
+    """Inner size of all shared experts together, which every token passes; null: none."""
+    moe_shared_expert_gate: bool = False
+    """A learned scalar gate on the shared experts' output (Qwen2-MoE)."""
+    moe_layer_freq: Any = 1
+    """Whole number n: the layers 0, n, 2n, ... have experts; a list of `num_layers` zeros and ones says
+    it layer by layer (Megatron-LM's `--moe-layer-freq`)."""
+    first_k_dense_replace: int = 0
+    """First layers that are dense whatever `moe_layer_freq` says (DeepSeek)."""
+    moe_router_bias: bool = False
+    """The router's product has a bias (GPT-OSS)."""
+    moe_router_enable_expert_bias: bool = False
+    """A score bias per expert, moved by load and not by gradients: a buffer, no parameter (DeepSeek-V3)."""
+    moe_router_num_groups: int | None = None
+    """Groups of experts of which a token uses `moe_router_group_topk` only (DeepSeek-V3: 8); null: one."""
+    moe_router_group_topk: int | None = None
+    moe_expert_capacity_factor: float | None = None
+    """Tokens an expert takes at most, and is padded to, per token of an even load; null: dropless."""
+    multi_latent_attention: bool = False
+    """Queries, keys and values pass through low ranks (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+    q_lora_rank: int | None = None
+    """Rank of the queries; null: they are projected directly."""
+    kv_lora_rank: int | None = None
+    """Rank that keys and values share."""
+    qk_nope_head_dim: int | None = None
+    """Size of one head of queries and keys without position (Megatron-LM's `--qk-head-dim`)."""
+    qk_rope_head_dim: int | None = None
+    """Rotary part of one head, shared by all heads of the keys (`--qk-pos-emb-head-dim`)."""
+    v_head_dim: int | None = None
+    """Size of one head of the values."""
 
     def __post_init__(self) -> None:
         for key in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_seq_len"):
@@ -71,12 +111,15 @@ class ModelConfig:
                 require_size(f"model.{key}", getattr(self, key), MAX_SIZE)
         for key in ("num_encoder_layers", "token_types", "relative_position_buckets"):
             require_at_least(f"model.{key}", getattr(self, key), 0)
+        check_latent_attention(self)
+        check_mixture(self)
         if self.num_encoder_layers >= self.num_layers:
             raise ConfigError(
                 f"model.num_encoder_layers={self.num_encoder_layers} must leave a decoder layer of "
                 f"model.num_layers={self.num_layers}; nearest legal: {self.num_layers - 1}."
             )
-        if self.head_dim is None and self.hidden_size % self.num_heads:
+        free = self.head_dim is not None or self.multi_latent_attention
+        if not free and self.hidden_size % self.num_heads:
             near = nearest_divisor(self.hidden_size, self.num_heads)
             raise ConfigError(
                 f"model.num_heads={self.num_heads} must divide "

@@ -25,6 +25,10 @@ class ChoiceTensors:
     grad_comm_bits: Tensor
     shards: Tensor
     """Ranks over which ZeRO states are sharded."""
+    ep: Tensor
+    etp: Tensor
+    expert_replicas: Tensor
+    """Ranks that hold the same experts, `edp = tp * cp * dp / (etp * ep)`."""
     tokens: Tensor
     """Tokens of one micro-batch on one rank: of a data-parallel rank, divided by `cp`."""
 
@@ -47,6 +51,9 @@ class ChoiceTensors:
             tp_comm_bits=float_tensor([c.tp_comm_bits for c in choices]),
             grad_comm_bits=float_tensor([c.grad_comm_bits for c in choices]),
             shards=float_tensor([(c.zero_stage and c.shard_size) or c.dp * cp for c in choices]),
+            ep=float_tensor([c.ep for c in choices]),
+            etp=float_tensor([c.etp for c in choices]),
+            expert_replicas=float_tensor([max(c.tp * c.dp * cp // (c.etp * c.ep), 1) for c in choices]),
             tokens=total / (float_tensor(list(counts)).unsqueeze(1) * ranks),
         )
 

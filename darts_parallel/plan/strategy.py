@@ -28,6 +28,11 @@ class LayerStrategy:
     """The same of gradient synchronisation; 16 sends gradients as they are."""
     shard_size: int = 0
     """Data-parallel ranks over which the ZeRO stage shards, a divisor of them (hybrid sharding); 0: all."""
+    ep: int = 1
+    """Expert-parallel degree: the layer's experts are dealt to this many groups of `etp` ranks. The same
+    `tp * cp * dp` ranks are folded into `etp * ep * edp` for them (arXiv 2504.14960)."""
+    etp: int = 1
+    """Expert tensor-parallel degree: ranks that share every expert of theirs."""
 
     @property
     def layout(self) -> tuple[int, bool]:
@@ -38,6 +43,7 @@ class LayerStrategy:
         """Short text for tables and pictures, e.g. `tp2+sp z1/8 full b8 g4`."""
         shards = f"/{self.shard_size}" if self.shard_size else ""
         parts = [f"tp{self.tp}{'+sp' if self.sequence_parallel else ''}", f"z{self.zero_stage}{shards}"]
+        parts += [f"{name}{degree}" for name, degree in (("ep", self.ep), ("etp", self.etp)) if degree > 1]
         parts += [self.recompute] if self.recompute != "none" else []
         lossy = (("b", self.tp_comm_bits), ("g", self.grad_comm_bits))
         return " ".join(parts + [f"{letter}{bits}" for letter, bits in lossy if bits < max(COMM_BITS)])
@@ -134,6 +140,7 @@ class Plan:
             f"dp {span([layer.dp for layer in self.layers])}",
             f"tp {span([layer.tp for layer in self.layers])}",
             *([f"cp {self.cp}"] if self.cp > 1 else []),
+            *self._expert_degrees(span),
             f"pp {self.pp}" + (f" × {self.virtual_stages} chunks" if self.virtual_stages > 1 else ""),
             *([self.schedule_name] if self.schedule_name not in CLOSED_FORMS else []),
             f"micro-batch {span(micro)} × {self.num_micro_batches}",
@@ -148,6 +155,11 @@ class Plan:
             parts.append("sequence parallel")
         return " · ".join(parts + self._refinements(span))
 
+    def _expert_degrees(self, span: Callable[[list[Any]], str]) -> list[str]:
+        """Degrees of the experts where they differ from 1."""
+        degrees = {"ep": [layer.ep for layer in self.layers], "etp": [layer.etp for layer in self.layers]}
+        return [f"{name} {span(values)}" for name, values in degrees.items() if max(values) > 1]
+
     def _refinements(self, span: Callable[[list[Any]], str]) -> list[str]:
         """What few plans have, for the one line."""
         sharded = [layer.shard_size for layer in self.layers if layer.shard_size]
@@ -161,7 +173,12 @@ class Plan:
         return parts
 
     def to_dict(
-        self, names: tuple[str, ...], num_devices: int, ranks: Sequence[int] | None = None
+        self,
+        names: tuple[str, ...],
+        num_devices: int,
+        ranks: Sequence[int] | None = None,
+        *,
+        experts: bool = False,
     ) -> dict[str, Any]:
         """The plan's part of `plan.json`: stages with their ranks, and a strategy per layer.
 
@@ -169,6 +186,7 @@ class Plan:
             names: Of the layers.
             num_devices: Of the cluster.
             ranks: Ranks in the order of the pipeline; needed where the plan has a `node_order`.
+            experts: The model has experts: every layer names its `ep` and `etp`.
         """
         size = num_devices // self.pp
         ranks = range(num_devices) if ranks is None else ranks
@@ -178,7 +196,11 @@ class Plan:
             own = list(ranks[stage * size : (stage + 1) * size])
             numbered = {"chunk": lap} if self.virtual_stages > 1 else {}
             stages.append({"layers": [first, end], "ranks": own} | numbered)
-        layers = [{"name": n, **asdict(s)} for n, s in zip(names, self.layers, strict=True)]
+        left_out = () if experts else ("ep", "etp")
+        strategies = [
+            {key: value for key, value in asdict(s).items() if key not in left_out} for s in self.layers
+        ]
+        layers = [{"name": n, **strategy} for n, strategy in zip(names, strategies, strict=True)]
         return {
             "pp": self.pp,
             "cp": self.cp,
@@ -266,6 +288,8 @@ def _layer(layer: Any, index: int) -> LayerStrategy:
         tp_comm_bits=comm_bits(layer, "tp_comm_bits", place),
         grad_comm_bits=comm_bits(layer, "grad_comm_bits", place),
         shard_size=field(layer, "shard_size", int, minimum=0, place=place, default=0),
+        ep=field(layer, "ep", int, minimum=1, place=place, default=1),
+        etp=field(layer, "etp", int, minimum=1, place=place, default=1),
     )
     if strategy.zero_stage > 3 or strategy.recompute not in RECOMPUTE:
         raise PlanError(

@@ -57,6 +57,8 @@ class Device:
     tp_hidden_share: Scalar = 0.0
     state_factor: Scalar = 1.0
     activation_factor: Scalar = 1.0
+    grouped_gemm_efficiency: Scalar = 1.0
+    all_to_all_efficiency: Scalar = 1.0
 
     @property
     def half_flops(self) -> Scalar:
@@ -89,6 +91,8 @@ class Device:
             reserved=config.reserved_GiB * GIB,
             state_factor=config.state_factor,
             activation_factor=config.activation_factor,
+            grouped_gemm_efficiency=config.grouped_gemm_efficiency,
+            all_to_all_efficiency=config.all_to_all_efficiency,
         )
 
 

@@ -5,11 +5,12 @@ grouped-query attention, gated MLPs and fused attention change only the terms th
 All per-token figures are for one token of one sequence; "sharded" parts divide by `tp`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.schema import TrainingConfig
+from darts_parallel.problem.experts import Experts, dense_width, experts_of, latent_attention
 
 VOCABULARY_MULTIPLE = 128
 """Megatron-LM pads the vocabulary to a multiple of this times `tp`."""
@@ -22,7 +23,8 @@ class Gemm:
     out_features: int
     in_features: int
     split: str
-    """`column` divides `out_features`, `row` divides `in_features`, `vocabulary` pads and divides."""
+    """`column` divides `out_features`, `row` divides `in_features`, `vocabulary` pads and divides;
+    `replicated` divides neither."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,18 @@ class AttentionCore:
     kv_heads: int
     head_dim: int
     causal: bool
+
+
+@dataclass(frozen=True)
+class RecomputedPart:
+    """A part of a block that selective recomputation may throw away and compute again."""
+
+    module: str
+    """Megatron-LM's word (`--recompute-modules`)."""
+    gemms: tuple[Gemm, ...] = ()
+    replicated_activation_bytes: float = 0.0
+    """Bytes a token that need not be kept, of `LayerSpec.replicated_activation_bytes`."""
+    sharded_activation_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,11 +85,16 @@ class LayerSpec:
     """Must stay on the stage of its predecessor: no trainer computes the loss on another rank."""
     tied: bool = False
     """Holds the embedding weights, and another layer holds them too."""
+    experts: Experts | None = None
+    """Routed experts, which none of the figures above hold; their router is in the replicated ones."""
+    parts: tuple[RecomputedPart, ...] = ()
+    """What `training.recompute_modules` can name beside the attention core and the experts."""
 
     def parameters(self, vocab_size: int) -> int:
         """Number of parameters with `vocab_size` rows in its vocabulary table."""
         rows = self.vocabulary_parameters * vocab_size
-        return self.sharded_parameters + self.replicated_parameters + rows
+        experts = 0 if self.experts is None else self.experts.parameters
+        return self.sharded_parameters + self.replicated_parameters + rows + experts
 
 
 @dataclass(frozen=True)
@@ -104,6 +123,12 @@ class Model:
         copies = sum(layer.tied for layer in self.layers)
         return total - max(copies - 1, 0) * config.hidden_size * config.vocab_size
 
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters that one token passes: all but those of the experts that it is not sent to."""
+        experts = [layer.experts for layer in self.layers if layer.experts is not None]
+        return self.num_parameters - sum(layer.inactive for layer in experts)
+
     def flops_per_token(self, seq_len: int) -> float:
         """Model FLOP (forward and backward, no recomputation) per token, Narayanan et al. 2021."""
         matmul = sum(
@@ -111,6 +136,8 @@ class Model:
             for layer in self.layers
             for gemm in layer.gemms
         )
+        for experts in (layer.experts for layer in self.layers if layer.experts is not None):
+            matmul += experts.hidden * (experts.count + experts.top_k * (experts.inputs + experts.width))
         scores = sum(
             2 * core.heads * core.head_dim * seq_len for layer in self.layers for core in layer.cores
         )
@@ -149,48 +176,112 @@ def _embedding(config: ModelConfig, name: str) -> LayerSpec:
 
 def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
     h = config.hidden_size
-    head_dim = config.head_dim or h // config.num_heads
-    kv_heads = config.num_kv_heads or config.num_heads
-    ffn = config.ffn_hidden_size or 4 * h
+    experts, ffn = experts_of(config, index), dense_width(config, index)
     decoder = bool(config.num_encoder_layers) and index >= config.num_encoder_layers
     kind = "decoder" if decoder else "encoder" if config.num_encoder_layers else "block"
     attentions = 2 if decoder else 1
-    q_size, kv_size = config.num_heads * head_dim, kv_heads * head_dim
+    attention = _latent(config) if config.multi_latent_attention else _attention(config, attentions)
     inputs = (2 if config.gated_mlp else 1) * ffn
-    attention_gemms = (Gemm(q_size + 2 * kv_size, h, "column"), Gemm(h, q_size, "row"))
-    gemms = attention_gemms * attentions + (Gemm(inputs, h, "column"), Gemm(h, ffn, "row"))
+    mlp = (Gemm(inputs, h, "column"), Gemm(h, ffn, "row")) if ffn else ()
     masked = config.causal and kind != "encoder"
-    self_core = AttentionCore(config.num_heads, kv_heads, head_dim, masked)
-    cross_core = AttentionCore(config.num_heads, kv_heads, head_dim, False)
-    weights = sum(gemm.out_features * gemm.in_features for gemm in gemms)
-    qkv_bias = config.linear_bias if config.qkv_bias is None else config.qkv_bias
-    column_bias = attentions * (q_size + 2 * kv_size) * qkv_bias + inputs * config.linear_bias
-    row_bias = sum(g.out_features for g in gemms if g.split == "row") * config.linear_bias
+    cores = tuple(replace(attention.core, causal=causal) for causal in (masked, False)[:attentions])
+    row_bias = (attentions + bool(ffn)) * h * config.linear_bias
     sublayers = attentions + 1
     mask = 1 if config.dropout else 0
-    # a norm of queries and keys reads and writes them, and keeps its input
-    normed = attentions * (q_size + kv_size) * config.qk_norm
+    router = 0
+    if experts is not None:
+        router = experts.router_parameters + h * bool(ffn and config.moe_shared_expert_gate)
+    # the experts' tokens leave and enter sequence-parallel, without a collective of the tp group
+    collectives = attentions + bool(ffn)
+    weights = sum(gemm.out_features * gemm.in_features for gemm in mlp)
+    dense = "mlp" if experts is None else "shared_experts"
+    mlp_bytes = 2.0 * (inputs + ffn)
+    parts = (RecomputedPart(dense, mlp, sharded_activation_bytes=mlp_bytes),) if ffn else ()
+    norms = RecomputedPart("layernorm", replicated_activation_bytes=2.0 * sublayers * h)
     return LayerSpec(
         name=f"layers.{index}",
-        kind=kind,
-        gemms=gemms,
-        cores=(self_core, cross_core) if decoder else (self_core,),
-        sharded_parameters=weights + column_bias,
-        replicated_parameters=row_bias
-        + sublayers * _norm(config)
-        + _head_norms(config, attentions, head_dim),
+        kind=kind if experts is None else "experts",
+        gemms=attention.gemms + mlp,
+        cores=cores,
+        sharded_parameters=attention.sharded_parameters + weights + inputs * config.linear_bias,
+        replicated_parameters=row_bias + sublayers * _norm(config) + attention.replicated_parameters + router,
         # norm: read, write; dropout and residual: two reads, one write; each per sublayer
-        replicated_elements=5.0 * sublayers * h,
-        sharded_elements=float(inputs + ffn + 2 * normed),
+        replicated_elements=5.0 * sublayers * h + attention.replicated_elements,
+        sharded_elements=float(inputs + ffn) + attention.sharded_elements,
         # norm input, product input (2 bytes each), dropout mask (1 byte); per sublayer
-        replicated_activation_bytes=(4.0 + mask) * sublayers * h,
-        # Q, K, V and the projection's input; MLP pre-activations and the second product's input
-        sharded_activation_bytes=attentions * (4.0 * q_size + 4.0 * kv_size) + 2.0 * (inputs + ffn + normed),
+        replicated_activation_bytes=(4.0 + mask) * sublayers * h + attention.replicated_activation_bytes,
+        # the attention's tensors; MLP pre-activations and the second product's input
+        sharded_activation_bytes=attention.sharded_activation_bytes + mlp_bytes,
         score_bytes=0.0 if fused else (4.0 + mask) * config.num_heads * attentions,
-        tp_collectives=sublayers,
-        tp_collectives_backward=sublayers,
+        tp_collectives=collectives,
+        tp_collectives_backward=collectives,
         output_elements=2 * h if decoder else h,
         recomputable=True,
+        experts=experts,
+        parts=(*attention.parts, *parts, norms),
+    )
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """What the attention of a block adds to its specification."""
+
+    gemms: tuple[Gemm, ...]
+    core: AttentionCore
+    sharded_parameters: int
+    replicated_parameters: int
+    sharded_elements: float
+    sharded_activation_bytes: float
+    replicated_elements: float = 0.0
+    replicated_activation_bytes: float = 0.0
+    parts: tuple[RecomputedPart, ...] = ()
+
+
+def _attention(config: ModelConfig, attentions: int) -> _Attention:
+    """Grouped-query attention, `attentions` times (self and cross)."""
+    h = config.hidden_size
+    head_dim = config.head_dim or h // config.num_heads
+    kv_heads = config.num_kv_heads or config.num_heads
+    q_size, kv_size = config.num_heads * head_dim, kv_heads * head_dim
+    gemms = (Gemm(q_size + 2 * kv_size, h, "column"), Gemm(h, q_size, "row")) * attentions
+    qkv_bias = config.linear_bias if config.qkv_bias is None else config.qkv_bias
+    bias = attentions * (q_size + 2 * kv_size) * qkv_bias
+    sinks = attentions * config.num_heads * config.attention_sinks
+    # a norm of queries and keys reads and writes them, and keeps its input
+    normed = attentions * (q_size + kv_size) * config.qk_norm
+    return _Attention(
+        gemms=gemms,
+        core=AttentionCore(config.num_heads, kv_heads, head_dim, True),
+        sharded_parameters=sum(g.out_features * g.in_features for g in gemms) + bias + sinks,
+        replicated_parameters=_head_norms(config, attentions, head_dim),
+        sharded_elements=2.0 * normed,
+        # Q, K, V and the projection's input
+        sharded_activation_bytes=attentions * (4.0 * q_size + 4.0 * kv_size) + 2.0 * normed,
+    )
+
+
+def _latent(config: ModelConfig) -> _Attention:
+    """Multi-head latent attention, trained with its keys and values expanded (Megatron-LM)."""
+    latent = latent_attention(config)
+    assert latent is not None
+    down, up = (tuple(Gemm(*shape) for shape in shapes) for shapes in (latent.down, latent.up))
+    out = Gemm(*latent.out)
+    up_part = RecomputedPart("mla_up_proj", up, sharded_activation_bytes=2.0 * latent.expanded)
+    # queries and keys are longer than values; their mean gives the same products and bytes
+    core = AttentionCore(latent.heads, latent.heads, (latent.query + latent.value) // 2, True)
+    norm_scales = (2 if config.norm_bias else 1) * latent.norms
+    return _Attention(
+        gemms=(*down, *up, out),
+        core=core,
+        sharded_parameters=sum(g.out_features * g.in_features for g in (*up, out)),
+        replicated_parameters=sum(g.out_features * g.in_features for g in down) + norm_scales,
+        # the rotary part is joined to every head of queries and keys: read and written
+        sharded_elements=2.0 * 2 * latent.heads * latent.query,
+        sharded_activation_bytes=2.0 * (latent.expanded + latent.heads * latent.value),
+        replicated_elements=2.0 * latent.norms,
+        # products' outputs are the norms' inputs, and the norms' outputs the next products' inputs
+        replicated_activation_bytes=2.0 * (latent.low + latent.norms),
+        parts=(up_part,),
     )
 
 

@@ -1,0 +1,122 @@
+"""Rules of the model fields that describe experts and multi-head latent attention."""
+
+from typing import Any
+
+from darts_parallel.config.checks import require_at_least, require_at_most, require_size
+from darts_parallel.errors import ConfigError
+
+MAX_WIDTH = 2**24
+"""Largest width of an expert or a low rank: beyond, a slip of the pen is likelier than a model."""
+MAX_EXPERTS = 2**14
+LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def check_mixture(model: Any) -> None:
+    """Refuse fields of experts that break a rule.
+
+    Args:
+        model: A `ModelConfig`.
+
+    Errors:
+        ConfigError: names the key, its value, the rule and the nearest legal value.
+    """
+    require_at_least("model.first_k_dense_replace", model.first_k_dense_replace, 0)
+    if model.num_experts is None:
+        for key in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
+            if getattr(model, key) is not None:
+                raise ConfigError(
+                    f"model.{key}={getattr(model, key)} must go with model.num_experts; nearest legal: null."
+                )
+        return
+    require_size("model.num_experts", model.num_experts, MAX_EXPERTS)
+    for key in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
+        if getattr(model, key) is not None:
+            require_size(f"model.{key}", getattr(model, key), MAX_WIDTH)
+    require_at_least("model.moe_router_topk", model.moe_router_topk, 1)
+    require_at_most("model.moe_router_topk", model.moe_router_topk, model.num_experts)
+    require_at_most("model.first_k_dense_replace", model.first_k_dense_replace, model.num_layers)
+    if model.moe_expert_capacity_factor is not None:
+        require_at_least("model.moe_expert_capacity_factor", model.moe_expert_capacity_factor, 0, strict=True)
+    if model.num_encoder_layers:
+        raise ConfigError(
+            f"model.num_encoder_layers={model.num_encoder_layers} must be 0 where model.num_experts is set, "
+            "since experts are modelled in decoders; nearest legal: 0."
+        )
+    _check_groups(model)
+    _check_frequency(model)
+
+
+def _check_groups(model: Any) -> None:
+    groups, used = model.moe_router_num_groups, model.moe_router_group_topk
+    if groups is None:
+        return
+    require_at_least("model.moe_router_num_groups", groups, 1)
+    if model.num_experts % groups:
+        near = next(g for g in range(groups, 0, -1) if model.num_experts % g == 0)
+        raise ConfigError(
+            f"model.moe_router_num_groups={groups} must divide model.num_experts={model.num_experts}; "
+            f"nearest legal: {near}."
+        )
+    if used is not None:
+        require_at_least("model.moe_router_group_topk", used, 1)
+        require_at_most("model.moe_router_group_topk", used, groups)
+
+
+def _check_frequency(model: Any) -> None:
+    given = model.moe_layer_freq
+    if isinstance(given, int) and not isinstance(given, bool):
+        require_at_least("model.moe_layer_freq", given, 1)
+        return
+    listed = isinstance(given, (list, tuple))
+    if (
+        not listed
+        or len(given) != model.num_layers
+        or any(type(x) is not int or x not in (0, 1) for x in given)
+    ):
+        shown = f"a list of {len(given)}" if listed else repr(given)
+        raise ConfigError(
+            f"model.moe_layer_freq={shown} must be a whole number above 0 or a list of model.num_layers="
+            f"{model.num_layers} zeros and ones; nearest legal: 1."
+        )
+
+
+def expert_pattern(model: Any) -> tuple[bool, ...]:
+    """Which layers have experts, one entry a layer.
+
+    Args:
+        model: A `ModelConfig`.
+    """
+    count, given = model.num_layers, model.moe_layer_freq
+    if model.num_experts is None:
+        return (False,) * count
+    frequent = [i % given == 0 for i in range(count)] if isinstance(given, int) else [bool(x) for x in given]
+    return tuple(has and i >= model.first_k_dense_replace for i, has in enumerate(frequent))
+
+
+def check_latent_attention(model: Any) -> None:
+    """Refuse an incomplete multi-head latent attention.
+
+    Args:
+        model: A `ModelConfig`.
+
+    Errors:
+        ConfigError: a size is missing, or given without `multi_latent_attention`.
+    """
+    sizes = (*LATENT_SIZES, "q_lora_rank")
+    if not model.multi_latent_attention:
+        given = next((key for key in sizes if getattr(model, key) is not None), None)
+        if given is not None:
+            raise ConfigError(
+                f"model.{given}={getattr(model, given)} must go with model.multi_latent_attention=true; "
+                "nearest legal: null."
+            )
+        return
+    for key in LATENT_SIZES:
+        if getattr(model, key) is None:
+            raise ConfigError(
+                f"model.{key} must be given where model.multi_latent_attention=true; nearest legal: "
+                f"{512 if key == 'kv_lora_rank' else 128}."
+            )
+    for key in sizes:
+        if getattr(model, key) is not None:
+            require_size(f"model.{key}", getattr(model, key), MAX_WIDTH)
