@@ -179,4 +179,5 @@ def _distance(a: LayerStrategy, b: LayerStrategy) -> tuple[float, ...]:
     """Unlike degrees first, then what else differs."""
     bits = abs(a.tp_comm_bits - b.tp_comm_bits) + abs(a.grad_comm_bits - b.grad_comm_bits)
     return (abs(a.tp - b.tp), a.recompute != b.recompute, abs(a.zero_stage - b.zero_stage), bits,
-            a.sequence_parallel != b.sequence_parallel, abs(a.dp - b.dp))  # fmt: skip
+            a.sequence_parallel != b.sequence_parallel, abs(a.dp - b.dp),
+            abs(a.ep - b.ep) + abs(a.etp - b.etp))  # fmt: skip

@@ -75,13 +75,15 @@ def plain_tables(tables: Sequence[CostTable]) -> list[int]:
 def plain(strategies: tuple[LayerStrategy, ...], *, recompute: tuple[str, ...] = ("none",)) -> list[int]:
     """Strategies of systems without ZeRO, sequence parallelism and compressed communication.
 
-    Of every tensor-parallel degree and kind of recomputation the one strategy with the least of these that
-    the space has; of the kinds of recomputation those that it has.
+    Of all degrees (of tensors and experts) and every kind of recomputation the one strategy with the least
+    of these that the space has; of the kinds of recomputation those that it has.
     """
     kept = []
-    for tp in sorted({strategy.tp for strategy in strategies}):
+    for degrees in sorted({(strategy.tp, strategy.ep, strategy.etp) for strategy in strategies}):
         for kind in recompute:
-            mine = [c for c, s in enumerate(strategies) if s.tp == tp and s.recompute == kind]
+            mine = [
+                c for c, s in enumerate(strategies) if (s.tp, s.ep, s.etp) == degrees and s.recompute == kind
+            ]
             if mine:
                 kept.append(
                     min(mine, key=lambda c: (strategies[c].sequence_parallel, strategies[c].zero_stage))

@@ -45,6 +45,7 @@ def shape_of(problem: Problem) -> TransformerShape:
         "head_dim": (config.head_dim or config.hidden_size // config.num_heads,
                      config.hidden_size // config.num_heads),
         "num_encoder_layers": (config.num_encoder_layers, 0),
+        "num_experts": (config.num_experts, None),
     }  # fmt: skip
     for key, (value, wanted) in rules.items():
         if value != wanted:

@@ -131,13 +131,8 @@ class DeviceConfig:
         for key in ("memory_bandwidth_GBps", "gemm_efficiency", "attention_efficiency"):
             require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
         require_at_least("cluster.devices.*.memory_efficiency", self.memory_efficiency, 0, strict=True)
-        shares = (
-            "misaligned_efficiency",
-            "fp8_efficiency",
-            "grouped_gemm_efficiency",
-            "all_to_all_efficiency",
-        )
-        for key in shares:
+        experts = ("grouped_gemm_efficiency", "all_to_all_efficiency")
+        for key in ("misaligned_efficiency", "fp8_efficiency", *experts):
             require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
             require_at_most(f"cluster.devices.*.{key}", getattr(self, key), 1)
         for key in ("streaming_factor", "state_factor", "activation_factor"):

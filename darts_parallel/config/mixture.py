@@ -68,11 +68,8 @@ def _check_frequency(model: Any) -> None:
         require_at_least("model.moe_layer_freq", given, 1)
         return
     listed = isinstance(given, (list, tuple))
-    if (
-        not listed
-        or len(given) != model.num_layers
-        or any(type(x) is not int or x not in (0, 1) for x in given)
-    ):
+    legal = listed and all(type(x) is int and x in (0, 1) for x in given)
+    if not legal or len(given) != model.num_layers:
         shown = f"a list of {len(given)}" if listed else repr(given)
         raise ConfigError(
             f"model.moe_layer_freq={shown} must be a whole number above 0 or a list of model.num_layers="
@@ -86,11 +83,11 @@ def expert_pattern(model: Any) -> tuple[bool, ...]:
     Args:
         model: A `ModelConfig`.
     """
-    count, given = model.num_layers, model.moe_layer_freq
+    given, count, dense = model.moe_layer_freq, int(model.num_layers), int(model.first_k_dense_replace)
     if model.num_experts is None:
         return (False,) * count
     frequent = [i % given == 0 for i in range(count)] if isinstance(given, int) else [bool(x) for x in given]
-    return tuple(has and i >= model.first_k_dense_replace for i, has in enumerate(frequent))
+    return tuple(has and i >= dense for i, has in enumerate(frequent))
 
 
 def check_latent_attention(model: Any) -> None:

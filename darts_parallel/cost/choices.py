@@ -1,5 +1,6 @@
 """The strategies of a space as tensors, so that costs are computed for all of them at once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +59,6 @@ class ChoiceTensors:
         )
 
 
-def float_tensor(values: list[int]) -> Tensor:
-    """Counts as float64."""
+def float_tensor(values: Sequence[float]) -> Tensor:
+    """Numbers as float64."""
     return torch.tensor(values, dtype=torch.float64)

@@ -172,7 +172,7 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     if problem.config.cost.name == "searcher":
         parts = searcher_breakdown(problem, plan)
     else:
-        parts = _breakdown(table, hard, cost)
+        parts = _breakdown(table, hard, cost, has_experts=problem.model.has_experts)
     devices = [cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
     reserved = torch.tensor([device.reserved for device in devices], dtype=torch.float64)
     seconds = sum(parts.values()) if problem.config.cost.name == "searcher" else float(cost.iteration_time[0])
@@ -207,7 +207,7 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
     return table, hard, evaluate_batch(table, hard)
 
 
-def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost) -> dict[str, float]:
+def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost, *, has_experts: bool) -> dict[str, float]:
     """Seconds per iteration by cause: one stage's micro-batches, the bubble, the rest.
 
     The stage is the slowest, or by simulation the one that the iteration waits for.
@@ -224,8 +224,9 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost) -> dict[str,
         values = table.terms[name][plans.outer[0], kind, layers, plans.choices[0]]
         return float(values[stages == stage].sum())
 
-    # plans without context parallelism need no word of it
-    names = [name for name in TIME_TERMS if name != "context_parallel" or table.cp > 1]
+    # plans without context parallelism or experts need no word of it
+    shown = {"context_parallel": table.cp > 1, "expert_parallel": has_experts}
+    names = [name for name in TIME_TERMS if shown.get(name, True)]
     parts = {name: count * term(name, slowest) for name in names}
     seconds = cost.stage_seconds[0]
     parts["p2p_and_resharding"] = count * float(seconds[slowest]) - sum(parts.values())

@@ -12,9 +12,11 @@ from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
     FUSED_BACKWARD_FACTOR,
     forward_seconds,
+    gemm_seconds,
     stream_seconds,
     weight_gradient_seconds,
 )
+from darts_parallel.cost.expert_costs import ExpertCosts, expert_costs, expert_parameters
 from darts_parallel.cost.memory import (
     StateBytes,
     activation_bytes,
@@ -28,8 +30,9 @@ from darts_parallel.problem.cluster import Device, StageTopology
 from darts_parallel.problem.model import LayerSpec
 from darts_parallel.problem.problem import Problem
 
-TIME_TERMS = ("compute", "recompute", "tensor_parallel", "context_parallel", "sharding")
-"""What a micro-batch spends on a layer: arithmetic, repeated forward, tp and cp collectives, ZeRO-2/3."""
+TIME_TERMS = ("compute", "recompute", "tensor_parallel", "context_parallel", "expert_parallel", "sharding")
+"""What a micro-batch spends on a layer: arithmetic, repeated forward, tp and cp collectives, dispatch and
+combine of experts' tokens, ZeRO-2/3."""
 OPTIMIZER_TRAFFIC = 2.0
 """The optimizer reads and writes each of its bytes once (stream model)."""
 
@@ -78,46 +81,97 @@ def layer_costs(
     """
     state = state_bytes(problem.training.precision, problem.training.optimizer)
     device = problem.cluster.groups[topology.group].device
-    spec = layer if counts_table else replace(layer, vocabulary_parameters=0)
-    parameters = parameters_per_rank(spec, problem.model.config.vocab_size, choices.tp)
-    terms, forward, backward, weights = _micro_batch_seconds(problem, layer, topology, choices)
-    accumulation = accumulation_seconds(parameters, choices, state, device).expand_as(backward)
+    shards = shard_groups(problem, layer, topology, choices, counts_table=counts_table)
+    experts = None
+    if layer.experts is not None:
+        experts = expert_costs(problem, layer.experts, topology, choices, element_bytes(problem))
+    terms, forward, backward, weights = _micro_batch_seconds(problem, layer, topology, choices, experts)
+    accumulation = sum(accumulation_seconds(part, choices, state, device) for part in shards)
+    accumulation = torch.as_tensor(accumulation).expand_as(backward)
     terms["compute"] = terms["compute"] + accumulation
     backward, weights = backward + accumulation, weights + accumulation
-    sync = _sharding_seconds(problem, topology, choices, parameters, state, forward, backward)
-    shard = torch.where(choices.zero_stage >= 1, parameters / choices.shards, parameters)
+    sync = _sharding_seconds(problem, topology, choices, shards, state, forward, backward)
     traffic = OPTIMIZER_TRAFFIC * (state.optimizer + state.gradient) + state.parameter
-    kept = _activations(problem, layer, device, choices)
+    kept = _activations(problem, layer, device, choices, experts)
     saved = torch.stack([kept[kind] for kind in RECOMPUTE])
     activation = saved.gather(0, choices.recompute.expand(1, *kept["none"].shape)).squeeze(0)
-    gathered = gathered_bytes(parameters, choices.zero_stage, state)
+    zero, none = choices.zero_stage, torch.zeros_like(forward)
+    optimizer, static, working = none, none, kept["none"] - activation
+    for part in shards:
+        mine = torch.where(zero >= 1, part.parameters / part.shards, part.parameters)
+        optimizer = optimizer + stream_seconds(mine * traffic, device)
+        static = static + static_bytes(part.parameters, part.shards, zero, state)
+        working = working + gathered_bytes(part.parameters, zero, state)
+    if experts is not None:
+        working = working + experts.buffers
     return LayerCosts(
         forward=forward + sync["forward"],
         backward=backward + sync["backward"],
         weight_gradient=weights,
         terms=terms | {"sharding": sync["forward"] + sync["backward"]},
         gradient_sync=sync["iteration"],
-        optimizer=stream_seconds(shard * traffic, device).expand_as(forward),
-        static=device.state_factor * static_bytes(parameters, choices.shards, choices.zero_stage, state),
+        optimizer=optimizer,
+        static=device.state_factor * static,
         activation=activation,
-        working=kept["none"] - activation + gathered + _received_keys(problem, layer, choices),
+        working=working + _received_keys(problem, layer, choices),
     )
 
 
+@dataclass(frozen=True)
+class ShardGroup:
+    """Parameters of a layer on a rank, and the ranks that hold the same ones; tensors of shape `(C,)`.
+
+    A layer has one such group, and its experts another one.
+    """
+
+    parameters: Tensor
+    shards: Tensor
+    """Ranks over which ZeRO states are sharded."""
+    inner: RingGroup
+    """Ranks of a shard group."""
+    across: RingGroup
+    """Ranks that hold the same shard."""
+
+
+def shard_groups(
+    problem: Problem, layer: LayerSpec, topology: StageTopology, choices: ChoiceTensors, *, counts_table: bool
+) -> list[ShardGroup]:
+    """The parameters of `layer` on a rank, those of its experts apart: they have other replicas.
+
+    Args:
+        counts_table: False where the layer's vocabulary table is another layer's on the same device.
+    """
+    spec = layer if counts_table else replace(layer, vocabulary_parameters=0)
+    parameters = parameters_per_rank(spec, problem.model.config.vocab_size, choices.tp)
+    inner, across = split_group(_data_group(topology, choices), choices.ranks, choices.shards)
+    groups = [ShardGroup(parameters, choices.shards, inner, across)]
+    if layer.experts is not None:
+        degrees = (choices.ep * choices.etp).tolist()
+        whole = _ring_group([topology.data_parallel(int(degree)) for degree in degrees], topology)
+        replicas = choices.expert_replicas
+        inner, across = split_group(whole, replicas, replicas)
+        groups.append(ShardGroup(expert_parameters(layer.experts, choices), replicas, inner, across))
+    return groups
+
+
 def accumulation_seconds(
-    parameters: Tensor, choices: ChoiceTensors, state: StateBytes, device: Device
+    part: ShardGroup, choices: ChoiceTensors, state: StateBytes, device: Device
 ) -> Tensor:
     """Seconds to add the gradients of one micro-batch to those before it, shape `(C,)`.
 
     The sum is read and written at its own width and the new gradient read at that of the parameters;
     with ZeRO-2 and 3 a rank adds its shard only (ZeRO, section 5).
     """
-    mine = torch.where(choices.zero_stage >= 2, parameters / choices.shards, parameters)
+    mine = torch.where(choices.zero_stage >= 2, part.parameters / part.shards, part.parameters)
     return stream_seconds(mine * (2.0 * state.gradient + state.parameter), device)
 
 
 def _micro_batch_seconds(
-    problem: Problem, layer: LayerSpec, topology: StageTopology, choices: ChoiceTensors
+    problem: Problem,
+    layer: LayerSpec,
+    topology: StageTopology,
+    choices: ChoiceTensors,
+    experts: ExpertCosts | None,
 ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
     """Terms, forward, backward, and the part of backward that is gradients of weights."""
     group = problem.cluster.groups[topology.group]
@@ -130,7 +184,13 @@ def _micro_batch_seconds(
     once = once + device.layer_overhead
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if training.fused_attention else 0.0
     back = BACKWARD_FACTOR * once + extra * core
-    of_weights = weight_gradient_seconds(layer, choices.tokens, choices.tp, device, width) / back
+    of_weights = weight_gradient_seconds(layer, choices.tokens, choices.tp, device, width)
+    exchanged = torch.zeros_like(once), torch.zeros_like(once)
+    if experts is not None:
+        once, back = once + experts.forward, back + experts.backward
+        of_weights = of_weights + experts.weight_gradient
+        exchanged = _exposed_exchange(problem, layer, choices, experts, device, once, back)
+    of_weights = of_weights / back
     if problem.measured is not None:
         # measured times hold the launch overhead already
         sizes = choices.tokens / training.seq_len
@@ -142,9 +202,14 @@ def _micro_batch_seconds(
     selective = (choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
     full = (choices.recompute == RECOMPUTE.index("full")) & layer.recomputable
     keys = _context_seconds(problem, layer, topology, choices, core)
-    again = torch.where(full, once, torch.where(selective, core, torch.zeros_like(core)))
+    modules = training.recompute_modules
+    part = _part_seconds(problem, layer, choices, core, device, experts)
+    again = torch.where(full, once, torch.where(selective, part, torch.zeros_like(core)))
     forward_keys = keys["forward"]
-    backward_keys = keys["backward"] + torch.where(full | selective, forward_keys, 0.0)
+    fetched = full | selective if "core_attn" in modules else full
+    backward_keys = keys["backward"] + torch.where(fetched, forward_keys, 0.0)
+    sent_again = full | selective if "moe" in modules else full
+    backward_exchange = exchanged[1] + torch.where(sent_again, exchanged[0], 0.0)
     shown = 1.0 - device.tp_hidden_share
     forward_tp = shown * layer.tp_collectives * collective
     # only the forward sums are rounded: those of backward are gradients of the straight-through estimate
@@ -154,9 +219,66 @@ def _micro_batch_seconds(
         "recompute": again,
         "tensor_parallel": forward_tp + backward_tp,
         "context_parallel": forward_keys + backward_keys,
+        "expert_parallel": exchanged[0] + backward_exchange,
     }
-    backward = back + again + backward_tp + backward_keys
-    return terms, once + forward_tp + forward_keys, backward, of_weights * back
+    backward = back + again + backward_tp + backward_keys + backward_exchange
+    return terms, once + forward_tp + forward_keys + exchanged[0], backward, of_weights * back
+
+
+def _exposed_exchange(
+    problem: Problem,
+    layer: LayerSpec,
+    choices: ChoiceTensors,
+    experts: ExpertCosts,
+    device: Device,
+    once: Tensor,
+    back: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Seconds by which dispatch and combine lengthen forward and backward.
+
+    Beside them runs the other micro-batch's pass (1F1B with merged forward and backward, Megatron-LM;
+    DualPipe, arXiv 2412.19437, section 3.2.1), or the shared experts, or nothing, as the job says.
+    """
+    training, sent = problem.training, experts.exchange
+    if training.overlap_moe_expert_parallel_comm:
+        return exposed(back, sent, device), exposed(once, sent, device)
+    shared = [part for part in layer.parts if part.module == "shared_experts"]
+    if not training.moe_shared_expert_overlap or not shared:
+        return sent, sent
+    beside = torch.zeros_like(sent)
+    for gemm in shared[0].gemms:
+        beside = beside + gemm_seconds(gemm, choices.tokens, choices.tp, device, element_bytes(problem))
+    return exposed(beside, sent, device), exposed(BACKWARD_FACTOR * beside, sent, device)
+
+
+def _part_seconds(
+    problem: Problem,
+    layer: LayerSpec,
+    choices: ChoiceTensors,
+    core: Tensor,
+    device: Device,
+    experts: ExpertCosts | None,
+) -> Tensor:
+    """Seconds to compute again what selective recomputation throws away, collectives left aside."""
+    width, modules = element_bytes(problem), problem.training.recompute_modules
+    total = core if "core_attn" in modules else torch.zeros_like(core)
+    for part in layer.parts:
+        if part.module not in modules:
+            continue
+        kept = part.replicated_activation_bytes / choices.sequence_shards
+        kept = kept + part.sharded_activation_bytes / choices.tp
+        if not part.gemms:  # a streaming kernel: reads and writes what it made before
+            total = total + stream_seconds(device.streaming_factor * width * choices.tokens * kept, device)
+        for gemm in part.gemms:
+            total = total + gemm_seconds(gemm, choices.tokens, choices.tp, device, width)
+    if experts is not None:
+        # the exchange that a whole layer repeats is charged with the others
+        whole = experts.forward if "moe" in modules else None
+        if whole is not None:
+            total = total + whole
+        elif "moe_act" in modules:
+            total = total + experts.again["moe_act"]
+    return total
 
 
 def _context_seconds(
@@ -189,7 +311,7 @@ def _sharding_seconds(
     problem: Problem,
     topology: StageTopology,
     choices: ChoiceTensors,
-    parameters: Tensor,
+    parts: list[ShardGroup],
     state: StateBytes,
     forward: Tensor,
     backward: Tensor,
@@ -206,14 +328,16 @@ def _sharding_seconds(
     """
     group = problem.cluster.groups[topology.group]
     links = (group.intra_node, problem.cluster.nic(topology.group))
-    inner, across = split_group(_data_group(topology, choices), choices.ranks, choices.shards)
-    gradients = parameters * wire_bytes(state.gradient, choices.grad_comm_bits)
-    scatter = reduce_scatter(gradients, inner, *links)
-    replicas = all_reduce(gradients / choices.shards, across, *links)
-    gather = reduce_scatter(parameters * state.parameter, inner, *links)
-    # a layer without parameters sends no message, and so has no latency
-    scatter, replicas, gather = ((parameters > 0) * seconds for seconds in (scatter, replicas, gather))
-    zero, none = choices.zero_stage, torch.zeros_like(forward)
+    none = torch.zeros_like(forward)
+    scatter, replicas, gather = none, none, none
+    for part in parts:
+        gradients = part.parameters * wire_bytes(state.gradient, choices.grad_comm_bits)
+        # a layer without parameters sends no message, and so has no latency
+        there = part.parameters > 0
+        scatter = scatter + there * reduce_scatter(gradients, part.inner, *links)
+        replicas = replicas + there * all_reduce(gradients / part.shards, part.across, *links)
+        gather = gather + there * reduce_scatter(part.parameters * state.parameter, part.inner, *links)
+    zero = choices.zero_stage
 
     def beside(compute: Tensor, communication: Tensor) -> Tensor:
         return exposed(compute, communication, group.device)
@@ -230,8 +354,9 @@ def _sharding_seconds(
 
 
 def _activations(
-    problem: Problem, layer: LayerSpec, device: Device, choices: ChoiceTensors
+    problem: Problem, layer: LayerSpec, device: Device, choices: ChoiceTensors, experts: ExpertCosts | None
 ) -> dict[str, Tensor]:
+    modules = problem.training.recompute_modules
     formula = activation_bytes(
         layer,
         choices.tokens,
@@ -239,7 +364,13 @@ def _activations(
         choices.tp,
         choices.sequence_shards,
         element_bytes(problem),
+        modules,
     )
+    if experts is not None:
+        dropped = [experts.saved[module] for module in ("moe", "moe_act") if module in modules]
+        less = dropped[0] if dropped else 0.0
+        formula["none"] = formula["none"] + experts.kept
+        formula["selective"] = formula["selective"] + experts.kept - less
     # a block's input, which full recomputation keeps, is one tensor whatever the software
     exact = ("full",) if layer.recomputable else ()
     kept = {kind: x if kind in exact else device.activation_factor * x for kind, x in formula.items()}

@@ -4,6 +4,7 @@ State: ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), section 3. Activations:
 2022 (arXiv 2205.05198), equations 1-6; the terms of a layer stand in `model.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +69,13 @@ def key_value_bytes(layer: LayerSpec, tokens: Tensor, tp: Tensor, width: int) ->
 
 
 def activation_bytes(
-    layer: LayerSpec, tokens: Tensor, seq_len: int, tp: Tensor, sequence_shards: Tensor, width: int
+    layer: LayerSpec,
+    tokens: Tensor,
+    seq_len: int,
+    tp: Tensor,
+    sequence_shards: Tensor,
+    width: int,
+    modules: Sequence[str] = ("core_attn",),
 ) -> dict[str, Tensor]:
     """Bytes that a layer keeps for backward per micro-batch in flight, by recomputation.
 
@@ -76,6 +83,7 @@ def activation_bytes(
         tokens: Tokens of a micro-batch on one rank, shape `(O, C)`.
         tp, sequence_shards: Degrees of the two regions, shape `(C,)`.
         width: Bytes of one element (the specification counts for 2).
+        modules: What selective recomputation computes again.
 
     Returns:
         `none`, `selective` and `full`, each of shape `(O, C)`. Recomputation leaves layers that are
@@ -87,8 +95,13 @@ def activation_bytes(
     kept = tokens * scale * (linear + scores)
     if not layer.recomputable:
         return {"none": kept, "selective": kept, "full": kept}
+    dropped = scores if "core_attn" in modules else torch.zeros_like(scores)
+    for part in layer.parts:
+        if part.module in modules:
+            dropped = dropped + part.replicated_activation_bytes / sequence_shards
+            dropped = dropped + part.sharded_activation_bytes / tp
     return {
         "none": kept,
-        "selective": tokens * scale * linear,
+        "selective": tokens * scale * (linear + (scores - dropped)),
         "full": tokens * width * layer.output_elements / sequence_shards,
     }

@@ -19,6 +19,7 @@ from darts_parallel.plan.degrees import (
 )
 from darts_parallel.plan.degrees import divisors as divisors
 from darts_parallel.plan.degrees import tensor_degrees as tensor_degrees
+from darts_parallel.plan.expert_degrees import expert_degrees, require_expert_pins
 from darts_parallel.plan.legality import refuse_model, sequence_divides
 from darts_parallel.plan.pins import require_legal_pins, require_pure_stages
 from darts_parallel.plan.strategy import LayerStrategy
@@ -56,15 +57,23 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
         refuse_model(problem)
     require_pure_stages(problem)
     require_legal_pins(problem)
-    mode, result = problem.config.space.node_orders, []
+    require_expert_pins(problem)
+    space, result = problem.config.space, []
+    mode = space.node_orders
     for pp, cp in product(pipeline_degrees(problem), _context_degrees(problem)):
         for laps, schedule in schedule_choices(problem, pp):
-            space = _outer_space(problem, pp, cp, laps, schedule)
-            if space is not None:
+            outer = _outer_space(problem, pp, cp, laps, schedule)
+            if outer is not None:
                 orders = node_orders(problem.cluster, pp, mode)
-                result += [replace(space, node_order=order) for order in orders]
+                result += [replace(outer, node_order=order) for order in orders]
+    if not result and problem.model.has_experts:
+        raise ConfigError(
+            f"space.ep={space.ep} and space.etp={space.etp} must have a product that divides the GPUs of a "
+            "stage that the other pins allow, with sequence parallelism where tp is above 1 and shard_size=0; "
+            "nearest legal: space.ep=null."
+        )
     if not result:
-        pinned = problem.config.space.pinned("shard_size") or ()
+        pinned = space.pinned("shard_size") or ()
         raise ConfigError(
             f"space.shard_size={pinned[0] if len(pinned) == 1 else list(pinned)} must divide a data-parallel "
             "degree that the other pins allow; nearest legal: 0, which shards over all its ranks."
@@ -143,6 +152,7 @@ def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator
     stages = space.pinned("zero_stage") or (0, 1, 2, 3)
     recompute = space.pinned("recompute") or RECOMPUTE
     parallel = space.pinned("sequence_parallel") or (False, True)
+    experts = expert_degrees(problem, stage_devices)
     for tp in tensor_degrees(problem):
         if stage_devices % (tp * cp) or not _allowed(space.pinned("tp"), tp):
             continue
@@ -150,14 +160,18 @@ def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator
         if not _allowed(space.pinned("dp"), dp):
             continue
         ranks = dp * cp
-        zero = [z for z in stages if ranks > 1 or z == 0] or [0]
+        # experts have replicas of their own, edp of them: the stages mean nothing where neither has any
+        zero = [z for z in stages if ranks > 1 or (tp > 1 and problem.model.has_experts) or z == 0] or [0]
         divides = tp > 1 and (not space.executable or sequence_divides(problem, tp))
         sequence = [s for s in parallel if divides or not s] or [False]
+        if problem.model.has_experts:  # Megatron-LM's rule: experts take tokens that are split over tp
+            sequence = [s for s in sequence if s == (tp > 1)]
         tp_bits = (space.pinned("tp_comm_bits") or COMM_BITS) if tp > 1 else COMM_BITS[:1]
         grad_bits = (space.pinned("grad_comm_bits") or COMM_BITS) if ranks > 1 else COMM_BITS[:1]
         for z, r, s, b, g in product(zero, recompute, sequence, tp_bits, grad_bits):
             for shard in shard_sizes(space.pinned("shard_size"), ranks) if z else (0,):
-                yield LayerStrategy(tp, dp, z, r, s, b, g, shard)
+                for ep, etp in experts if not shard or not problem.model.has_experts else ():
+                    yield LayerStrategy(tp, dp, z, r, s, b, g, shard, ep, etp)
 
 
 def shard_sizes(pinned: tuple[int, ...] | None, ranks: int) -> list[int]:

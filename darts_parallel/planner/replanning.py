@@ -171,5 +171,6 @@ def _distance(old: LayerStrategy, new: LayerStrategy) -> float:
         + 1.0 * (old.sequence_parallel != new.sequence_parallel and new.tp > 1)
         + 0.5 * abs(old.zero_stage - new.zero_stage)
         + 0.25 * (old.tp_comm_bits != new.tp_comm_bits) + 0.25 * (old.grad_comm_bits != new.grad_comm_bits)
+        + 0.5 * abs(log2(old.ep / new.ep)) + 0.5 * abs(log2(old.etp / new.etp))
         + 0.1 * (old.shard_size != new.shard_size)
     )  # fmt: skip

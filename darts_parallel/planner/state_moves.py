@@ -61,13 +61,15 @@ def state_moves(old_plan: Plan, old: Problem, new_plan: Plan, new: Problem) -> S
         # tied tables of one stage are one table
         again = layer.tied and tied[stages[index]] != index
         vocabulary = 0.0 if again else layer.vocabulary_parameters * new.model.config.vocab_size
+        experts = 0.0 if layer.experts is None else float(layer.experts.parameters)
         for numbers, split in (
-            (layer.sharded_parameters + vocabulary, True),
-            (layer.replicated_parameters, False),
+            (layer.sharded_parameters + vocabulary, "tp"),
+            (layer.replicated_parameters, "none"),
+            (experts, "experts"),
         ):
             for sharded_from, width in ((3, bytes_of.parameter), (1, bytes_of.optimizer)):
-                was = _shares(before[index], sharded_from, split=split)
-                needs = _shares(after[index], sharded_from, split=split)
+                was = _shares(before[index], sharded_from, split)
+                needs = _shares(after[index], sharded_from, split)
                 there = _union([share for gpu, share in was.items() if gpu in survivors])
                 for gpu, share in needs.items():
                     own = _overlap(share, was.get(gpu, (0.0, 0.0)))
@@ -105,16 +107,18 @@ def _holders(plan: Plan, problem: Problem) -> list[_Holder]:
     return [_Holder(stages[k], s) for k, s in zip(plan.stage_of_layer, plan.layers, strict=True)]
 
 
-def _shares(holder: _Holder, sharded_from: int, *, split: bool) -> dict[Gpu, Share]:
-    """Share of every GPU; `split` says whether tensor parallelism divides it."""
+def _shares(holder: _Holder, sharded_from: int, split: str) -> dict[Gpu, Share]:
+    """Share of every GPU; `split` says what divides it: `tp`, the `experts` degrees, or `none`."""
     strategy = holder.strategy
-    tp = strategy.tp if split else 1
-    replicas = len(holder.gpus) // strategy.tp
+    together = strategy.ep * strategy.etp if split == "experts" else strategy.tp
+    parts = 1 if split == "none" else together
+    replicas = len(holder.gpus) // together
     shards = (strategy.shard_size or replicas) if strategy.zero_stage >= sharded_from else 1
     result = {}
     for rank, gpu in enumerate(holder.gpus):
-        first = (rank % strategy.tp if split else 0) / tp + (rank // strategy.tp % shards) / (tp * shards)
-        result[gpu] = (first, first + 1.0 / (tp * shards))
+        part = rank % together if parts > 1 else 0
+        first = part / parts + (rank // together % shards) / (parts * shards)
+        result[gpu] = (first, first + 1.0 / (parts * shards))
     return result
 
 

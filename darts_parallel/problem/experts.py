@@ -1,6 +1,7 @@
 """Shapes of routed experts and of multi-head latent attention: parameters and products of each."""
 
 from dataclasses import dataclass
+from math import comb
 
 from darts_parallel.config.mixture import expert_pattern
 from darts_parallel.config.model import ModelConfig
@@ -54,6 +55,29 @@ class Experts:
     def router_parameters(self) -> int:
         """Parameters of the router, which every rank holds."""
         return self.count * (self.hidden + self.router_bias)
+
+    def distinct(self, parts: int) -> float:
+        """Expected number of `parts` equal shares of the experts that one token is sent to.
+
+        A token draws its experts without repetition, so that a share is missed with the hypergeometric
+        probability; where routing is limited to groups and a share holds whole groups, it draws the groups
+        that its experts fill (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+
+        Args:
+            parts: A divisor of the experts, or of the groups.
+        """
+        if self.groups > 1 and parts <= self.groups:
+            filled = self.group_top_k * (1.0 - (1.0 - 1.0 / self.group_top_k) ** self.top_k)
+            low = int(filled)
+            above = filled - low
+            hit = [_hit(self.groups, self.groups // parts, drawn) for drawn in (low, low + 1)]
+            return parts * ((1.0 - above) * hit[0] + above * hit[1])
+        return parts * _hit(self.count, self.count // parts, self.top_k)
+
+
+def _hit(things: int, share: int, drawn: int) -> float:
+    """Probability that `drawn` of `things` hit a share of them."""
+    return 1.0 - comb(things - share, drawn) / comb(things, drawn)
 
 
 @dataclass(frozen=True)
@@ -141,13 +165,8 @@ def latent_attention(config: ModelConfig) -> LatentAttention | None:
     """The sizes of multi-head latent attention; None where attention is the usual one."""
     if not config.multi_latent_attention:
         return None
-    assert config.kv_lora_rank and config.qk_nope_head_dim and config.qk_rope_head_dim and config.v_head_dim
+    sizes = (config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
+    kv_rank, nope, rope, value = (size or 0 for size in sizes)  # the schema refuses null
     return LatentAttention(
-        hidden=config.hidden_size,
-        heads=config.num_heads,
-        q_rank=config.q_lora_rank,
-        kv_rank=config.kv_lora_rank,
-        nope=config.qk_nope_head_dim,
-        rope=config.qk_rope_head_dim,
-        value=config.v_head_dim,
+        config.hidden_size, config.num_heads, config.q_lora_rank, kv_rank, nope, rope, value
     )

@@ -124,6 +124,11 @@ class Model:
         return total - max(copies - 1, 0) * config.hidden_size * config.vocab_size
 
     @property
+    def has_experts(self) -> bool:
+        """Some layer has routed experts."""
+        return any(layer.experts is not None for layer in self.layers)
+
+    @property
     def num_active_parameters(self) -> int:
         """Parameters that one token passes: all but those of the experts that it is not sent to."""
         experts = [layer.experts for layer in self.layers if layer.experts is not None]

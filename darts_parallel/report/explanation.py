@@ -4,7 +4,7 @@ The lines read the same table and formulas as `evaluate`; their sums are its tot
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from rich.console import Console
@@ -19,10 +19,11 @@ from darts_parallel.cost.compute import (
     stream_seconds,
 )
 from darts_parallel.cost.evaluation import evaluate, hard_plan, neighbour_seconds
-from darts_parallel.cost.layer_costs import accumulation_seconds, element_bytes
-from darts_parallel.cost.memory import StateBytes, parameters_per_rank, state_bytes, static_bytes
+from darts_parallel.cost.expert_costs import expert_costs
+from darts_parallel.cost.layer_costs import ShardGroup, accumulation_seconds, element_bytes, shard_groups
+from darts_parallel.cost.memory import StateBytes, state_bytes, static_bytes
 from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.problem.cluster import GIB, Device
+from darts_parallel.problem.cluster import GIB, Device, StageTopology
 from darts_parallel.problem.model import LayerSpec
 from darts_parallel.problem.problem import Problem
 
@@ -48,12 +49,14 @@ FORMULAS: dict[str, tuple[str, str]] = {
         "3 x streaming_factor x bytes / memory bandwidth",
         "roofline, Williams et al. 2009",
     ),
+    "experts": ("router, permutation, grouped products: forward + backward", "expert_costs.py"),
     "gradient accumulation": ("(2 x gradient + parameter) bytes / memory bandwidth", "stream model"),
     "launch overhead": ("3 x overhead of a layer", "cluster.devices.layer_overhead_us"),
     "measured compute": ("forward + backward as measured", "cost.profile"),
     "recompute": ("forward again in backward", KORTHIKANTI),
     "tensor_parallel": ("all-reduces x 2 (n-1)/n bytes / bandwidth + latencies", RING),
     "context_parallel": ("keys and values gathered beside attention", "Dubey et al. 2024, section 3.3.2"),
+    "expert_parallel": ("dispatch and combine: bytes of top_k copies / bandwidth", "expert_costs.py"),
     "sharding": ("ZeRO-2, 3 collectives beside compute", OVERLAP),
     "resharding": ("missing bytes / link bandwidth + latencies", "resharding.py"),
     "p2p": ("2 x bytes / link bandwidth + 2 latencies", "alpha-beta model"),
@@ -142,8 +145,8 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
     for stage, words, indices in _groups(problem, plan):
         choices = ChoiceTensors.build(problem, (plan.num_micro_batches,), (plan.layers[indices[0]],), plan.cp)
         for term, part in parts.items():
-            sizes = (_parameters(problem, plan, i, choices) for i in indices)
-            total = sum(float(static_bytes(n, choices.shards, choices.zero_stage, part)) for n in sizes)
+            groups = (group for i in indices for group in _shards(problem, plan, i, choices))
+            total = sum(float(static_bytes(g.parameters, g.shards, choices.zero_stage, part)) for g in groups)
             yield _line(stage, words, term, float(_device(problem, plan, stage).state_factor) * total)
         chunks = plan.chunk_of_layer
         kept = sum(float(flight[chunks[i]] * table.activation[0, i, chosen[i]]) for i in indices)
@@ -159,12 +162,17 @@ def _device(problem: Problem, plan: Plan, stage: int) -> Device:
     return problem.cluster.arranged(plan.node_order).stage_group(stage, plan.pp).device
 
 
-def _parameters(problem: Problem, plan: Plan, index: int, choices: ChoiceTensors) -> torch.Tensor:
+def _shards(problem: Problem, plan: Plan, index: int, choices: ChoiceTensors) -> list[ShardGroup]:
     """Parameters of a layer on a rank; a tied table that its stage holds already counts once."""
     layer = problem.model.layers[index]
-    if layer.tied and plan.pp == 1 and index > 0:
-        layer = replace(layer, vocabulary_parameters=0)
-    return parameters_per_rank(layer, problem.model.config.vocab_size, choices.tp)
+    own = not (layer.tied and plan.pp == 1 and index > 0)
+    return shard_groups(
+        problem, layer, _topology(problem, plan, plan.stage_of_layer[index]), choices, counts_table=own
+    )
+
+
+def _topology(problem: Problem, plan: Plan, stage: int) -> StageTopology:
+    return problem.cluster.arranged(plan.node_order).stage_topology(stage, plan.pp)
 
 
 def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
@@ -178,7 +186,8 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         terms |= parts | {"gradient accumulation": gradients}
         names = (
             "matrix products", "attention", "streaming kernels", "launch overhead", "measured compute",
-            "gradient accumulation", "recompute", "tensor_parallel", "context_parallel", "sharding",
+            "gradient accumulation", "experts", "recompute", "tensor_parallel", "context_parallel",
+            "expert_parallel", "sharding",
         )  # fmt: skip
         for name in names:
             if terms.get(name):
@@ -221,7 +230,11 @@ def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float]
     }
     seconds = {name: (1.0 + BACKWARD_FACTOR) * value for name, value in parts.items()}
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if fused else 0.0
-    return seconds | {"attention": seconds["attention"] + extra * parts["attention"]}
+    seconds |= {"attention": seconds["attention"] + extra * parts["attention"]}
+    if layer.experts is not None:
+        costs = expert_costs(problem, layer.experts, _topology(problem, plan, stage), choices, width)
+        seconds["experts"] = float(costs.forward + costs.backward)
+    return seconds
 
 
 def _accumulation(problem: Problem, plan: Plan, index: int) -> float:
@@ -229,7 +242,8 @@ def _accumulation(problem: Problem, plan: Plan, index: int) -> float:
     device = _device(problem, plan, plan.stage_of_layer[index])
     state = state_bytes(problem.training.precision, problem.training.optimizer)
     choices = ChoiceTensors.build(problem, (plan.num_micro_batches,), (plan.layers[index],), plan.cp)
-    return float(accumulation_seconds(_parameters(problem, plan, index, choices), choices, state, device))
+    parts = _shards(problem, plan, index, choices)
+    return sum(float(accumulation_seconds(part, choices, state, device)) for part in parts)
 
 
 def render_explanation(explanation: Explanation, console: Console) -> None:

@@ -34,7 +34,7 @@ def plan_dict(
         "cluster": asdict(config.cluster),
         "training": asdict(config.training),
         **_placed(plan, names, problem),
-        "parallelism": _parallelism(plan, problem.training.global_batch_size),
+        "parallelism": _parallelism(plan, problem),
         "predicted": {
             "iteration_time_s": cost.iteration_time_s,
             "tokens_per_s": cost.tokens_per_s,
@@ -55,19 +55,20 @@ def plan_dict(
     }
 
 
-def _parallelism(plan: Plan, global_batch_size: int) -> dict[str, int | None]:
+def _parallelism(plan: Plan, problem: Problem) -> dict[str, int | None]:
     def common(values: set[int]) -> int | None:
         return values.pop() if len(values) == 1 else None
 
+    batch = problem.training.global_batch_size
+    expert_keys = ("ep", "etp") if problem.model.has_experts else ()
     return {
         "dp": common({layer.dp for layer in plan.layers}),
         "tp": common({layer.tp for layer in plan.layers}),
         "pp": plan.pp,
         "cp": plan.cp,
+        **{key: common({getattr(layer, key) for layer in plan.layers}) for key in expert_keys},
         "virtual_stages": plan.virtual_stages,
-        "micro_batch_size": common(
-            {global_batch_size // (layer.dp * plan.num_micro_batches) for layer in plan.layers}
-        ),
+        "micro_batch_size": common({batch // (layer.dp * plan.num_micro_batches) for layer in plan.layers}),
     }
 
 
@@ -100,5 +101,7 @@ def _placed(plan: Plan, names: tuple[str, ...], problem: Problem) -> dict[str, A
     """The plan with the ranks that its node order gives every stage, and the schedule that prices it."""
     cluster = problem.cluster.arranged(plan.node_order)
     model = PipelineModel.from_config(problem.config.cost, plan.virtual_stages, plan.schedule)
-    placed = plan.to_dict(names, cluster.num_devices, cluster.pipeline_ranks)
+    placed = plan.to_dict(
+        names, cluster.num_devices, cluster.pipeline_ranks, experts=problem.model.has_experts
+    )
     return placed | {"schedule": model.schedule}
