@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from darts_parallel.config.huggingface_architectures import ARCHITECTURES, Reader
+from darts_parallel.config.huggingface_mixtures import MIXTURES
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.errors import ConfigError, UnsupportedError
 
@@ -37,18 +38,19 @@ def model_fields(values: dict[str, Any], place: str, name: str) -> dict[str, Any
         values = {**inherited, **nested}
     kind = values.get("model_type")
     experts = next((key for key in EXPERT_KEYS if (values.get(key) or 0) not in (0, 1)), None)
-    if experts is not None:
+    known = ARCHITECTURES | MIXTURES
+    if experts is not None and kind not in MIXTURES:
         raise UnsupportedError(
-            f"{place}: model_type={kind} has {experts}={values[experts]} experts a layer, and expert sizes, "
-            "routing and expert parallelism are not modelled; nearest legal: a dense model such as mistral."
+            f"{place}: model_type={kind} has {experts}={values[experts]} experts a layer, and "
+            f"their sizes and routing are not modelled for it; nearest legal: one of {', '.join(MIXTURES)}."
         )
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in known:
         raise ConfigError(
-            f"{place}: model_type={kind} must be one of {', '.join(ARCHITECTURES)}; nearest legal: a model "
+            f"{place}: model_type={kind} must be one of {', '.join(known)}; nearest legal: a model "
             f"file of your own (--config-dir) with the fields {', '.join(NEEDED)} and what "
             "darts_parallel/config/model.py lists where its defaults differ."
         )
-    read, defaults = ARCHITECTURES[kind]
+    read, defaults = known[kind]
     return {"name": given or name, **read(Reader(values, defaults, place))}
 
 

@@ -20,6 +20,24 @@ class Reader:
         self._values = {**defaults, **values}
         self._place = place
 
+    @property
+    def place(self) -> str:
+        """The file in words, for messages."""
+        return self._place
+
+    def value(self, key: str) -> Any:
+        """Whatever the file says; None where it says nothing."""
+        return self._values.get(key)
+
+    def whole(self, key: str) -> int:
+        """A whole number of at least 0; nothing counts as 0."""
+        value = self._values.get(key) or 0
+        if type(value) is not int or value < 0:
+            raise ConfigError(
+                f"{self._place}: {key}={value!r} must be a whole number of at least 0; nearest legal: 0."
+            )
+        return value
+
     def optional(self, key: str) -> int | None:
         """A whole number above 0, or None where the file says null or nothing."""
         value = self._values.get(key)

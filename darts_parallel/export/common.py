@@ -9,7 +9,7 @@ from darts_parallel.errors import UnsupportedError
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 
-BLOCKS = ("block", "encoder", "decoder")
+BLOCKS = ("block", "experts", "encoder", "decoder")
 """Kinds of layer that trainers count as layers."""
 FULL_BITS = max(COMM_BITS)
 
