@@ -1,0 +1,189 @@
+"""Costs, memory and search of mixtures of experts: invariants and published figures."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from darts_parallel import Plan, evaluate, load_problem
+from darts_parallel.cost.evaluation import evaluate_batch, hard_plan
+from darts_parallel.cost.table import build_tables
+from darts_parallel.errors import ConfigError, PlanError
+from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.layerwise import solve
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.problem.cluster import GIB
+from darts_parallel.problem.problem import Problem
+from darts_parallel.report.explanation import explain
+from tests.support.random_plans import random_plans
+
+TOY = ["model=toy_moe", "cluster=toy", "training=toy"]
+
+
+def toy(*changes: str) -> Problem:
+    return load_problem([*TOY, *changes])
+
+
+def test_surrogate_at_one_hot_weights_equals_evaluate() -> None:
+    problem = toy("space.etp=null", "space.cp=null", "space.recompute=[none,selective]")
+    rng = torch.Generator().manual_seed(0)
+    seen = set()
+    for table in build_tables(problem, outer_spaces(problem)):
+        plans = random_plans(table, table.num_outer, rng)
+        hard, soft = evaluate_batch(table, plans), surrogate(RelaxedPlans.one_hot(plans, table), table)
+        torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
+        torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-6)
+        plan = plans.to_plan(0, table)
+        cost = evaluate(plan, problem)
+        assert cost.iteration_time_s == pytest.approx(float(hard.iteration_time[0]), rel=1e-12)
+        assert sum(cost.breakdown_s.values()) == pytest.approx(cost.iteration_time_s, rel=1e-9)
+        seen |= {(choice.ep, choice.etp) for choice in table.choices}
+    assert {(1, 1), (8, 1), (1, 4), (2, 4)} <= seen
+
+
+@pytest.mark.parametrize("mode", ["layerwise", "uniform"])
+def test_dynamic_programming_equals_brute_force_with_expert_degrees(mode: str) -> None:
+    problem = toy(
+        "model.num_layers=2", "space.pp=[1,2]", "space.tp=[1,2]", "space.zero_stage=1", "space.recompute=none",
+        "space.micro_batch_size=1", "space.ep=[1,4]", "cluster.devices.toy.memory_GiB=0.0216",
+        "cluster.devices.toy.reserved_GiB=0",
+    )  # fmt: skip
+    tables = build_tables(problem, outer_spaces(problem))
+    expected, found = brute_force(tables, mode), solve(tables, mode)
+    assert found.proven and found.cost == pytest.approx(expected.cost, rel=1e-12)
+    assert expected.best is not None
+
+
+def test_every_plan_of_the_space_is_legal_and_written_with_its_expert_degrees() -> None:
+    problem = toy("space.etp=null", "space.pp=2", "space.num_micro_batches=4")
+    (table,) = build_tables(problem, outer_spaces(problem))
+    plans = random_plans(table, 5, torch.Generator().manual_seed(3))
+    names = tuple(layer.name for layer in problem.model.layers)
+    for index in range(5):
+        plan = plans.to_plan(index, table)
+        evaluate(plan, problem)  # refuses what is illegal
+        written = plan.to_dict(names, 8, experts=True)
+        assert all(layer["ep"] * layer["etp"] in (1, 2, 4) for layer in written["layers"])
+        assert Plan.from_dict(written) == plan
+
+
+def uniform(problem: Problem, strategy: LayerStrategy, **plan: int) -> Plan:
+    layers = len(problem.model.layers)
+    return Plan(plan.get("m", 1), (0, layers), (strategy,) * layers)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (LayerStrategy(1, 8, ep=3), "ep=3 and etp=1, which must divide the 8 experts"),
+        (LayerStrategy(1, 8, ep=8, etp=2), "as a product, the 8 GPUs"),
+        (LayerStrategy(2, 4, ep=2), "tp=2 without sequence parallelism"),
+        (LayerStrategy(1, 8, zero_stage=1, shard_size=2, ep=2), "shard_size=2, which must be 0"),
+    ],
+)
+def test_illegal_expert_degrees_are_refused(strategy: LayerStrategy, words: str) -> None:
+    problem = toy()
+    with pytest.raises(PlanError) as caught:
+        evaluate(uniform(problem, strategy), problem)
+    assert words in str(caught.value) and "nearest legal" in str(caught.value)
+
+
+def test_a_dense_model_has_no_expert_degrees() -> None:
+    problem = load_problem(["model=toy", "cluster=toy", "training=toy"])
+    with pytest.raises(PlanError, match="the model has no experts; nearest legal: ep=1"):
+        evaluate(uniform(problem, LayerStrategy(1, 8, ep=2)), problem)
+    with pytest.raises(ConfigError, match=r"space.ep=4 must be 1, since the model has no experts"):
+        outer_spaces(load_problem(["model=toy", "cluster=toy", "training=toy", "space.ep=4"]))
+
+
+def test_pins_of_expert_degrees() -> None:
+    with pytest.raises(ConfigError, match=r"space.ep=3 must divide model.num_experts=8 .* nearest legal: 2"):
+        outer_spaces(toy("space.ep=3"))
+    for space in outer_spaces(toy("space.ep=4", "space.etp=2")):
+        assert {(choice.ep, choice.etp) for choice in space.choices} == {(4, 2)}
+
+
+def seconds(problem: Problem, plan: Plan) -> float:
+    return evaluate(plan, problem).iteration_time_s
+
+
+def test_more_bandwidth_or_balance_is_never_slower_and_overlap_never_longer() -> None:
+    def of(*changes: str) -> float:
+        problem = toy(*changes)
+        plan = uniform(problem, LayerStrategy(1, 8, zero_stage=1, ep=8), m=2)
+        return seconds(problem, plan)
+
+    base = of()
+    assert of("cluster.inter_node.bandwidth_GBps=2") < base
+    assert of("training.moe_load_imbalance=1") < base < of("training.moe_load_imbalance=1.25")
+    assert of("training.overlap_moe_expert_parallel_comm=true") < base
+    assert of("training.moe_shared_expert_overlap=true") < base
+    # a token goes once to each of the two nodes instead of once to every expert there
+    assert of("training.moe_token_dispatcher_type=flex") < base
+    assert of("cluster.nvlink_domain_gpus=8") < base
+
+
+def test_states_are_divided_by_the_ranks_that_hold_the_same_experts() -> None:
+    problem = toy("cluster.devices.toy.state_factor=1")
+    (spec,) = {layer.experts for layer in problem.model.layers if layer.experts is not None}
+
+    def static(strategy: LayerStrategy) -> float:
+        table, hard, _ = hard_plan(uniform(problem, strategy, m=2), problem)
+        return float(table.static[0, 3, hard.choices[0, 3]])
+
+    assert spec is not None
+    whole, split = static(LayerStrategy(1, 8, zero_stage=0)), static(LayerStrategy(1, 8, zero_stage=0, ep=8))
+    # bf16: 2 + 4 + 12 bytes a parameter
+    assert whole - split == pytest.approx(18 * spec.parameters * 7 / 8)
+    ones = [static(LayerStrategy(1, 8, zero_stage=1, ep=ep)) for ep in (1, 2, 4, 8)]
+    # optimizer states of the experts are 1/8 whatever ep: dealt by ep, sharded over edp
+    for (narrow, wide), ep in zip(pairwise(ones), (2, 4, 8), strict=True):
+        assert narrow - wide == pytest.approx(6 * spec.parameters * (2 / ep - 1 / ep))
+    assert static(LayerStrategy(1, 8, zero_stage=3, ep=2)) == pytest.approx(
+        static(LayerStrategy(1, 8, zero_stage=3, ep=8))
+    )
+
+
+def test_recomputed_parts_keep_less_and_cost_seconds() -> None:
+    kept, spent = [], []
+    for modules in ("[core_attn]", "[moe_act]", "[moe_act,layernorm]", "[moe,layernorm,shared_experts,mlp]"):
+        problem = toy(f"training.recompute_modules={modules}")
+        strategy = LayerStrategy(1, 8, recompute="selective", ep=4)
+        table, _, cost = hard_plan(uniform(problem, strategy, m=2), problem)
+        kept.append(float(table.activation[0, 3, 0]))
+        spent.append(float(cost.iteration_time[0]))
+    assert kept == sorted(kept, reverse=True) and len(set(kept)) == 4
+    assert spent[0] != spent[1] and spent[1] < spent[2] < spent[3]
+
+
+def test_lines_of_the_explanation_sum_to_the_totals() -> None:
+    problem = toy()
+    plan = uniform(problem, LayerStrategy(2, 4, 1, sequence_parallel=True, ep=4), m=2)
+    cost, lines = evaluate(plan, problem), explain(problem, plan)
+    assert sum(line.value for line in lines.memory) == pytest.approx(cost.memory_bytes[0], rel=1e-9)
+    assert sum(line.value for line in lines.micro_batch) == pytest.approx(cost.stage_times_s[0], rel=1e-9)
+    assert {"experts", "expert_parallel"} <= {line.term for line in lines.micro_batch}
+
+
+def test_deepseek_v3_keeps_the_published_bytes() -> None:
+    """arXiv 2603.07685: weights and gradients, optimizer states, activations of a GPU at PP4 VPP4 EP64 in BF16."""
+    device = "cluster.devices.gb200"
+    problem = load_problem(
+        ["model=deepseek_v3", "training=deepseek_v3", "cluster=gb200_nvl72", "cluster.nodes.0.count=64",
+         "training.moe_load_imbalance=1", f"{device}.state_factor=1", f"{device}.activation_factor=1"]
+    )  # fmt: skip
+    layers = len(problem.model.layers)
+    edges = (0, *(5 + 4 * i for i in range(15)), layers)
+    plan = Plan(128, edges, (LayerStrategy(1, 64, 1, ep=64),) * layers, virtual_stages=4)
+    table, _, _ = hard_plan(plan, problem)
+    mine = [i for i, stage in enumerate(plan.stage_of_layer) if stage == 1]
+    states = float(sum(table.static[0, i, 0] for i in mine))
+    flight = table.in_flight[0]
+    kept = float(sum(flight[plan.chunk_of_layer[i]] * table.activation[0, i, 0] for i in mine))
+    # the report says GB; its parts match 16 expert layers a stage in units of 2^30 bytes, as memory tools print
+    assert states / GIB == pytest.approx(36.4 + 32.1, rel=0.02)
+    assert kept / GIB == pytest.approx(131.0, rel=0.05)
+    assert (states + kept) / GIB == pytest.approx(199.5, rel=0.10)
+    assert (states + kept) / 1e9 == pytest.approx(199.5, rel=0.10)
