@@ -18,6 +18,7 @@ from darts_parallel.problem.problem import Problem
 from experiments.calibration.hardware import Network, networks_of
 from experiments.calibration.rows import RowError
 from experiments.calibration.rules import ALTERNATE, Run
+from experiments.measured.mixtures import expert_strategy, printed_layout, with_mixture
 
 LATENCY_US = {"inside": 3.0, "between": 5.0}
 """Orders of magnitude of NCCL, before calibration."""
@@ -49,7 +50,8 @@ def build_case(run: Run) -> Case:
         inter_node=_link(inter, "between"),
         devices={device: device_config(device)},
     )
-    config = replace(base_config(), model=_model(run), cluster=cluster, training=_training(run))
+    model, training = with_mixture(run.row, _model(run), _training(run))
+    config = replace(base_config(), model=model, cluster=cluster, training=training)
     problem, plan = Problem.from_config(config), _plan(run)
     check_plan(plan, problem)
     return Case(run, problem, plan, device, intra, inter)
@@ -117,6 +119,7 @@ def _plan(run: Run) -> Plan:
     base = LayerStrategy(
         run.tp, run.dp, run.zero_stage, kind, run.sequence_parallel, shard_size=run.shard_size
     )
+    base = expert_strategy(run.row, base)
     blocks = [replace(base, recompute="full") if run.recompute == ALTERNATE and i % 2 else base
               for i in range(run.layers)]  # fmt: skip
     return Plan(
@@ -128,6 +131,9 @@ def boundaries_of(run: Run) -> tuple[int, ...]:
     """First layer of every chunk, and the end; embedding is layer 0, head and loss are the last two."""
     chunks = run.pp * run.virtual_stages
     counts = _printed_stages(run) if run.virtual_stages == 1 else None
+    printed = printed_layout(run.row)
+    if printed is not None and len(printed) == chunks and sum(printed) == run.layers:
+        counts = list(printed)
     if counts is None:
         ends = "type:transformer|embedding" in run.row.text("notes")
         total = run.layers + (2 if ends else 0)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from experiments.calibration.families import Family, family_of, gated_by_size
 from experiments.calibration.rows import Row, RowError
 from experiments.calibration.stacks import Stack, stack_of
+from experiments.measured.mixtures import complete
 
 FLAGGED = re.compile(r"anomalous|suspicious")
 """Words of the transcriber for a run that was disturbed."""
@@ -78,6 +79,7 @@ def read_run(row: Row, siblings: Sequence[Row]) -> Run:
     """
     if row.broken:
         raise RowError(row.broken)
+    row = complete(row)
     family, stack = family_of(row), stack_of(row)
     layers, hidden, seq_len = (row.require(key) for key in ("layers", "hidden", "seq_len"))
     heads = row.count("heads") or _usual(row, siblings, "heads", "hidden") or _heads(hidden)

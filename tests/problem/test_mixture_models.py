@@ -86,6 +86,6 @@ def test_a_token_reaches_between_one_and_top_k_shares_of_the_experts(parts: int)
     model = load_problem(["model=deepseek_v3"]).model
     experts = model.layers[10].experts
     assert experts is not None
-    assert 1.0 <= experts.distinct(parts) + 1e-12 and experts.distinct(parts) <= min(parts, experts.top_k)
+    assert experts.distinct(parts) + 1e-12 >= 1.0 and experts.distinct(parts) <= min(parts, experts.top_k)
     # at most 4 of 8 groups: a token leaves for at most 4 of 8 domains
     assert parts != 8 or 3.0 < experts.distinct(parts) < 4.0
