@@ -8,6 +8,7 @@ bytes (NVIDIA, Matrix Multiplication Background User's Guide, section "Tensor Co
 In fp8 training the weight products of the blocks run in fp8; attention and the head stay in 16 bits.
 """
 
+from collections.abc import Sequence
 from math import gcd
 
 import torch
@@ -147,3 +148,26 @@ def forward_seconds(
     for gemm in layer.gemms:
         total = total + gemm_seconds(gemm, tokens, tp, device, width)
     return total, core
+
+
+def recomputed_seconds(
+    layer: LayerSpec,
+    modules: Sequence[str],
+    tokens: Tensor,
+    tp: Tensor,
+    sequence_shards: Tensor,
+    device: Device,
+    width: int,
+) -> Tensor:
+    """Seconds to compute the parts of a block again that `modules` name, shape `(O, C)`.
+
+    Attention core and experts are not among a layer's parts. Arguments as in `forward_seconds`.
+    """
+    total = torch.zeros_like(tokens)
+    for part in (part for part in layer.parts if part.module in modules):
+        kept = part.replicated_activation_bytes / sequence_shards + part.sharded_activation_bytes / tp
+        if not part.gemms:  # a streaming kernel writes anew, in elements of 2 bytes, what was not kept
+            total = total + device.streaming_factor * stream_seconds(width * tokens * kept, device)
+        for gemm in part.gemms:
+            total = total + gemm_seconds(gemm, tokens, tp, device, width)
+    return total

@@ -13,6 +13,7 @@ from darts_parallel.cost.compute import (
     FUSED_BACKWARD_FACTOR,
     forward_seconds,
     gemm_seconds,
+    recomputed_seconds,
     stream_seconds,
     weight_gradient_seconds,
 )
@@ -203,7 +204,7 @@ def _micro_batch_seconds(
     full = (choices.recompute == RECOMPUTE.index("full")) & layer.recomputable
     keys = _context_seconds(problem, layer, topology, choices, core)
     modules = training.recompute_modules
-    part = _part_seconds(problem, layer, choices, core, device, experts)
+    part = _selective_seconds(problem, layer, choices, core, device, experts)
     again = torch.where(full, once, torch.where(selective, part, torch.zeros_like(core)))
     forward_keys = keys["forward"]
     fetched = full | selective if "core_attn" in modules else full
@@ -251,7 +252,7 @@ def _exposed_exchange(
     return exposed(beside, sent, device), exposed(BACKWARD_FACTOR * beside, sent, device)
 
 
-def _part_seconds(
+def _selective_seconds(
     problem: Problem,
     layer: LayerSpec,
     choices: ChoiceTensors,
@@ -260,25 +261,16 @@ def _part_seconds(
     experts: ExpertCosts | None,
 ) -> Tensor:
     """Seconds to compute again what selective recomputation throws away, collectives left aside."""
-    width, modules = element_bytes(problem), problem.training.recompute_modules
-    total = core if "core_attn" in modules else torch.zeros_like(core)
-    for part in layer.parts:
-        if part.module not in modules:
-            continue
-        kept = part.replicated_activation_bytes / choices.sequence_shards
-        kept = kept + part.sharded_activation_bytes / choices.tp
-        if not part.gemms:  # a streaming kernel: reads and writes what it made before
-            total = total + stream_seconds(device.streaming_factor * width * choices.tokens * kept, device)
-        for gemm in part.gemms:
-            total = total + gemm_seconds(gemm, choices.tokens, choices.tp, device, width)
-    if experts is not None:
-        # the exchange that a whole layer repeats is charged with the others
-        whole = experts.forward if "moe" in modules else None
-        if whole is not None:
-            total = total + whole
-        elif "moe_act" in modules:
-            total = total + experts.again["moe_act"]
-    return total
+    modules = problem.training.recompute_modules
+    parts = recomputed_seconds(
+        layer, modules, choices.tokens, choices.tp, choices.sequence_shards, device, element_bytes(problem)
+    )
+    total = parts + core if "core_attn" in modules else parts
+    if experts is None:
+        return total
+    # a whole expert layer holds its activation function; its exchange is charged with the others
+    again = experts.forward if "moe" in modules else experts.again["moe_act"]
+    return total + again if {"moe", "moe_act"} & set(modules) else total
 
 
 def _context_seconds(

@@ -69,8 +69,8 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     if not result and problem.model.has_experts:
         raise ConfigError(
             f"space.ep={space.ep} and space.etp={space.etp} must have a product that divides the GPUs of a "
-            "stage that the other pins allow, with sequence parallelism where tp is above 1 and shard_size=0; "
-            "nearest legal: space.ep=null."
+            "stage that the other pins allow, with sequence parallelism where tp is above 1 and shard_size=0;"
+            " nearest legal: space.ep=null."
         )
     if not result:
         pinned = space.pinned("shard_size") or ()

@@ -118,8 +118,8 @@ def test_the_language_model_of_a_multimodal_one_is_its_text_config() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"model_type": "mixtral", "num_local_experts": 8}, "num_local_experts=8 experts a layer"),
-        ({"model_type": "qwen3_moe", "num_experts": 128}, "num_experts=128"),
+        ({"model_type": "jetmoe", "num_local_experts": 8}, "num_local_experts=8 experts a layer"),
+        ({"model_type": "dbrx", "num_experts": 128}, "num_experts=128"),
         ({"model_type": "llama", "attention_bias": True}, "mlp_bias=False"),
     ],
 )

@@ -46,13 +46,15 @@ def test_surrogate_at_one_hot_weights_equals_evaluate() -> None:
 @pytest.mark.parametrize("mode", ["layerwise", "uniform"])
 def test_dynamic_programming_equals_brute_force_with_expert_degrees(mode: str) -> None:
     problem = toy(
-        "model.num_layers=2", "space.pp=[1,2]", "space.tp=[1,2]", "space.zero_stage=1", "space.recompute=none",
-        "space.micro_batch_size=1", "space.ep=[1,4]", "cluster.devices.toy.memory_GiB=0.0216",
+        "model.num_layers=2", "space.pp=[1,2]", "space.tp=[1,2]", "space.zero_stage=1",
+        "space.recompute=none", "space.micro_batch_size=1", "space.ep=[1,4]",
+        "cluster.devices.toy.memory_GiB=0.0216",
         "cluster.devices.toy.reserved_GiB=0",
     )  # fmt: skip
     tables = build_tables(problem, outer_spaces(problem))
     expected, found = brute_force(tables, mode), solve(tables, mode)
-    assert found.proven and found.cost == pytest.approx(expected.cost, rel=1e-12)
+    assert found.proven
+    assert found.cost == pytest.approx(expected.cost, rel=1e-12)
     assert expected.best is not None
 
 
@@ -87,7 +89,8 @@ def test_illegal_expert_degrees_are_refused(strategy: LayerStrategy, words: str)
     problem = toy()
     with pytest.raises(PlanError) as caught:
         evaluate(uniform(problem, strategy), problem)
-    assert words in str(caught.value) and "nearest legal" in str(caught.value)
+    assert words in str(caught.value)
+    assert "nearest legal" in str(caught.value)
 
 
 def test_a_dense_model_has_no_expert_degrees() -> None:
@@ -154,8 +157,10 @@ def test_recomputed_parts_keep_less_and_cost_seconds() -> None:
         table, _, cost = hard_plan(uniform(problem, strategy, m=2), problem)
         kept.append(float(table.activation[0, 3, 0]))
         spent.append(float(cost.iteration_time[0]))
-    assert kept == sorted(kept, reverse=True) and len(set(kept)) == 4
-    assert spent[0] != spent[1] and spent[1] < spent[2] < spent[3]
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) == 4
+    assert spent[0] != spent[1]
+    assert spent[1] < spent[2] < spent[3]
 
 
 def test_lines_of_the_explanation_sum_to_the_totals() -> None:
@@ -168,7 +173,7 @@ def test_lines_of_the_explanation_sum_to_the_totals() -> None:
 
 
 def test_deepseek_v3_keeps_the_published_bytes() -> None:
-    """arXiv 2603.07685: weights and gradients, optimizer states, activations of a GPU at PP4 VPP4 EP64 in BF16."""
+    """arXiv 2603.07685: weights and gradients, optimizer states, activations at PP4 VPP4 EP64 in BF16."""
     device = "cluster.devices.gb200"
     problem = load_problem(
         ["model=deepseek_v3", "training=deepseek_v3", "cluster=gb200_nvl72", "cluster.nodes.0.count=64",
@@ -182,7 +187,7 @@ def test_deepseek_v3_keeps_the_published_bytes() -> None:
     states = float(sum(table.static[0, i, 0] for i in mine))
     flight = table.in_flight[0]
     kept = float(sum(flight[plan.chunk_of_layer[i]] * table.activation[0, i, 0] for i in mine))
-    # the report says GB; its parts match 16 expert layers a stage in units of 2^30 bytes, as memory tools print
+    # the report says GB; its parts match 16 expert layers in units of 2^30 bytes, as memory tools print
     assert states / GIB == pytest.approx(36.4 + 32.1, rel=0.02)
     assert kept / GIB == pytest.approx(131.0, rel=0.05)
     assert (states + kept) / GIB == pytest.approx(199.5, rel=0.10)

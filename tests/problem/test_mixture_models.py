@@ -9,8 +9,8 @@ from darts_parallel.problem.experts import experts_of
 from darts_parallel.problem.model import Model
 from darts_parallel.problem.problem import load_problem
 
-# totals: parameters of the classes of transformers 4.57.1, built on the meta device with these presets' sizes;
-# Grok-1's is ours from the released sizes (its card says 314B). Active, in billions, as the papers print them.
+# totals: parameters of the classes of transformers 4.57.1, built on the meta device with these sizes; that of
+# Grok-1 is ours from the released sizes (its card says 314B). Active, in billions, as the papers print them.
 PUBLISHED = {
     "mixtral_8x7b": (46_702_792_704, 12.9, 0.1),
     "mixtral_8x22b": (140_620_634_112, 39.0, 0.2),
@@ -78,7 +78,8 @@ def test_flops_count_the_experts_that_a_token_passes() -> None:
 def test_wrong_fields_are_refused_in_a_sentence(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config(**changes)
-    assert words in str(caught.value) and "nearest legal" in str(caught.value)
+    assert words in str(caught.value)
+    assert "nearest legal" in str(caught.value)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4, 8, 16, 32, 64, 128, 256])
@@ -86,6 +87,7 @@ def test_a_token_reaches_between_one_and_top_k_shares_of_the_experts(parts: int)
     model = load_problem(["model=deepseek_v3"]).model
     experts = model.layers[10].experts
     assert experts is not None
-    assert experts.distinct(parts) + 1e-12 >= 1.0 and experts.distinct(parts) <= min(parts, experts.top_k)
+    assert experts.distinct(parts) + 1e-12 >= 1.0
+    assert experts.distinct(parts) <= min(parts, experts.top_k)
     # at most 4 of 8 groups: a token leaves for at most 4 of 8 domains
     assert parts != 8 or 3.0 < experts.distinct(parts) < 4.0
