@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass, replace
 
+from experiments.calibration.mixtures import is_mixture
 from experiments.calibration.rows import Row, RowError
-from experiments.measured.mixtures import is_mixture
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,9 @@ def _sizes(row: Row) -> dict[str, Any] | None:
     if NOT_MODELLED.search(name):
         return None
     preset = next((preset for words, preset in PRESETS if re.search(words, name)), None)
-    sizes = dict(_preset(preset)) if preset else dict(DEEPSEEK_V2) if re.search(r"deepseek.?v2", name) else {}
+    sizes: dict[str, Any] = dict(_preset(preset)) if preset else {}
     if not sizes:
-        sizes = _own_sizes(row)
+        sizes = dict(DEEPSEEK_V2) if re.search(r"deepseek.?v2", name) else _own_sizes(row)
     if not sizes:
         return None
     layers = row.count("layers")

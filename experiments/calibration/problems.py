@@ -16,9 +16,9 @@ from darts_parallel.plan.legality import check_plan
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from experiments.calibration.hardware import Network, networks_of
+from experiments.calibration.mixtures import expert_strategy, printed_layout, with_mixture
 from experiments.calibration.rows import RowError
 from experiments.calibration.rules import ALTERNATE, Run
-from experiments.measured.mixtures import expert_strategy, printed_layout, with_mixture
 
 LATENCY_US = {"inside": 3.0, "between": 5.0}
 """Orders of magnitude of NCCL, before calibration."""

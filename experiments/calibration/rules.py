@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.calibration.families import Family, family_of, gated_by_size
+from experiments.calibration.mixtures import complete
 from experiments.calibration.rows import Row, RowError
 from experiments.calibration.stacks import Stack, stack_of
-from experiments.measured.mixtures import complete
 
 FLAGGED = re.compile(r"anomalous|suspicious")
 """Words of the transcriber for a run that was disturbed."""
