@@ -5,6 +5,8 @@
 | sizes | those of the public configuration of the model that the name says (`conf/model`), blocks as printed |
 | dp | n_gpus / (tp * pp * cp): some releases print the data-parallel degree beyond ep |
 | ep, etp | 1; etp = tp in NeMo's Grok-1 recipes, which had no degree of its own for experts |
+| number of micro-batches | global batch / (dp * micro-batch) |
+| ZeRO stage | 3 of rows whose notes name the method FSDP |
 | seconds per iteration | from the printed MFU where nothing else is: model FLOP (attention in full) / (MFU * 989.5 TFLOP/s) |
 | dispatcher | DeepEP or HybridEP where the row or its source names them, as Megatron-Bridge's recipes do; else all-to-all |
 | balance | forced: benchmarks of speed route evenly |
@@ -154,6 +156,12 @@ def complete(row: Row) -> Row:
     gpus, product = row.count("n_gpus"), degrees[0] * degrees[1] * degrees[2]
     if gpus and gpus % product == 0:
         cells["dp"] = str(gpus // product)
+    if re.search(r"method fsdp\b", row.text("notes").lower()):
+        cells["zero"] = "3"  # the column says it of all rows of the table at once
+    batch, micro = row.count("global_batch"), row.count("micro_batch")
+    ranks = int(cells["dp"]) if cells.get("dp", "").isdigit() else None
+    if batch and micro and ranks and batch % (ranks * micro) == 0:
+        cells["num_microbatches"] = str(batch // (ranks * micro))
     filled = replace(row, cells=cells)
     printed = ("iteration_s", "tokens_per_s_per_gpu", "samples_per_s")
     if not any(row.number(key) for key in printed) and row.number("mfu_pct"):
