@@ -17,7 +17,6 @@ from darts_parallel.cost.compute import (
     stream_seconds,
     weight_gradient_seconds,
 )
-from darts_parallel.cost.expert_costs import ExpertCosts, expert_costs, expert_parameters
 from darts_parallel.cost.memory import (
     StateBytes,
     activation_bytes,
@@ -27,6 +26,7 @@ from darts_parallel.cost.memory import (
     state_bytes,
     static_bytes,
 )
+from darts_parallel.cost.mixture.expert_costs import ExpertCosts, expert_costs, expert_parameters
 from darts_parallel.problem.cluster import Device, StageTopology
 from darts_parallel.problem.model import LayerSpec
 from darts_parallel.problem.problem import Problem

@@ -19,9 +19,9 @@ from darts_parallel.cost.compute import (
     stream_seconds,
 )
 from darts_parallel.cost.evaluation import evaluate, hard_plan, neighbour_seconds
-from darts_parallel.cost.expert_costs import expert_costs
 from darts_parallel.cost.layer_costs import ShardGroup, accumulation_seconds, element_bytes, shard_groups
 from darts_parallel.cost.memory import StateBytes, state_bytes, static_bytes
+from darts_parallel.cost.mixture.expert_costs import expert_costs
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.cluster import GIB, Device, StageTopology
 from darts_parallel.problem.model import LayerSpec
@@ -49,14 +49,17 @@ FORMULAS: dict[str, tuple[str, str]] = {
         "3 x streaming_factor x bytes / memory bandwidth",
         "roofline, Williams et al. 2009",
     ),
-    "experts": ("router, permutation, grouped products: forward + backward", "expert_costs.py"),
+    "experts": ("router, permutation, grouped products: forward + backward", "arXiv 2504.14960, section 3"),
     "gradient accumulation": ("(2 x gradient + parameter) bytes / memory bandwidth", "stream model"),
     "launch overhead": ("3 x overhead of a layer", "cluster.devices.layer_overhead_us"),
     "measured compute": ("forward + backward as measured", "cost.profile"),
     "recompute": ("forward again in backward", KORTHIKANTI),
     "tensor_parallel": ("all-reduces x 2 (n-1)/n bytes / bandwidth + latencies", RING),
     "context_parallel": ("keys and values gathered beside attention", "Dubey et al. 2024, section 3.3.2"),
-    "expert_parallel": ("dispatch and combine: bytes of top_k copies / bandwidth", "expert_costs.py"),
+    "expert_parallel": (
+        "dispatch and combine: bytes of top_k copies / bandwidth",
+        "arXiv 2504.14960, section 3",
+    ),
     "sharding": ("ZeRO-2, 3 collectives beside compute", OVERLAP),
     "resharding": ("missing bytes / link bandwidth + latencies", "resharding.py"),
     "p2p": ("2 x bytes / link bandwidth + 2 latencies", "alpha-beta model"),

@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from darts_parallel import Plan, evaluate, load_problem
+from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.evaluation import evaluate_batch, hard_plan
+from darts_parallel.cost.mixture.expert_costs import all_to_all
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import solve
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
+from darts_parallel.plan.expert_degrees import expert_layer
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import GIB
@@ -192,3 +195,21 @@ def test_deepseek_v3_keeps_the_published_bytes() -> None:
     assert kept / GIB == pytest.approx(131.0, rel=0.05)
     assert (states + kept) / GIB == pytest.approx(199.5, rel=0.10)
     assert (states + kept) / 1e9 == pytest.approx(199.5, rel=0.10)
+
+
+@pytest.mark.parametrize(("cluster", "measured"), [(("gb200_nvl72", 16), 675e-6), (("h100_8x8", 8), 4626e-6)])
+def test_dispatch_takes_the_published_seconds(cluster: tuple[str, int], measured: float) -> None:
+    """arXiv 2603.07685, table 7: ep 64 inside an NVLink domain, and over nodes of eight."""
+    name, nodes = cluster
+    problem = load_problem(["model=deepseek_v3", f"cluster={name}", f"cluster.nodes.0.count={nodes}"])
+    topology = problem.cluster.stage_topology(0, 1)
+    experts = expert_layer(problem)
+    assert experts is not None
+    choices = ChoiceTensors.build(problem, (1,), (LayerStrategy(1, 64, ep=64),))
+    group = problem.cluster.groups[0]
+    size = torch.tensor([[2.0 * 4096 * experts.hidden]], dtype=torch.float64)
+    links = group.intra_node, problem.cluster.inter_node
+    found = all_to_all(size, experts, topology, choices, links, group.device, flex=True)
+    assert float(found) == pytest.approx(measured, rel=0.08)
+    # a plain all-to-all moves every copy
+    assert float(all_to_all(size, experts, topology, choices, links, group.device, flex=False)) > float(found)

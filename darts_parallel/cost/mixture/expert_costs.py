@@ -22,6 +22,10 @@ from darts_parallel.problem.problem import Problem
 PERMUTED = {"alltoall": 8.0, "flex": 4.0}
 """Elements per routed row and hidden feature that permutation moves in one pass: into the order of the ranks,
 into that of the local experts, and both back, each read and written; DeepEP and HybridEP do it in two."""
+FLEX_GAIN = 1.25
+"""Bandwidth of DeepEP and HybridEP per that of a plain all-to-all (`all_to_all_efficiency`): dispatching
+4,096 tokens of DeepSeek-V3 at ep 64 takes 675 us in an NVLink domain of 72 and 4,626 us on nodes of 8
+(Megatron-Core MoE, arXiv 2603.07685, table 7), 0.93 and 0.86 of what the links give; the default is 0.7."""
 ROUTER_PASSES = 12.0
 """Elements per token and expert of softmax, top-k, mask and balance loss, in float32."""
 FLOAT32 = 4.0
@@ -172,7 +176,7 @@ def all_to_all(
         out = experts.top_k * (choices.ep - inside) / choices.ep
         near = experts.top_k * (inside - 1) / choices.ep
     sharing = float(topology.gpus_per_node) if intra.shared else 1.0
-    share = device.all_to_all_efficiency
+    share = device.all_to_all_efficiency * (FLEX_GAIN if flex else 1.0)
     within = size * near * sharing / (intra.bandwidth * share) + (inside > 1) * intra.latency
     across = size * out * topology.gpus_per_node / (inter.bandwidth * share) + (domains > 1) * inter.latency
     return torch.maximum(within, across)

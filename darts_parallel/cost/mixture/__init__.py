@@ -1,0 +1,1 @@
+"""Costs of the routed experts of a mixture."""
