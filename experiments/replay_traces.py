@@ -21,6 +21,7 @@ import numpy as np
 from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_text
+from experiments.results_page import publish
 from experiments.traces.recorded import read_steps, trace_files
 from experiments.traces.replay import predicted_seconds
 
@@ -34,6 +35,8 @@ class ReplayOptions:
     data: str = ""
     """Folder of traces."""
     out: str = "outputs/replay"
+    publish: bool = False
+    """Write experiments/results/replay_traces.md, too."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,9 @@ def replay(options: ReplayOptions) -> int:
     text = error_table(steps)
     write_text(out / "replay.md", text)
     print(text + f"\n{out}/replay.csv, replay.md")
+    if options.publish:
+        question = "Does the simulator give the seconds of recorded steps from their computation alone?"
+        publish("replay_traces", question, "python -m experiments.replay_traces data=FOLDER", text)
     return 0
 
 

@@ -115,7 +115,7 @@ COMM_BITS = (16, 8, 4, 2)
 EXPORTS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "galvatron", "torch")
 SPACES = ("uniform", "stagewise", "layerwise")
 NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")
-RUNNABLE = ("1f1b", "interleaved")
+RUNNABLE = ("1f1b", "gpipe", "interleaved", "zero_bubble_v", "dualpipe")
 """Schedules that `darts_parallel.run` executes."""
 EXECUTABLE = "executable"
 """Another name of `layerwise` with `space.executable`."""

@@ -218,13 +218,22 @@ class Job:
                     "space.shard_size=0",
                 )
 
+    def require_schedule(self, *known: str) -> None:
+        """Refuse a schedule that the trainer does not run."""
+        if self.plan.schedule_name not in known:
+            raise self.refuse(
+                f"schedule={self.plan.schedule_name}, and this trainer runs {' and '.join(known)} alone",
+                f"space.schedules=[{','.join(known)}]",
+            )
+
     def require_no_interleaving(self) -> None:
-        """Refuse virtual stages."""
+        """Refuse virtual stages, and other schedules than 1F1B."""
         if self.plan.virtual_stages > 1:
             raise self.refuse(
                 f"virtual_stages={self.plan.virtual_stages}, and this trainer's schedule does not interleave",
                 "space.virtual_stages=1",
             )
+        self.require_schedule("1f1b")
 
     def require_no_context_parallelism(self) -> None:
         """Refuse context parallelism."""

@@ -87,6 +87,7 @@ def _parallel_flags(job: Job, strategy: LayerStrategy) -> list[Flag]:
 
 def _pipeline_flags(job: Job) -> list[Flag]:
     plan = job.plan
+    job.require_schedule("1f1b", "interleaved")
     if plan.virtual_stages > 1 and plan.num_micro_batches % plan.pp:
         raise job.refuse(
             f"num_micro_batches={plan.num_micro_batches} is no multiple of pp={plan.pp}, which its "

@@ -28,6 +28,7 @@ def export(job: Job) -> Exported:
     job.require_exact_collectives()
     job.require_no_shard_groups()
     job.require_no_context_parallelism()
+    job.require_schedule("1f1b", "interleaved")
     _check(job)
     text = _program()
     head = "".join(f"# {line}\n" for line in job.headline())

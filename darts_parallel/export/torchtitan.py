@@ -9,6 +9,14 @@ from typing import Any
 from darts_parallel.export.common import Chunk, Exported, Job
 from darts_parallel.plan.strategy import LayerStrategy
 
+SCHEDULES = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "Interleaved1F1B",
+    "zero_bubble_v": "ZBVZeroBubble",
+    "dualpipe": "DualPipeV",
+}
+"""Its names of schedules, which are PyTorch's (`torch.distributed.pipelining`)."""
 MIXED_PARAMETER = {"bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -90,7 +98,8 @@ def parallelism_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
         "pipeline_parallel_degree": plan.pp,
     }
     if plan.pp > 1:
-        values["pipeline_parallel_schedule"] = "Interleaved1F1B" if plan.virtual_stages > 1 else "1F1B"
+        job.require_schedule(*SCHEDULES)
+        values["pipeline_parallel_schedule"] = SCHEDULES[plan.schedule_name]
         values["num_pp_microbatches"] = plan.num_micro_batches
         values["module_fqns_per_model_part"] = [_modules(chunk) for chunk in job.chunks]
     return values

@@ -1,6 +1,6 @@
 """Whether a plan belongs to a problem: layers, devices, heads, batch."""
 
-from darts_parallel.config.schema import COMM_BITS
+from darts_parallel.config.schema import COMM_BITS, RUNNABLE
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees, node_orders_exist
 from darts_parallel.plan.expert_degrees import expert_layer, legal_expert_degrees
@@ -161,6 +161,11 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
             "numbers them; nearest legal: space.node_orders=given."
         )
     check_plan(plan, problem)
+    if plan.schedule_name not in RUNNABLE:
+        raise UnsupportedError(
+            f"plan: schedule={plan.schedule_name} cannot run here, where PyTorch runs {', '.join(RUNNABLE)}; "
+            f"nearest legal: space.schedules=[{','.join(RUNNABLE)}]."
+        )
     exact = max(COMM_BITS)
     for spec, strategy in zip(problem.model.layers, plan.layers, strict=True):
         for key in ("tp_comm_bits", "grad_comm_bits"):

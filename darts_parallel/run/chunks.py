@@ -86,7 +86,7 @@ def build(problem: Problem, plan: Plan, meshes: Meshes, seed: int, device: torch
     shared = share_one_table(problem, plan)
     chunks: dict[int, Chunk] = {}
     for place, (first, end) in enumerate(pairwise(plan.boundaries)):
-        if place % plan.pp == meshes.stage:
+        if plan.chunk_devices[place] == meshes.stage:
             names = [problem.model.layers[i].name for i in range(first, end)]
             layers = [
                 (name, _module(problem, name, strategy, meshes, seed, device), strategy)

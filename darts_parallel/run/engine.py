@@ -7,7 +7,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
 
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
@@ -18,6 +25,12 @@ from darts_parallel.run.meshes import Meshes
 from darts_parallel.run.tied import TiedTables
 
 LEARNING_RATE = 1e-3
+CHUNKED = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble_v": ScheduleZBVZeroBubble,
+    "dualpipe": ScheduleDualPipeV,
+}
+"""PyTorch's schedules of several stages a device."""
 
 
 @dataclass
@@ -74,7 +87,8 @@ class Engine:
     Args:
         problem: Model and job; trained in float32.
         plan: Checked by `refuse_unexecutable`.
-        schedule: `1f1b` (interleaved where the plan has virtual stages) or `gpipe`.
+        schedule: `1f1b` or `gpipe`; a plan that names its own schedule, or has several chunks a device,
+            runs that.
         seed: Of the weights.
         device: Where this rank computes.
     """
@@ -182,8 +196,9 @@ class Engine:
         count = self.plan.num_micro_batches
         options = {"loss_fn": self.loss, "scale_grads": False}
         if len(stages) > 1:
-            return ScheduleInterleaved1F1B(stages, count, **options)  # type: ignore[arg-type]
-        kind = ScheduleGPipe if name == "gpipe" or count < self.plan.pp else Schedule1F1B
+            return CHUNKED[self.plan.schedule_name](stages, count, **options)  # type: ignore[arg-type]
+        filled = "gpipe" in (name, self.plan.schedule) or count < self.plan.pp
+        kind = ScheduleGPipe if filled else Schedule1F1B
         return kind(stages[0], count, **options)  # type: ignore[arg-type]
 
     def _stage(self, place: int, chunk: Chunk) -> _TimedStage:

@@ -40,7 +40,8 @@ class Meshes:
             for tp in sorted({before.tp, after.tp} - {common}):
                 if (tp, common) not in self._peers:
                     self._peers[tp, common] = self._peer_group(tp, common)
-        self.tied = self._tied_group() if plan.pp > 1 else None
+        # down and up a V, the head lies beside the embedding
+        self.tied = self._tied_group() if plan.chunk_devices[-1] > 0 else None
 
     def of(self, strategy: LayerStrategy) -> DeviceMesh:
         """The mesh that a layer lies on: `pp`, `replicate`, `shard`, `tp`."""

@@ -162,3 +162,19 @@ def test_the_module_refuses_with_one_sentence(
     assert sentence in error
     assert error.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"bare.json", "plan.json"}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name"), [("gpipe", "GPipe"), ("zero_bubble_v", "ZBVZeroBubble"), ("dualpipe", "DualPipeV")]
+)
+def test_torchtitan_takes_pytorchs_schedules_and_megatron_refuses_them(
+    llama: Problem, schedule: str, name: str
+) -> None:
+    problem, chunks = llama, 1 if schedule == "gpipe" else 2
+    cuts = (5,) if chunks == 1 else (2, 5, 7)
+    layer = LayerStrategy(1, 4, 2)
+    plan = replace(plan_of(problem, layer, 4, cuts, virtual_stages=chunks), schedule=schedule)
+    files = export_plan(problem, plan, "torchtitan").files
+    assert f'pipeline_parallel_schedule = "{name}"' in "".join(files.values())
+    with pytest.raises(UnsupportedError, match=r"space\.schedules=\[1f1b,interleaved\]"):
+        export_plan(problem, plan, "megatron")

@@ -114,7 +114,7 @@ def test_no_plan_is_below_the_bounds_of_its_outer_choice() -> None:
     [
         (["space.schedules=[1f1b,zigzag]"], "space.schedules"),
         (["space.schedules=[]"], "space.schedules"),
-        (["space=executable", "space.schedules=[zero_bubble_v]"], "space.schedules"),
+        (["space=executable", "space.schedules=[v_half]"], "space.schedules"),
         (["space.schedules=[1f1b]", "cost=searcher"], "cost=analytic"),
     ],
 )

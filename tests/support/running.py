@@ -35,10 +35,15 @@ def tiny(devices: int, *overrides: str) -> Problem:
 
 
 def uniform(
-    boundaries: tuple[int, ...], num_micro_batches: int, strategy: LayerStrategy, chunks: int = 1
+    boundaries: tuple[int, ...],
+    num_micro_batches: int,
+    strategy: LayerStrategy,
+    chunks: int = 1,
+    schedule: str | None = None,
 ) -> Plan:
     """A plan of equal layers."""
-    return Plan(num_micro_batches, boundaries, (strategy,) * boundaries[-1], virtual_stages=chunks)
+    layers = (strategy,) * boundaries[-1]
+    return Plan(num_micro_batches, boundaries, layers, virtual_stages=chunks, schedule=schedule)
 
 
 def verified(problem: Problem, plan: Plan, schedule: str, seeds: tuple[int, int]) -> Verdict:

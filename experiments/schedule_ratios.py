@@ -1,0 +1,210 @@
+"""Are pipeline schedules as fast against each other, and as large, as they were measured?
+
+    python -m experiments.schedule_ratios data=FILE
+    python -m experiments.schedule_ratios data=FILE micro_batches=[16,32] publish=true
+
+Reads runs of one model under several schedules from a CSV file (columns as for validate_cost_model; a note
+`schedule NAME` names the schedule), prices each by simulation, and compares throughput and memory with those
+of 1F1B. Where the file does not print the batch, the number of micro-batches is the one value fitted to all
+runs, out of `micro_batches`; sequences are `seq_len` long and a micro-batch holds one. Layers are split
+evenly; memory is that of the first device, where an unnamed process reports. Leaves ratios.csv and ratios.md.
+"""
+
+import csv
+import io
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.options import run_main
+from darts_parallel.cost import evaluate
+from darts_parallel.errors import ConfigError
+from darts_parallel.plan import LayerStrategy, Plan
+from darts_parallel.plan.chunk_placement import stages_a_device
+from darts_parallel.plan.file import write_text
+from darts_parallel.problem import Problem, load_problem
+from experiments.results_page import publish as publish_page
+
+NAMES = {
+    "1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zbb": "zero_bubble_h1", "zbv": "zero_bubble_v",
+    "v-half": "v_half", "v-min": "v_min",
+}  # fmt: skip
+"""Schedules as measured runs spell them."""
+REFERENCE = "1f1b"
+MODELS = {"Llama2-7B": "llama2_7b"}
+
+
+@dataclass
+class RatioOptions:
+    """Which runs, and what they do not print."""
+
+    data: str = ""
+    """CSV file of runs of one model on one node."""
+    out: str = "outputs/schedule_ratios"
+    micro_batches: list[int] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64])
+    seq_len: int = 4096
+    cluster: str = "mi300x_1x8"
+    publish: bool = False
+    """Write experiments/results/schedule_ratios.md, too."""
+
+    def __post_init__(self) -> None:
+        for value in self.micro_batches:
+            require_at_least("micro_batches", value, 1)
+        require_at_least("seq_len", self.seq_len, 1)
+
+
+@dataclass(frozen=True)
+class MeasuredSchedule:
+    """One measured run."""
+
+    schedule: str
+    tokens_per_s: float
+    memory: float
+    """In the file's unit; only ratios are used."""
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Throughput and memory of one schedule over those of 1F1B, measured and predicted."""
+
+    schedule: str
+    measured_speed: float
+    predicted_speed: float
+    measured_memory: float
+    predicted_memory: float
+
+
+def read_runs(path: str) -> tuple[str, int, list[MeasuredSchedule]]:
+    """Shipped model, pipeline degree and runs of a file.
+
+    Errors:
+        ConfigError: the file cannot be read, or holds no run under 1F1B.
+    """
+    try:
+        rows = list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
+    except OSError as error:
+        raise ConfigError(
+            f"data={path} cannot be read ({error.strerror}); nearest legal: a CSV file."
+        ) from None
+    runs = []
+    for row in rows:
+        named = re.search(r"schedule ([\w-]+)", row.get("notes") or "")
+        if named and named[1] in NAMES and row["model"] in MODELS:
+            runs.append(
+                MeasuredSchedule(NAMES[named[1]], float(row["tokens_per_s_per_gpu"]), float(row["memory_gb"]))
+            )
+    if REFERENCE not in {run.schedule for run in runs}:
+        raise ConfigError(
+            f"data={path} must hold a run of {', '.join(MODELS)} under 1f1b; nearest legal: a file with "
+            "`schedule 1f1b` among its notes."
+        )
+    return MODELS[rows[0]["model"]], int(rows[0]["pp"]), runs
+
+
+@lru_cache(maxsize=64)
+def problem_of(model: str, cluster: str, seq_len: int, count: int) -> Problem:
+    """One pipeline of one micro-batch size, its messages beside the computation."""
+    given = [f"model={model}", f"training={model}", f"cluster={cluster}", "space.schedules=[1f1b]"]
+    job = [f"training.seq_len={seq_len}", f"training.global_batch_size={count}"]
+    return load_problem([*given, *job, "cost.pipeline=simulated", "cost.p2p=overlapped"])
+
+
+def predict(problem: Problem, schedule: str, pp: int, count: int) -> tuple[float, float]:
+    """Seconds of an iteration with an even split, and bytes of the first device."""
+    chunks, blocks = stages_a_device(schedule) or 2, problem.model.config.num_layers
+    stages = pp * chunks
+    inner = [1 + k * blocks // stages for k in range(1, stages)]
+    layers = (LayerStrategy(1, 1),) * problem.num_layers
+    plan = Plan(count, (0, *inner, problem.num_layers), layers, virtual_stages=chunks, schedule=schedule)
+    cost = evaluate(plan, problem)
+    return cost.iteration_time_s, cost.memory_bytes[0]
+
+
+def compare(options: RatioOptions, count: int) -> list[Ratios]:
+    """All schedules against 1F1B with one number of micro-batches."""
+    model, pp, runs = read_runs(options.data)
+    problem = problem_of(model, options.cluster, options.seq_len, count)
+    found = {run.schedule: predict(problem, run.schedule, pp, count) for run in runs}
+    base, (seconds, size) = next(r for r in runs if r.schedule == REFERENCE), found[REFERENCE]
+    return [
+        Ratios(
+            run.schedule,
+            run.tokens_per_s / base.tokens_per_s,
+            seconds / found[run.schedule][0],
+            run.memory / base.memory,
+            found[run.schedule][1] / size,
+        )
+        for run in runs
+    ]
+
+
+def misfit(rows: list[Ratios]) -> float:
+    """Mean distance of the logarithms of the speeds."""
+    return float(np.mean([abs(np.log(row.predicted_speed / row.measured_speed)) for row in rows]))
+
+
+def run(options: RatioOptions) -> int:
+    """Compare, print and write; returns the exit status."""
+    if not options.data:
+        raise ConfigError("data is missing; write data=FILE, a CSV file of runs under several schedules.")
+    fits = {count: compare(options, count) for count in options.micro_batches}
+    best = min(fits, key=lambda count: misfit(fits[count]))
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    text = table(fits, best, options)
+    write_text(out / "ratios.csv", as_csv(fits[best]))
+    write_text(out / "ratios.md", text)
+    print(text + f"\n{out}/ratios.csv, ratios.md")
+    if options.publish:
+        name = Path(options.data).name
+        publish_page(
+            "schedule_ratios", "Are schedules as fast against each other as they were measured?",
+            f"python -m experiments.schedule_ratios data=FOLDER/{name}", text,
+        )  # fmt: skip
+    return 0
+
+
+def as_csv(rows: list[Ratios]) -> str:
+    """One line a schedule."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(("schedule", "measured_speed", "predicted_speed", "measured_memory", "predicted_memory"))
+    for row in rows:
+        figures = (row.measured_speed, row.predicted_speed, row.measured_memory, row.predicted_memory)
+        writer.writerow((row.schedule, *(f"{value:.4f}" for value in figures)))
+    return file.getvalue()
+
+
+def table(fits: dict[int, list[Ratios]], best: int, options: RatioOptions) -> str:
+    """Speeds and memory over those of 1F1B, as Markdown."""
+    lines = [
+        f"Sequences of {options.seq_len} tokens, {best} micro-batches: the one number fitted (mean distance "
+        "by number: " + ", ".join(f"{n}: {100 * misfit(rows):.1f} %" for n, rows in fits.items()) + ").",
+        "",
+        "| schedule | speed, measured | predicted | off by | memory, measured | predicted | off by |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in fits[best]:
+        speed = row.predicted_speed / row.measured_speed - 1.0
+        memory = row.predicted_memory / row.measured_memory - 1.0
+        lines.append(
+            f"| {row.schedule} | {row.measured_speed:.3f} | {row.predicted_speed:.3f} | {100 * speed:+.1f} % "
+            f"| {row.measured_memory:.3f} | {row.predicted_memory:.3f} | {100 * memory:+.1f} % |"
+        )
+    for what, measured, predicted in (
+        ("speed", "measured_speed", "predicted_speed"), ("memory", "measured_memory", "predicted_memory")
+    ):  # fmt: skip
+        orders = [
+            " > ".join(r.schedule for r in sorted(fits[best], key=lambda r, k=key: -getattr(r, k)))
+            for key in (measured, predicted)
+        ]
+        lines += ["", f"Order of {what}, measured: {orders[0]}; predicted: {orders[1]}."]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("experiments.schedule_ratios", __doc__, RatioOptions, run))
