@@ -195,15 +195,19 @@ def table(fits: dict[int, list[Ratios]], best: int, options: RatioOptions) -> st
             f"| {row.schedule} | {row.measured_speed:.3f} | {row.predicted_speed:.3f} | {100 * speed:+.1f} % "
             f"| {row.measured_memory:.3f} | {row.predicted_memory:.3f} | {100 * memory:+.1f} % |"
         )
-    for what, measured, predicted in (
-        ("speed", "measured_speed", "predicted_speed"), ("memory", "measured_memory", "predicted_memory")
-    ):  # fmt: skip
-        orders = [
-            " > ".join(r.schedule for r in sorted(fits[best], key=lambda r, k=key: -getattr(r, k)))
-            for key in (measured, predicted)
-        ]
+    for what in ("speed", "memory"):
+        orders = [_order(fits[best], f"{source}_{what}") for source in ("measured", "predicted")]
         lines += ["", f"Order of {what}, measured: {orders[0]}; predicted: {orders[1]}."]
     return "\n".join(lines) + "\n"
+
+
+def _order(rows: list[Ratios], key: str) -> str:
+    """Schedules from the largest figure to the smallest."""
+    return " > ".join(sorted((row.schedule for row in rows), key=lambda name: -_figure(rows, name, key)))
+
+
+def _figure(rows: list[Ratios], schedule: str, key: str) -> float:
+    return float(next(getattr(row, key) for row in rows if row.schedule == schedule))
 
 
 if __name__ == "__main__":
