@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -6,8 +7,10 @@ import torch
 from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.upper.found import conclude, fixed_bits_optimum, verify
+from darts_parallel.bilevel.upper.learned_optimum import learned_optimum
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, InfeasibleError
+from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner.verification import answered
 from darts_parallel.problem.problem import load_problem
 from tests.support.bilevel_tiny import BILEVEL, corpus, records, same, tiny_search
@@ -133,6 +136,33 @@ def test_illegal_settings_and_what_is_not_searched_are_refused_with_a_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         begin(arguments)
+
+
+def test_a_device_without_memory_is_refused_before_anything_trains() -> None:
+    with pytest.raises(InfeasibleError, match="memory"):
+        begin(["cluster.devices.small.memory_GiB=0.1001"])
+
+
+@pytest.mark.parametrize(
+    ("pins", "holds"),
+    [
+        (
+            {"pp": 2, "zero_stage": 1},
+            lambda plan: plan.pp == 2 and {x.zero_stage for x in plan.layers} == {1},
+        ),
+        ({"recompute": "full"}, lambda plan: {layer.recompute for layer in plan.layers} == {"full"}),
+        (
+            {"num_micro_batches": 2, "tp": 2},
+            lambda plan: plan.num_micro_batches == 2 and plan.layers[1].tp == 2,
+        ),
+    ],
+    ids=str,
+)
+def test_pins_of_the_space_hold_in_the_plan(pins: dict[str, Any], holds: Callable[[Plan], bool]) -> None:
+    search = tiny_search(**{f"space_{key}": value for key, value in pins.items()})
+    best = learned_optimum(search.space, search.log_steps, 30.0).plan
+    assert best is not None
+    assert holds(search.space.to_plan(best.table, best.plans))
 
 
 def begin(arguments: list[str]) -> BilevelSearch:

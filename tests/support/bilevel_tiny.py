@@ -34,6 +34,8 @@ PLACES = {
     "context": ("training", "seq_len"),
     "global_batch_size": ("training", "global_batch_size"), "tp": ("space", "tp"),
     "tp_bits": ("space", "tp_comm_bits"), "grad_bits": ("space", "grad_comm_bits"),
+    "space_pp": ("space", "pp"), "space_tp": ("space", "tp"), "space_zero_stage": ("space", "zero_stage"),
+    "space_recompute": ("space", "recompute"), "space_num_micro_batches": ("space", "num_micro_batches"),
 }  # fmt: skip
 """Short names of what tests change outside the group `bilevel`."""
 

@@ -15,6 +15,8 @@ from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pruning import canonical, without_dominated
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError
+from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
@@ -103,6 +105,7 @@ class JointSpace:
 
         Errors:
             ConfigError: a setting asks for what the loop does not search, or no plan is legal.
+            InfeasibleError: no plan fits the memory.
         """
         refuse_unsearched(problem)
         whole: list[CostTable] = []
@@ -114,6 +117,9 @@ class JointSpace:
             batch_of += [batch] * len(own)
         blocks = problem.model.config.num_layers
         tables = [_without_dominated(_exact_edges(table, blocks)) for table in whole]
+        # refused before anything trains; what these bounds let pass is refused by the exact optimum
+        if not any(bool(outer_lower_bounds(table).isfinite().any()) for table in tables):
+            raise explain_infeasible(problem, whole)
         return JointSpace(problem, tuple(batches), tuple(whole), tuple(batch_of), tuple(tables))
 
     @property
