@@ -21,3 +21,14 @@ PLANNERS = {
     )
 }
 """Every rival by the name of its module."""
+
+SCHEDULE_PLANNERS = {
+    planner.name: planner
+    for planner in (
+        Planner("even_split"),
+        Planner("min_max_chunks"),
+        Planner("bottleneck_moves", layerwise=True),
+        *(PLANNERS[name] for name in ("random_search", "annealing", "flexflow")),
+    )
+}
+"""Rivals where the schedule is a choice and a device holds chunks: those that read no closed form."""

@@ -33,6 +33,8 @@ from darts_parallel.config.checks import require_at_least, require_member
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.options import run_main
 from darts_parallel.config.search import SearchConfig
+from experiments import compare_schedules
+from experiments.compare_schedules import ScheduleComparison
 from experiments.comparison.anytime import anytime_figure, write_curves
 from experiments.comparison.gaps import Findings, percent
 from experiments.comparison.picture import gaps_figure, save
@@ -63,7 +65,8 @@ class CompareOptions:
     """What to compare."""
 
     problems: list[str] = field(default_factory=list)
-    """Parts of problem names; none: the whole suite; `core`: a third of it."""
+    """Parts of problem names; none: the whole suite; `core`: a third of it; `schedules`: twelve problems
+    whose schedule is free (`experiments.compare_schedules`)."""
     seeds: int = 5
     """Searches of each problem, with seeds from `search.seed` on."""
     methods: list[str] = field(default_factory=lambda: list(METHODS))
@@ -91,6 +94,11 @@ class CompareOptions:
 
 def compare(options: CompareOptions, console: Console) -> int:
     """Run all problems and write what came out; returns the exit status."""
+    if options.problems == ["schedules"]:
+        given = ScheduleComparison(
+            [], options.seeds, options.budget, options.search, options.out, options.publish
+        )
+        return compare_schedules.run(given)
     cases = suite(options.problems)
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)

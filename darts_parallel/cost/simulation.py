@@ -199,6 +199,24 @@ def timeline(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int
     ]
 
 
+def critical_operations(
+    passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int, sync: Tensor
+) -> frozenset[Operation]:
+    """The passes of one longest path of one plan, from the start to the device that is awaited.
+
+    Args:
+        passes: Of one plan, `B = 1`.
+        schedule, pp, num_micro_batches: As in `device_ends`.
+        sync: Seconds of every device after its last pass, `(pp,)`.
+    """
+    graph = compiled(schedule, pp, num_micro_batches, passes.forward.shape[1] // pp)
+    end, start = _run(graph, passes.rows(schedule in SPLIT_BACKWARD).detach().numpy())
+    awaited = int((end[graph.last, 0] + sync.detach().numpy()).argmax())
+    paths, _ = _critical_paths(graph, end, start, graph.last[[awaited]], np.zeros(1, dtype=np.int64))
+    on_path = graph.operations[paths[paths < len(graph)]].tolist()
+    return frozenset(Operation(KINDS[kind], stage, batch) for kind, stage, batch in on_path)
+
+
 def _growing(schedule: str, pp: int, num_micro_batches: int) -> Iterator[int]:
     """Ever more micro-batches to try, whole frames fewer than all; at last all."""
     step = frame_batches(schedule, pp)

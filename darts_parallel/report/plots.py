@@ -30,7 +30,8 @@ FORWARD, BACKWARD, WEIGHT, TAIL, IDLE = "#4878a8", "#e1973c", "#6a9a58", "#8a8a8
 PASSES = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
 FITS, TIGHT, OVER = "#4878a8", "#e1973c", "#c23b3b"
 SCHEDULE_WORDS = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved 1F1B",
-                  "zero_bubble": "Zero-bubble (ZB-H1)"}  # fmt: skip
+                  "zero_bubble_h1": "Zero-bubble (ZB-H1)", "zero_bubble_v": "Zero-bubble (ZB-V)",
+                  "v_half": "V-half", "v_min": "V-min", "dualpipe": "DualPipe (V)"}  # fmt: skip
 MAX_LABELS = 32
 MAX_ROW_LABELS = 42
 BOTTOM_NAMES = 0.9
@@ -58,10 +59,13 @@ def gantt_figure(plan: Plan, cost: CostBreakdown, problem: Problem) -> Figure:
     unit, name = (1e-3, "ms") if width < 1 else (1.0, "s")
     figure, axes = _figure(11.0, 1.3 + 0.26 * max(pp, 4), top=0.65)
     axes.set_facecolor(IDLE)
-    _draw_passes(axes, [e for e in line.events if e.start < width], shown * pp <= 300, unit, width)
+    drawn = [e for e in line.events if e.start < width]
+    _draw_passes(axes, drawn, shown * pp <= 300, unit, width, pp)
+    _draw_path(axes, [e for e in drawn if e.operation in line.critical], unit)
     kinds = sorted({e.operation.kind for e in line.events}, key=list(PASSES).index)
     patches = [Patch(color=PASSES[kind], label=CATEGORIES[kind]) for kind in kinds]
     patches.append(Patch(color=IDLE, label="idle"))
+    patches.append(Patch(facecolor="none", edgecolor="black", label="longest path"))
     if shown == count and max(line.sync_s) > 0.002 * width:
         for device, (end, sync) in enumerate(zip(line.pipeline_ends_s, line.sync_s, strict=True)):
             axes.broken_barh([(end / unit, sync / unit)], (device - 0.45, 0.9), facecolor=TAIL)
@@ -87,18 +91,29 @@ def _pipeline_words(line: Timeline, cost: CostBreakdown, count: int) -> str:
     return f"{simulated}, {closed:.4g} s by the closed form"
 
 
-def _draw_passes(axes: Axes, events: Sequence[Event], numbered: bool, unit: float, width: float) -> None:
-    def order(event: Event) -> tuple[int, str]:
-        return event.device, event.operation.kind
+def _draw_path(axes: Axes, events: Sequence[Event], unit: float) -> None:
+    """A line around every pass of the longest path."""
+    for device, run in groupby(sorted(events, key=lambda e: e.device), key=lambda e: e.device):
+        bars = [(event.start / unit, (event.end - event.start) / unit) for event in run]
+        axes.broken_barh(bars, (device - 0.45, 0.9), facecolor="none", edgecolor="black", linewidth=0.8)
 
-    for (device, kind), run in groupby(sorted(events, key=order), key=order):
+
+def _draw_passes(
+    axes: Axes, events: Sequence[Event], numbered: bool, unit: float, width: float, pp: int
+) -> None:
+    """All passes; those of a device's later chunks are paler."""
+
+    def order(event: Event) -> tuple[int, str, int]:
+        return event.device, event.operation.kind, event.operation.stage // pp
+
+    for (device, kind, chunk), run in groupby(sorted(events, key=order), key=order):
         mine = list(run)
         bars = [(event.start / unit, (event.end - event.start) / unit) for event in mine]
         colour = PASSES[kind]
         # a white edge would swallow a very short pass, which would not be drawn at all without one
         wide = max(event.end - event.start for event in mine) > 0.003 * width
         axes.broken_barh(bars, (device - 0.45, 0.9), facecolor=colour, edgecolor="white" if wide else colour,
-                         linewidth=0.4)  # fmt: skip
+                         linewidth=0.4, alpha=0.65 ** min(chunk, 3))  # fmt: skip
         for event in mine if numbered else []:
             # a number needs room: about 1 % of the width
             if event.end - event.start > 0.012 * width:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from darts_parallel.cost.evaluation import hard_plan, pass_seconds
-from darts_parallel.cost.simulation import Event, PassSeconds, timeline
+from darts_parallel.cost.schedules import Operation
+from darts_parallel.cost.simulation import Event, PassSeconds, critical_operations, timeline
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
 
@@ -27,6 +28,8 @@ class Timeline:
     """Every pass, in an order that respects all dependencies."""
     passes: PassSeconds
     """Seconds of one micro-batch by stage, of this one plan; blocking messages are inside the passes."""
+    critical: frozenset[Operation]
+    """The passes of one longest path: a shorter one of them would shorten the iteration."""
     pipeline_ends_s: tuple[float, ...]
     """Seconds from the start until each device has ended its last pass."""
     sync_s: tuple[float, ...]
@@ -50,11 +53,13 @@ def plan_timeline(plan: Plan, problem: Problem) -> Timeline:
     passes = pass_seconds(table, hard)
     passes = passes.blocking() if model.blocking else passes
     with torch.no_grad():
-        events = timeline(passes, model.schedule, plan.pp, plan.num_micro_batches)
+        job = (passes, model.schedule, plan.pp, plan.num_micro_batches)
+        events, critical = timeline(*job), critical_operations(*job, cost.sync_seconds[0])
     ends = [0.0] * plan.pp
     for event in events:
         ends[event.device] = max(ends[event.device], event.end)
-    return Timeline(model.schedule, tuple(events), passes, tuple(ends), tuple(cost.sync_seconds[0].tolist()))
+    sync = tuple(cost.sync_seconds[0].tolist())
+    return Timeline(model.schedule, tuple(events), passes, critical, tuple(ends), sync)
 
 
 def trace_dict(plan: Plan, problem: Problem) -> dict[str, Any]:
@@ -76,7 +81,8 @@ def trace_dict(plan: Plan, problem: Problem) -> dict[str, Any]:
     for event in shown.events:
         kind, stage, batch = event.operation
         span = _span(f"{kind}{batch}", CATEGORIES[kind], event.device, event.start, event.end - event.start)
-        events.append(span | {"args": {"stage": stage, "micro_batch": batch}})
+        critical = event.operation in shown.critical
+        events.append(span | {"args": {"stage": stage, "micro_batch": batch, "critical": critical}})
     for device, (end, seconds) in enumerate(zip(shown.pipeline_ends_s, shown.sync_s, strict=True)):
         if seconds > 0:
             events.append(_span("gradient sync, optimizer", "synchronisation", device, end, seconds))

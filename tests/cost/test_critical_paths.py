@@ -1,10 +1,17 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
 
 from darts_parallel.cost.critical_paths import Criticalities, PathMemory
 from darts_parallel.cost.pipeline import PipelineModel
-from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
+from darts_parallel.cost.simulation import (
+    PassSeconds,
+    critical_operations,
+    simulated_seconds,
+    timeline,
+)
 
 CASES = [("1f1b", 1), ("gpipe", 1), ("zero_bubble_h1", 1), ("interleaved", 3), ("v_half", 2)]
 PLANS = 4
@@ -52,3 +59,23 @@ def test_remembered_paths_are_exact_where_they_are_taken_and_below_in_between() 
     assert len(memory.paths) == 3
     memory.forget()
     assert memory.paths == []
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), CASES)
+def test_the_drawn_path_is_a_chain_of_passes_as_long_as_the_schedule(schedule: str, chunks: int) -> None:
+    pp, count = 3, 6
+    passes, sync = pipelines(2, pp * chunks, pp)
+    one = PassSeconds(passes.forward[:1], passes.backward[:1], passes.weight_gradient[:1],
+                      0.0 * passes.message[:1])  # fmt: skip
+    path = critical_operations(one, schedule, pp, count, sync[0])
+    events = sorted(
+        (e for e in timeline(one, schedule, pp, count) if e.operation in path), key=lambda e: e.start
+    )
+    assert events[0].start == 0.0
+    # without messages every pass begins when the one before it on the path ends
+    for before, after in pairwise(events):
+        assert after.start == pytest.approx(before.end, rel=1e-12)
+    total, _ = simulated_seconds(
+        one, sync[:1], torch.tensor([count]), pp, PipelineModel(True, schedule, False)
+    )
+    assert events[-1].end + float(sync[0, events[-1].device]) == pytest.approx(float(total[0]), rel=1e-12)

@@ -1,0 +1,82 @@
+"""Bottleneck moves in the manner of AdaPtis (2025, arXiv 2509.23722): find what delays most, relieve that.
+
+From the best even split of every outer choice and schedule: the device that is busy longest gives a unit at
+either end of one of its chunks to the neighbouring chunk, or recomputes otherwise; the best of these moves
+is taken while one helps. The outer choices take turns, best first.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from baselines.incumbent import Incumbent
+from baselines.planner import on_problems
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans, unit_starts
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.result import TableResult
+
+
+def solve(
+    tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+) -> TableResult:
+    """The best plan that the moves reach; arguments as `random_search.solve`."""
+    incumbent = Incumbent(tables, deadline)
+    starts: list[tuple[float, int, HardPlans]] = []
+    for number, table in enumerate(incumbent.tables):
+        plans = even_uniform_plans(table)
+        cost = incumbent.offer(number, plans)
+        times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        for outer in range(table.num_outer):
+            mine = torch.where(plans.outer == outer, times, torch.inf)
+            if bool(mine.isfinite().any()):
+                best = int(mine.argmin())
+                starts.append((float(mine[best]), number, plans[best : best + 1]))
+    for seconds, number, plan in sorted(starts, key=lambda entry: entry[:2]):
+        _relieve(incumbent, number, plan, seconds, kind)
+    return incumbent.result()
+
+
+find_plan = on_problems(solve)
+
+
+def _relieve(incumbent: Incumbent, number: int, plan: HardPlans, seconds: float, kind: str) -> None:
+    """Take the best move of the busiest device while one helps."""
+    table = incumbent.tables[number]
+    while not incumbent.over():
+        moves = bottleneck_moves(table, plan, kind)
+        if not len(moves):
+            return
+        cost = incumbent.offer(number, moves)
+        times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        best = int(times.argmin())
+        if not float(times[best]) < seconds * (1 - 1e-12):
+            return
+        plan, seconds = moves[best : best + 1], float(times[best])
+
+
+def bottleneck_moves(table: CostTable, plan: HardPlans, kind: str) -> HardPlans:
+    """All single moves that relieve the busiest device."""
+    busiest = int(evaluate_batch(table, plan).stage_seconds[0].argmax())
+    units = unit_starts(table.joined)
+    place = torch.searchsorted(units, plan.starts[0].contiguous())
+    rows = [place.clone() for _ in range(2 * table.num_stages)]
+    own = torch.nonzero(table.stage_device == busiest).flatten().tolist()
+    moved = []
+    for stage in own:
+        for edge, step in ((stage, 1), (stage + 1, -1)):
+            if 0 < edge < table.num_stages:
+                row = rows.pop()
+                row[edge] += step
+                moved.append(row)
+    ends = torch.tensor([len(units)])
+    legal = [row for row in moved if bool((torch.cat([row, ends]).diff() > 0).all())]
+    starts = units[torch.stack(legal)] if legal else plan.starts[:0]
+    parts = [HardPlans(plan.outer.expand(len(starts)), plan.choices.expand(len(starts), -1), starts)]
+    if kind == "layerwise":
+        stages = plan.stages()[0]
+        for stage in own:
+            count = len(table.choices)
+            choices = torch.where(stages == stage, torch.arange(count).unsqueeze(1), plan.choices)
+            parts.append(HardPlans(plan.outer.expand(count), choices, plan.starts.expand(count, -1)))
+    return HardPlans.concatenate(parts)

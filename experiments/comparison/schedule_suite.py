@@ -1,0 +1,148 @@
+"""Every method at equal seconds on problems whose schedule is free."""
+
+import csv
+import io
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from baselines import SCHEDULE_PLANNERS
+from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.result import Curve
+from darts_parallel.exact.schedule_bounds import simulated_lower_bound
+from darts_parallel.gradient.descent import search_tables
+from experiments.comparison.schedule_problems import ScheduleCase
+
+SEARCH = "gradient_search"
+EQUAL = 1e-3
+"""Relative distance up to which two plans count as equally good."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One method on one problem with one seed."""
+
+    problem: str
+    method: str
+    seed: int
+    seconds_per_iteration: float
+    """Of its best plan; infinite without one."""
+    schedule: str
+    seconds: float
+    evaluated: int
+    curve: Curve = ()
+
+
+@dataclass(frozen=True)
+class Solved:
+    """All answers to one problem, and a proven bound."""
+
+    case: ScheduleCase
+    answers: tuple[Answer, ...]
+    bound: float
+
+    @property
+    def best(self) -> float:
+        """Seconds per iteration of the best plan of all."""
+        return min(answer.seconds_per_iteration for answer in self.answers)
+
+    def median_gap(self, method: str) -> float:
+        """Median over seeds of the distance to the best plan of all."""
+        found = [a.seconds_per_iteration for a in self.answers if a.method == method]
+        return float(np.median(found)) / self.best - 1.0
+
+
+def solve_case(case: ScheduleCase, seeds: Sequence[int], budget: float, config: SearchConfig) -> Solved:
+    """All methods on one problem, each with the same seconds.
+
+    Args:
+        case: Problem.
+        seeds: Of methods that draw random numbers; others run once.
+        budget: Seconds of each run, tables excluded.
+        config: Of the gradient search.
+    """
+    torch.set_num_threads(1)
+    tables = case.tables()
+    settings = replace(config, max_seconds=budget)
+    answers = [_search(case, tables, settings, seed) for seed in seeds]
+    for name, planner in SCHEDULE_PLANNERS.items():
+        for seed in seeds if planner.seeded else seeds[:1]:
+            began = time.monotonic()
+            found = planner.solve(tables, case.space, deadline=began + budget, seed=seed)
+            schedule = "" if found.best is None else tables[found.best.table_index].pipeline.schedule
+            spent = time.monotonic() - began
+            answers.append(
+                Answer(case.name, name, seed, found.cost, schedule, spent, found.plans_evaluated, found.curve)
+            )
+    best = min(answer.seconds_per_iteration for answer in answers)
+    bound = simulated_lower_bound(list(tables), case.space, known=best, seconds=budget)
+    return Solved(case, tuple(answers), bound)
+
+
+def _search(case: ScheduleCase, tables: Sequence[CostTable], config: SearchConfig, seed: int) -> Answer:
+    began = time.monotonic()
+    found = search_tables(tables, case.space, config, seed)
+    spent = time.monotonic() - began
+    if found is None:
+        return Answer(case.name, SEARCH, seed, float("inf"), "", spent, 0)
+    return Answer(
+        case.name, SEARCH, seed, found.iteration_time_s, found.plan.schedule_name, spent,
+        found.plans_evaluated, found.curve,
+    )  # fmt: skip
+
+
+def answers_csv(solved: Sequence[Solved]) -> str:
+    """One line a run."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(
+        ("problem", "method", "seed", "iteration_time_s", "schedule", "seconds", "plans", "best_s", "bound_s")
+    )
+    for entry in solved:
+        for a in entry.answers:
+            row = (a.problem, a.method, a.seed, repr(a.seconds_per_iteration), a.schedule, f"{a.seconds:.3f}")
+            writer.writerow((*row, a.evaluated, repr(entry.best), repr(entry.bound)))
+    return file.getvalue()
+
+
+def gaps_table(solved: Sequence[Solved]) -> str:
+    """Median gaps to the best plan of all methods, as Markdown, with what they say."""
+    methods = (SEARCH, *SCHEDULE_PLANNERS)
+    lines = [
+        "| problem | " + " | ".join(methods) + " | best schedule | best above the bound |",
+        "| --- |" + " ---: |" * len(methods) + " --- | ---: |",
+    ]
+    for entry in solved:
+        winner = min(entry.answers, key=lambda answer: answer.seconds_per_iteration)
+        cells = [_percent(entry.median_gap(method)) for method in methods]
+        above = _percent(entry.best / entry.bound - 1.0)
+        lines.append(f"| {entry.case.name} | " + " | ".join(cells) + f" | {winner.schedule} | {above} |")
+    return "\n".join([*lines, "", *_verdict(solved, methods)]) + "\n"
+
+
+def _verdict(solved: Sequence[Solved], methods: Sequence[str]) -> list[str]:
+    """Where the gradient search is best or equal, where another method is better, and where it ties."""
+    gaps = {entry.case.name: {m: entry.median_gap(m) for m in methods} for entry in solved}
+    worse = {
+        name: [m for m in methods if m != SEARCH and row[m] < row[SEARCH] - EQUAL]
+        for name, row in gaps.items()
+    }
+    ties = [
+        name
+        for name, row in gaps.items()
+        if not worse[name] and any(row[m] <= row[SEARCH] + EQUAL for m in methods if m != SEARCH)
+    ]
+    good = sum(not better for better in worse.values())
+    lines = [f"The gradient search's median plan is the best or equal on {good} of {len(gaps)} problems."]
+    lines += [f"- {name}: better are {', '.join(better)}." for name, better in worse.items() if better]
+    if ties:
+        lines.append(f"A rival ties on: {', '.join(ties)}.")
+    return lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %" if np.isfinite(share) else "no plan"
