@@ -65,13 +65,15 @@ def run(options: ScheduleComparison) -> int:
     return 130 if interrupted else 0
 
 
+def _text(options: ScheduleComparison, solved: list[Solved]) -> str:
+    note = f"{options.seeds} seeds, {options.budget:g} s for every run; gaps are medians over seeds to the "
+    return note + "best plan of all methods.\n\n" + gaps_table(solved)
+
+
 def _write(options: ScheduleComparison, solved: list[Solved]) -> None:
-    out = Path(options.out)
+    """What is done so far."""
+    out, text = Path(options.out), _text(options, solved)
     out.mkdir(parents=True, exist_ok=True)
-    text = (
-        f"{options.seeds} seeds, {options.budget:g} s for every run; gaps are medians over seeds to the best "
-    )
-    text += "plan of all methods.\n\n" + gaps_table(solved)
     write_text(out / "schedules.csv", answers_csv(solved))
     write_text(out / "schedules.md", text)
     curves = [
