@@ -32,7 +32,8 @@ class ScheduleCase:
 
 def _llama(name: str, layers: int, pp: int, count: int, cluster: str = "h100_1x8") -> ScheduleCase:
     model = ("model=llama3_8b", "training=llama3_8b", f"model.num_layers={layers}", f"cluster={cluster}")
-    return ScheduleCase(name, (*model, *_pins(pp, count)))
+    # micro-batches of one sequence on every pipeline
+    return ScheduleCase(name, (*model, f"training.global_batch_size={count}", *_pins(pp, count)))
 
 
 def _pins(pp: int, count: int, tp: int = 1) -> tuple[str, ...]:
@@ -48,11 +49,11 @@ CASES: tuple[ScheduleCase, ...] = (
     ScheduleCase("large vocabulary, 32 layers", (*LLAMA2, "model.vocab_size=256000", "cluster=h100_1x8",
                                                  *_pins(8, 16))),
     ScheduleCase("small vocabulary, 32 layers", (*LLAMA2, "cluster=h100_1x8", *_pins(8, 32))),
-    replace(_llama("43 layers", 43, 8, 16)),
-    replace(_llama("61 layers", 61, 8, 32)),
-    replace(_llama("78 layers", 78, 8, 16)),
+    _llama("43 layers", 43, 8, 16),
+    _llama("61 layers", 61, 8, 32),
+    _llama("78 layers", 78, 8, 16),
     replace(_llama("61 layers, tight memory", 61, 8, 16), little_memory=True),
-    replace(_llama("43 layers, few micro-batches", 43, 8, 8)),
+    _llama("43 layers, few micro-batches", 43, 8, 8),
     ScheduleCase("encoder-decoder", (*T5, "cluster=a10_4x4", *_pins(8, 16))),
     ScheduleCase("encoder-decoder, 4 stages", (*T5, "cluster=a10_4x4", *_pins(4, 8))),
     ScheduleCase("48 layers on a slow network", (*GPT, "cluster=a10_4x4", *_pins(8, 16))),
