@@ -13,6 +13,7 @@ from darts_parallel.config.cluster import PRECISIONS as PRECISIONS
 from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
 from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.config.model import ModelConfig as ModelConfig
+from darts_parallel.config.names import require_printable_texts
 from darts_parallel.config.search import SearchConfig as SearchConfig
 from darts_parallel.errors import ConfigError
 
@@ -299,6 +300,7 @@ class Config:
     """Print where every byte and second of the plan comes from (also `--explain`)."""
 
     def __post_init__(self) -> None:
+        require_printable_texts("", self)
         for key in self.replan:
             require_member("replan key", key, ("from",))
         if self.export is not None:

@@ -24,7 +24,7 @@ def export(job: Job) -> Exported:
     job.require_exact_collectives()
     _check(job, strategy)
     values = settings(job, strategy)
-    head = "".join(f"# {line}\n" for line in job.headline())
+    head = "".join(f"{line}\n" for line in job.headline())
     text = head + yaml.safe_dump(values, sort_keys=True)
     return Exported({"accelerate.yaml": text, "accelerate_plan.py": _snippet(job, strategy)})
 
@@ -118,7 +118,7 @@ def _replicas_only(job: Job, strategy: LayerStrategy) -> bool:
 def _snippet(job: Job, strategy: LayerStrategy) -> str:
     fields = ", ".join(f"{name}={size}" for name, size in parallelism(job, strategy).items())
     plain = not _fsdp(job, strategy) or _replicas_only(job, strategy)
-    lines = ['"""accelerate objects of a plan.', "", *job.headline(), '"""', ""]
+    lines = ['"""accelerate objects of a plan."""', "", *job.headline(), ""]
     lines += ["from accelerate import Accelerator"]
     if not plain:
         lines += ["from accelerate.parallelism_config import ParallelismConfig"]

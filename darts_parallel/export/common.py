@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from darts_parallel.config.model import ModelConfig
+from darts_parallel.config.names import quoted
 from darts_parallel.config.schema import COMM_BITS
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.plan.strategy import LayerStrategy, Plan
@@ -106,11 +107,16 @@ class Job:
         return strategy.dp * cp // sharded, sharded // cp
 
     def headline(self) -> list[str]:
-        """Two lines for the head of a file: which job, which plan."""
+        """Two lines of comment for a file, each behind `#`: which job, which plan.
+
+        Never the first two lines of a Python file, where a comment can name another encoding (PEP 263),
+        and never inside a string that a name could close.
+        """
         cluster = self.problem.cluster
+        job = f"{quoted(self.model.name)} on {quoted(cluster.name)}, {cluster.num_devices} GPUs"
         return [
-            f"{self.model.name} on {cluster.name}, {cluster.num_devices} GPUs; written by darts-parallel",
-            self.plan.describe(self.problem.training.global_batch_size),
+            f"# {job}; written by darts-parallel",
+            f"# {self.plan.describe(self.problem.training.global_batch_size)}",
         ]
 
     def refuse(self, what: str, space: str = "space=uniform") -> UnsupportedError:

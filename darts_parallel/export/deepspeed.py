@@ -95,7 +95,7 @@ def _pipeline(job: Job) -> str:
     layers = len(job.problem.model.layers) - 1
     parts = [min(boundary, layers) for boundary in job.plan.boundaries]
     interval = int(job.recompute() == "full")
-    lines = ['"""DeepSpeed pipeline of a plan.', "", *job.headline(), '"""', ""]
+    lines = ['"""DeepSpeed pipeline of a plan."""', "", *job.headline(), ""]
     lines += [
         "from collections.abc import Sequence",
         "from typing import Any",

@@ -41,7 +41,7 @@ def export(job: Job) -> Exported:
 def _script(job: Job, strategy: LayerStrategy, groups: dict[str, list[Flag]]) -> str:
     program = "pretrain_gpt.py" if job.model.causal else "pretrain_bert.py"
     nodes, gpus = job.nodes
-    lines: list[str] = ["#!/usr/bin/env bash", *(f"# {line}" for line in job.headline())]
+    lines: list[str] = ["#!/usr/bin/env bash", *job.headline()]
     lines += [
         "# MEGATRON: folder of Megatron-LM; NODE_RANK, MASTER_ADDR, MASTER_PORT: of this node.",
         "set -eu",

@@ -29,7 +29,7 @@ def export(job: Job) -> Exported:
     job.require_no_shard_groups()
     job.require_no_interleaving()
     _check(job, strategy)
-    head = "".join(f"# {line}\n" for line in job.headline())
+    head = "".join(f"{line}\n" for line in job.headline())
     notes = ("data stages, tokenizer, steps, learning rate and checkpoints are placeholders: set yours",)
     return Exported({"nanotron.yaml": head + yaml.safe_dump(settings(job, strategy), sort_keys=False)}, notes)
 

@@ -31,11 +31,12 @@ def export(job: Job) -> Exported:
     job.require_schedule("1f1b", "interleaved")
     _check(job)
     text = _program()
-    head = "".join(f"# {line}\n" for line in job.headline())
+    head = "\n".join(job.headline())
     values = pformat(settings(job, strategy), width=100, sort_dicts=False)
     plan = f"PLAN: dict[str, Any] = {values}\n"
+    summary, program = text.split('"""\n\n', 1)
     return Exported(
-        {"train_torch.py": head + text.replace(PLACE, plan)},
+        {"train_torch.py": f'{summary}"""\n\n{head}\n\n{program.replace(PLACE, plan)}'},
         ("the tokens are random: write your own batch(); tied tables are two copies kept equal",),
     )
 

@@ -35,12 +35,15 @@ def export(job: Job) -> Exported:
         "training": _training_fields(job, strategy),
     }
     recompute = job.recompute() == "full"
-    lines = ['"""torchtitan configuration of a plan.', "", *job.headline(), ""]
-    lines += [
+    lines = [
+        '"""torchtitan configuration of a plan.',
+        "",
         "Call it in a config function of the model's config_registry.py, on the configuration of its sizes:",
         "    def planned() -> Trainer.Config:",
         "        return apply_plan(llama3_8b())",
         '"""',
+        "",
+        *job.headline(),
         "",
     ]
     if recompute:

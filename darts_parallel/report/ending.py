@@ -35,6 +35,6 @@ def render_ending(planned: Planned, problem: Problem, folder: Path, console: Con
     if output.tensorboard:
         lines.append(f"curves: tensorboard --logdir {folder / 'tensorboard'}")
     for line in lines:
-        console.print(line, soft_wrap=True, highlight=False)
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
     if problem.config.explain:
         render_explanation(explain(problem, planned.plan), console)

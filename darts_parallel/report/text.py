@@ -65,7 +65,7 @@ def alternatives_table(
         words = other.describe(problem.training.global_batch_size)
         if other.node_order != plan.node_order:
             words = f"{words} · {order_label(problem.cluster.arranged(other.node_order))}"
-        table.add_row(slower, words, why_it_loses(cost, evaluate(other, problem)))
+        table.add_row(slower, escape(words), why_it_loses(cost, evaluate(other, problem)))
     return table
 
 
@@ -221,7 +221,7 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown) -> Table:
         memory = Text(f"{used / GIB:.1f} / {capacity / GIB:.1f} GiB {100 * share:>3.0f} %", colour)
         ranks = rank_ranges(cluster.pipeline_ranks[k * size : (k + 1) * size])
         if not cluster.homogeneous:
-            ranks = f"{ranks} {cluster.stage_group(k, plan.pp).device.name}"
+            ranks = f"{ranks} {escape(cluster.stage_group(k, plan.pp).device.name)}"
         pace = Text(_number(seconds, slowest), "bold" if seconds == slowest else "")
         layers = "; ".join(layer_ranges(names[first:end]) for first, end in chunks[k :: plan.pp])
         strategies = run_lengths([s for first, end in chunks[k :: plan.pp] for s in plan.layers[first:end]])
@@ -246,7 +246,7 @@ def _time_table(cost: CostBreakdown) -> Table:
 def _sensitivity_line(elasticities: dict[str, float], console: Console) -> None:
     table = table_of("\nTen percent more of", ("figure", "left"), ("time", "right"))
     for words, change in strongest(elasticities):
-        table.add_row(words, f"{100 * change:+.2f} %")
+        table.add_row(escape(words), f"{100 * change:+.2f} %")
     if table.row_count:
         console.print(table)
 
@@ -254,7 +254,7 @@ def _sensitivity_line(elasticities: dict[str, float], console: Console) -> None:
 def _search_lines(result: SearchResult, console: Console) -> None:
     console.print(Text("\nSearch", "bold"))
     if result.why:
-        console.print(f"{result.method.replace('_', ' ')}: {result.why}", highlight=False)
+        console.print(f"{result.method.replace('_', ' ')}: {result.why}", highlight=False, markup=False)
     if not result.method.startswith("gradient"):
         console.print(
             f"{result.plans_evaluated:,} plans or parts of plans in {result.seconds:.1f} s", highlight=False

@@ -1,8 +1,7 @@
-"""accelerate objects of a plan.
+"""accelerate objects of a plan."""
 
-toy_llama on toy, 8 GPUs; written by darts-parallel
-dp 2 · tp 1 · cp 4 · pp 1 · micro-batch 2 × 4 · ZeRO-3
-"""
+# toy_llama on toy, 8 GPUs; written by darts-parallel
+# dp 2 · tp 1 · cp 4 · pp 1 · micro-batch 2 × 4 · ZeRO-3
 
 from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig

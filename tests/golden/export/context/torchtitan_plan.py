@@ -1,12 +1,12 @@
 """torchtitan configuration of a plan.
 
-toy_llama on toy, 8 GPUs; written by darts-parallel
-dp 2 · tp 1 · cp 4 · pp 1 · micro-batch 2 × 4 · ZeRO-3
-
 Call it in a config function of the model's config_registry.py, on the configuration of its sizes:
     def planned() -> Trainer.Config:
         return apply_plan(llama3_8b())
 """
+
+# toy_llama on toy, 8 GPUs; written by darts-parallel
+# dp 2 · tp 1 · cp 4 · pp 1 · micro-batch 2 × 4 · ZeRO-3
 
 from torchtitan.trainer import Trainer
 

@@ -1,8 +1,7 @@
-"""accelerate objects of a plan.
+"""accelerate objects of a plan."""
 
-toy on toy, 8 GPUs; written by darts-parallel
-dp 8 · tp 1 · pp 1 · micro-batch 1 × 2 · ZeRO-0
-"""
+# toy on toy, 8 GPUs; written by darts-parallel
+# dp 8 · tp 1 · pp 1 · micro-batch 1 × 2 · ZeRO-0
 
 from accelerate import Accelerator
 

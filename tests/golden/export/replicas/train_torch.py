@@ -1,11 +1,12 @@
-# toy on toy, 8 GPUs; written by darts-parallel
-# dp 8 · tp 1 · pp 1 · micro-batch 1 × 2 · ZeRO-0
 """Train by a plan with PyTorch alone: device mesh, parallel modules, sharding and pipeline schedule.
 
 Run on every node, with data of your own in `batch`:
     torchrun --nnodes NODES --nproc-per-node GPUS FILE [--steps 10]
 It takes nccl where every process has a GPU, else gloo on the CPU.
 """
+
+# toy on toy, 8 GPUs; written by darts-parallel
+# dp 8 · tp 1 · pp 1 · micro-batch 1 × 2 · ZeRO-0
 
 import argparse
 import os

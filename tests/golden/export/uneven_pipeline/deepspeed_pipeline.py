@@ -1,8 +1,7 @@
-"""DeepSpeed pipeline of a plan.
+"""DeepSpeed pipeline of a plan."""
 
-toy on toy, 8 GPUs; written by darts-parallel
-dp 2 · tp 1 · pp 4 · micro-batch 2 × 4 · ZeRO-1
-"""
+# toy on toy, 8 GPUs; written by darts-parallel
+# dp 2 · tp 1 · pp 4 · micro-batch 2 × 4 · ZeRO-1
 
 from collections.abc import Sequence
 from typing import Any

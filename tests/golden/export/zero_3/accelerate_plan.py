@@ -1,8 +1,7 @@
-"""accelerate objects of a plan.
+"""accelerate objects of a plan."""
 
-toy_llama on toy, 8 GPUs; written by darts-parallel
-dp 4 · tp 2 · pp 1 · micro-batch 2 × 2 · ZeRO-3 · recompute full
-"""
+# toy_llama on toy, 8 GPUs; written by darts-parallel
+# dp 4 · tp 2 · pp 1 · micro-batch 2 × 2 · ZeRO-3 · recompute full
 
 from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
