@@ -36,10 +36,10 @@ def require_printable(key: str, text: str) -> None:
     if text.isprintable():
         return
     near = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
-    shown = ascii(text) if len(text) < 60 else f"{ascii(text[:60])}..."
+    shown = ascii(text) if len(text) < 60 else f"{text[:60]!a}..."
     raise ConfigError(
         f"{key}={shown} must hold printable characters only, without line breaks; "
-        f"nearest legal: {ascii(near[:60])}."
+        f"nearest legal: {near[:60]!a}."
     )
 
 

@@ -1,39 +1,86 @@
 """The plans that need the least memory, and what to say when even they do not fit."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import torch
 
 from darts_parallel.config.schema import SpaceConfig
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.lightest import lightest_plans
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import DartsParallelError, InfeasibleError
+from darts_parallel.plan.degrees import tensor_degrees, wider_tensor_degrees
 from darts_parallel.plan.space import outer_spaces
-from darts_parallel.problem.cluster import GIB
+from darts_parallel.problem.cluster import GIB, Device
 from darts_parallel.problem.problem import Problem
+
+ROUNDS = 6
+"""Times that the memory of the GPUs is raised until some plan fits."""
 
 
 def explain_infeasible(problem: Problem, tables: Sequence[CostTable]) -> InfeasibleError:
     """The error for a problem that no plan fits: the binding constraint and the smallest way out."""
     kind = problem.config.space.kind
-    excess, detail, capacity = _least_excess(tables, kind)
-    devices = [group.device for group in problem.cluster.groups]
-    device = next((d for d in devices if d.memory - d.reserved == capacity), devices[0])
-    needed = (device.memory + excess) / GIB
-    ways = [f"cluster.devices.{device.name}.memory_GiB={-(-needed * 100 // 1) / 100:.2f}"]
+    lightest = _lightest_of_all(tables, kind)
+    device = max(lightest.devices(problem).items(), key=lambda entry: entry[1])[0]
+    needed = (device.memory + lightest.excess) / GIB
+    ways = _memory_that_fits(problem, lightest)
     free = replace(problem.config.space, zero_stage=None, recompute=None, sequence_parallel=None,
                    pp=None, tp=None, dp=None, num_micro_batches=None, micro_batch_size=None)  # fmt: skip
     if free != problem.config.space and _fits(replace(problem, config=replace(problem.config, space=free))):
         pins = ", ".join(_pins(problem.config.space))
         ways.append(f"freeing {pins}")
+    ways += _wider_spaces_that_fit(problem)
     more = _nodes_that_fit(problem)
     if more:
         ways.append(f"{more} nodes instead of {problem.cluster.groups[0].count}")
+    changes = " or ".join(ways) or "other GPUs or a smaller model"
     return InfeasibleError(
         f"memory: model={problem.model.config.name} fits in no {kind} plan on "
-        f"cluster={problem.cluster.name}; the lightest plan ({detail}) needs {needed:.2f} GiB of the "
-        f"{device.memory / GIB:.2f} GiB of {device.name}; smallest changes that help: {' or '.join(ways)}."
+        f"cluster={problem.cluster.name}; the lightest plan ({lightest.detail}) needs {needed:.2f} GiB of "
+        f"the {device.memory / GIB:.2f} GiB of {device.name}; smallest changes that help: {changes}."
     )
+
+
+def _memory_that_fits(problem: Problem, lightest: "_Lightest") -> list[str]:
+    """Memory of the GPUs with which some plan fits, as overrides; none where none was found.
+
+    With more memory on one node type the lightest plan moves layers: the other types are looked at again.
+    """
+    wanted: dict[str, float] = {}
+    for _ in range(ROUNDS):
+        for device, excess in lightest.devices(problem).items():
+            if excess > 0:
+                wanted[device.name] = -(-(device.memory + excess) / GIB * 100 // 1) / 100
+        problem = _with_memory(problem, wanted)
+        lightest = _lightest_of_all(build_tables(problem, outer_spaces(problem)), problem.config.space.kind)
+        if lightest.excess <= 0:
+            sizes = (f"cluster.devices.{name}.memory_GiB={size:.2f}" for name, size in wanted.items())
+            return [" and ".join(sizes)]
+    return []
+
+
+def _with_memory(problem: Problem, sizes: dict[str, float]) -> Problem:
+    """The problem with other memory (GiB) on the GPUs of these names."""
+    groups = tuple(
+        replace(group, device=replace(group.device, memory=sizes[group.device.name] * GIB))
+        if group.device.name in sizes
+        else group
+        for group in problem.cluster.groups
+    )
+    return replace(problem, cluster=replace(problem.cluster, groups=groups))
+
+
+def _wider_spaces_that_fit(problem: Problem) -> list[str]:
+    """Pins of what a search leaves out by itself, where a plan fits with them."""
+    space, found = problem.config.space, []
+    wider = wider_tensor_degrees(problem)
+    if wider:
+        degrees = [*tensor_degrees(problem), *wider]
+        if _fits(replace(problem, config=replace(problem.config, space=replace(space, tp=degrees)))):
+            found.append(f"space.tp=[{','.join(map(str, degrees))}]")
+    return found
 
 
 def _pins(space: SpaceConfig) -> list[str]:
@@ -50,24 +97,49 @@ def _pins(space: SpaceConfig) -> list[str]:
     return [f"space.{name}" for name in names if getattr(space, name) is not None]
 
 
-def _least_excess(tables: Sequence[CostTable], kind: str) -> tuple[float, str, float]:
-    """Bytes by which the lightest plan overshoots (negative: it fits), where, and that stage's bytes."""
-    best, detail, capacity = float("inf"), "none", 0.0
+@dataclass(frozen=True)
+class _Lightest:
+    """The plan that overshoots its memory least.
+
+    `over`: bytes above the capacity of every stage, negative where it fits, shape `(K,)`.
+    """
+
+    table: CostTable | None
+    over: torch.Tensor
+    detail: str
+
+    @property
+    def excess(self) -> float:
+        """Bytes of the stage that overshoots most."""
+        return float(self.over.max())
+
+    def devices(self, problem: Problem) -> dict[Device, float]:
+        """The most that a stage on each type of GPU overshoots, in bytes."""
+        table, found = self.table, dict[Device, float]()
+        if table is None:
+            return {problem.cluster.groups[0].device: self.excess}
+        cluster = problem.cluster.arranged(table.node_order)
+        for stage, excess in enumerate(self.over.tolist()):
+            device = cluster.stage_group(stage % table.pp, table.pp).device
+            found[device] = max(excess, found.get(device, excess))
+        return found
+
+
+def _lightest_of_all(tables: Sequence[CostTable], kind: str) -> _Lightest:
+    best = _Lightest(None, torch.tensor([torch.inf]), "none")
     for table, plans in zip(tables, lightest_plans(tables, kind), strict=True):
         over = evaluate_batch(table, plans).memory - table.capacity
         excess = over.amax(1)
         index = int(excess.argmin())
-        if float(excess[index]) < best:
-            best = float(excess[index])
+        if float(excess[index]) < best.excess:
             count = int(table.num_micro_batches[plans.outer[index]])
-            detail = f"{table.words}, {count} micro-batches"
-            capacity = float(table.capacity[int(over[index].argmax())])
-    return best, detail, capacity
+            best = _Lightest(table, over[index], f"{table.words}, {count} micro-batches")
+    return best
 
 
 def any_fits(problem: Problem, tables: Sequence[CostTable]) -> bool:
     """Whether the lightest plan of some outer choice fits the memory."""
-    return _least_excess(tables, problem.config.space.kind)[0] <= 0
+    return _lightest_of_all(tables, problem.config.space.kind).excess <= 0
 
 
 def _fits(problem: Problem) -> bool:

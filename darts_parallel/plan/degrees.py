@@ -8,6 +8,8 @@ from darts_parallel.problem.problem import Problem
 
 MOST_FREE_CHUNKS = 2
 """Chunks a device that a free choice tries although they cannot be equal."""
+USUAL_NODE = 8
+"""GPUs of the nodes that most clusters have: tensor parallelism up to this is tried on smaller nodes too."""
 
 
 def divisors(number: int) -> list[int]:
@@ -34,9 +36,25 @@ def pipeline_units(problem: Problem) -> int:
 
 
 def tensor_degrees(problem: Problem) -> list[int]:
-    """Tensor-parallel degrees that the search tries: inside a node, and wider ones that are pinned."""
-    limit, pinned = max(_node_sizes(problem)), problem.config.space.pinned("tp") or ()
+    """Tensor-parallel degrees that the search tries: up to the largest node, or 8, and wider pinned ones.
+
+    Groups that cross nodes pay off where nodes are small (one GPU a node), or where nothing else fits.
+    """
+    pinned = problem.config.space.pinned("tp") or ()
+    limit = widest_tensor_degree(problem)
     return [tp for tp in legal_tensor_degrees(problem) if tp <= limit or tp in pinned]
+
+
+def widest_tensor_degree(problem: Problem) -> int:
+    """The largest tensor-parallel degree that is tried where none is pinned."""
+    return max(*_node_sizes(problem), USUAL_NODE)
+
+
+def wider_tensor_degrees(problem: Problem) -> list[int]:
+    """Legal tensor-parallel degrees that a search without a pin leaves out."""
+    if problem.config.space.pinned("tp") is not None:
+        return []
+    return [tp for tp in legal_tensor_degrees(problem) if tp > widest_tensor_degree(problem)]
 
 
 def legal_tensor_degrees(problem: Problem) -> list[int]:

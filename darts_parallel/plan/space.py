@@ -16,6 +16,8 @@ from darts_parallel.plan.degrees import (
     legal_pipeline_degrees,
     pipeline_units,
     virtual_stage_counts,
+    wider_tensor_degrees,
+    widest_tensor_degree,
 )
 from darts_parallel.plan.degrees import divisors as divisors
 from darts_parallel.plan.degrees import tensor_degrees as tensor_degrees
@@ -23,7 +25,7 @@ from darts_parallel.plan.expert_degrees import expert_degrees, require_expert_pi
 from darts_parallel.plan.legality import refuse_model, sequence_divides
 from darts_parallel.plan.pins import require_legal_pins, require_pure_stages
 from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.problem.orders import node_orders
+from darts_parallel.problem.orders import node_orders, orders_are_all
 from darts_parallel.problem.problem import Problem
 
 
@@ -79,6 +81,20 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
             "degree that the other pins allow; nearest legal: 0, which shards over all its ranks."
         )
     return result
+
+
+def left_out(problem: Problem) -> tuple[str, ...]:
+    """What a search without pins does not try although it is legal, in clauses that name the key.
+
+    A claim over the space holds without it.
+    """
+    found = []
+    if wider_tensor_degrees(problem):
+        found.append(f"tp above {widest_tensor_degree(problem)} (space.tp)")
+    mode = problem.config.space.node_orders
+    if not all(orders_are_all(problem.cluster, pp, mode) for pp in pipeline_degrees(problem)):
+        found.append("node orders that mix the types (space.node_orders)")
+    return tuple(found)
 
 
 def pipeline_degrees(problem: Problem) -> list[int]:

@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from itertools import groupby, permutations
 from math import factorial, lcm, prod
 
+from darts_parallel.errors import ConfigError
 from darts_parallel.problem.cluster import Cluster
 
 MOST_ORDERS = 24
 """Distinct orders up to which `auto` tries all of them; above, only blocks and their circular shifts."""
+MOST_ALL = 1024
+"""Distinct orders up to which `all` is served: every one makes a cost table of its own."""
 MOST_BLOCK_ORDERS = 24
 """Orders of whole types that are tried; there are as many as permutations of the types."""
 
@@ -30,6 +33,9 @@ def node_orders(cluster: Cluster, pp: int, mode: str) -> list[tuple[int, ...]]:
 
     Returns:
         Distinct orders without a mixed stage; none where there is no such order.
+
+    Errors:
+        ConfigError: `all` of more than `MOST_ALL`.
     """
     if cluster.homogeneous:
         return [()]
@@ -39,12 +45,29 @@ def node_orders(cluster: Cluster, pp: int, mode: str) -> list[tuple[int, ...]]:
     if blocks is None:
         return []
     size, counts = blocks
-    distinct = factorial(sum(counts.values())) // prod(factorial(n) for n in counts.values())
+    distinct = _number_of_orders(counts)
+    if mode == "all" and distinct > MOST_ALL:
+        raise ConfigError(
+            f"space.node_orders=all means {distinct:,} orders at pp={pp}, and must mean at most "
+            f"{MOST_ALL:,}; nearest legal: space.node_orders=auto."
+        )
     if mode == "all" or (mode == "auto" and distinct <= MOST_ORDERS):
         sequences = list(_arrangements(counts))
     else:
         sequences = _side_by_side(counts, shifts=mode != "adjacent")
     return [_nodes(cluster, sequence, size) for sequence in sequences]
+
+
+def orders_are_all(cluster: Cluster, pp: int, mode: str) -> bool:
+    """Whether `node_orders` returns every distinct order, where nobody asked for fewer."""
+    if cluster.homogeneous or mode != "auto":
+        return True
+    blocks = _blocks(cluster, pp)
+    return blocks is None or _number_of_orders(blocks[1]) <= MOST_ORDERS
+
+
+def _number_of_orders(counts: dict[int, int]) -> int:
+    return factorial(sum(counts.values())) // prod(factorial(n) for n in counts.values())
 
 
 def order_label(cluster: Cluster) -> str:

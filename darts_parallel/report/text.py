@@ -13,6 +13,7 @@ from rich.text import Text
 
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
 from darts_parallel.gradient.result import SearchResult
+from darts_parallel.plan.space import left_out
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.billing import bill
@@ -101,17 +102,18 @@ def layerwise_sentence(
 
 def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]) -> str:
     """What is known of the plan over the whole space, in one clause."""
-    kind = problem.config.space.kind
+    kind, without = problem.config.space.kind, " and ".join(left_out(problem))
     mine = [v for v in verifications if v.space == kind]
+    space = f"the {kind} space" + (f" without {without}" if without else "")
     bounds = [v.lower_bound_s for v in mine if isfinite(v.lower_bound_s) and v.lower_bound_s > 0]
     if not bounds:
         return "best found; no lower bound is known"
     slack = cost.iteration_time_s / max(bounds) - 1.0
     if any(v.proven for v in mine) and slack <= 1e-9:
-        return f"optimal in the model, over the {kind} space"
+        return f"optimal in the model, over {space}"
     proven = any(v.proven for v in mine)
     bound = "the plan that is optimal in the model" if proven else "a proven lower bound"
-    return f"best found; {_percent(slack, 2)} above {bound}, over the {kind} space"
+    return f"best found; {_percent(slack, 2)} above {bound}, over {space}"
 
 
 def _unsearched(problem: Problem) -> str:
