@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
 
-from darts_parallel.cli.job_config import COMPOSED
+from darts_parallel.cli.job_config import COMPOSED, PRINTED
 from darts_parallel.errors import ConfigError
 
 _TAKES_VALUE = re.compile(
@@ -60,19 +60,19 @@ def _without_verb(arguments: Sequence[str]) -> list[str]:
 
 
 def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments for Hydra, and those that change keys of the plan's own configuration in a replan.
+    """The arguments for Hydra, and those that change keys of a plan's own configuration.
 
     Hydra would look for their keys in what it composes, whose cluster may have fewer node groups. Where the
     group itself is given (`cluster=...`), they belong to that.
     """
     names = {argument.lstrip("+~").partition("=")[0] for argument in arguments}
-    if "replan.from" not in names or {"-m", "--multirun"} & set(arguments):
+    if not names & {"replan.from", "plan"} or "experiment" in names or {"-m", "--multirun"} & set(arguments):
         return list(arguments), []
     own = re.compile(r"^[+]{0,2}(\w+)\.[^=]+=")
     held = [
         argument
         for argument in arguments
-        if (match := own.match(argument)) and match.group(1) not in (*names, *COMPOSED, "hydra")
+        if (match := own.match(argument)) and match.group(1) not in (*names, *COMPOSED, *PRINTED, "hydra")
     ]
     return [argument for argument in arguments if argument not in held], held
 
@@ -88,6 +88,9 @@ def _check(flags: list[str], overrides: list[str]) -> None:
     parser.error = refuse  # type: ignore[method-assign]
     if "--version" not in flags:
         parser.parse_args([*flags, *overrides])
+    if any(flag.startswith("--experimental-rerun") for flag in flags):
+        # it unpickles a file, which runs whatever code the file names
+        refuse("a job is not run again from a pickle")
     for override in overrides:
         if not re.match(r"^[~+]{0,2}[\w./@:-]+(=|$)", override):
             raise ConfigError(f"the override {override} cannot be read; nearest legal: key=value.")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,6 +48,11 @@ from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.report.tensorboard import Tracker
 from darts_parallel.report.trace import trace_dict
 
+FOLDERS = ("hydra.run.dir=", "hydra.sweep.")
+"""Overrides by which a user chooses where a run writes."""
+READER_LEFT = 141
+"""Exit status where the reader of a pipe has gone: 128 and the number of SIGPIPE, as other programs."""
+
 
 def main() -> None:
     """Entry point: exit status 0, or 2 with one sentence for an error that the user can mend."""
@@ -59,20 +65,33 @@ def main() -> None:
         return run_task(composed, began, held)
 
     held: list[str] = []
+    _print_whatever_comes()
     try:
         sys.argv[1:], held = deferred_overrides(flags_first(sys.argv[1:]))
         if "--version" in sys.argv[1:]:
             print(f"darts-parallel {package_version()}")
             return
         hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")(task)()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         _fail("interrupted before any plan was found.")
+    except BrokenPipeError:
+        # whoever read the output has enough of it; what was written to files is whole
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(READER_LEFT) from None
     except Exception as error:
         sentence = error_sentence(error, [*sys.argv[1:], *held])
         if sentence is None:
             raise
         forget_sweeps(began)
         _fail(sentence)
+
+
+def _print_whatever_comes() -> None:
+    """Where standard output has an encoding of few signs (cp1252, ascii), print `?` for the others."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def _fail(sentence: str) -> NoReturn:
@@ -94,20 +113,29 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
     overrides = OmegaConf.to_container(settings.overrides.task, resolve=False)
     given = [str(override) for override in overrides] if isinstance(overrides, list) else []
     given += held
-    folder = RunFolder.enter(Path(settings.runtime.output_dir), began)
+    named = any(override.startswith(FOLDERS) for override in settings.overrides.hydra)
+    entered = RunFolder.enter(Path(settings.runtime.output_dir), began)
     try:
-        problem, rental = _rented(Problem.from_config(job_config(composed, given)))
-        folder.require_writable()
-        return run_job(problem, folder.path, Console(), rental)
-    except KeyboardInterrupt:
-        folder.restore()
+        with entered.own(named=named) as folder:
+            return _run_in(folder, composed, given)
+    except (BrokenPipeError, KeyboardInterrupt):
         raise
     except Exception as error:
-        folder.restore()
         sentence = error_sentence(error, given)
         if sentence is None:
             raise
         _fail(sentence)
+
+
+def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str]) -> float:
+    """The job in its folder, which is as before where the job ends without a result."""
+    try:
+        problem, rental = _rented(Problem.from_config(job_config(composed, given)))
+        folder.require_writable()
+        return run_job(problem, folder.path, Console(), rental)
+    except BaseException:
+        folder.restore()
+        raise
 
 
 def _rented(problem: Problem) -> tuple[Problem, Rental | None]:

@@ -1,4 +1,4 @@
-"""Which configuration a command means: the composed one, or that of a plan file which it names."""
+"""Which configuration a command means: the composed one, or that of a plan file with what it changes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -7,12 +7,49 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from darts_parallel.config.composition import to_config
+from darts_parallel.config.raw_values import refuse_silent_overrides
 from darts_parallel.config.schema import Config
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plan.file import own_config
 
 COMPOSED = ("output", "replan", "verification")
 """Root keys that always come from the command."""
+PRINTED = ("plan", "export", "explain", "output")
+"""Root keys that change only what is written and printed, not the problem."""
+
+
+def changed_config(
+    own: Config, source: str, composed: DictConfig, given: Sequence[str], kept: Sequence[str]
+) -> Config:
+    """A plan's own configuration with what the command changes of it.
+
+    Args:
+        own: The configuration in the plan's file.
+        source: Key and path of that file, for messages.
+        composed: What the command composed.
+        given: Its overrides. A group (`cluster=...`) replaces the plan's own, a key of a group
+            (`cluster.nodes.0.count=6`) changes it.
+        kept: Root keys that always come from the command.
+
+    Errors:
+        ConfigError: a key does not fit the plan's configuration, or a value breaks a rule.
+    """
+    merged = OmegaConf.create(asdict(own))
+    overrides = [override.lstrip("+~").partition("=")[::2] for override in given]
+    groups = {key for key, _ in overrides if "." not in key}
+    for key in (*groups, *kept):
+        if key in merged and key in composed:
+            merged[key] = composed[key]
+    for key, value in overrides:
+        root = key.partition(".")[0]
+        if root != key and root in merged and root not in (*groups, *kept):
+            try:
+                OmegaConf.update(merged, key, OmegaConf.from_dotlist([f"value={value}"]).value)
+            except (OmegaConfBaseException, ValueError, TypeError):
+                raise ConfigError(
+                    f"{key}={value} does not fit the plan in {source}; nearest legal: a key of its config."
+                ) from None
+    return to_config(merged, given)
 
 
 def replan_config(path: str, composed: DictConfig, given: Sequence[str]) -> Config:
@@ -34,23 +71,7 @@ def replan_config(path: str, composed: DictConfig, given: Sequence[str]) -> Conf
             f"replan.from={path}: the field config is missing; nearest legal: a plan.json as the command "
             "writes it."
         )
-    merged = OmegaConf.create(asdict(own))
-    overrides = [override.lstrip("+~").partition("=")[::2] for override in given]
-    groups = {key for key, _ in overrides if "." not in key}
-    for key in (*groups, *COMPOSED):
-        if key in merged and key in composed:
-            merged[key] = composed[key]
-    for key, value in overrides:
-        root = key.partition(".")[0]
-        if root != key and root in merged and root not in (*groups, *COMPOSED):
-            try:
-                OmegaConf.update(merged, key, OmegaConf.from_dotlist([f"value={value}"]).value)
-            except (OmegaConfBaseException, ValueError, TypeError):
-                raise ConfigError(
-                    f"{key}={value} does not fit the plan in replan.from={path}; nearest legal: a key of "
-                    "its config."
-                ) from None
-    config = to_config(merged, given)
+    config = changed_config(own, f"replan.from={path}", composed, given, COMPOSED)
     if asdict(config.model) != asdict(own.model):
         raise PlanError(
             f"replan.from={path} was made for model={own.model.name}, and this command asks for another "
@@ -65,12 +86,12 @@ def replan_config(path: str, composed: DictConfig, given: Sequence[str]) -> Conf
     return config
 
 
-PRINTED = ("plan", "export", "explain", "output", "hydra")
-"""Root keys that change only what is written and printed, not the problem."""
-
-
 def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
-    """The composed configuration, or the given plan's own where nothing else is asked for.
+    """The composed configuration, or the given plan's own with what the command changes of it.
+
+    A plan is priced on the problem that it was made for: `plan=FILE cluster.inter_node.bandwidth_GBps=10`
+    changes that one figure, `cluster=NAME` the whole group. A named run (`experiment=NAME`) is the problem
+    that it names, whatever plan is priced on it.
 
     Args:
         composed: What the command composed.
@@ -79,6 +100,7 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
     Errors:
         ConfigError, PlanError: a value breaks a rule, or a plan file does not fit.
     """
+    refuse_silent_overrides(given)
     source, plan = (OmegaConf.select(composed, key) for key in ("replan.from", "plan"))
     if source is not None and plan is not None:
         raise ConfigError(
@@ -87,9 +109,9 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
         )
     if source is not None:
         return replan_config(str(source), composed, given)
-    config = to_config(composed, given)
-    roots = {override.lstrip("+~").split("=")[0].split(".")[0] for override in given}
-    if config.plan is None or roots - set(PRINTED):
-        return config
-    kept = {name: asdict(config)[name] for name in PRINTED if name != "hydra"}
-    return own_config(config.plan, **kept) or config
+    if plan is None or any(override.startswith("experiment=") for override in given):
+        return to_config(composed, given)
+    own = own_config(str(plan))
+    if own is None:
+        return to_config(composed, given)
+    return changed_config(own, f"plan={plan}", composed, given, PRINTED)

@@ -1,10 +1,22 @@
-"""The folder of a run: writable before work begins, and as it was when the run is refused."""
+"""The folder of a run: writable and its own before work begins, as it was when the run is refused.
 
+What a run has finished (a plan, a checkpoint, a table) is never removed, whatever happens after it.
+"""
+
+import errno
+import fcntl
+import os
 import shutil
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from darts_parallel.errors import ConfigError
+
+BEGINNINGS = ("tensorboard", "multirun.yaml")
+"""What a run writes before it has found anything."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +29,8 @@ class RunFolder:
     path: Path
     before: frozenset[Path]
     fresh: bool
+    began: float = field(default_factory=time.time)
+    """Wall-clock seconds at which the command began."""
 
     @staticmethod
     def enter(path: Path, began: float) -> "RunFolder":
@@ -28,7 +42,61 @@ class RunFolder:
         """
         path = path.absolute()
         before = frozenset(_contents(path))
-        return RunFolder(path, before, not before and path.stat().st_mtime >= began)
+        return RunFolder(path, before, not before and path.stat().st_mtime >= began, began)
+
+    @contextmanager
+    def own(self, *, named: bool) -> Iterator["RunFolder"]:
+        """Hold the folder for one run at a time, by a lock that ends with the process.
+
+        Two commands of one second are given one folder; the later one takes a further one beside it.
+
+        Args:
+            named: The user chose the folder: it is refused while another run writes into it.
+
+        Yields:
+            The folder that the run has for itself.
+
+        Errors:
+            ConfigError: another run writes into the folder that the user named.
+        """
+        held, number = self, 1
+        while (lock := held._locked(named)) is None:
+            number += 1
+            beside = self.path.with_name(f"{self.path.name}-{number}")
+            if named:
+                raise ConfigError(
+                    f"hydra.run.dir={self.path} is being written by another run; nearest legal: {beside}."
+                )
+            fresh = not beside.exists()
+            beside.mkdir(exist_ok=True)
+            held = replace(self, path=beside, before=frozenset(_contents(beside)), fresh=fresh)
+        try:
+            yield held
+        finally:
+            os.close(lock)
+
+    def _locked(self, named: bool) -> int | None:
+        """A lock on the folder; None where a run holds it, or left a result in one that nobody chose."""
+        if not named and self._finished(since=0.0):
+            return None
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                os.close(handle)
+                return None
+            # a file system without locks: the run goes on as it did before
+        return handle
+
+    def _finished(self, since: float) -> bool:
+        """Whether a file that is no trace of a beginning was written since then (wall-clock seconds)."""
+        return any(
+            path.is_file() and path.stat().st_mtime >= since
+            for name in _names(self.path)
+            if not name.startswith(".") and name not in BEGINNINGS and not name.endswith(".log")
+            for path in _files(self.path / name)
+        )
 
     def require_writable(self) -> None:
         """Refuse a folder that cannot be written.
@@ -47,7 +115,9 @@ class RunFolder:
             ) from None
 
     def restore(self) -> None:
-        """Remove what the run has added, and the folders that it made."""
+        """Remove what the run has added, and the folders that it made, unless a result is among it."""
+        if self._finished(self.began):
+            return
         for path in sorted(_contents(self.path) - self.before, reverse=True):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -66,6 +136,17 @@ class RunFolder:
                 folder.rmdir()
             except OSError:
                 return
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _files(path: Path) -> Iterator[Path]:
+    return path.rglob("*") if path.is_dir() else iter((path,))
 
 
 def _contents(path: Path) -> set[Path]:

@@ -25,6 +25,24 @@ def require_at_most(key: str, value: float, maximum: float) -> None:
         raise ConfigError(f"{key}={value} must be at most {limit}; nearest legal: {limit}.")
 
 
+def require_within(key: str, value: float, least: float, most: float) -> None:
+    """Refuse a number outside what a real thing can have: beyond, seconds and bytes overflow or vanish.
+
+    Args:
+        key: Of the configuration.
+        value: A number.
+        least: Smallest plausible value.
+        most: Largest plausible value.
+
+    Errors:
+        ConfigError: names the range and its nearer end.
+    """
+    if isfinite(value) and least <= value <= most:
+        return
+    near = least if not value > most else most
+    raise ConfigError(f"{key}={value:g} must be between {least:g} and {most:g}; nearest legal: {near:g}.")
+
+
 def require_size(key: str, value: int, maximum: int) -> None:
     """Refuse a number of things that is not in `[1, maximum]`."""
     require_at_least(key, value, 1)

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from darts_parallel.config.checks import require_at_least, require_at_most, require_member, require_size
+from darts_parallel.config.checks import (
+    require_at_least,
+    require_at_most,
+    require_member,
+    require_size,
+    require_within,
+)
 from darts_parallel.errors import ConfigError
 
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
@@ -12,6 +18,27 @@ NARROW = ("fp8", "mxfp8", "nvfp4")
 """Precisions whose weight products run below 16 bits; all else stays in 16 bits."""
 MAX_NODES = 2**17
 MAX_GPUS_PER_NODE = 2**10
+MAX_PRICE = 1e6
+"""Dollars an hour of one node."""
+PLAUSIBLE: dict[str, tuple[float, float]] = {
+    "memory_GiB": (1e-4, 1e5),
+    "memory_bandwidth_GBps": (1e-3, 1e6),
+    "gemm_efficiency": (1e-3, 1.0),
+    "gemm_half_size": (0.0, 1e5),
+    "misaligned_efficiency": (1e-3, 1.0),
+    "fp8_efficiency": (1e-3, 1.0),
+    "attention_efficiency": (1e-3, 1.0),
+    "memory_efficiency": (1e-3, 1.0),
+    "streaming_factor": (1e-2, 1e2),
+    "layer_overhead_us": (0.0, 1e7),
+    "overlap_exponent": (1.0, 64.0),
+    "reserved_GiB": (0.0, 1e5),
+    "state_factor": (1e-2, 1e2),
+    "activation_factor": (1e-2, 1e2),
+}
+"""Least and most of each figure of a device, from a microcontroller to what no data sheet promises."""
+PEAKS = (1e-6, 1e6)
+"""TFLOP/s."""
 
 
 @dataclass
@@ -31,6 +58,9 @@ class LinkConfig:
         require_at_least("cluster link latency_us", self.latency_us, 0)
         require_at_least("cluster link efficiency", self.efficiency, 0, strict=True)
         require_at_most("cluster link efficiency", self.efficiency, 1)
+        require_within("cluster link efficiency", self.efficiency, 1e-3, 1)
+        require_within("cluster link bandwidth_GBps", self.bandwidth_GBps, 1e-5, 1e6)
+        require_within("cluster link latency_us", self.latency_us, 0, 1e8)
 
 
 @dataclass
@@ -59,6 +89,7 @@ class NodeGroupConfig:
         require_size(f"{key}.gpus", self.gpus, MAX_GPUS_PER_NODE)
         if self.price_per_hour_usd is not None:
             require_at_least(f"{key}.price_per_hour_usd", self.price_per_hour_usd, 0)
+            require_at_most(f"{key}.price_per_hour_usd", self.price_per_hour_usd, MAX_PRICE)
         require_member(f"{key}.device", self.device, devices)
         if self.nvlink_domain_gpus is not None:
             require_domain(f"{key}.nvlink_domain_gpus", self.nvlink_domain_gpus, self)
@@ -145,8 +176,11 @@ class DeviceConfig:
         for precision, peak in self.peak_TFLOPs.items():
             require_member("cluster.devices.*.peak_TFLOPs key", precision, PRECISIONS)
             require_at_least(f"cluster.devices.*.peak_TFLOPs.{precision}", peak, 0, strict=True)
+            require_within(f"cluster.devices.*.peak_TFLOPs.{precision}", peak, *PEAKS)
         for key in ("gemm_efficiency", "attention_efficiency", "memory_efficiency"):
             require_at_most(f"cluster.devices.*.{key}", getattr(self, key), 1)
+        for key, (least, most) in PLAUSIBLE.items():
+            require_within(f"cluster.devices.*.{key}", getattr(self, key), least, most)
 
 
 @dataclass

@@ -30,7 +30,8 @@ def error_sentence(error: BaseException, overrides: Sequence[str] = ()) -> str |
     if _raised_by(error, CONFIG_LIBRARIES):
         return config_sentence(error, overrides)
     if isinstance(error, OSError):
-        rule = f"output: {error.filename} cannot be written ({error.strerror})"
+        where = "standard output" if error.filename is None else error.filename
+        rule = f"output: {where} cannot be written ({error.strerror})"
         return f"{rule}; nearest legal: a folder that can be written, e.g. hydra.run.dir=outputs/run."
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return "search: this machine has too little memory for it; lower search.num_restarts or pin space.pp."

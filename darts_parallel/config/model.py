@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from darts_parallel.config.checks import nearest_divisor, require_at_least, require_size
+from darts_parallel.config.checks import nearest_divisor, require_at_least, require_at_most, require_size
 from darts_parallel.config.mixture import check_latent_attention, check_mixture
 from darts_parallel.errors import ConfigError
 
@@ -111,6 +111,7 @@ class ModelConfig:
                 require_size(f"model.{key}", getattr(self, key), MAX_SIZE)
         for key in ("num_encoder_layers", "token_types", "relative_position_buckets"):
             require_at_least(f"model.{key}", getattr(self, key), 0)
+            require_at_most(f"model.{key}", getattr(self, key), MAX_SIZE)
         check_latent_attention(self)
         check_mixture(self)
         if self.num_encoder_layers >= self.num_layers:

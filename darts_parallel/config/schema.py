@@ -8,7 +8,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from darts_parallel.config.bilevel import BilevelConfig as BilevelConfig
-from darts_parallel.config.checks import require_at_least, require_member, require_size
+from darts_parallel.config.checks import require_at_least, require_member, require_size, require_within
 from darts_parallel.config.cluster import PRECISIONS as PRECISIONS
 from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
 from darts_parallel.config.model import MAX_SIZE
@@ -94,6 +94,7 @@ class ObjectiveConfig:
             value = getattr(self, key)
             if value is not None:
                 require_at_least(f"objective.{key}", value, 0, strict=True)
+                require_within(f"objective.{key}", value, 1e-6, 1e15)
         needed = {"time_under_budget": "budget_usd", "cost_under_deadline": "deadline_hours"}
         keys = [needed[self.name]] if self.name in needed else []
         for key in keys + (["num_iterations"] if self.name != "time" else []):
@@ -262,6 +263,7 @@ class VerificationConfig:
 
     def __post_init__(self) -> None:
         require_at_least("verification.max_seconds", self.max_seconds, 0)
+        require_within("verification.max_seconds", self.max_seconds, 0, 1e8)
 
 
 @dataclass

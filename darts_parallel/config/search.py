@@ -2,12 +2,26 @@
 
 from dataclasses import dataclass, field
 
-from darts_parallel.config.checks import require_at_least, require_at_most, require_member
+from darts_parallel.config.checks import require_at_least, require_at_most, require_member, require_within
 from darts_parallel.errors import ConfigError
 
 METHODS = ("auto", "gradient")
 PLACEMENTS = ("enumerated", "relaxed")
 RELAXATIONS = ("softmax", "gumbel")
+PLAUSIBLE: dict[str, tuple[float, float]] = {
+    "exact_seconds": (0.0, 1e8),
+    "max_seconds": (1e-3, 1e8),
+    "learning_rate": (1e-9, 1e3),
+    "boundary_learning_rate": (1e-9, 1e3),
+    "initial_noise": (0.0, 1e3),
+    "initial_preference": (0.0, 1e3),
+    "multiplier_step": (0.0, 1e6),
+    "penalty": (0.0, 1e6),
+    "hard_every": (1, 10**6),
+    "polish_starts": (1, 4096),
+    "polish_finalists": (1, 4096),
+}
+"""Least and most of the settings that are numbers."""
 
 
 @dataclass
@@ -87,6 +101,8 @@ class SearchConfig:
             require_at_least(f"search.{key}", getattr(self, key), 0, strict=True)
         for key in ("initial_noise", "initial_preference", "multiplier_step", "penalty"):
             require_at_least(f"search.{key}", getattr(self, key), 0)
+        for key, (least, most) in PLAUSIBLE.items():
+            require_within(f"search.{key}", getattr(self, key), least, most)
         for key in ("temperature", "boundary_temperature", "sharpness", "adam_betas"):
             values = getattr(self, key)
             if len(values) != 2:
@@ -96,6 +112,8 @@ class SearchConfig:
                 )
             for value in values:
                 require_at_least(f"search.{key}", value, 0, strict=True)
+                if key != "adam_betas":
+                    require_within(f"search.{key}", value, 1e-4, 1e6)
         shares = [(key, share) for key in ("thin_at", "resample_at") for share in getattr(self, key)]
         shares += [(key, getattr(self, key)) for key in ("hard_stages_from", "hard_choices_from")]
         for key, share in shares:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.layer_costs import TIME_TERMS
+from darts_parallel.cost.memory import ROUNDING
 from darts_parallel.cost.pipeline import interleaved_ends, pipeline_seconds
 from darts_parallel.cost.searcher import searcher_breakdown
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
@@ -74,7 +75,7 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     legal = table.allowed[outer, plans.choices].all(1) & ~(table.joined[plans.starts].any(1))
     if table.kind_allowed is not None:
         legal &= table.runs(kinds, plans.choices).all(1)
-    fits = legal & (memory <= table.capacity).all(1)
+    fits = legal & (memory <= table.capacity * (1 + ROUNDING)).all(1)
     return TableReading(stage_seconds, sync_seconds, once, memory, fits)
 
 

@@ -80,7 +80,7 @@ class Rows:
             value = seconds[:, None, end] - (seconds - self.entry[:, stage])[:, begin, None]
             peak = size_of[:, None, end] - size_of[:, begin, None]
             peak += largest[:, begin[0] : begin[-1] + 1, end[0] : end[-1] + 1]
-            over = peak > self.capacity[:, stage, None, None]
+            over = peak > self.capacity[:, stage, None, None] * (1 + SLACK)
             if np.isfinite(self.most_sync).any():
                 over |= sync[:, None, end] - sync[:, begin, None] > self.most_sync[:, None, None]
             over |= (begin[:, None] >= end) | ~starts[begin, None]

@@ -183,7 +183,9 @@ class LayerwiseFronts:
         for node, rows in labels.items():
             if not budgets.final[node]:
                 continue
-            fits = np.flatnonzero(rows.values[:, BYTES] + rows.values[:, WORKING] <= capacity)
+            # sums round; what fits to the byte must not be lost
+            peak = rows.values[:, BYTES] + rows.values[:, WORKING]
+            fits = np.flatnonzero(peak <= capacity * (1 + 1e-12))
             states = rows.first[fits] * layouts + rows.current[fits]
             compared = budgets.times(rows.values[fits])
             kept = fits[pareto(compared, states, offsets.finished(node), paid=compared.shape[1])]

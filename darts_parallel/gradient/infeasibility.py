@@ -8,6 +8,7 @@ import torch
 from darts_parallel.config.schema import SpaceConfig
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.lightest import lightest_plans
+from darts_parallel.cost.memory import ROUNDING
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import DartsParallelError, InfeasibleError
 from darts_parallel.plan.degrees import tensor_degrees, wider_tensor_degrees
@@ -128,7 +129,7 @@ class _Lightest:
 def _lightest_of_all(tables: Sequence[CostTable], kind: str) -> _Lightest:
     best = _Lightest(None, torch.tensor([torch.inf]), "none")
     for table, plans in zip(tables, lightest_plans(tables, kind), strict=True):
-        over = evaluate_batch(table, plans).memory - table.capacity
+        over = evaluate_batch(table, plans).memory - table.capacity * (1 + ROUNDING)
         excess = over.amax(1)
         index = int(excess.argmin())
         if float(excess[index]) < best.excess:

@@ -74,13 +74,24 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
             "stage that the other pins allow, with sequence parallelism where tp is above 1 and shard_size=0;"
             " nearest legal: space.ep=null."
         )
-    if not result:
-        pinned = space.pinned("shard_size") or ()
-        raise ConfigError(
-            f"space.shard_size={pinned[0] if len(pinned) == 1 else list(pinned)} must divide a data-parallel "
-            "degree that the other pins allow; nearest legal: 0, which shards over all its ranks."
-        )
+    _require_shard_sizes(problem, result)
     return result
+
+
+def _require_shard_sizes(problem: Problem, spaces: list[OuterSpace]) -> None:
+    """Refuse sharding groups that no choice of `spaces` has, beside which only ZeRO 0 would be left."""
+    pinned = problem.config.space.pinned("shard_size")
+    if pinned is None or (0 in pinned and spaces):
+        return
+    ranks = {choice.dp * space.cp for space in spaces for choice in space.choices}
+    if any(1 < size <= number and number % size == 0 for size in pinned for number in ranks):
+        return
+    legal = sorted({size for number in ranks for size in divisors(number) if size > 1})
+    other = f", or {min(legal, key=lambda size: abs(size - pinned[0]))}" if legal else ""
+    raise ConfigError(
+        f"space.shard_size={pinned[0] if len(pinned) == 1 else list(pinned)} must divide a data-parallel "
+        f"degree that the other pins allow; nearest legal: 0, which shards over all its ranks{other}."
+    )
 
 
 def left_out(problem: Problem) -> tuple[str, ...]:
