@@ -1,7 +1,10 @@
 """Hugging Face accelerate: `accelerate.yaml` for `accelerate launch` (FSDP2) and `ParallelismConfig`.
 
-`ParallelismConfig` has no pipeline; it refuses replicas without sharding beside tensor or context
-parallelism (`src/accelerate/parallelism_config.py`).
+Written for accelerate 1.15. `ParallelismConfig` has no pipeline; it refuses replicas without sharding beside
+tensor or context parallelism, and FSDP without a dimension to shard over
+(`src/accelerate/parallelism_config.py`). Gradients stay whole until the last of several micro-batches unless
+they are synchronised at each (`GradientAccumulationPlugin`). Tensor and context parallelism are the model's
+and the training loop's: the file beside the YAML holds both.
 """
 
 from typing import Any
@@ -11,6 +14,25 @@ import yaml
 from darts_parallel.export.common import Exported, Job
 from darts_parallel.plan.strategy import LayerStrategy
 
+_TENSOR_PARALLEL = [
+    "",
+    "",
+    "def planned_model(accelerator: Accelerator, name: str) -> Any:",
+    '    """The model with its own tensor-parallel plan; without one every rank would compute all of it."""',
+    "    mesh = accelerator.torch_device_mesh",
+    '    return AutoModelForCausalLM.from_pretrained(name, tp_plan="auto", device_mesh=mesh)',
+]
+_CONTEXT_PARALLEL = [
+    "",
+    "",
+    "def planned_step(accelerator: Accelerator, model: Any, batch: dict[str, Any]) -> Any:",
+    '    """Loss of a micro-batch whose sequences are divided; outside of this context they would not be."""',
+    "    buffers = [tensor for tensor in batch.values() if tensor is not None]",
+    "    with accelerator.maybe_context_parallel(",
+    "        buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers)",
+    "    ):",
+    "        return model(**batch).loss",
+]
 PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "no"}
 
 
@@ -23,29 +45,43 @@ def export(job: Job) -> Exported:
     strategy = job.uniform()
     job.require_exact_collectives()
     _check(job, strategy)
+    job.settle()
     values = settings(job, strategy)
     head = "".join(f"{line}\n" for line in job.headline())
     text = head + yaml.safe_dump(values, sort_keys=True)
-    return Exported({"accelerate.yaml": text, "accelerate_plan.py": _snippet(job, strategy)})
+    files = {"accelerate.yaml": text, "accelerate_plan.py": _snippet(job, strategy)}
+    return Exported(files, tuple(_notes(job, strategy)))
+
+
+def _notes(job: Job, strategy: LayerStrategy) -> list[str]:
+    notes = ["model, data and optimizer are yours: accelerate_plan.py has the accelerator and how to use it"]
+    if job.nodes[0] > 1:
+        notes.append(
+            "on every node: accelerate launch --config_file accelerate.yaml --machine_rank RANK "
+            "--main_process_ip ADDRESS; both are placeholders in the file"
+        )
+    if job.recompute() == "full" and not _fsdp(job, strategy):
+        notes.append("recompute=full is the model's without FSDP: model.gradient_checkpointing_enable()")
+    return notes
 
 
 def _check(job: Job, strategy: LayerStrategy) -> None:
     plan = job.plan
     if plan.pp > 1:
-        raise job.refuse(f"pp={plan.pp}, and it has no pipeline", "space=uniform space.pp=1")
+        job.refuse(f"pp={plan.pp}, and it has no pipeline", "space=uniform space.pp=1")
     if strategy.zero_stage == 1:
-        raise job.refuse(
+        job.refuse(
             "zero_stage=1, and FSDP2 shards gradients too",
             "space=uniform space.pp=1 space.zero_stage=[0,2,3]",
         )
-    if strategy.zero_stage == 0 and strategy.dp > 1 and (strategy.tp > 1 or plan.cp > 1):
-        raise job.refuse(
+    if strategy.zero_stage == 0 and ((strategy.dp > 1 and strategy.tp > 1) or plan.cp > 1):
+        job.refuse(
             f"zero_stage=0 with dp={strategy.dp} and tp={strategy.tp}, cp={plan.cp}, and it replicates only "
             "where nothing else divides the model",
             "space=uniform space.pp=1 space.zero_stage=[2,3]",
         )
     if strategy.sequence_parallel:
-        raise job.refuse(
+        job.refuse(
             "sequence_parallel=true, which its tensor parallelism lacks",
             "space=uniform space.pp=1 space.sequence_parallel=false",
         )
@@ -55,15 +91,15 @@ def _check(job: Job, strategy: LayerStrategy) -> None:
             f"training.precision={precision}, which its settings cannot say", "training.precision=bf16"
         )
     if job.recompute() == "selective":
-        raise job.refuse(
+        job.refuse(
             "recompute=selective, and FSDP's checkpointing takes whole blocks",
             "space=uniform space.pp=1 space.recompute=[none,full]",
         )
 
 
 def _fsdp(job: Job, strategy: LayerStrategy) -> bool:
-    """Whether FSDP2 and its device mesh are needed; else every process replicates all (DDP)."""
-    return strategy.zero_stage > 0 or strategy.tp > 1 or job.plan.cp > 1 or job.recompute() == "full"
+    """Whether FSDP2 is needed: state is sharded over several ranks; else they replicate all (DDP)."""
+    return strategy.zero_stage > 0 and strategy.dp * job.plan.cp > 1
 
 
 def parallelism(job: Job, strategy: LayerStrategy) -> dict[str, int]:
@@ -94,6 +130,8 @@ def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
         "same_network": True,
         "use_cpu": False,
     }
+    if nodes > 1:
+        values |= {"main_process_ip": "127.0.0.1", "main_process_port": 29500}
     if fsdp:
         values["fsdp_config"] = {
             "fsdp_version": 2,
@@ -104,24 +142,30 @@ def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
             "fsdp_cpu_ram_efficient_loading": True,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
-        if not _replicas_only(job, strategy):
-            values["parallelism_config"] = {
-                f"parallelism_config_{name}": size for name, size in parallelism(job, strategy).items()
-            }
+    if not _replicas_only(job, strategy):
+        values["parallelism_config"] = {
+            f"parallelism_config_{name}": size for name, size in parallelism(job, strategy).items()
+        }
     return values
 
 
 def _replicas_only(job: Job, strategy: LayerStrategy) -> bool:
-    return strategy.zero_stage == 0 and strategy.tp == 1 and job.plan.cp == 1
+    return not _fsdp(job, strategy) and strategy.tp == 1 and job.plan.cp == 1
 
 
 def _snippet(job: Job, strategy: LayerStrategy) -> str:
     fields = ", ".join(f"{name}={size}" for name, size in parallelism(job, strategy).items())
-    plain = not _fsdp(job, strategy) or _replicas_only(job, strategy)
+    plain = _replicas_only(job, strategy)
+    count, sharded = job.plan.num_micro_batches, _fsdp(job, strategy)
     lines = ['"""accelerate objects of a plan."""', "", *job.headline(), ""]
+    if strategy.tp > 1 or job.plan.cp > 1:
+        lines += ["from typing import Any", ""]
     lines += ["from accelerate import Accelerator"]
     if not plain:
         lines += ["from accelerate.parallelism_config import ParallelismConfig"]
+    lines += ["from accelerate.utils import GradientAccumulationPlugin"]
+    if strategy.tp > 1:
+        lines += ["from transformers import AutoModelForCausalLM"]
     lines += [
         "",
         f"MICRO_BATCH_SIZE = {job.micro_batch_size(strategy)}",
@@ -131,8 +175,19 @@ def _snippet(job: Job, strategy: LayerStrategy) -> str:
         "def planned_accelerator() -> Accelerator:",
         '    """The accelerator; start its program by `accelerate launch --config_file accelerate.yaml`."""',
         "    return Accelerator(",
-        f"        gradient_accumulation_steps={job.plan.num_micro_batches},",
+        *(
+            ["        # the gradients of every micro-batch are reduced and sharded: whole ones would not fit"]
+            if sharded and count > 1
+            else []
+        ),
+        "        gradient_accumulation_plugin=GradientAccumulationPlugin(",
+        f"            num_steps={count}, sync_each_batch={sharded and count > 1}",
+        "        ),",
         *([] if plain else [f"        parallelism_config=ParallelismConfig({fields}),"]),
         "    )",
     ]
+    if strategy.tp > 1:
+        lines += _TENSOR_PARALLEL
+    if job.plan.cp > 1:
+        lines += _CONTEXT_PARALLEL
     return "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
 """What all targets share: the plan in their terms, and how they refuse what they cannot express."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from darts_parallel.config.model import ModelConfig
@@ -44,6 +44,8 @@ class Job:
     target: str
     problem: Problem
     plan: Plan
+    refusals: list[tuple[str, str]] = field(default_factory=list)
+    """What the target cannot express so far, and the way out of each (`refuse`)."""
 
     @property
     def model(self) -> ModelConfig:
@@ -94,16 +96,17 @@ class Job:
         """Replicas and shards of a mesh that shards over `shards * cp` ranks.
 
         Errors:
-            UnsupportedError: a sharding group is no multiple of the context-parallel group.
+            UnsupportedError: a sharding group is no multiple of the context-parallel group (at `settle`).
         """
         sharded, cp = self.sharded_over(strategy), self.plan.cp
         if strategy.zero_stage == 0:
             return strategy.dp, 1
         if sharded % cp:
-            raise self.refuse(
+            self.refuse(
                 f"shard_size={sharded} with cp={cp}, and its sharding groups hold whole cp groups",
                 "space.shard_size=0",
             )
+            return 1, strategy.dp
         return strategy.dp * cp // sharded, sharded // cp
 
     def headline(self) -> list[str]:
@@ -119,15 +122,31 @@ class Job:
             f"# {self.plan.describe(self.problem.training.global_batch_size)}",
         ]
 
-    def refuse(self, what: str, space: str = "space=uniform") -> UnsupportedError:
-        """The error for a plan that the target cannot express.
+    def refuse(self, what: str, space: str = "space=uniform") -> None:
+        """Note something that the target cannot express; `settle` raises all of them in one sentence.
 
         Args:
             what: What the plan (or the model) has and the target lacks, in one clause.
             space: Overrides of the nearest space whose plans it can express, or another way out.
         """
-        near = "nearest space to search in" if space.startswith("space") else "nearest legal"
-        return UnsupportedError(f"export={self.target}: {what}; {near}: {space}.")
+        if (what, space) not in self.refusals:
+            self.refusals.append((what, space))
+
+    def settle(self) -> None:
+        """End a target's checks.
+
+        Errors:
+            UnsupportedError: all that was refused, and the nearest space (or model) that is not.
+        """
+        if not self.refusals:
+            return
+        ways = [way for _, way in self.refusals]
+        others = list(dict.fromkeys(way for way in ways if not way.startswith("space")))
+        spaces = _joined([way for way in ways if way.startswith("space")])
+        near = [f"nearest legal: {' and '.join(others)}"] if others else []
+        near += [f"nearest space to search in: {spaces}"] if spaces else []
+        what = "; and ".join(what for what, _ in self.refusals)
+        raise UnsupportedError(f"export={self.target}: {what}; {'; '.join(near)}.")
 
     def uniform(self) -> LayerStrategy:
         """The one strategy of all layers, recomputation apart (see `recompute`).
@@ -152,10 +171,11 @@ class Job:
             for name in names[:3] if stateless else names:
                 mine, first = getattr(strategy, name), getattr(strategies[0], name)
                 if mine != first:
-                    raise self.refuse(
+                    self.refuse(
                         f"{layer.name} has {name}={mine} and {layers[0].name} has {name}={first}, "
                         "but all layers of this trainer run one strategy"
                     )
+                    return strategies[0]
         return strategies[0]
 
     def recompute(self) -> str:
@@ -166,7 +186,7 @@ class Job:
         """
         kinds = sorted({strategy.recompute for strategy in self.blocks})
         if len(kinds) > 1:
-            raise self.refuse(
+            self.refuse(
                 f"recompute is {' for some blocks and '.join(kinds)} for others, but this trainer has one "
                 "setting for all"
             )
@@ -181,7 +201,7 @@ class Job:
         for name, known in (("tp_comm_bits", ()), ("grad_comm_bits", gradient_bits)):
             bits = min(getattr(strategy, name) for strategy in self.plan.layers)
             if bits < FULL_BITS and bits not in known:
-                raise self.refuse(
+                self.refuse(
                     f"{name}={bits}, and this trainer has no such quantized collectives",
                     f"space.{name}={FULL_BITS}",
                 )
@@ -189,7 +209,7 @@ class Job:
     def require_one_stack(self) -> None:
         """Refuse encoder-decoder models."""
         if self.model.num_encoder_layers:
-            raise self.refuse(
+            self.refuse(
                 f"model={self.model.name} has an encoder and a decoder, and only one stack can be written",
                 "a model with num_encoder_layers=0",
             )
@@ -210,7 +230,7 @@ class Job:
             if value != (name in ("causal", "gated_mlp"))
         ]
         if wrong:
-            raise self.refuse(
+            self.refuse(
                 f"model={config.name} has {', '.join(wrong)}, and this trainer's own model is Llama's",
                 "a model such as model=llama3_8b",
             )
@@ -219,7 +239,7 @@ class Job:
         """Refuse hybrid sharding."""
         for strategy in self.plan.layers:
             if strategy.zero_stage and strategy.shard_size not in (0, ranks := strategy.dp * self.plan.cp):
-                raise self.refuse(
+                self.refuse(
                     f"shard_size={strategy.shard_size} of {ranks} ranks, and this trainer shards over all",
                     "space.shard_size=0",
                 )
@@ -235,7 +255,7 @@ class Job:
     def require_no_interleaving(self) -> None:
         """Refuse virtual stages, and other schedules than 1F1B."""
         if self.plan.virtual_stages > 1:
-            raise self.refuse(
+            self.refuse(
                 f"virtual_stages={self.plan.virtual_stages}, and this trainer's schedule does not interleave",
                 "space.virtual_stages=1",
             )
@@ -244,4 +264,19 @@ class Job:
     def require_no_context_parallelism(self) -> None:
         """Refuse context parallelism."""
         if self.plan.cp > 1:
-            raise self.refuse(f"cp={self.plan.cp}, and it cannot be written for this trainer", "space.cp=1")
+            self.refuse(f"cp={self.plan.cp}, and it cannot be written for this trainer", "space.cp=1")
+
+
+def _joined(ways: list[str]) -> str:
+    """Overrides of several ways out as one: lists of one key are cut down to what all of them allow."""
+    values: dict[str, list[str]] = {}
+    for way in ways:
+        for override in way.partition(" or ")[0].split():
+            key, _, value = override.partition("=")
+            mine = value.strip("[]").split(",")
+            both = [entry for entry in values.get(key, mine) if entry in mine]
+            values[key] = both or mine
+    return " ".join(
+        f"{key}={entries[0]}" if len(entries) == 1 else f"{key}=[{','.join(entries)}]"
+        for key, entries in values.items()
+    )

@@ -1,7 +1,9 @@
 """DeepSpeed: its JSON, and for a pipeline the Python that splits the layers (its split is code).
 
-Rules: `train_batch_size` is micro-batch x accumulation x data-parallel ranks; AutoTP
-(`tensor_parallel.autotp_size`) runs with ZeRO up to 2; its pipeline engine with ZeRO up to 1.
+Rules, as DeepSpeed 0.19.8 checks them (`deepspeed/runtime/config.py`, `runtime/engine.py`):
+`train_batch_size` is micro-batch x accumulation x all processes, tensor-parallel ones too, so that it is
+left out with AutoTP (`tensor_parallel.autotp_size`); gradients are kept in another type than the model's
+only under ZeRO; its pipeline engine runs ZeRO up to 1; optimizers that are not its own need a word with ZeRO.
 """
 
 import json
@@ -25,11 +27,13 @@ def export(job: Job) -> Exported:
     job.require_no_shard_groups()
     job.require_no_interleaving()
     job.require_no_context_parallelism()
+    if job.plan.pp > 1:
+        job.require_one_stack()
     _check(job, strategy)
+    job.settle()
     files = {"deepspeed.json": json.dumps(settings(job, strategy), indent=2) + "\n"}
     notes = ["the optimizer's name and learning rate are yours: add them, or pass an optimizer"]
     if job.plan.pp > 1:
-        job.require_one_stack()
         files["deepspeed_pipeline.py"] = _pipeline(job)
     elif job.recompute() == "full":
         notes.append("recompute=full is the model's: gradient_checkpointing_enable() of a Hugging Face model")
@@ -39,33 +43,28 @@ def export(job: Job) -> Exported:
 def _check(job: Job, strategy: LayerStrategy) -> None:
     plan, zero = job.plan, strategy.zero_stage
     if strategy.sequence_parallel:
-        raise job.refuse(
+        job.refuse(
             "sequence_parallel=true, which its automatic tensor parallelism lacks",
             "space=uniform space.sequence_parallel=false",
         )
     if plan.pp > 1 and strategy.tp > 1:
-        raise job.refuse(
+        job.refuse(
             f"pp={plan.pp} with tp={strategy.tp}, and its pipeline wants a tensor-parallel model",
             "space=uniform space.tp=1",
         )
     if plan.pp > 1 and zero > 1:
-        raise job.refuse(
+        job.refuse(
             f"pp={plan.pp} with zero_stage={zero}, and its pipeline runs ZeRO 0 or 1",
             "space=uniform space.zero_stage=[0,1]",
         )
-    if strategy.tp > 1 and zero > 2:
-        raise job.refuse(
-            f"tp={strategy.tp} with zero_stage={zero}, and its tensor parallelism runs ZeRO up to 2",
-            "space=uniform space.zero_stage=[0,1,2]",
-        )
     if job.recompute() == "selective":
-        raise job.refuse(
+        job.refuse(
             "recompute=selective, and its checkpointing takes whole layers",
             "space=uniform space.recompute=[none,full]",
         )
     precision = job.problem.training.precision
     if precision not in ("bf16", "fp16", "fp32"):
-        raise job.refuse(
+        job.refuse(
             f"training.precision={precision}, which its settings cannot say", "training.precision=bf16"
         )
 
@@ -74,7 +73,6 @@ def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
     """The JSON."""
     training, plan = job.problem.training, job.plan
     values: dict[str, Any] = {
-        "train_batch_size": training.global_batch_size,
         "train_micro_batch_size_per_gpu": job.micro_batch_size(strategy),
         "gradient_accumulation_steps": plan.num_micro_batches,
         "zero_optimization": {"stage": strategy.zero_stage, "overlap_comm": True, "reduce_scatter": True},
@@ -83,9 +81,13 @@ def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
         values["zero_optimization"]["zero_quantized_gradients"] = True
     if strategy.tp > 1:
         values["tensor_parallel"] = {"autotp_size": strategy.tp}
+    else:
+        values = {"train_batch_size": training.global_batch_size, **values}
+    if training.optimizer == "sgd" and strategy.zero_stage:
+        values["zero_allow_untested_optimizer"] = True
     if training.precision in ("bf16", "fp16"):
         values[training.precision] = {"enabled": True}
-    if training.precision == "bf16":
+    if training.precision == "bf16" and strategy.zero_stage:
         values["data_types"] = {"grad_accum_dtype": "fp32"}
     return values
 

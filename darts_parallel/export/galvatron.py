@@ -1,8 +1,9 @@
 """Hetu-Galvatron: the JSON of its runtime, which takes a strategy per layer.
 
-Keys: `galvatron/core/runtime/hybrid_parallel_config.py`. A list stands for the blocks, as text with
-commas; the embedding takes the stage of the first block, the head that of the last, both `vtp`.
-`dp_types_enc` is 0 for `default_dp_type` (ddp or zero2) and 1 for ZeRO-3; ZeRO-1 does not exist there.
+Keys of version 3: `galvatron/core/runtime/hybrid_parallel_config.py`. A list stands for the blocks, as text
+with commas; the embedding takes the stage of the first block, the head that of the last, both `vtp`, `vcp`
+and `vocab_sdp`. `dp_types_enc` is 0 for `default_dp_type` (ddp or zero2) and 1 for ZeRO-3; ZeRO-1 does not
+exist there.
 """
 
 import json
@@ -26,12 +27,20 @@ def export(job: Job) -> Exported:
     job.require_exact_collectives()
     job.require_no_shard_groups()
     job.require_no_interleaving()
+    _check_model(job)
     _check_stages(job)
     _check_recompute(job)
+    _default_type(job, _outer(job))
+    job.settle()
     values = settings(job)
     notes = [f"precision and sizes are runtime arguments: {job.problem.training.precision}, {job.model.name}"]
-    if _sequence_parallel(job):
-        notes.append("start the runtime with --sequence-parallel: the file has no key for it")
+    switch = "true" if _sequence_parallel(job) else "false"
+    notes.append(f"sequence parallelism is no key of the file: set the runtime's sequence_parallel={switch}")
+    if job.plan.num_micro_batches > 1 and any(s.zero_stage > 1 for s in job.plan.layers):
+        notes.append(
+            "set the runtime's async_grad_reduce=false: by default (true) gradients stay whole until the "
+            "last micro-batch, and ZeRO-2 and ZeRO-3 save no memory on them"
+        )
     return Exported({"galvatron.json": json.dumps(values, indent=4) + "\n"}, tuple(notes))
 
 
@@ -55,7 +64,8 @@ def settings(job: Job) -> dict[str, Any]:
         "default_dp_type": default,
         "vtp": outer.tp,
         "vsp": 0,
-        "embed_sdp": int(outer.zero_stage == 3),
+        "vcp": plan.cp,
+        "vocab_sdp": int(outer.zero_stage == 3),
     }
 
 
@@ -80,30 +90,41 @@ def _outer(job: Job) -> LayerStrategy:
         for field in fields:
             if getattr(strategy, field) != getattr(first, field):
                 mine, its = getattr(strategy, field), getattr(first, field)
-                raise job.refuse(
-                    f"{other} has {field}={mine} and {name} has {field}={its}, but vtp and embed_sdp are one "
+                job.refuse(
+                    f"{other} has {field}={mine} and {name} has {field}={its}, but vtp and vocab_sdp are one "
                     "for both"
                 )
     return first
 
 
 def _default_type(job: Job, outer: LayerStrategy) -> str:
-    stages = {s.zero_stage for s in [outer, *job.blocks] if s.dp > 1} - {3}
+    stages = {s.zero_stage for s in [outer, *job.blocks] if s.dp * job.plan.cp > 1} - {3}
     if 1 in stages:
-        raise job.refuse("zero_stage=1, which it lacks", "space.zero_stage=[0,3] or [2,3]")
+        job.refuse("zero_stage=1, which it lacks", "space.zero_stage=[0,3] or [2,3]")
     if len(stages) > 1:
-        raise job.refuse(
+        job.refuse(
             "zero_stage 0 and 2 in one plan, and default_dp_type is one for all", "space.zero_stage=[2,3]"
         )
-    return DEFAULT_TYPE[stages.pop() if stages else 0]
+    return DEFAULT_TYPE.get(min(stages, default=0), "ddp")
+
+
+def _check_model(job: Job) -> None:
+    if not job.model.causal:
+        job.refuse(
+            f"model={job.model.name} is no decoder, and its runtime trains decoders only",
+            "a model with causal=true",
+        )
+    if job.problem.training.precision == "fp8":
+        job.refuse("training.precision=fp8, which its runtime lacks", "training.precision=bf16")
 
 
 def _check_stages(job: Job) -> None:
     first, last = job.chunks[0], job.chunks[-1]
     if not (first.num_blocks and last.num_blocks):
         place = "first" if not first.num_blocks else "last"
-        fewer = max(pp for pp in legal_pipeline_degrees(job.problem) if pp < job.plan.pp)
-        raise job.refuse(
+        below = [pp for pp in legal_pipeline_degrees(job.problem) if pp < job.plan.pp]
+        fewer = max(below, default=job.plan.pp)
+        job.refuse(
             f"the {place} stage holds no block, and its embedding and head go with the outermost blocks",
             f"space.pp={fewer}",
         )
@@ -111,7 +132,7 @@ def _check_stages(job: Job) -> None:
 
 def _check_recompute(job: Job) -> None:
     if any(strategy.recompute == "selective" for strategy in job.blocks):
-        raise job.refuse(
+        job.refuse(
             "recompute=selective, and its checkpoint flag takes whole layers", "space.recompute=[none,full]"
         )
     _sequence_parallel(job)
@@ -121,7 +142,7 @@ def _sequence_parallel(job: Job) -> bool:
     """Whether layers with tensor parallelism divide the sequence too: a switch of the whole runtime."""
     flags = {strategy.sequence_parallel for strategy in job.plan.layers if strategy.tp > 1}
     if len(flags) > 1:
-        raise job.refuse(
+        job.refuse(
             "sequence_parallel is true for some layers and false for others, but its switch is one for all",
             "space.sequence_parallel=true",
         )

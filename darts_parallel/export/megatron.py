@@ -23,23 +23,49 @@ def export(job: Job) -> Exported:
     job.require_one_stack()
     strategy = job.uniform()
     job.require_exact_collectives()
+    if job.problem.training.optimizer != "adam" and strategy.zero_stage:
+        job.refuse(
+            f"training.optimizer={job.problem.training.optimizer} with zero_stage={strategy.zero_stage}, and "
+            "its distributed optimizer takes Adam only",
+            "space=uniform space.zero_stage=0",
+        )
     groups = {
         "parallelism": _parallel_flags(job, strategy),
         "recomputation": _recompute_flags(job),
         "model": _model_flags(job),
         "training": _training_flags(job),
     }
-    notes: tuple[str, ...] = (
-        "data, tokenizer, learning rate and checkpoints are yours: bash megatron.sh --data-path ...",
-    )
-    if not job.model.learned_positions:
-        notes += ("positions are written as rotary; the base of the angles is --rotary-base",)
+    job.settle()
+    notes = _notes(job)
     filled = {name: flags for name, flags in groups.items() if flags}
-    return Exported({"megatron.sh": _script(job, strategy, filled)}, notes)
+    return Exported({"megatron.sh": _script(job, strategy, filled)}, tuple(notes))
+
+
+def _notes(job: Job) -> list[str]:
+    """What the flags do not say of the model, since the plan does not know it either."""
+    config = job.model
+    notes = [
+        "data, tokenizer, learning rate and checkpoints are yours: bash megatron.sh --data-path ...",
+        "sliding windows and the epsilon of norms are not in a plan: --window-size, --norm-epsilon",
+    ]
+    if not config.learned_positions:
+        notes.append(
+            "positions are written as rotary over whole heads, without scaling: --rotary-base, "
+            "--rotary-percent, --use-rope-scaling"
+        )
+    if not config.learned_positions and config.norm_bias and config.linear_bias and config.causal:
+        notes.append(
+            "residuals are written as sequential, attention then MLP: a model with parallel ones (GPT-NeoX, "
+            "GPT-J, Falcon) is another model, which has no flag"
+        )
+    if job.problem.training.precision == "fp32" and job.problem.training.fused_attention:
+        notes.append("fp32 has no fused attention there: scores are kept, which the plan does not price")
+    return notes
 
 
 def _script(job: Job, strategy: LayerStrategy, groups: dict[str, list[Flag]]) -> str:
-    program = "pretrain_gpt.py" if job.model.causal else "pretrain_bert.py"
+    # pretrain_bert.py lay beside pretrain_gpt.py until 2026-05
+    program = "pretrain_gpt.py" if job.model.causal else "examples/bert/pretrain_bert.py"
     nodes, gpus = job.nodes
     lines: list[str] = ["#!/usr/bin/env bash", *job.headline()]
     lines += [
@@ -89,7 +115,7 @@ def _pipeline_flags(job: Job) -> list[Flag]:
     plan = job.plan
     job.require_schedule("1f1b", "interleaved")
     if plan.virtual_stages > 1 and plan.num_micro_batches % plan.pp:
-        raise job.refuse(
+        job.refuse(
             f"num_micro_batches={plan.num_micro_batches} is no multiple of pp={plan.pp}, which its "
             "interleaved schedule wants",
             "space.virtual_stages=1",
@@ -122,14 +148,14 @@ def _zero_flags(job: Job, strategy: LayerStrategy) -> list[Flag]:
     flags += [("overlap-param-gather", None)] if strategy.dp > 1 else []
     if zero == 1:
         return flags + ([("num-distributed-optimizer-instances", groups)] if groups > 1 else [])
-    if plan.pp > 1 or groups > 1:
-        what = f"pp={plan.pp}" if plan.pp > 1 else f"shard_size={strategy.shard_size}"
-        raise job.refuse(
-            f"zero_stage={zero} with {what}, and its FSDP is written for one stage and group only",
+    if plan.pp > 1:
+        job.refuse(
+            f"zero_stage={zero} with pp={plan.pp}, and its FSDP is written for one stage only",
             "space=uniform space.zero_stage=[0,1]",
         )
     return [
         *flags,
+        *([("num-distributed-optimizer-instances", groups)] if groups > 1 else []),
         ("use-megatron-fsdp", None),
         ("data-parallel-sharding-strategy", FSDP_STRATEGY[zero]),
         ("no-gradient-accumulation-fusion", None),
@@ -145,7 +171,7 @@ def _recompute_flags(job: Job) -> list[Flag]:
     if kinds == {"selective"}:
         return [("recompute-granularity", "selective")]
     if "selective" in kinds:
-        raise job.refuse("recompute=selective for some blocks only, and its granularity is one for all")
+        job.refuse("recompute=selective for some blocks only, and its granularity is one for all")
     if kinds == {"full"}:
         return [
             ("recompute-granularity", "full"),
@@ -158,9 +184,7 @@ def _recompute_flags(job: Job) -> list[Flag]:
         counts.append(sum(strategy.recompute == "full" for strategy in mine))
     most = max(counts)
     if any(count != min(most, chunk.num_blocks) for count, chunk in zip(counts, job.chunks, strict=True)):
-        raise job.refuse(
-            f"recompute=full for {counts} blocks by stage, and --recompute-num-layers is one for all"
-        )
+        job.refuse(f"recompute=full for {counts} blocks by stage, and --recompute-num-layers is one for all")
     return [("recompute-granularity", "full"), ("recompute-method", "block"), ("recompute-num-layers", most)]
 
 
@@ -207,9 +231,10 @@ def _training_flags(job: Job) -> list[Flag]:
         "nvfp4": [*half, ("fp4-format", "e2m1"), ("fp4-recipe", "nvfp4")],
         "fp32": [],
     }
+    fused = training.fused_attention and training.precision != "fp32"  # flash kernels are for 16 bits
     return [
         ("seq-length", training.seq_len),
         *precision[training.precision],
         ("optimizer", training.optimizer),
-        ("attention-backend", "flash" if training.fused_attention else "unfused"),
+        ("attention-backend", "flash" if fused else "unfused"),
     ]

@@ -28,7 +28,9 @@ def export(job: Job) -> Exported:
     job.require_exact_collectives()
     job.require_no_shard_groups()
     job.require_no_interleaving()
+    job.require_no_context_parallelism()
     _check(job, strategy)
+    job.settle()
     head = "".join(f"{line}\n" for line in job.headline())
     notes = ("data stages, tokenizer, steps, learning rate and checkpoints are placeholders: set yours",)
     return Exported({"nanotron.yaml": head + yaml.safe_dump(settings(job, strategy), sort_keys=False)}, notes)
@@ -36,28 +38,33 @@ def export(job: Job) -> Exported:
 
 def _check(job: Job, strategy: LayerStrategy) -> None:
     if strategy.zero_stage > 1:
-        raise job.refuse(
+        job.refuse(
             f"zero_stage={strategy.zero_stage}, and it shards the optimizer at most",
             "space=uniform space.zero_stage=[0,1]",
         )
     if job.recompute() == "selective":
-        raise job.refuse(
+        job.refuse(
             "recompute=selective, and it recomputes whole layers",
             "space=uniform space.recompute=[none,full]",
         )
     if job.problem.training.precision not in DTYPE:
-        raise job.refuse(
+        job.refuse(
             f"training.precision={job.problem.training.precision}, which its dtype cannot say",
             "training.precision=bf16",
         )
     own, config = stages(job.model, job.plan.pp), job.model
     if config.qk_norm or config.qkv_bias:
-        raise job.refuse(
+        job.refuse(
             f"model={config.name} has qk_norm or qkv_bias, which its Llama lacks",
             "a model such as model=llama3_8b",
         )
+    if config.head_dim not in (None, config.hidden_size // config.num_heads):
+        job.refuse(
+            f"model={config.name} has head_dim={config.head_dim}, and its Llama takes another",
+            "a model with heads of hidden_size / num_heads",
+        )
     if own != (mine := [_blocks(job, index) for index in range(job.plan.pp)]):
-        raise job.refuse(
+        job.refuse(
             f"stages of {mine} blocks, and nanotron itself cuts {own} at pp={job.plan.pp}",
             "space=uniform space.pp=1",
         )

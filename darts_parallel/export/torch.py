@@ -30,6 +30,7 @@ def export(job: Job) -> Exported:
     job.require_no_context_parallelism()
     job.require_schedule("1f1b", "interleaved")
     _check(job)
+    job.settle()
     text = _program()
     head = "\n".join(job.headline())
     values = pformat(settings(job, strategy), width=100, sort_dicts=False)
@@ -37,7 +38,10 @@ def export(job: Job) -> Exported:
     summary, program = text.split('"""\n\n', 1)
     return Exported(
         {"train_torch.py": f'{summary}"""\n\n{head}\n\n{program.replace(PLACE, plan)}'},
-        ("the tokens are random: write your own batch(); tied tables are two copies kept equal",),
+        (
+            "the tokens are random: write your own batch(); tied tables are two copies kept equal",
+            "rotary angles have the base 10000, in PLAN['model']['rotary_base']: set your model's",
+        ),
     )
 
 
@@ -57,12 +61,16 @@ def _check(job: Job) -> None:
     wrong += [name for name in ("final_norm",) if not getattr(config, name)]
     wrong += [name for name in ("token_types", "relative_position_buckets") if getattr(config, name)]
     if wrong:
-        raise job.refuse(
+        job.refuse(
             f"model={config.name} has its own {', '.join(wrong)}, which the program's model lacks",
             "a model such as model=gpt2_xl or model=llama3_8b",
         )
+    precision = job.problem.training.precision
+    if precision in ("fp8", "fp16"):
+        why = "has no 8-bit products" if precision == "fp8" else "does not scale its loss"
+        job.refuse(f"training.precision={precision}, and the program {why}", "training.precision=bf16")
     if any(strategy.recompute == "selective" for strategy in job.blocks):
-        raise job.refuse(
+        job.refuse(
             "recompute=selective, and the program recomputes whole blocks", "space.recompute=[none,full]"
         )
 
@@ -98,6 +106,7 @@ def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
             "vocab_size": config.vocab_size,
             "max_seq_len": config.max_seq_len,
             "learned_positions": config.learned_positions,
+            "rotary_base": 10000.0,
             "causal": config.causal,
             "linear_bias": config.linear_bias,
             "qkv_bias": config.linear_bias if config.qkv_bias is None else config.qkv_bias,

@@ -31,12 +31,12 @@ def norm(sizes: dict[str, Any]) -> nn.Module:
     return kind(sizes["hidden_size"], eps=1e-5)
 
 
-def rotate(x: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021) of `(b, heads, T, d)`."""
+def rotate(x: Tensor, base: float) -> Tensor:
+    """Rotary positions (Su et al. 2021) of `(b, heads, T, d)`, their angles to this base."""
     half = x.shape[-1] // 2
     exponents = torch.arange(half, device=x.device, dtype=torch.float32) / half
     places = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)
-    angles = torch.outer(places, 10000.0**-exponents)
+    angles = torch.outer(places, base**-exponents)
     cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
@@ -54,13 +54,14 @@ class Attention(nn.Module):
         self.value = nn.Linear(h, narrow, bias=sizes["qkv_bias"])
         self.output = nn.Linear(width, h, bias=sizes["linear_bias"])
         self.causal, self.rotary = sizes["causal"], not sizes["learned_positions"]
+        self.rotary_base: float = sizes["rotary_base"]
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape `(b, T, h)` in and out."""
         parts = (self.query(x), self.key(x), self.value(x))
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
         if self.rotary:
-            q, k = rotate(q), rotate(k)
+            q, k = rotate(q, self.rotary_base), rotate(k, self.rotary_base)
         groups = q.shape[1] // k.shape[1]
         k, v = (part.repeat_interleave(groups, 1) for part in (k, v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)

@@ -1,7 +1,8 @@
 """torchtitan: a Python function that sets the fields of a `Trainer.Config` (TOML is gone since 2026).
 
-Names: `torchtitan/config` (`ParallelismConfig`, `TrainingConfig` with its token budgets) and
-`torchtitan/distributed/activation_checkpoint.py`.
+Names: `torchtitan/config` (`ParallelismConfig`, `TrainingConfig`) and
+`torchtitan/distributed/activation_checkpoint.py`, of release 0.3.0 (batch sizes) and of main at b5bcd76c
+(token budgets): the function asks the configuration which of the two it is.
 """
 
 from typing import Any
@@ -30,13 +31,12 @@ def export(job: Job) -> Exported:
     strategy = job.uniform()
     job.require_exact_collectives()
     _check(job, strategy)
-    sections = {
-        "parallelism": parallelism_fields(job, strategy),
-        "training": _training_fields(job, strategy),
-    }
+    if job.plan.pp > 1:
+        job.require_schedule(*SCHEDULES)
+    job.settle()
     recompute = job.recompute() == "full"
     lines = [
-        '"""torchtitan configuration of a plan.',
+        '"""torchtitan configuration of a plan, for release 0.3.0 and for main of 2026.',
         "",
         "Call it in a config function of the model's config_registry.py, on the configuration of its sizes:",
         "    def planned() -> Trainer.Config:",
@@ -53,39 +53,83 @@ def export(job: Job) -> Exported:
     lines += [
         '    """`config` with the parallelism, token budgets and activation checkpointing of the plan."""'
     ]
-    for section, values in sections.items():
-        lines += [f"    config.{section}.{name} = {_literal(value)}" for name, value in values.items()]
+    lines += [
+        '    layers = getattr(getattr(config.model_spec, "model", None), "layers", None)',
+        f"    if layers is not None and len(layers) != {job.model.num_layers}:",
+        f'        raise ValueError(f"{{len(layers)}} layers, but the plan has {job.model.num_layers}")',
+    ]
+    lines += _assignments("parallelism", parallelism_fields(job, strategy))
+    lines += ["    config.training.mixed_precision_param = " + _literal(_mixed(job))]
+    lines += ['    config.training.mixed_precision_reduce = "float32"']
+    if job.plan.pp > 1:
+        lines += ["    config.training.disable_cuda_graphs = True  # they do not run with a pipeline yet"]
+    lines += ['    if hasattr(config.training, "num_tokens_per_train_step"):  # main']
+    lines += _assignments("training", _token_fields(job, strategy), 8)
+    if job.plan.pp > 1:
+        lines += _assignments("parallelism", {"num_pp_microbatches": job.plan.num_micro_batches}, 8)
+    lines += ["    else:  # 0.3.0"]
+    lines += _assignments("training", _batch_fields(job, strategy), 8)
+    if job.plan.pp > 1:
+        size = {"pipeline_parallel_microbatch_size": job.micro_batch_size(strategy)}
+        lines += _assignments("parallelism", size, 8)
     lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if recompute else 'None'}"]
     lines += ["    return config"]
-    return Exported({"torchtitan_plan.py": "\n".join(lines) + "\n"})
+    return Exported({"torchtitan_plan.py": "\n".join(lines) + "\n"}, tuple(_notes(job, strategy)))
+
+
+def _notes(job: Job, strategy: LayerStrategy) -> list[str]:
+    config = job.model
+    notes = [
+        f"give apply_plan a configuration of {config.name}'s sizes: {config.num_layers} layers, hidden size "
+        f"{config.hidden_size}, {config.num_heads} heads; torchtitan has Llama 3 and Qwen 3, not Mistral"
+    ]
+    if job.plan.pp > 1 and strategy.zero_stage > 1 and strategy.dp > 1:
+        notes.append(
+            "with a pipeline the gradients and parameters of a stage stay whole until its last micro-batch, "
+            "whatever sharding says: the plan's memory does not hold them"
+        )
+    return notes
+
+
+def _assignments(section: str, values: dict[str, Any], indent: int = 4) -> list[str]:
+    return [f"{' ' * indent}config.{section}.{name} = {_literal(value)}" for name, value in values.items()]
+
+
+def _mixed(job: Job) -> str:
+    return MIXED_PARAMETER[job.problem.training.precision]
 
 
 def _check(job: Job, strategy: LayerStrategy) -> None:
     plan, precision = job.plan, job.problem.training.precision
     if strategy.zero_stage == 1:
-        raise job.refuse(
+        job.refuse(
             "zero_stage=1, and its data parallelism replicates all state or shards gradients too",
             "space=uniform space.zero_stage=[0,2,3]",
         )
     if plan.cp > 1 and strategy.zero_stage < 2:
-        raise job.refuse(
+        job.refuse(
             f"cp={plan.cp} with zero_stage={strategy.zero_stage}, and its cp shards parameters",
             "space=uniform space.zero_stage=[2,3]",
         )
     if job.model.tie_embeddings and plan.pp > 1:
-        raise job.refuse(
+        job.refuse(
             f"tie_embeddings=true with pp={plan.pp}, and its pipeline cannot split tied tables",
             "space=uniform space.pp=1",
         )
     if job.recompute() == "selective":
-        raise job.refuse(
+        job.refuse(
             "recompute=selective, and its selective checkpointing saves by operation, not all but attention",
             "space=uniform space.recompute=[none,full]",
         )
-    if precision not in MIXED_PARAMETER:
-        raise job.refuse(
-            f"training.precision={precision}, which its fields cannot set", "training.precision=bf16"
+    own_heads = job.model.head_dim in (None, job.model.hidden_size // job.model.num_heads)
+    if job.model.qkv_bias or not (own_heads or job.model.qk_norm):
+        what = "qkv_bias" if job.model.qkv_bias else f"head_dim={job.model.head_dim}"
+        job.refuse(
+            f"model={job.model.name} has {what}, which its Llama 3 and Qwen 3 lack",
+            "a model such as model=llama3_8b",
         )
+    if precision not in MIXED_PARAMETER:
+        job.refuse(f"training.precision={precision}, which its fields cannot set", "training.precision=bf16")
 
 
 def parallelism_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
@@ -101,9 +145,7 @@ def parallelism_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
         "pipeline_parallel_degree": plan.pp,
     }
     if plan.pp > 1:
-        job.require_schedule(*SCHEDULES)
         values["pipeline_parallel_schedule"] = SCHEDULES[plan.schedule_name]
-        values["num_pp_microbatches"] = plan.num_micro_batches
         values["module_fqns_per_model_part"] = [_modules(chunk) for chunk in job.chunks]
     return values
 
@@ -113,14 +155,23 @@ def _modules(chunk: Chunk) -> list[str]:
     return ["tok_embeddings"] * chunk.embedding + blocks + ["norm", "lm_head"] * chunk.head
 
 
-def _training_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
+def _batch_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
+    """Sequences, as release 0.3.0 counts them: a pipeline cuts the local batch into micro-batches."""
+    training, size = job.problem.training, job.micro_batch_size(strategy)
+    return {
+        "local_batch_size": size * job.plan.num_micro_batches if job.plan.pp > 1 else size,
+        "global_batch_size": training.global_batch_size,
+        "seq_len": training.seq_len,
+    }
+
+
+def _token_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
+    """Tokens, as main counts them."""
     training = job.problem.training
     return {
         "num_tokens_per_microbatch_per_dp_rank": job.micro_batch_size(strategy) * training.seq_len,
         "num_tokens_per_train_step": training.global_batch_size * training.seq_len,
         "max_context_length": training.seq_len,
-        "mixed_precision_param": MIXED_PARAMETER[training.precision],
-        "mixed_precision_reduce": "float32",
     }
 
 

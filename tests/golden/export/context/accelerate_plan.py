@@ -3,8 +3,11 @@
 # toy_llama on toy, 8 GPUs; written by darts-parallel
 # dp 2 · tp 1 · cp 4 · pp 1 · micro-batch 2 × 4 · ZeRO-3
 
+from typing import Any
+
 from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import GradientAccumulationPlugin
 
 MICRO_BATCH_SIZE = 2
 """Sequences of one batch of the data loader, per process."""
@@ -13,6 +16,18 @@ MICRO_BATCH_SIZE = 2
 def planned_accelerator() -> Accelerator:
     """The accelerator; start its program by `accelerate launch --config_file accelerate.yaml`."""
     return Accelerator(
-        gradient_accumulation_steps=4,
+        # the gradients of every micro-batch are reduced and sharded: whole ones would not fit
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=4, sync_each_batch=True
+        ),
         parallelism_config=ParallelismConfig(dp_replicate_size=1, dp_shard_size=2, tp_size=1, cp_size=4),
     )
+
+
+def planned_step(accelerator: Accelerator, model: Any, batch: dict[str, Any]) -> Any:
+    """Loss of a micro-batch whose sequences are divided; outside of this context they would not be."""
+    buffers = [tensor for tensor in batch.values() if tensor is not None]
+    with accelerator.maybe_context_parallel(
+        buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers)
+    ):
+        return model(**batch).loss

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -52,6 +53,7 @@ PLAN: dict[str, Any] = {'pp': 1,
            'vocab_size': 256,
            'max_seq_len': 64,
            'learned_positions': True,
+           'rotary_base': 10000.0,
            'causal': True,
            'linear_bias': True,
            'qkv_bias': True,
@@ -84,12 +86,12 @@ def norm(sizes: dict[str, Any]) -> nn.Module:
     return kind(sizes["hidden_size"], eps=1e-5)
 
 
-def rotate(x: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021) of `(b, heads, T, d)`."""
+def rotate(x: Tensor, base: float) -> Tensor:
+    """Rotary positions (Su et al. 2021) of `(b, heads, T, d)`, their angles to this base."""
     half = x.shape[-1] // 2
     exponents = torch.arange(half, device=x.device, dtype=torch.float32) / half
     places = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)
-    angles = torch.outer(places, 10000.0**-exponents)
+    angles = torch.outer(places, base**-exponents)
     cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
@@ -107,13 +109,14 @@ class Attention(nn.Module):
         self.value = nn.Linear(h, narrow, bias=sizes["qkv_bias"])
         self.output = nn.Linear(width, h, bias=sizes["linear_bias"])
         self.causal, self.rotary = sizes["causal"], not sizes["learned_positions"]
+        self.rotary_base: float = sizes["rotary_base"]
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape `(b, T, h)` in and out."""
         parts = (self.query(x), self.key(x), self.value(x))
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
         if self.rotary:
-            q, k = rotate(q), rotate(k)
+            q, k = rotate(q, self.rotary_base), rotate(k, self.rotary_base)
         groups = q.shape[1] // k.shape[1]
         k, v = (part.repeat_interleave(groups, 1) for part in (k, v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
@@ -168,19 +171,18 @@ class Head(nn.Module):
         return logits
 
 
-def build_part(first: int, end: int) -> nn.Sequential:
-    """Layers `first` to `end - 1` of embedding, blocks, head; equal whatever the parts."""
-    sizes, layers = PLAN["model"], []
+def build_layer(index: int, device: torch.device) -> nn.Module:
+    """Layer `index` of embedding, blocks, head; equal whatever the parts."""
+    sizes = PLAN["model"]
     last = sizes["num_layers"] + 1
-    for index in range(first, end):
-        # a tied head begins as the embedding does
-        torch.manual_seed(0 if index == last and sizes["tie_embeddings"] else index)
+    # a tied head begins as the embedding does
+    torch.manual_seed(0 if index == last and sizes["tie_embeddings"] else index)
+    with torch.device(device):
         layer = Embedding(sizes) if index == 0 else Head(sizes) if index == last else Block(sizes)
         for parameter in layer.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
-        layers.append(layer)
-    return nn.Sequential(*layers)
+    return layer
 
 
 def divide(layer: nn.Module, tp: DeviceMesh) -> None:
@@ -213,22 +215,47 @@ def divide(layer: nn.Module, tp: DeviceMesh) -> None:
     parallelize_module(layer, tp, styles)
 
 
-def prepared(part: nn.Sequential, first: int, mesh: DeviceMesh, device: torch.device) -> nn.Sequential:
-    """The part with tensor parallelism, recomputation and sharding as the plan says."""
-    part = part.to(device)
-    for index, layer in enumerate(part):
-        if PLAN["tp"] > 1:
-            divide(layer, mesh["tp"])
-        if first + index in PLAN["recomputed"]:
-            part[index] = checkpoint_wrapper(layer)
-    if PLAN["zero_stage"] and PLAN["dp"] > 1:
+def prepared(first: int, end: int, mesh: DeviceMesh, device: torch.device) -> nn.Sequential:
+    """Layers `first` to `end - 1` with tensor parallelism, recomputation and sharding as the plan says.
+
+    A layer is divided before the next one is built: a whole stage may not fit on a device.
+    """
+    shard = PLAN["zero_stage"] and PLAN["dp"] > 1
+    keep: dict[str, Any] = {}
+    if shard:
         half = torch.bfloat16 if PLAN["precision"] == "bf16" and device.type == "cuda" else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
         keep = {"mesh": mesh["dp"], "mp_policy": policy, "reshard_after_forward": PLAN["zero_stage"] == 3}
-        for layer in part:
-            fully_shard(layer, **keep)
-        fully_shard(part, **keep)
-    return part
+    layers: list[nn.Module] = []
+    for index in range(first, end):
+        layer = build_layer(index, device)
+        if PLAN["tp"] > 1:
+            divide(layer, mesh["tp"])
+        if index in PLAN["recomputed"]:
+            layer = checkpoint_wrapper(layer)
+        layers.append(fully_shard(layer, **keep) if shard else layer)
+    part = nn.Sequential(*layers)
+    return fully_shard(part, **keep) if shard else part
+
+
+class ShardingStage(PipelineStage):
+    """A stage that reduces gradients and lets go of whole parameters after every micro-batch.
+
+    torch's own stage keeps both whole until the last micro-batch, which ZeRO-2 and ZeRO-3 are there to avoid.
+    """
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """Gradients of the inputs of one micro-batch."""
+        part = self.submod
+        if not isinstance(part, FSDPModule) or PLAN["zero_stage"] < 2:
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        part.set_is_last_backward(True)
+        part.set_reshard_after_backward(PLAN["zero_stage"] == 3)
+        part.set_requires_gradient_sync(True)
+        outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
+        return stage_backward(outputs, gradients, bwd_kwargs["input_values"]), None
 
 
 def synchronise_tied(parts: list[nn.Sequential], tied: Any) -> None:
@@ -283,13 +310,13 @@ def train(steps: int, device: torch.device) -> None:
     )
     stage, dp_rank = mesh.get_local_rank("pp"), mesh.get_local_rank("dp")
     chunks = [(i, part) for i, part in enumerate(PLAN["parts"]) if i % PLAN["pp"] == stage]
-    parts = [prepared(build_part(*part), part[0], mesh, device) for _, part in chunks]
+    parts = [prepared(*part, mesh, device) for _, part in chunks]
     tied, count = tied_group(mesh), PLAN["num_micro_batches"]
     schedule: Any = None
     if PLAN["pp"] > 1:
         group, total = mesh["pp"].get_group(), len(PLAN["parts"])
         stages = [
-            PipelineStage(part, i, total, device, group=group)
+            ShardingStage(part, i, total, device, group=group)
             for (i, _), part in zip(chunks, parts, strict=True)
         ]
         interleaved = len(stages) > 1
@@ -304,7 +331,7 @@ def train(steps: int, device: torch.device) -> None:
     sharded = PLAN["zero_stage"] and PLAN["dp"] > 1
     for step in range(steps):
         inputs, targets = batch(step, dp_rank, device)
-        lower = PLAN["precision"] in ("bf16", "fp16") and device.type == "cuda" and not sharded
+        lower = PLAN["precision"] == "bf16" and device.type == "cuda" and not sharded
         with torch.autocast(device.type, torch.bfloat16, enabled=lower):
             losses = accumulate(schedule, parts, stage, inputs, targets, count)
         finish_gradients(parts, parameters, mesh, tied)

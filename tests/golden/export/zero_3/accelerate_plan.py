@@ -3,8 +3,12 @@
 # toy_llama on toy, 8 GPUs; written by darts-parallel
 # dp 4 · tp 2 · pp 1 · micro-batch 2 × 2 · ZeRO-3 · recompute full
 
+from typing import Any
+
 from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import GradientAccumulationPlugin
+from transformers import AutoModelForCausalLM
 
 MICRO_BATCH_SIZE = 2
 """Sequences of one batch of the data loader, per process."""
@@ -13,6 +17,15 @@ MICRO_BATCH_SIZE = 2
 def planned_accelerator() -> Accelerator:
     """The accelerator; start its program by `accelerate launch --config_file accelerate.yaml`."""
     return Accelerator(
-        gradient_accumulation_steps=2,
+        # the gradients of every micro-batch are reduced and sharded: whole ones would not fit
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=2, sync_each_batch=True
+        ),
         parallelism_config=ParallelismConfig(dp_replicate_size=1, dp_shard_size=4, tp_size=2, cp_size=1),
     )
+
+
+def planned_model(accelerator: Accelerator, name: str) -> Any:
+    """The model with its own tensor-parallel plan; without one every rank would compute all of it."""
+    mesh = accelerator.torch_device_mesh
+    return AutoModelForCausalLM.from_pretrained(name, tp_plan="auto", device_mesh=mesh)

@@ -1,4 +1,4 @@
-"""torchtitan configuration of a plan.
+"""torchtitan configuration of a plan, for release 0.3.0 and for main of 2026.
 
 Call it in a config function of the model's config_registry.py, on the configuration of its sizes:
     def planned() -> Trainer.Config:
@@ -14,6 +14,9 @@ from torchtitan.trainer import Trainer
 
 def apply_plan(config: Trainer.Config) -> Trainer.Config:
     """`config` with the parallelism, token budgets and activation checkpointing of the plan."""
+    layers = getattr(getattr(config.model_spec, "model", None), "layers", None)
+    if layers is not None and len(layers) != 8:
+        raise ValueError(f"{len(layers)} layers, but the plan has 8")
     config.parallelism.data_parallel_replicate_degree = 1
     config.parallelism.data_parallel_shard_degree = 4
     config.parallelism.fsdp_reshard_after_forward = "always"
@@ -21,10 +24,15 @@ def apply_plan(config: Trainer.Config) -> Trainer.Config:
     config.parallelism.enable_sequence_parallel = False
     config.parallelism.context_parallel_degree = 1
     config.parallelism.pipeline_parallel_degree = 1
-    config.training.num_tokens_per_microbatch_per_dp_rank = 128
-    config.training.num_tokens_per_train_step = 1024
-    config.training.max_context_length = 64
     config.training.mixed_precision_param = "bfloat16"
     config.training.mixed_precision_reduce = "float32"
+    if hasattr(config.training, "num_tokens_per_train_step"):  # main
+        config.training.num_tokens_per_microbatch_per_dp_rank = 128
+        config.training.num_tokens_per_train_step = 1024
+        config.training.max_context_length = 64
+    else:  # 0.3.0
+        config.training.local_batch_size = 2
+        config.training.global_batch_size = 16
+        config.training.seq_len = 64
     config.activation_checkpoint = FullAC.Config()
     return config
