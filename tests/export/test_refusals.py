@@ -32,7 +32,8 @@ REFUSED: list[tuple[str, LayerStrategy, dict[str, Any], str, str]] = [
     ("accelerate", LayerStrategy(1, 4, 3), {"cuts": (5,)}, "pp=2, and it has no pipeline", "space.pp=1"),
     ("accelerate", LayerStrategy(2, 4), {}, "zero_stage=0 with dp=4 and tp=2", "space.zero_stage=[2,3]"),
     ("galvatron", Z1, {}, "zero_stage=1, which it lacks", "space.zero_stage=[0,3]"),
-    ("deepspeed", LayerStrategy(2, 4, 3), {}, "tp=2 with zero_stage=3", "space.zero_stage=[0,1,2]"),
+    ("nanotron", LayerStrategy(1, 4), {"cp": 2}, "cp=2, and it cannot be written", "space.cp=1"),
+    ("accelerate", LayerStrategy(1, 4), {"cp": 2}, "zero_stage=0 with dp=4 and tp=1, cp=2", "space.zero_stage"),
     ("deepspeed", LayerStrategy(1, 4, 2), {"cuts": (5,)}, "pp=2 with zero_stage=2", "space.zero_stage=[0,1]"),
     ("deepspeed", LayerStrategy(2, 2), {"cuts": (5,)}, "pp=2 with tp=2", "space.tp=1"),
     ("deepspeed", LayerStrategy(2, 4, sequence_parallel=True), {}, "sequence_parallel=true",
@@ -61,6 +62,43 @@ def test_what_a_target_cannot_express_is_named_with_the_nearest_space(
     assert what in sentence
     assert sentence.startswith(f"export={target}: ")
     assert sentence.partition("; nearest space to search in: ")[2].find(space) >= 0, sentence
+
+
+def test_all_reasons_stand_in_one_sentence_and_their_ways_out_are_joined(llama: Problem) -> None:
+    strategy = LayerStrategy(2, 2, 1, "selective", sequence_parallel=True)
+    with pytest.raises(UnsupportedError) as caught:
+        export_plan(llama, plan_of(llama, strategy, 4, (5,)), "accelerate")
+    sentence = str(caught.value)
+    assert [
+        sentence.count(word) for word in ("pp=2,", "zero_stage=1,", "sequence_parallel=true", "recompute=")
+    ] == [
+        1,
+        1,
+        1,
+        2,
+    ]
+    assert sentence.endswith(
+        "nearest space to search in: space=uniform space.pp=1 space.zero_stage=[0,2,3] "
+        "space.sequence_parallel=false space.recompute=[none,full]."
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "strategy", "what"),
+    [
+        ("megatron", ["training.optimizer=sgd"], LayerStrategy(1, 8, 1), "takes Adam only"),
+        ("nanotron", ["model.head_dim=32"], LayerStrategy(1, 8), "head_dim=32"),
+        ("torchtitan", ["model.qkv_bias=true"], LayerStrategy(1, 8), "qkv_bias"),
+        ("galvatron", ["model.causal=false"], LayerStrategy(1, 8), "decoders only"),
+        ("torch", ["training.precision=fp16"], LayerStrategy(1, 8), "does not scale its loss"),
+    ],
+)
+def test_what_the_real_trainer_takes_for_another_model_is_refused(
+    target: str, overrides: list[str], strategy: LayerStrategy, what: str
+) -> None:
+    problem = load_problem([*LLAMA, *overrides])
+    with pytest.raises(UnsupportedError, match=what):
+        export_plan(problem, plan_of(problem, strategy, 2), target)
 
 
 @pytest.mark.parametrize("target", [name for name in EXPORTS if name != "galvatron"])

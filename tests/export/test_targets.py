@@ -38,8 +38,8 @@ def test_every_target_has_a_golden_file_and_a_place_in_the_schema() -> None:
 # torchtitan
 
 
-def applied(text: str) -> SimpleNamespace:
-    """The configuration that the exported function makes of an empty one."""
+def applied(text: str, layers: int, **training: int) -> SimpleNamespace:
+    """The configuration that the exported function makes of an empty one of that depth."""
     compile(text, "torchtitan_plan.py", "exec")
     tree = ast.parse(text)
     tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -48,7 +48,10 @@ def applied(text: str) -> SimpleNamespace:
     function.returns, function.args.args[0].annotation = None, None
     scope: dict[str, Any] = {"FullAC": SimpleNamespace(Config=lambda: "full")}
     exec(compile(tree, "plan", "exec"), scope)
-    config = SimpleNamespace(parallelism=SimpleNamespace(), training=SimpleNamespace())
+    model = SimpleNamespace(model=SimpleNamespace(layers=[None] * layers))
+    config = SimpleNamespace(
+        parallelism=SimpleNamespace(), training=SimpleNamespace(**training), model_spec=model
+    )
     result: SimpleNamespace = scope["apply_plan"](config)
     return result
 
@@ -56,7 +59,13 @@ def applied(text: str) -> SimpleNamespace:
 @pytest.mark.parametrize("name", [name for name, target in NAMES if target == "torchtitan"])
 def test_the_torchtitan_function_sets_what_the_plan_says(name: str) -> None:
     problem, plan = CASES[name].build()
-    config = applied(files_of(name, "torchtitan")["torchtitan_plan.py"])
+    text, blocks = files_of(name, "torchtitan")["torchtitan_plan.py"], problem.config.model.num_layers
+    with pytest.raises(ValueError, match="but the plan has"):
+        applied(text, blocks - 1)
+    release = applied(text, blocks)
+    local = release.training.local_batch_size // (plan.num_micro_batches if plan.pp > 1 else 1)
+    assert local * plan.num_micro_batches * plan.layers[0].dp == release.training.global_batch_size
+    config = applied(text, blocks, num_tokens_per_train_step=0)
     p, training, strategy = config.parallelism, config.training, plan.layers[0]
     degrees = (p.data_parallel_replicate_degree, p.data_parallel_shard_degree, p.tensor_parallel_degree,
                p.context_parallel_degree, p.pipeline_parallel_degree)  # fmt: skip
@@ -81,6 +90,8 @@ def test_the_torchtitan_function_sets_what_the_plan_says(name: str) -> None:
     assert parts == expected
     assert len(parts) == p.pipeline_parallel_degree * plan.virtual_stages
     assert p.num_pp_microbatches == plan.num_micro_batches
+    assert release.parallelism.pipeline_parallel_microbatch_size == local
+    assert training.disable_cuda_graphs
 
 
 # DeepSpeed, accelerate, nanotron, Galvatron
@@ -95,7 +106,9 @@ def test_deepspeed_batches_multiply_and_its_stages_are_the_plans(
     values = json.loads(files["deepspeed.json"])
     strategy = plan.layers[0]
     product = values["train_micro_batch_size_per_gpu"] * values["gradient_accumulation_steps"] * strategy.dp
-    assert product == values["train_batch_size"] == problem.training.global_batch_size
+    assert product == problem.training.global_batch_size
+    assert values.get("train_batch_size") == (None if strategy.tp > 1 else product)
+    assert ("data_types" in values) == (strategy.zero_stage > 0)
     assert values["zero_optimization"]["stage"] == strategy.zero_stage
     assert values.get("tensor_parallel", {"autotp_size": 1})["autotp_size"] == strategy.tp
     assert values["bf16"] == {"enabled": True}
@@ -138,7 +151,11 @@ def test_accelerate_sizes_multiply_to_the_processes(name: str) -> None:
     snippet = files["accelerate_plan.py"]
     compile(snippet, "accelerate_plan.py", "exec")
     assert values["num_processes"] == problem.cluster.num_devices
-    assert f"gradient_accumulation_steps={plan.num_micro_batches}," in snippet
+    each = strategy.zero_stage > 1 and plan.num_micro_batches > 1
+    assert f"num_steps={plan.num_micro_batches}, sync_each_batch={each}" in snippet
+    assert ("maybe_context_parallel" in snippet) == (plan.cp > 1)
+    assert ('tp_plan="auto"' in snippet) == (strategy.tp > 1)
+    assert ("main_process_ip" in values) == (values["num_machines"] > 1)
     if strategy.zero_stage == 0:
         assert values["distributed_type"] == "MULTI_GPU"
         assert "parallelism_config" not in values
@@ -214,4 +231,5 @@ def test_a_galvatron_file_reads_back_as_the_layer_wise_plan(seed: int, llama: Pr
     assert back == blocks
     assert numbers("pp_division") == [cut - 1, 9 - cut]
     assert (values["pp_deg"], values["chunks"], values["global_bsz"], values["vtp"]) == (2, 4, 16, outer.tp)
-    assert values["embed_sdp"] == (outer.zero_stage == 3)
+    assert (values["vcp"], "embed_sdp" in values) == (1, False)
+    assert values["vocab_sdp"] == (outer.zero_stage == 3)
