@@ -7,6 +7,7 @@ verify=true compares loss, gradients and bytes with one process; the exit status
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,10 @@ from darts_parallel.run.settings import RunSettings, load
 if TYPE_CHECKING:
     from darts_parallel.run.measure import Outcome
 
+TERMINATED = 143
+"""Exit status after SIGTERM: 128 and its number."""
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun tells every process."""
 HEARD_S = 3.0
 """torchrun stops all processes when one ends: the others wait until the first has said why."""
 
@@ -67,6 +72,7 @@ def _checked(settings: RunSettings) -> tuple[Problem, Plan, str]:
     """Problem, plan and device, checked before any process group; only the first rank says what is wrong."""
     try:
         require_torch()
+        _require_whole_environment()
         problem, plan = load(settings)
         device = device_for(problem, plan, settings.device, Machine.here())
         world = problem.cluster.num_devices
@@ -82,6 +88,23 @@ def _checked(settings: RunSettings) -> tuple[Problem, Plan, str]:
         time.sleep(HEARD_S)
         raise SystemExit(2) from None
     return problem, plan, device
+
+
+def _require_whole_environment() -> None:
+    """Refuse an environment in which only some of torchrun's variables are set."""
+    given = [name for name in TORCHRUN if name in os.environ]
+    if "WORLD_SIZE" in given or "RANK" in given:
+        for name in TORCHRUN:
+            if name not in given:
+                raise UnsupportedError(
+                    f"{name} must be set where {given[0]} is, as torchrun does; nearest legal: torchrun -m "
+                    f"darts_parallel.run, or none of {', '.join(TORCHRUN)}."
+                )
+            if name != "MASTER_ADDR" and not os.environ[name].isdigit():
+                raise UnsupportedError(
+                    f"{name}={os.environ[name]} must be a whole number, as torchrun sets it; nearest "
+                    "legal: 0."
+                )
 
 
 def _as_rank(problem: Problem, plan: Plan, settings: RunSettings, device: str) -> "Outcome":
@@ -104,6 +127,8 @@ def predicted_cost(plan: Plan, problem: Problem) -> CostBreakdown | None:
 
 def main() -> int:
     """Entry point; of several processes only the first prints what all of them refuse."""
+    # workers are stopped on the way out
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     return run_main("darts_parallel.run", __doc__, RunSettings, run)
 
 

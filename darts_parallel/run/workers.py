@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -28,6 +29,9 @@ from darts_parallel.errors import DartsParallelError, UnsupportedError
 _LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out", "timeout",
          "monitoredbarrier", "recvbytes failed", "sendbytes failed", "failed to recv",
          "shutting down")  # fmt: skip
+
+WATCH_S = 0.5
+"""Seconds between two looks of a worker at whether its parent is there."""
 
 
 class GroupError(UnsupportedError):
@@ -266,6 +270,7 @@ def _serve(pipe: Connection, rank: int, world: int, store: str, timeout_s: float
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     torch.set_num_threads(1)  # processes share the cores
     os.environ["LOCAL_RANK"] = str(rank)
     try:
@@ -283,6 +288,13 @@ def _serve(pipe: Connection, rank: int, world: int, store: str, timeout_s: float
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of a broken group would keep the process alive
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process soon after the one that started it: a collective would wait for it much longer."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_S)
+    os._exit(1)
 
 
 def _tell(pipe: Connection, error: BaseException) -> None:

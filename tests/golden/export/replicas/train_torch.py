@@ -233,9 +233,13 @@ def prepared(first: int, end: int, mesh: DeviceMesh, device: torch.device) -> nn
             divide(layer, mesh["tp"])
         if index in PLAN["recomputed"]:
             layer = checkpoint_wrapper(layer)
-        layers.append(fully_shard(layer, **keep) if shard else layer)
+        if shard:
+            fully_shard(layer, **keep)
+        layers.append(layer)
     part = nn.Sequential(*layers)
-    return fully_shard(part, **keep) if shard else part
+    if shard:
+        fully_shard(part, **keep)
+    return part
 
 
 class ShardingStage(PipelineStage):
@@ -310,7 +314,7 @@ def train(steps: int, device: torch.device) -> None:
     )
     stage, dp_rank = mesh.get_local_rank("pp"), mesh.get_local_rank("dp")
     chunks = [(i, part) for i, part in enumerate(PLAN["parts"]) if i % PLAN["pp"] == stage]
-    parts = [prepared(*part, mesh, device) for _, part in chunks]
+    parts = [prepared(part[0], part[1], mesh, device) for _, part in chunks]
     tied, count = tied_group(mesh), PLAN["num_micro_batches"]
     schedule: Any = None
     if PLAN["pp"] > 1:
