@@ -192,12 +192,17 @@ class SpaceConfig:
     """Orders of unequal nodes along the pipeline: `all`, `shifts`, `adjacent`, `given`, or `auto`."""
     executable: bool = False
     """Only what `darts_parallel.run` executes."""
+    trainer: str | None = None
+    """Only what this trainer runs, one of `EXPORTS`; the space is then `uniform`."""
 
     def __post_init__(self) -> None:
         require_member("space.kind", self.kind, (*SPACES, EXECUTABLE))
         require_member("space.node_orders", self.node_orders, NODE_ORDERS)
         if self.kind == EXECUTABLE:
             self.kind, self.executable = "layerwise", True
+        if self.trainer is not None:
+            require_member("space.trainer", self.trainer, EXPORTS)
+            self.kind = "uniform"  # one strategy for all layers is what they run
         if self.executable:
             self.node_orders = "given"  # ranks are numbered by whoever starts the processes
             for value in self.pinned("cp") or ("null",):

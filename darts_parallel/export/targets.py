@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import accelerate, deepspeed, galvatron, megatron, nanotron, torch, torchtitan
 from darts_parallel.export.common import Exported, Job
 from darts_parallel.plan.file import write_text
-from darts_parallel.plan.strategy import Plan
+from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 
 TARGETS: dict[str, Callable[[Job], Exported]] = {
@@ -40,6 +40,51 @@ def export_plan(problem: Problem, plan: Plan, target: str) -> Exported:
     order = ", ".join(str(node) for node in plan.node_order)
     note = f"start the nodes in the plan's order: node ranks 0, 1, ... are the cluster's nodes {order}"
     return replace(exported, notes=(*exported.notes, note))
+
+
+def taken_by(problem: Problem, plan: Plan) -> list[str]:
+    """Name the trainers that can express `plan`."""
+    return [name for name in TARGETS if not _refusals(problem, plan, name)]
+
+
+def trainers_line(problem: Problem, plan: Plan) -> str:
+    """Say in one sentence which trainers take `plan`."""
+    names = taken_by(problem, plan)
+    if len(names) == len(TARGETS):
+        return f"trainers: all of {', '.join(names)} take this plan"
+    other = next(name for name in TARGETS if name not in names)
+    return (
+        f"trainers that take this plan: {', '.join(names) or 'none'}; export={other} says why it does not, "
+        f"space.trainer={other} searches for a plan that it takes"
+    )
+
+
+def require_trainers(problem: Problem) -> None:
+    """Refuse a model or job of which the trainers that the configuration names take no plan at all.
+
+    Errors:
+        UnsupportedError: a trainer of `export` or `space.trainer` lacks the model, or a setting of the job.
+    """
+    for target in dict.fromkeys((problem.config.export, problem.config.space.trainer)):
+        if target is None or problem.config.plan is not None:
+            continue
+        ranks = problem.cluster.num_devices
+        plain = Plan(1, (0, problem.num_layers), (LayerStrategy(1, ranks),) * problem.num_layers)
+        job = Job(target, problem, plain)
+        job.refusals += [
+            (what, way) for what, way in _refusals(problem, plain, target) if not way.startswith("space")
+        ]
+        job.settle()
+
+
+def _refusals(problem: Problem, plan: Plan, target: str) -> list[tuple[str, str]]:
+    """All that a target refuses, each with its way out."""
+    job = Job(target, problem, plan)
+    try:
+        TARGETS[target](job)
+    except UnsupportedError:
+        return job.refusals
+    return []
 
 
 def write_export(exported: Exported, folder: Path, main: Path | None = None) -> list[Path]:

@@ -25,6 +25,7 @@ from darts_parallel.plan.expert_degrees import expert_degrees, require_expert_pi
 from darts_parallel.plan.legality import refuse_model, sequence_divides
 from darts_parallel.plan.pins import require_legal_pins, require_pure_stages
 from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plan.trainers import trainer_runs
 from darts_parallel.problem.orders import node_orders, orders_are_all
 from darts_parallel.problem.problem import Problem
 
@@ -75,13 +76,19 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
             " nearest legal: space.ep=null."
         )
     _require_shard_sizes(problem, result)
+    if not result:
+        trainer = problem.config.space.trainer
+        raise ConfigError(
+            f"space.trainer={trainer} runs no plan that the other pins of the space allow on "
+            f"{problem.cluster.num_devices} GPUs; nearest legal: space.trainer={trainer} without them."
+        )
     return result
 
 
 def _require_shard_sizes(problem: Problem, spaces: list[OuterSpace]) -> None:
     """Refuse sharding groups that no choice of `spaces` has, beside which only ZeRO 0 would be left."""
     pinned = problem.config.space.pinned("shard_size")
-    if pinned is None or (0 in pinned and spaces):
+    if pinned is None or 0 in pinned:
         return
     ranks = {choice.dp * space.cp for space in spaces for choice in space.choices}
     if any(1 < size <= number and number % size == 0 for size in pinned for number in ranks):
@@ -148,7 +155,11 @@ def _outer_space(
     space, batch = problem.config.space, problem.training.global_batch_size
     if problem.cluster.num_devices % (pp * cp):
         return None
-    choices = tuple(layer_choices(problem, problem.cluster.num_devices // pp, cp))
+    choices = tuple(
+        choice
+        for choice in layer_choices(problem, problem.cluster.num_devices // pp, cp)
+        if trainer_runs(problem, pp, cp, virtual_stages, choice)
+    )
     if not all(any(admits(problem, kind, c) for c in choices) for kind in problem.cluster.types):
         return None
     pinned = space.pinned("num_micro_batches")

@@ -95,7 +95,7 @@ def _promising(tables: list[CostTable], plan: Plan, kind: str) -> dict[tuple[int
         if len(plans):
             score = torch.zeros(len(plans)) if kind == "layerwise" else None
             pool.add(TablePlans(index, plans), repair_score=score)
-            if kind != "stagewise":
+            if kind != "stagewise" and table.virtual_stages == 1:
                 cut = [repartitioned(table, plans[i : i + 1]) for i in range(len(plans))]
                 pool.add(TablePlans(index, HardPlans.concatenate(cut)))
         # what the old plan does not suggest: one strategy for all layers
@@ -130,13 +130,13 @@ def carried_over(plan: Plan, table: CostTable, kind: str) -> HardPlans:
     """
     starts = _scaled_starts(plan, table)
     stages = torch.searchsorted(starts, torch.arange(table.num_layers), right=True) - 1
-    runs = table.runs(table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.pp, -1))
+    runs = table.runs(table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.num_stages, -1))
     distinct = {s: torch.tensor([_distance(s, c) for c in table.choices]) for s in set(plan.layers)}
     distance = torch.stack([distinct[s] for s in plan.layers])
     if kind == "uniform":
         distance = distance.sum(0, keepdim=True).expand_as(distance)
     elif kind == "stagewise":
-        distance = torch.zeros(table.pp, len(table.choices)).index_add(0, stages, distance)[stages]
+        distance = torch.zeros(table.num_stages, len(table.choices)).index_add(0, stages, distance)[stages]
     legal = runs.all(0).expand(table.num_layers, -1) if kind == "uniform" else runs[stages]
     rows, outers = [], []
     for outer in range(table.num_outer):
@@ -146,7 +146,7 @@ def carried_over(plan: Plan, table: CostTable, kind: str) -> HardPlans:
             outers.append(outer)
     if not rows:
         empty = torch.zeros(0, dtype=torch.long)
-        return HardPlans(empty, empty.view(0, table.num_layers), empty.view(0, table.pp))
+        return HardPlans(empty, empty.view(0, table.num_layers), empty.view(0, table.num_stages))
     return HardPlans(torch.tensor(outers), torch.stack(rows), starts.expand(len(rows), -1))
 
 
@@ -156,8 +156,8 @@ def _scaled_starts(plan: Plan, table: CostTable) -> torch.Tensor:
     old = torch.searchsorted(units, torch.tensor(plan.boundaries[:-1])).tolist()
     old.append(len(units))
     edges = []
-    for stage in range(1, table.pp):
-        position = stage * (len(old) - 1) / table.pp
+    for stage in range(1, table.num_stages):
+        position = stage * (len(old) - 1) / table.num_stages
         left = min(int(position), len(old) - 2)
         edges.append(old[left] + (position - left) * (old[left + 1] - old[left]))
     return units[round_edges(torch.tensor([edges], dtype=torch.float64), len(units))[0]]

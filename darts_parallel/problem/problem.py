@@ -8,6 +8,9 @@ from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.measured_times import MeasuredTimes, read_measured
 from darts_parallel.problem.model import Model, build_model
 
+WHOLE_ENDS = ("galvatron",)
+"""Trainers whose first and last stage hold a block besides embedding and head."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -25,7 +28,7 @@ class Problem:
         """Derive the domain objects (SI units) from the checked configuration."""
         return Problem(
             config=config,
-            model=build_model(config.model, config.training),
+            model=_model(config),
             cluster=Cluster.from_config(config.cluster, config.training.precision),
             training=config.training,
             measured=_measured(config) if config.cost.name == "profiled" else None,
@@ -40,6 +43,12 @@ class Problem:
     def tokens_per_iteration(self) -> int:
         """Tokens of one optimizer step."""
         return self.training.global_batch_size * self.training.seq_len
+
+
+def _model(config: Config) -> Model:
+    """The chain of layers; for trainers that keep embedding and head beside a block, with both ends joined."""
+    model = build_model(config.model, config.training)
+    return model.with_whole_ends() if config.space.trainer in WHOLE_ENDS else model
 
 
 def _measured(config: Config) -> MeasuredTimes:
