@@ -27,7 +27,13 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.exact import uniform as exhaustive
-from darts_parallel.export import export_lines, export_plan, write_export
+from darts_parallel.export import (
+    export_lines,
+    export_plan,
+    require_trainers,
+    trainers_line,
+    write_export,
+)
 from darts_parallel.gradient.descent import search
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import StepRecord
@@ -131,6 +137,7 @@ def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str]) -> fl
     """The job in its folder, which is as before where the job ends without a result."""
     try:
         problem, rental = _rented(Problem.from_config(job_config(composed, given)))
+        require_trainers(problem)
         folder.require_writable()
         return run_job(problem, folder.path, Console(), rental)
     except BaseException:
@@ -192,6 +199,7 @@ def _run_tracked(
     except KeyboardInterrupt:
         console.print("interrupted: plan.json is whole, the report or the curves are not.")
     render_ending(planned, problem, folder, console)
+    console.print(trainers_line(problem, plan), soft_wrap=True, highlight=False, markup=False)
     if config.export is not None:
         _export(problem, plan, folder, config.export, console)
     return cost.iteration_time_s

@@ -103,6 +103,8 @@ class Model:
 
     config: ModelConfig
     fused_attention: bool
+    whole_ends: bool = False
+    """Embedding and head each stay on the stage of the block beside them."""
 
     @cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -113,7 +115,11 @@ class Model:
             if config.num_encoder_layers and index == config.num_encoder_layers:
                 chain.append(_embedding(config, "decoder_embedding"))
             chain.append(_block(config, index, self.fused_attention))
-        return (*chain, _head(config), _loss(config))
+        layers = (*chain, _head(config), _loss(config))
+        if not self.whole_ends:
+            return layers
+        ends = (1, len(layers) - 2)  # the first block, the head
+        return tuple(replace(layer, joined=layer.joined or i in ends) for i, layer in enumerate(layers))
 
     @property
     def num_parameters(self) -> int:

@@ -1,6 +1,6 @@
 """The problem: model x cluster x training job x space x cost model, frozen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import Config, TrainingConfig
@@ -48,7 +48,7 @@ class Problem:
 def _model(config: Config) -> Model:
     """The chain of layers; for trainers that keep embedding and head beside a block, with both ends joined."""
     model = build_model(config.model, config.training)
-    return model.with_whole_ends() if config.space.trainer in WHOLE_ENDS else model
+    return replace(model, whole_ends=True) if config.space.trainer in WHOLE_ENDS else model
 
 
 def _measured(config: Config) -> MeasuredTimes:

@@ -95,9 +95,9 @@ def layerwise_sentence(
     uniform = "the best uniform plan" + ("" if best.proven else " found")
     saved = 1.0 - cost.iteration_time_s / best.iteration_time_s
     if saved > NOTABLE:
-        return f"{freedom} saves {_percent(saved)} over {uniform}, which every trainer can run"
+        return f"{freedom} saves {_percent(saved)} over {uniform}"
     pace = f"is {_percent(-saved)} faster" if saved < -NOTABLE else "is as fast"
-    return f"{freedom} brings nothing: {uniform}, which every trainer can run, {pace}"
+    return f"{freedom} brings nothing: {uniform} {pace}"
 
 
 def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]) -> str:

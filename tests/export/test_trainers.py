@@ -1,0 +1,88 @@
+"""`space.trainer`: what a search restricted to a trainer finds, the trainer takes."""
+
+import random
+
+import pytest
+
+from darts_parallel.config.schema import EXPORTS
+from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.export import export_plan, require_trainers, taken_by, trainers_line
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plan.trainers import TRAINERS
+from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.export_plans import LLAMA, TOY, plan_of
+
+FREE = ["space.cp=null", "space.virtual_stages=null", "space.shard_size=null"]
+MODELS = {name: LLAMA if name in ("torchtitan", "nanotron") else TOY for name in EXPORTS}
+
+
+def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]:
+    """Uniform plans of the space with stages cut anywhere that the model allows."""
+    plans, units = [], [i for i, layer in enumerate(problem.model.layers) if i and not layer.joined]
+    for _ in range(count):
+        space = rng.choice(outer_spaces(problem))
+        layers, batch = problem.num_layers, problem.training.global_batch_size
+        strategy = rng.choice(
+            [c for c in space.choices if any(not batch % (c.dp * m) for m in space.num_micro_batches)]
+        )
+        counts = [m for m in space.num_micro_batches if not batch % (strategy.dp * m)]
+        cuts = sorted(rng.sample(units, space.pp * space.virtual_stages - 1))
+        plan = Plan(
+            rng.choice(counts),
+            (0, *cuts, layers),
+            (strategy,) * layers,
+            cp=space.cp,
+            virtual_stages=space.virtual_stages,
+        )
+        plans.append(plan)
+    return plans
+
+
+@pytest.mark.parametrize("trainer", EXPORTS)
+def test_every_plan_of_a_trainers_space_is_exported(trainer: str) -> None:
+    problem = load_problem([*MODELS[trainer], *FREE, f"space.trainer={trainer}"])
+    assert problem.config.space.kind == "uniform"
+    for plan in random_plans(problem, random.Random(trainer), 40):
+        assert export_plan(problem, plan, trainer).files
+
+
+@pytest.mark.parametrize("trainer", EXPORTS)
+def test_a_trainers_space_leaves_out_only_what_it_refuses(trainer: str) -> None:
+    mine = load_problem([*MODELS[trainer], *FREE, f"space.trainer={trainer}"])
+    everything = load_problem([*MODELS[trainer], *FREE, "space=uniform", "space.pp=1"])
+    known = {(s.cp, c) for s in outer_spaces(mine) if s.pp == 1 for c in s.choices}
+    layers = everything.num_layers
+    for space in outer_spaces(everything):
+        count = space.num_micro_batches[0]
+        for choice in space.choices:
+            if 16 % (choice.dp * count):
+                continue
+            plan = Plan(count, (0, layers), (choice,) * layers, cp=space.cp)
+            assert ((space.cp, choice) in known) == (trainer in taken_by(everything, plan)), choice
+
+
+def test_the_trainers_of_a_plan_are_named_with_what_to_do_for_another() -> None:
+    problem = load_problem(LLAMA)
+    line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8), 2))
+    assert line == f"trainers: all of {', '.join(EXPORTS)} take this plan"
+    line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8, 1), 2))
+    assert line.startswith(
+        "trainers that take this plan: megatron, deepspeed, nanotron, torch; export=torchtitan"
+    )
+
+
+def test_a_model_that_a_trainer_lacks_is_refused_before_the_search() -> None:
+    for key in ("export", "space.trainer"):
+        with pytest.raises(UnsupportedError, match="gated_mlp=false"):
+            require_trainers(load_problem([*TOY, f"{key}=nanotron"]))
+        require_trainers(load_problem([*LLAMA, f"{key}=nanotron"]))
+    require_trainers(load_problem([*TOY, "export=deepspeed"]))  # a plan's reasons are no model's
+
+
+def test_a_trainer_with_pins_that_it_never_runs_is_refused() -> None:
+    assert set(TRAINERS) == set(EXPORTS)
+    with pytest.raises(ConfigError, match=r"space\.trainer=accelerate runs no plan.*nearest legal"):
+        outer_spaces(load_problem([*TOY, "space.trainer=accelerate", "space.pp=2"]))
+    with pytest.raises(ConfigError, match=r"space\.trainer=megatrn must be one of"):
+        load_problem([*TOY, "space.trainer=megatrn"])
