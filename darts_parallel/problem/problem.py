@@ -46,7 +46,7 @@ class Problem:
 
 
 def _model(config: Config) -> Model:
-    """The chain of layers; for trainers that keep embedding and head beside a block, with both ends joined."""
+    """The chain of layers; its ends are joined for trainers that keep embedding and head beside a block."""
     model = build_model(config.model, config.training)
     return replace(model, whole_ends=True) if config.space.trainer in WHOLE_ENDS else model
 

@@ -29,7 +29,7 @@ def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]
         counts = [m for m in space.num_micro_batches if not batch % (strategy.dp * m)]
         cuts = sorted(rng.sample(units, space.pp * space.virtual_stages - 1))
         plan = Plan(
-            rng.choice(counts),
+            micro_batches,
             (0, *cuts, layers),
             (strategy,) * layers,
             cp=space.cp,
