@@ -23,10 +23,8 @@ def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]
     for _ in range(count):
         space = rng.choice(outer_spaces(problem))
         layers, batch = problem.num_layers, problem.training.global_batch_size
-        strategy = rng.choice(
-            [c for c in space.choices if any(not batch % (c.dp * m) for m in space.num_micro_batches)]
-        )
-        counts = [m for m in space.num_micro_batches if not batch % (strategy.dp * m)]
+        pairs = [(c, m) for c in space.choices for m in space.num_micro_batches if not batch % (c.dp * m)]
+        strategy, micro_batches = rng.choice(pairs)
         cuts = sorted(rng.sample(units, space.pp * space.virtual_stages - 1))
         plan = Plan(
             micro_batches,
@@ -67,9 +65,8 @@ def test_the_trainers_of_a_plan_are_named_with_what_to_do_for_another() -> None:
     line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8), 2))
     assert line == f"trainers: all of {', '.join(EXPORTS)} take this plan"
     line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8, 1), 2))
-    assert line.startswith(
-        "trainers that take this plan: megatron, deepspeed, nanotron, torch; export=torchtitan"
-    )
+    names = line.removeprefix("trainers that take this plan: ").partition("; export=torchtitan says why")[0]
+    assert names == "megatron, deepspeed, nanotron, torch"
 
 
 def test_a_model_that_a_trainer_lacks_is_refused_before_the_search() -> None:
