@@ -87,7 +87,7 @@ def _check(job: Job, strategy: LayerStrategy) -> None:
         )
     precision = job.problem.training.precision
     if precision not in PRECISION:
-        raise job.refuse(
+        job.refuse(
             f"training.precision={precision}, which its settings cannot say", "training.precision=bf16"
         )
     if job.recompute() == "selective":

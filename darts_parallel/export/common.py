@@ -122,8 +122,10 @@ class Job:
             f"# {self.plan.describe(self.problem.training.global_batch_size)}",
         ]
 
-    def refuse(self, what: str, space: str = "space=uniform") -> None:
+    def refuse(self, what: str, space: str = "space=uniform") -> UnsupportedError:
         """Note something that the target cannot express; `settle` raises all of them in one sentence.
+
+        Whoever cannot go on without it raises what this returns.
 
         Args:
             what: What the plan (or the model) has and the target lacks, in one clause.
@@ -131,6 +133,7 @@ class Job:
         """
         if (what, space) not in self.refusals:
             self.refusals.append((what, space))
+        return self._refused()
 
     def settle(self) -> None:
         """End a target's checks.
@@ -138,15 +141,17 @@ class Job:
         Errors:
             UnsupportedError: all that was refused, and the nearest space (or model) that is not.
         """
-        if not self.refusals:
-            return
+        if self.refusals:
+            raise self._refused()
+
+    def _refused(self) -> UnsupportedError:
         ways = [way for _, way in self.refusals]
         others = list(dict.fromkeys(way for way in ways if not way.startswith("space")))
         spaces = _joined([way for way in ways if way.startswith("space")])
         near = [f"nearest legal: {' and '.join(others)}"] if others else []
         near += [f"nearest space to search in: {spaces}"] if spaces else []
         what = "; and ".join(what for what, _ in self.refusals)
-        raise UnsupportedError(f"export={self.target}: {what}; {'; '.join(near)}.")
+        return UnsupportedError(f"export={self.target}: {what}; {'; '.join(near)}.")
 
     def uniform(self) -> LayerStrategy:
         """The one strategy of all layers, recomputation apart (see `recompute`).
