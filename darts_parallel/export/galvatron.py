@@ -114,8 +114,9 @@ def _check_model(job: Job) -> None:
             f"model={job.model.name} is no decoder, and its runtime trains decoders only",
             "a model with causal=true",
         )
-    if job.problem.training.precision == "fp8":
-        job.refuse("training.precision=fp8, which its runtime lacks", "training.precision=bf16")
+    precision = job.problem.training.precision
+    if precision not in ("bf16", "fp16", "fp32"):
+        job.refuse(f"training.precision={precision}, which its runtime lacks", "training.precision=bf16")
 
 
 def _check_stages(job: Job) -> None:

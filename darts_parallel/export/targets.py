@@ -71,9 +71,8 @@ def require_trainers(problem: Problem) -> None:
         ranks = problem.cluster.num_devices
         plain = Plan(1, (0, problem.num_layers), (LayerStrategy(1, ranks),) * problem.num_layers)
         job = Job(target, problem, plain)
-        job.refusals += [
-            (what, way) for what, way in _refusals(problem, plain, target) if not way.startswith("space")
-        ]
+        found = _refusals(problem, plain, target)
+        job.refusals.extend((what, way) for what, way in found if not way.startswith("space"))
         job.settle()
 
 

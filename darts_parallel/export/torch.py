@@ -66,8 +66,8 @@ def _check(job: Job) -> None:
             "a model such as model=gpt2_xl or model=llama3_8b",
         )
     precision = job.problem.training.precision
-    if precision in ("fp8", "fp16"):
-        why = "has no 8-bit products" if precision == "fp8" else "does not scale its loss"
+    if precision not in ("bf16", "fp32"):
+        why = "does not scale its loss" if precision == "fp16" else "multiplies in 16 bits at least"
         job.refuse(f"training.precision={precision}, and the program {why}", "training.precision=bf16")
     if any(strategy.recompute == "selective" for strategy in job.blocks):
         job.refuse(

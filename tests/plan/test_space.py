@@ -6,7 +6,7 @@ import pytest
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.degrees import divisors, tensor_degrees
-from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plan.space import left_out, outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
@@ -131,3 +131,28 @@ def test_a_batch_that_no_product_divides_is_refused_and_the_nearest_one_works() 
     nearest = re.search(r"nearest legal: (\d+)\.$", sentence)
     assert nearest is not None
     assert outer_spaces(load_problem([*large, f"training.global_batch_size={nearest.group(1)}"]))
+
+
+def test_small_nodes_do_not_bound_the_tensor_degree_and_what_is_left_out_is_named() -> None:
+    single = ["model=llama3_70b", "training=llama3_70b", "cluster=h100_8x8", "cluster.nodes.0.gpus=1"]
+    problem = load_problem([*single, "cluster.nodes.0.count=32"])
+    assert tensor_degrees(problem) == [1, 2, 4, 8]
+    assert left_out(problem) == ()
+    wide = load_problem(["model=gpt3_175b", "training=gpt3_175b", "cluster=a100_80_16x8"])
+    assert left_out(wide) == ("tp above 8 (space.tp)",)
+    assert (
+        left_out(
+            load_problem(["model=gpt3_175b", "training=gpt3_175b", "cluster=a100_80_16x8", "space.tp=8"])
+        )
+        == ()
+    )
+
+
+def test_orders_of_nodes_that_are_not_tried_are_named_and_too_many_refused() -> None:
+    mixed = ["model=toy", "training=toy", "cluster=toy_mixed", "training.global_batch_size=64"]
+    many = [*mixed, "cluster.nodes.0.count=16", "cluster.nodes.1.count=16", "model.num_layers=40"]
+    problem = load_problem([*many, "space.pp=32"])
+    assert left_out(problem) == ("node orders that mix the types (space.node_orders)",)
+    assert left_out(load_problem(mixed)) == ()
+    with pytest.raises(ConfigError, match=r"node_orders=all means 601,080,390 orders.*nearest legal"):
+        outer_spaces(load_problem([*many, "space.pp=32", "space.node_orders=all"]))

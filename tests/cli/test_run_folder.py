@@ -1,0 +1,96 @@
+"""What a run has finished stays, a refused one leaves nothing, and no two write into one folder."""
+
+import io
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from darts_parallel.cli import command as cli
+from darts_parallel.cli.run_folder import RunFolder
+from darts_parallel.errors import ConfigError
+from tests.support.commands import QUIET, TOY, Command
+
+
+def entered(path: Path) -> RunFolder:
+    path.mkdir(exist_ok=True)
+    return RunFolder.enter(path, time.time() - 1.0)
+
+
+def test_two_runs_of_one_second_get_a_folder_each(tmp_path: Path) -> None:
+    path = tmp_path / "12-00-00"
+    with entered(path).own(named=False) as first:
+        with entered(path).own(named=False) as second:
+            assert (first.path, second.path) == (path, tmp_path / "12-00-00-2")
+        with pytest.raises(
+            ConfigError, match=r"is being written by another run; nearest legal: .*12-00-00-2"
+        ):
+            with entered(path).own(named=True):
+                pass
+        (path / "plan.json").write_text("{}")
+    # the first run is over and has left a plan: a folder that nobody chose is not used again
+    with entered(path).own(named=False) as third:
+        assert third.path != path
+    with entered(path).own(named=True) as fourth:
+        assert fourth.path == path
+
+
+def test_only_what_is_no_result_is_removed(tmp_path: Path) -> None:
+    folder = entered(tmp_path / "run")
+    (folder.path / "tensorboard").mkdir()
+    (folder.path / "tensorboard" / "events").write_text("")
+    folder.restore()
+    assert not folder.path.exists()
+    folder = entered(tmp_path / "run")
+    (folder.path / "tensorboard").mkdir()
+    (folder.path / "checkpoints").mkdir()
+    (folder.path / "checkpoints" / "seed_0.pt").write_text("")
+    folder.restore()
+    assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoints", "tensorboard"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_plan_that_was_written_outlives_an_error_after_it(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "render_ending", fail)
+    outcome = Command(tmp_path, monkeypatch, capsys)(*TOY, *QUIET, "hydra.run.dir=run")
+    assert outcome.status == 2
+    assert outcome.err.count("\n") == 1
+    assert "run/plan.json" in outcome.files
+
+
+def test_a_plan_is_priced_on_its_own_problem_with_the_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Command(tmp_path, monkeypatch, capsys)
+    assert command(*TOY, *QUIET, "space.pp=1", "space.tp=1", "hydra.run.dir=own").status == 0
+    plan = json.loads((tmp_path / "own/plan.json").read_text())
+    slower = plan["cluster"]["inter_node"]["bandwidth_GBps"] / 10
+    changed = command(
+        "plan=own/plan.json",
+        f"cluster.inter_node.bandwidth_GBps={slower}",
+        "output.tensorboard=false",
+        "hydra.run.dir=changed",
+    )
+    assert changed.status == 0, changed.err
+    priced = json.loads((tmp_path / "changed/plan.json").read_text())
+    assert priced["cluster"]["name"] == "toy"
+    assert priced["cluster"]["inter_node"]["bandwidth_GBps"] == slower
+    assert priced["predicted"]["iteration_time_s"] > plan["predicted"]["iteration_time_s"]
+    wrong = command("plan=own/plan.json", "cluster.inter_node.bandwith=1", "hydra.run.dir=wrong")
+    assert wrong.status == 2, wrong.out
+
+
+def test_a_terminal_of_few_signs_gets_the_report_with_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors="strict"))
+    cli._print_whatever_comes()
+    print("dp 4 · tp 2", flush=True)
+    assert raw.getvalue() == b"dp 4 ? tp 2\n"

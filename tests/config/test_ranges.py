@@ -1,0 +1,57 @@
+"""Numbers that no machine has, and values that a merge would swallow, are refused in one sentence."""
+
+from dataclasses import fields
+
+import pytest
+
+from darts_parallel.config.cluster import PLAUSIBLE as DEVICE_RANGES
+from darts_parallel.config.cluster import DeviceConfig
+from darts_parallel.config.raw_values import refuse_silent_overrides
+from darts_parallel.config.search import PLAUSIBLE as SEARCH_RANGES
+from darts_parallel.config.search import SearchConfig
+from darts_parallel.errors import ConfigError
+
+DEVICE = {"memory_GiB": 80.0, "peak_TFLOPs": {"bf16": 100.0}, "memory_bandwidth_GBps": 1000.0}
+
+
+def test_every_number_of_a_device_and_of_the_search_has_a_range() -> None:
+    checked_elsewhere = {"tp_hidden_share", "hard_stages_from", "hard_choices_from"}  # shares in [0, 1]
+    checked_elsewhere |= {"num_steps", "num_restarts", "seed"}
+    for kind, ranges in ((DeviceConfig, DEVICE_RANGES), (SearchConfig, SEARCH_RANGES)):
+        numbers = {entry.name for entry in fields(kind) if entry.type in (float, int)}
+        assert numbers - checked_elsewhere <= set(ranges), kind
+
+
+@pytest.mark.parametrize("key", DEVICE_RANGES)
+@pytest.mark.parametrize("value", [1e300, -1e300, 1e-300, float("nan"), float("inf")])
+def test_a_device_with_an_absurd_figure_is_refused(key: str, value: float) -> None:
+    least, _ = DEVICE_RANGES[key]
+    if least <= value <= 1e-300:
+        return  # nearly nothing is legal where nothing is
+    with pytest.raises(ConfigError, match=rf"{key}=.* must .*nearest legal: "):
+        DeviceConfig(**{**DEVICE, key: value})
+
+
+@pytest.mark.parametrize("key", SEARCH_RANGES)
+def test_a_search_with_an_absurd_setting_is_refused(key: str) -> None:
+    for value in (1e300, -1.0):
+        with pytest.raises(ConfigError, match=rf"search\.{key}=.*nearest legal"):
+            SearchConfig(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("cluster.devices={}", "would change nothing"),
+        ("cluster.devices.toy.peak_TFLOPs={ }", "would change nothing"),
+        ("verification.enabled=2", "must be true or false; nearest legal: true"),
+        ("cluster.nodes.0.intra_node.shared=0.5", "must be true or false"),
+    ],
+)
+def test_what_a_merge_would_swallow_is_refused(override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        refuse_silent_overrides([override])
+
+
+def test_what_says_what_it_means_passes() -> None:
+    refuse_silent_overrides(["verification.enabled=1", "output.trace=0", "space.pp=4", "model=toy", "~plan"])
