@@ -25,11 +25,11 @@ def test_two_runs_of_one_second_get_a_folder_each(tmp_path: Path) -> None:
     with entered(path).own(named=False) as first:
         with entered(path).own(named=False) as second:
             assert (first.path, second.path) == (path, tmp_path / "12-00-00-2")
-        with pytest.raises(
-            ConfigError, match=r"is being written by another run; nearest legal: .*12-00-00-2"
+        with (
+            pytest.raises(ConfigError, match=r"is being written by another run; nearest legal: .*12-00-00-2"),
+            entered(path).own(named=True),
         ):
-            with entered(path).own(named=True):
-                pass
+            pass
         (path / "plan.json").write_text("{}")
     # the first run is over and has left a plan: a folder that nobody chose is not used again
     with entered(path).own(named=False) as third:
