@@ -90,7 +90,12 @@ def test_all_reasons_stand_in_one_sentence_and_their_ways_out_are_joined(llama: 
         ("nanotron", ["model.head_dim=32"], LayerStrategy(1, 8), "head_dim=32"),
         ("torchtitan", ["model.qkv_bias=true"], LayerStrategy(1, 8), "qkv_bias"),
         ("galvatron", ["model.causal=false"], LayerStrategy(1, 8), "decoders only"),
-        ("torch", ["training.precision=fp16"], LayerStrategy(1, 8), "does not scale its loss"),
+        (
+            "torch",
+            ["training.precision=fp16", "+cluster.devices.toy.peak_TFLOPs.fp16=50"],
+            LayerStrategy(1, 8),
+            "does not scale its loss",
+        ),
     ],
 )
 def test_what_the_real_trainer_takes_for_another_model_is_refused(

@@ -1,0 +1,38 @@
+import runpy
+from dataclasses import replace
+
+import golden
+import pytest
+
+registry = pytest.importorskip("torchtitan.models.llama3.config_registry")
+
+
+@pytest.mark.parametrize("name", golden.cases("torchtitan"))
+def test_the_release_takes_the_plan(name: str) -> None:
+    problem, plan = golden.built(name)
+    scope = runpy.run_path(str(golden.path(name, "torchtitan_plan.py")))
+    config = registry.llama3_debugmodel()
+    model = config.model_spec.model
+    layers = problem.config.model.num_layers
+    with pytest.raises(ValueError, match="but the plan has"):
+        scope["apply_plan"](config)
+    deeper = replace(model, layers=(list(model.layers) * layers)[:layers])
+    config.model_spec = replace(config.model_spec, model=deeper)
+    made = scope["apply_plan"](config)
+    assert made.training.global_batch_size == problem.training.global_batch_size
+    assert made.training.seq_len == problem.training.seq_len
+    assert made.parallelism.pipeline_parallel_degree == plan.pp
+    # what the program checks before it starts
+    made.parallelism.__post_init__()
+    from torchtitan.distributed import ParallelDims
+
+    p = made.parallelism
+    ParallelDims(
+        dp_replicate=p.data_parallel_replicate_degree,
+        dp_shard=p.data_parallel_shard_degree,
+        cp=p.context_parallel_degree,
+        tp=p.tensor_parallel_degree,
+        pp=p.pipeline_parallel_degree,
+        ep=1,
+        world_size=problem.cluster.num_devices,
+    )
