@@ -1,15 +1,19 @@
 # Two commands do everything on a fresh machine with Python >= 3.10: `make search` and `make test`.
 PYTHON ?= python3
 VENV := .venv
+CLIENTS := .venv-clients
 ARGS ?=
 
-.PHONY: search test lint format install develop clean
+.PHONY: search test test-clients lint format install develop clean
 
 search: install  ## the main job on the default config; ARGS="model=llama3_8b ..." overrides
 	$(VENV)/bin/darts-parallel $(ARGS)
 
 test: develop  ## all tests
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-clients: $(CLIENTS)/installed  ## the real trainers read the golden exports; MEGATRON=FOLDER: Megatron-LM's flags too
+	MEGATRON="$(MEGATRON)" $(CLIENTS)/bin/python -m pytest -c /dev/null -p no:cacheprovider --rootdir clients -q clients $(ARGS)
 
 lint: develop  ## ruff and mypy
 	$(VENV)/bin/ruff check .
@@ -33,5 +37,10 @@ $(VENV)/developed: $(VENV)/installed
 	$(VENV)/bin/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
+$(CLIENTS)/installed: clients/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet -r clients/requirements.txt -c constraints.txt -e .
+	touch $@
+
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) dist build .pytest_cache .mypy_cache .ruff_cache

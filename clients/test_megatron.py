@@ -6,7 +6,7 @@ import sys
 import golden
 import pytest
 
-MEGATRON = os.environ.get("MEGATRON")
+MEGATRON = os.environ.get("MEGATRON") or None
 """A folder of Megatron-LM, whose arguments are no part of the package megatron-core."""
 
 
