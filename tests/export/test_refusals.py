@@ -162,12 +162,16 @@ def test_a_refused_export_ends_with_one_sentence_and_leaves_what_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = Command(tmp_path, monkeypatch, capsys)
-    outcome = command(*TOY, *QUIET, "export=nanotron", "hydra.run.dir=found")
+    early = command(*TOY, *QUIET, "export=nanotron", "hydra.run.dir=model")
+    assert early.status == 2
+    assert early.err.startswith("darts-parallel: export=nanotron: model=toy has")
+    assert not early.files  # no plan of this model helps
+    outcome = command(*TOY, *QUIET, "space.pp=2", "export=accelerate", "hydra.run.dir=found")
     assert outcome.status == 2
-    assert outcome.err.startswith("darts-parallel: export=nanotron: model=toy has")
+    assert outcome.err.startswith("darts-parallel: export=accelerate: pp=2, and it has no pipeline")
     assert "found/plan.json" in outcome.files
     before = set(outcome.files)
-    given = command("plan=found/plan.json", "export=nanotron", "hydra.run.dir=refused")
+    given = command("plan=found/plan.json", "export=accelerate", "hydra.run.dir=refused")
     assert given.status == 2
     assert set(given.files) == before
     wrong = command(*TOY, *QUIET, "export=megatrn")
