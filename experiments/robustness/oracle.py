@@ -1,0 +1,149 @@
+"""The best plan of a tiny problem by pricing every plan: an enumeration that knows nothing of `exact`.
+
+It draws on the problem alone: degrees by division, strategies by their rules, stages by their cuts. Every
+plan is priced by `evaluate_batch` on the table of its own outer choice, so that only the prices are shared.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, permutations, product
+
+import torch
+
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.table import build_table
+from darts_parallel.plan.space import OuterSpace
+from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.problem.problem import Problem
+
+BATCH = 1 << 13
+"""Plans that are priced at once."""
+
+
+class TooManyError(Exception):
+    """The problem has more plans than it may."""
+
+
+def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
+    """Seconds of the best plan (infinite where none fits), and how many plans were priced.
+
+    Args:
+        problem: Tiny, priced by the closed form, without interleaved stages.
+        limit: Plans that it may have.
+
+    Errors:
+        TooManyError: it has more.
+    """
+    best, count = float("inf"), 0
+    for space in _spaces(problem):
+        table = build_table(problem, space)
+        number = {choice: index for index, choice in enumerate(table.choices)}
+        for rows, starts in _plans(problem, space, limit - count):
+            count += len(rows)
+            choices = torch.tensor([[number[s] for s in row] for row in rows])
+            plans = HardPlans(torch.zeros(len(rows), dtype=torch.long), choices, torch.tensor(starts))
+            cost = evaluate_batch(table, plans)
+            times = cost.iteration_time[cost.feasible]
+            best = min(best, float(times.min())) if len(times) else best
+    return best, count
+
+
+def _spaces(problem: Problem) -> Iterator[OuterSpace]:
+    """Every outer choice apart: pipeline and context degree, micro-batches, order of the nodes."""
+    space, batch = problem.config.space, problem.training.global_batch_size
+    devices = problem.cluster.num_devices
+    for pp, cp in product(_divisors(devices), _divisors(devices)):
+        if (
+            not (_allows(space.pp, pp) and _allows(space.cp, cp))
+            or devices % (pp * cp)
+            or not _cp_legal(problem, cp)
+        ):
+            continue
+        choices = tuple(_strategies(problem, devices // (pp * cp), cp))
+        for order in _orders(problem, pp):
+            for count in _divisors(batch):
+                fitting = tuple(c for c in choices if batch % (c.dp * count) == 0)
+                if fitting and _allows(space.num_micro_batches, count):
+                    yield OuterSpace(pp, (count,), fitting, cp, 1, order)
+
+
+def _orders(problem: Problem, pp: int) -> list[tuple[int, ...]]:
+    """Distinct orders of the nodes whose stages are each of one node type; empty: in rank order."""
+    cluster = problem.cluster
+    if cluster.homogeneous:
+        return [()]
+    seen: dict[tuple[int, ...], tuple[int, ...]] = {}
+    nodes = range(len(cluster.node_types))
+    for order in permutations(nodes):
+        kinds = tuple(cluster.node_types[node] for node in order)
+        if kinds not in seen and cluster.arranged(order).stages_are_pure(pp):
+            seen[kinds] = () if order == tuple(nodes) else order
+    return list(seen.values())
+
+
+def _strategies(problem: Problem, ranks: int, cp: int) -> Iterator[LayerStrategy]:
+    """Strategies of a layer on `ranks * cp` devices, each under one name."""
+    space, model = problem.config.space, problem.config.model
+    heads = (model.num_heads, model.num_kv_heads or model.num_heads)
+    sizes = {group.gpus for group in problem.cluster.groups}
+    for tp in _divisors(ranks):
+        wide = max(*sizes, 8)
+        inside = all(size % tp == 0 or tp % size == 0 for size in sizes)
+        if any(n % tp for n in heads) or not _allows(space.tp, tp) or not inside or tp > wide:
+            continue
+        dp = ranks // tp
+        if not _allows(space.dp, dp):
+            continue
+        zeros = [z for z in range(4) if _allows(space.zero_stage, z) and (z == 0 or dp * cp > 1)] or [0]
+        sequence = [s for s in (False, True) if _allows(space.sequence_parallel, s) and (tp > 1 or not s)]
+        again = [r for r in ("none", "selective", "full") if _allows(space.recompute, r)]
+        for zero, recompute, parallel in product(zeros, again, sequence or [False]):
+            yield LayerStrategy(tp, dp, zero, recompute, parallel)
+
+
+def _plans(
+    problem: Problem, space: OuterSpace, left: int
+) -> Iterator[tuple[list[tuple[LayerStrategy, ...]], list[list[int]]]]:
+    """Batches of plans: a strategy of every layer, and the first layers of the stages."""
+    layers, kind, pp = problem.model.layers, problem.config.space.kind, space.pp
+    places = [i for i, layer in enumerate(layers) if i and not layer.joined]
+    free = {"uniform": 1, "stagewise": pp, "layerwise": len(layers)}[kind]
+    cuts = list(combinations(places, pp - 1))
+    if len(cuts) * len(space.choices) ** free > left:
+        raise TooManyError
+    rows: list[tuple[LayerStrategy, ...]] = []
+    starts: list[list[int]] = []
+    for cut, chosen in product(cuts, product(space.choices, repeat=free)):
+        first = [0, *cut]
+        rows.append(_spread(chosen, first, len(layers), kind))
+        starts.append(first)
+        if len(rows) == BATCH:
+            yield rows, starts
+            rows, starts = [], []
+    if rows:
+        yield rows, starts
+
+
+def _spread(
+    chosen: Sequence[LayerStrategy], first: list[int], layers: int, kind: str
+) -> tuple[LayerStrategy, ...]:
+    """The strategy of every layer from those of the plan, the stages or the layers."""
+    if kind == "uniform":
+        return (chosen[0],) * layers
+    if kind == "layerwise":
+        return tuple(chosen)
+    ends = [*first[1:], layers]
+    return tuple(s for s, begin, end in zip(chosen, first, ends, strict=True) for _ in range(begin, end))
+
+
+def _cp_legal(problem: Problem, cp: int) -> bool:
+    parts = 2 if problem.config.model.causal else 1
+    return cp == 1 or problem.training.seq_len % (parts * cp) == 0
+
+
+def _allows(pin: object, value: object) -> bool:
+    return pin is None or (value in pin if isinstance(pin, (list, tuple)) else value == pin)
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
