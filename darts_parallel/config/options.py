@@ -1,5 +1,6 @@
 """Command lines other than the main one: `key=value` arguments read into a dataclass."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -10,10 +11,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.messages import all_keys, config_sentence
 from darts_parallel.errors import ConfigError, DartsParallelError
 
 Options = TypeVar("Options")
+INTERRUPTED, READER_LEFT = 130, 141
+"""Exit status after Ctrl-C and where the reader of a pipe has gone: 128 and the number of the signal."""
 
 
 def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
@@ -49,7 +53,23 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
     except YAMLError:
         raise ConfigError(f"{' '.join(arguments)} cannot be read; check its brackets and quotes.") from None
     assert isinstance(options, kind)
+    _refuse_nothing(kind(), options)
     return options
+
+
+def _refuse_nothing(defaults: Any, options: Any) -> None:
+    """Refuse lists without a value where the default has some, and seeds that no generator takes."""
+    for entry in fields(options):
+        value, default = getattr(options, entry.name), getattr(defaults, entry.name)
+        if isinstance(default, list) and default and not value:
+            near = str(default).replace(" ", "").replace("'", "")
+            raise ConfigError(
+                f"{entry.name}=[] must list at least one value; nearest legal: {entry.name}={near}."
+            )
+        if entry.name in ("seed", "seeds"):
+            for seed in value if isinstance(value, list) else [value]:
+                if isinstance(seed, int):
+                    require_at_least(entry.name, seed, 0)
 
 
 def _wrap_single_values(base: DictConfig, given: DictConfig) -> None:
@@ -94,6 +114,12 @@ def run_main(name: str, about: str | None, kind: type[Options], run: Callable[[O
         return run(parse(kind, arguments))
     except DartsParallelError as error:
         sentence = str(error)
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_LEFT
     except OSError as error:
         sentence = f"{error.filename} cannot be written ({error.strerror})."
     print(f"{name}: {sentence}", file=sys.stderr)

@@ -45,6 +45,7 @@ def export(job: Job) -> Exported:
     strategy = job.uniform()
     job.require_exact_collectives()
     _check(job, strategy)
+    job.shard_degrees(strategy)
     job.settle()
     values = settings(job, strategy)
     head = "".join(f"{line}\n" for line in job.headline())

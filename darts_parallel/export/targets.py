@@ -1,6 +1,7 @@
 """The targets by name, and how their files are written."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,9 @@ def export_plan(problem: Problem, plan: Plan, target: str) -> Exported:
         UnsupportedError: the target cannot express the plan or the model; names what, and the nearest
             space to search in.
     """
-    exported = TARGETS[target](Job(target, problem, plan))
+    job = Job(target, problem, plan)
+    exported = TARGETS[target](job)
+    job.settle()
     if not plan.node_order:
         return exported
     order = ", ".join(str(node) for node in plan.node_order)
@@ -79,11 +82,9 @@ def require_trainers(problem: Problem) -> None:
 def _refusals(problem: Problem, plan: Plan, target: str) -> list[tuple[str, str]]:
     """All that a target refuses, each with its way out."""
     job = Job(target, problem, plan)
-    try:
+    with suppress(UnsupportedError):
         TARGETS[target](job)
-    except UnsupportedError:
-        return job.refusals
-    return []
+    return job.refusals
 
 
 def write_export(exported: Exported, folder: Path, main: Path | None = None) -> list[Path]:

@@ -33,6 +33,7 @@ def export(job: Job) -> Exported:
     _check(job, strategy)
     if job.plan.pp > 1:
         job.require_schedule(*SCHEDULES)
+    job.shard_degrees(strategy)
     job.settle()
     recompute = job.recompute() == "full"
     lines = [
