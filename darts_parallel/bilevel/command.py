@@ -66,7 +66,7 @@ class BilevelJob:
         assert settings is not None
         interrupted = False
         for sentence in unused_settings(self.problem):
-            self.console.print(sentence, highlight=False, soft_wrap=True)
+            self.console.print(sentence, highlight=False, soft_wrap=True, markup=False)
         try:
             with Jobs(settings.processes) as jobs:
                 jobs.start()
@@ -89,7 +89,7 @@ class BilevelJob:
         chosen = plan.found.chosen
         words = ", ".join(candidate.label() for candidate in chosen.blocks)
         text = f"seed {seed}: {chosen.plan.describe(chosen.global_batch_size)} ({words})"
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
         if seed == self.first:
             self.plan = plan
             write_json(self.folder / "plan.json", plan.plan_dict())
@@ -142,10 +142,10 @@ class BilevelJob:
             report.render(here, None, plan, cost, [], self.console)
             per_step = cost.iteration_time_s
         if data:
-            self.console.print(write_report(self.folder), highlight=False, soft_wrap=True)
+            self.console.print(write_report(self.folder), highlight=False, soft_wrap=True, markup=False)
         for name, path in (("plan", "plan.json"), ("trainings", "bilevel.csv"), ("report", "report.md")):
             if (self.folder / path).exists():
-                self.console.print(f"{name}: {self.folder / path}", soft_wrap=True, highlight=False)
+                self.console.print(f"{name}: {self.folder / path}", soft_wrap=True, highlight=False, markup=False)
         return seconds if seconds == seconds else per_step
 
 
