@@ -145,7 +145,8 @@ class BilevelJob:
             self.console.print(write_report(self.folder), highlight=False, soft_wrap=True, markup=False)
         for name, path in (("plan", "plan.json"), ("trainings", "bilevel.csv"), ("report", "report.md")):
             if (self.folder / path).exists():
-                self.console.print(f"{name}: {self.folder / path}", soft_wrap=True, highlight=False, markup=False)
+                line = f"{name}: {self.folder / path}"
+                self.console.print(line, soft_wrap=True, highlight=False, markup=False)
         return seconds if seconds == seconds else per_step
 
 
