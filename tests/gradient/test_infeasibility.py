@@ -13,7 +13,14 @@ SHORT = ["search.num_steps=5", "search.num_restarts=2", "search.polish=false"]
 TIGHT = [
     ["model=toy", "cluster=toy", "training=toy", "cluster.devices.toy.memory_GiB=0.01"],
     ["model=llama2_70b", "training=llama2_70b", "model.num_layers=40", "cluster=h100_1x8", "space=uniform"],
-    ["model=llama2_7b", "training=llama2_7b", "cluster=a10_4x4", "space.pp=1", "space.zero_stage=0"],
+    [
+        "model=llama2_7b",
+        "training=llama2_7b",
+        "cluster=a10_4x4",
+        "space.pp=1",
+        "space.zero_stage=0",
+        "space.tp=[1,2,4]",
+    ],
     ["space.pp=1", "space.tp=1", "space.zero_stage=0", "space.recompute=none", "space=stagewise"],
 ]
 
