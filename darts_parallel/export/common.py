@@ -252,7 +252,7 @@ class Job:
     def require_schedule(self, *known: str) -> None:
         """Refuse a schedule that the trainer does not run."""
         if self.plan.schedule_name not in known:
-            raise self.refuse(
+            self.refuse(
                 f"schedule={self.plan.schedule_name}, and this trainer runs {' and '.join(known)} alone",
                 f"space.schedules=[{','.join(known)}]",
             )
@@ -264,7 +264,8 @@ class Job:
                 f"virtual_stages={self.plan.virtual_stages}, and this trainer's schedule does not interleave",
                 "space.virtual_stages=1",
             )
-        self.require_schedule("1f1b")
+        else:
+            self.require_schedule("1f1b")
 
     def require_no_context_parallelism(self) -> None:
         """Refuse context parallelism."""

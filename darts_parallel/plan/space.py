@@ -25,7 +25,7 @@ from darts_parallel.plan.expert_degrees import expert_degrees, require_expert_pi
 from darts_parallel.plan.legality import refuse_model, sequence_divides
 from darts_parallel.plan.pins import require_legal_pins, require_pure_stages
 from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.plan.trainers import trainer_runs
+from darts_parallel.plan.trainers import trainer_runs, trainer_schedules
 from darts_parallel.problem.orders import node_orders, orders_are_all
 from darts_parallel.problem.problem import Problem
 
@@ -66,7 +66,7 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     for pp, cp in product(pipeline_degrees(problem), _context_degrees(problem)):
         for laps, schedule in schedule_choices(problem, pp):
             outer = _outer_space(problem, pp, cp, laps, schedule)
-            if outer is not None:
+            if outer is not None and trainer_schedules(problem, schedule):
                 orders = node_orders(problem.cluster, pp, mode)
                 result += [replace(outer, node_order=order) for order in orders]
     if not result and problem.model.has_experts:

@@ -47,6 +47,16 @@ TRAINERS: dict[str, Trainer] = {
 }
 
 
+PYTORCH = ("1f1b", "gpipe", "interleaved", "zero_bubble_v", "dualpipe")
+"""Schedules of torchtitan, which are PyTorch's."""
+
+
+def trainer_schedules(problem: Problem, schedule: str | None) -> bool:
+    """Whether `space.trainer` runs a pipeline schedule; None stands for 1F1B or interleaved 1F1B."""
+    name = problem.config.space.trainer
+    return name is None or schedule in (None, *(PYTORCH if name == "torchtitan" else ("1f1b", "interleaved")))
+
+
 def trainer_runs(problem: Problem, pp: int, cp: int, virtual_stages: int, strategy: LayerStrategy) -> bool:
     """Whether `space.trainer` runs this strategy for all layers under these outer degrees; true without one.
 
