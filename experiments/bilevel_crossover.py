@@ -95,7 +95,7 @@ def trainings(
     keys = [(words, seed) for words in felt for seed in own]
     arguments = [(felt[words], batch, settings, corpus, seed, targets[seed]) for words, seed in keys]
     runs: list[Retrained] = jobs.map(
-        retrain, arguments, lambda done: print(f"{done} of {len(keys)}", flush=True)
+        retrain, arguments, lambda done, _: print(f"{done} of {len(keys)}", flush=True)
     )
     steps = {}
     for (words, seed), run in zip(keys, runs, strict=True):

@@ -165,7 +165,7 @@ def run(options: StalenessOptions) -> int:
     settings = replace(BilevelSettings.of(problem, 0), retrain_steps=options.steps)
     arguments = [(way, settings, corpus, 100_000 + seed, options.steps) for way, seed in keys]
     with Jobs(options.processes) as jobs:
-        found = jobs.map(train_way, arguments, lambda done: print(f"{done} of {len(keys)}", flush=True))
+        found = jobs.map(train_way, arguments, lambda done, _: print(f"{done} of {len(keys)}", flush=True))
     text = table(options, dict(zip(keys, found, strict=True)))
     write_text(folder / "table.md", text)
     print(text)

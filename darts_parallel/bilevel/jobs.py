@@ -46,26 +46,26 @@ class Jobs:
         self,
         function: Callable[..., Result],
         arguments: Sequence[tuple[Any, ...]],
-        on_done: Callable[[int], None] = lambda done: None,
+        on_done: Callable[[int, Result], None] = lambda done, result: None,
     ) -> list[Result]:
         """Results of `function(*a)` for each `a` in order.
 
         Args:
             function: Of a module.
             arguments: Pickled where there are several processes.
-            on_done: Called with the number of results there are.
+            on_done: Called with the number of results there are and the last of them.
         """
         self.start()
         results: list[Result] = []
         if self._pool is None:
             for own in arguments:
                 results.append(function(*own))
-                on_done(len(results))
+                on_done(len(results), results[-1])
             return results
         futures = [self._pool.submit(function, *own) for own in arguments]
         for future in futures:
             results.append(future.result())
-            on_done(len(results))
+            on_done(len(results), results[-1])
         return results
 
 

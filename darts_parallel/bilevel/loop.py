@@ -82,7 +82,8 @@ class BilevelSearch:
         config = replace(problem.config.search, num_restarts=settings.num_restarts)
         logit_steps = -(-max(settings.num_steps - settings.warmup_steps, 1) // settings.logit_every)
         self.upper = UpperLevel(self.space, config, logit_steps, self.generator)
-        self.trainer = WeightTrainer(settings, settings.global_batch_size, settings.seed)
+        self.rounding = settings.rounds.seeded(settings.seed + 3)
+        self.trainer = WeightTrainer(settings, settings.global_batch_size, settings.seed, self.rounding)
         self.log_steps = LogSteps.zero(
             self.space.forward_pairs, self.space.gradient_pairs, settings.num_blocks, settings.batches
         )
@@ -103,9 +104,8 @@ class BilevelSearch:
         """One weight step, and a logit step where one is due."""
         settings = self.settings
         if settings.estimator == "trials" and self.trials is None:
-            self.trials = try_pairs(
-                settings, self.corpus.train, self.space.forward_pairs, self.space.gradient_pairs, self.jobs
-            )
+            pairs = (self.space.forward_pairs, self.space.gradient_pairs)
+            self.trials = try_pairs(settings, self.corpus.train, *pairs, self.jobs, settings.rounds)
         tokens = self.trainer.next_batch(self.corpus.train)
         trained, outcome = self._weight_step(tokens)
         self.shares.see_rounding(outcome.rounding_noise)
@@ -140,7 +140,7 @@ class BilevelSearch:
         mix = self.settings.mix
 
         def loss(model: Weights, own: Tensor) -> Tensor:
-            return mixed_loss(model, own, pairs, pair_weights, mix)
+            return mixed_loss(model, own, pairs, pair_weights, mix, self.rounding)
 
         return None, self.trainer.learn(tokens, loss, self._gradient_mixtures(candidates, weights))
 
@@ -148,7 +148,7 @@ class BilevelSearch:
         self, tokens: Tensor, plan: tuple[Candidate, ...]
     ) -> tuple[tuple[Candidate, ...], WeightStep]:
         def loss(model: Weights, own: Tensor) -> Tensor:
-            return plan_loss(model, own, plan)
+            return plan_loss(model, own, plan, self.rounding)
 
         return plan, self.trainer.learn(tokens, loss, [hard(candidate.gradient_pair) for candidate in plan])
 
@@ -208,7 +208,8 @@ class BilevelSearch:
         pairs = self._switched()
         if pairs:
             plan = [candidates[index] for index in drawn]
-            self.shares.see_switches(switch_losses(self.trainer.weights, tokens, plan, pairs))
+            nats = switch_losses(self.trainer.weights, tokens, plan, pairs, self.rounding)
+            self.shares.see_switches(nats)
             self.passes += self.settings.num_blocks * (len(pairs) + 1)
 
     def _switched(self) -> list[Pair]:
@@ -240,7 +241,7 @@ class BilevelSearch:
         mix = self.settings.mix
 
         def loss(model: Weights, own: Tensor, by_pair: Tensor) -> Tensor:
-            return mixed_loss(model, own, pairs, by_pair, mix)
+            return mixed_loss(model, own, pairs, by_pair, mix, self.rounding)
 
         found = slopes(self.settings.order, loss, self.trainer, pair_weights, tokens, held_out)
         self.passes += 3 if self.settings.order == "first" else 8
@@ -268,7 +269,9 @@ class BilevelSearch:
         """
         while self.trainer.step < self.settings.num_steps:
             on_record(self.step())
-            due = self.trainer.step % checkpoint_every == 0 or self.trainer.step == self.settings.num_steps
+            # after the first step, too: the trials before it are most of the search's cost
+            at_ends = self.trainer.step in (1, self.settings.num_steps)
+            due = at_ends or self.trainer.step % checkpoint_every == 0
             if folder is not None and due:
                 save_checkpoint(folder, self.trainer.step, self.state())
 
@@ -283,6 +286,7 @@ class BilevelSearch:
             "shares": [self.shares.forward, self.shares.gradient],
             "trials": None if self.trials is None else vars(self.trials).copy(),
             "generator": self.generator.get_state(),
+            "rounding": self.rounding.generator and self.rounding.generator.get_state(),
             "curve": list(self.curve),
             "counts": [self.logit_steps, self.passes],
             "seconds": time.perf_counter() - self.began,
@@ -309,6 +313,8 @@ class BilevelSearch:
         self.shares.forward, self.shares.gradient = state["shares"]
         self.trials = None if state["trials"] is None else TrialTable(**state["trials"])
         self.generator.set_state(state["generator"])
+        if self.rounding.generator is not None:
+            self.rounding.generator.set_state(state["rounding"])
         self.curve = list(state["curve"])
         self.logit_steps, self.passes = state["counts"]
         self.began = time.perf_counter() - state["seconds"]

@@ -41,7 +41,7 @@ from darts_parallel.report.plan_json import plan_dict
 
 RETRAIN_KEYS = (
     "shape", "retrain_steps", "retrain_factor", "learning_rate", "learning_rate_warmup",
-    "validation_sequences", "evaluate_every",
+    "validation_sequences", "evaluate_every", "rounding", "hadamard",
 )  # fmt: skip
 """What a retrained plan depends on besides itself, its target and the seed."""
 REFERENCE = "all_16_bit"
@@ -209,17 +209,19 @@ class Protocol:
             path: (own, key) for path, own, key in zip(paths, wanted, keys, strict=True) if not path.exists()
         }
 
-        def on_done(done: int) -> None:
-            self.on_progress(f"seed {settings.seed}: retraining", done, len(missing))
+        folder.mkdir(parents=True, exist_ok=True)
+        waiting = list(missing.items())
+
+        def on_done(done: int, curves: Retrained) -> None:
+            path, (_, key) = waiting[done - 1]
+            write_json(path, key | {"training": curves.training, "test": curves.test})
+            self.on_progress(f"seed {settings.seed}: retraining", done, len(waiting))
 
         arguments = [
-            (blocks, batch, settings, self.corpus, seed, target)
+            (blocks, batch, settings, self.corpus, seed, target, settings.rounds)
             for (blocks, batch, seed, target), _ in missing.values()
         ]
-        found = self.jobs.map(retrain, arguments, on_done)
-        folder.mkdir(parents=True, exist_ok=True)
-        for (path, (_, key)), curves in zip(missing.items(), found, strict=True):
-            write_json(path, key | {"training": curves.training, "test": curves.test})
+        self.jobs.map(retrain, arguments, on_done)
         return [_read(path) for path in paths]
 
 

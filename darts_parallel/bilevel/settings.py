@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 
+from darts_parallel.bilevel.quantize import Rounding
 from darts_parallel.config.bilevel import BilevelConfig
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import Problem
@@ -101,6 +102,11 @@ class BilevelSettings(BilevelConfig):
             **asdict(config), shape=shape, num_devices=problem.cluster.num_devices,
             global_batch_size=problem.training.global_batch_size, seed=seed,
         )  # fmt: skip
+
+    @property
+    def rounds(self) -> Rounding:
+        """How few bits round, without a generator yet."""
+        return Rounding(stochastic=self.rounding == "stochastic", hadamard=self.hadamard)
 
     @property
     def num_blocks(self) -> int:

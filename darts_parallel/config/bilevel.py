@@ -8,6 +8,7 @@ from darts_parallel.errors import ConfigError
 ESTIMATORS = ("trials", "mixture", "gumbel")
 ORDERS = ("first", "second")
 LEVELS = ("two", "one")
+ROUNDINGS = ("nearest", "stochastic")
 MIXES = ("collective", "block")
 ARMS = (
     "bilevel",
@@ -61,6 +62,10 @@ class BilevelConfig:
     weight step (DARTS), by double backward."""
     level: str = "two"
     """`two`: logits step on validation bytes; `one`: on the training bytes of the weight step, jointly."""
+    rounding: str = "nearest"
+    """Of few bits, in trials, search and retraining: `nearest` level, or `stochastic`, which is unbiased."""
+    hadamard: bool = False
+    """Rotate every block of numbers before it is rounded, which spreads outliers, and back after it."""
     mix: str = "collective"
     """Where a mixture is made: at each all-reduce, or at the output of the whole block."""
     retrain_steps: int = 150
@@ -106,6 +111,7 @@ class BilevelConfig:
             ("order", ORDERS),
             ("level", LEVELS),
             ("mix", MIXES),
+            ("rounding", ROUNDINGS),
         ):
             require_member(f"bilevel.{key}", getattr(self, key), members)
         for arm in self.arms:

@@ -37,6 +37,25 @@ def test_equal_seeds_search_alike_to_the_last_bit_and_others_do_not() -> None:
     assert not torch.equal(states[0]["upper"]["parameters"][0], states[2]["upper"]["parameters"][0])
 
 
+def test_stochastic_rounding_is_drawn_from_the_seed_and_goes_on_where_it_stopped() -> None:
+    changes: dict[str, Any] = {"rounding": "stochastic", "hadamard": True, "num_steps": 9}
+    whole, halved, resumed = (tiny_search(**changes) for _ in range(3))
+    whole.run()
+    for _ in range(7):
+        halved.step()
+    resumed.restore(halved.state())
+    resumed.run()
+    states = [{k: v for k, v in search.state().items() if k != "seconds"} for search in (whole, resumed)]
+    assert same(*states)
+    assert not same(states[0]["trainer"], tiny_state(num_steps=9))
+
+
+def tiny_state(**changes: Any) -> Any:
+    search = tiny_search(**changes)
+    search.run()
+    return search.state()["trainer"]
+
+
 def test_weights_train_as_the_leading_plan_says_after_the_warm_up() -> None:
     found = records(tiny_search())
     trained = [record.trained for record in found]
@@ -88,7 +107,7 @@ def test_a_larger_noise_scale_charges_small_batches_more_steps() -> None:
         {"estimator": "mixture"},
         {"estimator": "mixture", "order": "second", "mix": "block"},
         {"estimator": "mixture", "level": "one"},
-        {"estimator": "gumbel"},
+        {"estimator": "gumbel", "rounding": "stochastic", "hadamard": True},
     ],
     ids=str,
 )
