@@ -12,11 +12,13 @@ in all of them, minus that of exact sums with equal weights and batches. Beside 
 - Gumbel: the slope at one-hot samples, at weights that trained on them;
 - mixture trials: trainings of 40 steps from the mixture's weights, with 2 bits and without.
 
-Writes `bilevel_estimators.csv` and, with publish=true, `experiments/results/bilevel_estimators.md`.
+A seed that stands in the folder `out` is not run again. Writes `bilevel_estimators.csv` and, with
+publish=true, `experiments/results/bilevel_estimators.md`.
 """
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +38,7 @@ from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trainer import WeightTrainer, hard
 from darts_parallel.bilevel.transformer import Weights, mixed_loss, plan_loss
 from darts_parallel.config.checks import require_at_least
-from darts_parallel.plan.file import write_text
+from darts_parallel.plan.file import write_json, write_text
 from darts_parallel.problem.problem import load_problem
 from experiments.options import run_main
 from experiments.results_page import publish
@@ -243,7 +245,10 @@ def run(options: EstimatorOptions) -> int:
     found = []
     with Jobs(options.processes) as jobs:
         for seed in options.seeds:
-            found.append(one_seed(options, corpus, seed, jobs))
+            path = folder / f"seed-{seed}.json"
+            if not path.exists():
+                write_json(path, one_seed(options, corpus, seed, jobs))
+            found.append(json.loads(path.read_text(encoding="utf-8")))
             print(f"seed {seed} done", flush=True)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
