@@ -11,5 +11,7 @@ from darts_parallel.gradient.descent import search as search
 from darts_parallel.gradient.result import SearchResult as SearchResult
 from darts_parallel.plan.strategy import LayerStrategy as LayerStrategy
 from darts_parallel.plan.strategy import Plan as Plan
+from darts_parallel.planner import plan as plan
+from darts_parallel.planner.result import Planned as Planned
 from darts_parallel.problem.problem import Problem as Problem
 from darts_parallel.problem.problem import load_problem as load_problem

@@ -11,12 +11,15 @@ what is done.
 
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import (
@@ -194,11 +197,13 @@ def _solve_all(work: Sequence[Work], jobs: int, console: Console) -> Iterator[tu
 
 @contextmanager
 def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool that stops at once when its block is left by an exception."""
+    """A pool that stops at once when its block is left by an exception; SIGTERM is taken for Ctrl-C."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=ignore_interrupt)
+    here = threading.current_thread() is threading.main_thread()
+    earlier = signal.signal(signal.SIGTERM, _interrupt) if here else None
     try:
         yield pool
     except BaseException:
@@ -206,7 +211,15 @@ def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
         for child in set(multiprocessing.active_children()) - before:
             child.terminate()
         raise
+    finally:
+        if earlier is not None:
+            signal.signal(signal.SIGTERM, earlier)
     pool.shutdown()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Without it the default would end this process alone, and leave the workers behind."""
+    raise KeyboardInterrupt
 
 
 def _run(options: CompareOptions) -> int:

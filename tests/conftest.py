@@ -23,7 +23,7 @@ def composed_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def default_problem() -> Problem:
     """GPT-2 XL on 8 nodes of 4 A10."""
-    return load_problem([])
+    return load_problem(["model=gpt2_xl", "training=gpt2_xl"])
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,10 @@
-"""The command `darts-parallel`: compose, search, verify, report, write."""
+"""The command `darts-parallel`: compose, plan, report, write."""
 
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import NoReturn
 import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -21,12 +22,11 @@ from darts_parallel.bilevel.command import run_bilevel
 from darts_parallel.cli.arguments import deferred_overrides, flags_first
 from darts_parallel.cli.job_config import job_config
 from darts_parallel.cli.run_folder import RunFolder, forget_sweeps
+from darts_parallel.cli.sweep_table import OVERRIDES, sweep_folder
 from darts_parallel.config.messages import error_sentence
 from darts_parallel.config.schema import config_dir, register_schema
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.exact import layerwise as dynamic_programming
-from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.export import (
     export_lines,
     export_plan,
@@ -34,18 +34,15 @@ from darts_parallel.export import (
     trainers_line,
     write_export,
 )
-from darts_parallel.gradient.descent import search
-from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import StepRecord
-from darts_parallel.plan.file import package_version, read_own_problem, read_plan, write_json
+from darts_parallel.plan.file import package_version, write_json
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.planner import automatic as auto
-from darts_parallel.planner.node_choice import Rental, rent
-from darts_parallel.planner.replanning import Replanned, replan
-from darts_parallel.planner.result import Planned
-from darts_parallel.planner.searcher import searcher_plan
-from darts_parallel.planner.verification import Checked, Verification, answered
-from darts_parallel.problem.billing import bill, choose, price_per_hour
+from darts_parallel.planner.node_choice import Rental
+from darts_parallel.planner.planning import choose_nodes
+from darts_parallel.planner.planning import plan as find_plan
+from darts_parallel.planner.verification import answered
+from darts_parallel.planner.watcher import Update, Watcher
+from darts_parallel.problem.billing import bill, choose
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report import text as report
 from darts_parallel.report.elasticities import sensitivity
@@ -65,6 +62,7 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
     torch.set_num_threads(1)  # small tensors: threads cost more than they bring, and sums keep one order
     register_schema()
+    OmegaConf.register_new_resolver("sweep_folder", sweep_folder, replace=True)
     began = time.time()
 
     def task(composed: DictConfig) -> float:
@@ -123,7 +121,7 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
     entered = RunFolder.enter(Path(settings.runtime.output_dir), began)
     try:
         with entered.own(named=named) as folder:
-            return _run_in(folder, composed, given)
+            return _run_in(folder, composed, given, swept=settings.mode == RunMode.MULTIRUN)
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except Exception as error:
@@ -133,36 +131,35 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
         _fail(sentence)
 
 
-def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str]) -> float:
+def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str], *, swept: bool) -> float:
     """The job in its folder, which is as before where the job ends without a result."""
     try:
-        problem, rental = _rented(Problem.from_config(job_config(composed, given)))
+        problem, rental = choose_nodes(Problem.from_config(job_config(composed, given)))
         require_trainers(problem)
         folder.require_writable()
-        return run_job(problem, folder.path, Console(), rental)
+        if swept:
+            write_json(folder.path / OVERRIDES, given)
+        return run_job(problem, folder.path, Console(), rental, given)
     except BaseException:
         folder.restore()
         raise
 
 
-def _rented(problem: Problem) -> tuple[Problem, Rental | None]:
-    """The problem on the nodes that its objective chooses, and their plan, where it may choose."""
-    objective = problem.config.objective
-    if objective.name != "time":
-        price_per_hour(problem)
-    if not objective.choose_nodes or problem.config.plan is not None:
-        return problem, None
-    rental = rent(problem)
-    return rental.problem, rental
-
-
-def run_job(problem: Problem, folder: Path, console: Console, rental: Rental | None = None) -> float:
+def run_job(
+    problem: Problem,
+    folder: Path,
+    console: Console,
+    rental: Rental | None = None,
+    overrides: Sequence[str] = (),
+) -> float:
     """Search (or evaluate a given plan), verify, report, and write `plan.json` into `folder`.
 
     Args:
         rental: How the nodes of the problem were chosen out of an offer, and their best uniform plan.
+        overrides: What the command changed, `key=value`.
     """
-    tracker = Tracker(folder / "tensorboard", problem) if problem.config.output.tensorboard else None
+    curves = folder / "tensorboard"
+    tracker = Tracker(curves, problem, overrides) if problem.config.output.tensorboard else None
     try:
         return _run_tracked(problem, folder, console, tracker, rental)
     finally:
@@ -177,7 +174,7 @@ def _run_tracked(
     if config.bilevel is not None and config.plan is None:
         with _progress(problem, console, "bilevel", None) as update:
             return run_bilevel(problem, folder, console, tracker, update, answered)
-    planned = _planned(problem, folder, console, tracker, rental)
+    planned = find_plan(problem, rental=rental, watcher=_Screen(problem, console, tracker), folder=folder)
     plan, result, checked = planned.plan, planned.result, planned.checked
     cost = evaluate(plan, problem)
     amount = bill(problem, cost.iteration_time_s)
@@ -186,8 +183,8 @@ def _run_tracked(
         choose(config.objective, [amount], [plan.describe(problem.training.global_batch_size)])
     if config.plan is not None and config.export is not None:
         export_plan(problem, plan, config.export)  # refused before anything is written
-    written = replace(result, stopped_by="user") if result is not None and checked.interrupted else result
     elasticities = _sensitivity(plan, problem)
+    written = replace(result, stopped_by="user") if result is not None and checked.interrupted else result
     data = plan_dict(problem, plan, cost, written, checked.answers, elasticities)
     write_json(folder / "plan.json", data | planned.entries())
     if config.output.trace:
@@ -203,30 +200,6 @@ def _run_tracked(
     if config.export is not None:
         _export(problem, plan, folder, config.export, console)
     return cost.iteration_time_s
-
-
-def _planned(
-    problem: Problem, folder: Path, console: Console, tracker: Tracker | None, rental: Rental | None
-) -> Planned:
-    """The plan that the configuration asks for: given, replanned, enumerated or searched."""
-    config, source = problem.config, problem.config.replan.get("from")
-    replanned: Replanned | None = None
-    if config.plan is not None:
-        return Planned(read_plan(config.plan, problem))
-    if source is not None:
-        replanned = replan(problem, read_plan(source, problem, "replan.from"), read_own_problem(source))
-        result, checked = replanned.result, _verify(problem, replanned.result, console)
-        if config.search.method == "auto":
-            result, checked = _refined(problem, result, checked)
-    elif config.cost.name == "searcher":
-        return Planned(searcher_plan(problem, folder))
-    else:
-        result, checked = _find(problem, tracker, console)
-    if rental is not None and rental.iteration_time_s < result.iteration_time_s:
-        result = rental.instead_of(result)
-        checked = checked.against(result.iteration_time_s)
-    replanned = None if replanned is None else replanned.with_plan(result.plan, problem)
-    return Planned(result.plan, result, checked, replanned, source, rental)
 
 
 def _export(problem: Problem, plan: Plan, folder: Path, target: str, console: Console) -> None:
@@ -247,36 +220,24 @@ def _sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
         return {}
 
 
-def _find(problem: Problem, tracker: Tracker | None, console: Console) -> tuple[SearchResult, Checked]:
-    """Search by the method that was asked for, or that the evidence picks, and verify."""
-    if problem.config.search.method == "gradient":
-        result = _search(problem, tracker, console)
-        return result, _verify(problem, result, console)
-    with _progress(problem, console, "exact search", None) as update:
-        tried = auto.attempt(problem, lambda title: update(0, title))
-    if tried.result is not None:
-        cost = tried.result.iteration_time_s
-        return tried.result, Checked([answered(*known, cost) for known in tried.answers], tried.interrupted)
-    result = replace(_search(problem, tracker, console), why=tried.why)
-    return _refined(problem, result, _verify(problem, result, console))
+class _Screen(Watcher):
+    """Shows a job on the console, and its search as curves."""
 
+    def __init__(self, problem: Problem, console: Console, tracker: Tracker | None) -> None:
+        self.problem, self.console, self.tracker = problem, console, tracker
 
-def _refined(problem: Problem, result: SearchResult, checked: Checked) -> tuple[SearchResult, Checked]:
-    """The better plan that an exact method found while it verified, if any."""
-    better = auto.refined(result, checked.answers, problem.config.space.kind)
-    return better, checked.against(better.iteration_time_s)
+    def progress(self, title: str, total: int | None = None) -> AbstractContextManager[Update]:
+        """A progress bar, where somebody looks."""
+        return _progress(self.problem, self.console, title, total)
 
+    def record(self, record: StepRecord) -> None:
+        """Curves of a step."""
+        if self.tracker is not None:
+            self.tracker.record(record)
 
-def _search(problem: Problem, tracker: Tracker | None, console: Console) -> SearchResult:
-    steps = problem.config.search.num_steps
-    with _progress(problem, console, "search", steps) as update:
-
-        def on_record(record: StepRecord) -> None:
-            update(record.step, f"best {record.best_time_s:.4f} s/iteration")
-            if tracker is not None:
-                tracker.record(record)
-
-        return search(problem, on_record=on_record)
+    def say(self, sentence: str) -> None:
+        """Print a sentence."""
+        self.console.print(sentence)
 
 
 @contextmanager
@@ -289,24 +250,3 @@ def _progress(
     with Progress(*columns, console=console, disable=not show, transient=True) as progress:
         task = progress.add_task("", total=total)
         yield lambda done, text: progress.update(task, completed=done, description=text)
-
-
-def _verify(problem: Problem, result: SearchResult, console: Console) -> Checked:
-    """Ask every exact baseline that proves something for the chosen space."""
-    settings, seed = problem.config.verification, problem.config.search.seed
-    if not settings.enabled or result.stopped_by == "user":
-        return Checked([], interrupted=result.stopped_by == "user")
-    kind, found, budget = problem.config.space.kind, result.iteration_time_s, settings.max_seconds
-    answers: list[Verification] = []
-    try:
-        with _progress(problem, console, "verification by exhaustive", None):
-            best_uniform = exhaustive.find_plan(problem, budget=budget, seed=seed)
-            answers.append(answered("exhaustive", "uniform", best_uniform, found))
-        if kind != "uniform":
-            with _progress(problem, console, "verification by dynamic programming", None):
-                best = dynamic_programming.find_plan(problem, budget=budget, seed=seed, incumbent=found)
-                answers.append(answered("dynamic_programming", kind, best, found))
-    except KeyboardInterrupt:
-        console.print("verification interrupted: the plan stands, unverified by what is missing below.")
-        return Checked(answers, interrupted=True)
-    return Checked(answers, interrupted=False)

@@ -85,6 +85,16 @@ def _unreadable_override(override: str) -> str:
     )
 
 
+_PLUGINS = {
+    "hydra/sweeper/optuna": "optuna",
+    "hydra/launcher/joblib": "sweep",
+    "hydra/launcher/submitit_slurm": "slurm",
+    "hydra/launcher/submitit_local": "slurm",
+    "hydra/launcher/ray": "ray",
+}
+"""Options that Hydra knows once a plugin is installed, and the extra of this project that installs it."""
+
+
 def _unknown_option(config: str, options: Sequence[str] | None) -> str:
     group, name = config.rsplit("/", 1) if "/" in config else ("", config)
     names = sorted(options or [path.stem for path in (Path(config_dir()) / group).glob("*.yaml")])
@@ -95,6 +105,12 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
             f"{group}={name}: {group} must be one of the groups {', '.join(groups)}; nearest legal: {near}."
         )
     near = get_close_matches(name, names, n=1, cutoff=0.0)[0]
+    if config in _PLUGINS:
+        extra = _PLUGINS[config]
+        return (
+            f"{group}={name} needs a Hydra plugin that is not installed; nearest legal: {near}, or "
+            f"pip install 'darts-parallel[{extra}]'."
+        )
     return f"{group}={name} must name a file of the group {group}: {', '.join(names)}; nearest legal: {near}."
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from darts_parallel.config.checks import require_at_least, require_at_most, require_member, require_within
 from darts_parallel.errors import ConfigError
 
-METHODS = ("auto", "gradient")
+METHODS = ("gradient", "exact", "auto")
 PLACEMENTS = ("enumerated", "relaxed")
+ROUNDINGS = ("argmax", "chain", "both")
 RELAXATIONS = ("softmax", "gumbel")
 PLAUSIBLE: dict[str, tuple[float, float]] = {
     "exact_seconds": (0.0, 1e8),
@@ -28,15 +29,19 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
 class SearchConfig:
     """Which search, and the gradient search's settings (design section 3 is the source of the defaults)."""
 
-    method: str = "auto"
-    """`auto`: exact methods where they are fast, else the gradient search; `gradient`: always that."""
-    exact_seconds: float = 30.0
-    """What `auto` gives the exact methods before it takes the gradient search."""
+    method: str = "gradient"
+    """`gradient`: the differentiable search, always, then checked; `exact`: the exact methods alone;
+    `auto`: the exact methods where they prove their plan in a moment, else as `gradient`."""
+    exact_seconds: float = 5.0
+    """What `auto` gives the exact methods before it descends."""
     num_steps: int = 300
     num_restarts: int = 32
     seed: int = 0
     relaxation: str = "softmax"
     """`softmax`, or `gumbel` for straight-through Gumbel-softmax samples."""
+    rounding: str = "both"
+    """Hard strategies of a relaxed plan: `argmax`, every layer's largest weight; `chain`, the best path
+    through layers and layouts under the prices of seconds and bytes that the relaxation found; or `both`."""
     placement: str = "enumerated"
     """Orders of unequal nodes: `enumerated`, each searched apart, or `relaxed`, with learned weights."""
     learning_rate: float = 0.1
@@ -56,7 +61,7 @@ class SearchConfig:
     """Step of the augmented Lagrangian's memory multipliers."""
     penalty: float = 10.0
     """Quadratic penalty on the relative memory violation."""
-    thin_at: list[float] = field(default_factory=lambda: [0.25, 0.5])
+    thin_at: list[float] = field(default_factory=lambda: [0.05, 0.15, 0.3, 0.5])
     """Shares of the steps after which the worse half of the restarts is dropped."""
     resample_at: list[float] = field(default_factory=list)
     """Shares of the steps after which copies of the better half, with noise, replace the worse half."""
@@ -74,6 +79,8 @@ class SearchConfig:
     """Best distinct discretized plans that are polished by cheap moves."""
     polish_finalists: int = 3
     """Best of those that are polished by all moves."""
+    polish_labels: int = 200_000
+    """Labels that the exact segment programs may make for the outer choice of each of those; 0: none."""
     polish_chains: bool = True
     """Whether all moves include neighbouring stages, and chains of all stages, solved anew: the dearest."""
     max_seconds: float = 60.0
@@ -91,11 +98,13 @@ class SearchConfig:
             require_at_least(f"search.{key}", getattr(self, key), 1)
         require_at_most("search.num_steps", self.num_steps, 10**6)
         require_at_most("search.num_restarts", self.num_restarts, 4096)
+        require_at_least("search.polish_labels", self.polish_labels, 0)
         require_at_least("search.seed", self.seed, 0)
         require_at_most("search.seed", self.seed, 2**63 - 1)
         require_member("search.method", self.method, METHODS)
         require_at_least("search.exact_seconds", self.exact_seconds, 0)
         require_member("search.relaxation", self.relaxation, RELAXATIONS)
+        require_member("search.rounding", self.rounding, ROUNDINGS)
         require_member("search.placement", self.placement, PLACEMENTS)
         for key in ("learning_rate", "boundary_learning_rate", "max_seconds"):
             require_at_least(f"search.{key}", getattr(self, key), 0, strict=True)

@@ -1,5 +1,6 @@
 """The plans that need the least memory."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import torch
@@ -56,16 +57,16 @@ def _unit_sums(size: torch.Tensor, table: CostTable) -> torch.Tensor:
 def _fill(size: torch.Tensor, capacity: torch.Tensor) -> torch.Tensor:
     """Stage starts that fill every stage to about the same share of its capacity."""
     pp, units = size.shape
-    prefix = torch.nn.functional.pad(size.cumsum(1), (1, 0))
-    low, high = 0.0, float((prefix[:, -1] / capacity.abs().clamp(min=1.0)).max())
+    prefix = torch.nn.functional.pad(size.cumsum(1), (1, 0)).tolist()
+    room = capacity.abs().clamp(min=1.0).tolist()
+    low, high = 0.0, max(row[-1] / own for row, own in zip(prefix, room, strict=True))
     starts = list(range(pp))
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         position, trial = 0, []
         for k in range(pp):
             trial.append(position)
-            reach = prefix[k, position] + middle * capacity[k].abs().clamp(min=1.0)
-            furthest = int(torch.searchsorted(prefix[k], reach, right=True)) - 1
+            furthest = bisect_right(prefix[k], prefix[k][position] + middle * room[k]) - 1
             position = min(max(furthest, position), units - (pp - 1 - k))
             if position == trial[-1]:
                 break

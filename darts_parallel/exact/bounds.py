@@ -7,6 +7,7 @@ so layers stay whole: pricing the bottleneck itself would split them, and is loo
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -195,23 +196,16 @@ class SegmentGrid:
     mode: str
     counts: Array
     """Layers of every class in every distinct segment, `(U, R)`."""
-    members: Index
-    """One layer of every class, `(R,)`."""
     segment: Index
     """Distinct segment of layers [i, j), `(L + 1, L + 1)`; 0, the empty one, where i >= j."""
+    members: Index
+    """One layer of every class, `(R,)`."""
 
     @staticmethod
     def build(costs: OuterCosts, mode: str) -> "SegmentGrid":
         """Find the distinct segments."""
         members = np.unique(costs.layer_class, return_index=True)[1]
-        one_hot = np.equal.outer(np.arange(len(members)), costs.layer_class).astype(float)
-        prefix = prefix_sums(one_hot).T
-        counts = (prefix[None, :] - prefix[:, None]).clip(min=0)
-        counts[np.tril_indices(len(prefix))] = 0
-        segment = equal_rows(counts.reshape(-1, len(members)))
-        order = np.unique(segment, return_index=True)[1]
-        rows = counts.reshape(-1, len(members))[order]
-        return SegmentGrid(costs, mode, rows, members, segment.reshape(counts.shape[:2]))
+        return SegmentGrid(costs, mode, *_distinct_segments(tuple(costs.layer_class.tolist())), members)
 
     def lower_bounds(self, time: float = 0.0, sync: float = 0.0, once: float = 0.0) -> Array:
         """Bound of `time * t + sync * y + once * o` of every stage and segment that fits the memory.
@@ -271,6 +265,19 @@ class SegmentGrid:
         peak = self.counts @ self._memory(flight) + largest
         fits = peak <= capacity * (1 + ROUNDING)
         return np.asarray(np.where(fits, self.counts @ objective, np.inf).min(axis=1))
+
+
+@lru_cache(maxsize=16)
+def _distinct_segments(layer_class: tuple[int, ...]) -> tuple[Array, Index]:
+    """`counts` and `segment` of a `SegmentGrid`; all outer choices of a problem share a few of them."""
+    one_hot = np.equal.outer(np.unique(layer_class), np.array(layer_class)).astype(float)
+    prefix = prefix_sums(one_hot).T
+    counts = (prefix[None, :] - prefix[:, None]).clip(min=0)
+    counts[np.tril_indices(len(prefix))] = 0
+    rows = counts.reshape(-1, len(one_hot))
+    segment = equal_rows(rows)
+    order = np.unique(segment, return_index=True)[1]
+    return rows[order], segment.reshape(counts.shape[:2])
 
 
 def price_grid(value: Array, memory: Array, limit: int = 24) -> Array:

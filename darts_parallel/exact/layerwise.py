@@ -55,6 +55,7 @@ def solve(
     deadline: float | None = None,
     *,
     merge: bool = True,
+    uniform: Candidate | None = None,
 ) -> TableResult:
     """The optimal plan over all tables and outer choices.
 
@@ -64,6 +65,7 @@ def solve(
         incumbent: Cost of a known plan; plans above it are not looked for.
         deadline: `time.monotonic()` at which to stop without a proof.
         merge: Share the work on segments of equal layers.
+        uniform: The best uniform plan; None has it looked for here.
 
     Returns:
         Proven unless the deadline came first. Without a plan and proven, none costs at most `incumbent`.
@@ -77,7 +79,8 @@ def solve(
     if tables and not own:
         floor = min(float(outer_lower_bounds(table).min()) for table in tables)
         return TableResult(None, floor, False, 0, note=INTERLEAVED_ONLY)
-    result = _Search(own, mode, incumbent, deadline, merge, limit=incumbent * (1 + AGREEMENT)).run()
+    known = None if uniform is None or len(own) < len(tables) else uniform
+    result = _Search(own, mode, incumbent, deadline, merge, incumbent * (1 + AGREEMENT), fallback=known).run()
     others = [outer_lower_bounds(table) for table in tables if table.virtual_stages > 1]
     return _among_others(result, plain, others) if others else result
 
@@ -108,7 +111,8 @@ class _Search:
     def run(self) -> TableResult:
         """Open all outer choices, then search them until the proof or the deadline."""
         try:
-            self.fallback = solve_uniform(self.tables, self.incumbent, self.deadline).best
+            if self.fallback is None:
+                self.fallback = solve_uniform(self.tables, self.incumbent, self.deadline).best
             self._open()
             self._search()
         except DeadlineError:
@@ -141,9 +145,9 @@ class _Search:
                 found = case.attempt(self.mode, min(trial, self.limit), self._check, merge=self.merge)
                 if found is not None and found.cost < (np.inf if self.best is None else self.best.cost):
                     self.best, self.limit = found, min(self.limit, found.cost)
-            margin *= _growth(self._labels() - before)
+            margin *= growth(self._labels() - before)
 
-    def _check(self) -> None:
+    def _check(self, labels: int = 0) -> None:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise DeadlineError
 
@@ -156,6 +160,6 @@ class _Search:
         return float(min(known, np.inf if best is None else best.cost))
 
 
-def _growth(labels: int) -> float:
+def growth(labels: int) -> float:
     """Growth of the margin after a round in vain; labels multiply with the limit, so less after dear ones."""
     return 3.0 if labels < 20_000 else 1.6 if labels < 800_000 else 1.25

@@ -1,6 +1,5 @@
 """One outer choice of a table, solved exactly within a cost limit."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import OuterCosts
 from darts_parallel.exact.limits import SegmentBounds, UsableSegments
 from darts_parallel.exact.partition import Arrangement, Partition
-from darts_parallel.exact.result import Candidate
+from darts_parallel.exact.result import Candidate, Check
 from darts_parallel.exact.stage_fronts import LayerwiseFronts, StagewiseFronts
 
 AGREEMENT = 1e-9
@@ -33,9 +32,7 @@ class OuterChoiceSolver:
     """Partial plans made so far."""
     segments: SegmentBounds | None = None
 
-    def attempt(
-        self, mode: str, limit: float, check: Callable[[], None], *, merge: bool = True
-    ) -> Candidate | None:
+    def attempt(self, mode: str, limit: float, check: Check, *, merge: bool = True) -> Candidate | None:
         """The best plan within `limit`; None, and a raised bound, where there is none.
 
         Args:

@@ -1,6 +1,5 @@
 """The cheapest way to line up stages: labels over the boundaries, on top of fronts of single stages."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +8,7 @@ import numpy as np
 from darts_parallel.exact.bounds import OuterCosts
 from darts_parallel.exact.limits import Completions, UsableSegments
 from darts_parallel.exact.pareto import pareto
+from darts_parallel.exact.result import Check
 from darts_parallel.exact.segments import Array, Index
 from darts_parallel.exact.stage_fronts import Front, penalties
 
@@ -58,9 +58,7 @@ class Arrangement:
 class Partition:
     """Exact search over the boundaries of one outer choice, for plans that cost at most a limit."""
 
-    def __init__(
-        self, costs: OuterCosts, uses: UsableSegments, source: FrontSource, check: Callable[[], None]
-    ) -> None:
+    def __init__(self, costs: OuterCosts, uses: UsableSegments, source: FrontSource, check: Check) -> None:
         self.costs, self.limit, self.source, self._check = costs, uses.limit, source, check
         self.labels_made = 0
         found = {(k, i, j): source.front(k, i, j) for k, i, j in np.argwhere(uses.ends).tolist()}
@@ -126,6 +124,7 @@ class Partition:
 
     def _join(self, before: _Partials, front: Front, stage: int, first: int, end: int) -> _Partials:
         """Every partial plan with every way to run the next stage."""
+        self._check(len(before.values) * len(front))
         seconds = np.broadcast_to(front.values[:, 0], (len(before.values), len(front)))
         if stage:
             border = self.costs.p2p[self.costs.boundary_kind[stage - 1], first - 1]

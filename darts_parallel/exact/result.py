@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import CostTable, build_tables
@@ -18,10 +19,18 @@ class DeadlineError(Exception):
     """The time of an exact planner is over; what it proved so far is kept."""
 
 
-def deadline_check(deadline: float | None) -> Callable[[], None]:
-    """A function that raises `DeadlineError` once `time.monotonic()` is past `deadline`."""
+class Check(Protocol):
+    """Asked often by an exact planner."""
 
-    def check() -> None:
+    def __call__(self, labels: int = 0) -> None:
+        """Raise `DeadlineError` when the time or the work is over; `labels` were made since the last call."""
+        ...
+
+
+def deadline_check(deadline: float | None) -> Check:
+    """A check that raises `DeadlineError` once `time.monotonic()` is past `deadline`."""
+
+    def check(labels: int = 0) -> None:
         if deadline is not None and time.monotonic() > deadline:
             raise DeadlineError
 

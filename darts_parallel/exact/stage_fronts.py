@@ -5,7 +5,6 @@ bytes, working bytes)` that grow layer by layer. Segments that hold equal layers
 trie of layer classes, inside a run of equal blocks only the length of the segment matters.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from darts_parallel.exact.bounds import OuterCosts, equal_rows
 from darts_parallel.exact.limits import LabelLimits, UsableSegments
 from darts_parallel.exact.pareto import pareto
+from darts_parallel.exact.result import Check
 from darts_parallel.exact.segments import Array, Index
 
 SECONDS, ONCE, SYNC, BYTES, WORKING = range(5)
@@ -101,9 +101,7 @@ def useful_choices(costs: OuterCosts) -> list[Index]:
 class LayerwiseFronts:
     """Stage fronts of one outer choice when every layer has its own strategy."""
 
-    def __init__(
-        self, costs: OuterCosts, uses: UsableSegments, check: Callable[[], None], merge: bool = True
-    ) -> None:
+    def __init__(self, costs: OuterCosts, uses: UsableSegments, check: Check, merge: bool = True) -> None:
         self.costs, self.uses, self._check = costs, uses, check
         self.trie = SegmentTrie.build(costs, merge)
         self.choices = useful_choices(costs)
@@ -144,6 +142,7 @@ class LayerwiseFronts:
                 continue
             labels = self._extend(result.get(above), int(self.trie.example[node, 1]) - 1, kind, flight)
             self.labels_made += len(labels.values)
+            self._check(len(labels.values))
             kept = np.flatnonzero(budgets.admit(labels.values, node))
             states = labels.first[kept] * layouts + labels.current[kept]
             compared = budgets.relevant(labels.values[kept], node)
@@ -252,7 +251,7 @@ class _NodeOffsets:
 class StagewiseFronts:
     """Every strategy that fits is one row of a front; prefix sums give its cost."""
 
-    def __init__(self, costs: OuterCosts, uses: UsableSegments, check: Callable[[], None]) -> None:
+    def __init__(self, costs: OuterCosts, uses: UsableSegments, check: Check) -> None:
         self.costs, self.uses, self._check = costs, uses, check
         own = costs.reshard[..., costs.layout, costs.layout]
         self._inside = _prefix(np.concatenate([np.zeros((len(own), 1, len(costs.layout))), own], axis=1))

@@ -5,7 +5,7 @@ over a greedy split; those below the best plans found so far are then solved exa
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,14 @@ from darts_parallel.exact import simulated
 from darts_parallel.exact.bounds import OuterCosts, outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force, find_plan_brute_force
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
-from darts_parallel.exact.result import Candidate, DeadlineError, PlannerResult, TableResult, deadline_check
+from darts_parallel.exact.result import (
+    Candidate,
+    Check,
+    DeadlineError,
+    PlannerResult,
+    TableResult,
+    deadline_check,
+)
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem
 
@@ -110,7 +117,7 @@ def _even_interleaved(
     return sorted(found, key=lambda candidate: candidate.cost)[:count], floor
 
 
-def _best_split(case: OuterChoiceSolver, limit: float, check: Callable[[], None]) -> Candidate | None:
+def _best_split(case: OuterChoiceSolver, limit: float, check: Check) -> Candidate | None:
     """The best split of one configuration within `limit`, by a rising limit of its own."""
     lowest, margin, limit = case.bound, FIRST_MARGIN, min(limit, case.dearest())
     while case.bound <= limit:

@@ -13,6 +13,7 @@ from darts_parallel.cost.pruning import without_dominated
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.gradient.adam import Adam
+from darts_parallel.gradient.chain_rounding import stage_prices
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.polishing import polish_pool
 from darts_parallel.gradient.pool import PlanPool, TablePlans
@@ -28,9 +29,12 @@ from darts_parallel.gradient.restarts import RestartBatch
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import LeadingPlan, StepRecord
 from darts_parallel.gradient.stopwatch import Stopwatch
+from darts_parallel.gradient.winner import Histories
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem
 
+PAGES = 100
+"""Steps of which the history of the winning restart holds the weights."""
 SLACK = 1.0 + 1e-9
 """An outer choice is dropped when its lower bound exceeds the best plan by more than rounding."""
 
@@ -80,6 +84,9 @@ class GradientSearch:
         self.outer_logits = torch.zeros(len(self.outer_names), dtype=torch.float64, requires_grad=True)
         self.optimizer = self._new_optimizer()
         self.step = 0
+        self.histories = Histories(max(config.num_steps // PAGES, 1))
+        self.merits: list[Tensor] = []
+        """Of all groups at the last step."""
         self.stopped_by: str | None = None
         """`user` or `time_limit` where the descent ended before its last step."""
 
@@ -139,9 +146,10 @@ class GradientSearch:
                     with self.clock.paused():
                         on_record(record)
                 if self._reached(resample_at):
-                    for group, merit in zip(self.groups, merits, strict=True):
+                    for place, (group, merit) in enumerate(zip(self.groups, merits, strict=True)):
                         moments, noise = self.optimizer.state(), self.config.initial_noise
-                        group.resample(merit, moments, noise, self.generator)
+                        source = group.resample(merit, moments, noise, self.generator)
+                        self.histories.copied(place, source)
                 if self._reached(thin_at):
                     self._thin(merits)
         except KeyboardInterrupt:
@@ -170,6 +178,8 @@ class GradientSearch:
         for loss in losses:
             total = total + loss.sum()
         total.backward()  # type: ignore[no-untyped-call]
+        self.merits = merits
+        self.histories.record(self.step, self.groups, weights, costs)
         record = None
         if self.step == self.config.num_steps - 1 or self.step % self.config.hard_every == 0:
             self._collect(weights, costs)
@@ -196,8 +206,9 @@ class GradientSearch:
     def _thin(self, merits: list[Tensor]) -> None:
         """Keep the better half of the restarts, and the outer choices that can still win."""
         groups: list[RestartBatch] = []
+        kept: list[tuple[int, Tensor, Tensor]] = []
         moments = self.optimizer.state()
-        for group, merit in zip(self.groups, merits, strict=True):
+        for place, (group, merit) in enumerate(zip(self.groups, merits, strict=True)):
             bound = self.bounds[group.table_index][group.outer_index]
             outer = torch.nonzero(bound <= self.pool.best_time * SLACK).squeeze(1)
             if not len(outer):
@@ -208,17 +219,31 @@ class GradientSearch:
             for old, new in zip(group.parameters, thinner.parameters, strict=True):
                 moments[id(new)] = tuple(m[outer.unsqueeze(1), restarts].clone() for m in moments[id(old)])
             groups.append(thinner)
+            kept.append((place, outer, restarts))
         self.groups = groups
+        self.merits = [merits[place][outer.unsqueeze(1), restarts] for place, outer, restarts in kept]
+        self.histories.keep(kept)
         steps = self.optimizer.steps
         self.optimizer = self._new_optimizer()
         self.optimizer.restore(moments, steps)
+
+    def _path_prices(self, group: RestartBatch, cost: SurrogateCost) -> tuple[Tensor, Tensor] | None:
+        """Prices of `stage_prices` where rounding follows a chain; None where it does not."""
+        table, c = group.table, self.config
+        plain = table.virtual_stages == 1 and not table.pipeline.simulated and group.orders is None
+        if c.rounding == "argmax" or self.kind != "layerwise" or not plain:
+            return None
+        return stage_prices(cost, table, group.multipliers, c.penalty, self.schedules().sharpness)
 
     def _collect(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> None:
         """Discretize every relaxed plan, keep the best, repair the most promising that do not fit."""
         for group, relaxed, cost in zip(self.groups, weights, costs, strict=True):
             score = group.merit(cost).flatten() if self.kind == "layerwise" else None
-            for candidate, rows in group.hard_plans(relaxed):
-                self.pool.add(candidate, repair_score=None if score is None else score[rows])
+            prices = self._path_prices(group, cost)
+            ways = [None, prices] if prices is not None and self.config.rounding == "both" else [prices]
+            for way in ways:
+                for candidate, rows in group.hard_plans(relaxed, way):
+                    self.pool.add(candidate, repair_score=None if score is None else score[rows])
 
 
 def search(
@@ -315,4 +340,6 @@ def _search_tables(
         plans_evaluated=run.pool.evaluated,
         stopped_by=stopped_by,
         curve=tuple(run.pool.curve),
+        gradient_iteration_time_s=best.time,
+        winner=run.histories.winner(run.groups, run.merits),
     )

@@ -13,6 +13,7 @@ from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
+from darts_parallel.gradient.exact_polish import Work, solve_outer
 from darts_parallel.gradient.pool import PlanPool, PricedPlan, TablePlans
 from darts_parallel.gradient.screening import MoveScreen
 from darts_parallel.gradient.stage_moves import (
@@ -244,6 +245,8 @@ def is_in_space(plan: HardPlans, space: SpaceConfig) -> bool:
 def polish_pool(pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool) -> str | None:
     """Polish the best plans quickly, then the best of those thoroughly; the best one first in a hurry.
 
+    Thoroughly means: by the exact solver's segment programs within `polish_labels`, else by all moves.
+
     Returns:
         What cut it short, `user` or `time_limit`; None where nothing did.
     """
@@ -260,13 +263,33 @@ def polish_pool(pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool)
         pool.evaluated += evaluated
         pool.add(TablePlans(entry.table, plan))
 
+    settled: set[tuple[int, int]] = set()
+
+    def solved(entry: PricedPlan) -> bool:
+        """Whether the segment programs found or excluded a better plan of the outer choice."""
+        table = pool.tables[entry.table]
+        closed = table.virtual_stages == 1 and not table.pipeline.simulated and kind != "uniform"
+        if not closed or not config.polish_labels:
+            return False
+        if entry.outer not in settled:
+            work = Work(config.polish_labels)
+            found, proven = solve_outer(table, entry.table, entry.outer[1], kind, pool.best_time, work)
+            pool.evaluated += config.polish_labels - max(work.left, 0)
+            if found is not None:
+                pool.add(TablePlans(entry.table, found.plans))
+            if not proven:
+                return False
+            settled.add(entry.outer)
+        return True
+
     try:
         for entry in pool.top(1 if hurry else 0):
             improve(entry, thorough=True)
         for entry in pool.top(config.polish_starts):
             improve(entry, thorough=False)
         for entry in pool.top(config.polish_finalists):
-            improve(entry, thorough=True)
+            if not solved(entry):
+                improve(entry, thorough=True)
     except KeyboardInterrupt:
         return "user"
     return "time_limit" if late else None

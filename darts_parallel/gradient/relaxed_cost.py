@@ -224,17 +224,36 @@ def _neighbour_seconds(
     inside = torch.zeros_like(stages[..., 0, :])
     if table.num_layouts > 1:
         layouts = torch.nn.functional.one_hot(table.layout, table.num_layouts).to(choices.dtype)
-        held = choices @ layouts
-        pair = held[..., :-1, :].unsqueeze(-1) * held[..., 1:, :].unsqueeze(-2)
-        reshard = torch.einsum("orlab,oqlab->orlq", pair, table.reshard)
+        reshard, across = _between_layouts(choices @ layouts, table)
         inside = (before * after * on_stages(reshard, kinds)).sum(-2)
-        across = torch.einsum("orlab,oplab->orlp", pair, table.p2p)
     else:
         across = table.p2p[..., 0, 0].transpose(1, 2).unsqueeze(1)
     if table.pp == 1:
         return inside, inside[..., :0]
     crossing = before[..., :-1] * after[..., 1:] * on_stages(across, borders)
     return inside, crossing.sum(-2)
+
+
+def _between_layouts(held: Tensor, table: CostTable) -> tuple[Tensor, Tensor]:
+    """Expected seconds from every layer's layout to the next one's, by kind of stage and of boundary.
+
+    Args:
+        held: Weights of every layer's layouts, `(O, R, L, Y)`.
+        table: Costs.
+
+    Returns:
+        Resharding, `(O, R, L - 1, Q)`, and p2p, `(O, R, L - 1, P)`.
+    """
+    # both forms are bilinear: one matrix product for the layouts before, without a tensor of all pairs
+    seconds = torch.cat([table.reshard, table.p2p], dim=1).permute(0, 2, 3, 1, 4)
+    outer, pairs, layouts, kinds, _ = seconds.shape
+    before, after = held[..., :-1, :].transpose(1, 2), held[..., 1:, :].transpose(1, 2)
+    reached = before @ seconds.reshape(outer, pairs, layouts, kinds * layouts)
+    expected = (
+        (reached.reshape(*reached.shape[:-1], kinds, layouts) * after.unsqueeze(-2)).sum(-1).transpose(1, 2)
+    )
+    within = table.reshard.shape[1]
+    return expected[..., :within], expected[..., within:]
 
 
 def _memory(choices: Tensor, stages: Tensor, table: CostTable, sharpness: float | None) -> Tensor:

@@ -10,6 +10,7 @@ from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.critical_paths import PathMemory
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
+from darts_parallel.gradient.chain_rounding import best_paths
 from darts_parallel.gradient.pool import TablePlans
 from darts_parallel.gradient.relaxation import (
     Schedules,
@@ -207,8 +208,14 @@ class RestartBatch:
             placement = NodeOrderWeights(weights, self.orders)
         return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages, placement)
 
-    def hard_plans(self, relaxed: RelaxedPlans) -> Iterator[tuple[TablePlans, Tensor]]:
+    def hard_plans(
+        self, relaxed: RelaxedPlans, prices: tuple[Tensor, Tensor] | None = None
+    ) -> Iterator[tuple[TablePlans, Tensor]]:
         """All relaxed plans rounded, those of every order of the nodes apart.
+
+        Args:
+            relaxed: As `relax` gave them.
+            prices: Of `stage_prices`: strategies are a chain's best path; None takes the largest weights.
 
         Yields:
             Plans of the whole table, and their places among the `O * R` relaxed ones, integer.
@@ -217,6 +224,9 @@ class RestartBatch:
         if self.kind == "stagewise":
             first = plans.starts.gather(1, plans.stages())
             plans = replace(plans, choices=plans.choices.gather(1, first))
+        if prices is not None:
+            slope, price = (values.flatten(0, 1) for values in prices)
+            plans = best_paths(plans, self.table, slope, price)
         plans = replace(plans, outer=self.outer_index[plans.outer])
         if relaxed.placement is None or self.orders is None:
             yield TablePlans(self.table_index, plans), torch.arange(len(plans))
@@ -246,7 +256,7 @@ class RestartBatch:
         return torch.log(cost.iteration_time) + memory
 
     @torch.no_grad()
-    def resample(self, merit: Tensor, moments: Moments, noise: float, generator: torch.Generator) -> None:
+    def resample(self, merit: Tensor, moments: Moments, noise: float, generator: torch.Generator) -> Tensor:
         """Replace the worse half of the restarts by noisy copies of the better half.
 
         Better are those of low merit and large gradient (`starts.rank_starts`).
@@ -256,6 +266,9 @@ class RestartBatch:
             moments: The optimizer's, by the parameter's identity; they are copied along.
             noise: Standard deviation of what is added to the copies' logits; widths get a share of it.
             generator: Source of the noise.
+
+        Returns:
+            The restart that each goes on from, shape `(O, R)`.
         """
         assert self.logits.grad is not None
         norms = self.logits.grad.flatten(2).norm(dim=-1)
@@ -272,6 +285,7 @@ class RestartBatch:
         self.multipliers = self.multipliers[rows, source]
         if self.paths is not None:
             self.paths.forget()
+        return source
 
     def select(self, outer: Tensor, restarts: Tensor) -> "RestartBatch":
         """The same group with fewer outer choices and restarts.

@@ -1,9 +1,13 @@
 """What a search reports: its state at a step, and its result."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.strategy import Plan
+
+if TYPE_CHECKING:
+    from darts_parallel.gradient.winner import WinnerHistory
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,11 @@ class SearchResult:
     stopped_by: str | None = None
     """`user` (Ctrl-C) or `time_limit` where the search ended early; None where it ran to its end."""
     method: str = "gradient"
-    """What found the plan: `gradient`, or an exact method that `search=auto` took."""
+    """What found the plan: `gradient`, or the exact method that did."""
+    winner: "WinnerHistory | None" = None
+    """The restart that led at the last step, from the first step on."""
+    gradient_iteration_time_s: float | None = None
+    """Seconds per iteration of the gradient search's own plan, polished; None where nothing descended."""
     why: str = ""
     """Why that method, one clause; empty where it was asked for."""
     curve: tuple[tuple[float, float], ...] = ()

@@ -25,7 +25,7 @@ def repartitioned(table: CostTable, plan: HardPlans) -> HardPlans:
     """
     if table.pp == 1:
         return plan
-    seconds = np.where(_segments_that_fit(table, plan), _segment_seconds(table, plan), np.inf)
+    seconds = np.where(segments_that_fit(table, plan), segment_seconds(table, plan), np.inf)
     limits = islice(rising_limits(seconds), LIMITS_ABOVE)
     starts = [split_below(seconds, limit)[1] for limit in limits]
     if not starts:
@@ -34,7 +34,7 @@ def repartitioned(table: CostTable, plan: HardPlans) -> HardPlans:
     return HardPlans(plan.outer.expand(count), plan.choices.expand(count, -1), torch.tensor(starts))
 
 
-def _segment_seconds(table: CostTable, plan: HardPlans) -> Array:
+def segment_seconds(table: CostTable, plan: HardPlans) -> Array:
     """Seconds of layers i to j - 1 as stage k, shape `(K, L + 1, L + 1)`."""
     outer, layers = int(plan.outer[0]), torch.arange(table.num_layers)
     choices = plan.choices[0]
@@ -56,7 +56,7 @@ def _segment_seconds(table: CostTable, plan: HardPlans) -> Array:
     return result
 
 
-def _segments_that_fit(table: CostTable, plan: HardPlans) -> NDArray[np.bool_]:
+def segments_that_fit(table: CostTable, plan: HardPlans) -> NDArray[np.bool_]:
     """Non-empty segments that fit their stage and do not begin with a joined layer."""
     outer, layers, choices = int(plan.outer[0]), torch.arange(table.num_layers), plan.choices[0]
     static = table.static[outer, layers, choices].numpy()

@@ -98,14 +98,12 @@ class _Exact:
         """By all of them."""
         return sum(entry.plans_evaluated for _, _, entry in self.answers)
 
-    def result(self, answer: TableResult, seed: int, *, interrupted: bool) -> SearchResult | None:
+    def result(
+        self, answer: TableResult, seed: int, *, interrupted: bool, forced: bool = False
+    ) -> SearchResult | None:
         """The plan as a search result; None without one."""
         if answer.best is None:
             return None
-        why = {
-            "exhaustive": f"all plans are enumerated in a moment; {FORCE}",
-            "dynamic_programming": f"it proved its plan within search.exact_seconds={self.budget:g}; {FORCE}",
-        }[self.method]
         plan = _in_words(answer.best, self.tables, self.kind)
         return SearchResult(
             plan=plan,
@@ -119,30 +117,51 @@ class _Exact:
             restarts=0,
             seed=seed,
             plans_evaluated=self.plans_evaluated,
-            stopped_by="user" if interrupted else None,
+            stopped_by="user" if interrupted else None if answer.proven else "time_limit",
             method=self.method,
-            why="interrupted; best plan so far" if interrupted else why,
+            why=self._why(proven=answer.proven, interrupted=interrupted, forced=forced),
         )
 
+    def _why(self, *, proven: bool, interrupted: bool, forced: bool) -> str:
+        """Why the plan is an exact method's, in one clause."""
+        if interrupted:
+            return "interrupted; best plan so far"
+        if not proven:
+            return f"no proof within search.max_seconds={self.budget:g}; best plan so far"
+        if forced:
+            return "asked for by search.method=exact"
+        if self.method == "exhaustive":
+            return f"all plans are enumerated in a moment; {FORCE}"
+        return f"it proved its plan within search.exact_seconds={self.budget:g}; {FORCE}"
 
-def attempt(problem: Problem, show: Callable[[str], None] = lambda title: None) -> Attempt:
-    """Try the exact methods for at most `search.exact_seconds`.
+
+def attempt(
+    problem: Problem,
+    show: Callable[[str], None] = lambda title: None,
+    tables: Sequence[CostTable] | None = None,
+    budget: float | None = None,
+) -> Attempt:
+    """Try the exact methods.
 
     Args:
         problem: What to search for.
         show: Told what is going on.
+        tables: Cost tables of the whole space; None builds them.
+        budget: Seconds, after which the best plan so far is an answer too; None: `search.exact_seconds`,
+            after which only a proven plan is.
 
     Errors:
         InfeasibleError: it is proven that no plan fits; names the binding constraint.
     """
-    settings, began = problem.config.search, time.monotonic()
-    budget = exact_budget(settings)
-    tables = build_tables(problem, outer_spaces(problem))
+    settings, began, forced = problem.config.search, time.monotonic(), budget is not None
+    seconds = exact_budget(settings) if budget is None else budget
+    if tables is None:
+        tables = build_tables(problem, outer_spaces(problem))
     reach = _out_of_reach(problem, tables)
-    if reach or budget == 0:
+    if reach or seconds == 0:
         return Attempt(None, reach or "search.exact_seconds=0 leaves no time for exact methods")
     simulated = problem.config.cost.pipeline == "simulated"
-    exact = _Exact(tables, problem.config.space.kind, budget, simulated, began)
+    exact = _Exact(tables, problem.config.space.kind, seconds, simulated, began)
     interrupted = False
     try:
         exact.run(show)
@@ -153,9 +172,10 @@ def attempt(problem: Problem, show: Callable[[str], None] = lambda title: None) 
     assert exact.best is not None
     if exact.best.proven and exact.best.best is None:
         raise explain_infeasible(problem, tables)
-    result = exact.result(exact.best, settings.seed, interrupted=interrupted)
-    if result is None or not (exact.best.proven or interrupted):
-        return Attempt(None, f"exact search had no proof after search.exact_seconds={budget:g}")
+    result = exact.result(exact.best, settings.seed, interrupted=interrupted, forced=forced)
+    if result is None or not (exact.best.proven or interrupted or forced):
+        key = "search.max_seconds" if forced else "search.exact_seconds"
+        return Attempt(None, f"exact search had no proof after {key}={seconds:g}")
     return Attempt(result, result.why, exact.answers, interrupted)
 
 
@@ -278,5 +298,5 @@ def refined(result: SearchResult, answers: Sequence[Verification], kind: str) ->
         result,
         plan=best.plan,
         iteration_time_s=best.iteration_time_s,
-        method=f"gradient, refined by {best.name.replace('_', ' ')}",
+        method=best.name,
     )

@@ -64,7 +64,7 @@ class Rental:
             result,
             plan=self.plan,
             iteration_time_s=self.iteration_time_s,
-            method=f"{result.method}, replaced by the uniform plan that chose the nodes",
+            method="uniform plan that chose the nodes",
         )
 
 

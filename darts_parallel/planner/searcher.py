@@ -58,11 +58,11 @@ def first_plan_that_fits(problem: Problem, degrees: Iterable[tuple[int, int, int
     )
 
 
-def searcher_plan(problem: Problem, folder: Path) -> Plan:
+def searcher_plan(problem: Problem, folder: Path | None) -> Plan:
     """Score every (dp, tp, pp), write all scores, and take the best that runs.
 
     Args:
-        folder: Gets `configurations.json`.
+        folder: Gets `configurations.json`; None: nothing is written.
 
     Errors:
         InfeasibleError: none of them fits.
@@ -72,5 +72,6 @@ def searcher_plan(problem: Problem, folder: Path) -> Plan:
     data["seconds"] = time.perf_counter() - began
     degrees = [(entry["dp"], entry["tp"], entry["pp"]) for entry in data["configurations"]]
     plan = first_plan_that_fits(problem, degrees)
-    write_json(folder / "configurations.json", data)
+    if folder is not None:
+        write_json(folder / "configurations.json", data)
     return plan

@@ -237,7 +237,7 @@ class Cluster:
         domains, first = [], 0
         for group in self.groups:
             domains += [first + node // group.domain_nodes for node in range(group.count)]
-            first = domains[-1] + 1
+            first = domains[-1] + 1 if domains else 0
         return tuple(domains)
 
     @cached_property

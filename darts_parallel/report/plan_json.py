@@ -48,7 +48,7 @@ def plan_dict(
             **({} if amount is None else {"job": amount.to_dict()}),
         },
         "sensitivity": sensitivity(plan, problem) if elasticities is None else elasticities,
-        "search": _search_dict(result),
+        "search": _search_dict(problem, result),
         "verification": {entry.name: _verification_dict(entry, problem) for entry in verifications},
         "version": package_version(),
         "config": asdict(config),
@@ -72,17 +72,23 @@ def _parallelism(plan: Plan, problem: Problem) -> dict[str, int | None]:
     }
 
 
-def _search_dict(result: SearchResult | None) -> dict[str, Any] | None:
+def _search_dict(problem: Problem, result: SearchResult | None) -> dict[str, Any] | None:
     if result is None:
         return None
+    descended, best = result.gradient_iteration_time_s, result.iteration_time_s
+    raw = result.raw_iteration_time_s if descended is not None else None
     return {
-        "method": result.method,
+        "method": problem.config.search.method if problem.config.bilevel is None else result.method,
+        "taken_from": result.method,
         "why": result.why,
         "seconds": result.seconds,
         "steps": result.steps,
         "restarts": result.restarts,
         "seed": result.seed,
         "raw_iteration_time_s": result.raw_iteration_time_s,
+        "gradient_iteration_time_s": descended,
+        "raw_gap": None if raw is None else raw / best - 1.0,
+        "gradient_gap": None if descended is None else descended / best - 1.0,
         "plans_evaluated": result.plans_evaluated,
         "stopped_by": result.stopped_by,
     }

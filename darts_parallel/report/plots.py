@@ -57,7 +57,7 @@ def gantt_figure(plan: Plan, cost: CostBreakdown, problem: Problem) -> Figure:
     else:
         width = max(end + sync for end, sync in zip(line.pipeline_ends_s, line.sync_s, strict=True))
     unit, name = (1e-3, "ms") if width < 1 else (1.0, "s")
-    figure, axes = _figure(11.0, 1.3 + 0.26 * max(pp, 4), top=0.65)
+    figure, axes = figure_with_axes(11.0, 1.3 + 0.26 * max(pp, 4), top=0.65)
     axes.set_facecolor(IDLE)
     drawn = [e for e in line.events if e.start < width]
     _draw_passes(axes, drawn, shown * pp <= 300, unit, width, pp)
@@ -72,7 +72,7 @@ def gantt_figure(plan: Plan, cost: CostBreakdown, problem: Problem) -> Figure:
         patches.append(Patch(color=TAIL, label="gradient sync and optimizer"))
     axes.set_xlim(0, width / unit)
     axes.set_ylim(pp - 0.5, -0.5)
-    axes.yaxis.set_major_locator(MaxNLocator(min(pp, MAX_LABELS), integer=True))
+    thin_labels(axes, "y", [str(stage) for stage in range(pp)], MAX_LABELS)
     part = f", the first {shown} of {count} micro-batches" if shown < count else ""
     words = SCHEDULE_WORDS[line.schedule]
     title = f"{words} schedule of one iteration{part}\n{_pipeline_words(line, cost, count)}"
@@ -129,7 +129,7 @@ def memory_figure(cost: CostBreakdown) -> Figure:
     stages = np.arange(len(used))
     shares = used / capacity
     colours = [OVER if share > 1 else TIGHT if share > 0.95 else FITS for share in shares]
-    figure, axes = _figure(min(max(6.5, 1.5 + 0.45 * len(used)), 14.0), 3.6)
+    figure, axes = figure_with_axes(min(max(6.5, 1.5 + 0.45 * len(used)), 14.0), 3.6)
     axes.bar(stages, used, color=colours, width=0.75)
     axes.stairs(capacity, np.arange(len(used) + 1) - 0.5, color="black", linewidth=1.5, baseline=None)
     highest = max(float(used.max()), float(capacity.max()))
@@ -176,7 +176,7 @@ def probability_map(
         kept = np.arange(values.shape[1])
     labels = [choices[index] for index in kept.tolist()]
     width, height = _map_size(len(layer_names), len(kept))
-    figure, axes = _figure(width, height, left=_label_inches(labels), right=1.0, bottom=BOTTOM_NAMES)
+    figure, axes = figure_with_axes(width, height, left=_label_inches(labels), right=1.0, bottom=BOTTOM_NAMES)
     # the square root lets small probabilities show
     image = axes.imshow(values[:, kept].T, aspect="auto", cmap="Blues", interpolation="nearest",
                         norm=PowerNorm(0.5, 0.0, 1.0))  # fmt: skip
@@ -184,7 +184,7 @@ def probability_map(
     beside = figure.add_axes((place.x1 + 0.12 / width, place.y0, 0.15 / width, place.height))
     ticks = [0.0, 0.1, 0.5, 1.0] if height > 2.5 else [0.0, 1.0]
     figure.colorbar(image, cax=beside, ticks=ticks).set_label("probability")
-    _thin_labels(axes, "y", labels, MAX_ROW_LABELS)
+    thin_labels(axes, "y", labels, MAX_ROW_LABELS)
     _layer_axis(axes, layer_names)
     total = values.shape[1]
     rare = f"; {total - len(kept)} of {total} strategies are below {NEGLIGIBLE:.0%} everywhere"
@@ -203,14 +203,16 @@ def strategies_figure(plan: Plan, layer_names: Sequence[str]) -> Figure:
     for layer, label in enumerate(labels):
         grid[rows.index(label), layer] = rows.index(label) % 10
     width, height = _map_size(len(labels), len(rows), 0.3)
-    figure, axes = _figure(width, height + 0.35, left=_label_inches(rows), bottom=BOTTOM_NAMES, top=0.5)
+    figure, axes = figure_with_axes(
+        width, height + 0.35, left=_label_inches(rows), bottom=BOTTOM_NAMES, top=0.5
+    )
     # pale bands tell neighbouring stages apart
     axes.imshow((stages % 2)[None, :], aspect="auto", cmap="Greys", vmin=0, vmax=8,
                 extent=(-0.5, len(labels) - 0.5, len(rows) - 0.5, -0.5))  # fmt: skip
     axes.imshow(grid, aspect="auto", cmap="tab10", vmin=-0.5, vmax=9.5, interpolation="nearest")
     for first in plan.boundaries[1:-1]:
         axes.axvline(first - 0.5, color="black", linewidth=1.0)
-    _thin_labels(axes, "y", rows, MAX_ROW_LABELS)
+    thin_labels(axes, "y", rows, MAX_ROW_LABELS)
     _layer_axis(axes, layer_names)
     _stage_numbers(axes, plan)
     axes.set_ylabel("strategy")
@@ -230,7 +232,7 @@ def _stage_numbers(axes: Axes, plan: Plan) -> None:
 
 def convergence_figure(history: Sequence[StepRecord]) -> Figure:
     """Seconds per iteration by step: of the leading relaxed plan, and of the best hard plan so far."""
-    figure, axes = _figure(7.5, 3.8)
+    figure, axes = figure_with_axes(7.5, 3.8)
     steps = [record.step for record in history]
     surrogate = [record.surrogate_time_s for record in history]
     axes.plot(steps, surrogate, color=BACKWARD, marker=".", label="surrogate, leading relaxed plan")
@@ -245,7 +247,7 @@ def convergence_figure(history: Sequence[StepRecord]) -> Figure:
     return figure
 
 
-def _figure(
+def figure_with_axes(
     width: float,
     height: float,
     *,
@@ -280,7 +282,7 @@ def _open_frame(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _thin_labels(axes: Axes, axis: str, labels: Sequence[str], limit: int) -> None:
+def thin_labels(axes: Axes, axis: str, labels: Sequence[str], limit: int) -> None:
     """Label every n-th tick, so that at most `limit` labels stand."""
     every = -(-len(labels) // limit)
     where = range(0, len(labels), every)
@@ -293,5 +295,5 @@ def _thin_labels(axes: Axes, axis: str, labels: Sequence[str], limit: int) -> No
 
 def _layer_axis(axes: Axes, names: Sequence[str]) -> None:
     """Layer names where they fit; of the numbered ones, only the number."""
-    _thin_labels(axes, "x", [name.rpartition(".")[2] for name in names], MAX_LABELS)
+    thin_labels(axes, "x", [name.rpartition(".")[2] for name in names], MAX_LABELS)
     axes.set_xlabel("layer", labelpad=0)

@@ -3,9 +3,11 @@
 TensorBoard and matplotlib are imported where they are first needed: together they cost about a second.
 """
 
+import json
+from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from darts_parallel.cost.evaluation import CostBreakdown
 from darts_parallel.gradient.result import SearchResult
@@ -14,14 +16,10 @@ from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report import text as report
+from darts_parallel.report.winner_curves import write_winner
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-MAX_STAGES = 32
-MAX_LAYER_SCALARS = 64
-"""Up to this many layers x strategies each probability is a curve; above, they are pictures."""
-PICTURE_EVERY = 5
 
 
 class Tracker:
@@ -30,27 +28,16 @@ class Tracker:
     Args:
         folder: Of the run; made if it is not there.
         problem: What is searched for.
+        overrides: What the command changed, `key=value`: the columns of the HPARAMS tab.
     """
 
-    def __init__(self, folder: Path, problem: Problem) -> None:
+    def __init__(self, folder: Path, problem: Problem, overrides: Sequence[str] = ()) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.problem = problem
+        self.problem, self.overrides = problem, overrides
         self._names = tuple(layer.name for layer in problem.model.layers)
         self._writer = SummaryWriter(log_dir=str(folder))
-        self._records = 0
-        self._pictured = -1
         self._step = 0
-        self._writer.add_custom_scalars(
-            {
-                "search": {
-                    "outer choices": ["Multiline", ["outer/.*"]],
-                    "strategies, mean over layers": ["Multiline", ["strategy/.*"]],
-                    "memory over capacity": ["Multiline", ["memory/.*"]],
-                    "seconds per iteration": ["Multiline", ["search/(surrogate|best)_time_s"]],
-                }
-            }
-        )
 
     def record(self, record: StepRecord) -> None:
         """Write the curves of one step of the search."""
@@ -67,13 +54,6 @@ class Tracker:
         })  # fmt: skip
         self._scalars("outer", record.outer_weights)
         self._scalars("cost_terms", record.terms)
-        ratios = (record.memory / record.capacity).tolist()
-        for name, values in (("memory", ratios), ("multiplier", record.multipliers.tolist())):
-            self._scalars(name, {f"stage_{k:02d}": value for k, value in enumerate(values[:MAX_STAGES])})
-        means = record.probabilities.mean(0).tolist()
-        self._scalars("strategy", dict(zip(record.choices, means, strict=True)))
-        self._probabilities(record)
-        self._records += 1
 
     def finish(
         self,
@@ -95,20 +75,31 @@ class Tracker:
         from darts_parallel.report import plots
 
         self._text(result, plan, cost, verifications)
+        self._figures(cost, _metrics(result, cost, verifications), elasticities or {})
         self._picture("plan/schedule", plots.gantt_figure(plan, cost, self.problem))
         self._picture("plan/memory", plots.memory_figure(cost))
         self._picture("plan/strategies", plots.strategies_figure(plan, self._names))
         if result is not None and result.history:
-            self._picture("search/convergence", plots.convergence_figure(result.history))
-            if self._pictured != result.history[-1].step:
-                last = plots.probability_figure(result.history[-1], self._names)
-                self._picture("search/probabilities", last)
-        final = {f"breakdown_s/{name}": seconds for name, seconds in cost.breakdown_s.items()}
-        final |= {"tokens_per_s": cost.tokens_per_s, "mfu": cost.mfu}
-        self._scalars("final", final | _metrics(result, cost, verifications))
-        self._scalars("sensitivity", elasticities or {})
-        self._hyperparameters(result, cost, verifications)
+            self._search(result, result.history, plan)
+        self._hyperparameters(result, cost)
         self._writer.flush()
+
+    def _search(self, result: SearchResult, history: Sequence[StepRecord], plan: Plan) -> None:
+        """Pictures and curves of the whole search, and the layout of its charts."""
+        from darts_parallel.report import plots
+        from darts_parallel.report.plots_winner import journey_figure
+
+        self._picture("search/convergence", plots.convergence_figure(history))
+        self._picture("search/probabilities", plots.probability_figure(history[-1], self._names))
+        charts = {
+            "outer choices": ["Multiline", ["outer/.*"]],
+            "seconds per iteration": ["Multiline", ["search/(surrogate|best)_time_s"]],
+        }
+        layout: dict[str, dict[str, list[Any]]] = {"search": charts}
+        if result.winner is not None and len(result.winner.steps) > 1:
+            self._picture("search/layers_by_steps", journey_figure(result.winner, plan, self._names))
+            layout |= write_winner(result.winner, plan, self._names, self._scalar)
+        self._writer.add_custom_scalars(layout)
 
     def close(self) -> None:
         """Write what is still held and close the file."""
@@ -116,18 +107,10 @@ class Tracker:
 
     def _scalars(self, group: str, values: dict[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(f"{group}/{_tag(name)}", value, self._step)
+            self._scalar(f"{group}/{name}", value, self._step)
 
-    def _probabilities(self, record: StepRecord) -> None:
-        """Every probability as a curve in small problems, as a heatmap now and then in large ones."""
-        if record.probabilities.numel() <= MAX_LAYER_SCALARS:
-            for name, row in zip(self._names, record.probabilities.tolist(), strict=True):
-                self._scalars(f"layer/{_tag(name)}", dict(zip(record.choices, row, strict=True)))
-        elif self._records % PICTURE_EVERY == 0:
-            from darts_parallel.report import plots
-
-            self._picture("search/probabilities", plots.probability_figure(record, self._names))
-            self._pictured = record.step
+    def _scalar(self, tag: str, value: float, step: int) -> None:
+        self._writer.add_scalar(_tag(tag), value, step)
 
     def _picture(self, tag: str, figure: "Figure") -> None:
         from darts_parallel.report import plots
@@ -145,21 +128,58 @@ class Tracker:
         text = report.render_text(self.problem, result, plan, cost, verifications)
         self._writer.add_text("plan", f"**{line}**\n\n```\n{text}```", self._step)
 
-    def _hyperparameters(
-        self, result: SearchResult | None, cost: CostBreakdown, verifications: list[Verification]
+    def _figures(
+        self, cost: CostBreakdown, metrics: dict[str, float], elasticities: dict[str, float]
     ) -> None:
-        """The row of this run in the HPARAMS tab, inside the run itself.
+        """All figures of the plan in one table: a chart of one point says nothing."""
+        rows = {**metrics, "tokens_per_s": cost.tokens_per_s, "mfu": cost.mfu}
+        rows |= {f"{name}, seconds": seconds for name, seconds in cost.breakdown_s.items()}
+        rows |= {f"sensitivity to {name}": change for name, change in elasticities.items()}
+        lines = ["| figure | value |", "| --- | ---: |"]
+        lines += [f"| {name.replace('_', ' ')} | {value:.6g} |" for name, value in rows.items()]
+        self._writer.add_text("figures", "\n".join(lines), self._step)
+
+    def _hyperparameters(self, result: SearchResult | None, cost: CostBreakdown) -> None:
+        """The row of this run in the HPARAMS tab, inside the run itself; nothing where nothing was changed.
 
         `SummaryWriter.add_hparams` would open a run of its own in a subfolder for it.
         """
         from torch.utils.tensorboard.summary import hparams
 
-        values = _metrics(result, cost, verifications)
-        metrics = {f"final/{_tag(name)}": value for name, value in values.items()}
+        values = override_values(self.overrides)
+        if not values:
+            return
+        metrics = {f"metrics/{name}": value for name, value in _measures(result, cost).items()}
         file_writer = self._writer.file_writer
         assert file_writer is not None
-        for summary in hparams(_hyperparameter_values(self.problem, result), metrics):
+        for summary in hparams(values, metrics):
             file_writer.add_summary(summary)
+        for tag, value in metrics.items():
+            self._scalar(tag, value, self._step)
+
+
+def override_values(overrides: Sequence[str]) -> dict[str, bool | str | float | int]:
+    """Keys and values of overrides; numbers and truth values as such."""
+    found: dict[str, bool | str | float | int] = {}
+    for override in overrides:
+        key, _, text = override.lstrip("+").partition("=")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        found[key] = value if isinstance(value, bool | int | float) else text
+    return found
+
+
+def _measures(result: SearchResult | None, cost: CostBreakdown) -> dict[str, float]:
+    """What sweeps compare: seconds per iteration, gaps of the descent and of its polished plan, seconds."""
+    measures = {"iteration_time_s": cost.iteration_time_s}
+    if result is not None:
+        measures["seconds"] = result.seconds
+    if result is not None and result.gradient_iteration_time_s is not None:
+        measures["raw_gap"] = result.raw_iteration_time_s / result.iteration_time_s - 1.0
+        measures["gap"] = result.gradient_iteration_time_s / result.iteration_time_s - 1.0
+    return {name: value for name, value in measures.items() if isfinite(value)}
 
 
 def _tag(name: str) -> str:
@@ -175,24 +195,3 @@ def _metrics(
         metrics |= {"raw_iteration_time_s": result.raw_iteration_time_s, "search_seconds": result.seconds}
     metrics |= {f"gap_{entry.name}": entry.gap for entry in verifications}
     return {name: value for name, value in metrics.items() if isfinite(value)}
-
-
-def _hyperparameter_values(
-    problem: Problem, result: SearchResult | None
-) -> dict[str, bool | str | float | int]:
-    config, settings = problem.config, problem.config.search
-    return {
-        "model": config.model.name,
-        "cluster": config.cluster.name,
-        "global_batch_size": config.training.global_batch_size,
-        "space": config.space.kind,
-        "seed": settings.seed if result is None else result.seed,
-        "num_steps": settings.num_steps,
-        "restarts": settings.num_restarts,
-        "relaxation": settings.relaxation,
-        "learning_rate": settings.learning_rate,
-        "temperature": " to ".join(f"{value:g}" for value in settings.temperature),
-        "boundary_temperature": " to ".join(f"{value:g}" for value in settings.boundary_temperature),
-        "sharpness": " to ".join(f"{value:g}" for value in settings.sharpness),
-        "polish": str(settings.polish),
-    }

@@ -255,23 +255,36 @@ def _sensitivity_line(elasticities: dict[str, float], console: Console) -> None:
 
 def _search_lines(result: SearchResult, console: Console) -> None:
     console.print(Text("\nSearch", "bold"))
+    descended = result.gradient_iteration_time_s
     if result.why:
-        console.print(f"{result.method.replace('_', ' ')}: {result.why}", highlight=False, markup=False)
-    if not result.method.startswith("gradient"):
+        who = "" if descended is not None else f"{result.method.replace('_', ' ')}: "
+        console.print(f"{who}{result.why}", highlight=False, markup=False)
+    if descended is None:
         console.print(
             f"{result.plans_evaluated:,} plans or parts of plans in {result.seconds:.1f} s", highlight=False
         )
         return
-    raw, final = result.raw_iteration_time_s, result.iteration_time_s
-    gain = f"polishing gains {_percent(1 - final / raw, 2)}" if final < raw else "polishing changes nothing"
-    raw_text = f"raw {_number(raw)} s (gradient search alone)"
-    console.print(f"{raw_text} → polished {_number(final)} s; {gain}", highlight=False)
+    console.print(_way(result, descended), highlight=False)
     stopped = STOPPED[result.stopped_by]
     console.print(
         f"{result.steps} steps × {result.restarts} restarts, seed {result.seed}, "
         f"{result.plans_evaluated:,} plans evaluated in {result.seconds:.1f} s{stopped}",
         highlight=False,
     )
+
+
+def _way(result: SearchResult, descended: float) -> str:
+    """From the rounded plan of the descent over the polished one to the plan that was taken."""
+    final = result.iteration_time_s
+
+    def step(word: str, seconds: float) -> str:
+        return f"{word} {_number(seconds)} s ({100 * (seconds / final - 1) + 0.0:+.2f} %)"
+
+    way = f"{step('raw', result.raw_iteration_time_s)} → {step('polished', descended)}"
+    if result.method == "gradient":
+        return f"{way}; taken: the polished plan of the gradient search"
+    name = result.method.replace("_", " ")
+    return f"{way} → {name} {_number(final)} s; taken: the plan of {name}, which is better"
 
 
 def _verification_lines(verifications: Sequence[Verification], console: Console) -> None:

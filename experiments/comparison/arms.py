@@ -64,6 +64,10 @@ GRADIENT_ARMS = {
     "resampled_early": Arm(
         "many starts (thinned)", {"num_restarts": 8, "thin_at": [], "resample_at": [0.02]}
     ),
+    "argmax_rounding": Arm("rounding by weights and by a chain's path", {"rounding": "argmax"}),
+    "chain_rounding": Arm("rounding by weights and by a chain's path", {"rounding": "chain"}),
+    "late_thinning": Arm("restarts halved four times, early", {"thin_at": [0.25, 0.5]}),
+    "moves_only": Arm("polishing by exact segment programs", {"polish_labels": 0}),
     "soft_edges": Arm("edges rounded in the second half", {"hard_stages_from": 1.0}),
 }
 RIVALS = {"random_search": random_search, "annealing": annealing, "flexflow": flexflow}

@@ -62,7 +62,9 @@ def test_on_a_mixed_cluster_its_plan_says_the_order_of_the_nodes_and_is_no_bette
 
 
 def test_equal_blocks_are_split_evenly() -> None:
-    problem = load_problem(["model=gpt2_xl", "cluster=a10_8x4", "space=uniform", "space.pp=8"])
+    problem = load_problem(
+        ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_8x4", "space=uniform", "space.pp=8"]
+    )
     (table,) = build_tables(problem, outer_spaces(problem))
     widths = torch.nn.functional.pad(fasop_plans(table).starts, (0, 1), value=table.num_layers).diff(dim=1)
     # 50 units over 8 stages; the ends of the chain cost less or more than a block

@@ -21,7 +21,7 @@ def test_a_bug_of_ours_keeps_its_traceback(command: Command, monkeypatch: pytest
     def broken(*arguments: Any, **settings: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("darts_parallel.cli.command.search", broken)
+    monkeypatch.setattr("darts_parallel.cli.command.find_plan", broken)
     with pytest.raises(ZeroDivisionError):
         command(*TOY, *QUIET)
     assert not list(command.folder.iterdir())
@@ -202,7 +202,7 @@ def test_ctrl_c_in_the_verification_leaves_the_plan(
     def interrupted(*arguments: Any, **settings: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("darts_parallel.exact.layerwise.find_plan", interrupted)
+    monkeypatch.setattr("darts_parallel.exact.layerwise.solve", interrupted)
     outcome = command(*TOY, *FEW, "output.tensorboard=false")
     assert outcome.status == 0, outcome.err
     plan = json.loads(command.plan_file().read_text())

@@ -48,7 +48,7 @@ def test_p2p_divides_the_link_between_nodes_by_its_senders() -> None:
 
 
 def _cluster() -> Cluster:
-    return load_problem([]).cluster
+    return load_problem(["model=gpt2_xl", "training=gpt2_xl"]).cluster
 
 
 def test_stages_lie_on_consecutive_ranks() -> None:

@@ -61,7 +61,7 @@ def test_the_bound_meets_the_optimum_where_one_strategy_is_best_in_everything() 
 
 
 def test_the_default_problem_is_bounded_within_two_percent() -> None:
-    problem = load_problem([])
+    problem = load_problem(["model=gpt2_xl", "training=gpt2_xl"])
     bounds = [outer_lower_bounds(table) for table in build_tables(problem, outer_spaces(problem))]
     lowest = float(torch.cat(bounds).min())
     best = find_plan(problem).iteration_time_s

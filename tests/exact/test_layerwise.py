@@ -102,7 +102,7 @@ def test_an_unknown_space_is_refused() -> None:
 
 
 def test_the_default_problem_is_solved_and_its_plan_costs_what_was_claimed() -> None:
-    problem = load_problem([])
+    problem = load_problem(["model=gpt2_xl", "training=gpt2_xl"])
     result = find_plan(problem)
     assert result.proven
     assert result.plan is not None

@@ -50,7 +50,7 @@ def test_alternatives_are_the_best_configurations_in_order() -> None:
 
 
 def test_the_default_problem_has_a_proven_uniform_plan() -> None:
-    problem = load_problem([])
+    problem = load_problem(["model=gpt2_xl", "training=gpt2_xl"])
     result = find_plan(problem)
     assert result.proven
     assert result.plan is not None
@@ -60,7 +60,7 @@ def test_the_default_problem_has_a_proven_uniform_plan() -> None:
 
 def test_brute_force_and_the_vectorised_planner_agree_on_a_real_problem() -> None:
     small = ["model.num_layers=6", "cluster.nodes.0.count=1", "training.global_batch_size=8"]
-    problem = load_problem(["space=uniform", *small])
+    problem = load_problem(["model=gpt2_xl", "training=gpt2_xl", "space=uniform", *small])
     every, fast = find_plan_brute_force(problem), find_plan(problem)
     assert every.iteration_time_s == pytest.approx(fast.iteration_time_s, rel=1e-12)
     assert every.proven

@@ -90,7 +90,7 @@ def test_a_binary_a_missing_and_a_truncated_file_are_refused(toy_problem: Proble
 def test_a_plan_of_another_model_is_refused(toy_problem: Problem, tmp_path: Path) -> None:
     path = written(tmp_path, content(toy_problem))
     with pytest.raises(PlanError, match="made for model=toy, but this problem has model=gpt2_xl"):
-        read_plan(path, load_problem([]))
+        read_plan(path, load_problem(["model=gpt2_xl", "training=gpt2_xl"]))
     renamed = content(toy_problem)
     renamed["layers"][1]["name"] = "encoder.0"
     with pytest.raises(PlanError, match=r"layers\[1\]\.name='encoder.0'.*nearest legal: layers\.0\."):

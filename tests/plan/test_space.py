@@ -78,7 +78,7 @@ def refusal(problem: Problem) -> str:
 
 def test_a_list_allows_values_and_the_illegal_ones_among_them_never_enter() -> None:
     # 25 heads: tp 2 and 4 are illegal for GPT-2 XL, which leaves tp 1
-    problem = load_problem(["space.tp=[1,2,4]", "space.pp=[3,8]"])
+    problem = load_problem(["model=gpt2_xl", "training=gpt2_xl", "space.tp=[1,2,4]", "space.pp=[3,8]"])
     (space,) = outer_spaces(problem)
     assert space.pp == 8
     assert {choice.tp for choice in space.choices} == {1}

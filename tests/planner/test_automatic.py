@@ -1,4 +1,4 @@
-"""`search=auto`: exact methods where they end, else the gradient search; the report says which and why."""
+"""`search.method`: descend and check, exact methods alone, or exact ones first; the report says which."""
 
 import json
 from dataclasses import replace
@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import darts_parallel
 from darts_parallel.cli.command import run_job
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.errors import InfeasibleError
+from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.gradient import descent as gradient_search
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.planner import automatic as auto
+from darts_parallel.planner import planning
 from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.problem import Problem, load_problem
 from experiments.comparison.problems import tables_of
@@ -32,9 +34,25 @@ def run(folder: Path, *overrides: str) -> tuple[dict, str]:  # type: ignore[type
     return json.loads((folder / "plan.json").read_text()), console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_the_default_takes_an_exact_method_that_ends_and_says_so(tmp_path: Path) -> None:
-    data, report = run(tmp_path)
-    assert data["search"]["method"] == "dynamic_programming"
+def test_the_default_descends_is_checked_and_says_which_plan_was_taken(tmp_path: Path) -> None:
+    data, report = run(tmp_path, "search.num_steps=20")
+    search, checks = data["search"], data["verification"]
+    assert (search["method"], search["taken_from"], search["steps"]) == ("gradient", "gradient", 20)
+    assert search["stopped_by"] is None
+    best = data["predicted"]["iteration_time_s"]
+    assert search["raw_iteration_time_s"] >= search["gradient_iteration_time_s"] >= best * (1 - 1e-12)
+    assert search["raw_gap"] == pytest.approx(search["raw_iteration_time_s"] / best - 1)
+    assert search["gradient_gap"] == 0.0
+    assert set(checks) == {"exhaustive", "dynamic_programming"}
+    assert checks["dynamic_programming"]["proven"]
+    assert "taken: the polished plan of the gradient search" in " ".join(report.split())
+    assert "optimal in the model, over the layerwise space" in report
+
+
+def test_auto_takes_an_exact_method_that_ends_and_says_so(tmp_path: Path) -> None:
+    data, report = run(tmp_path, "search=auto")
+    assert (data["search"]["method"], data["search"]["taken_from"]) == ("auto", "dynamic_programming")
+    assert data["search"]["gradient_iteration_time_s"] is None
     assert "proved its plan" in data["search"]["why"]
     assert data["verification"]["dynamic_programming"]["proven"]
     assert data["verification"]["dynamic_programming"]["gap"] == 0.0
@@ -43,9 +61,33 @@ def test_the_default_takes_an_exact_method_that_ends_and_says_so(tmp_path: Path)
 
 
 def test_the_uniform_space_is_enumerated(tmp_path: Path) -> None:
-    data, report = run(tmp_path, "space=uniform")
-    assert data["search"]["method"] == "exhaustive"
+    data, report = run(tmp_path, "space=uniform", "search=exact")
+    assert (data["search"]["method"], data["search"]["taken_from"]) == ("exact", "exhaustive")
+    assert "asked for by search.method=exact" in report
     assert "optimal in the model, over the uniform space" in report
+
+
+def test_exact_methods_that_do_not_reach_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^search\.method=exact has no plan: .*search\.method=gradient\.$"):
+        run(tmp_path, "search=exact", "space.virtual_stages=[1,2]")
+
+
+def test_in_python_a_problem_is_planned_as_the_command_does(tmp_path: Path) -> None:
+    data, _ = run(tmp_path, "search.num_steps=20")
+    planned = darts_parallel.plan(load_problem([*TOY, "search.num_steps=20"]))
+    assert planned.result is not None
+    assert planned.result.iteration_time_s == data["predicted"]["iteration_time_s"]
+    assert [entry.name for entry in planned.checked.answers] == list(data["verification"])
+    assert [list(pair) for pair in pairwise(planned.plan.boundaries)] == [s["layers"] for s in data["stages"]]
+
+
+@pytest.mark.parametrize(
+    "overrides", [["cost=searcher"], ["cost.pipeline=simulated"], ["space.virtual_stages=[1,2]"]]
+)
+def test_no_plan_is_without_a_word_of_a_check(overrides: list[str]) -> None:
+    planned = darts_parallel.plan(load_problem([*TOY, *overrides, *FEW]))
+    assert planned.checked.answers
+    assert all(entry.proven or entry.note for entry in planned.checked.answers)
 
 
 def test_gradient_is_forced_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +95,7 @@ def test_gradient_is_forced_by_its_name(tmp_path: Path, monkeypatch: pytest.Monk
     data, report = run(tmp_path, "search=gradient", *FEW)
     assert (data["search"]["method"], data["search"]["why"]) == ("gradient", "")
     assert data["search"]["steps"] == 5
-    assert "gradient search alone" in report
+    assert "5 steps" in report
 
 
 @pytest.mark.parametrize(
@@ -68,8 +110,8 @@ def test_gradient_is_forced_by_its_name(tmp_path: Path, monkeypatch: pytest.Monk
 def test_where_exact_methods_do_not_reach_the_gradient_search_runs_and_the_reason_is_given(
     overrides: list[str], why: str, tmp_path: Path
 ) -> None:
-    data, report = run(tmp_path, "verification.enabled=false", *overrides, *FEW)
-    assert data["search"]["method"] == "gradient"
+    data, report = run(tmp_path, "verification.enabled=false", "search=auto", *overrides, *FEW)
+    assert (data["search"]["method"], data["search"]["taken_from"]) == ("auto", "gradient")
     assert why in data["search"]["why"]
     assert data["search"]["steps"] == 5
     assert " ".join(why.split()) in " ".join(report.split())
@@ -78,19 +120,28 @@ def test_where_exact_methods_do_not_reach_the_gradient_search_runs_and_the_reaso
 def test_what_an_exact_method_finds_from_a_poor_start_is_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def poor(problem: Problem, **settings: Any) -> SearchResult:
-        found = gradient_search.search(problem, **settings)
+    def poor(*problem: Any, **settings: Any) -> SearchResult:
+        found = gradient_search.search_tables(*problem, **settings)
+        assert found is not None
         seconds, plan = found.alternatives[-1]
         return replace(
-            found, plan=plan, iteration_time_s=seconds, raw_plan=plan, raw_iteration_time_s=seconds
+            found,
+            plan=plan,
+            iteration_time_s=seconds,
+            raw_plan=plan,
+            raw_iteration_time_s=seconds,
+            gradient_iteration_time_s=seconds,
         )
 
-    monkeypatch.setattr("darts_parallel.cli.command.search", poor)
-    data, _ = run(tmp_path, "search.exact_seconds=0", *FEW)
+    monkeypatch.setattr(planning, "search_tables", poor)
+    data, report = run(tmp_path, *FEW)
     exact = data["verification"]["dynamic_programming"]
     assert exact["proven"]
     assert exact["gap"] == 0.0
-    assert data["search"]["method"].startswith("gradient, refined by ")
+    # the best plan of the toy is uniform
+    assert data["search"]["taken_from"] == "exhaustive"
+    assert data["search"]["gradient_gap"] > 0
+    assert "taken: the plan of exhaustive, which is better" in " ".join(report.split())
     assert data["predicted"]["iteration_time_s"] < data["search"]["raw_iteration_time_s"]
     assert data["predicted"]["iteration_time_s"] == pytest.approx(exact["iteration_time_s"], rel=1e-9)
 
@@ -138,7 +189,7 @@ def test_a_result_is_refined_only_by_a_better_plan_of_its_space() -> None:
     assert auto.refined(found, [replace(entry, gap=0.0)], "layerwise") is found
     assert auto.refined(found, [entry], "uniform") is found
     better = auto.refined(found, [entry, replace(entry, iteration_time_s=2.0)], "layerwise")
-    assert (better.iteration_time_s, better.method) == (1.0, "gradient, refined by dynamic programming")
+    assert (better.iteration_time_s, better.method) == (1.0, "dynamic_programming")
 
 
 def test_the_default_over_tables_is_optimal_whether_or_not_the_proof_comes_in_time() -> None:

@@ -172,7 +172,7 @@ def test_a_search_that_ends_above_the_plan_of_its_nodes_takes_that_plan(command:
     assert outcome.status == 0, outcome.err
     data = json.loads(command.plan_file().read_text())
     assert data["predicted"]["iteration_time_s"] == pytest.approx(rental.iteration_time_s, rel=1e-9)
-    assert "replaced by the uniform plan" in data["search"]["method"]
+    assert data["search"]["taken_from"] == "uniform plan that chose the nodes"
 
 
 def test_the_command_refuses_a_budget_that_its_plan_exceeds(command: Command) -> None:

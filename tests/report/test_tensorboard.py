@@ -1,17 +1,21 @@
 import importlib
+import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
 
-from darts_parallel import evaluate, load_problem, search
+from darts_parallel import LayerStrategy, Plan, evaluate, load_problem, search
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report.tensorboard import Tracker
+from darts_parallel.report.tensorboard import Tracker, override_values
+from darts_parallel.report.winner_curves import layer_runs
 
 SMALL = ["space.pp=2", "space.dp=4", "space.tp=1", "space.recompute=none", "space.zero_stage=[0,1]"]
 
@@ -74,31 +78,53 @@ def test_the_curves_carry_the_records(whole: Tracked) -> None:
     assert [point.step for point in run.Scalars("search/loss")] == [entry.step for entry in result.history]
     for name, weight in record.outer_weights.items():
         assert last(run, f"outer/{name.replace(' ', '_')}") == pytest.approx(weight)
-    means = record.probabilities.mean(0)
-    tag = "strategy/" + record.choices[0].replace(" ", "_").replace("+", "_")
-    assert last(run, tag) == pytest.approx(float(means[0]), abs=1e-6)
 
 
-def test_stages_have_memory_ratios_and_multipliers(small: Tracked) -> None:
-    result, run = small.result, small.run
-    ratios = result.history[-1].memory / result.history[-1].capacity
-    assert len(ratios) == 2
-    for stage, ratio in enumerate(ratios.tolist()):
-        assert last(run, f"memory/stage_{stage:02d}") == pytest.approx(ratio)
+def test_the_winning_restart_has_curves_from_the_first_step_to_the_last(small: Tracked) -> None:
+    winner, run = small.result.winner, small.run
+    assert winner is not None
+    assert (winner.steps[0], winner.steps[-1]) == (0, 20)
+    assert winner.probabilities.sum(-1).allclose(torch.ones(()))
+    name = winner.choices[0].replace(" ", "_")
+    points = run.Scalars(f"layers/layers.0/{name}")
+    assert [point.step for point in points] == list(winner.steps)
+    assert [point.value for point in points] == pytest.approx(
+        winner.probabilities[:, 1, 0].tolist(), abs=1e-6
+    )
+    assert last(run, f"strategy/{name}") == pytest.approx(
+        float(winner.probabilities[-1, :, 0].mean()), abs=1e-6
+    )
+    assert last(run, "entropy/layers.0") == pytest.approx(float(winner.entropy[-1, 1]), abs=1e-6)
+    for stage in range(2):
+        assert last(run, f"memory/stage_{stage:02d}") == pytest.approx(float(winner.memory[-1, stage]))
         assert f"multiplier/stage_{stage:02d}" in run.Tags()["scalars"]
 
 
-def test_small_problems_have_a_curve_for_every_probability_and_no_live_heatmap(small: Tracked) -> None:
-    result, run = small.result, small.run
-    value = float(result.history[-1].probabilities[1, 0])
-    name = result.history[-1].choices[0].replace(" ", "_")
-    assert last(run, f"layer/layers.0/{name}") == pytest.approx(value, abs=1e-6)
-    assert len(run.Images("search/probabilities")) == 1
+def test_every_chart_of_the_layout_has_curves_and_every_layer_a_chart(whole: Tracked) -> None:
+    content = whole.run.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    layout = layout_pb2.Layout.FromString(content)
+    tags = whole.run.Tags()["scalars"]
+    for category in layout.category:
+        for chart in category.chart:
+            for pattern in chart.multiline.tag:
+                assert any(re.match(pattern, tag) for tag in tags), (category.title, chart.title)
+    charts = {category.title: [chart.title for chart in category.chart] for category in layout.category}
+    assert charts["layers"] == [layer.name for layer in whole.problem.model.layers]
 
 
-def test_large_problems_have_heatmaps_instead(whole: Tracked) -> None:
-    assert not [tag for tag in whole.run.Tags()["scalars"] if tag.startswith("layer/")]
-    assert len(whole.run.Images("search/probabilities")) == 2
+def test_equal_layers_of_deep_models_share_a_chart() -> None:
+    names = ("embedding", *(f"layers.{i}" for i in range(40)), "head")
+    one, other = LayerStrategy(tp=1, dp=4), LayerStrategy(tp=2, dp=2)
+    plan = Plan(num_micro_batches=4, boundaries=(0, 20, 42), layers=(*[one] * 30, *[other] * 12))
+    runs = layer_runs(plan, names)
+    assert [name for name, _, _ in runs] == [
+        "embedding",
+        "layers.0-18",
+        "layers.19-28",
+        "layers.29-39",
+        "head",
+    ]
+    assert [(a, b) for _, a, b in runs] == [(0, 1), (1, 20), (20, 30), (30, 41), (41, 42)]
 
 
 def test_the_end_has_pictures_text_and_figures(whole: Tracked) -> None:
@@ -109,21 +135,39 @@ def test_the_end_has_pictures_text_and_figures(whole: Tracked) -> None:
     text = run.Tensors("plan/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text.startswith(f"**{result.plan.describe(problem.training.global_batch_size)}**")
     assert "Time per iteration" in text
-    assert last(run, "final/iteration_time_s") == pytest.approx(cost.iteration_time_s)
-    assert last(run, "final/breakdown_s/compute") == pytest.approx(cost.breakdown_s["compute"])
-    assert last(run, "final/gap_exhaustive") == 0.0
+    figures = run.Tensors("figures/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert f"| iteration time s | {cost.iteration_time_s:.6g} |" in figures
+    assert f"| compute, seconds | {cost.breakdown_s['compute']:.6g} |" in figures
+    assert "| gap exhaustive | 0 |" in figures
 
 
-def test_hyperparameters_stay_in_the_one_run(whole: Tracked) -> None:
-    assert [path.name.split(".")[0] for path in whole.folder.rglob("*")] == ["events"]
-    content = whole.run.summary_metadata["_hparams_/session_start_info"].plugin_data.content
-    for word in (b"num_steps", b"temperature", b"2 to 0.05", b"layerwise", b"softmax", b"toy"):
+def test_no_curve_has_one_point(whole: Tracked) -> None:
+    assert all(len(whole.run.Scalars(tag)) > 1 for tag in whole.run.Tags()["scalars"])
+
+
+def test_hyperparameters_are_what_the_command_changed_and_stay_in_the_one_run(
+    small: Tracked, tmp_path: Path
+) -> None:
+    tracker = Tracker(tmp_path, small.problem, ["search.num_steps=21", "space.recompute=none", "+a.b=true"])
+    finish(tracker, small.problem, small.result)
+    run = read(tmp_path)
+    assert [path.name.split(".")[0] for path in tmp_path.rglob("*")] == ["events"]
+    content = run.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    for word in (b"search.num_steps", b"space.recompute", b"none", b"a.b"):
         assert word in content
+    assert b"temperature" not in content
+    measures = {tag for tag in run.Tags()["scalars"] if tag.startswith("metrics/")}
+    assert measures == {f"metrics/{name}" for name in ("iteration_time_s", "seconds", "raw_gap", "gap")}
+    assert override_values(["a=2", "b=0.5", "c=x", "d=[1,2]"]) == {"a": 2, "b": 0.5, "c": "x", "d": "[1,2]"}
+
+
+def test_without_changes_there_are_no_hyperparameters(small: Tracked) -> None:
+    assert "_hparams_/session_start_info" not in small.run.summary_metadata
 
 
 def test_a_gap_that_is_not_a_number_is_left_out(small: Tracked, tmp_path: Path) -> None:
     finish(Tracker(tmp_path, small.problem), small.problem, small.result, gap=float("nan"))
-    assert "final/gap_exhaustive" not in read(tmp_path).Tags()["scalars"]
+    assert "gap" not in str(read(tmp_path).Tensors("figures/text_summary")[0].tensor_proto.string_val[0])
 
 
 def test_a_given_plan_is_tracked_without_a_search(small: Tracked, tmp_path: Path) -> None:

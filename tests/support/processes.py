@@ -15,6 +15,7 @@ import torch
 
 from darts_parallel.cli import command as cli
 from darts_parallel.gradient.result import SearchResult
+from darts_parallel.planner import planning
 from darts_parallel.run.workers import preloaded
 
 PATIENCE_S = 120.0
@@ -65,9 +66,9 @@ def run_program(file: Path, *arguments: str) -> None:
 
 def told_command(says: Connection, folder: Path, arguments: list[str]) -> None:
     """A job: `darts-parallel` in `folder`, which says every step of its gradient search."""
-    search = cli.search
+    search = planning.search_tables
 
-    def telling(*given: Any, on_record: Callable[[Any], None], **settings: Any) -> SearchResult:
+    def telling(*given: Any, on_record: Callable[[Any], None], **settings: Any) -> SearchResult | None:
         return search(
             *given, on_record=lambda record: (says.send(record.step), on_record(record)), **settings
         )
@@ -75,5 +76,5 @@ def told_command(says: Connection, folder: Path, arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     sys.argv = ["darts-parallel", *arguments]
-    setattr(cli, "search", telling)  # noqa: B010
+    setattr(planning, "search_tables", telling)  # noqa: B010
     cli.main()

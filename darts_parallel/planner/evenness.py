@@ -1,0 +1,59 @@
+"""Among stage splits of equal cost the most even one.
+
+Where one stage is slowest, the others may often give and take layers without changing the iteration
+time. A search then returns any of these splits; an engineer expects the one whose stages differ least.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from darts_parallel.cost.evaluation import evaluate_batch, hard_plan
+from darts_parallel.exact.segments import split_below
+from darts_parallel.gradient.stage_moves import segment_seconds, segments_that_fit
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import Problem
+
+TOLERANCE = 1e-12
+"""Relative; iteration times that differ by less are equal but for rounding."""
+SUM_WEIGHT = 1e5
+"""How much more a second of the stages' sum counts than a squared second, by the slowest stage."""
+
+
+def most_even(plan: Plan, problem: Problem) -> Plan:
+    """Cut the layers of a plan anew: the same iteration time, and stages whose seconds differ least.
+
+    Every layer keeps its strategy. Among the splits whose slowest stage is at most the plan's, the sum of
+    stage seconds comes first, then the sum of their squares; a dynamic program over stages and layers.
+
+    Args:
+        plan: Legal for the problem; it must fit.
+        problem: Priced by the closed form, without interleaving; of others the plan is returned as it is.
+
+    Returns:
+        The plan itself where no split is more even or the new one would be slower.
+    """
+    config = problem.config
+    same = config.space.kind != "stagewise" or len(set(plan.layers)) == 1
+    closed = config.cost.pipeline == "closed_form" and config.cost.name != "searcher"
+    if plan.pp == 1 or plan.virtual_stages > 1 or not same or not closed:
+        return plan
+    table, hard, cost = hard_plan(plan, problem)
+    seconds = np.where(segments_that_fit(table, hard), segment_seconds(table, hard), np.inf)
+    slowest = float(cost.stage_seconds.max())
+    values = _spread(np.where(seconds <= slowest * (1 + TOLERANCE), seconds, np.inf), slowest)
+    starts = split_below(values, np.finfo(float).max)[1]
+    new = evaluate_batch(table, replace(hard, starts=torch.tensor([starts])))
+    before, after = float(cost.iteration_time[0]), float(new.iteration_time[0])
+    squares = [float(c.stage_seconds.square().sum()) for c in (cost, new)]
+    if not bool(new.feasible[0]) or after > before * (1 + TOLERANCE) or squares[1] >= squares[0] * (1 - 1e-9):
+        return plan
+    return replace(plan, boundaries=(*starts, len(plan.layers)))
+
+
+def _spread(seconds: NDArray[np.float64], slowest: float) -> NDArray[np.float64]:
+    """What the program sums: squared seconds, and far more than that the seconds themselves."""
+    share = seconds / slowest
+    return np.asarray(share * share + SUM_WEIGHT * share)

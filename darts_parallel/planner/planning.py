@@ -1,0 +1,230 @@
+"""From a problem to a verified plan: descend, round, polish, check by exact methods, take the best.
+
+`search.method` says how the plan is found. `gradient`, the default, descends always, whatever the problem;
+`exact` asks the exact methods alone; `auto` asks them for a moment and descends where they have no proof.
+What was found by descent is then checked by exhaustive search and dynamic programming, for
+`verification.max_seconds` together; where a check finds a better plan, that plan is the result.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.searcher import products
+from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.errors import ConfigError, DartsParallelError
+from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.exact import uniform as exhaustive
+from darts_parallel.exact.result import Candidate, PlannerResult
+from darts_parallel.exact.simulated import find_plan as find_simulated
+from darts_parallel.gradient.descent import search_tables
+from darts_parallel.gradient.infeasibility import explain_infeasible
+from darts_parallel.gradient.result import SearchResult
+from darts_parallel.gradient.step_record import StepRecord
+from darts_parallel.plan.file import read_own_problem, read_plan
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.planner import automatic as auto
+from darts_parallel.planner.evenness import most_even
+from darts_parallel.planner.node_choice import Rental, rent
+from darts_parallel.planner.replanning import replan
+from darts_parallel.planner.result import Planned
+from darts_parallel.planner.searcher import searcher_plan
+from darts_parallel.planner.verification import Checked, Verification, answered
+from darts_parallel.planner.watcher import Watcher
+from darts_parallel.problem.billing import price_per_hour
+from darts_parallel.problem.problem import Problem
+
+
+def plan(
+    problem: Problem,
+    *,
+    rental: Rental | None = None,
+    watcher: Watcher | None = None,
+    folder: Path | None = None,
+) -> Planned:
+    """Find a plan and check it, as the command `darts-parallel` does.
+
+    Args:
+        problem: Model, cluster, job, and how to search.
+        rental: How the nodes of the problem were chosen out of an offer (`choose_nodes`); None chooses
+            them here where the objective may.
+        watcher: Told what goes on; None: nobody.
+        folder: Gets `configurations.json` where `cost=searcher`; None: nothing is written.
+
+    Returns:
+        The plan, how the search went, and what the checks say of it.
+
+    Errors:
+        InfeasibleError: no plan of the space fits; names the binding constraint.
+        ConfigError: `search.method=exact` where no exact method reaches.
+    """
+    watcher, config = watcher or Watcher(), problem.config
+    if config.plan is not None:
+        return Planned(read_plan(config.plan, problem))
+    if rental is None:
+        problem, rental = choose_nodes(problem)
+    if config.cost.name == "searcher" and config.replan.get("from") is None:
+        return _scored(problem, folder)
+    job = PlanningJob(problem, watcher)
+    source = config.replan.get("from")
+    replanned = None
+    if source is not None:
+        replanned = replan(problem, read_plan(source, problem, "replan.from"), read_own_problem(source))
+        result, checked = job.verified(replanned.result)
+    else:
+        result, checked = job.found()
+    if rental is not None and rental.iteration_time_s < result.iteration_time_s:
+        result = rental.instead_of(result)
+    result = job.tidied(result)
+    replanned = None if replanned is None else replanned.with_plan(result.plan, problem)
+    checked = checked.against(result.iteration_time_s)
+    return Planned(result.plan, result, checked, replanned, source, rental)
+
+
+def choose_nodes(problem: Problem) -> tuple[Problem, Rental | None]:
+    """The problem on the nodes that its objective chooses, and their plan, where it may choose."""
+    objective = problem.config.objective
+    if objective.name != "time":
+        price_per_hour(problem)
+    if not objective.choose_nodes or problem.config.plan is not None:
+        return problem, None
+    rental = rent(problem)
+    return rental.problem, rental
+
+
+def _scored(problem: Problem, folder: Path | None) -> Planned:
+    """The plan of the seed report's model, which scores every configuration."""
+    began = time.monotonic()
+    best = searcher_plan(problem, folder)
+    seconds, count = evaluate(best, problem).iteration_time_s, problem.cluster.num_devices
+    entry = Verification(
+        name="exhaustive",
+        plan=best,
+        iteration_time_s=seconds,
+        gap=0.0,
+        seconds=time.monotonic() - began,
+        plans_evaluated=len(list(products(count))),
+        proven=True,
+        space="dp x tp x pp",
+        lower_bound_s=seconds,
+        note="every product was scored by the seed report's model, and the best that fits was taken",
+    )
+    return Planned(best, checked=Checked([entry], interrupted=False))
+
+
+@dataclass
+class PlanningJob:
+    """One problem on its way to a verified plan; its cost tables are built once."""
+
+    problem: Problem
+    watcher: Watcher
+    _tables: Sequence[CostTable] | None = None
+    _uniform: Candidate | None = None
+    """The best uniform plan, once it is enumerated."""
+
+    @property
+    def tables(self) -> Sequence[CostTable]:
+        """Cost tables of the whole space, one for each pipeline degree and node order."""
+        if self._tables is None:
+            self._tables = build_tables(self.problem, outer_spaces(self.problem))
+        return self._tables
+
+    def found(self) -> tuple[SearchResult, Checked]:
+        """Find a plan by `search.method`, and check it."""
+        method = self.problem.config.search.method
+        if method == "gradient":
+            return self.verified(self.descended())
+        budget = self.problem.config.search.max_seconds if method == "exact" else None
+        with self.watcher.progress("exact search") as update:
+            tried = auto.attempt(self.problem, lambda title: update(0, title), self.tables, budget)
+        if tried.result is not None:
+            cost = tried.result.iteration_time_s
+            answers = [answered(*known, cost) for known in tried.answers]
+            return tried.result, Checked(answers, tried.interrupted)
+        if method == "exact":
+            raise self._no_exact_plan(tried.why)
+        return self.verified(replace(self.descended(), why=tried.why))
+
+    def _no_exact_plan(self, why: str) -> DartsParallelError:
+        return ConfigError(f"search.method=exact has no plan: {why}; nearest legal: search.method=gradient.")
+
+    def descended(self) -> SearchResult:
+        """Search by gradient, and polish.
+
+        Errors:
+            InfeasibleError: no plan of the space fits; names the binding constraint.
+        """
+        config = self.problem.config.search
+        with self.watcher.progress("search", config.num_steps) as update:
+
+            def on_record(record: StepRecord) -> None:
+                update(record.step, f"best {record.best_time_s:.4f} s/iteration")
+                self.watcher.record(record)
+
+            kind = self.problem.config.space.kind
+            result = search_tables(self.tables, kind, config, config.seed, on_record=on_record)
+        if result is None:
+            raise explain_infeasible(self.problem, self.tables)
+        return result
+
+    def verified(self, result: SearchResult) -> tuple[SearchResult, Checked]:
+        """The result, or the better plan of an exact method that checked it, and all answers."""
+        checked = self._checked(result)
+        better = auto.refined(result, checked.answers, self.problem.config.space.kind)
+        return better, checked.against(better.iteration_time_s)
+
+    def _checked(self, result: SearchResult) -> Checked:
+        """Ask every exact method that proves something for the space, within their common time."""
+        settings = self.problem.config.verification
+        if not settings.enabled or result.stopped_by == "user":
+            return Checked([], interrupted=result.stopped_by == "user")
+        kind, found = self.problem.config.space.kind, result.iteration_time_s
+        deadline = time.monotonic() + settings.max_seconds
+        answers: list[Verification] = []
+        try:
+            with self.watcher.progress("verification by exhaustive"):
+                answers.append(answered("exhaustive", "uniform", self._enumerated(deadline), found))
+            if kind != "uniform":
+                with self.watcher.progress("verification by dynamic programming"):
+                    best = self._programmed(deadline, found)
+                    answers.append(answered("dynamic_programming", kind, best, found))
+        except KeyboardInterrupt:
+            self.watcher.say(
+                "verification interrupted: the plan stands, unverified by what is missing below."
+            )
+            return Checked(answers, interrupted=True)
+        return Checked(answers, interrupted=False)
+
+    @property
+    def _simulated(self) -> bool:
+        return self.problem.config.cost.pipeline == "simulated"
+
+    def _enumerated(self, deadline: float) -> PlannerResult:
+        """The best uniform plan."""
+        began = time.monotonic()
+        if self._simulated:
+            return find_simulated(
+                self.problem,
+                "uniform",
+                lambda closed: exhaustive.find_plan(closed, budget=deadline - time.monotonic()),
+            )
+        answer = exhaustive.solve_uniform(self.tables, deadline=deadline)
+        self._uniform = answer.best if answer.proven else None
+        return answer.to_baseline(self.tables, time.monotonic() - began)
+
+    def _programmed(self, deadline: float, incumbent: float) -> PlannerResult:
+        """The best plan of the space, or a bound on it."""
+        began, kind = time.monotonic(), self.problem.config.space.kind
+        if self._simulated:
+            return dynamic_programming.find_plan(self.problem, budget=deadline - began)
+        answer = dynamic_programming.solve(self.tables, kind, incumbent, deadline, uniform=self._uniform)
+        return answer.to_baseline(self.tables, time.monotonic() - began)
+
+    def tidied(self, result: SearchResult) -> SearchResult:
+        """The result with the most even of the plans that cost the same."""
+        even = most_even(result.plan, self.problem)
+        if even == result.plan:
+            return result
+        return replace(result, plan=even, iteration_time_s=evaluate(even, self.problem).iteration_time_s)

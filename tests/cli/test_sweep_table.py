@@ -1,0 +1,71 @@
+import csv
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from darts_parallel.cli.sweep_table import SweepJob, medians, sweep_folder, swept_keys, write_results
+from tests.support.commands import QUIET, TOY, Command
+
+
+def job(seconds: float, gap: float | None = 0.01, **overrides: int | str) -> SweepJob:
+    values = {key.replace("__", "."): value for key, value in overrides.items()}
+    measures = {"iteration_time_s": seconds, "raw_gap": gap, "gap": 0.0, "seconds": 2.0}
+    return SweepJob({"model": "toy", **values}, measures, f"1/2/{int(seconds)}")
+
+
+def test_a_sweep_ends_with_a_table_of_medians_over_seeds_and_files(command: Command) -> None:
+    outcome = command(*TOY, *QUIET, "--multirun", "search.num_steps=2,4", "search.seed=0,1,2")
+    assert outcome.status == 0, outcome.err
+    (folder,) = {path.parent for path in command.folder.rglob("results.csv")}
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    assert len(names) == 6
+    assert all(f"search.seed={number % 3}" in name for number, name in enumerate(names))
+    with (folder / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["search.num_steps"], row["search.seed"]) for row in rows] == [
+        (steps, seed) for steps in ("2", "4") for seed in ("0", "1", "2")
+    ]
+    for row, name in zip(rows, names, strict=True):
+        plan = json.loads((folder / name / "plan.json").read_text())
+        assert float(row["iteration_time_s"]) == plan["predicted"]["iteration_time_s"]
+        assert row["dp_tp_pp"].endswith(f"/{plan['pp']}")
+    lines = (folder / "results.md").read_text().splitlines()
+    assert lines[0].startswith("| search.num_steps | seeds | s/iteration |")
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["2", "4"]
+    assert (folder / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert "6 jobs, medians over seeds" in outcome.out
+
+
+def test_only_what_differs_is_swept_and_seeds_are_joined() -> None:
+    jobs = [job(1.0, search__seed=0, a=1), job(3.0, search__seed=1, a=1), job(2.0, None, search__seed=0, a=2)]
+    assert swept_keys(jobs) == ["search.seed", "a"]
+    first, second = medians(jobs, ["a"])
+    assert first[0] == {"a": 1}
+    assert (first[1]["iteration_time_s"], first[2], first[3]) == (2.0, "1/2/1", 2)
+    assert (second[1]["raw_gap"], second[3]) == (None, 1)
+
+
+def test_names_are_no_numbers_and_get_no_curve(tmp_path: Path) -> None:
+    console = Console(file=StringIO(), width=100)
+    write_results(tmp_path, [job(1.0, a="x"), job(2.0, a="y")], console)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.csv", "results.md"]
+
+
+def test_folders_have_no_slashes_and_no_endless_names() -> None:
+    assert sweep_folder(3, ["a=1", "+plan=/x/y.json"]) == "3,a=1,plan=_x_y.json"
+    assert sweep_folder(0, ["k" * 300, "a=1"]) == f"0,{'k' * 146},a=1"
+
+
+@pytest.mark.parametrize(
+    ("option", "extra"), [("hydra/sweeper=optuna", "optuna"), ("hydra/launcher=ray", "ray")]
+)
+def test_a_plugin_that_is_missing_is_named_with_its_extra(option: str, extra: str, command: Command) -> None:
+    outcome = command(*TOY, "--multirun", option, "search.seed=0,1")
+    assert outcome.status == 2
+    assert outcome.err == (
+        f"darts-parallel: {option} needs a Hydra plugin that is not installed; nearest legal: basic, or "
+        f"pip install 'darts-parallel[{extra}]'.\n"
+    )
