@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from darts_parallel.export.common import Exported, Job
+from darts_parallel.export.mixtures import require_dense
 from darts_parallel.plan.strategy import LayerStrategy
 
 _TENSOR_PARALLEL = [
@@ -42,6 +43,7 @@ def export(job: Job) -> Exported:
     Errors:
         UnsupportedError: accelerate cannot express it.
     """
+    require_dense(job)
     strategy = job.uniform()
     job.require_exact_collectives()
     _check(job, strategy)

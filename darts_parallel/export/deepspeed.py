@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from darts_parallel.export.common import Exported, Job
+from darts_parallel.export.mixtures import deepspeed_settings
 from darts_parallel.plan.strategy import LayerStrategy
 
 QUANTIZED_GRADIENT_BITS = 4
@@ -79,6 +80,7 @@ def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
     }
     if strategy.grad_comm_bits == QUANTIZED_GRADIENT_BITS:
         values["zero_optimization"]["zero_quantized_gradients"] = True
+    values |= deepspeed_settings(job)
     if strategy.tp > 1:
         values["tensor_parallel"] = {"autotp_size": strategy.tp}
     else:

@@ -10,7 +10,10 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import yaml
+
 from darts_parallel.export.common import Exported, Job
+from darts_parallel.export.mixtures import galvatron_parallel
 from darts_parallel.plan.degrees import legal_pipeline_degrees
 from darts_parallel.plan.strategy import LayerStrategy
 
@@ -41,7 +44,11 @@ def export(job: Job) -> Exported:
             "set the runtime's async_grad_reduce=false: by default (true) gradients stay whole until the "
             "last micro-batch, and ZeRO-2 and ZeRO-3 save no memory on them"
         )
-    return Exported({"galvatron.json": json.dumps(values, indent=4) + "\n"}, tuple(notes))
+    files = {"galvatron.json": json.dumps(values, indent=4) + "\n"}
+    if experts := galvatron_parallel(job):
+        files["galvatron.yaml"] = yaml.safe_dump({"parallel": experts}, sort_keys=False)
+        notes.append("galvatron.yaml: add it to the runtime's own YAML, whose JSON of layers has no experts")
+    return Exported(files, tuple(notes))
 
 
 def settings(job: Job) -> dict[str, Any]:

@@ -6,6 +6,11 @@ between chunks, chunk `vpp_rank * pp + pp_rank` in order of layers), which exclu
 """
 
 from darts_parallel.export.common import Chunk, Exported, Job
+from darts_parallel.export.mixtures import (
+    megatron_model_flags,
+    megatron_parallel_flags,
+    megatron_recompute_modules,
+)
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.model import VOCABULARY_MULTIPLE
 
@@ -101,6 +106,7 @@ def _parallel_flags(job: Job, strategy: LayerStrategy) -> list[Flag]:
         ("pipeline-model-parallel-size", plan.pp),
         ("context-parallel-size", plan.cp),
     ]
+    flags += megatron_parallel_flags(job)
     if strategy.sequence_parallel:
         flags.append(("sequence-parallel", None))
     flags += _pipeline_flags(job) + _zero_flags(job, strategy)
@@ -169,7 +175,7 @@ def _recompute_flags(job: Job) -> list[Flag]:
     if kinds == {"none"}:
         return []
     if kinds == {"selective"}:
-        return [("recompute-granularity", "selective")]
+        return [("recompute-granularity", "selective"), *megatron_recompute_modules(job)]
     if "selective" in kinds:
         job.refuse("recompute=selective for some blocks only, and its granularity is one for all")
     if kinds == {"full"}:
@@ -215,6 +221,7 @@ def _model_flags(job: Job) -> list[Flag]:
         "bert-no-binary-head": not config.causal,
     }
     flags += [(name, None) for name, wanted in switches.items() if wanted]
+    flags += megatron_model_flags(job)
     if not config.dropout:
         flags += [("hidden-dropout", 0.0), ("attention-dropout", 0.0)]
     return [*flags, ("vocab-size", config.vocab_size), ("make-vocab-size-divisible-by", VOCABULARY_MULTIPLE)]

@@ -11,6 +11,7 @@ import yaml
 
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.export.common import Exported, Job
+from darts_parallel.export.mixtures import require_dense
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.model import VOCABULARY_MULTIPLE
 
@@ -23,6 +24,7 @@ def export(job: Job) -> Exported:
     Errors:
         UnsupportedError: nanotron cannot express it.
     """
+    require_dense(job)
     job.require_llama_like()
     strategy = job.uniform()
     job.require_exact_collectives()

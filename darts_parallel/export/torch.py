@@ -6,6 +6,7 @@ from pprint import pformat
 from typing import Any
 
 from darts_parallel.export.common import BLOCKS, Exported, Job
+from darts_parallel.export.mixtures import require_dense
 from darts_parallel.plan.strategy import LayerStrategy
 
 PLACE = "PLAN: dict[str, Any] = {}\n"
@@ -23,6 +24,7 @@ def export(job: Job) -> Exported:
     Errors:
         UnsupportedError: the program cannot run it.
     """
+    require_dense(job)
     job.require_one_stack()
     strategy = job.uniform()
     job.require_exact_collectives()

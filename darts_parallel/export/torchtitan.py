@@ -8,6 +8,7 @@ Names: `torchtitan/config` (`ParallelismConfig`, `TrainingConfig`) and
 from typing import Any
 
 from darts_parallel.export.common import Chunk, Exported, Job
+from darts_parallel.export.mixtures import torchtitan_fields
 from darts_parallel.plan.strategy import LayerStrategy
 
 SCHEDULES = {
@@ -144,6 +145,7 @@ def parallelism_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
         "enable_sequence_parallel": strategy.sequence_parallel,
         "context_parallel_degree": plan.cp,
         "pipeline_parallel_degree": plan.pp,
+        **torchtitan_fields(job),
     }
     if plan.pp > 1:
         values["pipeline_parallel_schedule"] = SCHEDULES[plan.schedule_name]

@@ -1,0 +1,195 @@
+"""Experts in the words of the trainers: their degrees, sizes and dispatcher."""
+
+from typing import Any
+
+from darts_parallel.config.mixture import expert_pattern
+from darts_parallel.config.model import ModelConfig
+from darts_parallel.export.common import Job
+from darts_parallel.plan.strategy import LayerStrategy
+
+Flag = tuple[str, str | int | float | None]
+
+
+def expert_strategy(job: Job) -> LayerStrategy | None:
+    """The strategy of the layers with experts, as far as their experts go; None for a dense model.
+
+    Errors:
+        UnsupportedError: two of them differ in `ep` or `etp`.
+    """
+    pairs = zip(job.problem.model.layers, job.plan.layers, strict=True)
+    strategies = [(layer.name, strategy) for layer, strategy in pairs if layer.experts is not None]
+    if not strategies:
+        return None
+    first_name, first = strategies[0]
+    for name, strategy in strategies:
+        for field in ("ep", "etp"):
+            mine, its = getattr(strategy, field), getattr(first, field)
+            if mine != its:
+                raise job.refuse(
+                    f"{name} has {field}={mine} and {first_name} has {field}={its}, but the experts of this "
+                    "trainer have one degree"
+                )
+    return first
+
+
+def require_dense(job: Job) -> None:
+    """Refuse experts and multi-head latent attention.
+
+    Errors:
+        UnsupportedError: names the field.
+    """
+    for key in ("num_experts", "multi_latent_attention"):
+        value = getattr(job.model, key)
+        if value:
+            raise job.refuse(
+                f"model={job.model.name} has {key}={str(value).lower()}, which cannot be written for it",
+                "export=megatron",
+            )
+
+
+def megatron_parallel_flags(job: Job) -> list[Flag]:
+    """Degrees of the experts; the expert tensor-parallel one stands there always, since it defaults to tp."""
+    strategy = expert_strategy(job)
+    if strategy is None:
+        return []
+    return [("expert-model-parallel-size", strategy.ep), ("expert-tensor-parallel-size", strategy.etp)]
+
+
+def megatron_model_flags(job: Job) -> list[Flag]:
+    """Sizes of experts and of multi-head latent attention, and how tokens reach the experts.
+
+    Errors:
+        UnsupportedError: a router's bias apart from those of the products.
+    """
+    return [*_latent_flags(job.model), *_expert_flags(job)]
+
+
+def _latent_flags(config: ModelConfig) -> list[Flag]:
+    if not config.multi_latent_attention:
+        return []
+    names = {
+        "q-lora-rank": config.q_lora_rank,
+        "kv-lora-rank": config.kv_lora_rank,
+        "qk-head-dim": config.qk_nope_head_dim,
+        "qk-pos-emb-head-dim": config.qk_rope_head_dim,
+        "v-head-dim": config.v_head_dim,
+    }
+    return [("multi-latent-attention", None), *((k, v) for k, v in names.items() if v is not None)]
+
+
+def _expert_flags(job: Job) -> list[Flag]:
+    config, training = job.model, job.problem.training
+    if config.num_experts is None:
+        return []
+    if config.moe_router_bias != config.linear_bias:
+        raise job.refuse(
+            f"model={config.name} has moe_router_bias={str(config.moe_router_bias).lower()} with "
+            f"linear_bias={str(config.linear_bias).lower()}, and its router has a bias where products have",
+            "equal values of both",
+        )
+    width = config.moe_ffn_hidden_size or config.ffn_hidden_size or 4 * config.hidden_size
+    values: dict[str, Any] = {
+        "num-experts": config.num_experts,
+        "moe-router-topk": config.moe_router_topk,
+        "moe-ffn-hidden-size": width,
+        "moe-layer-freq": layer_frequency(config),
+        "moe-shared-expert-intermediate-size": config.moe_shared_expert_intermediate_size,
+        "moe-router-num-groups": config.moe_router_num_groups,
+        "moe-router-group-topk": config.moe_router_group_topk,
+        "moe-expert-capacity-factor": config.moe_expert_capacity_factor,
+        "moe-token-dispatcher-type": training.moe_token_dispatcher_type,
+    }
+    flags: list[Flag] = [(name, value) for name, value in values.items() if value is not None]
+    if training.moe_token_dispatcher_type == "flex":
+        flags.append(("moe-flex-dispatcher-backend", "hybridep" if _wide_domain(job) else "deepep"))
+    switches = {
+        "moe-grouped-gemm": True,
+        "moe-router-enable-expert-bias": config.moe_router_enable_expert_bias,
+        "moe-pad-expert-input-to-capacity": config.moe_expert_capacity_factor is not None,
+        "moe-shared-expert-gate": config.moe_shared_expert_gate,
+        "moe-shared-expert-overlap": training.moe_shared_expert_overlap,
+        "overlap-moe-expert-parallel-comm": training.overlap_moe_expert_parallel_comm,
+    }
+    return [*flags, *((name, None) for name, wanted in switches.items() if wanted)]
+
+
+def layer_frequency(config: ModelConfig) -> str | int:
+    """Which layers have experts, as Megatron-LM reads it: a number, or runs of a Python list."""
+    pattern = [int(has) for has in expert_pattern(config)]
+    if all(pattern):
+        return 1
+    runs: list[list[int]] = []
+    for has in pattern:
+        if runs and runs[-1][0] == has:
+            runs[-1][1] += 1
+        else:
+            runs.append([has, 1])
+    if len(runs) > 4:  # a short pattern repeated
+        length = len(pattern)
+        sizes = [n for n in range(1, length) if length % n == 0 and pattern[:n] * (length // n) == pattern]
+        if sizes:
+            return f"({pattern[: sizes[0]]}*{length // sizes[0]})".replace(" ", "")
+    return "(" + "+".join(f"[{has}]*{count}" for has, count in runs) + ")"
+
+
+def _wide_domain(job: Job) -> bool:
+    """Whether NVLink joins more GPUs than those of a node."""
+    return any(group.domain_nodes > 1 for group in job.problem.cluster.groups)
+
+
+def megatron_recompute_modules(job: Job) -> list[Flag]:
+    """What selective recomputation computes again, where it is not the attention core alone."""
+    modules = job.problem.training.recompute_modules
+    if list(modules) == ["core_attn"] or all(s.recompute != "selective" for s in job.blocks):
+        return []
+    return [("recompute-modules", " ".join(modules))]
+
+
+def torchtitan_fields(job: Job) -> dict[str, Any]:
+    """Fields of `ParallelismConfig` for experts.
+
+    Errors:
+        UnsupportedError: experts are split (etp above 1), which it has no field for any more.
+    """
+    strategy = expert_strategy(job)
+    if strategy is None:
+        return {}
+    if strategy.etp > 1:
+        raise job.refuse(
+            f"etp={strategy.etp}, and it has no expert tensor parallelism any more",
+            "space=uniform space.etp=1",
+        )
+    return {"expert_parallel_degree": strategy.ep}
+
+
+def deepspeed_settings(job: Job) -> dict[str, Any]:
+    """The section `expert_parallel` (AutoEP) of its JSON.
+
+    Errors:
+        UnsupportedError: AutoEP cannot run it.
+    """
+    strategy = expert_strategy(job)
+    if strategy is None:
+        return {}
+    rules = (
+        (strategy.etp > 1, f"etp={strategy.etp}, and its AutoEP splits no expert", "space.etp=1"),
+        (strategy.tp > 1, f"tp={strategy.tp}, and its AutoEP runs without tensor parallelism", "space.tp=1"),
+        (job.plan.pp > 1, f"pp={job.plan.pp}, and its AutoEP finds experts in whole models", "space.pp=1"),
+        (
+            strategy.zero_stage > 2,
+            "zero_stage=3, and its AutoEP runs ZeRO up to 2",
+            "space.zero_stage=[0,1,2]",
+        ),
+    )
+    for broken, what, space in rules:
+        if broken:
+            raise job.refuse(what, f"space=uniform {space}")
+    return {"expert_parallel": {"enabled": True, "autoep_size": strategy.ep}}
+
+
+def galvatron_parallel(job: Job) -> dict[str, Any]:
+    """Degrees of the experts in the runtime's YAML, section `parallel`; they are one for all layers there."""
+    strategy = expert_strategy(job)
+    if strategy is None:
+        return {}
+    return {"global_ep_deg": strategy.ep, "global_tp_of_ep_deg": strategy.etp}

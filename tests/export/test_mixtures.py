@@ -1,0 +1,119 @@
+"""Mixtures of experts in the words of the trainers, and what each of them refuses."""
+
+import json
+
+import pytest
+import yaml
+
+from darts_parallel.config.mixture import expert_pattern
+from darts_parallel.errors import UnsupportedError
+from darts_parallel.export import export_plan
+from darts_parallel.export.mixtures import layer_frequency
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem, load_problem
+
+MIXTRAL = ("model=mixtral_8x22b", "training=mixtral_8x22b", "cluster=h100_16x8")
+FOLDED = LayerStrategy(2, 8, 1, sequence_parallel=True, ep=8)
+
+
+def problem(*overrides: str) -> Problem:
+    return load_problem(list(overrides or MIXTRAL))
+
+
+def plan(problem: Problem, strategy: LayerStrategy, pp: int = 8) -> Plan:
+    layers = len(problem.model.layers)
+    batch = problem.training.global_batch_size // strategy.dp
+    edges = [0, *(1 + (layers - 3) // pp * stage for stage in range(1, pp)), layers]
+    return Plan(batch, tuple(edges), (strategy,) * layers)
+
+
+def files(target: str, problem: Problem, plan: Plan) -> dict[str, str]:
+    return export_plan(problem, plan, target).files
+
+
+def flags(text: str) -> list[str]:
+    return [line.strip().removeprefix("--") for line in text.splitlines() if line.startswith("    --")]
+
+
+def test_megatron_names_the_degrees_of_the_experts_always() -> None:
+    job = problem()
+    text = files("megatron", job, plan(job, FOLDED))["megatron.sh"]
+    wanted = {
+        "expert-model-parallel-size 8", "expert-tensor-parallel-size 1", "num-experts 8",
+        "moe-router-topk 2", "moe-ffn-hidden-size 16384", "moe-layer-freq 1", "moe-grouped-gemm",
+        "moe-token-dispatcher-type alltoall", "sequence-parallel",
+    }  # fmt: skip
+    assert wanted <= set(flags(text))
+
+
+def test_megatron_has_flags_for_latent_attention_groups_and_parts_to_recompute() -> None:
+    job = problem(
+        "model=deepseek_v3", "training=deepseek_v3", "cluster=gb200_nvl72", "cluster.nodes.0.count=64",
+        "training.moe_token_dispatcher_type=flex",
+    )  # fmt: skip
+    strategy = LayerStrategy(1, 64, 1, "selective", ep=64)
+    found = set(flags(files("megatron", job, plan(job, strategy, pp=4))["megatron.sh"]))
+    wanted = {
+        "multi-latent-attention", "q-lora-rank 1536", "kv-lora-rank 512", "qk-head-dim 128",
+        "qk-pos-emb-head-dim 64", "v-head-dim 128", 'moe-layer-freq "([0]*3+[1]*58)"',
+        "moe-router-num-groups 8", "moe-router-group-topk 4", "moe-router-enable-expert-bias",
+        "moe-shared-expert-intermediate-size 2048", "moe-flex-dispatcher-backend hybridep",
+        "recompute-modules mla_up_proj mlp moe_act",
+    }  # fmt: skip
+    assert wanted <= found
+
+
+@pytest.mark.parametrize("name", ["mixtral_8x7b", "deepseek_v3", "kimi_k2", "llama4_maverick"])
+def test_a_frequency_reads_back_as_the_layers_it_names(name: str) -> None:
+    config = problem(f"model={name}").config.model
+    text = layer_frequency(config)
+    read = [int(i % text == 0) for i in range(config.num_layers)] if isinstance(text, int) else eval(text)
+    assert [bool(x) for x in read] == list(expert_pattern(config))
+
+
+def test_torchtitan_and_deepspeed_and_galvatron_have_the_degrees() -> None:
+    job = problem("model=mixtral_8x7b", "training=mixtral_8x7b", "cluster=h100_8x8")
+    whole = plan(job, LayerStrategy(1, 64, 2, ep=8), pp=1)
+    assert (
+        "config.parallelism.expert_parallel_degree = 8"
+        in files("torchtitan", job, whole)["torchtitan_plan.py"]
+    )
+    settings = json.loads(files("deepspeed", job, whole)["deepspeed.json"])
+    assert settings["expert_parallel"] == {"enabled": True, "autoep_size": 8}
+    runtime = yaml.safe_load(files("galvatron", job, whole)["galvatron.yaml"])
+    assert runtime == {"parallel": {"global_ep_deg": 8, "global_tp_of_ep_deg": 1}}
+
+
+@pytest.mark.parametrize(
+    ("target", "strategy", "pp", "words"),
+    [
+        ("torchtitan", LayerStrategy(1, 64, 2, ep=4, etp=2), 1, "etp=2, and it has no expert tensor"),
+        ("deepspeed", LayerStrategy(1, 64, 2, ep=4, etp=2), 1, "etp=2, and its AutoEP"),
+        ("deepspeed", LayerStrategy(1, 64, 3, ep=4), 1, "zero_stage=3, and its AutoEP"),
+        ("nanotron", LayerStrategy(1, 64, 1, ep=4), 1, "num_experts=8"),
+        ("accelerate", LayerStrategy(1, 64, 2, ep=4), 1, "num_experts=8"),
+        ("torch", LayerStrategy(1, 64, 2, ep=4), 1, "num_experts=8"),
+    ],
+)
+def test_what_a_target_lacks_is_refused_by_name(
+    target: str, strategy: LayerStrategy, pp: int, words: str
+) -> None:
+    job = problem("model=mixtral_8x7b", "training=mixtral_8x7b", "cluster=h100_8x8")
+    with pytest.raises(UnsupportedError, match=words):
+        export_plan(job, plan(job, strategy, pp), target)
+
+
+def test_experts_of_two_degrees_are_refused() -> None:
+    job = problem()
+    uneven = plan(job, FOLDED)
+    layers = list(uneven.layers)
+    layers[5] = LayerStrategy(2, 8, 1, sequence_parallel=True, ep=4)
+    mixed = Plan(uneven.num_micro_batches, uneven.boundaries, tuple(layers))
+    with pytest.raises(UnsupportedError, match=r"layers.4 has ep=4 and layers.0 has ep=8"):
+        export_plan(job, mixed, "megatron")
+
+
+def test_a_router_with_a_bias_of_its_own_is_refused() -> None:
+    job = problem(*MIXTRAL, "model.moe_router_bias=true")
+    with pytest.raises(UnsupportedError, match="moe_router_bias=true with linear_bias=false"):
+        export_plan(job, plan(job, FOLDED), "megatron")
