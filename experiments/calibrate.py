@@ -6,9 +6,9 @@
 
 Reads the CSV files that experiments.validate_cost_model reads. Minimises the logarithmic error (Huber)
 plus priors (data sheets and micro-benchmarks) by Levenberg-Marquardt; prints the error in sample and, the
-honest figure, held out: fitted without a whole model or a whole source and tried on it. Leaves
-calibrated.yaml (parameters), device/*.yaml and cluster/*.yaml (for --config-dir), cross_validation.csv in
-`out`.
+honest figure, held out: fitted without a whole model, source or software family and tried on it, and how many
+of those runs the 80 % intervals hold. Leaves calibrated.yaml (parameters, their posterior and the spreads),
+device/*.yaml, cluster/*.yaml and software/*.yaml (for --config-dir), cross_validation.csv in `out`.
 """
 
 import csv
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from darts_parallel.config.checks import require_at_least, require_member
 from darts_parallel.config.options import run_main
@@ -28,18 +28,19 @@ from darts_parallel.config.schema import config_dir
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_text
 from experiments.calibration.calibrated import SHIPPED, Calibrated
-from experiments.calibration.crossvalidation import HeldOut, cross_validate, held_out_errors
+from experiments.calibration.coverage import by_place, cross_coverage, pair_spread, spread
+from experiments.calibration.crossvalidation import KINDS, HeldOut, cross_validate, held_out_errors
 from experiments.calibration.device_files import MARK, device_names, write_device
 from experiments.calibration.errors import ErrorSummary, summarise
-from experiments.calibration.fit import PARTS, Residuals, fit
+from experiments.calibration.fit import PARTS, Residuals, fit, posterior
 from experiments.calibration.link_files import cluster_names, write_cluster
 from experiments.calibration.outcome import read_cases
 from experiments.calibration.parameters import FAMILY, Parameters
 from experiments.calibration.predict import place_of
 from experiments.calibration.problems import Case
 from experiments.calibration.rows import read_folder
-
-KINDS = ("model", "source")
+from experiments.calibration.software_files import write_software
+from experiments.calibration.stacks import DEFAULT, STACKS
 
 
 @dataclass
@@ -49,11 +50,13 @@ class CalibrationOptions:
     data: str = ""
     """Folder of CSV files of measured runs."""
     out: str = "outputs/calibration"
+    start: str = ""
+    """A calibrated.yaml to begin at, which saves steps; the prior's mean without it."""
     steps: int = 15
     """Most steps of Levenberg-Marquardt."""
     cross_validate: list[str] = field(default_factory=lambda: list(KINDS))
-    """Leave out whole models, whole sources; none: in-sample errors only."""
-    refinements: int = 1
+    """Leave out whole models, sources, software families; none: in-sample errors only, no intervals."""
+    refinements: int = 0
     """Further steps of every fold's own fit, each with a Jacobian of its own."""
     shipped: bool = False
     """Overwrite conf/device and the parameters of validate_cost_model."""
@@ -73,8 +76,9 @@ def calibrate(options: CalibrationOptions) -> int:
     cases = usable_cases(options.data)
     parameters = Parameters([place_of(case) for case in cases])
     console.print(f"{len(cases)} runs, {len(parameters)} latent parameters")
+    start = Calibrated.read(Path(options.start)).latent(parameters) if options.start else None
     latent, found = fit(
-        cases, parameters, most_steps=options.steps,
+        cases, parameters, start, most_steps=options.steps,
         progress=lambda index, value: console.print(f"step {index}: objective {value:.1f}"),
     )  # fmt: skip
     summaries = {"in sample": in_sample(found)}
@@ -90,7 +94,15 @@ def calibrate(options: CalibrationOptions) -> int:
     for kind, results in held_out.items():
         console.print(fold_table(kind, results))
     console.print(summary_table(summaries))
-    write_files(options, cases, parameters, latent, summaries, held_out)
+    for part in PARTS:
+        for kind, results in held_out.items():
+            held = [h for h in (r.held(part) for r in results) if h is not None]
+            if held:
+                console.print(
+                    f"80 % intervals of {part}, held out by {kind}: {100 * cross_coverage(held):.0f} % inside"
+                )
+    fitted = Calibrated.of_fit(parameters, latent, posterior(found, latent, parameters))
+    write_files(options, cases, fitted, summaries, held_out)
     return 0
 
 
@@ -154,14 +166,13 @@ def _percent(e: ErrorSummary) -> list[str]:
 def write_files(
     options: CalibrationOptions,
     cases: Sequence[Case],
-    parameters: Parameters,
-    latent: Tensor,
+    fitted: Calibrated,
     summaries: dict[str, dict[str, ErrorSummary]],
     held_out: dict[str, list[HeldOut]],
 ) -> None:
-    """Write parameters, device and cluster files and the held-out predictions."""
+    """Write parameters, device, cluster and software files and the held-out predictions."""
     out = Path(options.out)
-    fitted = Calibrated.of_fit(parameters, latent, [place_of(case) for case in cases])
+    spread = spreads(held_out)
     files = ", ".join(sorted({case.run.row.file.removesuffix(".csv") for case in cases}))
     note = [
         f"Fitted by python -m experiments.calibrate, {date.today()}, to {len(cases)} runs of",
@@ -173,25 +184,51 @@ def write_files(
         if e.count
     ]
     write_hardware(out, fitted)
-    fitted.write(out / "calibrated.yaml", note)
+    fitted.write(out / "calibrated.yaml", note, spread)
     write_text(out / "cross_validation.csv", held_out_csv(held_out))
     if options.shipped:
         write_hardware(Path(config_dir()), fitted)
-        fitted.write(SHIPPED, note)
+        fitted.write(SHIPPED, note, spread)
+
+
+def spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:
+    """Residual spreads by figure: of a software without runs, of a source without, of known places.
+
+    Each is a standard deviation of log(predicted / measured) beside that of the parameters; `pair` that of
+    the difference of two plans of one measured job.
+    """
+    result: dict[str, dict[str, Any]] = {}
+    for part in PARTS:
+        held = {
+            kind: [h for h in (r.held(part) for r in results) if h is not None]
+            for kind, results in held_out.items()
+        }
+        if not any(held.values()):
+            continue
+        wide = {kind: round(spread(members), 4) for kind, members in held.items() if members}
+        known = next((held[kind] for kind in ("model", "source", "family") if held.get(kind)), [])
+        result[part] = {**wide, "places": {k: round(v, 4) for k, v in by_place(known, spread(known)).items()}}
+    jobs = [r for kind in ("source", "family", "model") for r in held_out.get(kind, [])][:]
+    if jobs:
+        result["seconds"]["pair"] = round(pair_spread(held_out.get("source") or jobs), 4)
+    return result
 
 
 def write_hardware(folder: Path, fitted: Calibrated) -> None:
     """Write the device and cluster files that the search reads into `folder`."""
-    for kind in ("device", "cluster"):
+    for kind in ("device", "cluster", "software"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
     when = f"(python -m experiments.calibrate, {date.today()})"
     for name in device_names():
-        known = FAMILY.get(name, name) in fitted.values["gemm_efficiency"]
+        known = FAMILY.get(name, name) in fitted.names("device")
         runs = "fitted to runs on this GPU" if known else "no runs on this GPU; from those on others"
         write_device(folder / "device", name, fitted, [f"{MARK[2:]} efficiencies {when}:", f"{runs}."])
     for name in cluster_names():
         note = f"{MARK[2:]} links {when}: efficiencies and latencies of what lists an efficiency."
         write_cluster(folder / "cluster", name, fitted, [note])
+    for stack in (*STACKS, DEFAULT):
+        if stack is not DEFAULT and stack.name in fitted.names("stack"):
+            write_software(folder / "software", stack, fitted, f"{MARK[2:]} figures {when}.")
 
 
 def held_out_csv(held_out: dict[str, list[HeldOut]]) -> str:

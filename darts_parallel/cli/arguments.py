@@ -13,6 +13,8 @@ _TAKES_VALUE = re.compile(
     r"^(--cfg|-c|--package|-p|--config-path|-cp|--config-name|-cn|--config-dir|-cd|--experimental-rerun)$"
 )
 
+VERBS = {"replan": "the plan that ran", "tune": "the plan of the job"}
+"""Verbs of the command, and the plan that each names first."""
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
@@ -45,18 +47,37 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
 
 
 def _without_verb(arguments: Sequence[str]) -> list[str]:
-    """`replan plan.json ...` in the words of the configuration: `replan.from=plan.json ...`."""
-    given = list(arguments)
+    """The verbs as overrides: `replan plan.json` is `replan.from=plan.json`, and `tune` and `--top` alike."""
+    given = _without_top(list(arguments))
     flagged = [False, *(_TAKES_VALUE.match(argument) is not None for argument in given)]
-    verb = next((i for i, a in enumerate(given) if a == "replan" and not flagged[i]), None)
+    verb = next((i for i, a in enumerate(given) if a in VERBS and not flagged[i]), None)
     if verb is None:
         return given
     path = next((a for a in given[verb + 1 : verb + 2] if "=" not in a and not a.startswith("-")), None)
     if path is not None:
-        return [*given[:verb], f"replan.from={path}", *given[verb + 2 :]]
-    if not any(argument.startswith("replan.from=") for argument in given):
-        raise ConfigError("replan needs the plan that ran; nearest legal: darts-parallel replan plan.json.")
+        return [*given[:verb], f"{given[verb]}.from={path}", *given[verb + 2 :]]
+    if not any(argument.startswith(f"{given[verb]}.from=") for argument in given):
+        raise ConfigError(
+            f"{given[verb]} needs {VERBS[given[verb]]}; "
+            f"nearest legal: darts-parallel {given[verb]} plan.json."
+        )
     return given[:verb] + given[verb + 1 :]
+
+
+def _without_top(given: list[str]) -> list[str]:
+    """`--top 3` or `--top=3` of the verb `tune` as its key of the configuration."""
+    place = next((i for i, a in enumerate(given) if a == "--top" or a.startswith("--top=")), None)
+    if place is None:
+        return given
+    flag, _, value = given[place].partition("=")
+    used = 1 if value else 2
+    value = value or next(iter(given[place + 1 : place + 2]), "")
+    if "tune" not in given or not value.isdigit():
+        raise ConfigError(
+            f"{flag} {value} must be a whole number of plans of the verb tune; nearest legal: "
+            "darts-parallel tune plan.json --top 3."
+        )
+    return [*given[:place], *given[place + used :], f"tune.top={value}"]
 
 
 def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -66,7 +87,8 @@ def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     group itself is given (`cluster=...`), they belong to that.
     """
     names = {argument.lstrip("+~").partition("=")[0] for argument in arguments}
-    if not names & {"replan.from", "plan"} or "experiment" in names or {"-m", "--multirun"} & set(arguments):
+    sources = {"plan", *(f"{verb}.from" for verb in VERBS)}
+    if not names & sources or "experiment" in names or {"-m", "--multirun"} & set(arguments):
         return list(arguments), []
     own = re.compile(r"^[+]{0,2}(\w+)\.[^=]+=")
     held = [

@@ -23,6 +23,7 @@ from darts_parallel.cli.arguments import deferred_overrides, flags_first
 from darts_parallel.cli.job_config import job_config
 from darts_parallel.cli.run_folder import RunFolder, forget_sweeps
 from darts_parallel.cli.sweep_table import OVERRIDES, sweep_folder
+from darts_parallel.cli.tune import run_tuning
 from darts_parallel.config.messages import error_sentence
 from darts_parallel.config.schema import config_dir, register_schema
 from darts_parallel.cost.evaluation import evaluate
@@ -174,6 +175,8 @@ def _run_tracked(
     if config.bilevel is not None and config.plan is None:
         with _progress(problem, console, "bilevel", None) as update:
             return run_bilevel(problem, folder, console, tracker, update, answered)
+    if config.tune.get("from") is not None:
+        return run_tuning(problem, folder, console)
     planned = find_plan(problem, rental=rental, watcher=_Screen(problem, console, tracker), folder=folder)
     plan, result, checked = planned.plan, planned.result, planned.checked
     cost = evaluate(plan, problem)

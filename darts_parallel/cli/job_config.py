@@ -12,7 +12,7 @@ from darts_parallel.config.schema import Config
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plan.file import own_config
 
-COMPOSED = ("output", "replan", "verification")
+COMPOSED = ("output", "replan", "tune", "verification")
 """Root keys that always come from the command."""
 PRINTED = ("plan", "export", "explain", "output")
 """Root keys that change only what is written and printed, not the problem."""
@@ -52,7 +52,9 @@ def changed_config(
     return to_config(merged, given)
 
 
-def replan_config(path: str, composed: DictConfig, given: Sequence[str]) -> Config:
+def replan_config(
+    path: str, composed: DictConfig, given: Sequence[str], source: str = "replan.from"
+) -> Config:
     """The configuration of the plan in `path`, changed by the command's overrides.
 
     Args:
@@ -60,27 +62,28 @@ def replan_config(path: str, composed: DictConfig, given: Sequence[str]) -> Conf
         composed: What the command composed.
         given: Its overrides. A group (`cluster=...`) replaces the plan's own, a key of a group
             (`cluster.nodes.0.count=6`) changes it.
+        source: Key that names the file.
 
     Errors:
         PlanError: the file is no plan with a configuration, or of another model.
         ConfigError: the global batch would change, or a value breaks a rule.
     """
-    own = own_config(path, key="replan.from")
+    own = own_config(path, key=source)
     if own is None:
         raise PlanError(
-            f"replan.from={path}: the field config is missing; nearest legal: a plan.json as the command "
+            f"{source}={path}: the field config is missing; nearest legal: a plan.json as the command "
             "writes it."
         )
-    config = changed_config(own, f"replan.from={path}", composed, given, COMPOSED)
+    config = changed_config(own, f"{source}={path}", composed, given, COMPOSED)
     if asdict(config.model) != asdict(own.model):
         raise PlanError(
-            f"replan.from={path} was made for model={own.model.name}, and this command asks for another "
+            f"{source}={path} was made for model={own.model.name}, and this command asks for another "
             f"(model={config.model.name}); nearest legal: model={own.model.name} with its own sizes."
         )
     batch, old = config.training.global_batch_size, own.training.global_batch_size
     if batch != old:
         raise ConfigError(
-            f"training.global_batch_size={batch} must stay what the plan in replan.from={path} trains with; "
+            f"training.global_batch_size={batch} must stay what the plan in {source}={path} trains with; "
             f"nearest legal: {old}."
         )
     return config
@@ -107,6 +110,15 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
             f"replan.from={source} searches a new plan, and plan={plan} evaluates a given one: one command "
             f"does one of both; nearest legal: replan.from={source} alone."
         )
+    tuned = OmegaConf.select(composed, "tune.from")
+    if tuned is not None:
+        if source is not None or plan is not None:
+            other = f"replan.from={source}" if source is not None else f"plan={plan}"
+            raise ConfigError(
+                f"tune.from={tuned} tries plans of its own, and {other} asks for another one: one command "
+                f"does one of both; nearest legal: tune.from={tuned} alone."
+            )
+        return replan_config(str(tuned), composed, given, "tune.from")
     if source is not None:
         return replan_config(str(source), composed, given)
     if plan is None or any(override.startswith("experiment=") for override in given):

@@ -133,6 +133,10 @@ class DeviceConfig:
     """Share of that speed where a side of the product is no multiple of 64 elements (128 bytes)."""
     fp8_efficiency: float = 0.82
     """Share of `gemm_efficiency` that fp8 products reach of the fp8 peak."""
+    mxfp8_efficiency: float = 0.75
+    """The same of mxfp8, whose blocks are scaled in the cast."""
+    nvfp4_efficiency: float = 0.5
+    """The same of nvfp4."""
     attention_efficiency: float = 0.4
     """Share of the peak that fused attention (FlashAttention) with large heads reaches."""
     memory_efficiency: float = 0.86
@@ -162,8 +166,9 @@ class DeviceConfig:
         for key in ("memory_bandwidth_GBps", "gemm_efficiency", "attention_efficiency"):
             require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
         require_at_least("cluster.devices.*.memory_efficiency", self.memory_efficiency, 0, strict=True)
+        narrow = ("fp8_efficiency", "mxfp8_efficiency", "nvfp4_efficiency")
         experts = ("grouped_gemm_efficiency", "all_to_all_efficiency")
-        for key in ("misaligned_efficiency", "fp8_efficiency", *experts):
+        for key in ("misaligned_efficiency", *narrow, *experts):
             require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
             require_at_most(f"cluster.devices.*.{key}", getattr(self, key), 1)
         for key in ("streaming_factor", "state_factor", "activation_factor"):

@@ -145,6 +145,8 @@ class TrainingConfig:
     """The experts' all-to-all runs beside another micro-batch's compute (Megatron-LM's flag)."""
     moe_shared_expert_overlap: bool = False
     """Shared experts run beside the all-to-all of the routed ones (Megatron-LM's flag of this name)."""
+    software: str | None = None
+    """Trainer whose measured habits and efficiencies hold (a file of conf/software); null: what is common."""
 
     def __post_init__(self) -> None:
         require_size("training.global_batch_size", self.global_batch_size, MAX_SIZE)
@@ -301,6 +303,9 @@ class Config:
     command changes more than what is written and printed, on the composed one."""
     replan: dict[str, str | None] = field(default_factory=lambda: {"from": None})
     """`from`: the plan.json that ran before nodes were lost or added; the search begins there."""
+    tune: dict[str, Any] = field(default_factory=lambda: {"from": None, "top": 3, "measured": None})
+    """`from`: the plan.json whose job is tuned; `top`: plans to propose; `measured`: trials so far, a list of
+    {plan, seconds or oom, memory_gb} or a CSV file with these columns."""
     export: str | None = None
     """A trainer in whose words the plan is written too (`EXPORTS`)."""
     explain: bool = False
@@ -310,6 +315,9 @@ class Config:
         require_printable_texts("", self)
         for key in self.replan:
             require_member("replan key", key, ("from",))
+        for key in self.tune:
+            require_member("tune key", key, ("from", "top", "measured"))
+        require_size("tune.top", self.tune.get("top", 3), MAX_SIZE)
         if self.export is not None:
             require_member("export", self.export, EXPORTS)
         if self.space is not MISSING and self.cost is not MISSING and self.space.schedules is not None:

@@ -5,7 +5,8 @@ Matrix products lose efficiency with small shapes by a saturation curve in each 
 `e_max * prod(d / (d + d_half))`, so that a high `tp` or a tiny micro-batch costs (the trend that
 Narayanan et al. 2021, section 5.4, measure), and with shapes that do not fill 128 bytes or, worse, 16
 bytes (NVIDIA, Matrix Multiplication Background User's Guide, section "Tensor Core Requirements").
-In fp8 training the weight products of the blocks run in fp8; attention and the head stay in 16 bits.
+In fp8 training the weight products of the blocks run in fp8 (mxfp8 and nvfp4 alike); attention and the
+head stay in 16 bits.
 """
 
 from collections.abc import Sequence
@@ -63,8 +64,22 @@ def gemm_seconds(gemm: Gemm, tokens: Tensor, tp: Tensor, device: Device, width: 
     rate = speed * device.gemm_efficiency * saturation * alignment(columns, device) * alignment(inner, device)
     arithmetic = 2.0 * tokens * columns * inner / rate
     traffic = width * (tokens * inner + inner * columns + tokens * columns)
-    cast = CAST_BYTES * (tokens * inner + inner * columns) if eight_bit else torch.zeros_like(traffic)
+    # activations are cast for every micro-batch; weights once an iteration (`weight_cast_seconds`)
+    cast = CAST_BYTES * tokens * inner if eight_bit else torch.zeros_like(traffic)
     return torch.maximum(arithmetic, stream_seconds(traffic, device)) + stream_seconds(cast, device)
+
+
+def weight_cast_seconds(layer: LayerSpec, share: Tensor, device: Device) -> Tensor:
+    """Seconds per iteration to cast the block weights of a rank below 16 bits, shape of `share`.
+
+    The weights change once an iteration, and the cast ones are kept between micro-batches (Transformer
+    Engine: `is_first_microbatch`).
+
+    Args:
+        share: Part of the layer's weights that a rank casts.
+    """
+    elements = sum(g.out_features * g.in_features for g in layer.gemms if g.split in ("column", "row"))
+    return stream_seconds(CAST_BYTES * elements * device.eight_bit * share, device)
 
 
 def alignment(size: Tensor, device: Device) -> Tensor:

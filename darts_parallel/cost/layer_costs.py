@@ -15,6 +15,7 @@ from darts_parallel.cost.compute import (
     gemm_seconds,
     recomputed_seconds,
     stream_seconds,
+    weight_cast_seconds,
     weight_gradient_seconds,
 )
 from darts_parallel.cost.memory import (
@@ -53,7 +54,7 @@ class LayerCosts:
     gradient_sync: Tensor
     """Seconds per iteration of gradient synchronisation that backward does not hide."""
     optimizer: Tensor
-    """Seconds per iteration of the optimizer step."""
+    """Seconds per iteration of the optimizer step, and of casting the new weights below 16 bits."""
     static: Tensor
     """Bytes of parameters, gradients and optimizer state."""
     activation: Tensor
@@ -99,7 +100,10 @@ def layer_costs(
     saved = torch.stack([kept[kind] for kind in RECOMPUTE])
     activation = saved.gather(0, choices.recompute.expand(1, *kept["none"].shape)).squeeze(0)
     zero, none = choices.zero_stage, torch.zeros_like(forward)
-    optimizer, static, working = none, none, kept["none"] - activation
+    # with ZeRO-3 a rank casts its own shard before it is gathered
+    own = 1.0 / (choices.tp * torch.where(zero == 3, choices.shards, 1.0))
+    optimizer = none + weight_cast_seconds(layer, own, device)
+    static, working = none, kept["none"] - activation
     for part in shards:
         mine = torch.where(zero >= 1, part.parameters / part.shards, part.parameters)
         optimizer = optimizer + stream_seconds(mine * traffic, device)
@@ -199,7 +203,7 @@ def _micro_batch_seconds(
         sizes = choices.tokens / training.seq_len
         once, back = problem.measured.seconds(device.name, layer.kind, choices.tp, sizes) or (once, back)
     elements = choices.tokens * problem.model.config.hidden_size
-    ring, links = _tensor_group(topology, choices), (group.intra_node, problem.cluster.nic(topology.group))
+    ring, links = _tensor_group(topology, choices), problem.cluster.stage_links(topology)
     collective = all_reduce(wire_bytes(width, choices.tp_comm_bits) * elements, ring, *links)
     exact = all_reduce(width * elements, ring, *links)
     selective = (choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
@@ -294,7 +298,7 @@ def _context_seconds(
         _data_group(topology, choices), choices.ranks, torch.full_like(choices.ranks, choices.cp)
     )
     whole = choices.cp * key_value_bytes(layer, choices.tokens, choices.tp, element_bytes(problem))
-    gather = reduce_scatter(whole, ring, group.intra_node, problem.cluster.nic(topology.group))
+    gather = reduce_scatter(whole, ring, *problem.cluster.stage_links(topology))
     return {
         "forward": exposed(core, gather, group.device),
         "backward": exposed(BACKWARD_FACTOR * core, 2.0 * gather, group.device),
@@ -317,15 +321,17 @@ def _sharding_seconds(
     ZeRO-2 reduce-scatters after every micro-batch; ZeRO-3 also gathers parameters in every forward
     and backward. Each runs beside the computation of the same layer. With hybrid sharding all of this
     stays inside a shard group, and once per iteration the groups all-reduce their shards (the two hops
-    of MiCS, Zhang et al. 2022, arXiv 2205.00119, section 3.4). Gradients travel at their bits,
-    parameters as they are.
+    of MiCS, Zhang et al. 2022, arXiv 2205.00119, section 3.4). Gradients travel at their bits and at the
+    width of the software, parameters as they are. A software that returns parameters by one broadcast for
+    every owner waits for each of them (`Software.owner_broadcast`; a stage's layers share it by size).
     """
     group = problem.cluster.groups[topology.group]
-    links = (group.intra_node, problem.cluster.nic(topology.group))
+    links, software = problem.cluster.stage_links(topology), problem.software
+    width = software.gradient_bytes or state.gradient
     none = torch.zeros_like(forward)
     scatter, replicas, gather = none, none, none
     for part in parts:
-        gradients = part.parameters * wire_bytes(state.gradient, choices.grad_comm_bits)
+        gradients = part.parameters * wire_bytes(width, choices.grad_comm_bits)
         # a layer without parameters sends no message, and so has no latency
         there = part.parameters > 0
         scatter = scatter + there * reduce_scatter(gradients, part.inner, *links)
@@ -344,6 +350,13 @@ def _sharding_seconds(
         backward, torch.where(zero == 0, 2.0 * scatter, torch.where(zero == 1, scatter, 0.0) + replicas)
     )
     gathered = torch.where((zero == 1) | (zero == 2), beside(forward, gather), none)
+    if software.owner_broadcast:
+        stages = problem.cluster.num_devices / sum(topology.counts)
+        share = stages * parts[0].parameters / problem.model.num_parameters * choices.tp
+        owners = torch.where(choices.shards > 1, choices.shards, 0.0)
+        gathered = gathered + torch.where(
+            (zero == 1) | (zero == 2), software.owner_broadcast * owners * share, 0.0
+        )
     return {"forward": per_forward, "backward": per_backward, "iteration": last + gathered}
 
 

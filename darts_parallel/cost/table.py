@@ -70,9 +70,9 @@ def layouts(choices: Sequence[LayerStrategy]) -> tuple[list[LayerStrategy], Tens
 
 
 def capacities(cluster: Cluster, stages: Sequence[StageTopology]) -> Tensor:
-    """Bytes that a device of every stage can give, `(K,)`."""
-    devices = [cluster.groups[stage.group].device for stage in stages]
-    return torch.tensor([d.memory - d.reserved for d in devices], dtype=torch.float64)
+    """Bytes that a device of every stage can give, of several kinds the least, `(K,)`."""
+    kinds = [[cluster.groups[kind].device for kind in stage.groups] for stage in stages]
+    return torch.tensor([min(d.memory - d.reserved for d in own) for own in kinds], dtype=torch.float64)
 
 
 @dataclass(frozen=True)

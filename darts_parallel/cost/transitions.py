@@ -125,7 +125,9 @@ def tied_seconds(
         return result
     inside = cluster.one_domain
     rows = padded_vocabulary(problem.model.config.vocab_size, choices.tp)
-    size = rows * problem.model.config.hidden_size * state.gradient / copies
+    size = (
+        rows * problem.model.config.hidden_size * (problem.software.gradient_bytes or state.gradient) / copies
+    )
     steps = []
     for stage in dict.fromkeys((stages[0], stages[-1]) if copies == 2 else stages):
         link = cluster.groups[stage.group].intra_node if inside else cluster.nic(stage.group)

@@ -2,10 +2,9 @@
 
 from darts_parallel.config.schema import COMM_BITS, RUNNABLE
 from darts_parallel.errors import PlanError, UnsupportedError
-from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees, node_orders_exist
+from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees
 from darts_parallel.plan.expert_degrees import expert_layer, legal_expert_degrees
 from darts_parallel.plan.strategy import LayerStrategy, Plan, degrees
-from darts_parallel.problem.orders import node_orders
 from darts_parallel.problem.problem import Problem
 
 
@@ -46,23 +45,17 @@ def check_plan(plan: Plan, problem: Problem) -> None:
 
 
 def _check_placement(plan: Plan, problem: Problem) -> None:
-    """The nodes' order names every node once, and no stage mixes node types."""
-    cluster, nodes = problem.cluster, len(problem.cluster.node_types)
+    """The nodes' order names every node once.
+
+    No search proposes a stage that mixes node types; a given plan may have one, which its slowest member
+    decides (`Cluster.stage_topology`).
+    """
+    nodes = len(problem.cluster.node_types)
     if plan.node_order and sorted(plan.node_order) != list(range(nodes)):
         raise PlanError(
             f"plan: node_order={list(plan.node_order)} must name each of the {nodes} nodes once; nearest "
             f"legal: {list(range(nodes))}."
         )
-    if cluster.arranged(plan.node_order).stages_are_pure(plan.pp):
-        return
-    legal = [pp for pp in divisors(cluster.num_devices) if node_orders_exist(cluster, pp)]
-    near = min(legal, key=lambda pp: abs(pp - plan.pp))
-    order = node_orders(cluster, near, "adjacent")[0] or range(nodes)
-    advice = f"pp={near}" if near != plan.pp else f"node_order={list(order)}"
-    raise PlanError(
-        f"plan: a stage of pp={plan.pp} must lie on nodes of one type of cluster={cluster.name}; "
-        f"nearest legal: {advice}."
-    )
 
 
 def _check_interleaving(plan: Plan) -> None:

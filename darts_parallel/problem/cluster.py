@@ -11,6 +11,7 @@ from math import gcd
 from torch import Tensor
 
 from darts_parallel.config.cluster import NARROW, ClusterConfig, DeviceConfig, LinkConfig
+from darts_parallel.problem.software import COMMON, Software
 
 Scalar = float | Tensor
 GIB = 2.0**30
@@ -53,6 +54,7 @@ class Device:
     """The job trains in fp8, mxfp8 or nvfp4."""
     misaligned_efficiency: Scalar = 1.0
     fp8_efficiency: Scalar = 1.0
+    """Share of `gemm_efficiency` that products below 16 bits reach of the peak of the job's precision."""
     streaming_factor: Scalar = 1.0
     tp_hidden_share: Scalar = 0.0
     state_factor: Scalar = 1.0
@@ -67,7 +69,7 @@ class Device:
 
     @staticmethod
     def from_config(name: str, config: DeviceConfig, precision: str) -> "Device":
-        """Convert the units of the YAML keys and take the peak of `precision`."""
+        """Convert the units of the YAML keys and take the peak of `precision`, and its share of it."""
         peaks = config.peak_TFLOPs
         narrow = precision in NARROW
         half = peaks.get("bf16", peaks[precision]) if narrow else peaks[precision]
@@ -81,7 +83,7 @@ class Device:
             gemm_efficiency=config.gemm_efficiency,
             gemm_half_size=config.gemm_half_size,
             misaligned_efficiency=config.misaligned_efficiency,
-            fp8_efficiency=config.fp8_efficiency,
+            fp8_efficiency=getattr(config, f"{precision}_efficiency") if narrow else 1.0,
             attention_efficiency=config.attention_efficiency,
             memory_efficiency=config.memory_efficiency,
             streaming_factor=config.streaming_factor,
@@ -135,12 +137,16 @@ class NodeGroup:
         return self.gpus, self.device, self.intra_node, self.inter_node, self.domain_nodes
 
 
+def _number(value: Scalar) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
 @dataclass(frozen=True)
 class StageTopology:
     """Where the ranks of one pipeline stage lie; equal stages are equal keys of the cost table."""
 
     group: int
-    """Index of the node group whose device and intra-node link the stage has."""
+    """Index of the node group whose device the stage has; of several, that of the slowest device."""
     gpus_per_node: int
     counts: tuple[int, ...]
     """GPUs of the stage on each node that it touches."""
@@ -148,6 +154,8 @@ class StageTopology:
     """GPUs of the stage in each NVLink domain that it touches; `counts` where every node is its own."""
     gpus_per_domain: int
     """GPUs of a whole domain of its node group."""
+    groups: tuple[int, ...]
+    """All node groups that the stage touches: one, but for a given plan that mixes node types."""
 
     def tensor_parallel(self, tp: int) -> tuple[int, int]:
         """Ranks of a tensor-parallel group in one NVLink domain, and domains that the group crosses.
@@ -189,10 +197,10 @@ class Cluster:
     """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank order."""
 
     @staticmethod
-    def from_config(config: ClusterConfig, precision: str) -> "Cluster":
-        """SI units, one `Device` per name."""
+    def from_config(config: ClusterConfig, precision: str, software: Software = COMMON) -> "Cluster":
+        """SI units, one `Device` per name, with the efficiencies of a software."""
         devices = {
-            name: Device.from_config(name, config.devices[name], precision)
+            name: Device.from_config(name, software.on(name, config.devices[name]), precision)
             for name in {group.device for group in config.nodes}
         }
         groups = tuple(
@@ -290,11 +298,26 @@ class Cluster:
         places = self._places(stage, pp)
         counts = Counter(node for node, _ in places)
         domains = Counter(self.node_domains[node] for node, _ in places)
-        group = self.groups[places[0][1]]
+        kinds = tuple(sorted({kind for _, kind in places}))
+        slowest = min(kinds, key=self._speed)
+        group = self.groups[slowest]
         return StageTopology(
-            places[0][1], group.gpus, tuple(counts.values()), tuple(domains.values()),
-            group.gpus * group.domain_nodes,
+            slowest, group.gpus, tuple(counts.values()), tuple(domains.values()),
+            group.gpus * group.domain_nodes, kinds,
         )  # fmt: skip
+
+    def _speed(self, kind: int) -> float:
+        device = self.groups[kind].device
+        return _number(device.peak_flops) * _number(device.gemm_efficiency)
+
+    def stage_links(self, stage: StageTopology) -> tuple[Link, Link]:
+        """The links inside the nodes of a stage and between them; of several kinds, the slowest."""
+        inside = [self.groups[kind].intra_node for kind in stage.groups]
+        between = [self.nic(kind) for kind in stage.groups]
+        return (
+            min(inside, key=lambda link: _number(link.bandwidth)),
+            min(between, key=lambda link: _number(link.bandwidth)),
+        )
 
     def boundary_topology(self, stage: int, pp: int) -> BoundaryTopology:
         """Link between `stage` and the next one; the last is followed by the first (interleaving)."""
@@ -304,8 +327,8 @@ class Cluster:
         return BoundaryTopology(places[0][1], inside, senders, following[0][1], receivers)
 
     def stage_group(self, stage: int, pp: int) -> NodeGroup:
-        """The node group whose device, links and price the stage has."""
-        return self.groups[self._places(stage, pp)[0][1]]
+        """The node group whose device, links and price the stage has; of several, the slowest."""
+        return self.groups[self.stage_topology(stage, pp).group]
 
     def _places(self, stage: int, pp: int) -> tuple[tuple[int, int], ...]:
         size = self.num_devices // pp

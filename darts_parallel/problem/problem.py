@@ -7,6 +7,7 @@ from darts_parallel.config.schema import Config, TrainingConfig
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.measured_times import MeasuredTimes, read_measured
 from darts_parallel.problem.model import Model, build_model
+from darts_parallel.problem.software import COMMON, Software, read_software
 
 WHOLE_ENDS = ("galvatron",)
 """Trainers whose first and last stage hold a block besides embedding and head."""
@@ -22,15 +23,19 @@ class Problem:
     training: TrainingConfig
     measured: MeasuredTimes | None = None
     """Layer times that take the place of the analytic ones (`cost=profiled`)."""
+    software: Software = COMMON
+    """What the trainer is known to do and to reach (`training.software`)."""
 
     @staticmethod
     def from_config(config: Config) -> "Problem":
         """Derive the domain objects (SI units) from the checked configuration."""
+        software = read_software(config.training.software)
         return Problem(
             config=config,
             model=_model(config),
-            cluster=Cluster.from_config(config.cluster, config.training.precision),
+            cluster=Cluster.from_config(config.cluster, config.training.precision, software),
             training=config.training,
+            software=software,
             measured=_measured(config) if config.cost.name == "profiled" else None,
         )
 

@@ -52,17 +52,26 @@ def sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
     """
     if problem.config.cost.name == "searcher":
         return {}
+    result = time_elasticities(plan, problem)
+    worth = _worth_of_memory(plan, problem)
+    return result if worth is None else result | {MEMORY: worth}
+
+
+def time_elasticities(plan: Plan, problem: Problem) -> dict[str, float]:
+    """The elasticities of `sensitivity` without that of memory.
+
+    Errors:
+        PlanError: the plan does not fit the problem.
+    """
     figures: dict[str, Tensor] = {}
     changed = _with_tensors(problem, figures)
     seconds = hard_plan(plan, changed)[2].iteration_time[0]
     slopes = torch.autograd.grad(seconds, list(figures.values()), allow_unused=True)
     total = float(seconds.detach())
-    result = {
+    return {
         name: 0.0 if slope is None else float(slope * value.detach()) / total
         for (name, value), slope in zip(figures.items(), slopes, strict=True)
     }
-    worth = _worth_of_memory(plan, problem)
-    return result if worth is None else result | {MEMORY: worth}
 
 
 def effect(elasticity: float, factor: float = STEP) -> float:

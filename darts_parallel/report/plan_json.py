@@ -1,6 +1,7 @@
 """`plan.json`: what it holds, how it is written (atomically) and read back."""
 
 from dataclasses import asdict
+from math import exp
 from typing import Any
 
 from darts_parallel.cost.evaluation import CostBreakdown
@@ -12,6 +13,7 @@ from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.billing import bill
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.elasticities import sensitivity
+from darts_parallel.report.uncertainty import Intervals, intervals
 
 
 def plan_dict(
@@ -26,6 +28,7 @@ def plan_dict(
 
     `elasticities` is what `sensitivity` says of the plan; None asks it.
     """
+    elasticities = sensitivity(plan, problem) if elasticities is None else elasticities
     config, amount = problem.config, bill(problem, cost.iteration_time_s)
     names = tuple(layer.name for layer in problem.model.layers)
     return {
@@ -45,13 +48,26 @@ def plan_dict(
             # the seed report's model knows no stages: their analytic seconds would contradict its total
             "stage_times_s": [] if config.cost.name == "searcher" else list(cost.stage_times_s),
             "breakdown_s": cost.breakdown_s,
+            **_uncertainty(intervals(plan, problem, cost, elasticities)),
             **({} if amount is None else {"job": amount.to_dict()}),
         },
-        "sensitivity": sensitivity(plan, problem) if elasticities is None else elasticities,
+        "sensitivity": elasticities,
         "search": _search_dict(problem, result),
         "verification": {entry.name: _verification_dict(entry, problem) for entry in verifications},
         "version": package_version(),
         "config": asdict(config),
+    }
+
+
+def _uncertainty(known: Intervals | None) -> dict[str, Any]:
+    """80 % intervals and chances of running out of memory; nothing where no run has calibrated the model."""
+    if known is None:
+        return {}
+    return {
+        "iteration_time_interval_s": list(known.iteration_time_s),
+        "memory_interval_bytes": [list(pair) for pair in known.memory_bytes],
+        "out_of_memory_probability": list(known.out_of_memory),
+        "indistinguishable_below": exp(known.difference) - 1.0,
     }
 
 

@@ -16,6 +16,7 @@ from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report import text as report
+from darts_parallel.report.uncertainty import intervals, uncertainty_scalars
 from darts_parallel.report.winner_curves import write_winner
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Tracker:
         self._picture("plan/strategies", plots.strategies_figure(plan, self._names))
         if result is not None and result.history:
             self._search(result, result.history, plan)
+        sure = intervals(plan, self.problem, cost, elasticities or {})
+        self._scalars("uncertainty", uncertainty_scalars(sure))
         self._hyperparameters(result, cost)
         self._writer.flush()
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from itertools import pairwise
-from math import isfinite
+from math import exp, isfinite
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,6 +27,7 @@ from darts_parallel.report.format import percent as _percent
 from darts_parallel.report.format import rank_ranges, table_of, term_words
 from darts_parallel.report.format import run_lengths as run_lengths
 from darts_parallel.report.format import seconds as _seconds
+from darts_parallel.report.uncertainty import Intervals, intervals
 
 MAX_ALTERNATIVES = 5
 
@@ -47,7 +48,7 @@ def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
 
 
 def alternatives_table(
-    problem: Problem, result: SearchResult, plan: Plan, cost: CostBreakdown
+    problem: Problem, result: SearchResult, plan: Plan, cost: CostBreakdown, known: Intervals | None = None
 ) -> Table | None:
     """The best plans of other outer choices; None where none was met.
 
@@ -56,6 +57,7 @@ def alternatives_table(
         result: Of the search.
         plan: The plan that the report is about.
         cost: Of that plan.
+        known: Its intervals, which say what differences mean nothing.
     """
     others = [(seconds, other) for seconds, other in result.alternatives if other != plan][:MAX_ALTERNATIVES]
     if not others:
@@ -63,6 +65,8 @@ def alternatives_table(
     table = table_of("\nAlternatives", ("slower by", "right"), ("plan", "left"), ("why it loses", "left"))
     for seconds, other in others:
         slower = f"{100 * (seconds / cost.iteration_time_s - 1):.2f} %"
+        if known is not None and known.indistinguishable(cost.iteration_time_s, seconds):
+            slower = f"≈ {slower}"
         words = other.describe(problem.training.global_batch_size)
         if other.node_order != plan.node_order:
             words = f"{words} · {order_label(problem.cluster.arranged(other.node_order))}"
@@ -74,6 +78,8 @@ PIPED_WIDTH = 100
 NOTABLE = 5e-4
 """Relative differences below this read as none."""
 MEMORY_WARNING = 0.95
+NOTABLE_RISK = 0.05
+"""Chance of running out of memory from which on the table of stages says it."""
 STOPPED = {
     None: "",
     "user": "; stopped early, best plan so far",
@@ -145,8 +151,9 @@ def render(
     """
     with _legible(console):
         known = claim(problem, cost, verifications) if result else _unsearched(problem)
-        _headline(problem, plan, cost, known, console)
-        console.print(_stage_table(problem, plan, cost))
+        sure = intervals(plan, problem, cost, elasticities) if elasticities else None
+        _headline(problem, plan, cost, known, console, sure)
+        console.print(_stage_table(problem, plan, cost, sure))
         console.print(_time_table(cost))
         _sensitivity_line(elasticities or {}, console)
         if result is not None:
@@ -154,9 +161,10 @@ def render(
         if verifications:
             _verification_lines(verifications, console)
         if result is not None:
-            others = alternatives_table(problem, result, plan, cost)
+            others = alternatives_table(problem, result, plan, cost, sure)
             if others is not None:
                 console.print(others)
+                _print_indistinguishable(result, cost, sure, console)
             console.print()
         sentence = layerwise_sentence(problem, cost, verifications)
         if sentence is not None:
@@ -189,7 +197,29 @@ def _legible(console: Console) -> Iterator[None]:
         console.width = width
 
 
-def _headline(problem: Problem, plan: Plan, cost: CostBreakdown, known: str, console: Console) -> None:
+def _print_indistinguishable(
+    result: SearchResult, cost: CostBreakdown, known: Intervals | None, console: Console
+) -> None:
+    """Say what the sign beside an alternative means, where one has it."""
+    if known is None:
+        return
+    close = sum(known.indistinguishable(cost.iteration_time_s, s) for s, _ in result.alternatives)
+    if close:
+        width = 100 * (exp(known.difference) - 1.0)
+        console.print(
+            f"≈ indistinguishable: the model tells two plans of a job apart from {width:.0f} % on (80 %)",
+            style="dim", highlight=False,
+        )  # fmt: skip
+
+
+def _headline(
+    problem: Problem,
+    plan: Plan,
+    cost: CostBreakdown,
+    known: str,
+    console: Console,
+    sure: Intervals | None = None,
+) -> None:
     config = problem.config
     job = f"{config.model.name} on {config.cluster.name}, {problem.cluster.num_devices} GPUs"
     console.print(Text(job, "bold"))
@@ -197,7 +227,8 @@ def _headline(problem: Problem, plan: Plan, cost: CostBreakdown, known: str, con
     placed = order_label(problem.cluster.arranged(plan.node_order))
     if placed:
         console.print(Text(f"nodes along the pipeline: {placed}"))
-    speed = f"{_seconds(cost.iteration_time_s)} per iteration · {cost.tokens_per_s:,.0f} tokens/s"
+    within = f" {sure.label()}" if sure is not None else ""
+    speed = f"{_seconds(cost.iteration_time_s)}{within} per iteration · {cost.tokens_per_s:,.0f} tokens/s"
     console.print(Text(f"{speed} · MFU {_percent(cost.mfu)}"))
     amount = bill(problem, cost.iteration_time_s)
     if amount is not None:
@@ -208,10 +239,13 @@ def _headline(problem: Problem, plan: Plan, cost: CostBreakdown, known: str, con
         console.print(Text("This plan does not fit: a stage is over its memory or breaks a rule.", "red"))
 
 
-def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown) -> Table:
+def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown, sure: Intervals | None = None) -> Table:
+    # the chance of running out of memory is worth a column only where there is one
+    risky = sure is not None and max(sure.out_of_memory) >= NOTABLE_RISK
+    more = [("out of memory", "right")] if risky else []
     table = table_of("\nStages", ("k", "right"), ("ranks", "right"), ("layers", "left"),
                      ("strategies", "left"), ("s/micro-batch", "right"),
-                     ("memory / capacity", "right"))  # fmt: skip
+                     ("memory / capacity", "right"), *more)  # fmt: skip
     names = [layer.name for layer in problem.model.layers]
     size, slowest = problem.cluster.num_devices // plan.pp, max(cost.stage_times_s)
     cluster = problem.cluster.arranged(plan.node_order)
@@ -227,7 +261,8 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown) -> Table:
         pace = Text(_number(seconds, slowest), "bold" if seconds == slowest else "")
         layers = "; ".join(layer_ranges(names[first:end]) for first, end in chunks[k :: plan.pp])
         strategies = run_lengths([s for first, end in chunks[k :: plan.pp] for s in plan.layers[first:end]])
-        table.add_row(str(k), ranks, layers, strategies, pace, memory)
+        chance = [f"{100 * sure.out_of_memory[k]:.0f} %"] if risky and sure is not None else []
+        table.add_row(str(k), ranks, layers, strategies, pace, memory, *chance)
     return table
 
 

@@ -3,15 +3,20 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import log
 
 import torch
 from torch import Tensor
 
+from experiments.calibration.coverage import Held
 from experiments.calibration.errors import ErrorSummary, summarise
-from experiments.calibration.fit import PARTS, Residuals, residuals, step
+from experiments.calibration.fit import PARTS, Residuals, posterior, residuals, step
 from experiments.calibration.parameters import Parameters
 from experiments.calibration.predict import place_of, predict
 from experiments.calibration.problems import Case
+
+KINDS = ("model", "source", "family")
+"""What is left out as a whole: models by name, files, families of software."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +27,28 @@ class HeldOut:
     case: Case
     seconds: float
     memory_bytes: float
+    variance: dict[str, float]
+    """Of the logarithm of each measured figure of `PARTS`, by the posterior without the fold."""
+
+    def held(self, part: str) -> Held | None:
+        """The figure as the spreads need it; None where it was not measured."""
+        run = self.case.run
+        predicted, measured = (
+            (self.seconds, run.iteration_s) if part == PARTS[0] else (self.memory_bytes, run.memory_bytes)
+        )
+        if measured is None:
+            return None
+        place = place_of(self.case)
+        return Held(self.fold, place.device, place.stack, log(predicted / measured), self.variance[part])
 
 
 def folds(cases: Sequence[Case], kind: str) -> dict[str, set[int]]:
-    """Indices of runs by fold: `model` (the name of the model) or `source` (the file)."""
+    """Indices of runs by fold: `model` (its name), `source` (the file), `family` (of the software)."""
     members: dict[str, set[int]] = defaultdict(set)
     for i, case in enumerate(cases):
-        row = case.run.row
-        members[row.text("model") if kind == "model" else row.file].add(i)
+        run = case.run
+        name = {"model": run.row.text("model"), "source": run.row.file, "family": run.stack.family}[kind]
+        members[name].add(i)
     return dict(sorted(members.items()))
 
 
@@ -40,7 +59,7 @@ def cross_validate(
     found: Residuals,
     kind: str,
     *,
-    refinements: int = 1,
+    refinements: int = 0,
     progress: Callable[[str], None] = lambda fold: None,
 ) -> list[HeldOut]:
     """Predict every fold with parameters fitted to all others.
@@ -51,16 +70,29 @@ def cross_validate(
         refinements: Steps with a Jacobian of their own after the first, which shares that of `found`.
     """
     result = []
+    slopes = {
+        (int(i), PARTS[int(part)]): row
+        for i, part, row in zip(found.case, found.part, found.jacobian, strict=True)
+    }
     for fold, held_out in folds(cases, kind).items():
         progress(fold)
-        latent = step(found.without(held_out), optimum, parameters, 0.0, rounds=20)
+        rest = found.without(held_out)
+        latent = step(rest, optimum, parameters, 0.0, rounds=20)
+        covariance = posterior(rest, optimum, parameters)
         others = [case for i, case in enumerate(cases) if i not in held_out]
         for _ in range(refinements if others else 0):
             latent = step(residuals(others, parameters, latent), latent, parameters, 1e-3, rounds=20)
         for i in sorted(held_out):
             with torch.no_grad():
                 prediction = predict(cases[i], parameters.values(latent, place_of(cases[i])))
-            result.append(HeldOut(fold, cases[i], float(prediction.seconds), float(prediction.memory)))
+            variance = {
+                part: float(slopes[i, part] @ covariance @ slopes[i, part])
+                for part in PARTS
+                if (i, part) in slopes
+            }
+            result.append(
+                HeldOut(fold, cases[i], float(prediction.seconds), float(prediction.memory), variance)
+            )
     return result
 
 

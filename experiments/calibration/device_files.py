@@ -52,7 +52,7 @@ def write_device(folder: Path, name: str, fitted: Calibrated, provenance: Iterab
     lines += [f"{key}: {_text(sheet[key])}" for key in SHEET]
     for quantity in QUANTITIES:
         if quantity.name in DEVICE_FIELDS:
-            value = fitted.value(quantity, place.of(quantity.scope))
+            value = fitted.value(quantity, place)
             lines.append(f"{quantity.name}: {value:.3g}")
     write_text(folder / f"{name}.yaml", "\n".join(lines) + "\n")
 

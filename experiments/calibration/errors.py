@@ -1,6 +1,5 @@
 """Error figures of a prediction: percentage errors, bias, quantiles, rank correlation."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
@@ -8,7 +7,6 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.calibration.hardware import networks_of
 from experiments.calibration.rules import Run
 
 SMALLEST_GROUP = 4
@@ -64,41 +62,6 @@ def strategy_group(run: Run) -> tuple[object, ...]:
     """
     return (
         run.row.file, run.row.text("source").split("@")[0], run.layers, run.hidden, run.heads, run.vocab,
-        run.seq_len, networks_of(run.row, run.gpus_per_node), run.gpus, round(4 * log2(run.global_batch)),
-        run.precision, run.stack.name,
+        run.seq_len, run.row.text("gpu").lower(), run.gpus, round(4 * log2(run.global_batch)),
+        run.row.text("precision").lower(), run.stack.name,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class GroupRanking:
-    """How well runs of one job are ordered."""
-
-    name: str
-    count: int
-    correlation: float
-    best_rank: int
-    """Place, from 1, that the model gives the run measured as fastest."""
-
-
-def rankings(runs: Sequence[Run], predicted: Sequence[float]) -> list[GroupRanking]:
-    """Ranking within every group of at least `SMALLEST_GROUP` runs that vary only the strategy.
-
-    Args:
-        predicted: Seconds per iteration, one for each run; runs without measured seconds are left out.
-    """
-    groups: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
-    names: dict[tuple[object, ...], str] = {}
-    for run, seconds in zip(runs, predicted, strict=True):
-        if run.iteration_s is not None:
-            key = strategy_group(run)
-            groups[key].append((seconds / run.global_batch, run.iteration_s / run.global_batch))
-            model = run.row.text("model")
-            names[key] = f"{model}, {run.hidden} x {run.layers}, {run.heads} heads, {run.gpus} GPUs"
-    return [_ranking(names[key], pairs) for key, pairs in groups.items() if len(pairs) >= SMALLEST_GROUP]
-
-
-def _ranking(name: str, pairs: list[tuple[float, float]]) -> GroupRanking:
-    guesses, truth = [p for p, _ in pairs], [m for _, m in pairs]
-    best = int(np.argmin(truth))
-    place = 1 + sum(guess < guesses[best] for guess in guesses)
-    return GroupRanking(name, len(pairs), spearman(guesses, truth), place)

@@ -134,3 +134,15 @@ def fit(
             if damping > 1.0:
                 break
     return latent, found
+
+
+def posterior(found: Residuals, latent: Tensor, parameters: Parameters) -> Tensor:
+    """Covariance of the latent numbers by Laplace's rule at an optimum, `(P, P)`.
+
+    The inverse curvature of Huber's loss (its reweighted squares) and the priors.
+    """
+    weight = torch.clamp(HUBER * SIGMA / found.error.abs().clamp(min=1e-12), max=1.0) / SIGMA**2
+    prior = 1.0 / parameters.sd**2
+    curvature = found.jacobian.T @ (weight.unsqueeze(1) * found.jacobian) + torch.diag(prior)
+    covariance: Tensor = torch.linalg.inv(curvature)
+    return (covariance + covariance.T) / 2.0

@@ -31,8 +31,10 @@ XGMI_MI250 = Network("xgmi", 100.0)
 
 GPUS: tuple[tuple[str, str, Network, float], ...] = (
     # words, device file, link inside a node (one way, a GPU), usual network out of a node (GB/s)
-    (r"gb200|gb300", "gb200", NVLINK5, 200.0),
-    (r"b200|b300", "b200", NVLINK5, 400.0),
+    (r"gb300", "gb300", NVLINK5, 400.0),
+    (r"gb200", "gb200", NVLINK5, 200.0),
+    (r"b300", "b300", NVLINK5, 800.0),
+    (r"b200", "b200", NVLINK5, 400.0),
     (r"gh200|h200", "h200", NVLINK4, 400.0),
     (r"h800", "h100", Network("nvlink4", 200.0), 400.0),
     (r"h100(?=.*(hbm2e|500 ?w))", "h100_hbm2e", NVLINK4, 400.0),
@@ -55,7 +57,15 @@ SOURCES: tuple[tuple[str, str, float], ...] = (
     (r"selene", "infiniband", 200.0),  # 8 x 200 Gbit/s HDR (arXiv 2104.04473, section 5)
     (r"dgx-2\b", "infiniband", 100.0),  # 8 x 100 Gbit/s EDR
     (r"hf cluster|hopper-prod|nanotron", "efa", 400.0),  # AWS p5: 3,200 Gbit/s EFA
+    # AWS instances (their own pages): 10 Gbit/s, 25, 50, 400 EFA, 3,200 EFA
+    (r"p3\.8xlarge", "ethernet", 1.25),
+    (r"p3\.16xlarge", "ethernet", 3.125),
+    (r"g4dn\.12xlarge", "ethernet", 6.25),
+    (r"p4de?\.24xlarge", "efa", 50.0),
+    (r"p5\.48xlarge", "efa", 400.0),
 )
+NVLINK_DOMAINS = {"gb200": 72, "gb300": 72}
+"""GPUs that one NVLink switch joins where that is more than a node (NVL72 racks)."""
 OMNIPATH_BEFORE_FIX = r"date 02-(1\d|2[0-4])"
 """Jean Zay's PCIe and NUMA settings were corrected on 02-25; the all-reduce before reached 40 Gbit/s."""
 RATE = r"(\d+(?:\.\d+)?)\s*(gbit/s|gbps|gb/s|gb\b|g\b)"
@@ -74,6 +84,75 @@ def gpu_of(row: Row) -> tuple[str, Network, float]:
         if re.search(words, text):
             return device, link, network
     raise RowError(f"gpu={row.text('gpu')} is unknown; known: {', '.join(sorted({g[1] for g in GPUS}))}")
+
+
+@dataclass(frozen=True)
+class GpuNodes:
+    """Nodes of one kind that a run uses."""
+
+    nodes: int
+    """0: all of the run's."""
+    device: str
+    intra: Network
+    inter: Network
+
+
+def node_groups(row: Row, gpus: int, gpus_per_node: int) -> list[GpuNodes]:
+    """Kinds of nodes of a run: one, or those that the GPU's cell or the notes list with their numbers.
+
+    "12 V100 + 4 T4" counts GPUs, "3 nodes of 4 V100 and 1 node of 4 T4" nodes: whichever adds up to the run's
+    GPUs. Ranks follow the list.
+
+    Errors:
+        RowError: no known GPU, or kinds whose numbers do not add up.
+    """
+    for key in ("gpu", "notes"):
+        found = _kinds(row.text(key))
+        if len({device for _, device in found}) < 2:
+            continue
+        total = sum(count for count, _ in found)
+        size = 1 if total * gpus_per_node == gpus else gpus_per_node if total == gpus else 0
+        if not size or any(count % size for count, _ in found):
+            if key == "gpu":
+                raise RowError(f"gpu={row.text('gpu')}: several GPUs whose numbers are not those of {gpus}")
+            continue
+        groups = []
+        for count, device in found:
+            _, intra, usual = next((d, link, rate) for _, d, link, rate in GPUS if d == device)
+            network = _network(row, gpus_per_node, device, usual)
+            groups.append(GpuNodes(count // size, device, intra, network))
+        return groups
+    device, intra, inter = networks_of(row, gpus_per_node)
+    return [GpuNodes(0, device, intra, inter)]
+
+
+def _kinds(text: str) -> list[tuple[int, str]]:
+    """Numbers and devices of a list such as `3 nodes x 4 V100-16GB + 1 node x 4 T4`."""
+    found = []
+    for part in re.split(r"\s*(?:\+|;|,|&|\band\b)\s*", text.lower().replace("_", " ")):
+        known = next((device for words, device, _, _ in GPUS if re.search(words, part)), None)
+        number = re.search(
+            r"(?<![\w.])(\d+)(?![\w.])(?!\s*-?\s*(?:gb|gib))|(?<![\w.])(\d+)(?=\s*[x\u00d7])|[x\u00d7]\s*(\d+)",
+            part,
+        )
+        if known and number:
+            found.append((int(next(group for group in number.groups() if group)), known))
+    return found
+
+
+def _network(row: Row, gpus_per_node: int, device: str, usual: float) -> Network:
+    """The link out of a node of one kind of several: its instance's, else the row's, else the usual one."""
+    instances = {"v100": r"p3\.\w+", "v100_16": r"p3\.\w+", "t4": r"g4dn\.\w+"}
+    text = " ".join(row.text(key) for key in ("gpu", "notes", "source")).lower()
+    named = re.search(instances.get(device, "$^"), text)
+    known = next((source for source in SOURCES if named and re.search(source[0], named[0])), None)
+    if known is None and "amp" in text and device in ("v100", "v100_16"):
+        known = ("", "ethernet", 1.25)  # AMP's V100 nodes are p3.8xlarge (arXiv 2210.07297, section 5)
+    if known:
+        return Network(known[1], known[2])
+    printed = _printed_rate(text, gpus_per_node)
+    rate = printed or usual
+    return Network("ethernet" if rate <= 12.5 else "roce" if printed else "infiniband", rate)
 
 
 def networks_of(row: Row, gpus_per_node: int) -> tuple[str, Network, Network]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from darts_parallel.config.schema import config_dir
 from darts_parallel.plan.file import write_text
 from experiments.calibration.calibrated import Calibrated
-from experiments.calibration.device_files import MARK
-from experiments.calibration.parameters import QUANTITIES
+from experiments.calibration.device_files import MARK, NO_STACK
+from experiments.calibration.parameters import QUANTITIES, Place
 
-LINKS = {300.0: "nvlink3", 450.0: "nvlink4", 150.0: "nvlink2"}
+LINKS = {300.0: "nvlink3", 450.0: "nvlink4", 150.0: "nvlink2", 900.0: "nvlink5"}
 """Link inside a node by the bandwidth of its data sheet, 10^9 bytes/s one way a GPU."""
 FAST_NETWORK = 100.0
 """10^9 bytes/s out of a node from which a network between nodes is taken for InfiniBand."""
@@ -48,8 +48,9 @@ def _link(found: re.Match[str], fitted: Calibrated) -> str:
         return found[0]
     scope = "intra" if inside else "inter"
     by_name = {quantity.name: quantity for quantity in QUANTITIES}
-    efficiency = fitted.value(by_name[f"{scope}_efficiency"], known)
-    latency = fitted.value(by_name[f"{scope}_latency_us"], "all")
+    place = Place("", NO_STACK, known, known)
+    efficiency = fitted.value(by_name[f"{scope}_efficiency"], place)
+    latency = fitted.value(by_name[f"{scope}_latency_us"], place)
     return (
         f"{found['place']}: {{bandwidth_GBps: {found['rate']}, latency_us: {latency:.2g}, "
         f"efficiency: {efficiency:.3g}}}"

@@ -15,7 +15,8 @@ from darts_parallel.config.schema import Config, TrainingConfig, config_dir
 from darts_parallel.plan.legality import check_plan
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
-from experiments.calibration.hardware import Network, networks_of
+from darts_parallel.problem.software import Software
+from experiments.calibration.hardware import NVLINK_DOMAINS, Network, node_groups
 from experiments.calibration.mixtures import expert_strategy, printed_layout, with_mixture
 from experiments.calibration.rows import RowError
 from experiments.calibration.rules import ALTERNATE, Run
@@ -26,7 +27,7 @@ LATENCY_US = {"inside": 3.0, "between": 5.0}
 
 @dataclass(frozen=True)
 class Case:
-    """A run that the cost model can express."""
+    """A run that the cost model can express; device and links are those of its first node group."""
 
     run: Run
     problem: Problem
@@ -42,19 +43,30 @@ def build_case(run: Run) -> Case:
     Errors:
         DartsParallelError: the cost model cannot express it; the message says why.
     """
-    device, intra, inter = networks_of(run.row, run.gpus_per_node)
+    groups = node_groups(run.row, run.gpus, run.gpus_per_node)
     gpus = nodes_of(run.gpus, run.gpus_per_node)
+    first = groups[0]
+    nodes = [
+        NodeGroupConfig(
+            group.nodes or run.gpus // gpus, gpus, group.device, _link(group.intra, "inside"),
+            inter_node=_link(group.inter, "between") if group is not first else None,
+        )
+        for group in groups
+    ]  # fmt: skip
+    domain = NVLINK_DOMAINS.get(first.device)
     cluster = ClusterConfig(
-        name=f"{run.gpus}x{device}",
-        nodes=[NodeGroupConfig(run.gpus // gpus, gpus, device, _link(intra, "inside"))],
-        inter_node=_link(inter, "between"),
-        devices={device: device_config(device)},
+        name=f"{run.gpus}x{first.device}",
+        nodes=nodes,
+        inter_node=_link(first.inter, "between"),
+        devices={group.device: device_config(group.device) for group in groups},
+        nvlink_domain_gpus=domain if domain and domain % gpus == 0 else None,
     )
     model, training = with_mixture(run.row, _model(run), _training(run))
     config = replace(base_config(), model=model, cluster=cluster, training=training)
-    problem, plan = Problem.from_config(config), _plan(run)
+    software = Software(run.stack.name, run.stack.gradient_bytes, run.stack.owner_broadcast_ms * 1e-3)
+    problem, plan = replace(Problem.from_config(config), software=software), _plan(run)
     check_plan(plan, problem)
-    return Case(run, problem, plan, device, intra, inter)
+    return Case(run, problem, plan, first.device, first.intra, first.inter)
 
 
 def nodes_of(gpus: int, gpus_per_node: int) -> int:
@@ -135,7 +147,8 @@ def boundaries_of(run: Run) -> tuple[int, ...]:
     if printed is not None and len(printed) == chunks and sum(printed) == run.layers:
         counts = list(printed)
     if counts is None:
-        ends = "type:transformer|embedding" in run.row.text("notes")
+        uneven = run.layers % chunks and (run.layers + 2) % chunks == 0 and run.pp > 1
+        ends = "type:transformer|embedding" in run.row.text("notes") or uneven
         total = run.layers + (2 if ends else 0)
         counts = [total // chunks + (k < total % chunks) for k in range(chunks)]
         if ends:

@@ -7,10 +7,11 @@
 | number of micro-batches of a torchtitan pipeline | its default, the pipeline degree |
 | heads, vocabulary, ffn | the value that rows of the same file, width (and for the vocabulary model) give most often; else head size 128, the family's vocabulary, 4 x hidden |
 | kv heads | as heads |
+| precision | bf16; mxfp8 and nvfp4 by their names, all other 8-bit kinds as fp8 |
 | sequence parallelism | by stack (`stacks.py`): on where tp > 1, off in software before 2022 |
 | recomputation | none |
 | interleaving stated without its degree | the smallest number above 1 that divides the blocks of a stage |
-| layers per stage | equal, the first stages take the remainder; `type:transformer|embedding` in the notes counts embedding and head as a layer each; "layers per stage ..." in the notes is taken as printed |
+| layers per stage | equal, the first stages take the remainder; `type:transformer|embedding` in the notes counts embedding and head as a layer each, and so do layouts whose blocks alone do not divide (126 of Llama-3 405B); "layers per stage ..." in the notes is taken as printed |
 | seconds per iteration | from tokens/s/GPU or samples/s, never from TFLOP/s |
 """  # noqa: E501
 
@@ -24,6 +25,7 @@ from experiments.calibration.mixtures import complete
 from experiments.calibration.rows import Row, RowError
 from experiments.calibration.stacks import Stack, stack_of
 
+OFFLOADED = re.compile(r"full (?:cpu )?offload|(?:opt|par) offl=y|cpu.?offload=(?:true|yes|y|1)")
 FLAGGED = re.compile(r"anomalous|suspicious")
 """Words of the transcriber for a run that was disturbed."""
 ALTERNATE = "alternate"
@@ -89,7 +91,7 @@ def read_run(row: Row, siblings: Sequence[Row]) -> Run:
     gpus, degrees = _degrees(row)
     micro, count, batch = _batch(row, stack, degrees)
     gated = gated_by_size(row, family, hidden, hidden * kv_heads // heads, ffn, vocab or family.vocab)
-    zero, shard = _zero(row, degrees["dp"])
+    zero, shard = _zero(row, degrees["dp"] * degrees["cp"])
     iteration, memory = _measured(row, batch, seq_len, gpus)
     return Run(
         row=row, stack=stack, family=family, layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads,
@@ -169,17 +171,23 @@ def _batch(row: Row, stack: Stack, degrees: dict[str, int]) -> tuple[int, int, i
     return micro, count, batch
 
 
-def _zero(row: Row, dp: int) -> tuple[int, int]:
-    """ZeRO stage, and the ranks that share a state (0: all of them)."""
+def _zero(row: Row, ranks: int) -> tuple[int, int]:
+    """ZeRO stage, and the ranks that share a state (0: all of them).
+
+    Args:
+        ranks: dp * cp: context-parallel ranks hold the same weights, and share them too.
+    """
     text = row.text("zero").lower()
     stage = row_digit(text)
     if stage is None:
         stage = 3 if re.search(r"fsdp|hsdp|full.?shard", text) else 1 if "distributed optim" in text else 0
-    group = re.search(r"(?:shard(?:ing)? group|hsdp|hybrid\w*)\D{0,12}(\d+)", text)
+    group = re.search(
+        r"(?:shard(?:ing)? group|hsdp|hybrid\w*|fsdp)\D{0,12}(\d+)", text.replace("fsdp2", "fsdp")
+    )
     shard = int(group[1]) if group else 0
-    if dp == 1 or stage == 0:
+    if ranks == 1 or stage == 0:
         return 0, 0
-    return stage, 0 if shard >= dp else shard
+    return stage, 0 if shard >= ranks or ranks % max(shard, 1) else shard
 
 
 def row_digit(text: str) -> int | None:
@@ -211,8 +219,9 @@ def _sequence_parallel(row: Row, stack: Stack, tp: int) -> bool:
 
 def _precision(row: Row) -> str:
     text = row.text("precision").lower()
-    if re.search(r"fp8|float8|mxfp8", text):
-        return "fp8"
+    for narrow, words in (("nvfp4", r"fp4|float4"), ("mxfp8", r"mx-?fp8"), ("fp8", r"fp8|float8")):
+        if re.search(words, text):
+            return narrow
     found = re.search(r"bf16|bfloat16|fp16|float16|half|fp32|float32", text)
     if not found:
         if text and not text.startswith("not stated"):
@@ -239,6 +248,8 @@ def _measured(row: Row, batch: int, seq_len: int, gpus: int) -> tuple[float | No
     flagged = FLAGGED.search(row.text("notes").lower())
     if flagged:
         raise RowError(f"flagged in the notes: {flagged[0]}")
+    if OFFLOADED.search(f"{row.text('notes')} {row.text('zero')}".lower()):
+        raise RowError("states in the CPU's memory (offload): their way over PCIe is not in the cost model")
     if row.text("notes").lower().startswith("relative"):
         raise RowError("a relative figure, not seconds or bytes")
     seconds, tokens, samples = (

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.calibration.outcome import Outcome
+from experiments.calibration.ranking import JobRanking
 from experiments.calibration.tables import OVERALL, by_file, pairs
 
 MARKERS = "os^vDP*X<>"
@@ -44,3 +45,26 @@ def _draw(axes: Axes, outcomes: Sequence[Outcome], what: str, scale: float, labe
         axes.set_ylim(*ends)
     axes.grid(color="#eeeeee", linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def ranking_figure(jobs: Sequence[JobRanking]) -> Figure:
+    """Regret of the first choice by job: the model's, that of the smallest tp x pp, chance."""
+    figure = Figure(figsize=(9.0, 1.2 + 0.26 * max(len(jobs), 1)), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(jobs))
+    for offset, (label, colour, values) in enumerate((
+        ("model", "C0", [job.regret["", 1] for job in jobs]),
+        ("model, best of three", "C9", [job.regret["", 3] for job in jobs]),
+        ("smallest tp x pp", "C1", [job.regret["smallest", 1] for job in jobs]),
+        ("chance", "C7", [job.random[1] for job in jobs]),
+    )):  # fmt: skip
+        shares = 100 * np.asarray(values)
+        axes.barh(places + 0.2 * (offset - 1.5), shares, height=0.2, color=colour, label=label)
+    axes.set_yticks(places, [job.name[:70] for job in jobs], fontsize=6)
+    axes.invert_yaxis()
+    axes.set_xlabel("slower than the fastest measured plan, %")
+    if jobs:
+        axes.legend(fontsize=7, frameon=False, loc="lower right")
+    axes.grid(axis="x", color="#eeeeee", linewidth=0.6)
+    axes.set_axisbelow(True)
+    return figure

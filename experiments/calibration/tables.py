@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from experiments.calibration.errors import ErrorSummary, GroupRanking, summarise
+from experiments.calibration.errors import ErrorSummary, summarise
+from experiments.calibration.held_out import HeldOutReport
 from experiments.calibration.outcome import Outcome
+from experiments.calibration.ranking import TRIALS, JobRanking, mean
 from experiments.calibration.rows import Row
 
 OVERALL = "all"
@@ -70,14 +72,44 @@ def error_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def ranking_table(groups: Sequence[GroupRanking]) -> Table:
-    """Rank correlation of every group that varies only the strategy."""
-    table = Table(title="Ranking of strategies within one job and machine", title_justify="left")
+ORDERS = ("", "roofline", "smallest")
+"""Orders that the tables compare, beside chance."""
+
+
+def ranking_rows(jobs: Sequence[JobRanking]) -> list[tuple[str, ...]]:
+    """One line a job and one of means: plans, Spearman, regrets of one and of three trials by order."""
+    lines = []
+    for job in jobs:
+        regrets = [_percent(job.regret[order, k]) for order in ORDERS for k in TRIALS]
+        regrets += [_percent(job.random[k]) for k in TRIALS]
+        lines.append((job.name, str(job.plans), f"{job.spearman['']:.2f}", *regrets))
+    if jobs:
+        means = [_percent(mean([j.regret[order, k] for j in jobs])) for order in ORDERS for k in TRIALS]
+        means += [_percent(mean([j.random[k] for j in jobs])) for k in TRIALS]
+        plans = str(sum(job.plans for job in jobs))
+        lines.append(
+            (f"mean of {len(jobs)} jobs", plans, f"{mean([j.spearman[''] for j in jobs]):.2f}", *means)
+        )
+    return lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+RANKING_HEADERS = ("plans", "Spearman", "model 1", "model 3", "roofline 1", "roofline 3", "smallest 1",
+                   "smallest 3", "chance 1", "chance 3")  # fmt: skip
+
+
+def ranking_table(jobs: Sequence[JobRanking]) -> Table:
+    """Rank correlation and regret, percent, of every job."""
+    title = "Orders of plans within one job: regret of the first choice and of the best of three, %"
+    table = Table(title=title, title_justify="left")
     table.add_column("job")
-    for header in ("runs", "Spearman", "place of the fastest"):
+    for header in RANKING_HEADERS:
         table.add_column(header, justify="right")
-    for group in groups:
-        table.add_row(group.name, str(group.count), f"{group.correlation:.3f}", str(group.best_rank))
+    for line in ranking_rows(jobs):
+        table.add_row(*line)
     return table
 
 
@@ -107,12 +139,20 @@ def _nothing_measured(row: Row, reason: str) -> bool:
     )
 
 
-def markdown(outcomes: Sequence[Outcome], groups: Sequence[GroupRanking]) -> str:
+def markdown(
+    outcomes: Sequence[Outcome], jobs: Sequence[JobRanking], held_out: Sequence[HeldOutReport] = ()
+) -> str:
     """The error and ranking tables as Markdown."""
     head = ["source", "rows", "s: used", "median %", "mean %", "bias %", "90 % below",
             "memory: used", "median %", "mean %", "bias %", "90 % below"]  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
     lines += ["| " + " | ".join(line) + " |" for line in error_rows(outcomes)]
-    lines += ["", "| job | runs | Spearman | place of the fastest |", "| --- | ---: | ---: | ---: |"]
-    lines += [f"| {g.name} | {g.count} | {g.correlation:.3f} | {g.best_rank} |" for g in groups]
+    for report in held_out:
+        lines += ["", *report.markdown()]
+    lines += [
+        "",
+        "| job | " + " | ".join(RANKING_HEADERS) + " |",
+        "| --- |" + " ---: |" * len(RANKING_HEADERS),
+    ]
+    lines += ["| " + " | ".join(line) + " |" for line in ranking_rows(jobs)]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -9,22 +10,25 @@ import pytest
 import torch
 
 from darts_parallel.config.schema import config_dir
+from darts_parallel.report.uncertainty import pack_correlation, unpack_correlation
 from experiments import calibrate as command
 from experiments.calibrate import CalibrationOptions
 from experiments.calibration.calibrated import SHIPPED, Calibrated
+from experiments.calibration.coverage import Held, by_place, covered, cross_coverage, spread
 from experiments.calibration.crossvalidation import cross_validate, folds
 from experiments.calibration.device_files import MARK, names_data_sheet
-from experiments.calibration.errors import rankings, ranks, spearman, summarise
-from experiments.calibration.fit import fit, residuals
+from experiments.calibration.errors import ranks, spearman, summarise
+from experiments.calibration.fit import Residuals, fit, posterior, residuals
 from experiments.calibration.outcome import read_cases
-from experiments.calibration.parameters import QUANTITIES, Parameters
+from experiments.calibration.parameters import QUANTITIES, Parameters, Place
 from experiments.calibration.predict import place_of, predict
 from experiments.calibration.problems import Case
+from experiments.calibration.ranking import MODEL, job_rankings, regret, write_rankings
 from experiments.calibration.rows import read_folder
 from tests.support.measured_files import write_rows
 
 FITTED = tuple(
-    replace(q, base_sd=20 * q.base_sd, own_sd=20 * q.own_sd)
+    replace(q, base_sd=20 * q.base_sd, deviations=tuple((scope, 20 * sd) for scope, sd in q.deviations[:1]))
     for q in QUANTITIES
     if q.name in ("gemm_efficiency", "inter_efficiency", "reserved_GiB")
 )
@@ -113,7 +117,8 @@ def test_the_command_writes_files_that_validation_and_the_search_read(
     options = CalibrationOptions(data=str(tmp_path / "data"), out=str(tmp_path), steps=2, cross_validate=[])
     assert command.calibrate(options) == 0
     fitted, shipped = Calibrated.read(tmp_path / "calibrated.yaml"), Calibrated.read(SHIPPED)
-    assert fitted.values.keys() == shipped.values.keys()
+    assert {key[0] for key in fitted.keys} == {key[0] for key in shipped.keys}
+    assert torch.isfinite(fitted.sd).all()
     text = (tmp_path / "device" / "b200.yaml").read_text()
     assert "no runs on this GPU" in text
     assert "NVIDIA HGX B200 data sheet" in text
@@ -137,13 +142,66 @@ def test_calibration_rewrites_the_devices_of_data_sheets_and_no_invented_one(tmp
 
 
 def test_shipped_parameters_are_physical() -> None:
-    values = Calibrated.read().values
-    for quantity in QUANTITIES:
-        for name, value in values[quantity.name].items():
-            if quantity.share and not (name == "base" and quantity.prior == 0.0):
-                assert 0.0 < value < 1.0, (quantity.name, name)
-            elif not quantity.share:
-                assert value > quantity.offset, (quantity.name, name)
+    fitted = Calibrated.read()
+    places = [Place(device, stack, "nvlink4", "infiniband") for device in fitted.names("device")
+              for stack in (*fitted.names("stack"), "default")]  # fmt: skip
+    for place in places:
+        for name, value in fitted.at(place).items():
+            quantity = next(q for q in QUANTITIES if q.name == name)
+            assert 0.0 < float(value) < 1.0 if quantity.share else float(value) > quantity.offset, (
+                place,
+                name,
+            )
+    assert (fitted.sd > 0).all()
+
+
+def test_the_file_keeps_the_posterior(tmp_path: Path) -> None:
+    places = [Place("a100", "nemo", "nvlink3", "roce"), Place("h100", "jax", "nvlink4", "infiniband")]
+    parameters = Parameters(places)
+    rows = torch.randn(40, len(parameters), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = Residuals(torch.arange(40), torch.zeros(40), torch.zeros(40, dtype=torch.float64), rows)
+    covariance = posterior(found, parameters.zero(), parameters)
+    prior = torch.diag(parameters.sd**2)
+    assert (torch.linalg.eigvalsh(prior - covariance) > -1e-9).all()  # data never make it wider
+    fitted = Calibrated.of_fit(parameters, parameters.zero(), covariance)
+    fitted.write(tmp_path / "c.yaml", ["a test"], {"seconds": {"family": 0.1}})
+    read = Calibrated.read(tmp_path / "c.yaml")
+    assert read.keys == fitted.keys
+    torch.testing.assert_close(read.sd, fitted.sd, rtol=1e-2, atol=0.0)
+    packed = pack_correlation(fitted.correlation).strip("'")
+    torch.testing.assert_close(
+        unpack_correlation(packed, len(read.keys)), fitted.correlation, rtol=0.0, atol=0.5 / 127 + 1e-12
+    )
+
+
+def test_deviations_of_device_software_and_their_pair_add_up() -> None:
+    place = Place("a100", "nemo", "nvlink3", "roce")
+    parameters = Parameters([place])
+    quantity = next(q for q in QUANTITIES if q.name == "gemm_efficiency")
+    latent = parameters.zero()
+    for scope, name in (("", ""), ("device", "a100"), ("stack", "nemo"), ("device+stack", "a100+nemo")):
+        latent[parameters.index["gemm_efficiency", scope, name]] = 0.1
+    whole = parameters.value(latent, quantity, place)
+    other = parameters.value(latent, quantity, replace(place, stack="unheard"))
+    start = parameters.value(parameters.zero(), quantity, place)
+    assert float(torch.logit(whole) - torch.logit(start)) == pytest.approx(0.4)
+    assert float(torch.logit(other) - torch.logit(start)) == pytest.approx(0.2)
+    fitted = Calibrated.of_fit(parameters, latent)
+    assert fitted.value(quantity, place) == pytest.approx(float(whole))
+
+
+def test_spreads_hold_the_share_that_they_promise() -> None:
+    rng = np.random.default_rng(0)
+    held = [
+        Held(f"fold{i % 7}", "a100", "nemo", float(e), 0.02**2) for i, e in enumerate(rng.normal(0, 0.1, 700))
+    ]
+    width = spread(held)
+    assert width == pytest.approx((0.1**2 - 0.02**2) ** 0.5, rel=0.1)
+    assert covered(held, [width] * len(held)).mean() == pytest.approx(0.8, abs=0.005)
+    assert cross_coverage(held) == pytest.approx(0.8, abs=0.04)
+    few = by_place(held[:2], 0.5)["a100+nemo"]
+    many = by_place(held, 0.5)["a100+nemo"]
+    assert abs(np.log(many / width)) < abs(np.log(few / width))
 
 
 def test_error_figures_by_hand() -> None:
@@ -170,7 +228,25 @@ def test_runs_of_one_job_are_ranked_by_their_seconds(tmp_path: Path) -> None:
         for dp, tp, s in strategies
     ]
     write_rows(tmp_path / "a.csv", [*cells, {"hidden": "2048"}])
-    runs = [case.run for _, case in read_cases(read_folder(str(tmp_path)).rows) if isinstance(case, Case)]
-    [group] = rankings(runs, [1.5, 1.2, 3.3, 9.0, 1.0])
-    assert (group.count, group.best_rank) == (4, 2)
-    assert group.correlation == pytest.approx(0.8)
+    cases = [case for _, case in read_cases(read_folder(str(tmp_path)).rows) if isinstance(case, Case)]
+    [job] = job_rankings(cases, {MODEL: [1.5, 1.2, 3.3, 9.0, 1.0], "roofline": [4.0, 3.0, 2.0, 1.0, 9.0]})
+    assert (job.plans, job.best_place) == (4, 2)
+    assert job.spearman[MODEL] == pytest.approx(0.8)
+    assert (job.regret[MODEL, 1], job.regret[MODEL, 3]) == (1.0, 0.0)
+    assert (job.regret["roofline", 1], job.regret["roofline", 3]) == (3.0, 1.0)
+    # tp x pp is 1, 2, 4, 8: the smallest is the fastest here; chance: mean of 1, 2, 3, 4 over 1, less 1
+    assert job.regret["smallest", 1] == 0.0
+    assert job.random[1] == pytest.approx(1.5)
+    write_rankings(tmp_path / "ranking.csv", [job])
+    head, line = (tmp_path / "ranking.csv").read_text().splitlines()
+    assert head.startswith("job,plans,spearman,regret_1,regret_3,")
+    assert line.rsplit('"', 1)[-1].startswith(",4,0.8,1,0,2,1.5,")
+
+
+@pytest.mark.parametrize("trials", [1, 2, 3])
+def test_the_regret_of_ties_is_the_mean_over_their_orders(trials: int) -> None:
+    rng = np.random.default_rng(trials)
+    scores, truth = np.array([0.0, 1.0, 1.0, 1.0, 2.0]), rng.uniform(1.0, 2.0, 5)
+    orders = [order for order in permutations(range(5)) if (np.diff(scores[list(order)]) >= 0).all()]
+    mean = np.mean([truth[list(order[:trials])].min() for order in orders])
+    assert regret(scores, truth, trials) == pytest.approx(mean / truth.min() - 1.0)

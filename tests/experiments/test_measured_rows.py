@@ -10,7 +10,7 @@ from darts_parallel.errors import ConfigError
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.hardware import networks_of
 from experiments.calibration.outcome import COLUMNS, predict_rows, read_cases
-from experiments.calibration.problems import Case, boundaries_of
+from experiments.calibration.problems import Case, boundaries_of, build_case
 from experiments.calibration.rows import Row, RowError, read_folder
 from experiments.calibration.rules import ALTERNATE, Run, read_run
 from experiments.validate_cost_model import ValidationOptions, validate
@@ -141,7 +141,8 @@ def test_missing_sizes_are_those_that_the_other_rows_state_most_often() -> None:
     ("cells", "edges"),
     [
         ({}, (0, 3, 5, 7, 11)),
-        ({"layers": "10"}, (0, 4, 7, 9, 13)),
+        ({"layers": "11"}, (0, 4, 7, 10, 14)),
+        ({"layers": "10"}, (0, 3, 6, 9, 13)),  # embedding and head as layers of 12
         ({"layers": "10", "notes": "partition by type:transformer|embedding"}, (0, 3, 6, 9, 13)),
         ({"notes": "layers per stage 5 2 2 5 (of 14 entries)"}, (0, 3, 5, 7, 11)),
     ],
@@ -192,3 +193,57 @@ def test_a_run_becomes_the_plan_that_its_row_describes(tmp_path: Path) -> None:
 def test_flags_are_errors_of_their_row_only() -> None:
     with pytest.raises(RowError, match="recompute=perhaps"):
         run_of(recompute="perhaps")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kinds"),
+    [
+        ("12 V100-16GB + 4 T4-16GB", [("v100_16", 3), ("t4", 1)]),
+        ("3 nodes of 4 V100-16GB and 1 node of 4 T4", [("v100_16", 3), ("t4", 1)]),
+        ("T4-16GB (AWS g4dn.12xlarge)", [("t4", 4)]),
+    ],
+)
+def test_nodes_of_several_kinds_are_groups_of_their_own(gpu: str, kinds: list[tuple[str, int]]) -> None:
+    run = run_of(gpu=gpu, gpus_per_node="4", n_gpus="16", dp="4", tp="2", pp="2", precision="fp16")
+    groups = build_case(run).problem.cluster.groups
+    assert [(group.device.name, group.count) for group in groups] == kinds
+
+
+def test_several_gpus_whose_numbers_do_not_add_up_are_refused() -> None:
+    with pytest.raises(RowError, match="numbers are not those of 8"):
+        build_case(run_of(gpu="5 V100 + 4 T4"))
+
+
+def test_racks_are_one_domain_and_narrow_precisions_keep_their_names() -> None:
+    for gpu, precision in (("GB200", "MXFP8"), ("GB300", "NVFP4")):
+        run = run_of(gpu=gpu, gpus_per_node="4", precision=precision)
+        case = build_case(run)
+        assert run.precision == precision.lower()
+        assert case.problem.cluster.one_domain
+        assert len(case.problem.cluster.node_types) == 2
+
+
+def test_states_in_the_cpus_memory_are_skipped_and_context_ranks_share_them() -> None:
+    for notes in ("ScatEmb=Y; full CPU offload", "Opt Offl=Y; Par Offl=N", "cpu offload=True; x"):
+        with pytest.raises(RowError, match="offload"):
+            run_of(notes=notes)
+    run_of(notes="cpu offload=False; Opt Offl=N")
+    shared = run_of(dp="1", tp="2", cp="4", zero="3 (FSDP2)", global_batch="8", num_microbatches="4")
+    assert (shared.zero_stage, shared.shard_size) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("cells", "name"),
+    [
+        ({"source": "github NVIDIA/Megatron-LM images/x.png"}, "megatron_2021"),
+        ({"source": "github NVIDIA/Megatron-LM images/x.png", "gpu": "H100"}, "megatron_core"),
+        ({"source": "dgxc-benchmarking maxtext/README"}, "jax"),
+        ({"source": "dgxc-benchmarking llama3.1/README"}, "nemo"),
+        ({"source": "bigscience gpt2.md L1 (Megatron + Deepspeed ZeRO (old branch))"}, "deepspeed"),
+        ({"source": "bigscience gpt2.md L1 (Megatron + Deepspeed 3D (new branch))"}, "bigscience"),
+        ({"source": "bigscience gpt2.md L1 (HF + Deepspeed Zero 3)"}, "deepspeed_hf"),
+        ({"source": "somebody"}, "default"),
+    ],
+)
+def test_a_stack_is_recognised_by_its_words(cells: dict[str, str], name: str) -> None:
+    assert run_of(**cells).stack.name == name

@@ -1,0 +1,87 @@
+"""What a training software is known to do: its habits on the wire, its efficiencies and its memory.
+
+A file of `conf/software` states the habits (documented by the software itself) and the figures that
+`python -m experiments.calibrate` fitted to runs of it. Efficiencies of products and attention belong to a
+device and a software together: the file holds what the software adds to the logit of the device's share.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from functools import lru_cache
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from darts_parallel.config.cluster import DeviceConfig
+from darts_parallel.config.schema import config_dir
+from darts_parallel.errors import ConfigError
+
+ANY = "any"
+"""Key of an offset for devices on which the software has no runs."""
+HABITS = ("gradient_bytes", "owner_broadcast_ms")
+OFFSETS = "offsets"
+
+
+@dataclass(frozen=True)
+class Software:
+    """A training software; the defaults are what is common to all."""
+
+    name: str = ""
+    gradient_bytes: float | None = None
+    """Bytes of one gradient on the wire; None: those of the accumulated gradient."""
+    owner_broadcast: float = 0.0
+    """Seconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters; 0: gathered."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Fields of `DeviceConfig` that the software decides, by name."""
+    offsets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Added to the logit of a device's share: by field of `DeviceConfig`, then by device (`ANY`: others)."""
+
+    def on(self, device: str, config: DeviceConfig) -> DeviceConfig:
+        """The device's figures under this software.
+
+        Args:
+            device: Name of the device file.
+        """
+        changed: dict[str, Any] = dict(self.values)
+        for name, own in self.offsets.items():
+            share = getattr(config, name)
+            logit = log(share / (1.0 - share)) + own.get(device, own.get(ANY, 0.0))
+            changed[name] = 1.0 / (1.0 + exp(-logit))
+        return replace(config, **changed) if changed else config
+
+
+COMMON = Software()
+
+
+def software_names() -> list[str]:
+    """Names of the files of `conf/software`."""
+    return sorted(file.stem for file in (Path(config_dir()) / "software").glob("*.yaml"))
+
+
+@lru_cache(maxsize=32)
+def read_software(name: str | None) -> Software:
+    """The software of a name; what is common for None.
+
+    Errors:
+        ConfigError: there is no such file, or it has an unknown key.
+    """
+    if name is None:
+        return COMMON
+    names = software_names()
+    if name not in names:
+        near = get_close_matches(name, names, n=1, cutoff=0.0)[0]
+        raise ConfigError(
+            f"training.software={name} must be null or one of {', '.join(names)}; nearest legal: {near}."
+        )
+    text = (Path(config_dir()) / "software" / f"{name}.yaml").read_text(encoding="utf-8")
+    data: dict[str, Any] = yaml.safe_load(text) or {}  # type: ignore[no-untyped-call]
+    offsets = data.pop(OFFSETS, {})
+    gradient, broadcast = data.pop(HABITS[0], None), data.pop(HABITS[1], 0.0)
+    known = {entry.name for entry in fields(DeviceConfig)}
+    for key in (*data, *offsets):
+        if key not in known:
+            raise ConfigError(f"conf/software/{name}.yaml: {key} is not a field of a device.")
+    return Software(name, gradient, broadcast * 1e-3, data, offsets)

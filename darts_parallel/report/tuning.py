@@ -1,0 +1,203 @@
+"""Trials of a few plans: what they say of the others, and which to try next.
+
+The plans of the uniform space, which every trainer runs, in the model's own order; a trial's seconds, memory
+or failure comes back, and the expected seconds of all plans move by the rules of a Gaussian: one scale that
+all plans of the job share (most of what a trial tells), the fitted quantities that the trial's time depends
+on (maximum a posteriori, prior: the shipped posterior), and, where the structure of the model is wrong, a
+residual over dp, tp, pp and micro-batch that near plans share. The order hardly changes; the seconds do.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log, log2
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost.evaluation import CostBreakdown, evaluate
+from darts_parallel.cost.table import build_tables
+from darts_parallel.errors import PlanError
+from darts_parallel.exact.uniform import solve_uniform
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import Problem
+from darts_parallel.report.elasticities import time_elasticities
+from darts_parallel.report.uncertainty import NORMAL, Posterior, Slopes, posterior, time_slopes
+
+CANDIDATES = 24
+"""Plans of the model's order that trials may move; the first three suffice where its structure is right."""
+REPEAT = 0.015
+"""Standard deviation of the logarithm of a repeated measurement (1.0 % median difference of releases)."""
+NEAR = 1.0
+"""Distance in log2 of (dp, tp, pp, micro-batch) over which plans share what the model gets wrong."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was measured of one plan."""
+
+    name: str
+    """Its file."""
+    plan: Plan
+    seconds: float | None
+    """Per iteration; None: it ran out of memory."""
+    memory_bytes: float | None = None
+    """Of the fullest device."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A plan, and what is expected of it after the trials."""
+
+    plan: Plan
+    predicted_s: float
+    """By the model alone."""
+    expected_s: float
+    interval_s: tuple[float, float]
+    """80 %."""
+    trials: int
+    """How often it was tried."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is known after some trials."""
+
+    proposals: tuple[Proposal, ...]
+    """All candidates that are thought to fit, the fastest expected first."""
+    scale: float
+    """Geometric mean of measured over predicted seconds of the trials; 1 without one."""
+    excluded: int
+    """Candidates left out because trials say that they need too much memory."""
+
+    def next(self, top: int) -> list[Proposal]:
+        """The first plans that were not tried yet."""
+        return [proposal for proposal in self.proposals if not proposal.trials][:top]
+
+
+def tune(problem: Problem, first: Plan, trials: Sequence[Trial]) -> Tuning:
+    """Expected seconds of the best plans after some trials.
+
+    Args:
+        first: The plan that the search found; it is a candidate, uniform or not.
+        trials: What was measured; none yet at the first call.
+
+    Errors:
+        PlanError: every candidate is left out by trials that ran out of memory.
+    """
+    plans = _candidates(problem, first, trials)
+    costs = [evaluate(plan, problem) for plan in plans]
+    tried = [[t for t in trials if t.plan == plan] for plan in plans]
+    fits = _fitting(costs, tried)
+    if not any(fits):
+        raise PlanError(
+            "tune.measured: every candidate needs at least the memory of a plan that ran out of it; nearest "
+            "legal: another space (space.recompute=null) or more devices."
+        )
+    mean, variance = _posterior_of(problem, plans, costs, tried)
+    proposals = []
+    for i in range(len(plans)):
+        if fits[i]:
+            middle, half = costs[i].iteration_time_s * exp(mean[i]), exp(NORMAL * float(variance[i]) ** 0.5)
+            proposals.append(
+                Proposal(
+                    plans[i], costs[i].iteration_time_s, middle, (middle / half, middle * half), len(tried[i])
+                )
+            )
+    ratios = [
+        log(t.seconds / cost.iteration_time_s)
+        for own, cost in zip(tried, costs, strict=True)
+        for t in own
+        if t.seconds is not None
+    ]
+    scale = exp(sum(ratios) / len(ratios)) if ratios else 1.0
+    ranked = tuple(sorted(proposals, key=lambda proposal: proposal.expected_s))
+    return Tuning(ranked, scale, len(plans) - len(proposals))
+
+
+def _candidates(problem: Problem, first: Plan, trials: Sequence[Trial]) -> list[Plan]:
+    """The best plans of the uniform space, the plan that was found, and all that were tried."""
+    tables = build_tables(problem, outer_spaces(problem))
+    found = solve_uniform(tables, count=CANDIDATES).alternatives
+    ranked = [candidate.to_plan(tables) for candidate in found]
+    return list(dict.fromkeys([first, *(trial.plan for trial in trials), *ranked]))
+
+
+def _fitting(costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]) -> list[bool]:
+    """Which candidates are thought to fit: by the model, moved by the bytes that trials measured.
+
+    A plan that ran fits. One that ran out of memory does not, nor does any whose fullest device is predicted
+    to be as full.
+    """
+    fill = [max(u / c for u, c in zip(x.memory_bytes, x.capacity_bytes, strict=True)) for x in costs]
+    factors = [
+        log(t.memory_bytes / max(cost.memory_bytes))
+        for own, cost in zip(tried, costs, strict=True)
+        for t in own
+        if t.memory_bytes is not None
+    ]
+    factor = exp(sum(factors) / len(factors)) if factors else 1.0
+    failed = [f for f, own in zip(fill, tried, strict=True) if any(t.seconds is None for t in own)]
+    limit = min(failed, default=float("inf"))
+    ran = [any(t.seconds is not None for t in own) for own in tried]
+    return [done or (share < limit and share * factor <= 1.0) for share, done in zip(fill, ran, strict=True)]
+
+
+def _posterior_of(
+    problem: Problem, plans: Sequence[Plan], costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of log(true / predicted seconds) of every plan after the trials, `(N,)` each."""
+    known = posterior()
+    kernel = _prior(problem, plans, known)
+    rows, ratios = [], []
+    for i, (own, cost) in enumerate(zip(tried, costs, strict=True)):
+        for trial in own:
+            if trial.seconds is not None:
+                rows.append(i)
+                ratios.append(log(trial.seconds / cost.iteration_time_s))
+    if not rows:
+        return torch.zeros(len(plans), dtype=torch.float64), torch.diagonal(kernel).clone()
+    noise = REPEAT**2 * torch.eye(len(rows), dtype=torch.float64)
+    gain = torch.linalg.solve(kernel[rows][:, rows] + noise, kernel[rows]).T
+    mean = gain @ torch.tensor(ratios, dtype=torch.float64)
+    variance = torch.diagonal(kernel) - (gain * kernel[:, rows]).sum(1)
+    return mean, variance.clamp(min=0.0)
+
+
+def _prior(problem: Problem, plans: Sequence[Plan], known: Posterior | None) -> Tensor:
+    """Covariance of log(true / predicted seconds) of all plans before any trial, `(N, N)`."""
+    if known is None or problem.config.cost.name == "searcher":
+        return 0.2**2 + 0.1**2 * _nearness(problem, plans)
+    slopes: list[Slopes] = [time_slopes(known, problem, time_elasticities(plan, problem)) for plan in plans]
+    shared, own = known.job_spread(problem)
+    return known.covariances(slopes) + shared**2 + own**2 * _nearness(problem, plans)
+
+
+def _nearness(problem: Problem, plans: Sequence[Plan]) -> Tensor:
+    """Correlation of what the model gets wrong of two plans, `(N, N)`."""
+    batch = problem.training.global_batch_size
+    places = torch.tensor([_place(plan, batch) for plan in plans], dtype=torch.float64)
+    return torch.exp(-(torch.cdist(places, places) ** 2) / (2.0 * NEAR**2))
+
+
+def _place(plan: Plan, batch: int) -> tuple[float, ...]:
+    """log2 of dp, tp, pp and micro-batch (means over layers), ZeRO stage and recomputation as steps."""
+    count = len(plan.layers)
+    dp, tp = (sum(log2(getattr(layer, name)) for layer in plan.layers) / count for name in ("dp", "tp"))
+    zero = sum(layer.zero_stage for layer in plan.layers) / count
+    again = sum(("none", "selective", "full").index(layer.recompute) for layer in plan.layers) / count
+    micro = log2(batch / plan.num_micro_batches) - dp
+    return dp, tp, log2(plan.pp), micro, zero, again
+
+
+def proposal_dict(proposal: Proposal, file: str, command: str, batch: int) -> Mapping[str, object]:
+    """A proposal for `plan.json`."""
+    return {
+        "plan": file,
+        "description": proposal.plan.describe(batch),
+        "predicted_iteration_time_s": proposal.predicted_s,
+        "expected_iteration_time_s": proposal.expected_s,
+        "iteration_time_interval_s": list(proposal.interval_s),
+        "trials": proposal.trials,
+        "command": command,
+    }

@@ -1,0 +1,304 @@
+"""How sure an answer is: intervals of seconds and memory, and which plans cannot be told apart.
+
+The logarithm of a predicted figure is taken as normal. Its variance is that of the fitted parameters (Laplace
+posterior of `conf/calibrated.yaml`, through the elasticities of the plan; a device, software or link without
+runs adds the prior's variance of its own deviation) plus that of what no parameter holds, read off measured
+runs that were held out, the nearest kind there is: runs of the device and software, runs of the software's
+other sources, or none of that software (`spread` in the file). Intervals hold 80 % of held-out runs
+(`python -m experiments.calibrate` prints how many they hold).
+"""
+
+import base64
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import erf, exp, log, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from darts_parallel.config.schema import config_dir
+from darts_parallel.cost.evaluation import CostBreakdown, hard_plan
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.cluster import Cluster, Device
+from darts_parallel.problem.problem import Problem
+
+STEPS = 127
+NORMAL = 1.2815515655446004
+"""Standard deviations of half of an 80 % interval."""
+UNKNOWN = "family"
+"""Spread of a software without any run."""
+BASE = "base"
+FIGURES = {"layer_overhead_us": "layer_overhead", "reserved_GiB": "reserved"}
+"""Fields of a `Device` by quantity, where they differ."""
+LINKS = {
+    "intra_efficiency": ("intra", "bandwidth"), "inter_efficiency": ("inter", "bandwidth"),
+    "intra_latency_us": ("intra", "latency"), "inter_latency_us": ("inter", "latency"),
+}  # fmt: skip
+FAMILIES = {"a100_40": "a100", "a100_80": "a100", "v100_16": "v100", "h200": "h100"}
+"""Devices whose fitted figures are one."""
+KINDS = {
+    "intra": {150.0: "nvlink2", 300.0: "nvlink3", 450.0: "nvlink4", 900.0: "nvlink5"},
+    "inter": {200.0: "infiniband", 400.0: "infiniband"},
+}
+"""Fitted link by the data sheet's 10^9 bytes/s."""
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """80 % intervals of one plan's figures."""
+
+    iteration_time_s: tuple[float, float]
+    half_width: float
+    """Of the logarithm of the seconds: 0.09 reads as ± 9 %."""
+    memory_bytes: tuple[tuple[float, float], ...]
+    """Of a device of every stage."""
+    out_of_memory: tuple[float, ...]
+    """Probability that a device of the stage needs more than it has."""
+    difference: float
+    """Half width of the logarithm of the ratio of two plans of this job: a smaller difference is none."""
+
+    def label(self) -> str:
+        """The half width for reports, e.g. `± 9 %`."""
+        return f"± {100 * (exp(self.half_width) - 1):.0f} %"
+
+    def indistinguishable(self, seconds: float, others: float) -> bool:
+        """Whether two plans of the job differ by less than the model can tell."""
+        return abs(log(others / seconds)) < self.difference
+
+
+Slopes = Mapping[tuple[str, str, str, str, str], float]
+"""Derivative of a logarithm in each quantity on that quantity's unbounded scale, by quantity, device,
+software, and links inside and between nodes."""
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The posterior of `conf/calibrated.yaml`."""
+
+    quantities: Mapping[str, Any]
+    keys: Mapping[tuple[str, str, str], int]
+    """Place of a latent number by quantity, scope and name."""
+    covariance: Tensor
+    """Shape `(P, P)`."""
+    spread: Mapping[str, Any]
+
+    def variance(self, slopes: Slopes) -> float:
+        """Variance of a logarithm with these derivatives."""
+        return float(self.covariances([slopes])[0, 0])
+
+    def covariances(self, rows: Sequence[Slopes]) -> Tensor:
+        """Covariance of N logarithms, `(N, N)`.
+
+        What has no runs is a deviation of its own, as wide as its prior.
+        """
+        known = torch.zeros(len(rows), len(self.keys), dtype=torch.float64)
+        others: dict[tuple[str, str, str], Tensor] = {}
+        for row, slopes in enumerate(rows):
+            for (quantity, device, stack, intra, inter), slope in slopes.items():
+                place = {"device": device, "stack": stack, "intra": intra, "inter": inter}
+                for scope in self.quantities[quantity]["prior_sd"]:
+                    name = "" if scope == BASE else "+".join(place[part] for part in scope.split("+"))
+                    key = (quantity, "" if scope == BASE else scope, name)
+                    if key in self.keys:
+                        known[row, self.keys[key]] += slope
+                    else:
+                        column = others.setdefault(key, torch.zeros(len(rows), dtype=torch.float64))
+                        column[row] += slope
+        result = known @ self.covariance @ known.T
+        for (quantity, scope, _), column in others.items():
+            sd = float(self.quantities[quantity]["prior_sd"][scope or BASE])
+            result = result + sd**2 * torch.outer(column, column)
+        return result
+
+    def residual(self, part: str, device: str, stack: str) -> float:
+        """Standard deviation of what no parameter explains, for the nearest runs that there are."""
+        spreads = self.spread[part]
+        if not stack:
+            return float(spreads[UNKNOWN])
+        return float(spreads["places"].get(f"{device}+{stack}", spreads["source"]))
+
+    def job_spread(self, problem: Problem) -> tuple[float, float]:
+        """Standard deviations of what all plans of a job share, and of what is each plan's own."""
+        devices = [_family(group.device.name) for group in problem.cluster.groups]
+        whole = max(self.residual("seconds", device, problem.software.name) for device in devices)
+        # a place whose runs scatter less than plans of other jobs do tells its plans apart the better
+        own = min(float(self.spread["seconds"].get("pair", whole)) / sqrt(2.0), whole)
+        return sqrt(max(whole**2 - own**2, 0.0)), own
+
+
+@lru_cache(maxsize=1)
+def posterior() -> Posterior | None:
+    """The shipped posterior; None where the file holds none."""
+    path = Path(config_dir()) / "calibrated.yaml"
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    data: Any = yaml.load(path.read_text(encoding="utf-8"), loader)  # type: ignore[no-untyped-call]
+    keys: dict[tuple[str, str, str], int] = {}
+    sds: list[float] = []
+    for quantity, own in data["quantities"].items():
+        for scope in own["prior_sd"]:
+            pairs = {"": own[BASE]} if scope == BASE else own.get(scope, {})
+            for name, (_, sd) in pairs.items():
+                keys[quantity, "" if scope == BASE else scope, name] = len(sds)
+                sds.append(sd)
+    if not data.get("spread"):
+        return None
+    scale = torch.tensor(sds, dtype=torch.float64)
+    covariance = unpack_correlation(data["correlation"], len(sds)) * scale.unsqueeze(0) * scale.unsqueeze(1)
+    return Posterior(data["quantities"], keys, covariance, data["spread"])
+
+
+def intervals(
+    plan: Plan, problem: Problem, cost: CostBreakdown, elasticities: Mapping[str, float]
+) -> Intervals | None:
+    """Intervals of a plan's seconds and bytes.
+
+    Args:
+        cost: Of the plan.
+        elasticities: Of its seconds in every figure of the hardware (`sensitivity`).
+
+    Returns:
+        None with `cost=searcher`, whose seconds no run has calibrated.
+    """
+    known = posterior()
+    if known is None or problem.config.cost.name == "searcher":
+        return None
+    stack = problem.software.name
+    devices = [_family(group.device.name) for group in problem.cluster.groups]
+    time = known.variance(time_slopes(known, problem, elasticities))
+    time += max(known.residual("seconds", device, stack) for device in devices) ** 2
+    half = NORMAL * sqrt(time)
+    memory, chances = [], []
+    for used, capacity, slopes in zip(
+        cost.memory_bytes, cost.capacity_bytes, _memory_slopes(plan, problem, stack), strict=True
+    ):
+        spread = max(known.residual("memory", device, stack) for device in devices)
+        sd = sqrt(known.variance(slopes) + spread**2)
+        memory.append((used * exp(-NORMAL * sd), used * exp(NORMAL * sd)))
+        chances.append(_tail(log(capacity / used) / sd))
+    return Intervals(
+        (cost.iteration_time_s * exp(-half), cost.iteration_time_s * exp(half)), half, tuple(memory),
+        tuple(chances), NORMAL * sqrt(2.0) * known.job_spread(problem)[1],
+    )  # fmt: skip
+
+
+def uncertainty_scalars(known: Intervals | None) -> dict[str, float]:
+    """Curves of the intervals: ends of the seconds, largest end of the bytes, largest chance of failure."""
+    if known is None:
+        return {}
+    return {
+        "iteration_time_low_s": known.iteration_time_s[0],
+        "iteration_time_high_s": known.iteration_time_s[1],
+        "memory_high_bytes": max(high for _, high in known.memory_bytes),
+        "out_of_memory_probability": max(known.out_of_memory),
+    }
+
+
+def _tail(z: float) -> float:
+    """Chance that a standard normal number is above z."""
+    return 0.5 * (1.0 - erf(z / sqrt(2.0)))
+
+
+def _family(device: str) -> str:
+    return FAMILIES.get(device, device)
+
+
+def time_slopes(known: Posterior, problem: Problem, elasticities: Mapping[str, float]) -> Slopes:
+    """Derivatives of the logarithm of a plan's seconds on the scales of the quantities.
+
+    Args:
+        elasticities: Of the plan's seconds in every figure of the hardware.
+    """
+    stack = problem.software.name
+    cluster, narrow = problem.cluster, f"{problem.training.precision}_efficiency"
+    slopes: dict[tuple[str, str, str, str, str], float] = {}
+    for name, elasticity in elasticities.items():
+        owner, _, field = name.rpartition(".")
+        if not elasticity or not field:
+            continue
+        if owner.startswith("devices."):
+            device = _device(cluster, owner.removeprefix("devices."))
+            quantity = narrow if field == "fp8_efficiency" else next(
+                (q for q, own in FIGURES.items() if own == field), field
+            )  # fmt: skip
+            value = float(getattr(device, field))
+            value *= 1e6 if quantity.endswith("_us") else 1.0
+            place = (_family(device.name), stack, "", "")
+        else:
+            side = "inter" if owner.endswith("inter_node") else "intra"
+            quantity = next((q for q, where in LINKS.items() if where == (side, field)), "")
+            rate, efficiency = _link(problem, owner, side)
+            value = 1.0 if field == "latency" else efficiency
+            kind = KINDS[side].get(rate, "")
+            place = ("", stack, kind if side == "intra" else "", kind if side == "inter" else "")
+        if quantity in known.quantities:
+            key = (quantity, *place)
+            slopes[key] = slopes.get(key, 0.0) + elasticity * _per_unit(known.quantities[quantity], value)
+    return slopes
+
+
+def _per_unit(quantity: Mapping[str, Any], value: float) -> float:
+    """D log(value) / d x on the quantity's unbounded scale."""
+    if quantity["scale"] == "share":
+        return max(1.0 - value, 0.0)
+    above = float(quantity["scale"]["above"])
+    return max(value - above, 0.0) / value
+
+
+def _device(cluster: Cluster, name: str) -> Device:
+    return next(group.device for group in cluster.groups if group.device.name == name)
+
+
+def _link(problem: Problem, owner: str, side: str) -> tuple[float, float]:
+    """Data sheet's 10^9 bytes/s and efficiency of a link named as `sensitivity` names it."""
+    config = problem.config.cluster
+    index = int(owner.split(".")[1]) if owner.startswith("nodes.") else 0
+    group = config.nodes[min(index, len(config.nodes) - 1)]
+    own = group.inter_node if owner.startswith("nodes.") else None
+    link = group.intra_node if side == "intra" else own or config.inter_node
+    return float(link.bandwidth_GBps), float(link.efficiency)
+
+
+def _memory_slopes(plan: Plan, problem: Problem, stack: str) -> Sequence[Slopes]:
+    """Derivatives of the logarithm of every stage's bytes; bytes are linear in each of the factors."""
+    usual = hard_plan(plan, problem)[2].memory[0]
+    cluster = problem.cluster.arranged(plan.node_order)
+    stages = [cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
+    total = usual + torch.tensor([device.reserved for device in stages], dtype=torch.float64)
+    result: list[dict[tuple[str, str, str, str, str], float]] = [{} for _ in stages]
+    for factor in ("state_factor", "activation_factor"):
+        groups = tuple(replace(g, device=_doubled(g.device, factor)) for g in problem.cluster.groups)
+        doubled = replace(problem, cluster=replace(problem.cluster, groups=groups))
+        part = (hard_plan(plan, doubled)[2].memory[0] - usual) / total
+        for slopes, share, device in zip(result, part.tolist(), stages, strict=True):
+            slopes[factor, _family(device.name), stack, "", ""] = share
+    for slopes, device, bytes_ in zip(result, stages, total.tolist(), strict=True):
+        place = _family(device.name)
+        slopes["reserved_GiB", place, stack, "", ""] = float(device.reserved) / bytes_
+    return result
+
+
+def _doubled(device: Device, factor: str) -> Device:
+    if factor == "state_factor":
+        return replace(device, state_factor=2.0 * float(device.state_factor))
+    return replace(device, activation_factor=2.0 * float(device.activation_factor))
+
+
+def pack_correlation(correlation: Tensor) -> str:
+    """The lower triangle of a correlation matrix `(P, P)` as YAML text: steps of 1/127, zlib, base85."""
+    rows, columns = np.tril_indices(len(correlation), -1)
+    steps = np.rint(correlation.numpy()[rows, columns] * STEPS).astype(np.int8)
+    return "'" + base64.b85encode(zlib.compress(steps.tobytes(), 9)).decode() + "'"
+
+
+def unpack_correlation(text: str, size: int) -> Tensor:
+    """The matrix that `pack_correlation` packed, `(size, size)`."""
+    steps = np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype=np.int8)
+    lower = np.zeros((size, size))
+    lower[np.tril_indices(size, -1)] = steps / STEPS
+    return torch.from_numpy(lower + lower.T + np.eye(size))

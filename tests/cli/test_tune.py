@@ -1,0 +1,83 @@
+"""`darts-parallel tune`: proposals, trials by list or file, sentences for wrong ones, the loop on gloo."""
+
+import json
+
+import pytest
+
+from darts_parallel.cli.arguments import flags_first
+from darts_parallel.errors import ConfigError
+from darts_parallel.plan.file import read_own_problem, read_plan
+from darts_parallel.run.measure import execute
+from darts_parallel.run.settings import RunSettings
+from darts_parallel.run.workers import Workers
+from tests.support.commands import QUIET, Command
+from tests.support.running import TINY
+
+SMALL = (*TINY, *QUIET, "cluster.nodes.0.count=1", "cluster.nodes.0.gpus=2", "space=executable",
+         "space.kind=uniform", "space.recompute=[none,full]", "space.num_micro_batches=[2,4]",
+         "search.exact_seconds=20")  # fmt: skip
+
+
+def test_the_loop_closes_on_this_machine(command: Command) -> None:
+    """Search, propose, run three plans with gloo, replan: the seconds of every plan follow the trials."""
+    assert command(*SMALL, "hydra.run.dir=first").status == 0
+    first = command("tune", "first/plan.json", "--top", "3", *QUIET, "hydra.run.dir=tried")
+    assert first.status == 0, first.err
+    assert "Try next" in first.out
+    state = json.loads((command.folder / "tried/plan.json").read_text())["tune"]
+    assert [entry["trials"] for entry in state["next"]] == [0, 0, 0]
+    assert state["scale"] == 1.0
+    problem_file = command.folder / "first/plan.json"
+    trials = []
+    settings = RunSettings(plan=str(problem_file), steps=2, warmup=1, device="cpu", timeout_s=60)
+    with Workers(2, 60.0, "cpu") as workers:
+        for number in (1, 2, 3):
+            path = command.folder / f"tried/plan_{number}.json"
+            problem = read_own_problem(str(path))
+            outcome = workers.run(execute, problem, read_plan(str(path), problem), settings, "cpu")[0]
+            assert outcome.measurement is not None
+            trials.append((f"tried/plan_{number}.json", outcome.measurement.iteration_time_s))
+    rows = ["plan,seconds,memory_gb,oom", *(f"{path},{seconds!r},," for path, seconds in trials)]
+    (command.folder / "trials.csv").write_text("\n".join(rows) + "\n")
+    done = command("tune", "first/plan.json", *QUIET, "tune.measured=trials.csv", "hydra.run.dir=after")
+    assert done.status == 0, done.err
+    after = json.loads((command.folder / "after/plan.json").read_text())["tune"]
+    assert after["scale"] != 1.0
+    tried = {entry["plan"]: entry["seconds"] for entry in after["trials"]}
+    assert tried == {path: pytest.approx(seconds) for path, seconds in trials}
+    best = after["best"]
+    assert best["expected_iteration_time_s"] == pytest.approx(
+        best["predicted_iteration_time_s"] * after["scale"], rel=0.5
+    )
+
+
+WRONG = (
+    ("[{plan: first/plan.json}]", "must say seconds, or oom: true"),
+    ("[{plan: first/plan.json, seconds: -1}]", "seconds=-1 must be a number above 0"),
+    ("[{seconds: 1}]", "must have the keys plan and seconds"),
+    ("[{plan: none.json, seconds: 1}]", "none.json cannot be read"),
+    ("nothing.csv", "tune.measured=nothing.csv cannot be read"),
+)
+
+
+def test_a_wrong_trial_is_one_sentence(command: Command) -> None:
+    assert command(*SMALL, "hydra.run.dir=first").status == 0
+    for trial, words in WRONG:
+        outcome = command("tune", "first/plan.json", *QUIET, f"tune.measured={trial}", "hydra.run.dir=next")
+        assert outcome.status == 2
+        assert words in outcome.err
+        assert not (command.folder / "next/plan.json").exists()
+
+
+def test_the_verb_and_its_flag_are_overrides() -> None:
+    assert flags_first(["tune", "p.json", "--top", "5"]) == ["tune.from=p.json", "tune.top=5"]
+    assert flags_first(["--top=2", "tune", "p.json"]) == ["tune.from=p.json", "tune.top=2"]
+    for wrong in (
+        ["tune", "p.json", "--top"],
+        ["--top", "3", "plan=p.json"],
+        ["tune", "p.json", "--top", "x"],
+    ):
+        with pytest.raises(ConfigError, match=r"nearest legal: darts-parallel tune plan\.json"):
+            flags_first(wrong)
+    with pytest.raises(ConfigError, match="tune needs the plan of the job"):
+        flags_first(["tune"])

@@ -1,0 +1,79 @@
+"""What a training software changes: its figures on a device, and what it sends."""
+
+from dataclasses import replace
+from math import log
+
+import pytest
+
+from darts_parallel.config.composition import load_config
+from darts_parallel.cost.compute import CAST_BYTES, weight_cast_seconds
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.errors import ConfigError
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.problem.software import ANY, COMMON, Software, read_software, software_names
+
+JOB = ["model=toy", "cluster=toy", "training=toy", "cluster.nodes.0.count=1"]
+
+
+def plan_of(problem: Problem, zero: int) -> Plan:
+    layers = problem.num_layers
+    return Plan(1, (0, layers), (LayerStrategy(1, problem.cluster.num_devices, zero),) * layers)
+
+
+def seconds(problem: Problem, software: Software, zero: int = 1) -> float:
+    return evaluate(plan_of(problem, zero), replace(problem, software=software)).iteration_time_s
+
+
+def test_every_shipped_software_is_read_and_changes_a_device() -> None:
+    device = load_config(["cluster=h100_1x8"]).cluster.devices["h100"]
+    for name in software_names():
+        software = read_software(name)
+        assert software.name == name
+        assert software.on("h100", device) != device
+    assert COMMON.on("h100", device) is device
+    assert {"megatron_core", "nemo", "torchtitan", "deepspeed", "nanotron"} <= set(software_names())
+
+
+def test_offsets_belong_to_the_device_else_to_any() -> None:
+    device = load_config(["cluster=h100_1x8"]).cluster.devices["h100"]
+    software = Software(
+        "s", values={"layer_overhead_us": 7.0}, offsets={"gemm_efficiency": {ANY: 0.1, "h100": 0.5}}
+    )
+    share = device.gemm_efficiency
+    for name, offset in (("h100", 0.5), ("b200", 0.1)):
+        new = software.on(name, device)
+        assert new.layer_overhead_us == 7.0
+        logit = log(new.gemm_efficiency / (1 - new.gemm_efficiency)) - log(share / (1 - share))
+        assert logit == pytest.approx(offset)
+
+
+def test_an_unknown_software_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"software=megatron-core .*nearest legal: megatron_core"):
+        load_problem([*JOB, "training.software=megatron-core"])
+
+
+def test_gradients_of_16_bits_take_half_the_wire_and_owners_are_waited_for() -> None:
+    problem = load_problem([*JOB, "training.precision=bf16"])
+    whole, half = seconds(problem, COMMON), seconds(problem, Software(gradient_bytes=2))
+    assert half < whole
+    assert seconds(problem, Software(gradient_bytes=4)) == whole
+    owners = problem.cluster.num_devices
+    waiting = seconds(problem, Software(owner_broadcast=2.7e-3))
+    assert waiting - whole == pytest.approx(owners * 2.7e-3, rel=0.02)
+    assert seconds(problem, Software(owner_broadcast=2.7e-3), zero=0) == seconds(problem, COMMON, zero=0)
+
+
+def test_weights_are_cast_once_an_iteration_whatever_the_micro_batches() -> None:
+    problem = load_problem(
+        ["model=llama3_8b", "training=llama3_8b", "cluster=h100_1x8", "training.precision=fp8"]
+    )
+    device = problem.cluster.groups[0].device
+    block = problem.model.layers[1]
+    one = float(weight_cast_seconds(block, 1.0, device))  # type: ignore[arg-type]
+    elements = sum(g.out_features * g.in_features for g in block.gemms)
+    assert one == pytest.approx(
+        CAST_BYTES * elements / float(device.memory_bandwidth * device.memory_efficiency)
+    )
+    sixteen = load_problem(["model=llama3_8b", "training=llama3_8b", "cluster=h100_1x8"])
+    assert float(weight_cast_seconds(block, 1.0, sixteen.cluster.groups[0].device)) == 0.0  # type: ignore[arg-type]

@@ -1,0 +1,68 @@
+"""Trials: seconds of untried plans follow the scale, out of memory excludes, a surprise changes the best."""
+
+from math import log
+
+import pytest
+
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.errors import PlanError
+from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.tuning import Trial, Tuning, tune
+
+
+@pytest.fixture(scope="module")
+def job() -> tuple[Problem, Tuning]:
+    problem = load_problem(
+        ["model=toy", "cluster=toy", "training=toy", "space.recompute=none", "space.sequence_parallel=false"]
+    )
+    return problem, tune(problem, _first(problem), [])
+
+
+def _first(problem: Problem) -> object:
+    from darts_parallel.exact.uniform import find_plan
+
+    return find_plan(problem).plan
+
+
+def test_without_trials_the_order_is_the_models(job: tuple[Problem, Tuning]) -> None:
+    _, state = job
+    alone = [p.predicted_s for p in state.proposals]
+    assert alone == sorted(alone)
+    assert [p.expected_s for p in state.proposals] == pytest.approx(alone)
+    assert len(state.next(3)) == 3
+
+
+def test_one_trial_moves_all_seconds_and_narrows_them(job: tuple[Problem, Tuning]) -> None:
+    problem, before = job
+    first = before.proposals[0]
+    after = tune(problem, first.plan, [Trial("a", first.plan, 1.3 * first.predicted_s)])
+    assert after.scale == pytest.approx(1.3)
+    shifts = [log(p.expected_s / p.predicted_s) / log(1.3) for p in after.proposals]
+    assert min(shifts) > 0.4
+    assert max(shifts) < 1.3
+    widths = [{p.plan: log(p.interval_s[1] / p.expected_s) for p in s.proposals} for s in (before, after)]
+    assert all(widths[1][plan] < widths[0][plan] for plan in widths[1])
+    assert first.plan not in [p.plan for p in after.next(3)]
+
+
+def test_a_plan_that_ran_out_of_memory_takes_the_fuller_ones_with_it(job: tuple[Problem, Tuning]) -> None:
+    problem, before = job
+
+    def fill(plan: object) -> float:
+        cost = evaluate(plan, problem)  # type: ignore[arg-type]
+        return max(u / c for u, c in zip(cost.memory_bytes, cost.capacity_bytes, strict=True))
+
+    failed = sorted(before.proposals, key=lambda p: fill(p.plan))[len(before.proposals) // 2].plan
+    after = tune(problem, before.proposals[0].plan, [Trial("a", failed, None)])
+    assert after.excluded > 0
+    assert all(fill(p.plan) < fill(failed) for p in after.proposals)
+    lightest = min(before.proposals, key=lambda p: fill(p.plan)).plan
+    with pytest.raises(PlanError, match="every candidate needs"):
+        tune(problem, lightest, [Trial("a", lightest, None)])
+
+
+def test_a_plan_measured_faster_than_expected_becomes_the_best(job: tuple[Problem, Tuning]) -> None:
+    problem, before = job
+    first, second = before.proposals[0], before.proposals[5]
+    trials = [Trial("a", first.plan, first.predicted_s), Trial("b", second.plan, 0.6 * first.predicted_s)]
+    assert tune(problem, first.plan, trials).proposals[0].plan == second.plan

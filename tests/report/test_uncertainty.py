@@ -1,0 +1,81 @@
+"""Intervals: as wide as what is known, on the scales of the fit, and honest about memory."""
+
+from dataclasses import replace
+from math import log
+
+import pytest
+import torch
+
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.elasticities import time_elasticities
+from darts_parallel.report.plan_json import plan_dict
+from darts_parallel.report.uncertainty import Intervals, Posterior, intervals, posterior
+
+JOB = ["model=llama3_8b", "cluster=h100_1x8", "training=llama3_8b", "training.global_batch_size=16"]
+PLAN = Plan(8, (0, 35), (LayerStrategy(4, 2, 1),) * 35)
+
+
+def known(problem: Problem, plan: Plan = PLAN) -> Intervals:
+    found = intervals(plan, problem, evaluate(plan, problem), time_elasticities(plan, problem))
+    assert found is not None
+    return found
+
+
+def test_a_software_with_runs_is_surer_than_one_without() -> None:
+    common, named = (load_problem([*JOB, *own]) for own in ([], ["training.software=nemo"]))
+    wide, narrow = known(common), known(named)
+    assert narrow.half_width < wide.half_width
+    for problem, found in ((common, wide), (named, narrow)):
+        low, high = found.iteration_time_s
+        seconds = evaluate(PLAN, problem).iteration_time_s
+        assert low < seconds < high
+        assert log(high / seconds) == pytest.approx(log(seconds / low))
+        assert found.difference <= 1.5 * found.half_width
+        assert found.indistinguishable(seconds, seconds * 1.001)
+        assert not found.indistinguishable(seconds, seconds * 3.0)
+
+
+def test_the_chance_of_running_out_of_memory_falls_with_more_of_it() -> None:
+    problem = load_problem(JOB)
+    used = evaluate(PLAN, problem).memory_bytes[0]
+    chances = []
+    for factor in (0.7, 1.0, 1.4):
+        devices = problem.cluster.groups[0].device
+        group = replace(problem.cluster.groups[0], device=replace(devices, memory=used * factor))
+        changed = replace(problem, cluster=replace(problem.cluster, groups=(group,)))
+        chances.append(known(changed).out_of_memory[0])
+    assert chances[0] > 0.8
+    assert chances[1] == pytest.approx(0.5)
+    assert chances[2] < 0.2
+
+
+def test_covariances_add_the_prior_of_what_has_no_runs() -> None:
+    shipped = posterior()
+    assert shipped is not None
+    quantity = {"prior_sd": {"base": 0.4, "device": 0.3, "stack": 0.2}, "scale": "share"}
+    own = Posterior(
+        {"gemm_efficiency": quantity},
+        {("gemm_efficiency", "", ""): 0, ("gemm_efficiency", "device", "h100"): 1},
+        torch.tensor([[0.04, -0.03], [-0.03, 0.05]], dtype=torch.float64),
+        shipped.spread,
+    )
+    seen, other = (
+        {("gemm_efficiency", device, "nemo", "", ""): slope} for device, slope in (("h100", 2.0), ("x", 1.0))
+    )
+    # base and device by their covariance, software by its prior; another device by its prior too
+    expected = [[4 * (0.03 + 0.2**2), 2 * (0.01 + 0.2**2)], [2 * (0.01 + 0.2**2), 0.04 + 0.3**2 + 0.2**2]]
+    found = own.covariances([seen, other])
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    assert own.variance(seen) == pytest.approx(expected[0][0])
+
+
+def test_plan_json_holds_the_intervals() -> None:
+    problem = load_problem(JOB)
+    cost = evaluate(PLAN, problem)
+    predicted = plan_dict(problem, PLAN, cost, None, [])["predicted"]
+    low, high = predicted["iteration_time_interval_s"]
+    assert low < predicted["iteration_time_s"] < high
+    assert len(predicted["memory_interval_bytes"]) == len(predicted["out_of_memory_probability"]) == 1
+    assert predicted["indistinguishable_below"] > 0
