@@ -31,7 +31,7 @@ BAD = [
     ({"global_batch": "33"}, "global_batch=33 is not a multiple of dp=4"),
     ({"micro_batch": "3"}, "is not global_batch=32"),
     ({"iteration_s": "", "memory_gb": ""}, "no seconds or memory measured"),
-    ({"model": "Mixtral-8x7B"}, "mixture of experts"),
+    ({"model": "Unheard-8x9B"}, "mixture of experts whose sizes"),
     ({"notes": "ANOMALOUS: paused"}, "flagged in the notes"),
     ({"precision": "fp8"}, "training.precision=fp8"),
     ({"heads": "9"}, "model.num_heads=9"),
