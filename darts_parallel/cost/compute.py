@@ -186,3 +186,15 @@ def recomputed_seconds(
         for gemm in part.gemms:
             total = total + gemm_seconds(gemm, tokens, tp, device, width)
     return total
+
+
+def exposed(compute: Tensor, communication: Tensor, device: Device) -> Tensor:
+    """Seconds by which `communication` beside `compute` lengthens it.
+
+    `T = (a^g + b^g)^(1/g)` (Pollux, Qiao et al. 2021, equation 11), minus `a`, in a form that is
+    exact for small ratios and overflows for none. g = 1 hides nothing, a large g all but the longer one.
+    """
+    g, ratio = device.overlap_exponent, communication / compute
+    less, more = ratio.clamp(max=1.0), ratio.clamp(min=1.0)
+    longer = torch.log(more) + torch.log1p(more ** (-g)) / g
+    return compute * torch.expm1(torch.where(ratio <= 1.0, torch.log1p(less**g) / g, longer))

@@ -11,6 +11,7 @@ from darts_parallel.cost.collectives import RingGroup, all_reduce, reduce_scatte
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
     FUSED_BACKWARD_FACTOR,
+    exposed,
     forward_seconds,
     gemm_seconds,
     recomputed_seconds,
@@ -61,18 +62,6 @@ class LayerCosts:
     """Bytes kept for backward per micro-batch in flight."""
     working: Tensor
     """Bytes that exist only while the layer is computed."""
-
-
-def exposed(compute: Tensor, communication: Tensor, device: Device) -> Tensor:
-    """Seconds by which `communication` beside `compute` lengthens it.
-
-    `T = (a^g + b^g)^(1/g)` (Pollux, Qiao et al. 2021, equation 11), minus `a`, in a form that is
-    exact for small ratios and overflows for none. g = 1 hides nothing, a large g all but the longer one.
-    """
-    g, ratio = device.overlap_exponent, communication / compute
-    less, more = ratio.clamp(max=1.0), ratio.clamp(min=1.0)
-    longer = torch.log(more) + torch.log1p(more ** (-g)) / g
-    return compute * torch.expm1(torch.where(ratio <= 1.0, torch.log1p(less**g) / g, longer))
 
 
 def layer_costs(
@@ -322,8 +311,7 @@ def _sharding_seconds(
     and backward. Each runs beside the computation of the same layer. With hybrid sharding all of this
     stays inside a shard group, and once per iteration the groups all-reduce their shards (the two hops
     of MiCS, Zhang et al. 2022, arXiv 2205.00119, section 3.4). Gradients travel at their bits and at the
-    width of the software, parameters as they are. A software that returns parameters by one broadcast for
-    every owner waits for each of them (`Software.owner_broadcast`; a stage's layers share it by size).
+    software's width, parameters as they are; layers share the broadcasts of their owners by size.
     """
     group = problem.cluster.groups[topology.group]
     links, software = problem.cluster.stage_links(topology), problem.software
@@ -350,13 +338,10 @@ def _sharding_seconds(
         backward, torch.where(zero == 0, 2.0 * scatter, torch.where(zero == 1, scatter, 0.0) + replicas)
     )
     gathered = torch.where((zero == 1) | (zero == 2), beside(forward, gather), none)
-    if software.owner_broadcast:
-        stages = problem.cluster.num_devices / sum(topology.counts)
-        share = stages * parts[0].parameters / problem.model.num_parameters * choices.tp
-        owners = torch.where(choices.shards > 1, choices.shards, 0.0)
-        gathered = gathered + torch.where(
-            (zero == 1) | (zero == 2), software.owner_broadcast * owners * share, 0.0
-        )
+    stages = problem.cluster.num_devices / sum(topology.counts)
+    share = stages * parts[0].parameters / problem.model.num_parameters * choices.tp
+    owners = choices.shards * ((choices.shards > 1) & ((zero == 1) | (zero == 2)))
+    gathered = gathered + software.owner_broadcast * owners * share
     return {"forward": per_forward, "backward": per_backward, "iteration": last + gathered}
 
 
