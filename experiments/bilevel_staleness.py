@@ -9,6 +9,7 @@ training had the test loss that a way ends with. Seconds of an asynchronous step
 synchronous plan of the same pipeline degree without its bubble; time to target is their product.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import exp
@@ -26,7 +27,7 @@ from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.exact.layerwise import find_plan
-from darts_parallel.plan.file import write_text
+from darts_parallel.plan.file import write_json, write_text
 from darts_parallel.problem.problem import load_problem
 from experiments.options import run_main
 from experiments.results_page import publish
@@ -155,6 +156,17 @@ def table(options: StalenessOptions, runs: dict[tuple[str, int], Retrained]) -> 
     return f"{note}\n\n" + "\n".join(lines) + "\n"
 
 
+def _path(folder: Path, way: str, seed: int) -> Path:
+    """File of one training, so that a run that is stopped goes on where it was."""
+    return folder / f"{way.replace(' ', '_').replace(',', '')}-{seed}.json"
+
+
+def _read(path: Path) -> Retrained:
+    data = json.loads(path.read_text(encoding="utf-8"))
+    training, test = (tuple((step, loss) for step, loss in data[name]) for name in ("training", "test"))
+    return Retrained(training, test)
+
+
 def run(options: StalenessOptions) -> int:
     """All ways and seeds."""
     torch.set_num_threads(1)
@@ -163,10 +175,17 @@ def run(options: StalenessOptions) -> int:
     problem = load_problem(["experiment=bilevel", *options.problem])
     keys = [(way, seed) for seed in options.seeds for way in WAYS]
     settings = replace(BilevelSettings.of(problem, 0), retrain_steps=options.steps)
-    arguments = [(way, settings, corpus, 100_000 + seed, options.steps) for way, seed in keys]
+    done = {key: _read(path) for key in keys if (path := _path(folder, *key)).exists()}
+    left = [key for key in keys if key not in done]
+    arguments = [(way, settings, corpus, 100_000 + seed, options.steps) for way, seed in left]
+
+    def on_done(number: int, curves: Retrained) -> None:
+        write_json(_path(folder, *left[number - 1]), {"training": curves.training, "test": curves.test})
+        print(f"{len(done) + number} of {len(keys)}", flush=True)
+
     with Jobs(options.processes) as jobs:
-        found = jobs.map(train_way, arguments, lambda done, _: print(f"{done} of {len(keys)}", flush=True))
-    text = table(options, dict(zip(keys, found, strict=True)))
+        found = done | dict(zip(left, jobs.map(train_way, arguments, on_done), strict=True))
+    text = table(options, found)
     write_text(folder / "table.md", text)
     print(text)
     if options.publish:
