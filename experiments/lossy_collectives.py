@@ -6,6 +6,7 @@ Four gloo processes reduce float32 numbers exactly and at 8, 4 and 2 bits (`dart
 the medians stand the bytes of one all-reduce on the wire as the cost model counts them.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,9 +52,10 @@ def run(options: CollectiveOptions) -> int:
                 cells = (f"{size:,}", f"{bits if lossy else 'exact'}", f"{1e3 * seconds:.2f}",
                          f"{seconds / exact:.2f}", f"{wire:.3f}")  # fmt: skip
                 lines.append("| " + " | ".join(cells) + " |")
+    load = f"load average {os.getloadavg()[0]:.0f} on {os.cpu_count()} CPUs"
     text = (
         f"Medians of {options.repeats}, the slowest of {options.processes} processes of one machine, whose "
-        "memory is the network.\n\n"
+        f"memory is the network; {load}.\n\n"
     ) + "\n".join(lines)
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ def lossy_all_reduce(tensor: Tensor, bits: int, group: dist.ProcessGroup | None 
         torch.empty(world, summed.scales.shape[1], dtype=torch.float32),
     )
     for received, sent in ((whole.levels, summed.levels), (whole.scales, summed.scales)):
-        dist.all_gather_into_tensor(received.view(-1), sent.view(-1), group=group)
+        dist.all_gather_single(received.view(-1), sent.view(-1), group=group)
     return unpack(whole, bits).flatten()[:size].view_as(tensor)
 
 
