@@ -86,6 +86,23 @@ def legal_tensor_degrees(problem: Problem) -> list[int]:
     return [tp for tp in legal if tp in known]
 
 
+def batch_note(problem: Problem) -> str:
+    """Say how far a global batch that divides badly over the GPUs bounds data parallelism; else empty.
+
+    Replicas are never idle: what the batch cannot use goes to the other degrees.
+    """
+    devices, batch = problem.cluster.num_devices, problem.training.global_batch_size
+    most = max(dp for dp in divisors(devices) if batch % dp == 0)
+    if 2 * most > min(devices, batch):
+        return ""
+    near = min((b for b in range(batch - devices, batch + devices + 1) if b > 0 and not b % (2 * most)),
+               key=lambda b: (abs(b - batch), b))  # fmt: skip
+    return (
+        f"training.global_batch_size={batch} divides over dp {most} at most of {devices} GPUs: tp, cp "
+        f"and pp take the rest, and {near} would divide over dp {2 * most}"
+    )
+
+
 def virtual_stage_counts(problem: Problem, pp: int) -> list[int]:
     """Stages that a device may hold: 1, and without a pin only numbers that divide the blocks evenly.
 

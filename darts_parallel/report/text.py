@@ -13,6 +13,7 @@ from rich.text import Text
 
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
 from darts_parallel.gradient.result import SearchResult
+from darts_parallel.plan.degrees import batch_note
 from darts_parallel.plan.space import left_out
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner.verification import Verification
@@ -235,6 +236,9 @@ def _headline(
         nodes = ", ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in problem.cluster.groups)
         console.print(Text(f"{amount.words()}, {config.objective.num_iterations:,.0f} iterations on {nodes}"))
     console.print(Text(known))
+    note = batch_note(problem)
+    if note:
+        console.print(Text(note))
     if not cost.feasible:
         console.print(Text("This plan does not fit: a stage is over its memory or breaks a rule.", "red"))
 

@@ -128,8 +128,11 @@ def predicted_cost(plan: Plan, problem: Problem) -> CostBreakdown | None:
 def main() -> int:
     """Entry point; of several processes only the first prints what all of them refuse."""
     # workers are stopped on the way out
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
-    return run_main("darts_parallel.run", __doc__, RunSettings, run)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
+    try:
+        return run_main("darts_parallel.run", __doc__, RunSettings, run)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

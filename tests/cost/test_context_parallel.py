@@ -1,6 +1,7 @@
 """Context parallelism: what it divides, what it sends, where it is legal."""
 
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -150,3 +151,15 @@ def test_tensor_parallel_groups_wider_than_a_node_are_priced_and_searched_only_w
     once = 2 * float(reduce_scatter(size, RingGroup(four, two, four), group.intra_node, inter))
     count = sum(layer.tp_collectives + layer.tp_collectives_backward for layer in problem.model.layers)
     assert found == pytest.approx(2 * count * once, rel=1e-9)
+
+
+def test_a_context_group_that_leaves_a_node_takes_the_nodes_own_link() -> None:
+    problem = load_problem([*PLAIN, "cluster.nodes.0.gpus=1", "cluster.nodes.0.count=8"])
+    (group,) = problem.cluster.groups
+    slow = replace(problem.cluster.inter_node, bandwidth=problem.cluster.inter_node.bandwidth / 100)
+    own = replace(problem.cluster, groups=(replace(group, inter_node=slow),))
+    everywhere = replace(problem.cluster, inter_node=slow)
+    clusters = (problem.cluster, own, everywhere)
+    times = [cost(replace(problem, cluster=cluster), 4).iteration_time_s for cluster in clusters]
+    assert times[1] == pytest.approx(times[2], rel=1e-12)
+    assert times[1] > 2 * times[0]

@@ -5,7 +5,7 @@ import pytest
 
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.degrees import divisors, tensor_degrees
+from darts_parallel.plan.degrees import batch_note, divisors, tensor_degrees
 from darts_parallel.plan.space import left_out, outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
 
@@ -156,3 +156,13 @@ def test_orders_of_nodes_that_are_not_tried_are_named_and_too_many_refused() -> 
     assert left_out(load_problem(mixed)) == ()
     with pytest.raises(ConfigError, match=r"node_orders=all means 601,080,390 orders.*nearest legal"):
         outer_spaces(load_problem([*many, "space.pp=32", "space.node_orders=all"]))
+
+
+def test_a_batch_that_divides_badly_is_said_with_one_that_divides() -> None:
+    assert batch_note(toy()) == ""
+    note = batch_note(toy("training.global_batch_size=3"))
+    assert note.startswith("training.global_batch_size=3 divides over dp 1 at most of 8 GPUs")
+    assert batch_note(toy("training.global_batch_size=2")) == ""
+    near = re.search(r"and (\d+) would divide over dp 2", note)
+    assert near is not None
+    assert int(near.group(1)) % 2 == 0

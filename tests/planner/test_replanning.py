@@ -212,3 +212,17 @@ def test_a_file_that_is_no_plan_is_refused_under_the_key_that_named_it(
     assert outcome.status == 2
     assert re.search(rf"^darts-parallel: replan\.from=p\.json.*{words}.*\.$", outcome.err)
     assert list(command.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
+def test_interleaved_plans_are_replanned_from_and_to(before: int, after: int) -> None:
+    few = [*TOY, "search.num_steps=5", "search.num_restarts=2", "search.polish_starts=2", *PINS[:3]]
+    few.append("space=uniform")
+    old = load_problem([*few, f"space.virtual_stages={before}", "space.pp=2"])
+    strategy, layers = LayerStrategy(1, 4, 1), old.num_layers
+    edges = (0, 2, 3, 4, layers) if before == 2 else (0, 3, layers)
+    plan = Plan(4, edges, (strategy,) * layers, virtual_stages=before)
+    problem = load_problem([*few, f"space.virtual_stages={after}", "space.pp=2", "cluster.nodes.0.count=4"])
+    found = replan(problem, plan, old).result
+    assert found.plan.virtual_stages == after
+    assert evaluate(found.plan, problem).feasible

@@ -24,6 +24,7 @@ from darts_parallel.plan.space import layer_choices, outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.plan_json import plan_dict
+from darts_parallel.run import workers
 from darts_parallel.run.__main__ import main
 from darts_parallel.run.hardware import Machine, device_for, require_torch
 from darts_parallel.run.workers import GroupError, Workers, process_group
@@ -279,3 +280,41 @@ def test_a_taken_port_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
             process_group(torch.device("cpu"), 0, 1, 5.0),
         ):
             raise AssertionError("the group must not stand")
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK must be set where WORLD_SIZE is"),
+        ({"RANK": "0", "WORLD_SIZE": "two", "MASTER_ADDR": "here", "MASTER_PORT": "1"}, "WORLD_SIZE=two"),
+    ],
+)
+def test_half_of_torchruns_environment_is_refused(
+    variables: dict[str, str],
+    sentence: str,
+    two: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert command(monkeypatch, f"plan={two}") == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_worker_ends_when_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = iter([7, 7, 1])
+    ended: list[int] = []
+
+    def end(status: int) -> None:
+        ended.append(status)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(workers, "WATCH_S", 0.0)
+    with pytest.raises(SystemExit):
+        workers._end_with_parent(7)
+    assert ended == [1]
