@@ -1,11 +1,15 @@
 """Equal names for equal things: strategies that change nothing for a layer follow the other layers."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import CostTable
+
+PAIRS = 1 << 24
+"""Comparisons that are made at once."""
 
 
 def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
@@ -47,14 +51,48 @@ def without_dominated(table: CostTable) -> CostTable:
     else:
         seconds = [table.time, table.time + table.sync]
     figures = [*seconds, table.once, table.static, table.activation, table.working]
-    rows = torch.cat([values.flatten(0, -2) for values in figures])
-    no_worse = (rows.unsqueeze(1) <= rows.unsqueeze(2)).all(0)  # [a, b]: b is no worse than a
-    legal = (table.allowed.unsqueeze(2) <= table.allowed.unsqueeze(1)).all(0)
-    if table.kind_allowed is not None:
-        legal &= (table.kind_allowed.unsqueeze(2) <= table.kind_allowed.unsqueeze(1)).all(0)
-    same = table.layout.unsqueeze(0) == table.layout.unsqueeze(1)
-    beats = no_worse & legal & same
-    first = torch.arange(len(rows[0]))
-    earlier = first.unsqueeze(0) < first.unsqueeze(1)
-    dominated = (beats & (~beats.T | earlier)).any(1)
+    rows = [_distinct_layers(values).flatten(0, -2) for values in figures]
+    dominated = torch.zeros(len(table.choices), dtype=torch.bool)
+    for layout in table.layout.unique():
+        mine = torch.nonzero(table.layout == layout).squeeze(1)
+        legal = [table.allowed[:, mine]]
+        legal += [] if table.kind_allowed is None else [table.kind_allowed[:, mine]]
+        # what is not allowed counts as dear
+        barred = [(~allowed).to(torch.float64) for allowed in legal]
+        dominated[mine] = _dominated([*barred, *(values[:, mine] for values in rows)])
     return table.keep_choices(torch.nonzero(~dominated).squeeze(1))
+
+
+def _distinct_layers(values: torch.Tensor) -> torch.Tensor:
+    """Figures `(..., L, C)` without the layers that equal the one before them: most blocks do."""
+    differs = (values[..., 1:, :] != values[..., :-1, :]).flatten(0, -3).any(0).any(-1)
+    return values[..., torch.cat([torch.ones(1, dtype=torch.bool), differs]), :]
+
+
+def _dominated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Columns that another column beats or equals in every row of all parts; of equal ones not the first.
+
+    Args:
+        parts: Each `(N, C)`. Few pairs outlive the first rows, so that only those are compared further.
+    """
+    size = parts[0].shape[1]
+    left, right = (
+        index.flatten() for index in torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    )
+    for part in parts:
+        for row in _from_both_ends(len(part)):
+            keep = part[row, right] <= part[row, left]
+            left, right = left[keep], right[keep]
+    for part in parts:
+        for chunk in part.split(max(PAIRS // max(len(left), 1), 1)):
+            keep = (chunk[:, right] <= chunk[:, left]).all(0)
+            left, right = left[keep], right[keep]
+    beats = torch.zeros(size, size, dtype=torch.bool)  # [a, b]: b is no worse than a
+    beats[left, right] = True
+    earlier = torch.arange(size).unsqueeze(0) < torch.arange(size).unsqueeze(1)
+    return (beats & (~beats.T | earlier)).any(1)
+
+
+def _from_both_ends(count: int) -> list[int]:
+    """A few rows that differ from each other."""
+    return sorted({0, count // 2, count - 1})
