@@ -1,6 +1,7 @@
 import os
 import re
 import shlex
+import subprocess
 import sys
 
 import golden
@@ -8,6 +9,14 @@ import pytest
 
 MEGATRON = os.environ.get("MEGATRON") or None
 """A folder of Megatron-LM, whose arguments are no part of the package megatron-core."""
+
+PARSE = """
+from megatron.training.arguments import parse_args
+a = parse_args()  # ends at a flag that it does not know
+sizes = (a.pipeline_model_parallel_size, a.tensor_model_parallel_size, a.context_parallel_size)
+print(*sizes, a.global_batch_size)
+"""
+"""What a process of its own runs: the checkout brings its own megatron.core."""
 
 
 def flags(name: str) -> list[str]:
@@ -35,11 +44,16 @@ def test_the_layout_of_the_stages_is_read_as_the_plan_cuts_them(name: str) -> No
 
 @pytest.mark.skipif(MEGATRON is None, reason="MEGATRON=FOLDER names a checkout of Megatron-LM")
 @pytest.mark.parametrize("name", golden.cases("megatron"))
-def test_megatron_knows_every_flag(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(MEGATRON)
-    arguments = pytest.importorskip("megatron.training.arguments")
-    monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py", *flags(name)])
-    parsed = arguments.parse_args()  # ends the program at a flag that it does not know
-    _, plan = golden.built(name)
-    assert parsed.tensor_model_parallel_size == plan.layers[0].tp
-    assert parsed.pipeline_model_parallel_size == plan.pp
+def test_megatron_knows_every_flag(name: str) -> None:
+    problem, plan = golden.built(name)
+    assert MEGATRON is not None
+    done = subprocess.run(
+        [sys.executable, "-c", PARSE, *flags(name)],
+        env={**os.environ, "PYTHONPATH": MEGATRON},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    batch = problem.training.global_batch_size
+    expected = [plan.pp, plan.layers[0].tp, plan.cp, batch]
+    assert [int(number) for number in done.stdout.split()[-4:]] == expected
