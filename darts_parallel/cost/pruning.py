@@ -53,7 +53,7 @@ def without_dominated(table: CostTable) -> CostTable:
     figures = [*seconds, table.once, table.static, table.activation, table.working]
     rows = [_distinct_layers(values).flatten(0, -2) for values in figures]
     dominated = torch.zeros(len(table.choices), dtype=torch.bool)
-    for layout in table.layout.unique():
+    for layout in torch.unique(table.layout):
         mine = torch.nonzero(table.layout == layout).squeeze(1)
         legal = [table.allowed[:, mine]]
         legal += [] if table.kind_allowed is None else [table.kind_allowed[:, mine]]
@@ -84,7 +84,7 @@ def _dominated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
             keep = part[row, right] <= part[row, left]
             left, right = left[keep], right[keep]
     for part in parts:
-        for chunk in part.split(max(PAIRS // max(len(left), 1), 1)):
+        for chunk in torch.split(part, max(PAIRS // max(len(left), 1), 1)):
             keep = (chunk[:, right] <= chunk[:, left]).all(0)
             left, right = left[keep], right[keep]
     beats = torch.zeros(size, size, dtype=torch.bool)  # [a, b]: b is no worse than a
