@@ -133,7 +133,7 @@ def chain_bound(
 
 
 def simulated_lower_bound(
-    tables: list[CostTable], mode: str, *, known: float = np.inf, seconds: float = 10.0
+    tables: list[CostTable], mode: str, *, known: float = np.inf, seconds: float = 4.0
 ) -> float:
     """No feasible plan of any table is faster by its schedule.
 

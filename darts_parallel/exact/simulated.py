@@ -44,7 +44,9 @@ def find_plan(
     usual = replace(problem.config.space, schedules=None)
     config = replace(problem.config, cost=CostConfig(), space=usual)
     answer = exact(Problem.from_config(config))
-    cost = None if answer.plan is None else evaluate(answer.plan, problem)
+    named = problem.config.space.schedules
+    known = answer.plan is not None and (named is None or answer.plan.schedule_name in named)
+    cost = evaluate(answer.plan, problem) if known and answer.plan is not None else None
     fits = cost is not None and cost.feasible
     return PlannerResult(
         plan=answer.plan if fits else None,
@@ -57,7 +59,7 @@ def find_plan(
         ),
         note="its plan is the best by the closed form, priced by the simulation; only the bound is proven"
         if fits
-        else "the best plan by the closed form does not fit under this schedule; only the bound is proven",
+        else "the best plan by the closed form does not fit these schedules; only the bound is proven",
     )
 
 

@@ -42,3 +42,14 @@ def test_plans_are_counted_as_they_are_enumerated() -> None:
     answer = simulated.find_plan(problem, "uniform", lambda _: pytest.fail("the space is small"))
     tables = build_tables(problem, outer_spaces(problem))
     assert simulated.number_of_plans(tables, "uniform") == answer.plans_evaluated
+
+
+def test_a_closed_form_plan_of_a_schedule_that_is_not_listed_is_no_answer() -> None:
+    given = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.num_micro_batches=4"]
+    problem = load_problem([*given, "space.schedules=[zero_bubble_v]"])
+    answer = dynamic_programming.find_plan(problem)
+    assert answer.plan is None
+    assert 0 < answer.lower_bound_s < float("inf")
+    listed = dynamic_programming.find_plan(load_problem([*given, "space.schedules=[zero_bubble_v,1f1b]"]))
+    assert listed.plan is not None
+    assert listed.plan.schedule_name == "1f1b"
