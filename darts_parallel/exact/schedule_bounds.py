@@ -17,7 +17,7 @@ from darts_parallel.cost.critical_paths import Criticalities
 from darts_parallel.cost.evaluation import evaluate_batch, pass_seconds
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.bounds import ROUNDING, outer_lower_bounds
+from darts_parallel.exact.bounds import ROUNDING, outer_lower_bounds, price_grid
 from darts_parallel.exact.segments import Array, prefix_sums, split_below
 
 ROUNDS = 24
@@ -38,6 +38,10 @@ class _Chain:
     message: Array
     """Least seconds of a message one way, `(S - 1, L - 1)`."""
     once: float
+    need: Array
+    """Bytes of a layer that add up over a device, `(S, L, C)`."""
+    capacity: float
+    """Bytes of all devices."""
 
     @staticmethod
     def read(table: CostTable, outer: int) -> "_Chain":
@@ -49,13 +53,25 @@ class _Chain:
         ).masked_fill(~legal[:, None, :], torch.inf)  # fmt: skip
         once = table.once[outer].detach().masked_fill(~table.allowed[outer], torch.inf).amin(-1).sum()
         across = table.p2p[outer].detach().amin((-1, -2))[table.boundary_kind] / 2
-        return _Chain(table, outer, rows.numpy(), _room(table, outer), across.numpy(), float(once))
+        need = table.static[outer] + table.in_flight[outer].view(-1, 1, 1) * table.activation[outer]
+        return _Chain(
+            table, outer, rows.numpy(), _room(table, outer), across.numpy(), float(once),
+            need.detach().numpy(), float(table.capacity.sum()),
+        )  # fmt: skip
 
-    def cheapest(self, weights: tuple[Array, Array]) -> tuple[float, HardPlans]:
+    def best_price(self, weights: tuple[Array, Array]) -> float:
+        """The price of memory, in seconds per byte, that gives the best bound."""
+        legal = np.isfinite(self.rows[0]).any(0).all(0)
+        seconds = np.where(np.isfinite(self.rows), self.rows, 0.0).sum(0).min(0)[:, legal]
+        prices = price_grid(seconds * weights[0][0].mean(), self.need.mean(0)[:, legal])
+        return float(max(prices, key=lambda price: self.cheapest(weights, float(price))[0]))
+
+    def cheapest(self, weights: tuple[Array, Array], price: float = 0.0) -> tuple[float, HardPlans]:
         """The least weighted sum of any plan, and the plan.
 
         Args:
             weights: Of the passes and the synchronisation `(4, S)`, and of the messages `(S - 1,)`.
+            price: Seconds per byte above the memory of all devices together (a Lagrange multiplier).
         """
         passes, messages = weights
         kinds = self.table.stage_kind.numpy()
@@ -63,6 +79,7 @@ class _Chain:
         priced = np.where(np.isinf(self.rows[0]), np.inf, 0.0)[kinds]
         finite = np.where(np.isinf(self.rows), 0.0, self.rows)
         priced = priced + np.einsum("rs,rslc->slc", passes, finite[:, kinds])
+        priced = priced + price * self.need
         choice = priced.argmin(-1)
         sums = prefix_sums(priced.min(-1))
         segments = sums[:, None, :] - sums[:, :, None] + self.fits
@@ -74,7 +91,7 @@ class _Chain:
         layers = np.arange(priced.shape[1])
         stage = np.searchsorted(starts, layers, side="right") - 1
         chosen = torch.as_tensor(choice[stage, layers]).unsqueeze(0)
-        return value + self.once, HardPlans(torch.tensor([self.outer]), chosen, first)
+        return value + self.once - price * self.capacity, HardPlans(torch.tensor([self.outer]), chosen, first)
 
     def path(self, plans: HardPlans) -> tuple[Array, Array]:
         """How often a critical path of one plan takes every stage's passes, and the messages."""
@@ -121,8 +138,9 @@ def chain_bound(
     passes = np.full((4, table.num_stages), count / table.pp)
     passes[2:] = 0.0
     weights, best = (passes, np.zeros(table.num_stages - 1)), 0.0
+    price = chain.best_price(weights)
     for turn in range(rounds):
-        value, plans = chain.cheapest(weights)
+        value, plans = chain.cheapest(weights, price)
         best = max(best, value)
         if best >= enough or monotonic() > deadline:
             break
