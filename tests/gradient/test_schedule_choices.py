@@ -96,17 +96,19 @@ def test_the_surrogate_of_one_hot_weights_is_the_true_cost_under_every_schedule(
 
 def test_no_plan_is_below_the_bounds_of_its_outer_choice() -> None:
     _, tables = tables_of("space.pp=[2,4]", *SMALL, "space.tp=1")
-    least = []
-    for table in tables:
+    least: dict[int, float] = {}
+    for number, table in enumerate(tables):
         bounds = outer_lower_bounds(table, "uniform")
         for outer in range(table.num_outer):
             best = brute_force([table.select([outer])], "uniform").cost
             chain = chain_bound(table, outer, rounds=6)
             assert 0 < float(bounds[outer]) <= best
             assert 0 < chain <= best
-            least.append(best)
-    together = simulated_lower_bound(tables, "uniform", known=min(least) * 1.5)
-    assert 0.8 * min(least) < together <= min(least)
+            least[number] = min(least.get(number, best), best)
+    few = [min(least, key=lambda number: least[number]), 0]
+    fastest = min(least[number] for number in few)
+    together = simulated_lower_bound([tables[n] for n in few], "uniform", known=1.5 * fastest, seconds=1e3)
+    assert 0.6 * fastest < together <= fastest
 
 
 @pytest.mark.parametrize(
