@@ -83,7 +83,7 @@ class SearchConfig:
     """Labels that the exact segment programs may make for the outer choice of each of those; 0: none."""
     polish_chains: bool = True
     """Whether all moves include neighbouring stages, and chains of all stages, solved anew: the dearest."""
-    max_seconds: float = 60.0
+    max_seconds: float = 120.0
     """The search stops cleanly after this long and returns its best plan; descent gets the first half."""
 
     def __post_init__(self) -> None:
