@@ -10,12 +10,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from darts_parallel.config.huggingface_architectures import ARCHITECTURES, Reader
+from darts_parallel.config.huggingface_classes.dense import FAMILIES
+from darts_parallel.config.huggingface_classes.hybrids import HYBRIDS, has_experts
 from darts_parallel.config.huggingface_mixtures import MIXTURES
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.errors import ConfigError, UnsupportedError
 
 NEEDED = ("name", "num_layers", "hidden_size", "num_heads", "vocab_size", "max_seq_len")
 """What a model file of one's own must say of an architecture that is not known here."""
+READERS = {**ARCHITECTURES, **FAMILIES, **HYBRIDS, **MIXTURES}
+"""By `model_type`: how its keys read, and what they are where the file is silent."""
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -34,23 +38,24 @@ def model_fields(values: dict[str, Any], place: str, name: str) -> dict[str, Any
     given = str(values.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
     nested = values.get("text_config")
     if isinstance(nested, dict):  # the language model of a multimodal one; its towers are not priced
-        inherited = {k: values[k] for k in ("tie_word_embeddings",) if k in values}
+        inherited: dict[str, Any] = {
+            k: values[k] for k in ("tie_word_embeddings", "model_type") if k in values
+        }
         values = {**inherited, **nested}
     kind = values.get("model_type")
     experts = next((key for key in EXPERT_KEYS if (values.get(key) or 0) not in (0, 1)), None)
-    known = ARCHITECTURES | MIXTURES
-    if experts is not None and kind not in MIXTURES:
+    if experts is not None and kind not in MIXTURES and has_experts(values):
         raise UnsupportedError(
             f"{place}: model_type={kind} has {experts}={values[experts]} experts a layer, and "
             f"their sizes and routing are not modelled for it; nearest legal: one of {', '.join(MIXTURES)}."
         )
-    if not isinstance(kind, str) or kind not in known:
+    if not isinstance(kind, str) or kind not in READERS:
         raise ConfigError(
-            f"{place}: model_type={kind} must be one of {', '.join(known)}; nearest legal: a model "
+            f"{place}: model_type={kind} must be one of {', '.join(READERS)}; nearest legal: a model "
             f"file of your own (--config-dir) with the fields {', '.join(NEEDED)} and what "
             "darts_parallel/config/model.py lists where its defaults differ."
         )
-    read, defaults = known[kind]
+    read, defaults = READERS[kind]
     return {"name": given or name, **read(Reader(values, defaults, place))}
 
 

@@ -2,14 +2,15 @@
 
 The defaults of missing keys are those of the configuration classes of `transformers` 4.5x
 (`LlamaConfig`, `GPT2Config`, ...), which write only what differs from them into some files.
-Not modelled, because neither parameters nor the cost model see it: rotary bases and scaling, sliding
-windows (attention is priced in full), parallel attention and MLP (GPT-NeoX's collectives are priced
-as two).
+Not modelled, because neither parameters nor the cost model see it: rotary bases and scaling, parallel
+attention and MLP (GPT-NeoX's collectives are priced as two).
 """
 
 from collections.abc import Callable
 from typing import Any
 
+from darts_parallel.config.huggingface_classes.windows import windows
+from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.errors import ConfigError, UnsupportedError
 
 
@@ -45,9 +46,13 @@ class Reader:
             return None
         if type(value) is not int or value < 1:
             raise ConfigError(
-                f"{self._place}: {key}={value!r} must be a whole number above 0; nearest legal: 1."
+                f"{self.place}: {key}={value!r} must be a whole number above 0; nearest legal: 1."
             )
         return value
+
+    def count(self, key: str) -> int:
+        """A whole number, 0 where the file says null or nothing."""
+        return 0 if self._values.get(key) == 0 else self.optional(key) or 0
 
     def integer(self, key: str) -> int:
         """A whole number above 0.
@@ -58,35 +63,44 @@ class Reader:
         value = self.optional(key)
         if value is None:
             raise ConfigError(
-                f"{self._place}: {key} is missing and has no default; nearest legal: a whole number."
+                f"{self.place}: {key} is missing and has no default; nearest legal: a whole number."
             )
         return value
 
-    def flag(self, key: str) -> bool:
-        """True or false; null counts as false."""
-        value = self._values.get(key)
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """True or false; null counts as false, a missing key as `default`."""
+        value = self._values.get(key, default)
         if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"{self._place}: {key}={value!r} must be true or false; nearest legal: false.")
+            raise ConfigError(f"{self.place}: {key}={value!r} must be true or false; nearest legal: false.")
         return bool(value)
 
     def text(self, key: str) -> str:
         """A word."""
         return str(self._values.get(key) or "")
 
+    def words(self, key: str) -> list[str] | None:
+        """A list of words, or None where the file says null or nothing."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+            raise ConfigError(f"{self.place}: {key}={value!r} must be a list of words; nearest legal: null.")
+        return value
+
     def positive(self, *keys: str) -> bool:
         """Whether one of the rates is above 0."""
         values = [self._values.get(key) or 0.0 for key in keys]
         for key, value in zip(keys, values, strict=True):
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ConfigError(f"{self._place}: {key}={value!r} must be a number; nearest legal: 0.0.")
+                raise ConfigError(f"{self.place}: {key}={value!r} must be a number; nearest legal: 0.0.")
         return any(value > 0 for value in values)
 
     def refuse(self, what: str, near: str) -> UnsupportedError:
         """The error that names what the model has and this version lacks."""
-        return UnsupportedError(f"{self._place}: {what}; nearest legal: {near}.")
+        return UnsupportedError(f"{self.place}: {what}; nearest legal: {near}.")
 
 
-def _rotary(r: Reader, **changes: Any) -> dict[str, Any]:
+def read_rotary(r: Reader, **changes: Any) -> dict[str, Any]:
     """A decoder with RMSNorm, gated MLP and rotary positions: Llama and its kin."""
     return {
         "num_layers": r.integer("num_hidden_layers"),
@@ -107,20 +121,26 @@ def _rotary(r: Reader, **changes: Any) -> dict[str, Any]:
     }
 
 
-def _llama(r: Reader) -> dict[str, Any]:
-    biases = r.flag("attention_bias"), r.flag("mlp_bias")
-    if biases[0] != biases[1]:
-        raise r.refuse(
-            f"attention_bias={biases[0]} with mlp_bias={biases[1]}, and the model knows both or none",
-            "both false",
-        )
-    return _rotary(r, linear_bias=biases[0])
+def read_llama(r: Reader) -> dict[str, Any]:
+    """Llama and what has its keys; attention and MLP have biases each on their own."""
+    attention, mlp = r.flag("attention_bias"), r.flag("mlp_bias")
+    return read_rotary(r, linear_bias=attention, mlp_bias=None if mlp == attention else mlp)
+
+
+def _mistral(r: Reader) -> dict[str, Any]:
+    return read_rotary(r, **windows(r))
+
+
+def _qwen2(r: Reader) -> dict[str, Any]:
+    return read_rotary(
+        r, qkv_bias=True, **windows(r, only_if="use_sliding_window", first="max_window_layers")
+    )
 
 
 def _qwen3(r: Reader) -> dict[str, Any]:
-    if r.flag("attention_bias"):
-        raise r.refuse("attention_bias=True beside an MLP without biases is not modelled", "false")
-    return _rotary(r, qk_norm=True)
+    bias = r.flag("attention_bias")
+    found = windows(r, only_if="use_sliding_window", first="max_window_layers")
+    return read_rotary(r, qk_norm=True, linear_bias=bias, mlp_bias=False if bias else None, **found)
 
 
 def _gpt2(r: Reader) -> dict[str, Any]:
@@ -138,9 +158,9 @@ def _gpt2(r: Reader) -> dict[str, Any]:
 
 def _gpt_neox(r: Reader) -> dict[str, Any]:
     bias = r.flag("attention_bias")
-    if not bias:
-        raise r.refuse("attention_bias=False beside an MLP with biases is not modelled", "true")
     return {
+        "linear_bias": bias,
+        "mlp_bias": None if bias else True,
         "num_layers": r.integer("num_hidden_layers"),
         "hidden_size": r.integer("hidden_size"),
         "num_heads": r.integer("num_attention_heads"),
@@ -153,7 +173,7 @@ def _gpt_neox(r: Reader) -> dict[str, Any]:
     }
 
 
-def _bert(r: Reader) -> dict[str, Any]:
+def read_bert(r: Reader) -> dict[str, Any]:
     """The encoder with its masked-language head (`BertForMaskedLM`): no pooler, no sentence head."""
     return {
         "num_layers": r.integer("num_hidden_layers"),
@@ -173,8 +193,14 @@ def _bert(r: Reader) -> dict[str, Any]:
     }
 
 
-def _t5(r: Reader) -> dict[str, Any]:
+def read_t5(r: Reader) -> dict[str, Any]:
+    """Fields of T5 and mT5.
+
+    Files of transformers 5 always say `tie_word_embeddings=true`; what tells an untied head
+    there is that the decoder's outputs are not scaled (`T5Config`).
+    """
     encoder = r.integer("num_layers")
+    tied = r.flag("tie_word_embeddings") and r.flag("scale_decoder_outputs", default=True)
     return {
         "num_layers": encoder + (r.optional("num_decoder_layers") or encoder),
         "num_encoder_layers": encoder,
@@ -184,8 +210,8 @@ def _t5(r: Reader) -> dict[str, Any]:
         "ffn_hidden_size": r.integer("d_ff"),
         "gated_mlp": r.text("feed_forward_proj").startswith("gated-"),
         "vocab_size": r.integer("vocab_size"),
-        "tie_embeddings": r.flag("tie_word_embeddings"),
-        "max_seq_len": r.integer("n_positions"),
+        "tie_embeddings": tied,
+        "max_seq_len": MAX_SIZE,  # relative positions: every distance has a bucket
         "learned_positions": False,
         "dropout": r.positive("dropout_rate"),
         "linear_bias": False,
@@ -197,14 +223,15 @@ def _t5(r: Reader) -> dict[str, Any]:
 _LLAMA = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
           "num_attention_heads": 32, "max_position_embeddings": 2048}  # fmt: skip
 _QWEN = {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
-         "max_position_embeddings": 32768}  # fmt: skip
+         "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}  # fmt: skip
 ARCHITECTURES: dict[str, tuple[Callable[[Reader], dict[str, Any]], dict[str, Any]]] = {
-    "llama": (_llama, _LLAMA),
+    "llama": (read_llama, _LLAMA),
     "mistral": (
-        _rotary,
-        {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+        _mistral,
+        {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+         "sliding_window": 4096},
     ),
-    "qwen2": (lambda r: _rotary(r, qkv_bias=True), _QWEN),
+    "qwen2": (_qwen2, _QWEN),
     "qwen3": (_qwen3, {**_QWEN, "head_dim": 128}),
     "gpt2": (
         _gpt2,
@@ -217,16 +244,16 @@ ARCHITECTURES: dict[str, tuple[Callable[[Reader], dict[str, Any]], dict[str, Any
          "intermediate_size": 24576, "max_position_embeddings": 2048, "attention_bias": True},
     ),
     "bert": (
-        _bert,
+        read_bert,
         {"vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
          "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2,
          "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "tie_word_embeddings": True},
     ),
     "t5": (
-        _t5,
+        read_t5,
         {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
          "relative_attention_num_buckets": 32, "dropout_rate": 0.1, "feed_forward_proj": "relu",
-         "n_positions": 512, "tie_word_embeddings": True},
+         "tie_word_embeddings": True},
     ),
 }  # fmt: skip
 """By `model_type`: how its keys read, and what they are where the file is silent."""

@@ -7,7 +7,7 @@ prediction modules (`num_nextn_predict_layers`) are left out, as those classes l
 from collections.abc import Callable
 from typing import Any
 
-from darts_parallel.config.huggingface_architectures import Reader, _rotary
+from darts_parallel.config.huggingface_architectures import Reader, read_rotary
 from darts_parallel.errors import ConfigError
 
 
@@ -43,11 +43,11 @@ def _sparse_step(r: Reader) -> Any:
 
 
 def _mixtral(r: Reader) -> dict[str, Any]:
-    return _rotary(r, **_experts(r, "num_local_experts", "intermediate_size"))
+    return read_rotary(r, **_experts(r, "num_local_experts", "intermediate_size"))
 
 
 def _qwen2_moe(r: Reader) -> dict[str, Any]:
-    return _rotary(
+    return read_rotary(
         r,
         qkv_bias=True,
         moe_layer_freq=_sparse_step(r),
@@ -61,7 +61,7 @@ def _qwen3_moe(r: Reader) -> dict[str, Any]:
     if r.flag("attention_bias"):
         raise r.refuse("attention_bias=True beside experts without biases is not modelled", "false")
     experts = _experts(r, "num_experts", "moe_intermediate_size")
-    return _rotary(r, qk_norm=True, moe_layer_freq=_sparse_step(r), **experts)
+    return read_rotary(r, qk_norm=True, moe_layer_freq=_sparse_step(r), **experts)
 
 
 def _shared(r: Reader) -> dict[str, Any]:
@@ -86,7 +86,8 @@ def _deepseek(r: Reader, **changes: Any) -> dict[str, Any]:
         raise r.refuse("attention_bias=True beside experts without biases is not modelled", "false")
     sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     latent = {key: r.integer(key) for key in sizes}
-    fields = _rotary(r, **_experts(r, "n_routed_experts", "moe_intermediate_size"), **_shared(r), **latent)
+    experts = _experts(r, "n_routed_experts", "moe_intermediate_size")
+    fields = read_rotary(r, **experts, **_shared(r), **latent)
     own = {"multi_latent_attention": True, "q_lora_rank": r.optional("q_lora_rank")}
     return {**fields, **_groups(r), **own, "num_kv_heads": None, "head_dim": None, **changes}
 
@@ -99,14 +100,14 @@ def _gpt_oss(r: Reader) -> dict[str, Any]:
     if not r.flag("attention_bias"):
         raise r.refuse("attention_bias=False beside experts with biases is not modelled", "true")
     experts = _experts(r, "num_local_experts", "intermediate_size")
-    return _rotary(r, linear_bias=True, attention_sinks=True, moe_router_bias=True, **experts)
+    return read_rotary(r, linear_bias=True, attention_sinks=True, moe_router_bias=True, **experts)
 
 
 def _llama4(r: Reader) -> dict[str, Any]:
     layers, listed = r.integer("num_hidden_layers"), _layer_numbers(r, "moe_layers")
     step = r.integer("interleave_moe_layer_step")
     experts = listed if listed else [i for i in range(layers) if (i + 1) % step == 0]
-    return _rotary(
+    return read_rotary(
         r,
         ffn_hidden_size=r.integer("intermediate_size_mlp"),
         moe_layer_freq=_pattern(layers, lambda i: i in experts),
@@ -116,7 +117,7 @@ def _llama4(r: Reader) -> dict[str, Any]:
 
 
 def _glm4_moe(r: Reader) -> dict[str, Any]:
-    return _rotary(
+    return read_rotary(
         r,
         qkv_bias=r.flag("attention_bias"),
         qk_norm=r.flag("use_qk_norm"),
@@ -132,7 +133,7 @@ def _granite_moe(r: Reader) -> dict[str, Any]:
         raise r.refuse("attention_bias=True beside experts without biases is not modelled", "false")
     shared = r.optional("shared_intermediate_size") if r.text("model_type") != "granitemoe" else None
     experts = _experts(r, "num_local_experts", "intermediate_size")
-    return _rotary(r, moe_shared_expert_intermediate_size=shared, **experts)
+    return read_rotary(r, moe_shared_expert_intermediate_size=shared, **experts)
 
 
 _DEEPSEEK = {"num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128, "vocab_size": 129280,

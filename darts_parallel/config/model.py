@@ -6,6 +6,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from darts_parallel.config.checks import nearest_divisor, require_at_least, require_at_most, require_size
+from darts_parallel.config.layer_pattern import check_layer_kinds
 from darts_parallel.config.mixture import check_latent_attention, check_mixture
 from darts_parallel.errors import ConfigError
 
@@ -102,6 +103,40 @@ class ModelConfig:
     """Rotary part of one head, shared by all heads of the keys (`--qk-pos-emb-head-dim`)."""
     v_head_dim: int | None = None
     """Size of one head of the values."""
+    attention_output_bias: bool | None = None
+    """Bias of the product after attention; null: as `linear_bias`."""
+    mlp_bias: bool | None = None
+    """Bias of the products of the MLP; null: as `linear_bias`."""
+    qk_norm_whole: bool = False
+    """The norms of queries and keys (`qk_norm`) have a scale for every feature of all heads (OLMo 2)."""
+    block_norms: int | None = None
+    """Norms of a block; null: one for each of its parts. 1: attention and MLP read the same one (GPT-J,
+    Falcon, Cohere); 4: one before and one after each (Gemma 2, GLM-4)."""
+    position_offset: int = 0
+    """Rows of the position table that no token uses (OPT, RoBERTa: 2)."""
+    sliding_window: int | None = None
+    """Tokens that attention looks back at in windowed blocks; null: all (Mistral, Gemma)."""
+    sliding_window_pattern: Any = None
+    """Whole number n: every n-th block attends globally, the others in the window (Gemma 3: 6); a list of
+    zeros (global) and ones says it block by block; null: all blocks are windowed."""
+    hybrid_override_pattern: str | None = None
+    """Kind of every layer, one symbol each, as in Megatron-LM: `M` Mamba, `*` attention, `-` MLP, `E`
+    experts; null: every block is attention and MLP."""
+    mamba_state_dim: int = 128
+    """Numbers of the state of a head and channel."""
+    mamba_head_dim: int = 64
+    mamba_num_heads: int | None = None
+    """Heads of a Mamba layer; null: 2 * hidden_size / mamba_head_dim."""
+    mamba_num_groups: int = 8
+    """Groups of heads that share B and C."""
+    mamba_conv_kernel: int = 4
+    """Tokens that the convolution before the scan sees."""
+    mamba_chunk_size: int = 128
+    """Tokens of a chunk of the scan."""
+    mamba_dt_rank: int | None = None
+    """Rank of the step's product of Mamba-1, whose channels are heads of their own (Jamba); null: Mamba-2."""
+    mtp_num_layers: int = 0
+    """Blocks after the last that each predict one token further (multi-token prediction, DeepSeek-V3)."""
 
     def __post_init__(self) -> None:
         for key in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_seq_len"):
@@ -114,6 +149,7 @@ class ModelConfig:
             require_at_most(f"model.{key}", getattr(self, key), MAX_SIZE)
         check_latent_attention(self)
         check_mixture(self)
+        check_layer_kinds(self)
         if self.num_encoder_layers >= self.num_layers:
             raise ConfigError(
                 f"model.num_encoder_layers={self.num_encoder_layers} must leave a decoder layer of "

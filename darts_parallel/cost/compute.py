@@ -17,6 +17,7 @@ from torch import Tensor
 
 from darts_parallel.problem.cluster import Device
 from darts_parallel.problem.model import VOCABULARY_MULTIPLE, AttentionCore, Gemm, LayerSpec
+from darts_parallel.problem.state_space import Scan
 
 BACKWARD_FACTOR = 2.0
 """Each matrix product of the forward pass has two in backward (Narayanan et al. 2021, appendix)."""
@@ -28,6 +29,9 @@ ALIGNED, SLOWEST_ALIGNED = 64, 8
 UNALIGNED_FACTOR = 1.0 / 8.0
 """Speed of batched products whose rows do not begin on 16 bytes: outside the tensor cores, whose peak
 is 16 times that of the other 16-bit units (A100 data sheet: 312 and 78 TFLOP/s with FP16, 19.5 FP32)."""
+VECTOR_SHARE = 1.0 / 16.0
+"""Speed of float32 arithmetic outside the tensor cores, of the 16-bit peak (A100 data sheet: 19.5 and 312
+TFLOP/s)."""
 ATTENTION_HALF_SIZE = 32.0
 """Head size at which fused attention reaches half of `attention_efficiency`: at 64 it reaches 2/3 and at
 128 4/5 of it, the ratio between the two that Dao 2023 measures on A100 (arXiv 2307.08691, figure 4)."""
@@ -112,10 +116,11 @@ def attention_seconds(
 ) -> Tensor:
     """Forward seconds of scores, softmax and weighted sum, shape of `tokens * tp` broadcast.
 
-    Fused (FlashAttention, Dao et al. 2022): half of the products are skipped under a causal mask and
-    the scores stay on chip. Unfused: two batched products and five passes over the score matrix.
+    Fused (FlashAttention, Dao et al. 2022): half of the products are skipped under a causal mask, those
+    before a window too, and the scores stay on chip. Unfused: two batched products and five passes over
+    the score matrix.
     """
-    flops = 4.0 * tokens * seq_len * core.heads * core.head_dim / tp
+    flops = 4.0 * tokens * (core.keys(seq_len) if fused else seq_len) * core.heads * core.head_dim / tp
     if fused:
         flops = flops * (0.5 if core.causal else 1.0)
         filled = core.head_dim / (core.head_dim + ATTENTION_HALF_SIZE)
@@ -126,6 +131,27 @@ def attention_seconds(
     # written by the product; scale+mask+softmax and dropout each read and write; read by the product
     passes = 6.0 * width * tokens * seq_len * core.heads / tp
     return products + stream_seconds(passes, device)
+
+
+def scan_seconds(
+    scan: Scan | None, tokens: Tensor, tp: Tensor, device: Device, width: int
+) -> tuple[Tensor, Tensor]:
+    """Forward seconds of a state-space scan and those that backward repeats.
+
+    Each of the shape of `tokens * tp` broadcast. Chunks multiply on matrix units like fused attention of as
+    narrow heads; the scan of Mamba-1 has no products and runs on the units beside them.
+    """
+    if scan is None:
+        return torch.zeros_like(tokens), torch.zeros_like(tokens)
+    share = tokens / tp
+    filled = scan.head_dim / (scan.head_dim + ATTENTION_HALF_SIZE)
+    products = device.half_flops * device.attention_efficiency * filled
+    rate = products if scan.head_dim > 1 else device.half_flops * VECTOR_SHARE
+    forward, again = (
+        torch.maximum(share * flops / rate, stream_seconds(width * share * elements, device))
+        for flops, elements in ((scan.flops, scan.elements), (scan.flops_again, scan.elements_again))
+    )
+    return forward, again
 
 
 def forward_seconds(
@@ -159,7 +185,7 @@ def forward_seconds(
         * tokens
         * (layer.replicated_elements / sequence_shards + layer.sharded_elements / tp)
     )
-    total = core + stream_seconds(streamed, device)
+    total = core + stream_seconds(streamed, device) + scan_seconds(layer.scan, tokens, tp, device, width)[0]
     for gemm in layer.gemms:
         total = total + gemm_seconds(gemm, tokens, tp, device, width)
     return total, core

@@ -15,6 +15,7 @@ from darts_parallel.cost.compute import (
     forward_seconds,
     gemm_seconds,
     recomputed_seconds,
+    scan_seconds,
     stream_seconds,
     weight_cast_seconds,
     weight_gradient_seconds,
@@ -179,7 +180,8 @@ def _micro_batch_seconds(
     )  # fmt: skip
     once = once + device.layer_overhead
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if training.fused_attention else 0.0
-    back = BACKWARD_FACTOR * once + extra * core
+    _, scanned_again = scan_seconds(layer.scan, choices.tokens, choices.tp, device, width)
+    back = BACKWARD_FACTOR * once + extra * core + scanned_again
     of_weights = weight_gradient_seconds(layer, choices.tokens, choices.tp, device, width)
     exchanged = torch.zeros_like(once), torch.zeros_like(once)
     if experts is not None:
@@ -280,12 +282,15 @@ def _context_seconds(
     attention sends its few KV heads only. Runs beside the attention core, which cp balances.
     """
     none = torch.zeros_like(core)
-    if choices.cp == 1 or not layer.cores:
+    if choices.cp == 1 or not (layer.cores or layer.scan):
         return {"forward": none, "backward": none}
     group = problem.cluster.groups[topology.group]
-    ring, _ = split_group(
-        _data_group(topology, choices), choices.ranks, torch.full_like(choices.ranks, choices.cp)
-    )
+    parts = torch.full_like(choices.ranks, choices.cp)
+    ring, _ = split_group(_data_group(topology, choices), choices.ranks, parts)
+    links = (group.intra_node, problem.cluster.inter_node)
+    if layer.scan is not None:  # its heads are divided instead: an all-to-all before and after (Megatron-LM)
+        moved = element_bytes(problem) * layer.scan.gathered * choices.tokens / choices.tp
+        return dict.fromkeys(("forward", "backward"), reduce_scatter(moved, ring, *links))
     whole = choices.cp * key_value_bytes(layer, choices.tokens, choices.tp, element_bytes(problem))
     gather = reduce_scatter(whole, ring, *problem.cluster.stage_links(topology))
     return {

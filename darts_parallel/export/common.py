@@ -10,7 +10,10 @@ from darts_parallel.errors import UnsupportedError
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 
-BLOCKS = ("block", "experts", "encoder", "decoder")
+BLOCKS = (
+    "block", "encoder", "decoder", "sliding_block", "mamba", "attention", "sliding_attention", "mlp",
+    "experts", "sliding_experts",
+)  # fmt: skip
 """Kinds of layer that trainers count as layers."""
 FULL_BITS = max(COMM_BITS)
 
@@ -31,6 +34,8 @@ class Chunk:
     first_block: int
     num_blocks: int
     head: bool
+    mtp: int = 0
+    """Modules of multi-token prediction."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +65,21 @@ class Job:
         for first, end in zip(self.plan.boundaries, self.plan.boundaries[1:], strict=False):
             inside = kinds[first:end]
             count = sum(kind in BLOCKS for kind in inside)
-            chunks.append(Chunk("embedding" in inside, block, count, "head" in inside))
+            predictions = sum(kind.startswith("mtp") for kind in inside)
+            chunks.append(Chunk("embedding" in inside, block, count, "head" in inside, predictions))
             block += count
         return tuple(chunks)
 
     @property
     def even(self) -> bool:
-        """Whether all chunks hold as many blocks (and none only the embedding or the head)."""
+        """Whether all chunks hold as many blocks (and none only the embedding or the head).
+
+        Prediction modules stand with the head.
+        """
         chunks = self.chunks
         counts = {chunk.num_blocks for chunk in chunks}
-        return counts == {chunks[0].num_blocks} and 0 not in counts
+        with_head = all(chunk.head or not chunk.mtp for chunk in chunks)
+        return counts == {chunks[0].num_blocks} and 0 not in counts and with_head
 
     @property
     def blocks(self) -> list[LayerStrategy]:

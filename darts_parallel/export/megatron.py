@@ -6,6 +6,12 @@ between chunks, chunk `vpp_rank * pp + pp_rank` in order of layers), which exclu
 """
 
 from darts_parallel.export.common import Chunk, Exported, Job
+from darts_parallel.export.megatron_layers import (
+    hybrid_flags,
+    prediction_flags,
+    require_first_recomputed,
+    window_flags,
+)
 from darts_parallel.export.mixtures import (
     megatron_model_flags,
     megatron_parallel_flags,
@@ -51,9 +57,12 @@ def _notes(job: Job) -> list[str]:
     config = job.model
     notes = [
         "data, tokenizer, learning rate and checkpoints are yours: bash megatron.sh --data-path ...",
-        "sliding windows and the epsilon of norms are not in a plan: --window-size, --norm-epsilon",
+        "the epsilon of norms is not in a plan: --norm-epsilon",
     ]
-    if not config.learned_positions:
+    hybrid = config.hybrid_override_pattern is not None
+    if hybrid:
+        notes.append("the activation of the MLP is a flag of yours: --squared-relu for Nemotron-H")
+    if not config.learned_positions and not hybrid:
         notes.append(
             "positions are written as rotary over whole heads, without scaling: --rotary-base, "
             "--rotary-percent, --use-rope-scaling"
@@ -71,6 +80,8 @@ def _notes(job: Job) -> list[str]:
 def _script(job: Job, strategy: LayerStrategy, groups: dict[str, list[Flag]]) -> str:
     # pretrain_bert.py lay beside pretrain_gpt.py until 2026-05
     program = "pretrain_gpt.py" if job.model.causal else "examples/bert/pretrain_bert.py"
+    if job.model.hybrid_override_pattern is not None:
+        program = "pretrain_hybrid.py"
     nodes, gpus = job.nodes
     lines: list[str] = ["#!/usr/bin/env bash", *job.headline()]
     lines += [
@@ -96,7 +107,7 @@ def _script(job: Job, strategy: LayerStrategy, groups: dict[str, list[Flag]]) ->
 
 def _quoted(value: str | int | float) -> str:
     text = str(value)
-    return f'"{text}"' if any(sign in text for sign in "|*") else text
+    return f'"{text}"' if any(sign in text for sign in "|*[") else text
 
 
 def _parallel_flags(job: Job, strategy: LayerStrategy) -> list[Flag]:
@@ -126,7 +137,7 @@ def _pipeline_flags(job: Job) -> list[Flag]:
             "interleaved schedule wants",
             "space.virtual_stages=1",
         )
-    if plan.num_chunks == 1:
+    if plan.num_chunks == 1 or job.model.hybrid_override_pattern is not None:
         return []
     if not job.even:
         return [("pipeline-model-parallel-layout", layout(job.chunks))]
@@ -140,7 +151,7 @@ def layout(chunks: tuple[Chunk, ...]) -> str:
     texts = []
     for chunk in chunks:
         blocks = "" if chunk.num_blocks == 0 else "t" if chunk.num_blocks == 1 else f"t*{chunk.num_blocks}"
-        texts.append("E" * chunk.embedding + blocks + "L" * chunk.head)
+        texts.append("E" * chunk.embedding + blocks + "m" * chunk.mtp + "L" * chunk.head)
     return "|".join(texts)
 
 
@@ -184,6 +195,7 @@ def _recompute_flags(job: Job) -> list[Flag]:
             ("recompute-method", "uniform"),
             ("recompute-num-layers", 1),
         ]
+    require_first_recomputed(job)
     counts = []
     for chunk in job.chunks:
         mine = job.blocks[chunk.first_block : chunk.first_block + chunk.num_blocks]
@@ -196,8 +208,9 @@ def _recompute_flags(job: Job) -> list[Flag]:
 
 def _model_flags(job: Job) -> list[Flag]:
     config = job.model
-    flags: list[Flag] = [
-        ("num-layers", config.num_layers),
+    hybrid = hybrid_flags(job)
+    flags: list[Flag] = hybrid or [("num-layers", config.num_layers)]
+    flags += [
         ("hidden-size", config.hidden_size),
         ("ffn-hidden-size", config.ffn_hidden_size or 4 * config.hidden_size),
         ("num-attention-heads", config.num_heads),
@@ -206,7 +219,8 @@ def _model_flags(job: Job) -> list[Flag]:
         flags += [("group-query-attention", None), ("num-query-groups", config.num_kv_heads)]
     if config.head_dim is not None:
         flags.append(("kv-channels", config.head_dim))
-    positions = "learned_absolute" if config.learned_positions else "rope"
+    # the published hybrids have no positions: their state spaces know the order
+    positions = "learned_absolute" if config.learned_positions else "none" if hybrid else "rope"
     flags += [
         ("max-position-embeddings", config.max_seq_len),
         ("position-embedding-type", positions),
@@ -222,6 +236,7 @@ def _model_flags(job: Job) -> list[Flag]:
     }
     flags += [(name, None) for name, wanted in switches.items() if wanted]
     flags += megatron_model_flags(job)
+    flags += window_flags(job) + prediction_flags(job)
     if not config.dropout:
         flags += [("hidden-dropout", 0.0), ("attention-dropout", 0.0)]
     return [*flags, ("vocab-size", config.vocab_size), ("make-vocab-size-divisible-by", VOCABULARY_MULTIPLE)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import accelerate, deepspeed, galvatron, megatron, nanotron, torch, torchtitan
 from darts_parallel.export.common import Exported, Job
+from darts_parallel.export.model_parts import refuse_model_parts
 from darts_parallel.plan.file import write_text
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
@@ -36,6 +37,7 @@ def export_plan(problem: Problem, plan: Plan, target: str) -> Exported:
             space to search in.
     """
     job = Job(target, problem, plan)
+    refuse_model_parts(job)
     exported = TARGETS[target](job)
     job.settle()
     if not plan.node_order:

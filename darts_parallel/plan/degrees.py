@@ -2,9 +2,11 @@
 
 from math import isqrt
 
+from darts_parallel.config.layer_pattern import MAMBA
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.problem import Problem
+from darts_parallel.problem.state_space import tensor_divided
 
 MOST_FREE_CHUNKS = 2
 """Chunks a device that a free choice tries although they cannot be equal."""
@@ -60,14 +62,14 @@ def wider_tensor_degrees(problem: Problem) -> list[int]:
 def legal_tensor_degrees(problem: Problem) -> list[int]:
     """Tensor-parallel degrees that a plan may have.
 
-    They divide the heads and the KV heads, divide the nodes of some type or consist of them, and, with
-    `cost=profiled`, were measured.
+    They divide the heads, the KV heads and those of state spaces, divide the nodes of some type or consist
+    of them, and, with `cost=profiled`, were measured.
 
     Errors:
         ConfigError: `cost=profiled`, and none of them was measured.
     """
     config = problem.model.config
-    heads = (config.num_heads, config.num_kv_heads or config.num_heads)
+    heads = (config.num_heads, config.num_kv_heads or config.num_heads, *_state_space_heads(problem))
     sizes = _node_sizes(problem)
     legal = [
         tp
@@ -126,8 +128,18 @@ def context_degrees(problem: Problem) -> list[int]:
     the degree must divide the sequence. Groups may cross nodes.
     """
     parts = 2 if problem.model.config.causal else 1
-    length = problem.training.seq_len
-    return [cp for cp in divisors(problem.cluster.num_devices) if cp == 1 or length % (parts * cp) == 0]
+    length, heads = problem.training.seq_len, _state_space_heads(problem)[:1]
+    return [
+        cp
+        for cp in divisors(problem.cluster.num_devices)
+        if cp == 1 or (length % (parts * cp) == 0 and all(n % cp == 0 for n in heads))
+    ]
+
+
+def _state_space_heads(problem: Problem) -> tuple[int, ...]:
+    """Heads, and groups of them, of the model's state-space layers; none without such layers."""
+    config = problem.model.config
+    return tensor_divided(config) if MAMBA in (config.hybrid_override_pattern or "") else ()
 
 
 def _node_sizes(problem: Problem) -> list[int]:

@@ -138,6 +138,13 @@ def _check_experts(name: str, strategy: LayerStrategy, problem: Problem, size: i
         )
 
 
+UNBUILT: dict[str, object] = {
+    "hybrid_override_pattern": None, "sliding_window": None, "mtp_num_layers": 0, "block_norms": None,
+    "qk_norm_whole": False, "mlp_bias": None, "attention_output_bias": None, "position_offset": 0,
+}  # fmt: skip
+"""Keys of models whose blocks `darts_parallel.run` does not build, and the values that it does."""
+
+
 def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
     """Refuse a plan that `darts_parallel.run` cannot execute, before any process starts.
 
@@ -188,6 +195,13 @@ def refuse_model(problem: Problem) -> None:
             raise UnsupportedError(
                 f"model={config.name} has model.{key}={value}, and only one chain of blocks can run here; "
                 "nearest legal: 0."
+            )
+    for key, near in UNBUILT.items():
+        value = getattr(config, key)
+        if value not in (near, None):
+            raise UnsupportedError(
+                f"model={config.name} has model.{key}={value}, which no block that can run here has; "
+                f"nearest legal: {'null' if near is None else str(near).lower()}."
             )
 
 

@@ -8,93 +8,18 @@ All per-token figures are for one token of one sequence; "sharded" parts divide 
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from darts_parallel.config.layer_pattern import ATTENTION, MAMBA, MLP, SYMBOLS, symbol, windowed
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.schema import TrainingConfig
 from darts_parallel.problem.experts import Experts, dense_width, experts_of, latent_attention
+from darts_parallel.problem.layer_spec import AttentionCore as AttentionCore
+from darts_parallel.problem.layer_spec import Gemm as Gemm
+from darts_parallel.problem.layer_spec import LayerSpec as LayerSpec
+from darts_parallel.problem.layer_spec import RecomputedPart as RecomputedPart
+from darts_parallel.problem.state_space import state_space
 
 VOCABULARY_MULTIPLE = 128
 """Megatron-LM pads the vocabulary to a multiple of this times `tp`."""
-
-
-@dataclass(frozen=True)
-class Gemm:
-    """A weight matrix product with `out_features x in_features` weights, split over `tp` ranks."""
-
-    out_features: int
-    in_features: int
-    split: str
-    """`column` divides `out_features`, `row` divides `in_features`, `vocabulary` pads and divides;
-    `replicated` divides neither."""
-
-
-@dataclass(frozen=True)
-class AttentionCore:
-    """Scores, softmax and weighted sum of one attention (no weights)."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    causal: bool
-
-
-@dataclass(frozen=True)
-class RecomputedPart:
-    """A part of a block that selective recomputation may throw away and compute again."""
-
-    module: str
-    """Megatron-LM's word (`--recompute-modules`)."""
-    gemms: tuple[Gemm, ...] = ()
-    replicated_activation_bytes: float = 0.0
-    """Bytes a token that need not be kept, of `LayerSpec.replicated_activation_bytes`."""
-    sharded_activation_bytes: float = 0.0
-
-
-@dataclass(frozen=True)
-class LayerSpec:
-    """What the cost model must know of one layer; equal kinds share one specification but the name."""
-
-    name: str
-    kind: str
-    gemms: tuple[Gemm, ...] = ()
-    cores: tuple[AttentionCore, ...] = ()
-    lookup: bool = False
-    """The layer reads rows of a vocabulary table (an embedding)."""
-    sharded_parameters: int = 0
-    """Weights divided by `tp`, vocabulary tables excluded."""
-    replicated_parameters: int = 0
-    """Norms and the biases of row-parallel products: on every tp rank."""
-    vocabulary_parameters: int = 0
-    """hidden_size per row of a vocabulary table, 0 without one."""
-    replicated_elements: float = 0.0
-    """Elements per token that streaming kernels move outside the tp region (sharded by SP)."""
-    sharded_elements: float = 0.0
-    """The same inside the tp region: activation function, float32 softmax of the loss."""
-    replicated_activation_bytes: float = 0.0
-    """Kept for backward per token, outside the tp region, in 16-bit training (sharded by SP)."""
-    sharded_activation_bytes: float = 0.0
-    """Kept for backward per token, divided by `tp`."""
-    score_bytes: float = 0.0
-    """Kept per token and key position by unfused attention, divided by `tp` (the 5as term)."""
-    tp_collectives: int = 0
-    """All-reduces (or reduce-scatter + all-gather pairs) of the hidden state in the forward pass."""
-    tp_collectives_backward: int = 0
-    output_elements: int = 0
-    """Elements per token that go to the next layer."""
-    recomputable: bool = False
-    joined: bool = False
-    """Must stay on the stage of its predecessor: no trainer computes the loss on another rank."""
-    tied: bool = False
-    """Holds the embedding weights, and another layer holds them too."""
-    experts: Experts | None = None
-    """Routed experts, which none of the figures above hold; their router is in the replicated ones."""
-    parts: tuple[RecomputedPart, ...] = ()
-    """What `training.recompute_modules` can name beside the attention core and the experts."""
-
-    def parameters(self, vocab_size: int) -> int:
-        """Number of parameters with `vocab_size` rows in its vocabulary table."""
-        rows = self.vocabulary_parameters * vocab_size
-        experts = 0 if self.experts is None else self.experts.parameters
-        return self.sharded_parameters + self.replicated_parameters + rows + experts
 
 
 @dataclass(frozen=True)
@@ -115,6 +40,7 @@ class Model:
             if config.num_encoder_layers and index == config.num_encoder_layers:
                 chain.append(_embedding(config, "decoder_embedding"))
             chain.append(_block(config, index, self.fused_attention))
+        chain += [_prediction(config, depth, self.fused_attention) for depth in range(config.mtp_num_layers)]
         layers = (*chain, _head(config), _loss(config))
         if not self.whole_ends:
             return layers
@@ -150,9 +76,12 @@ class Model:
         for experts in (layer.experts for layer in self.layers if layer.experts is not None):
             matmul += experts.hidden * (experts.count + experts.top_k * (experts.inputs + experts.width))
         scores = sum(
-            2 * core.heads * core.head_dim * seq_len for layer in self.layers for core in layer.cores
+            2 * core.heads * core.head_dim * core.keys(seq_len)
+            for layer in self.layers
+            for core in layer.cores
         )
-        return 6.0 * matmul + 6.0 * scores
+        scans = sum(layer.scan.flops for layer in self.layers if layer.scan is not None)
+        return 6.0 * matmul + 6.0 * scores + 3.0 * scans
 
 
 def build_model(config: ModelConfig, training: TrainingConfig) -> Model:
@@ -166,7 +95,8 @@ def _norm(config: ModelConfig) -> int:
 
 def _embedding(config: ModelConfig, name: str) -> LayerSpec:
     h = config.hidden_size
-    tables = h * (config.max_seq_len * config.learned_positions + config.token_types)
+    positions = (config.max_seq_len + config.position_offset) * config.learned_positions
+    tables = h * (positions + config.token_types)
     # T5 keeps its bias table in the first block; here, so that all blocks are equal
     tables += config.relative_position_buckets * config.num_heads
     passes_state = name != "embedding"  # the encoder's output travels on beside the decoder's input
@@ -181,23 +111,32 @@ def _embedding(config: ModelConfig, name: str) -> LayerSpec:
         replicated_activation_bytes=(config.dropout + 2 * config.embedding_norm) * h,
         tp_collectives=1,
         output_elements=2 * h if passes_state else h,
-        tied=config.tie_embeddings or config.num_encoder_layers > 0,
+        tied=config.tie_embeddings or config.num_encoder_layers > 0 or config.mtp_num_layers > 0,
     )
 
 
 def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
-    h = config.hidden_size
-    experts, ffn = experts_of(config, index), dense_width(config, index)
+    h, char = config.hidden_size, symbol(config, index)
+    if char == MAMBA:
+        return _mamba(config, index)
+    experts, ffn = _mlp_of(config, index, char)
     decoder = bool(config.num_encoder_layers) and index >= config.num_encoder_layers
     kind = "decoder" if decoder else "encoder" if config.num_encoder_layers else "block"
-    attentions = 2 if decoder else 1
-    attention = _latent(config) if config.multi_latent_attention else _attention(config, attentions)
+    kind = "experts" if experts is not None else SYMBOLS.get(char or "", kind)
+    attentions = 2 if decoder else int(char in (None, ATTENTION))
+    window = config.sliding_window if attentions and windowed(config, index) else None
+    latent = config.multi_latent_attention and attentions
+    attention = _latent(config) if latent else _attention(config, attentions)
     inputs = (2 if config.gated_mlp else 1) * ffn
     mlp = (Gemm(inputs, h, "column"), Gemm(h, ffn, "row")) if ffn else ()
     masked = config.causal and kind != "encoder"
-    cores = tuple(replace(attention.core, causal=causal) for causal in (masked, False)[:attentions])
-    row_bias = (attentions + bool(ffn)) * h * config.linear_bias
-    sublayers = attentions + 1
+    first = replace(attention.core, causal=masked, window=window)
+    cores = (first, replace(attention.core, causal=False))[:attentions]
+    out_bias = config.linear_bias if config.attention_output_bias is None else config.attention_output_bias
+    mlp_bias = config.linear_bias if config.mlp_bias is None else config.mlp_bias
+    row_bias = h * (attentions * out_bias + bool(ffn) * mlp_bias)
+    sublayers = attentions + (bool(ffn) or experts is not None)
+    norms = config.block_norms if config.block_norms is not None and char is None else sublayers
     mask = 1 if config.dropout else 0
     router = 0
     if experts is not None:
@@ -208,19 +147,22 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
     dense = "mlp" if experts is None else "shared_experts"
     mlp_bytes = 2.0 * (inputs + ffn)
     parts = (RecomputedPart(dense, mlp, sharded_activation_bytes=mlp_bytes),) if ffn else ()
-    norms = RecomputedPart("layernorm", replicated_activation_bytes=2.0 * sublayers * h)
+    # one norm's output may feed two products
+    fed = min(norms, sublayers)
+    normed = RecomputedPart("layernorm", replicated_activation_bytes=2.0 * fed * h)
     return LayerSpec(
         name=f"layers.{index}",
-        kind=kind if experts is None else "experts",
+        kind=kind if window is None else f"sliding_{kind}",
         gemms=attention.gemms + mlp,
         cores=cores,
-        sharded_parameters=attention.sharded_parameters + weights + inputs * config.linear_bias,
-        replicated_parameters=row_bias + sublayers * _norm(config) + attention.replicated_parameters + router,
-        # norm: read, write; dropout and residual: two reads, one write; each per sublayer
-        replicated_elements=5.0 * sublayers * h + attention.replicated_elements,
+        sharded_parameters=attention.sharded_parameters + weights + inputs * mlp_bias,
+        replicated_parameters=row_bias + norms * _norm(config) + attention.replicated_parameters + router,
+        # norm: read, write; dropout and residual of a sublayer: two reads, one write
+        replicated_elements=(2.0 * norms + 3.0 * sublayers) * h + attention.replicated_elements,
         sharded_elements=float(inputs + ffn) + attention.sharded_elements,
-        # norm input, product input (2 bytes each), dropout mask (1 byte); per sublayer
-        replicated_activation_bytes=(4.0 + mask) * sublayers * h + attention.replicated_activation_bytes,
+        # norm inputs, product inputs (2 bytes each), dropout masks (1 byte)
+        replicated_activation_bytes=(2.0 * (norms + fed) + mask * sublayers) * h
+        + attention.replicated_activation_bytes,
         # the attention's tensors; MLP pre-activations and the second product's input
         sharded_activation_bytes=attention.sharded_activation_bytes + mlp_bytes,
         score_bytes=0.0 if fused else (4.0 + mask) * config.num_heads * attentions,
@@ -229,8 +171,17 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
         output_elements=2 * h if decoder else h,
         recomputable=True,
         experts=experts,
-        parts=(*attention.parts, *parts, norms),
+        parts=(*attention.parts, *parts, normed),
     )
+
+
+def _mlp_of(config: ModelConfig, index: int, char: str | None) -> tuple[Experts | None, int]:
+    """Routed experts of a block, and the inner size of its dense (or shared) MLP, 0 without one."""
+    if char == ATTENTION:
+        return None, 0
+    if char == MLP:
+        return None, config.ffn_hidden_size or 4 * config.hidden_size
+    return experts_of(config, index), dense_width(config, index)
 
 
 @dataclass(frozen=True)
@@ -260,10 +211,11 @@ def _attention(config: ModelConfig, attentions: int) -> _Attention:
     sinks = attentions * config.num_heads * config.attention_sinks
     # a norm of queries and keys reads and writes them, and keeps its input
     normed = attentions * (q_size + kv_size) * config.qk_norm
+    scales = attentions * (q_size + kv_size) * config.qk_norm_whole
     return _Attention(
         gemms=gemms,
         core=AttentionCore(config.num_heads, kv_heads, head_dim, True),
-        sharded_parameters=sum(g.out_features * g.in_features for g in gemms) + bias + sinks,
+        sharded_parameters=sum(g.out_features * g.in_features for g in gemms) + bias + sinks + scales,
         replicated_parameters=_head_norms(config, attentions, head_dim),
         sharded_elements=2.0 * normed,
         # Q, K, V and the projection's input
@@ -298,35 +250,92 @@ def _latent(config: ModelConfig) -> _Attention:
 
 def _head_norms(config: ModelConfig, attentions: int, head_dim: int) -> int:
     """Parameters of the norms of queries and keys."""
-    return 2 * attentions * head_dim * (2 if config.norm_bias else 1) * config.qk_norm
+    scales = config.qk_norm and not config.qk_norm_whole
+    return 2 * attentions * head_dim * (2 if config.norm_bias else 1) * scales
+
+
+def _mamba(config: ModelConfig, index: int) -> LayerSpec:
+    """A state-space layer with its norm and residual."""
+    h, mixer, mask = config.hidden_size, state_space(config), 1 if config.dropout else 0
+    return LayerSpec(
+        name=f"layers.{index}",
+        kind=SYMBOLS[MAMBA],
+        gemms=tuple(Gemm(*shape) for shape in mixer.gemms),
+        scan=mixer.scan,
+        sharded_parameters=mixer.sharded_parameters,
+        replicated_parameters=mixer.replicated_parameters + _norm(config),
+        replicated_elements=5.0 * h,
+        sharded_elements=mixer.sharded_elements,
+        replicated_activation_bytes=(4.0 + mask) * h,
+        sharded_activation_bytes=mixer.sharded_activation_bytes,
+        tp_collectives=1,
+        tp_collectives_backward=1,
+        output_elements=h,
+        recomputable=True,
+    )
+
+
+def _prediction(config: ModelConfig, depth: int, fused: bool) -> LayerSpec:
+    """A multi-token prediction module (DeepSeek-AI 2024, arXiv 2412.19437, section 2.2; Megatron-LM).
+
+    Norms of the state and of the next token's embedding, a product of both, and a block like the last one;
+    the states of all depths travel on to the head. The first module reads a copy of the embedding table,
+    or the head's where the tables are tied; later ones and a tied head stay on its stage.
+    """
+    h, first = config.hidden_size, depth == 0
+    holds = first and not config.tie_embeddings
+    block = _block(config, config.num_layers - 1, fused)
+    return replace(
+        block,
+        name=f"mtp.{depth}",
+        kind="mtp" if holds else "mtp_again",
+        gemms=(Gemm(h, 2 * h, "column"), *block.gemms),
+        lookup=True,
+        sharded_parameters=block.sharded_parameters + 2 * h * h,
+        replicated_parameters=block.replicated_parameters + 3 * _norm(config),
+        vocabulary_parameters=h * holds,
+        # lookup, two norms before the product and one after the block
+        replicated_elements=block.replicated_elements + 2.0 * h + 3 * 2.0 * h,
+        # inputs of three norms, and of the product
+        replicated_activation_bytes=block.replicated_activation_bytes + (3 * 2.0 + 4.0) * h,
+        # lookup, and the product's gathered output
+        tp_collectives=block.tp_collectives + 2,
+        tp_collectives_backward=block.tp_collectives_backward + 1,
+        output_elements=(2 + depth) * h,
+        joined=not first,
+        tied=holds,
+    )
 
 
 def _head(config: ModelConfig) -> LayerSpec:
     h = config.hidden_size
     transform = config.head_transform
-    norms = config.final_norm + transform
-    gemms = ((Gemm(h, h, "replicated"),) if transform else ()) + (Gemm(config.vocab_size, h, "vocabulary"),)
+    norms, states = config.final_norm + transform, 1 + config.mtp_num_layers
+    logits = (Gemm(config.vocab_size, h, "vocabulary"),) * states
+    gemms = ((Gemm(h, h, "replicated"),) if transform else ()) + logits
     return LayerSpec(
         name="head",
         kind="head",
         gemms=gemms,
         sharded_parameters=config.vocab_size * config.output_bias,
         vocabulary_parameters=h,
-        replicated_parameters=_norm(config) * norms + (h * h + h) * transform,
+        replicated_parameters=_norm(config) * norms + (h * h + h * config.linear_bias) * transform,
         replicated_elements=2.0 * norms * h,
-        replicated_activation_bytes=(2.0 + 2.0 * config.final_norm + 4.0 * transform) * h,
-        tp_collectives_backward=1,
-        output_elements=config.vocab_size,
+        replicated_activation_bytes=(2.0 * states + 2.0 * config.final_norm + 4.0 * transform) * h,
+        tp_collectives_backward=states,
+        output_elements=config.vocab_size * states,
+        joined=config.tie_embeddings and states > 1,
         tied=config.tie_embeddings,
     )
 
 
 def _loss(config: ModelConfig) -> LayerSpec:
+    logits = config.vocab_size * (1 + config.mtp_num_layers)
     # Megatron's vocabulary-parallel cross-entropy: logits in 16 bits, softmax in float32
     return LayerSpec(
         name="loss",
         kind="loss",
-        sharded_elements=6.0 * config.vocab_size,
-        sharded_activation_bytes=6.0 * config.vocab_size,
+        sharded_elements=6.0 * logits,
+        sharded_activation_bytes=6.0 * logits,
         joined=True,
     )

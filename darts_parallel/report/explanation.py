@@ -16,6 +16,7 @@ from darts_parallel.cost.compute import (
     FUSED_BACKWARD_FACTOR,
     attention_seconds,
     gemm_seconds,
+    scan_seconds,
     stream_seconds,
 )
 from darts_parallel.cost.evaluation import evaluate, hard_plan, neighbour_seconds
@@ -45,6 +46,10 @@ FORMULAS: dict[str, tuple[str, str]] = {
         "roofline, Williams et al. 2009",
     ),
     "attention": ("scores and weighted sum x 3.5 if fused, x 3 if not", "Dao 2023, section 4.1"),
+    "state-space scan": (
+        "chunked products, chunk states, recurrence; backward repeats the states",
+        "Dao and Gu 2024, section 6",
+    ),
     "streaming kernels": (
         "3 x streaming_factor x bytes / memory bandwidth",
         "roofline, Williams et al. 2009",
@@ -99,6 +104,8 @@ class Explanation:
     """Seconds of one micro-batch, forward and backward."""
     iteration: list[Line]
     """Seconds of an iteration."""
+    num_parameters: int
+    """Parameters of the whole model, tied tables counted once."""
 
 
 def explain(problem: Problem, plan: Plan) -> Explanation:
@@ -118,6 +125,7 @@ def explain(problem: Problem, plan: Plan) -> Explanation:
         memory=list(_memory_lines(problem, plan)),
         micro_batch=list(_micro_batch_lines(problem, plan)),
         iteration=iteration,
+        num_parameters=problem.model.num_parameters,
     )
 
 
@@ -188,9 +196,9 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         parts = _compute_parts(problem, plan, index) or {"measured compute": terms["compute"] - gradients}
         terms |= parts | {"gradient accumulation": gradients}
         names = (
-            "matrix products", "attention", "streaming kernels", "launch overhead", "measured compute",
-            "gradient accumulation", "experts", "recompute", "tensor_parallel", "context_parallel",
-            "expert_parallel", "sharding",
+            "matrix products", "attention", "state-space scan", "streaming kernels", "launch overhead",
+            "measured compute", "gradient accumulation", "experts", "recompute", "tensor_parallel",
+            "context_parallel", "expert_parallel", "sharding",
         )  # fmt: skip
         for name in names:
             if terms.get(name):
@@ -223,9 +231,11 @@ def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float]
         for core in layer.cores
     )
     elements = layer.replicated_elements / choices.sequence_shards + layer.sharded_elements / tp
+    scanned, scanned_again = scan_seconds(layer.scan, tokens, tp, device, width)
     parts = {
         "matrix products": products,
         "attention": sum(float(core) for core in cores),
+        "state-space scan": float(scanned),
         "streaming kernels": float(
             stream_seconds(device.streaming_factor * width * tokens * elements, device)
         ),
@@ -234,6 +244,7 @@ def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float]
     seconds = {name: (1.0 + BACKWARD_FACTOR) * value for name, value in parts.items()}
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if fused else 0.0
     seconds |= {"attention": seconds["attention"] + extra * parts["attention"]}
+    seconds["state-space scan"] += float(scanned_again)
     if layer.experts is not None:
         costs = expert_costs(problem, layer.experts, _topology(problem, plan, stage), choices, width)
         seconds["experts"] = float(costs.forward + costs.backward)
@@ -253,6 +264,7 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
     """Print all lines, a sum under each stage; where nobody's window sets the width, unbroken."""
     if not console.is_terminal:
         console.width = max(console.width, PIPED_WIDTH)
+    console.print(f"\nThe model has {explanation.num_parameters:,} parameters.", highlight=False)
     sections = (
         ("Memory of a device, by stage", explanation.memory, "GiB", GIB, 4),
         ("Seconds of a micro-batch, by stage", explanation.micro_batch, "ms", 1e-3, 4),

@@ -1,5 +1,6 @@
 """Runs of equal or consecutive things in words, for tables."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from math import floor, isfinite, log10
@@ -27,6 +28,19 @@ def layer_ranges(names: Sequence[str]) -> str:
         else:
             parts.append(f"{kind} {items[0]}-{items[-1]}")
     return ", ".join(parts)
+
+
+def kind_counts(kinds: Sequence[str], first: int, end: int) -> str:
+    """How many layers of each kind a stage [first, end) holds, where the model's blocks differ.
+
+    E.g. ` (6 mamba, 6 mlp, 1 attention)`; empty where all blocks of the model are of one kind.
+    """
+    whole = ("embedding", "decoder_embedding", "head", "loss", "mtp", "mtp_again")
+    if len({kind for kind in kinds if kind not in whole}) < 2:
+        return ""
+    found = Counter(kind for kind in kinds[first:end] if kind not in whole)
+    counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in found.most_common())
+    return f" ({counts})" if counts else ""
 
 
 def rank_ranges(ranks: Sequence[int]) -> str:

@@ -22,10 +22,10 @@ from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.orders import order_label
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.elasticities import strongest
+from darts_parallel.report.format import kind_counts, rank_ranges, table_of, term_words
 from darts_parallel.report.format import layer_ranges as layer_ranges
 from darts_parallel.report.format import number as _number
 from darts_parallel.report.format import percent as _percent
-from darts_parallel.report.format import rank_ranges, table_of, term_words
 from darts_parallel.report.format import run_lengths as run_lengths
 from darts_parallel.report.format import seconds as _seconds
 from darts_parallel.report.uncertainty import Intervals, intervals
@@ -222,7 +222,8 @@ def _headline(
     sure: Intervals | None = None,
 ) -> None:
     config = problem.config
-    job = f"{config.model.name} on {config.cluster.name}, {problem.cluster.num_devices} GPUs"
+    size = f"{problem.model.num_parameters:,} parameters"
+    job = f"{config.model.name} ({size}) on {config.cluster.name}, {problem.cluster.num_devices} GPUs"
     console.print(Text(job, "bold"))
     console.print(Text(plan.describe(problem.training.global_batch_size), "bold cyan"))
     placed = order_label(problem.cluster.arranged(plan.node_order))
@@ -251,6 +252,7 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown, sure: Interv
                      ("strategies", "left"), ("s/micro-batch", "right"),
                      ("memory / capacity", "right"), *more)  # fmt: skip
     names = [layer.name for layer in problem.model.layers]
+    kinds = [layer.kind for layer in problem.model.layers]
     size, slowest = problem.cluster.num_devices // plan.pp, max(cost.stage_times_s)
     cluster = problem.cluster.arranged(plan.node_order)
     chunks = list(pairwise(plan.boundaries))
@@ -263,7 +265,10 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown, sure: Interv
         if not cluster.homogeneous:
             ranks = f"{ranks} {escape(cluster.stage_group(k, plan.pp).device.name)}"
         pace = Text(_number(seconds, slowest), "bold" if seconds == slowest else "")
-        layers = "; ".join(layer_ranges(names[first:end]) for first, end in chunks[k :: plan.pp])
+        layers = "; ".join(
+            layer_ranges(names[first:end]) + kind_counts(kinds, first, end)
+            for first, end in chunks[k :: plan.pp]
+        )
         strategies = run_lengths([s for first, end in chunks[k :: plan.pp] for s in plan.layers[first:end]])
         chance = [f"{100 * sure.out_of_memory[k]:.0f} %"] if risky and sure is not None else []
         table.add_row(str(k), ranks, layers, strategies, pace, memory, *chance)

@@ -120,7 +120,6 @@ def test_the_language_model_of_a_multimodal_one_is_its_text_config() -> None:
     [
         ({"model_type": "jetmoe", "num_local_experts": 8}, "num_local_experts=8 experts a layer"),
         ({"model_type": "dbrx", "num_experts": 128}, "num_experts=128"),
-        ({"model_type": "llama", "attention_bias": True}, "mlp_bias=False"),
     ],
 )
 def test_what_is_not_modelled_is_named(values: Values, sentence: str) -> None:

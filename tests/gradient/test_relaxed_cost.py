@@ -7,6 +7,7 @@ from darts_parallel.gradient.relaxation import soft_stages, softmax_weights, sta
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.layer_kinds import HYBRID, PREDICTION
 from tests.support.random_plans import random_plans
 
 PROBLEMS = {
@@ -15,6 +16,8 @@ PROBLEMS = {
     "t5": ["model=t5_1_3b", "cluster=a10_4x4", "training=t5_1_3b"],
     "two node types": ["model=toy", "cluster=toy_mixed", "training=toy"],
     "uneven nodes": ["model=toy", "cluster=toy", "training=toy"],
+    "hybrid": HYBRID,
+    "prediction": PREDICTION,
 }
 
 

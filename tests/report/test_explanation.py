@@ -14,6 +14,7 @@ from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.explanation import FORMULAS, Explanation, Line, explain, render_explanation
 from tests.support.commands import QUIET, TOY, Command
 from tests.support.export_plans import LLAMA, plan_of
+from tests.support.layer_kinds import HYBRID, PREDICTION
 from tests.support.random_plans import random_plans
 
 PROBLEMS = {
@@ -21,6 +22,8 @@ PROBLEMS = {
     "llama": LLAMA,
     "unfused, tied, one stage": ["model=toy", "cluster=toy", "training=toy", "training.fused_attention=false",
                                  "space.pp=1"],
+    "hybrid": HYBRID,
+    "prediction": PREDICTION,
     "simulated": [*LLAMA, "cost.pipeline=simulated"],
 }  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""Hugging Face model classes by kind: how each writes its sizes, and its defaults."""

@@ -1,0 +1,95 @@
+"""Megatron-LM's flags for layers that differ: hybrid patterns, sliding windows, multi-token prediction.
+
+A hybrid runs in `pretrain_hybrid.py`: `--hybrid-layer-pattern` names every layer by a symbol, `|` ends a
+pipeline segment (one each virtual stage) and takes the place of every other flag of the pipeline's layout,
+`/` begins the pattern of a prediction module (`megatron/core/models/hybrid/hybrid_layer_allocation.py`).
+"""
+
+from darts_parallel.config.layer_pattern import MAMBA
+from darts_parallel.export.common import Job
+
+Flag = tuple[str, str | int | float | None]
+SPECIFICATION = "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
+CONVOLUTION, CHUNK = 4, 128
+"""Convolution and chunk of its Mamba mixer, which have no flag."""
+
+
+def hybrid_flags(job: Job) -> list[Flag]:
+    """The pattern with its segments, and the sizes of its state spaces; none for other models.
+
+    Errors:
+        UnsupportedError: sizes that its mixer cannot have, or a segment without a layer.
+    """
+    config, pattern = job.model, job.model.hybrid_override_pattern
+    if pattern is None:
+        return []
+    for key, value, fixed in (
+        ("mamba_conv_kernel", config.mamba_conv_kernel, CONVOLUTION),
+        ("mamba_chunk_size", config.mamba_chunk_size, CHUNK),
+    ):
+        if MAMBA in pattern and value != fixed:
+            raise job.refuse(f"model.{key}={value}, and its Mamba mixer has {fixed}", f"model.{key}={fixed}")
+    flags: list[Flag] = [("hybrid-layer-pattern", segments(job)), ("spec", SPECIFICATION)]
+    if MAMBA in pattern:
+        flags += [
+            ("mamba-state-dim", config.mamba_state_dim),
+            ("mamba-head-dim", config.mamba_head_dim),
+            ("mamba-num-groups", config.mamba_num_groups),
+        ]
+        flags += [] if config.mamba_num_heads is None else [("mamba-num-heads", config.mamba_num_heads)]
+    return flags
+
+
+def segments(job: Job) -> str:
+    """The hybrid pattern cut at the plan's stages, e.g. `M-M*|M-M-`."""
+    pattern, parts = job.model.hybrid_override_pattern or "", []
+    for chunk in job.chunks:
+        if chunk.num_blocks == 0 or (chunk.mtp > 0) != (chunk.head and job.model.mtp_num_layers > 0):
+            raise job.refuse(
+                "a stage has no layer of the hybrid pattern, or its prediction modules without the head, and "
+                "its segments name layers only",
+                "space=uniform space.pp=1",
+            )
+        parts.append(pattern[chunk.first_block : chunk.first_block + chunk.num_blocks])
+    return "|".join(parts) + f"/{pattern[-1:]}" * job.model.mtp_num_layers
+
+
+def window_flags(job: Job) -> list[Flag]:
+    """Sliding windows: Megatron-LM counts the tokens before a query, Hugging Face the query with them."""
+    config = job.model
+    if config.sliding_window is None:
+        return []
+    flags: list[Flag] = [("window-size", f"{config.sliding_window - 1},0")]
+    pattern = config.sliding_window_pattern
+    if pattern is not None:
+        text = str(pattern) if isinstance(pattern, int) else str(list(pattern)).replace(" ", "")
+        flags.append(("window-attn-skip-freq", text))
+    return flags
+
+
+def prediction_flags(job: Job) -> list[Flag]:
+    """Modules of multi-token prediction; a hybrid has them in its pattern."""
+    count = job.model.mtp_num_layers
+    return [("mtp-num-layers", count)] if count and job.model.hybrid_override_pattern is None else []
+
+
+def require_first_recomputed(job: Job) -> None:
+    """Refuse full recomputation of chosen layers where layers differ and the chosen are not the first.
+
+    `--recompute-num-layers` takes the first layers of a stage, whatever they are.
+
+    Errors:
+        UnsupportedError: names the layer.
+    """
+    kinds = {layer.kind for layer in job.problem.model.layers if layer.recomputable}
+    if len(kinds) < 2:
+        return
+    for chunk in job.chunks:
+        mine = job.blocks[chunk.first_block : chunk.first_block + chunk.num_blocks]
+        full = [strategy.recompute == "full" for strategy in mine]
+        if full != sorted(full, reverse=True):
+            index = chunk.first_block + full.index(False)
+            raise job.refuse(
+                f"layers.{index} has recompute=none before a layer of its stage with full, and the layers of "
+                f"model={job.model.name} differ, of which --recompute-num-layers takes the first"
+            )

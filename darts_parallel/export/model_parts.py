@@ -1,0 +1,62 @@
+"""Parts of a model that few trainers have: hybrid layers, windows, prediction modules, unusual norms."""
+
+from collections.abc import Callable
+
+from darts_parallel.config.layer_pattern import MAMBA
+from darts_parallel.config.model import ModelConfig
+from darts_parallel.export.common import Job
+
+PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
+    "hybrid_override_pattern": (
+        lambda c: c.hybrid_override_pattern is not None,
+        "layers of different kinds",
+    ),
+    "mamba_dt_rank": (
+        lambda c: c.mamba_dt_rank is not None and MAMBA in (c.hybrid_override_pattern or ""),
+        "Mamba-1 layers",
+    ),
+    "sliding_window": (lambda c: c.sliding_window is not None, "windowed attention"),
+    "mtp_num_layers": (lambda c: c.mtp_num_layers > 0, "multi-token prediction"),
+    "block_norms": (lambda c: c.block_norms not in (None, 2), "another number of norms in a block"),
+    "qk_norm_whole": (lambda c: c.qk_norm and c.qk_norm_whole, "norms over all heads of queries and keys"),
+    "mlp_bias": (
+        lambda c: c.mlp_bias not in (None, c.linear_bias),
+        "biases in the MLP that differ from attention's",
+    ),
+    "attention_output_bias": (
+        lambda c: c.attention_output_bias not in (None, c.linear_bias),
+        "a bias after attention that differs from the others",
+    ),
+}
+"""Key of the model, whether a model has the part, and the part in words."""
+EXPRESSED: dict[str, tuple[str, ...]] = {
+    "megatron": ("hybrid_override_pattern", "sliding_window", "mtp_num_layers"),
+    # these wrap a model that the user brings
+    "deepspeed": tuple(PARTS),
+    "accelerate": tuple(PARTS),
+}
+"""Parts that a trainer's own models have, or that the model which a user brings may have."""
+
+
+def refuse_model_parts(job: Job) -> None:
+    """Refuse a model with a part that the target's models lack.
+
+    Errors:
+        UnsupportedError: names the key, its value, and what it stands for.
+    """
+    config, known = job.model, EXPRESSED.get(job.target, ())
+    for key, (has, words) in PARTS.items():
+        if has(config) and key not in known:
+            raise job.refuse(
+                f"model={config.name} has {words} (model.{key}={getattr(config, key)}), and its models have "
+                "none",
+                "export=megatron" if key in EXPRESSED["megatron"] else "export=accelerate",
+            )
+    if MAMBA in (config.hybrid_override_pattern or "") and job.target in ("deepspeed", "accelerate"):
+        strategy = job.plan.layers[0]
+        if strategy.tp > 1:
+            raise job.refuse(
+                f"tp={strategy.tp} with state-space layers, and its tensor parallelism divides attention and "
+                "MLP only",
+                "space=uniform space.tp=1",
+            )

@@ -1,0 +1,104 @@
+"""What the cost model must know of one layer: products, attention, scan, experts, parameters, bytes.
+
+Activation bytes follow Korthikanti et al. 2022 (arXiv 2205.05198), section 4. All per-token figures are for
+one token of one sequence; "sharded" parts divide by `tp`.
+"""
+
+from dataclasses import dataclass
+
+from darts_parallel.problem.experts import Experts
+from darts_parallel.problem.state_space import Scan
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A weight matrix product with `out_features x in_features` weights, split over `tp` ranks."""
+
+    out_features: int
+    in_features: int
+    split: str
+    """`column` divides `out_features`, `row` divides `in_features`, `vocabulary` pads and divides;
+    `replicated` divides neither."""
+
+
+@dataclass(frozen=True)
+class AttentionCore:
+    """Scores, softmax and weighted sum of one attention (no weights)."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    window: int | None = None
+    """Tokens that a query looks back at; None: all."""
+
+    def keys(self, seq_len: int) -> float:
+        """Keys that a query of a sequence meets, counted as without a causal mask (Narayanan et al. 2021).
+
+        The first queries of a causal window meet fewer: the mean of min(i, w) over the sequence, doubled.
+        """
+        if self.window is None or self.window >= seq_len:
+            return seq_len
+        return self.window * (2.0 - self.window / seq_len) if self.causal else self.window
+
+
+@dataclass(frozen=True)
+class RecomputedPart:
+    """A part of a block that selective recomputation may throw away and compute again."""
+
+    module: str
+    """Megatron-LM's word (`--recompute-modules`)."""
+    gemms: tuple[Gemm, ...] = ()
+    replicated_activation_bytes: float = 0.0
+    """Bytes a token that need not be kept, of `LayerSpec.replicated_activation_bytes`."""
+    sharded_activation_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """What the cost model must know of one layer; equal kinds share one specification but the name."""
+
+    name: str
+    kind: str
+    gemms: tuple[Gemm, ...] = ()
+    cores: tuple[AttentionCore, ...] = ()
+    scan: Scan | None = None
+    """The scan of a state-space layer."""
+    lookup: bool = False
+    """The layer reads rows of a vocabulary table (an embedding)."""
+    sharded_parameters: int = 0
+    """Weights divided by `tp`, vocabulary tables excluded."""
+    replicated_parameters: int = 0
+    """Norms and the biases of row-parallel products: on every tp rank."""
+    vocabulary_parameters: int = 0
+    """hidden_size per row of a vocabulary table, 0 without one."""
+    replicated_elements: float = 0.0
+    """Elements per token that streaming kernels move outside the tp region (sharded by SP)."""
+    sharded_elements: float = 0.0
+    """The same inside the tp region: activation function, float32 softmax of the loss."""
+    replicated_activation_bytes: float = 0.0
+    """Kept for backward per token, outside the tp region, in 16-bit training (sharded by SP)."""
+    sharded_activation_bytes: float = 0.0
+    """Kept for backward per token, divided by `tp`."""
+    score_bytes: float = 0.0
+    """Kept per token and key position by unfused attention, divided by `tp` (the 5as term)."""
+    tp_collectives: int = 0
+    """All-reduces (or reduce-scatter + all-gather pairs) of the hidden state in the forward pass."""
+    tp_collectives_backward: int = 0
+    output_elements: int = 0
+    """Elements per token that go to the next layer."""
+    recomputable: bool = False
+    joined: bool = False
+    """Must stay on the stage of its predecessor: no trainer computes the loss on another rank."""
+    tied: bool = False
+    """Holds the embedding weights, and another layer holds them too."""
+    experts: Experts | None = None
+    """Routed experts, which none of the figures above hold; their router is in the replicated ones."""
+    parts: tuple[RecomputedPart, ...] = ()
+    """What `training.recompute_modules` can name beside the attention core and the experts."""
+
+    def parameters(self, vocab_size: int) -> int:
+        """Number of parameters with `vocab_size` rows in its vocabulary table."""
+        rows = self.vocabulary_parameters * vocab_size
+        experts = 0 if self.experts is None else self.experts.parameters
+        return self.sharded_parameters + self.replicated_parameters + rows + experts

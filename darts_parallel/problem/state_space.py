@@ -1,0 +1,147 @@
+"""State-space layers: sizes, parameters, FLOP, traffic and kept bytes of Mamba-2 and Mamba-1.
+
+Mamba-2 (Dao and Gu 2024, arXiv 2405.21060): one product makes gate, input, B, C and step of all heads, a
+short convolution mixes neighbours, and the state-space dual form scans the sequence in chunks (section 6):
+inside a chunk by matrix products like attention, between chunks by a small recurrence. Mamba-1 (Gu and Dao
+2023, arXiv 2312.00752; Jamba) has a state for every channel, so that its scan runs outside matrix units.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from darts_parallel.config.model import ModelConfig
+
+SELECTIVE_SCAN_FLOP = 9.0
+"""Of a channel and state number of Mamba-1: discretization, recurrence and output (the selective scan's own
+count in its repository, state-spaces/mamba)."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The scan of a state-space layer (no weights), figures per token, all divided by `tp`."""
+
+    flops: float
+    """FLOP of the forward pass."""
+    flops_again: float
+    """FLOP that backward repeats of it: chunk states and scores are not kept."""
+    elements: float
+    """Elements that the scan's kernels read and write in forward."""
+    elements_again: float
+    """Elements that the repeated kernels, the convolution among them, move."""
+    head_dim: int
+    """Smallest side of the matrix products; 1: no matrix products."""
+    heads: int
+    """Heads (channels of Mamba-1): what tensor and context parallelism divide."""
+    gathered: float
+    """Elements that context parallelism moves from sequence to heads and back."""
+
+
+@dataclass(frozen=True)
+class StateSpace:
+    """What a state-space layer adds to the specification of a layer, beside norm and residual."""
+
+    gemms: tuple[tuple[int, int, str], ...]
+    """Out features, in features and split of every weight product."""
+    scan: Scan
+    sharded_parameters: int
+    replicated_parameters: int
+    sharded_elements: float
+    """Elements that streaming kernels move: convolution, gate, norms."""
+    sharded_activation_bytes: float
+
+
+def state_space_heads(config: "ModelConfig") -> int:
+    """Heads of the scan; null means two inner channels for every hidden one."""
+    if config.mamba_num_heads is not None:
+        return config.mamba_num_heads
+    return max(2 * config.hidden_size // config.mamba_head_dim, 1)
+
+
+def tensor_divided(config: "ModelConfig") -> tuple[int, ...]:
+    """Numbers that a tensor-parallel degree must divide: heads, and the groups that share B and C.
+
+    As Megatron-LM's mixer asserts; B and C of Mamba-1 are whole on every rank.
+    """
+    if config.mamba_dt_rank is not None:
+        return (_inner_size(config),)
+    return state_space_heads(config), config.mamba_num_groups
+
+
+def state_space(config: "ModelConfig") -> StateSpace:
+    """Figures of one state-space layer of `config`."""
+    return _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config)
+
+
+def _inner_size(config: "ModelConfig") -> int:
+    return state_space_heads(config) * config.mamba_head_dim
+
+
+def _mamba_2(config: "ModelConfig") -> StateSpace:
+    h, inner, heads = config.hidden_size, _inner_size(config), state_space_heads(config)
+    state, chunk, head_dim = config.mamba_state_dim, config.mamba_chunk_size, config.mamba_head_dim
+    shared = config.mamba_num_groups * state  # B, and as much C
+    mixed = inner + 2 * shared
+    projected = inner + mixed + heads
+    gemms = ((projected, h, "column"), (h, inner, "row"))
+    weights = projected * h + h * inner
+    # convolution with bias; A, D and step bias of every head; the gated norm
+    others = mixed * (config.mamba_conv_kernel + 1) + 3 * heads + inner
+    scores, states = 2.0 * chunk * shared, 2.0 * state * inner
+    chunk_states = 2.0 * inner * state / chunk  # float32
+    convolution = 2.0 * mixed
+    return StateSpace(
+        gemms=gemms,
+        scan=Scan(
+            # C B^T and its product with the inputs inside a chunk, chunk states, their output
+            flops=scores + 2.0 * chunk * inner + 2.0 * states,
+            flops_again=scores + states,
+            # chunk states, recurrence between chunks, C B^T, outputs (input and gate read, two written)
+            elements=(inner + shared + chunk_states)
+            + 2.0 * chunk_states
+            + (2.0 * shared + 2.0 * config.mamba_num_groups * chunk)
+            + (4.0 * inner + shared + 2.0 * config.mamba_num_groups * chunk + chunk_states),
+            elements_again=convolution
+            + (inner + shared + chunk_states)
+            + 2.0 * chunk_states
+            + (2.0 * shared + 2.0 * config.mamba_num_groups * chunk),
+            head_dim=min(head_dim, state, chunk),
+            heads=heads,
+            gathered=float(projected + inner),
+        ),
+        sharded_parameters=weights + others + projected * config.linear_bias,
+        replicated_parameters=h * config.linear_bias,
+        # convolution; gated norm: two reads, one write
+        sharded_elements=convolution + 3.0 * inner,
+        # the joint product's output, the scan's output, the last product's input; the fused function of
+        # state-spaces/mamba (ssd_combined.py) computes convolution and chunk states again
+        sharded_activation_bytes=2.0 * (projected + 2.0 * inner),
+    )
+
+
+def _mamba_1(config: "ModelConfig") -> StateSpace:
+    h, inner, state = config.hidden_size, _inner_size(config), config.mamba_state_dim
+    rank = config.mamba_dt_rank or 0
+    low = rank + 2 * state
+    gemms = ((2 * inner, h, "column"), (low, inner, "row"), (inner, rank, "column"), (h, inner, "row"))
+    weights = sum(out * size for out, size, _ in gemms)
+    # convolution with bias; step bias, A and D of every channel
+    others = inner * (config.mamba_conv_kernel + 1) + inner + inner * state + inner
+    return StateSpace(
+        gemms=gemms,
+        scan=Scan(
+            flops=SELECTIVE_SCAN_FLOP * inner * state,
+            flops_again=SELECTIVE_SCAN_FLOP * inner * state,
+            elements=4.0 * inner + 2.0 * state,
+            elements_again=3.0 * inner + 2.0 * state,
+            head_dim=1,
+            heads=inner,
+            gathered=float(3 * inner + low),
+        ),
+        sharded_parameters=weights + others + 2 * inner * config.linear_bias,
+        # norms of step, B and C (Jamba)
+        replicated_parameters=low + h * config.linear_bias,
+        sharded_elements=2.0 * inner + 2.0 * low,
+        # input and output of convolution, step, gate, scan's output, gated output; step, B and C normed
+        sharded_activation_bytes=2.0 * 6.0 * inner + 4.0 * low,
+    )
