@@ -354,15 +354,8 @@ def _activations(
     problem: Problem, layer: LayerSpec, device: Device, choices: ChoiceTensors, experts: ExpertCosts | None
 ) -> dict[str, Tensor]:
     modules = problem.training.recompute_modules
-    formula = activation_bytes(
-        layer,
-        choices.tokens,
-        problem.training.seq_len,
-        choices.tp,
-        choices.sequence_shards,
-        element_bytes(problem),
-        modules,
-    )
+    seq_len, shards, width = problem.training.seq_len, choices.sequence_shards, element_bytes(problem)
+    formula = activation_bytes(layer, choices.tokens, seq_len, choices.tp, shards, width, modules)
     if experts is not None:
         dropped = [experts.saved[module] for module in ("moe", "moe_act") if module in modules]
         less = dropped[0] if dropped else 0.0
