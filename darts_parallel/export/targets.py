@@ -85,6 +85,7 @@ def _refusals(problem: Problem, plan: Plan, target: str) -> list[tuple[str, str]
     """All that a target refuses, each with its way out."""
     job = Job(target, problem, plan)
     with suppress(UnsupportedError):
+        refuse_model_parts(job)
         TARGETS[target](job)
     return job.refusals
 
