@@ -97,7 +97,7 @@ def _ranking(trials: Sequence[Trial]) -> JobRanking:
     run = trials[0].run
     name = (
         f"{run.row.text('model')}, {run.hidden} x {run.layers}, batch {run.global_batch}, {run.gpus} x "
-        f"{run.row.text('gpu')}, {run.stack.name}"
+        f"{run.row.text('gpu')}, {run.row.text('precision') or run.precision}, {run.stack.name}"
     )
     model = orders[MODEL]
     return JobRanking(
