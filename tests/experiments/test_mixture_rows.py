@@ -1,0 +1,72 @@
+"""Rows of mixtures of experts: what their names, notes and layouts say."""
+
+import pytest
+
+from experiments.calibration.mixtures import complete, mixture_of, printed_layout
+from experiments.calibration.problems import build_case
+from experiments.calibration.rows import Row, RowError
+from experiments.calibration.rules import read_run
+from tests.support.measured_files import RUN
+
+MIXTRAL = {
+    "model": "Mixtral-8x22B", "layers": "56", "hidden": "6144", "heads": "48", "kv_heads": "8", "ffn": "",
+    "vocab": "32000", "seq_len": "4096", "gpu": "H100-80GB", "gpus_per_node": "8", "n_gpus": "128", "dp": "8",
+    "tp": "2", "pp": "8", "cp": "1", "ep": "8", "etp": "1", "vpp_chunks": "", "micro_batch": "1",
+    "num_microbatches": "32", "global_batch": "256", "zero": "1 (distributed optimizer)", "recompute": "",
+    "sequence_parallel": "", "precision": "bf16", "iteration_s": "", "mfu_pct": "49.3", "memory_gb": "",
+    "n_experts": "8", "top_k": "2", "moe_ffn": "16384", "dispatcher": "all-to-all, token drop", "n_params": "",
+}  # fmt: skip
+
+
+def row(**cells: str) -> Row:
+    return Row("moe.csv", 2, {**RUN, **MIXTRAL, **cells})
+
+
+def test_a_published_mapping_becomes_a_plan_with_folded_experts() -> None:
+    run = read_run(row(), [row()])
+    case = build_case(run)
+    assert {(s.tp, s.dp, s.ep, s.etp, s.sequence_parallel) for s in case.plan.layers} == {(2, 8, 8, 1, True)}
+    assert case.problem.model.num_parameters == 140_620_634_112
+    # tokens are dropped at capacity 1, and the seconds come from the printed MFU
+    assert case.problem.config.model.moe_expert_capacity_factor == 1.0
+    flops = case.problem.model.flops_per_token(4096) * 256 * 4096
+    assert run.iteration_s == pytest.approx(flops / (0.493 * 989.5e12 * 128))
+
+
+def test_a_printed_data_parallel_degree_beyond_ep_is_mended() -> None:
+    mended = complete(row(dp="1", num_microbatches="7"))
+    assert (mended.text("dp"), mended.text("num_microbatches")) == ("8", "32")
+
+
+def test_other_rows_come_back_as_they_are() -> None:
+    other = Row("a.csv", 2, dict(RUN))
+    assert complete(other) is other
+    assert mixture_of(other) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("Et|(tt|)*30L", (1, *(2,) * 30, 0)),
+        ("Et*3|t*4|t*2mL", (3, 4, 2)),
+        ("", None),
+        ("balanced", None),
+    ],
+)
+def test_a_printed_layout_says_the_blocks_of_every_chunk(text: str, blocks: tuple[int, ...] | None) -> None:
+    assert printed_layout(row(pp_layout=text)) == blocks
+
+
+def test_degrees_that_do_not_divide_a_stage_are_a_reason() -> None:
+    with pytest.raises(RowError, match="ep=3 times etp=1 does not divide the 16 GPUs"):
+        mixture_of(row(ep="3"))
+
+
+def test_words_of_a_row_say_dispatcher_overlap_and_modules() -> None:
+    mixture = mixture_of(
+        row(dispatcher="DeepEP", notes="1F1B EP overlap on", recompute="selective: mlp moe_act")
+    )
+    assert mixture is not None
+    assert mixture.training["moe_token_dispatcher_type"] == "flex"
+    assert mixture.training["overlap_moe_expert_parallel_comm"]
+    assert mixture.training["recompute_modules"] == ["moe_act", "mlp"]
