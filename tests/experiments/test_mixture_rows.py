@@ -14,7 +14,8 @@ MIXTRAL = {
     "tp": "2", "pp": "8", "cp": "1", "ep": "8", "etp": "1", "vpp_chunks": "", "micro_batch": "1",
     "num_microbatches": "32", "global_batch": "256", "zero": "1 (distributed optimizer)", "recompute": "",
     "sequence_parallel": "", "precision": "bf16", "iteration_s": "", "mfu_pct": "49.3", "memory_gb": "",
-    "n_experts": "8", "top_k": "2", "moe_ffn": "16384", "dispatcher": "all-to-all, token drop", "n_params": "",
+    "n_experts": "8", "top_k": "2", "moe_ffn": "16384", "n_params": "",
+    "dispatcher": "all-to-all, token drop",
 }  # fmt: skip
 
 
