@@ -175,7 +175,7 @@ def test_a_device_without_memory_is_refused_before_anything_trains() -> None:
             lambda plan: plan.num_micro_batches == 2 and plan.layers[1].tp == 2,
         ),
     ],
-    ids=str,
+    ids=["pp and zero_stage", "recompute", "num_micro_batches and tp"],
 )
 def test_pins_of_the_space_hold_in_the_plan(pins: dict[str, Any], holds: Callable[[Plan], bool]) -> None:
     search = tiny_search(**{f"space_{key}": value for key, value in pins.items()})
