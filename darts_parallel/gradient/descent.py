@@ -80,8 +80,8 @@ class GradientSearch:
         self.groups = self._initial_groups(tables)
         for start, group in ((s, g) for s in starts for g in self.groups if g.table_index == s.table):
             group.begin_near(start.plans, config.initial_preference)
-        self.outer_names = [name for group in self.groups for name in group.names]
-        self.outer_logits = torch.zeros(len(self.outer_names), dtype=torch.float64, requires_grad=True)
+        self.outer_keys = self._live_keys()
+        self.outer_logits = torch.zeros(len(self.outer_keys), dtype=torch.float64, requires_grad=True)
         self.optimizer = self._new_optimizer()
         self.step = 0
         self.histories = Histories(max(config.num_steps // PAGES, 1))
@@ -195,8 +195,12 @@ class GradientSearch:
         return record, merits
 
     def _live_outer_logits(self) -> Tensor:
-        live = {name for group in self.groups for name in group.names}
-        return self.outer_logits[[i for i, name in enumerate(self.outer_names) if name in live]]
+        live = set(self._live_keys())
+        return self.outer_logits[[i for i, key in enumerate(self.outer_keys) if key in live]]
+
+    def _live_keys(self) -> list[tuple[int, int]]:
+        """Table and outer choice of all that are searched; names of two tables may be equal."""
+        return [(group.table_index, outer) for group in self.groups for outer in group.outer_index.tolist()]
 
     def _weights_by_outer(self) -> dict[str, float]:
         names = [name for group in self.groups for name in group.names]
