@@ -6,6 +6,7 @@ plan is priced by `evaluate_batch` on the table of its own outer choice, so that
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, permutations, product
+from math import comb
 
 import torch
 
@@ -35,17 +36,34 @@ def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
         TooManyError: it has more.
     """
     best, count = float("inf"), 0
+    if _number(problem) > limit:
+        raise TooManyError
     for space in _spaces(problem):
         table = build_table(problem, space)
         number = {choice: index for index, choice in enumerate(table.choices)}
-        for rows, starts in _plans(problem, space, limit - count):
-            count += len(rows)
-            choices = torch.tensor([[number[s] for s in row] for row in rows])
-            plans = HardPlans(torch.zeros(len(rows), dtype=torch.long), choices, torch.tensor(starts))
-            cost = evaluate_batch(table, plans)
-            times = cost.iteration_time[cost.feasible]
-            best = min(best, float(times.min())) if len(times) else best
+        for outer, micro_batches in enumerate(space.num_micro_batches):
+            batch = problem.training.global_batch_size
+            fitting = tuple(c for c in space.choices if batch % (c.dp * micro_batches) == 0)
+            for rows, starts in _plans(problem, space.pp, fitting, limit - count):
+                count += len(rows)
+                choices = torch.tensor([[number[s] for s in row] for row in rows])
+                plans = HardPlans(torch.full((len(rows),), outer), choices, torch.tensor(starts))
+                cost = evaluate_batch(table, plans)
+                times = cost.iteration_time[cost.feasible]
+                best = min(best, float(times.min())) if len(times) else best
     return best, count
+
+
+def _number(problem: Problem) -> int:
+    """How many plans there are, from the numbers of strategies and cuts alone."""
+    batch, layers, total = problem.training.global_batch_size, problem.model.layers, 0
+    places = sum(not layer.joined for layer in layers[1:])
+    for space in _spaces(problem):
+        free = {"uniform": 1, "stagewise": space.pp, "layerwise": len(layers)}[problem.config.space.kind]
+        for count in space.num_micro_batches:
+            fitting = sum(batch % (choice.dp * count) == 0 for choice in space.choices)
+            total += comb(places, space.pp - 1) * fitting**free
+    return total
 
 
 def _spaces(problem: Problem) -> Iterator[OuterSpace]:
@@ -61,10 +79,14 @@ def _spaces(problem: Problem) -> Iterator[OuterSpace]:
             continue
         choices = tuple(_strategies(problem, devices // (pp * cp), cp))
         for order in _orders(problem, pp):
-            for count in _divisors(batch):
-                fitting = tuple(c for c in choices if batch % (c.dp * count) == 0)
-                if fitting and _allows(space.num_micro_batches, count):
-                    yield OuterSpace(pp, (count,), fitting, cp, 1, order)
+            counts = tuple(
+                count
+                for count in _divisors(batch)
+                if _allows(space.num_micro_batches, count)
+                and any(batch % (c.dp * count) == 0 for c in choices)
+            )
+            if counts:
+                yield OuterSpace(pp, counts, choices, cp, 1, order)
 
 
 def _orders(problem: Problem, pp: int) -> list[tuple[int, ...]]:
@@ -102,18 +124,18 @@ def _strategies(problem: Problem, ranks: int, cp: int) -> Iterator[LayerStrategy
 
 
 def _plans(
-    problem: Problem, space: OuterSpace, left: int
+    problem: Problem, pp: int, legal: tuple[LayerStrategy, ...], left: int
 ) -> Iterator[tuple[list[tuple[LayerStrategy, ...]], list[list[int]]]]:
     """Batches of plans: a strategy of every layer, and the first layers of the stages."""
-    layers, kind, pp = problem.model.layers, problem.config.space.kind, space.pp
+    layers, kind = problem.model.layers, problem.config.space.kind
     places = [i for i, layer in enumerate(layers) if i and not layer.joined]
     free = {"uniform": 1, "stagewise": pp, "layerwise": len(layers)}[kind]
     cuts = list(combinations(places, pp - 1))
-    if len(cuts) * len(space.choices) ** free > left:
+    if len(cuts) * len(legal) ** free > left:
         raise TooManyError
     rows: list[tuple[LayerStrategy, ...]] = []
     starts: list[list[int]] = []
-    for cut, chosen in product(cuts, product(space.choices, repeat=free)):
+    for cut, chosen in product(cuts, product(legal, repeat=free)):
         first = [0, *cut]
         rows.append(_spread(chosen, first, len(layers), kind))
         starts.append(first)
