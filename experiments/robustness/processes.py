@@ -11,6 +11,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 COMMAND = (sys.executable, "-m", "darts_parallel", "model=toy", "cluster=toy", "training=toy",
            "search=gradient", "search.num_steps=40", "search.num_restarts=4")  # fmt: skip
@@ -94,7 +95,7 @@ def cramped() -> list[Ending]:
 
 
 def _ran(
-    folder: str, *overrides: str, limit: int | None = None, stdout: object = subprocess.DEVNULL
+    folder: str, *overrides: str, limit: int | None = None, stdout: int | IO[str] = subprocess.DEVNULL
 ) -> subprocess.CompletedProcess[str]:
     """The command in a folder; with `limit` no file may grow beyond that many bytes."""
 
@@ -105,7 +106,7 @@ def _ran(
     return subprocess.run(
         [*COMMAND, *overrides],
         cwd=folder,
-        stdout=stdout,  # type: ignore[arg-type]
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         timeout=LONGEST,
