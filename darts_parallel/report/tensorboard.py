@@ -76,14 +76,13 @@ class Tracker:
         from darts_parallel.report import plots
 
         self._text(result, plan, cost, verifications)
-        self._figures(cost, _metrics(result, cost, verifications), elasticities or {})
+        sure = uncertainty_scalars(intervals(plan, self.problem, cost, elasticities or {}))
+        self._figures(cost, _metrics(result, cost, verifications) | sure, elasticities or {})
         self._picture("plan/schedule", plots.gantt_figure(plan, cost, self.problem))
         self._picture("plan/memory", plots.memory_figure(cost))
         self._picture("plan/strategies", plots.strategies_figure(plan, self._names))
         if result is not None and result.history:
             self._search(result, result.history, plan)
-        sure = intervals(plan, self.problem, cost, elasticities or {})
-        self._scalars("uncertainty", uncertainty_scalars(sure))
         self._hyperparameters(result, cost)
         self._writer.flush()
 

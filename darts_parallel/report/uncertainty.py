@@ -188,7 +188,7 @@ def intervals(
 
 
 def uncertainty_scalars(known: Intervals | None) -> dict[str, float]:
-    """Curves of the intervals: ends of the seconds, largest end of the bytes, largest chance of failure."""
+    """Figures of the intervals: ends of the seconds, largest end of the bytes, largest chance of failure."""
     if known is None:
         return {}
     return {
