@@ -7,6 +7,7 @@ No ZeRO and no sequence parallelism where the space leaves that free: they came 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -16,13 +17,17 @@ from baselines.stage_costs import plain, plain_tables
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import TableResult
+from darts_parallel.exact.result import PlannerResult, TableResult
+from darts_parallel.problem.problem import Problem
 
 
 def solve(
     tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
 ) -> TableResult:
-    """The same over cost tables; arguments as `random_search.solve`. A smaller tp only if nothing fits."""
+    """The same over cost tables; arguments as `random_search.solve`. A smaller tp only if nothing fits.
+
+    Tables know no nodes: the largest tp among them counts as that of the node.
+    """
     incumbent = Incumbent(tables, deadline, keep_all=True)
     plainest = plain_tables(tables)
     degrees = sorted({choice.tp for n in plainest for choice in tables[n].choices}, reverse=True)
@@ -40,4 +45,17 @@ def solve(
     return incumbent.result()
 
 
-find_plan = on_problems(solve)
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
+    """Answer a problem with tensor parallelism inside the nodes, where the space leaves it free.
+
+    Args:
+        problem: Model, cluster, job and space.
+        budget: Seconds of wall-clock; None: as long as it takes.
+        seed: Ignored, nothing is random.
+    """
+    gpus = min(group.gpus for group in problem.cluster.groups)
+    space = problem.config.space
+    if space.tp is None:
+        space = replace(space, tp=[tp for tp in range(1, gpus + 1) if gpus % tp == 0])
+    inside = replace(problem, config=replace(problem.config, space=space))
+    return on_problems(solve)(inside, budget=budget, seed=seed)

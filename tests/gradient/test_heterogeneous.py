@@ -57,7 +57,7 @@ def sizes(cluster: Cluster, *counts_and_gpus: tuple[int, int]) -> Cluster:
         (((1, 4), (3, 4)), 16, "all", 4),
         (((1, 4), (3, 4)), 2, "all", 0),  # a stage of 8 would mix
         (((2, 4), (2, 4)), 2, "all", 2),  # blocks of two nodes
-        (((8, 8), (8, 8)), 16, "all", 12870),
+        (((4, 8), (4, 8)), 8, "all", 70),
         (((8, 8), (8, 8)), 16, "auto", 16),
         (((8, 8), (8, 8)), 16, "adjacent", 2),
         (((8, 8), (8, 8)), 4, "auto", 6),

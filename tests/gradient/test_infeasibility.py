@@ -21,7 +21,14 @@ TIGHT = [
         "space.zero_stage=0",
         "space.tp=[1,2,4]",
     ],
-    ["space.pp=1", "space.tp=1", "space.zero_stage=0", "space.recompute=none", "space=stagewise"],
+    [
+        "space.pp=1",
+        "space.tp=1",
+        "space.zero_stage=0",
+        "space.recompute=none",
+        "space=stagewise",
+        "cluster.devices.a10.memory_GiB=10",
+    ],
 ]
 
 
