@@ -324,7 +324,7 @@ class Config:
             if self.cost.name == "searcher":
                 raise ConfigError(
                     f"space.schedules={self.space.schedules} must go with cost=analytic or profiled, since "
-                    "the seed report's model knows no schedules; nearest legal: null."
+                    "the Searcher report's model knows no schedules; nearest legal: null."
                 )
             # schedules are compared by one reading; most have no closed form
             self.cost.pipeline, self.cost.schedule = "simulated", "1f1b"

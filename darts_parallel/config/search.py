@@ -27,7 +27,7 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
 
 @dataclass
 class SearchConfig:
-    """Which search, and the gradient search's settings (design section 3 is the source of the defaults)."""
+    """Which search, and the gradient search's settings."""
 
     method: str = "gradient"
     """`gradient`: the differentiable search, always, then checked; `exact`: the exact methods alone;

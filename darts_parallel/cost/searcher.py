@@ -1,4 +1,4 @@
-"""The simple cost model of the seed report (`cost=searcher`), kept for comparison.
+"""The simple cost model of the Searcher report (`cost=searcher`), kept for comparison.
 
 It knows no memory, no stages and no strategies below (dp, tp, pp): a base efficiency is lowered with
 every further data- and tensor-parallel rank and with their imbalance, and communication adds up.

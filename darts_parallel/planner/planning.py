@@ -95,7 +95,7 @@ def choose_nodes(problem: Problem) -> tuple[Problem, Rental | None]:
 
 
 def _scored(problem: Problem, folder: Path | None) -> Planned:
-    """The plan of the seed report's model, which scores every configuration."""
+    """The plan of the Searcher report's model, which scores every configuration."""
     began = time.monotonic()
     best = searcher_plan(problem, folder)
     seconds, count = evaluate(best, problem).iteration_time_s, problem.cluster.num_devices
@@ -109,7 +109,7 @@ def _scored(problem: Problem, folder: Path | None) -> Planned:
         proven=True,
         space="dp x tp x pp",
         lower_bound_s=seconds,
-        note="every product was scored by the seed report's model, and the best that fits was taken",
+        note="every product was scored by the Searcher report's model, and the best that fits was taken",
     )
     return Planned(best, checked=Checked([entry], interrupted=False))
 

@@ -25,7 +25,7 @@ def first_plan_that_fits(problem: Problem, degrees: Iterable[tuple[int, int, int
 
     Errors:
         InfeasibleError: none of them fits.
-        UnsupportedError: the pins leave only plans that the seed report's model has no word for.
+        UnsupportedError: the pins leave only plans that the Searcher report's model has no word for.
     """
     spaces = [space for space in outer_spaces(problem) if space.cp == space.virtual_stages == 1]
     tables = {space.pp: build_table(problem, space) for space in spaces}

@@ -41,7 +41,7 @@ def sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
 
     Args:
         plan: A plan of this problem.
-        problem: With any cost model but the seed report's, which knows no such figures: then empty.
+        problem: With any cost model but the Searcher report's, which knows no such figures: then empty.
 
     Returns:
         By name, e.g. `devices.a10.peak_flops`, `intra_node.bandwidth`, `inter_node.latency`, and `memory`

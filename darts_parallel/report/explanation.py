@@ -119,7 +119,9 @@ def explain(problem: Problem, plan: Plan) -> Explanation:
     bubble = SIMULATED_BUBBLE if table.pipeline.simulated else FORMULAS["pipeline_bubble"]
     iteration = []
     for name, seconds in cost.breakdown_s.items():
-        formula, source = bubble if name == "pipeline_bubble" else FORMULAS.get(name, (name, "seed report"))
+        formula, source = (
+            bubble if name == "pipeline_bubble" else FORMULAS.get(name, (name, "Searcher report"))
+        )
         iteration.append(Line(None, "all", name, formula, source, seconds))
     return Explanation(
         memory=list(_memory_lines(problem, plan)),

@@ -24,7 +24,7 @@ def plan_dict(
     verifications: list[Verification],
     elasticities: dict[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The content of `plan.json` (design, section 6).
+    """The content of `plan.json`.
 
     `elasticities` is what `sensitivity` says of the plan; None asks it.
     """
@@ -45,7 +45,7 @@ def plan_dict(
             "memory_bytes": list(cost.memory_bytes),
             "capacity_bytes": list(cost.capacity_bytes),
             "feasible": cost.feasible,
-            # the seed report's model knows no stages: their analytic seconds would contradict its total
+            # the Searcher report's model knows no stages: their analytic seconds would contradict its total
             "stage_times_s": [] if config.cost.name == "searcher" else list(cost.stage_times_s),
             "breakdown_s": cost.breakdown_s,
             **_uncertainty(intervals(plan, problem, cost, elasticities)),

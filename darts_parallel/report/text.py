@@ -126,7 +126,9 @@ def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verific
 def _unsearched(problem: Problem) -> str:
     """Where a plan comes from that the gradient search did not find."""
     if problem.config.cost.name == "searcher" and problem.config.plan is None:
-        return "fastest configuration that fits, by the seed report's cost model; all: configurations.json"
+        return (
+            "fastest configuration that fits, by the Searcher report's cost model; all: configurations.json"
+        )
     return "given plan, not searched"
 
 
