@@ -19,6 +19,8 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "multiplier_step": (0.0, 1e6),
     "penalty": (0.0, 1e6),
     "hard_every": (1, 10**6),
+    "simulate_every": (1, 10**6),
+    "polish_labels": (0, 10**9),
     "polish_starts": (1, 4096),
     "polish_finalists": (1, 4096),
 }

@@ -138,11 +138,11 @@ def test_a_sequence_that_cannot_be_halved_is_divided_only_without_a_causal_mask(
     assert {s.cp for s in outer_spaces(load_problem([*odd, "model.causal=false"]))} == {1, 2, 4}
 
 
-def test_tensor_parallel_groups_wider_than_a_node_are_priced_and_searched_only_when_pinned() -> None:
+def test_tensor_parallel_groups_wider_than_a_node_of_four_are_priced_and_searched_up_to_eight() -> None:
     wide = [*PLAIN, "model.num_heads=8"]
     problem = load_problem(wide)  # 2 nodes of 4
     group, inter = problem.cluster.groups[0], problem.cluster.inter_node
-    assert all(c.tp <= 4 for space in outer_spaces(problem) for c in space.choices)
+    assert {c.tp for space in outer_spaces(problem) for c in space.choices} == {1, 2, 4, 8}
     assert {c.tp for s in outer_spaces(load_problem([*wide, "space.tp=8"])) for c in s.choices} == {8}
     strategy = LayerStrategy(8, 1)
     found = evaluate(Plan(2, (0, LAYERS), (strategy,) * LAYERS), problem).breakdown_s["tensor_parallel"]

@@ -104,6 +104,8 @@ def test_a_wrong_world_size_is_one_sentence(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
     assert command(monkeypatch, f"plan={two}") == 2
     assert capsys.readouterr().err == (
         "darts_parallel.run: WORLD_SIZE=3 must be the 2 devices of the plan; nearest legal: torchrun "
