@@ -34,7 +34,7 @@ def to_config(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
             assert isinstance(merged, DictConfig)
             composed = merged
         config = OmegaConf.to_object(composed)
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, AssertionError) as error:  # OmegaConf asserts on a part of what is null
         cause = error.__cause__
         if isinstance(cause, DartsParallelError):
             raise cause from None

@@ -165,6 +165,15 @@ def _not_null(match: re.Match[str], given: Given) -> str:
     return f"{key}={given.get(key, 'null')} must have a value; nearest legal: leave {key} out of the command."
 
 
+def _part_of_null(match: re.Match[str], given: Given) -> str:
+    key = next((key for key in given if ".inter_node" in key), next(reversed(given), "a key"))
+    whole = key[: key.index(".inter_node") + len(".inter_node")] if ".inter_node" in key else key
+    return (
+        f"{key}={given.get(key, '')} cannot be set, because {whole} is null in its file; nearest legal: a "
+        "cluster file of your own (--config-dir) whose node group has an inter_node."
+    )
+
+
 def _kept(match: re.Match[str], given: Given) -> str:
     return f"~{match.group('key')} must stay, it is part of the schema; nearest legal: give it another value."
 
@@ -233,6 +242,7 @@ _RULES: list[tuple[str, Rule]] = [
     (r"Value '(?P<value>[^']*)'.*could not be converted to (?P<kind>\w+).*full_key: (?P<key>[\w.\[\]]+)",
      _wrong_type),
     (r"Value '(?P<value>[^']*)'.*is not a valid (?P<kind>\w+).*full_key: (?P<key>[\w.\[\]]+)", _wrong_type),
+    (r"Unexpected type for root: NoneType|'NoneType' object has no attribute", _part_of_null),
     (r"field '(?P<key>[\w.\[\]]+)' is not Optional", _not_null),
     (r"does not support deletion full_key: (?P<key>[\w.\[\]]+)", _kept),
     (r"is not a ListConfig, list or tuple.*full_key: (?P<key>[\w.\[\]]+)",

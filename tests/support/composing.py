@@ -35,7 +35,7 @@ class Composer:
         values = [override.partition("=") for override in given if override not in groups]
         plain = all(KEY.fullmatch(key) and PLAIN.fullmatch(value) for key, _, value in values)
         if plain and extra_dir is None and not any(key.endswith(FILES) for key, _, _ in values):
-            with suppress(DartsParallelError, OmegaConfBaseException):
+            with suppress(DartsParallelError, OmegaConfBaseException, AssertionError, AttributeError):
                 return self._changed(groups, [(key, parsed(value)) for key, _, value in values], given)
         return load_config(overrides, extra_dir)
 
