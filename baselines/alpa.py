@@ -46,7 +46,7 @@ def solve(
 find_plan = on_problems(solve)
 
 
-def clusters(joined: NDArray[np.bool_], pp: int, most: int = CLUSTERS) -> list[int]:
+def clusters(fused_to_previous: NDArray[np.bool_], pp: int, most: int = CLUSTERS) -> list[int]:
     """First layers of clusters, and the number of layers: the first unit, the last, even runs between.
 
     Args:
@@ -54,17 +54,17 @@ def clusters(joined: NDArray[np.bool_], pp: int, most: int = CLUSTERS) -> list[i
         pp: Stages; there are at least as many clusters.
         most: Clusters otherwise.
     """
-    units = np.flatnonzero(~joined).tolist()
+    units = np.flatnonzero(~fused_to_previous).tolist()
     inner, wanted = units[1:-1], max(most, pp) - 2
     step = max(-(-len(inner) // max(wanted, 1)), 1) if len(units) - 2 > wanted else 1
     kept = inner[::step] if len(inner[::step]) + 2 >= pp else inner
-    return [*dict.fromkeys([units[0], *kept, units[-1]]), len(joined)]
+    return [*dict.fromkeys([units[0], *kept, units[-1]]), len(fused_to_previous)]
 
 
 def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:
     """The inter-operator program over all segments, each solved by the intra-operator program."""
     costs = outer.costs
-    edges = clusters(costs.joined, costs.pp)
+    edges = clusters(costs.fused_to_previous, costs.pp)
     number = len(edges) - 1
     program = _IntraOperator(outer, edges)
     seconds = np.full((costs.pp, number + 1, number + 1), np.inf)
@@ -101,19 +101,19 @@ class _IntraOperator:
     def solve(self, stage: int, first: int, end: int) -> tuple[float, list[int]] | None:
         """Seconds of a micro-batch and the strategy of every cluster; None where nothing fits."""
         costs = self.costs
-        flight = 2.0 ** np.ceil(np.log2(costs.in_flight[stage]))  # rounded up: fewer programs
+        in_flight = 2.0 ** np.ceil(np.log2(costs.in_flight[stage]))  # rounded up: fewer programs
         layers = costs.layer_class[self.edges[first] : self.edges[end]].tolist()
         lengths = np.diff(self.edges[first : end + 1]).tolist()
-        key = (int(costs.stage_kind[stage]), flight, float(costs.capacity[stage]), *layers, "|", *lengths)
+        key = (int(costs.stage_kind[stage]), in_flight, float(costs.capacity[stage]), *layers, "|", *lengths)
         if key not in self.known:
-            self.known[key] = self._program(stage, flight, first, end)
+            self.known[key] = self._program(stage, in_flight, first, end)
         answer = self.known[key]
         if answer is None or stage == 0:
             return answer
         border = costs.p2p[costs.boundary_kind[stage - 1], self.edges[first] - 1]
         return answer[0] + float(border.min()), answer[1]
 
-    def _program(self, stage: int, flight: float, first: int, end: int) -> tuple[float, list[int]] | None:
+    def _program(self, stage: int, in_flight: float, first: int, end: int) -> tuple[float, list[int]] | None:
         """One strategy for each cluster: least seconds within the memory."""
         costs, kind = self.costs, int(self.costs.stage_kind[stage])
         runs = [slice(self.edges[c], self.edges[c + 1]) for c in range(first, end)]
@@ -121,9 +121,9 @@ class _IntraOperator:
         inside = [costs.reshard[kind, r.start : r.stop - 1, layouts, layouts].sum(axis=-1) for r in runs]
         switches = [costs.reshard[kind, r.start - 1] for r in runs[1:]]
         seconds = [costs.time[kind, r].sum(axis=0) + i for r, i in zip(runs, inside, strict=True)]
-        once = [(costs.sync[kind, r] + costs.once[r]).sum(axis=0) for r in runs]
-        share = [s + o / costs.num_micro_batches for s, o in zip(seconds, once, strict=True)]
-        memory = [(costs.static[r] + flight * costs.activation[r]).sum(axis=0) for r in runs]
+        per_iteration = [(costs.sync[kind, r] + costs.per_iteration[r]).sum(axis=0) for r in runs]
+        share = [s + o / costs.num_micro_batches for s, o in zip(seconds, per_iteration, strict=True)]
+        memory = [(costs.static[r] + in_flight * costs.activation[r]).sum(axis=0) for r in runs]
         working = [costs.working[r].max(axis=0) for r in runs]
         capacity = float(costs.capacity[stage])
         # what this kind of stage cannot run never fits

@@ -31,8 +31,8 @@ def solve(
             if split is not None:
                 seconds, starts = split
                 sync = largest(stages.sync(), starts)
-                once = float(outer.costs.once[:, choice].sum())
-                ranked.append((seconds + sync + once, len(ranked), outer, choice, starts))
+                per_iteration = float(outer.costs.per_iteration[:, choice].sum())
+                ranked.append((seconds + sync + per_iteration, len(ranked), outer, choice, starts))
     for _, _, outer, choice, starts in sorted(ranked, key=lambda entry: entry[:2]):
         incumbent.offer(outer.table, outer.uniform(starts, choice))
         if incumbent.best is not None:

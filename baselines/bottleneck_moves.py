@@ -58,8 +58,8 @@ def _relieve(incumbent: Incumbent, number: int, plan: HardPlans, seconds: float,
 def bottleneck_moves(table: CostTable, plan: HardPlans, kind: str) -> HardPlans:
     """All single moves that relieve the busiest device."""
     busiest = int(evaluate_batch(table, plan).stage_seconds[0].argmax())
-    units = unit_starts(table.joined)
-    place = torch.searchsorted(units, plan.starts[0].contiguous())
+    units = unit_starts(table.fused_to_previous)
+    place = torch.searchsorted(units, plan.first_layers[0].contiguous())
     rows = [place.clone() for _ in range(2 * table.num_stages)]
     own = torch.nonzero(table.stage_device == busiest).flatten().tolist()
     moved = []
@@ -71,12 +71,12 @@ def bottleneck_moves(table: CostTable, plan: HardPlans, kind: str) -> HardPlans:
                 moved.append(row)
     ends = torch.tensor([len(units)])
     legal = [row for row in moved if bool((torch.cat([row, ends]).diff() > 0).all())]
-    starts = units[torch.stack(legal)] if legal else plan.starts[:0]
+    starts = units[torch.stack(legal)] if legal else plan.first_layers[:0]
     parts = [HardPlans(plan.outer.expand(len(starts)), plan.choices.expand(len(starts), -1), starts)]
     if kind == "layerwise":
         stages = plan.stages()[0]
         for stage in own:
             count = len(table.choices)
             choices = torch.where(stages == stage, torch.arange(count).unsqueeze(1), plan.choices)
-            parts.append(HardPlans(plan.outer.expand(count), choices, plan.starts.expand(count, -1)))
+            parts.append(HardPlans(plan.outer.expand(count), choices, plan.first_layers.expand(count, -1)))
     return HardPlans.concatenate(parts)

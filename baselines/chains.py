@@ -20,20 +20,20 @@ class Chains:
     """N plans; all fields integer.
 
     `table` (N,): number of the table; `outer` (N,): its outer choice; `choices` (N, L): strategy of every
-    layer; `starts` (N, K): first layer of every stage, K the largest pipeline degree, L where a plan has
-    fewer stages.
+    layer; `first_layers` (N, K): first layer of every stage, K the largest pipeline degree, L where a
+    plan has fewer stages.
     """
 
     table: Tensor
     outer: Tensor
     choices: Tensor
-    starts: Tensor
+    first_layers: Tensor
 
     def __len__(self) -> int:
         return len(self.table)
 
     def __getitem__(self, index: Tensor | slice) -> "Chains":
-        return Chains(self.table[index], self.outer[index], self.choices[index], self.starts[index])
+        return Chains(self.table[index], self.outer[index], self.choices[index], self.first_layers[index])
 
     def where(self, mask: Tensor, other: "Chains") -> "Chains":
         """These plans where `mask` (N,) holds, `other`'s elsewhere."""
@@ -42,19 +42,19 @@ class Chains:
             torch.where(mask, self.table, other.table),
             torch.where(mask, self.outer, other.outer),
             torch.where(column, self.choices, other.choices),
-            torch.where(column, self.starts, other.starts),
+            torch.where(column, self.first_layers, other.first_layers),
         )
 
     @staticmethod
     def concatenate(parts: "list[Chains]") -> "Chains":
         """All plans of `parts`, in order."""
-        names = ("table", "outer", "choices", "starts")
+        names = ("table", "outer", "choices", "first_layers")
         return Chains(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
     def stages(self) -> Tensor:
         """Stage of every layer, `(N, L)`."""
         positions = torch.arange(self.choices.shape[1]).expand_as(self.choices).contiguous()
-        return torch.searchsorted(self.starts.contiguous(), positions, right=True) - 1
+        return torch.searchsorted(self.first_layers.contiguous(), positions, right=True) - 1
 
 
 class PlanSpace:
@@ -70,7 +70,7 @@ class PlanSpace:
         tables = incumbent.tables
         self.pp = torch.tensor([table.num_stages for table in tables])
         self.num_layers, self.most_stages = tables[0].num_layers, int(self.pp.max())
-        self.units = unit_starts(tables[0].joined)
+        self.units = unit_starts(tables[0].fused_to_previous)
         most_outer = max(table.num_outer for table in tables)
         self.most_choices = max(len(table.choices) for table in tables)
         self.allowed = torch.zeros(len(tables), most_outer, self.most_choices, dtype=torch.bool)
@@ -87,7 +87,7 @@ class PlanSpace:
             mine = torch.nonzero(chains.table == index).squeeze(1)
             table = self.incumbent.tables[index]
             plans = HardPlans(
-                chains.outer[mine], chains.choices[mine], chains.starts[mine, : table.num_stages]
+                chains.outer[mine], chains.choices[mine], chains.first_layers[mine, : table.num_stages]
             )
             cost = self.incumbent.offer(index, plans)
             excess = (cost.memory / table.capacity - 1.0).clamp(min=0.0).sum(1)
@@ -109,8 +109,8 @@ class PlanSpace:
         return Chains.concatenate(parts)
 
     def _of_table(self, index: int, plans: HardPlans) -> Chains:
-        missing = self.most_stages - plans.starts.shape[1]
-        starts = torch.nn.functional.pad(plans.starts, (0, missing), value=self.num_layers)
+        missing = self.most_stages - plans.first_layers.shape[1]
+        starts = torch.nn.functional.pad(plans.first_layers, (0, missing), value=self.num_layers)
         return Chains(torch.full((len(plans),), index), plans.outer, plans.choices, starts)
 
     def random_choice(self, table: Tensor, outer: Tensor, generator: torch.Generator) -> Tensor:
@@ -152,14 +152,14 @@ class PlanSpace:
         choices = torch.where(allowed, chains.choices, other)
         if self.kind == "uniform":
             choices = torch.where(allowed.all(1, keepdim=True), choices, other)
-        return self.in_kind(Chains(chains.table, chains.outer, choices, chains.starts))
+        return self.in_kind(Chains(chains.table, chains.outer, choices, chains.first_layers))
 
     def in_kind(self, chains: Chains) -> Chains:
         """Stage-wise, every layer takes the strategy of its stage's first."""
         if self.kind != "stagewise":
             return chains
-        choices = chains.choices.gather(1, chains.starts.gather(1, chains.stages()))
-        return Chains(chains.table, chains.outer, choices, chains.starts)
+        choices = chains.choices.gather(1, chains.first_layers.gather(1, chains.stages()))
+        return Chains(chains.table, chains.outer, choices, chains.first_layers)
 
 
 def _translation(tables: list[CostTable], width: int) -> Tensor:

@@ -140,7 +140,7 @@ def fasop_plans(table: CostTable) -> HardPlans:
     Its stage times are compute, collectives included, and for stages that are neither first nor last p2p.
     """
     outer, choice = torch.nonzero(table.allowed, as_tuple=True)
-    units = unit_starts(table.joined)
+    units = unit_starts(table.fused_to_previous)
     ends = torch.cat([units[1:], torch.tensor([table.num_layers])])
     # (B, kinds, layers), then the end of every unit of layers that cannot be parted
     seconds = table.time.detach()[outer, :, :, choice].cumsum(2)[:, :, ends - 1]

@@ -30,7 +30,7 @@ def solve(
     for outer in outer_choices(incumbent):
         table = incumbent.tables[outer.table]
         solver = StageSolver(table, outer.outer)
-        for starts in _cuts(outer, even_uniform_plans(table).starts[0].tolist()):
+        for starts in _cuts(outer, even_uniform_plans(table).first_layers[0].tolist()):
             choices = _solve_stages(solver, starts)
             if choices is not None:
                 rows = ([outer.outer], [choices], [starts])

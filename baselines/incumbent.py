@@ -70,7 +70,7 @@ class Incumbent:
         if self.best is not None:
             index, plans = self.best.table_index, self.best.plans
             choices = self._as_given(index)[plans.choices]
-            best = Candidate(self.best.cost, index, HardPlans(plans.outer, choices, plans.starts))
+            best = Candidate(self.best.cost, index, HardPlans(plans.outer, choices, plans.first_layers))
         return TableResult(best, 0.0, False, self.evaluated, curve=tuple(self.curve))
 
     def _as_given(self, index: int) -> Tensor:

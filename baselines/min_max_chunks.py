@@ -38,7 +38,7 @@ def balanced(table: CostTable, outer: int, choice: int) -> HardPlans:
     seconds = table.time[outer, :, :, choice].detach().numpy()[table.stage_kind.numpy()]
     segments = spans(seconds)
     legal = np.triu(np.ones(segments.shape[1:], dtype=bool), 1)
-    legal[:-1] &= ~table.joined.numpy()[:, None]
+    legal[:-1] &= ~table.fused_to_previous.numpy()[:, None]
     segments = np.where(legal, segments, np.inf)
     _, starts = split_below(segments, best_bottleneck(segments))
     choices = torch.full((1, table.num_layers), choice)

@@ -83,7 +83,7 @@ class RandomMoves:
                 result.table.index_copy(0, mine, changed.table),
                 result.outer.index_copy(0, mine, changed.outer),
                 result.choices.index_copy(0, mine, changed.choices),
-                result.starts.index_copy(0, mine, changed.starts),
+                result.first_layers.index_copy(0, mine, changed.first_layers),
             )
         return result
 
@@ -109,14 +109,16 @@ class RandomMoves:
             end = (first + length).clamp(max=size)
         elif name == "stage":
             stage = self._below(self.space.pp[chains.table]).unsqueeze(1)
-            bounds = torch.nn.functional.pad(chains.starts, (0, 1), value=size)
+            bounds = torch.nn.functional.pad(chains.first_layers, (0, 1), value=size)
             first, end = bounds.gather(1, stage)[:, 0], bounds.gather(1, stage + 1)[:, 0]
         if name == "whole" or kind == "uniform":
             first, end = torch.zeros_like(first), torch.full_like(end, size)
         layers = torch.arange(size)
         inside = (layers >= first.unsqueeze(1)) & (layers < end.unsqueeze(1))
         choice = self.space.random_choice(chains.table, chains.outer, self.generator).unsqueeze(1)
-        return Chains(chains.table, chains.outer, torch.where(inside, choice, chains.choices), chains.starts)
+        return Chains(
+            chains.table, chains.outer, torch.where(inside, choice, chains.choices), chains.first_layers
+        )
 
     def _edges(self, chains: Chains) -> Chains:
         """Edges a to b, neighbours, move by one unit to the same side."""
@@ -127,19 +129,21 @@ class RandomMoves:
         order = torch.arange(space.most_stages)
         block = (order >= a.unsqueeze(1)) & (order <= b.unsqueeze(1)) & (order <= inner.unsqueeze(1))
         side = torch.where(self._uniform(len(chains), 1) < 0.5, 1, -1)
-        position = torch.searchsorted(space.units, chains.starts.contiguous()) + block * side
+        position = torch.searchsorted(space.units, chains.first_layers.contiguous()) + block * side
         used = order <= inner.unsqueeze(1)
         gaps = position.diff(dim=1) > 0
         fits = (gaps | ~used[:, 1:]).all(1) & (torch.where(used, position, 0) < len(space.units)).all(1)
         starts = torch.where(used, space.units[position.clamp(0, len(space.units) - 1)], space.num_layers)
-        starts = torch.where(fits.unsqueeze(1), starts, chains.starts)
+        starts = torch.where(fits.unsqueeze(1), starts, chains.first_layers)
         return space.in_kind(Chains(chains.table, chains.outer, chains.choices, starts))
 
     def _other_count(self, chains: Chains) -> Chains:
         """Another number of micro-batches of the same pipeline degree."""
         possible = self.space.allowed[chains.table].any(2)
         outer = (self._uniform(*possible.shape) * possible + possible).argmax(1)
-        return self.space.legal(Chains(chains.table, outer, chains.choices, chains.starts), self.generator)
+        return self.space.legal(
+            Chains(chains.table, outer, chains.choices, chains.first_layers), self.generator
+        )
 
     def _jump(self, chains: Chains) -> Chains:
         """Another pipeline degree: like strategies, stages even or nearly so."""

@@ -103,8 +103,8 @@ class UniformStages:
         self.costs, self.choice = costs, choice
         size = costs.num_layers
         self.legal = np.triu(np.ones((size + 1, size + 1), dtype=bool), 1)
-        self.legal[:-1] &= ~costs.joined[:, None]
-        self.legal[:, :-1] &= ~costs.joined[None, :]
+        self.legal[:-1] &= ~costs.fused_to_previous[:, None]
+        self.legal[:, :-1] &= ~costs.fused_to_previous[None, :]
         self.runs = costs.kind_allowed[costs.stage_kind, choice]
 
     def seconds(self) -> Array:

@@ -43,7 +43,7 @@ class TableReading:
     """One micro-batch on every stage, what blocks it included, `(B, K)`."""
     sync: Tensor
     """Gradient synchronisation and optimizer, `(B, pp)`."""
-    once: Tensor
+    per_iteration: Tensor
     """Paid once an iteration, `(B,)`."""
     memory: Tensor
     """Peak bytes, reserve excluded, `(B, pp)`."""
@@ -64,19 +64,20 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
         stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
     devices = table.stage_device[stages]
     sync_seconds = _per_stage(sync, devices, table.pp)
-    once = table.once[outer, layers, plans.choices].sum(1)
-    flight = table.in_flight[outer, stages]
+    per_iteration = table.per_iteration[outer, layers, plans.choices].sum(1)
+    in_flight = table.in_flight[outer, stages]
     kept = (
-        table.static[outer, layers, plans.choices] + flight * table.activation[outer, layers, plans.choices]
+        table.static[outer, layers, plans.choices]
+        + in_flight * table.activation[outer, layers, plans.choices]
     )
     working = table.working[outer, layers, plans.choices]
     largest = torch.zeros_like(sync_seconds).scatter_reduce(1, devices, working, "amax")
     memory = _per_stage(kept, devices, table.pp) + largest
-    legal = table.allowed[outer, plans.choices].all(1) & ~(table.joined[plans.starts].any(1))
+    legal = table.allowed[outer, plans.choices].all(1) & ~(table.fused_to_previous[plans.first_layers].any(1))
     if table.kind_allowed is not None:
         legal &= table.runs(kinds, plans.choices).all(1)
     fits = legal & (memory <= table.capacity * (1 + ROUNDING)).all(1)
-    return TableReading(stage_seconds, sync_seconds, once, memory, fits)
+    return TableReading(stage_seconds, sync_seconds, per_iteration, memory, fits)
 
 
 def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
@@ -100,7 +101,7 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
             end = pipeline_seconds(stage_seconds, counts)
         total, ends = end + sync_seconds.amax(1), end.unsqueeze(1).expand_as(device_seconds)
     return BatchCost(
-        total + reading.once, device_seconds, sync_seconds, ends, reading.memory, reading.feasible
+        total + reading.per_iteration, device_seconds, sync_seconds, ends, reading.memory, reading.feasible
     )
 
 
@@ -203,7 +204,7 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
     hard = HardPlans(
         outer=torch.zeros(1, dtype=torch.long),
         choices=torch.tensor([[index[layer] for layer in plan.layers]]),
-        starts=torch.tensor([plan.boundaries[:-1]]),
+        first_layers=torch.tensor([plan.boundaries[:-1]]),
     )
     return table, hard, evaluate_batch(table, hard)
 
@@ -241,5 +242,5 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost, *, has_exper
     last = awaited if simulated else int(cost.sync_seconds[0].argmax())
     parts["gradient_sync"] = term("gradient_sync", last)
     parts["optimizer"] = term("optimizer", last)
-    parts["tied_embedding_sync"] = float(table.once[plans.outer[0], layers, plans.choices[0]].sum())
+    parts["tied_embedding_sync"] = float(table.per_iteration[plans.outer[0], layers, plans.choices[0]].sum())
     return parts

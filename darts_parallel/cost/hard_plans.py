@@ -13,16 +13,16 @@ from darts_parallel.plan.strategy import Plan
 class HardPlans:
     """B hard plans of one table.
 
-    `outer` (B,): outer choice; `choices` (B, L): strategy of every layer; `starts` (B, K): first
+    `outer` (B,): outer choice; `choices` (B, L): strategy of every layer; `first_layers` (B, K): first
     layer of every stage in the order of layers, rising from 0. All integer.
     """
 
     outer: Tensor
     choices: Tensor
-    starts: Tensor
+    first_layers: Tensor
 
     def __getitem__(self, index: Tensor | slice) -> "HardPlans":
-        return HardPlans(self.outer[index], self.choices[index], self.starts[index])
+        return HardPlans(self.outer[index], self.choices[index], self.first_layers[index])
 
     def __len__(self) -> int:
         return len(self.outer)
@@ -33,17 +33,17 @@ class HardPlans:
         return HardPlans(
             torch.cat([p.outer for p in parts]),
             torch.cat([p.choices for p in parts]),
-            torch.cat([p.starts for p in parts]),
+            torch.cat([p.first_layers for p in parts]),
         )
 
     def stages(self) -> Tensor:
         """Stage of every layer, shape `(B, L)`."""
         positions = torch.arange(self.choices.shape[1]).expand_as(self.choices).contiguous()
-        return torch.searchsorted(self.starts.contiguous(), positions, right=True) - 1
+        return torch.searchsorted(self.first_layers.contiguous(), positions, right=True) - 1
 
     def to_plan(self, index: int, table: CostTable) -> Plan:
         """Plan number `index` in words."""
-        starts, choices = self.starts[index].tolist(), self.choices[index].tolist()
+        starts, choices = self.first_layers[index].tolist(), self.choices[index].tolist()
         return Plan(
             num_micro_batches=int(table.num_micro_batches[self.outer[index]]),
             boundaries=(*starts, len(choices)),
@@ -55,9 +55,9 @@ class HardPlans:
         )
 
 
-def unit_starts(joined: Tensor) -> Tensor:
+def unit_starts(fused_to_previous: Tensor) -> Tensor:
     """First layer of every unit (a layer with the joined ones that follow it), shape `(U,)`."""
-    return torch.nonzero(~joined).squeeze(-1)
+    return torch.nonzero(~fused_to_previous).squeeze(-1)
 
 
 def round_edges(edges: Tensor, num_units: int) -> Tensor:
@@ -80,7 +80,7 @@ def round_edges(edges: Tensor, num_units: int) -> Tensor:
 
 def even_uniform_plans(table: CostTable) -> HardPlans:
     """Every outer choice with every strategy for all layers, stages as even as they can be."""
-    units = unit_starts(table.joined)
+    units = unit_starts(table.fused_to_previous)
     edges = torch.arange(1, table.num_stages) * len(units) / table.num_stages
     starts = units[round_edges(edges.unsqueeze(0), len(units))]
     outer, choice = torch.nonzero(table.allowed, as_tuple=True)

@@ -174,25 +174,28 @@ def _micro_batch_seconds(
     group = problem.cluster.groups[topology.group]
     device, training = group.device, problem.training
     width = element_bytes(problem)
-    once, core = forward_seconds(
+    per_iteration, core = forward_seconds(
         layer, choices.tokens, training.seq_len, choices.tp, choices.sequence_shards, device,
         fused=training.fused_attention, width=width,
     )  # fmt: skip
-    once = once + device.layer_overhead
+    per_iteration = per_iteration + device.layer_overhead
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if training.fused_attention else 0.0
     _, scanned_again = scan_seconds(layer.scan, choices.tokens, choices.tp, device, width)
-    back = BACKWARD_FACTOR * once + extra * core + scanned_again
+    back = BACKWARD_FACTOR * per_iteration + extra * core + scanned_again
     of_weights = weight_gradient_seconds(layer, choices.tokens, choices.tp, device, width)
-    exchanged = torch.zeros_like(once), torch.zeros_like(once)
+    exchanged = torch.zeros_like(per_iteration), torch.zeros_like(per_iteration)
     if experts is not None:
-        once, back = once + experts.forward, back + experts.backward
+        per_iteration, back = per_iteration + experts.forward, back + experts.backward
         of_weights = of_weights + experts.weight_gradient
-        exchanged = _exposed_exchange(problem, layer, choices, experts, device, once, back)
+        exchanged = _exposed_exchange(problem, layer, choices, experts, device, per_iteration, back)
     of_weights = of_weights / back
     if problem.measured is not None:
         # measured times hold the launch overhead already
         sizes = choices.tokens / training.seq_len
-        once, back = problem.measured.seconds(device.name, layer.kind, choices.tp, sizes) or (once, back)
+        per_iteration, back = problem.measured.seconds(device.name, layer.kind, choices.tp, sizes) or (
+            per_iteration,
+            back,
+        )
     elements = choices.tokens * problem.model.config.hidden_size
     ring, links = _tensor_group(topology, choices), problem.cluster.stage_links(topology)
     collective = all_reduce(wire_bytes(width, choices.tp_comm_bits) * elements, ring, *links)
@@ -202,7 +205,7 @@ def _micro_batch_seconds(
     keys = _context_seconds(problem, layer, topology, choices, core)
     modules = training.recompute_modules
     part = _selective_seconds(problem, layer, choices, core, device, experts)
-    again = torch.where(full, once, torch.where(selective, part, torch.zeros_like(core)))
+    again = torch.where(full, per_iteration, torch.where(selective, part, torch.zeros_like(core)))
     forward_keys = keys["forward"]
     fetched = full | selective if "core_attn" in modules else full
     backward_keys = keys["backward"] + torch.where(fetched, forward_keys, 0.0)
@@ -213,14 +216,14 @@ def _micro_batch_seconds(
     # only the forward sums are rounded: those of backward are gradients of the straight-through estimate
     backward_tp = shown * layer.tp_collectives_backward * exact + torch.where(full, forward_tp, 0.0)
     terms = {
-        "compute": once + back,
+        "compute": per_iteration + back,
         "recompute": again,
         "tensor_parallel": forward_tp + backward_tp,
         "context_parallel": forward_keys + backward_keys,
         "expert_parallel": exchanged[0] + backward_exchange,
     }
     backward = back + again + backward_tp + backward_keys + backward_exchange
-    return terms, once + forward_tp + forward_keys + exchanged[0], backward, of_weights * back
+    return terms, per_iteration + forward_tp + forward_keys + exchanged[0], backward, of_weights * back
 
 
 def _exposed_exchange(
@@ -229,7 +232,7 @@ def _exposed_exchange(
     choices: ChoiceTensors,
     experts: ExpertCosts,
     device: Device,
-    once: Tensor,
+    per_iteration: Tensor,
     back: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Seconds by which dispatch and combine lengthen forward and backward.
@@ -239,7 +242,7 @@ def _exposed_exchange(
     """
     training, sent = problem.training, experts.exchange
     if training.overlap_moe_expert_parallel_comm:
-        return exposed(back, sent, device), exposed(once, sent, device)
+        return exposed(back, sent, device), exposed(per_iteration, sent, device)
     shared = [part for part in layer.parts if part.module == "shared_experts"]
     if not training.moe_shared_expert_overlap or not shared:
         return sent, sent

@@ -22,13 +22,13 @@ def lightest_plans(tables: Sequence[CostTable], kind: str) -> list[HardPlans]:
 
 
 def _lightest(table: CostTable, kind: str) -> HardPlans:
-    units = unit_starts(table.joined)
+    units = unit_starts(table.fused_to_previous)
     plans = []
     for outer in range(table.num_outer):
         if not table.allowed[outer].any():
             continue
-        flight = table.in_flight[outer].view(-1, 1, 1)
-        need = table.static[outer] + flight * table.activation[outer] + table.working[outer] / 2
+        in_flight = table.in_flight[outer].view(-1, 1, 1)
+        need = table.static[outer] + in_flight * table.activation[outer] + table.working[outer] / 2
         legal = table.runs(
             table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.num_stages, -1)
         )
@@ -49,7 +49,10 @@ def _lightest(table: CostTable, kind: str) -> HardPlans:
 
 def _unit_sums(size: torch.Tensor, table: CostTable) -> torch.Tensor:
     """Bytes of units from bytes of layers, `(K, L)` to `(K, U)`."""
-    unit = torch.searchsorted(unit_starts(table.joined), torch.arange(table.num_layers), right=True) - 1
+    unit = (
+        torch.searchsorted(unit_starts(table.fused_to_previous), torch.arange(table.num_layers), right=True)
+        - 1
+    )
     result = torch.zeros(len(size), int(unit.max()) + 1, dtype=size.dtype)
     return result.scatter_add(1, unit.expand_as(size), size)
 

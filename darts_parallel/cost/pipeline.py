@@ -91,11 +91,11 @@ def interleaved_ends(stage_seconds: Tensor, num_micro_batches: Tensor, pp: int) 
     Returns:
         Seconds, shape `(..., pp)`; the pipeline takes the largest.
     """
-    laps = torch.unflatten(stage_seconds, -1, (-1, pp))
-    first, last = laps[..., 0, :], laps[..., -1, :]
+    virtual_stage = torch.unflatten(stage_seconds, -1, (-1, pp))
+    first, last = virtual_stage[..., 0, :], virtual_stage[..., -1, :]
     before = first.cumsum(-1) - first
     after = last.sum(-1, keepdim=True) - last.cumsum(-1)
-    return num_micro_batches.unsqueeze(-1) * laps.sum(-2) + before + after
+    return num_micro_batches.unsqueeze(-1) * virtual_stage.sum(-2) + before + after
 
 
 def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtual_stages: int = 1) -> Tensor:

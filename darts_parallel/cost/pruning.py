@@ -24,13 +24,18 @@ def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
     same = _same_cost(table, outer)
     legal = table.allowed[outer]
     result = [next(c for c in order if legal[c] and same[layer, old, c]) for layer, old in enumerate(choices)]
-    return HardPlans(plan.outer, torch.tensor([result]), plan.starts)
+    return HardPlans(plan.outer, torch.tensor([result]), plan.first_layers)
 
 
 def _same_cost(table: CostTable, outer: int) -> torch.Tensor:
     """Pairs of strategies of one layout and equal costs, shape `(L, C, C)`."""
     kinds = [table.forward[outer], table.backward[outer], table.sync[outer]]
-    bytes_and_once = [table.once[outer], table.static[outer], table.activation[outer], table.working[outer]]
+    bytes_and_once = [
+        table.per_iteration[outer],
+        table.static[outer],
+        table.activation[outer],
+        table.working[outer],
+    ]
     figures = torch.cat([torch.cat(kinds), torch.stack(bytes_and_once)])
     equal = (figures.unsqueeze(-1) == figures.unsqueeze(-2)).all(0)
     return equal & (table.layout.unsqueeze(0) == table.layout.unsqueeze(1))
@@ -50,7 +55,7 @@ def without_dominated(table: CostTable) -> CostTable:
         seconds = [table.forward, table.backward - table.weight_gradient, table.weight_gradient, table.sync]
     else:
         seconds = [table.time, table.time + table.sync]
-    figures = [*seconds, table.once, table.static, table.activation, table.working]
+    figures = [*seconds, table.per_iteration, table.static, table.activation, table.working]
     rows = [_distinct_layers(values).flatten(0, -2) for values in figures]
     dominated = torch.zeros(len(table.choices), dtype=torch.bool)
     for layout in torch.unique(table.layout):

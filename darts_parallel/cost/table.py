@@ -95,7 +95,7 @@ class CostTable:
     """Kind of every stage, shape `(K,)`."""
     boundary_kind: Tensor
     """Kind of the boundary before stage k + 1, shape `(K - 1,)`."""
-    joined: Tensor
+    fused_to_previous: Tensor
     """Layers that cannot begin a stage, shape `(L,)`, bool."""
     forward: Tensor
     """Seconds of one micro-batch, shape `(O, Q, L, C)`."""
@@ -105,7 +105,7 @@ class CostTable:
     """The part of `backward` that only the optimizer waits for, the same shape."""
     sync: Tensor
     """Seconds per iteration: exposed gradient synchronisation and optimizer, `(O, Q, L, C)`."""
-    once: Tensor
+    per_iteration: Tensor
     """Seconds per iteration that add to the total whatever the stage, `(O, L, C)`."""
     static: Tensor
     """Bytes whatever is in flight, `(O, L, C)`."""
@@ -169,7 +169,7 @@ class CostTable:
         return "" if self.pipeline.schedule in CLOSED_FORMS else self.pipeline.schedule
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """The same for sentences, e.g. `pp 4` or `pp 4, cp 2`."""
         parts = [f"pp {self.pp}"] + ([f"{self.virtual_stages} chunks"] if self.virtual_stages > 1 else [])
         parts += [f"schedule {self.schedule_name}"] if self.schedule_name else []
@@ -206,15 +206,25 @@ class CostTable:
     def select(self, outer: Sequence[int] | Tensor) -> "CostTable":
         """The same table with only some outer choices."""
         index = torch.as_tensor(outer)
-        names = ("num_micro_batches", "allowed", "forward", "backward", "weight_gradient", "sync", "once",
-                 "static", "activation", "working", "reshard", "p2p", "in_flight")  # fmt: skip
+        names = ("num_micro_batches", "allowed", "forward", "backward", "weight_gradient", "sync",
+                 "per_iteration", "static", "activation", "working", "reshard", "p2p",
+                 "in_flight")  # fmt: skip
         parts = {name: getattr(self, name)[index] for name in names}
         return replace(self, **parts, terms={name: term[index] for name, term in self.terms.items()})
 
     def keep_choices(self, index: Sequence[int] | Tensor) -> "CostTable":
         """The same table with only some strategies."""
         kept = torch.as_tensor(index)
-        names = ("forward", "backward", "weight_gradient", "sync", "once", "static", "activation", "working")
+        names = (
+            "forward",
+            "backward",
+            "weight_gradient",
+            "sync",
+            "per_iteration",
+            "static",
+            "activation",
+            "working",
+        )
         parts = {name: getattr(self, name)[..., kept] for name in names}
         return replace(
             self,
@@ -269,9 +279,11 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
     clusters = [p.cluster.arranged(s.node_order) for p, s in placed]
     depths = [s.pp for _, s in placed]
     stages = [[c.stage_topology(k, pp) for k in range(pp)] for c, pp in zip(clusters, depths, strict=True)]
-    laps = space.virtual_stages
-    model = PipelineModel.from_config(problem.config.cost, laps, space.schedule)
-    between = [_boundaries(c, model.schedule, pp, laps) for c, pp in zip(clusters, depths, strict=True)]
+    virtual_stage = space.virtual_stages
+    model = PipelineModel.from_config(problem.config.cost, virtual_stage, space.schedule)
+    between = [
+        _boundaries(c, model.schedule, pp, virtual_stage) for c, pp in zip(clusters, depths, strict=True)
+    ]
     kinds = {kind: i for i, kind in enumerate(dict.fromkeys(k for own in stages for k in own))}
     met = dict.fromkeys(border for own in between for border in own if border is not None)
     borders = {border: i for i, border in enumerate(met)}
@@ -281,7 +293,10 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
         replace(
             first,
             stage_kind=torch.tensor(
-                [kinds[own[device]] for device in stage_devices(model.schedule, len(own), len(own) * laps)]
+                [
+                    kinds[own[device]]
+                    for device in stage_devices(model.schedule, len(own), len(own) * virtual_stage)
+                ]
             ),
             boundary_kind=torch.tensor(
                 [len(borders) if b is None else borders[b] for b in edges], dtype=torch.long
@@ -290,9 +305,9 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
             p2p=torch.cat([first.p2p, first.reshard[:, kinds[own[-1]]].unsqueeze(1)], 1)
             if None in edges
             else first.p2p,
-            once=tied_seconds(problem, cluster, own, choices),
+            per_iteration=tied_seconds(problem, cluster, own, choices),
             capacity=capacities(cluster, own),
-            in_flight=in_flight(len(own), first.num_micro_batches, model.schedule, laps),
+            in_flight=in_flight(len(own), first.num_micro_batches, model.schedule, virtual_stage),
             node_order=cluster.node_order,
             order_name=order_label(cluster),
         )
@@ -300,10 +315,12 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
     ]
 
 
-def _boundaries(cluster: Cluster, schedule: str, pp: int, laps: int) -> list[BoundaryTopology | None]:
+def _boundaries(
+    cluster: Cluster, schedule: str, pp: int, virtual_stage: int
+) -> list[BoundaryTopology | None]:
     """The link after every stage but the last; None where the next stage lies on the same device."""
-    devices = stage_devices(schedule, pp, pp * laps)
-    if laps > 1 and devices[pp] == pp - 1:
+    devices = stage_devices(schedule, pp, pp * virtual_stage)
+    if virtual_stage > 1 and devices[pp] == pp - 1:
         ends = [(a, b) for a, b in pairwise(devices)]
         return [None if a == b else cluster.boundary_topology(min(a, b), pp) for a, b in ends]
     return [cluster.boundary_topology(device, pp) for device in devices[:-1]]
@@ -332,12 +349,12 @@ def _table(
         allowed=torch.tensor(allowed),
         stage_kind=empty,
         boundary_kind=empty,
-        joined=torch.tensor([layer.joined for layer in problem.model.layers]),
+        fused_to_previous=torch.tensor([layer.fused_to_previous for layer in problem.model.layers]),
         forward=stacked["forward"],
         backward=stacked["backward"],
         weight_gradient=stacked["weight_gradient"],
         sync=stacked["gradient_sync"] + stacked["optimizer"],
-        once=empty,
+        per_iteration=empty,
         # calibrated devices may differ in their memory factors: the largest counts on every stage
         static=stack(costs, "static").amax(1),
         activation=stack(costs, "activation").amax(1),

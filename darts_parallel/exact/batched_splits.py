@@ -34,7 +34,7 @@ class Rows:
     """Prefix sums of bytes per micro-batch in flight, `(B, L + 1)`."""
     working: Array
     """Bytes of every layer, `(B, L)`."""
-    flight: Array
+    in_flight: Array
     """Micro-batches in flight, `(B, K)`."""
     capacity: Array
     """Bytes, `(B, K)`."""
@@ -76,7 +76,7 @@ class Rows:
             begin = np.arange(stage, (0 if stage == 0 else spare + stage) + 1)
             end = np.arange(layers if stage == stages - 1 else stage + 1, spare + stage + 2)
             seconds, sync = self.prefix[:, stage], self.sync[:, stage]
-            size_of = self.kept + self.flight[:, stage, None] * self.activation
+            size_of = self.kept + self.in_flight[:, stage, None] * self.activation
             value = seconds[:, None, end] - (seconds - self.entry[:, stage])[:, begin, None]
             peak = size_of[:, None, end] - size_of[:, begin, None]
             peak += largest[:, begin[0] : begin[-1] + 1, end[0] : end[-1] + 1]
@@ -104,7 +104,7 @@ class Splits:
     """`sum + later * max + largest synchronisation + fixed`, seconds, `(B,)`; infinite where none fits."""
     sync: Array
     """Its largest synchronisation, `(B,)`."""
-    starts: Index
+    first_layers: Index
     """First layer of every stage, `(B, K)`."""
 
 
@@ -153,7 +153,7 @@ def _improve(
     better = value < found.cost[which]
     improved = which[better]
     found.cost[improved], found.sync[improved] = value[better], largest[better]
-    found.starts[improved] = split[better]
+    found.first_layers[improved] = split[better]
     return total, reached
 
 

@@ -41,7 +41,7 @@ class OuterCosts:
     time: Array
     """Seconds of one micro-batch, `(Q, L, C)`."""
     sync: Array
-    once: Array
+    per_iteration: Array
     static: Array
     activation: Array
     working: Array
@@ -51,7 +51,7 @@ class OuterCosts:
     in_flight: Array
     stage_kind: Index
     boundary_kind: Index
-    joined: NDArray[np.bool_]
+    fused_to_previous: NDArray[np.bool_]
     kind_allowed: NDArray[np.bool_]
     """Strategies that each kind of stage can run, `(Q, C)`."""
     layer_class: Index
@@ -77,7 +77,7 @@ class OuterCosts:
         def costs(name: str) -> Array:
             return np.asarray(getattr(table, name)[outer].detach().numpy())
 
-        names = ("time", "sync", "once", "static", "activation", "working")
+        names = ("time", "sync", "per_iteration", "static", "activation", "working")
         rows = {name: costs(name)[..., allowed] for name in names}
         features = np.concatenate([row.reshape(-1, *row.shape[-2:]) for row in rows.values()])
         return OuterCosts(
@@ -91,7 +91,7 @@ class OuterCosts:
             in_flight=costs("in_flight"),
             stage_kind=table.stage_kind.numpy(),
             boundary_kind=table.boundary_kind.numpy(),
-            joined=table.joined.numpy(),
+            fused_to_previous=table.fused_to_previous.numpy(),
             kind_allowed=_kind_allowed(table, allowed),
             layer_class=equal_rows(features.transpose(1, 0, 2)),
         )
@@ -146,11 +146,11 @@ def _work_bounds(table: CostTable, mode: str) -> Tensor:
     illegal = ~table.allowed.unsqueeze(1)
     spent = count * table.time.detach().amin(1) + table.sync.detach().amin(1)
     even = spent.masked_fill(illegal, torch.inf).amin(-1).sum(-1) / table.pp
-    once = table.once.detach().masked_fill(illegal, torch.inf).amin(-1).sum(-1)
+    per_iteration = table.per_iteration.detach().masked_fill(illegal, torch.inf).amin(-1).sum(-1)
     if table.virtual_stages == 1:
         staged = [_staged_bound(table, outer, mode) for outer in range(table.num_outer)]
         even = torch.maximum(even, torch.tensor(staged, dtype=torch.float64))
-    return (even + once) * (1 - ROUNDING)
+    return (even + per_iteration) * (1 - ROUNDING)
 
 
 def _staged_bound(table: CostTable, outer: int, mode: str) -> float:
@@ -179,12 +179,14 @@ def lower_bound(costs: OuterCosts, mode: str) -> float:
     seconds = grid.lower_bounds(time=1.0)
     if not np.isfinite(best_sum(seconds)):
         return float("inf")
-    least_sum = best_sum(grid.lower_bounds(time=1.0, once=1.0) if costs.once.any() else seconds)
+    least_sum = best_sum(
+        grid.lower_bounds(time=1.0, per_iteration=1.0) if costs.per_iteration.any() else seconds
+    )
     bottleneck, sync = rest * best_bottleneck(seconds), best_bottleneck(grid.lower_bounds(sync=1.0))
     # no strategy is best in time and synchronisation: bound the two together, as the two maxima
     # of one stage, and with the largest synchronisation replaced by the mean
     joint = least_sum + best_bottleneck(grid.lower_bounds(time=rest, sync=1.0))
-    mean = best_sum(grid.lower_bounds(time=1.0, once=1.0, sync=1.0 / costs.pp)) + bottleneck
+    mean = best_sum(grid.lower_bounds(time=1.0, per_iteration=1.0, sync=1.0 / costs.pp)) + bottleneck
     return max(least_sum + bottleneck + sync, joint, mean) * (1 - ROUNDING)
 
 
@@ -207,7 +209,7 @@ class SegmentGrid:
         members = np.unique(costs.layer_class, return_index=True)[1]
         return SegmentGrid(costs, mode, *_distinct_segments(tuple(costs.layer_class.tolist())), members)
 
-    def lower_bounds(self, time: float = 0.0, sync: float = 0.0, once: float = 0.0) -> Array:
+    def lower_bounds(self, time: float = 0.0, sync: float = 0.0, per_iteration: float = 0.0) -> Array:
         """Bound of `time * t + sync * y + once * o` of every stage and segment that fits the memory.
 
         Args:
@@ -220,16 +222,20 @@ class SegmentGrid:
         """
         costs = self.costs
         signatures, of_stage = costs.stage_signatures()
-        objective = (time * costs.time + sync * costs.sync + once * costs.once)[:, self.members]
+        objective = (time * costs.time + sync * costs.sync + per_iteration * costs.per_iteration)[
+            :, self.members
+        ]
         # what a kind cannot run is priced out, so that bounds are those of the legal strategies
-        dear = objective.max() * len(costs.layer_class)
+        expensive = objective.max() * len(costs.layer_class)
         objective = (
-            objective + dear * ~costs.kind_allowed[:, None, :] if not costs.kind_allowed.all() else objective
+            objective + expensive * ~costs.kind_allowed[:, None, :]
+            if not costs.kind_allowed.all()
+            else objective
         )
         solve = self._priced if self.mode == "layerwise" else self._single_choice
-        values = np.stack([solve(objective[kind], flight, size) for kind, flight, size in signatures])
+        values = np.stack([solve(objective[kind], in_flight, size) for kind, in_flight, size in signatures])
         legal = np.triu(np.ones(self.segment.shape, dtype=bool), 1)
-        legal[:-1] &= ~costs.joined[:, None]
+        legal[:-1] &= ~costs.fused_to_previous[:, None]
         result = np.where(legal, values[:, self.segment], np.inf)
         least = time * costs.reshard.min(axis=(-1, -2))
         if least.any():
@@ -242,13 +248,13 @@ class SegmentGrid:
         result[1:, 1:-1] += time * costs.p2p.min(axis=(-1, -2))[costs.boundary_kind][:, :, None]
         return result
 
-    def _memory(self, flight: float) -> Array:
+    def _memory(self, in_flight: float) -> Array:
         """Bytes of every class and strategy that add up over a stage, `(R, C)`."""
-        return (self.costs.static + flight * self.costs.activation)[self.members]
+        return (self.costs.static + in_flight * self.costs.activation)[self.members]
 
-    def _priced(self, objective: Array, flight: float, capacity: float) -> Array:
+    def _priced(self, objective: Array, in_flight: float, capacity: float) -> Array:
         """Best price bound of every distinct segment, `(U,)`."""
-        memory = self._memory(flight)
+        memory = self._memory(in_flight)
         least_working = self.costs.working[self.members].min(axis=1)
         free = capacity * (1 + ROUNDING) - np.where(self.counts > 0, least_working, 0.0).max(axis=1)
         prices = price_grid(objective, memory)
@@ -256,13 +262,13 @@ class SegmentGrid:
         result = (self.counts @ layers.T - free[:, None] * prices).max(axis=1)
         return np.where(self.counts @ memory.min(axis=1) <= free, result, np.inf)
 
-    def _single_choice(self, objective: Array, flight: float, capacity: float) -> Array:
+    def _single_choice(self, objective: Array, in_flight: float, capacity: float) -> Array:
         """Smallest value of any one strategy that fits, for every distinct segment, `(U,)`."""
         working = self.costs.working[self.members]
         largest = np.zeros((len(self.counts), working.shape[1]))
         for held, row in zip(self.counts.T, working, strict=True):
             np.maximum(largest, np.where(held[:, None] > 0, row, 0.0), out=largest)
-        peak = self.counts @ self._memory(flight) + largest
+        peak = self.counts @ self._memory(in_flight) + largest
         fits = peak <= capacity * (1 + ROUNDING)
         return np.asarray(np.where(fits, self.counts @ objective, np.inf).min(axis=1))
 

@@ -60,7 +60,9 @@ def brute_force(tables: Sequence[CostTable], mode: str) -> TableResult:
 def _all_plans(table: CostTable, mode: str) -> Iterator[HardPlans]:
     """All plans of a table in batches: outer choices x splits x strategies."""
     layers = range(1, table.num_layers)
-    for starts in combinations([x for x in layers if not bool(table.joined[x])], table.num_stages - 1):
+    for starts in combinations(
+        [x for x in layers if not bool(table.fused_to_previous[x])], table.num_stages - 1
+    ):
         split = torch.tensor([0, *starts])
         widths = torch.diff(split, append=torch.tensor([table.num_layers]))
         for outer in range(table.num_outer):

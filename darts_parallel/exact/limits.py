@@ -69,7 +69,7 @@ class SegmentBounds:
         """Bounds of one outer choice without a limit."""
         grid, count = SegmentGrid.build(costs, mode), float(costs.num_micro_batches)
         seconds = grid.lower_bounds(time=1.0)
-        summed = grid.lower_bounds(time=1.0, once=1.0) if costs.once.any() else seconds
+        summed = grid.lower_bounds(time=1.0, per_iteration=1.0) if costs.per_iteration.any() else seconds
         # a second of a stage costs 1 to m seconds in the total, one of synchronisation 1 / K to 1
         rates = sorted({1.0, count, float(costs.pp), count * costs.pp})
         mixed = tuple((rate, grid.lower_bounds(time=rate, sync=1.0)) for rate in rates)
@@ -151,11 +151,13 @@ class LabelLimits:
         The seconds for the bottleneck. Their sum with those paid once, and with the synchronisation:
         more of it in one stage adds at most as much to the total. Without a pipeline, the total.
         """
-        seconds, once, sync = values[:, :3].T
+        seconds, per_iteration, sync = values[:, :3].T
         if self.total is not None:
             return values[:, :3] @ self.total[:, None]
         columns = (
-            [seconds, seconds + sync] if not once.any() else [seconds, seconds + once, seconds + once + sync]
+            [seconds, seconds + sync]
+            if not per_iteration.any()
+            else [seconds, seconds + per_iteration, seconds + per_iteration + sync]
         )
         return np.stack(columns, axis=1)
 
@@ -188,7 +190,7 @@ class UsableSegments:
             costs, limit, ends, limit - others, slowest, np.maximum(sync, now.sync), incoming
         )
 
-    def budgets(self, signature: int, kind: int, flight: float, capacity: float, node: Index,
+    def budgets(self, signature: int, kind: int, in_flight: float, capacity: float, node: Index,
                 choices: Sequence[Index]) -> LabelLimits:  # fmt: skip
         """Limits for the stages of one signature: kind, micro-batches in flight and bytes of a device.
 
@@ -206,7 +208,7 @@ class UsableSegments:
                 ((rest + 1.0, 1.0, 1.0), left - (rest + 1.0) * incoming),
                 ((1.0, 1.0, 1.0), left - rest * slowest - incoming),
             ]
-        forms = _LinearLimits(self.costs, kind, flight, capacity, choices)
+        forms = _LinearLimits(self.costs, kind, in_flight, capacity, choices)
         for weights, budget in rows:
             forms.add(weights, np.where(ends, budget, -np.inf).max(axis=0))
         some = np.asarray(ends.any(axis=0))
@@ -218,10 +220,10 @@ class _LinearLimits:
     """Collects linear forms over labels and their limits for every partial segment."""
 
     def __init__(
-        self, costs: OuterCosts, kind: int, flight: float, capacity: float, choices: Sequence[Index]
+        self, costs: OuterCosts, kind: int, in_flight: float, capacity: float, choices: Sequence[Index]
     ) -> None:
         self.costs, self.kind, self.capacity = costs, kind, capacity
-        self.memory = costs.static + flight * costs.activation
+        self.memory = costs.static + in_flight * costs.activation
         self.working = costs.working.min(axis=1)
         self.weights: list[tuple[float, ...]] = []
         self.limits: list[Array] = []
@@ -233,8 +235,12 @@ class _LinearLimits:
     def add(self, weights: tuple[float, float, float], budget: Array) -> None:
         """Forms `weights . (seconds, once, sync) + price * bytes`, one for each useful price."""
         costs = self.costs
-        seconds, once, sync = weights
-        value = seconds * costs.time[self.kind] + once * costs.once + sync * costs.sync[self.kind]
+        seconds, per_iteration, sync = weights
+        value = (
+            seconds * costs.time[self.kind]
+            + per_iteration * costs.per_iteration
+            + sync * costs.sync[self.kind]
+        )
         first = np.unique(costs.layer_class, return_index=True)[1]
         for price in price_grid(value[first], self.memory[first], limit=10):
             least = (value + price * self.memory).min(axis=1)

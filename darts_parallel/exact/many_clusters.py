@@ -92,7 +92,7 @@ class _Costs:
     def read(table: CostTable) -> "_Costs":
         """All configurations but those whose strategy another one beats in everything."""
         # what is paid once depends on the layout alone, and dominance is asked within a layout
-        kept = set(without_dominated(replace(table, once=torch.zeros_like(table.static))).choices)
+        kept = set(without_dominated(replace(table, per_iteration=torch.zeros_like(table.static))).choices)
         undominated = np.array([choice in kept for choice in table.choices])
         outer, choice = np.nonzero(table.allowed.numpy() & undominated)
         layout = table.layout.numpy()[choice]
@@ -182,10 +182,10 @@ class _Batch:
                 self._split_chunk(rows[chunk], most_sync[chunk])
 
     def _split_chunk(self, rows: Index, most_sync: Array) -> None:
-        joined = self.tables[0].joined.numpy()
-        splits = best_splits(self._gather(rows, most_sync), np.r_[~joined, True])
+        fused_to_previous = self.tables[0].fused_to_previous.numpy()
+        splits = best_splits(self._gather(rows, most_sync), np.r_[~fused_to_previous, True])
         self.cost[rows], self.sync[rows] = splits.cost, splits.sync
-        for row, cost, starts in zip(rows.tolist(), splits.cost.tolist(), splits.starts, strict=True):
+        for row, cost, starts in zip(rows.tolist(), splits.cost.tolist(), splits.first_layers, strict=True):
             number = int(self.table[row])
             cluster = int(self.owner[number])
             if cost < self.best[cluster]:
@@ -203,7 +203,7 @@ class _Batch:
         kinds, outer = table.stage_kind.numpy(), costs.outer[row]
         entry = np.zeros((table.pp, table.num_layers + 1))
         entry[1:, 1:-1] = costs.p2p[row][table.boundary_kind.numpy()]
-        once = table.once[outer, :, costs.choice[row]].sum()
+        per_iteration = table.per_iteration[outer, :, costs.choice[row]].sum()
         return {
             "prefix": prefix_sums(costs.time[row])[kinds],
             "entry": entry,
@@ -214,7 +214,7 @@ class _Batch:
             "capacity": table.capacity.numpy(),
             "sync": prefix_sums(costs.sync[row])[kinds],
             "later": costs.count[row] - 1.0,
-            "fixed": once.numpy(),
+            "fixed": per_iteration.numpy(),
             "least_sync": self.least_sync[number][row],
         }
 
@@ -247,9 +247,9 @@ class _Batch:
         entering = weight_of[:, np.searchsorted(kinds, table.stage_kind.numpy()[1:])]
         slowest = _weighted(costs.time[:, kinds], weight_of) + (entering * border).sum(axis=1)
         used = costs.time[:, kinds]
-        dear, cheap = used.max(axis=1), used.min(axis=1).sum(axis=1)
-        slope = (((dear[:, None] - used) / used).max(axis=-1) * counts).sum(axis=1)
-        most, later = dear.sum(axis=1), costs.count - 1.0
+        expensive, cheap = used.max(axis=1), used.min(axis=1).sum(axis=1)
+        slope = (((expensive[:, None] - used) / used).max(axis=-1) * counts).sum(axis=1)
+        most, later = expensive.sum(axis=1), costs.count - 1.0
         far = np.where(slope > 0, (most - cheap) / np.where(slope > 0, slope, 1.0), 0.0)
         ends = [
             most - np.minimum(slope * t, most - cheap) + later * t
@@ -257,8 +257,8 @@ class _Batch:
         ]
         sync = _weighted(costs.sync[:, kinds], _weights(costs.sync[:, kinds], counts))
         self.least_sync[number] = np.maximum(sync, costs.sync[:, kinds].min(axis=1).max(axis=-1))
-        once = table.once.numpy()[costs.outer, :, costs.choice].sum(axis=-1)
-        total = np.minimum(*ends) + border.sum(axis=1) + self.least_sync[number] + once
+        per_iteration = table.per_iteration.numpy()[costs.outer, :, costs.choice].sum(axis=-1)
+        total = np.minimum(*ends) + border.sum(axis=1) + self.least_sync[number] + per_iteration
         return np.where(costs.runs[:, kinds].all(axis=1), total, np.inf)
 
 

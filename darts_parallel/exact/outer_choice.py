@@ -65,13 +65,13 @@ class OuterChoiceSolver:
         costs = self.costs
         layers = costs.time.max(axis=(0, 2)).sum()
         pairs = np.maximum(costs.reshard.max(axis=(0, 2, 3)), costs.p2p.max(axis=(0, 2, 3))).sum()
-        paid_once = costs.sync.max(axis=(0, 2)).sum() + costs.once.max(axis=1).sum()
+        paid_once = costs.sync.max(axis=(0, 2)).sum() + costs.per_iteration.max(axis=1).sum()
         # rounding: where there is one strategy only, every plan is the dearest
         return float(costs.num_micro_batches * (layers + pairs) + paid_once) * (1 + AGREEMENT)
 
     def _verified(self, plan: Arrangement) -> Candidate:
         """The plan with its true cost, which must agree with the label's."""
-        rows = ([self.outer], [plan.choices], [plan.starts])
+        rows = ([self.outer], [plan.choices], [plan.first_layers])
         hard = HardPlans(*(torch.tensor(row) for row in rows))
         cost = evaluate_batch(self.table, hard)
         true = float(cost.iteration_time[0])

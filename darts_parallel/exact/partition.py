@@ -50,7 +50,7 @@ class Arrangement:
     """A complete plan of one outer choice."""
 
     cost: float
-    starts: list[int]
+    first_layers: list[int]
     choices: list[int]
     """Strategy of every layer, as a number of the table."""
 

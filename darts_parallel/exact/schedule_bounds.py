@@ -37,7 +37,7 @@ class _Chain:
     """0 where a stage can hold layers [i, j) by the memory that they need at least, else infinite."""
     message: Array
     """Least seconds of a message one way, `(S - 1, L - 1)`."""
-    once: float
+    per_iteration: float
     need: Array
     """Bytes of a layer that add up over a device, `(S, L, C)`."""
     capacity: float
@@ -51,11 +51,13 @@ class _Chain:
             [values[outer].detach() for values in (table.forward, table.backward, table.weight_gradient,
                                                    table.sync)]
         ).masked_fill(~legal[:, None, :], torch.inf)  # fmt: skip
-        once = table.once[outer].detach().masked_fill(~table.allowed[outer], torch.inf).amin(-1).sum()
+        per_iteration = (
+            table.per_iteration[outer].detach().masked_fill(~table.allowed[outer], torch.inf).amin(-1).sum()
+        )
         across = table.p2p[outer].detach().amin((-1, -2))[table.boundary_kind] / 2
         need = table.static[outer] + table.in_flight[outer].view(-1, 1, 1) * table.activation[outer]
         return _Chain(
-            table, outer, rows.numpy(), _room(table, outer), across.numpy(), float(once),
+            table, outer, rows.numpy(), _room(table, outer), across.numpy(), float(per_iteration),
             need.detach().numpy(), float(table.capacity.sum()),
         )  # fmt: skip
 
@@ -91,7 +93,9 @@ class _Chain:
         layers = np.arange(priced.shape[1])
         stage = np.searchsorted(starts, layers, side="right") - 1
         chosen = torch.as_tensor(choice[stage, layers]).unsqueeze(0)
-        return value + self.once - price * self.capacity, HardPlans(torch.tensor([self.outer]), chosen, first)
+        return value + self.per_iteration - price * self.capacity, HardPlans(
+            torch.tensor([self.outer]), chosen, first
+        )
 
     def path(self, plans: HardPlans) -> tuple[Array, Array]:
         """How often a critical path of one plan takes every stage's passes, and the messages."""
@@ -113,7 +117,7 @@ def _room(table: CostTable, outer: int) -> Array:
     limit = table.capacity.detach().numpy()[table.stage_device.numpy()] * (1 + ROUNDING)
     fits = sums[:, None, :] - sums[:, :, None] <= limit[:, None, None]
     legal = np.triu(np.ones(fits.shape[1:], dtype=bool), 1)
-    legal[:-1] &= ~table.joined.numpy()[:, None]
+    legal[:-1] &= ~table.fused_to_previous.numpy()[:, None]
     return np.where(fits & legal, 0.0, np.inf)
 
 

@@ -68,7 +68,7 @@ def number_of_plans(tables: Sequence[CostTable], mode: str) -> int:
     total = 0
     for table in tables:
         slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[mode]
-        cuts = int((~table.joined[1:]).sum())
+        cuts = int((~table.fused_to_previous[1:]).sum())
         choices = sum(int(row.sum()) ** slots for row in table.allowed)
         total += comb(cuts, table.num_stages - 1) * choices
     return total

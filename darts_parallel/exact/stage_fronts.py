@@ -90,7 +90,9 @@ def useful_choices(costs: OuterCosts) -> list[Index]:
         if kind not in found:
             # a strategy that a kind cannot run replaces none that it can
             rows = [costs.time[:, layer], costs.sync[:, layer], ~costs.kind_allowed * 1.0]
-            rows += [getattr(costs, n)[None, layer] for n in ("once", "static", "activation", "working")]
+            rows += [
+                getattr(costs, n)[None, layer] for n in ("per_iteration", "static", "activation", "working")
+            ]
             values = np.concatenate(rows).T
             kept = [group[pareto(values[group])] for y in np.unique(costs.layout)
                     if len(group := np.flatnonzero(costs.layout == y))]  # fmt: skip
@@ -109,11 +111,11 @@ class LayerwiseFronts:
         signatures, self.of_stage = costs.stage_signatures()
         self._labels: list[dict[int, Labels]] = []
         self._fronts: list[dict[int, Front]] = []
-        for number, (kind, flight, capacity) in enumerate(signatures):
-            budgets = uses.budgets(number, kind, flight, capacity, self.trie.node, self.choices)
+        for number, (kind, in_flight, capacity) in enumerate(signatures):
+            budgets = uses.budgets(number, kind, in_flight, capacity, self.trie.node, self.choices)
             ends = uses.ends[self.of_stage == number].any(axis=0)
             offsets = _NodeOffsets.build(costs, ends, self.trie.node, kind)
-            self._labels.append(self._grow(kind, flight, budgets, offsets))
+            self._labels.append(self._grow(kind, in_flight, budgets, offsets))
             self._fronts.append(self._finish(self._labels[-1], budgets, offsets, capacity))
 
     def front(self, stage: int, first: int, end: int) -> Front | None:
@@ -130,7 +132,7 @@ class LayerwiseFronts:
         return result[::-1]
 
     def _grow(
-        self, kind: int, flight: float, budgets: LabelLimits, offsets: "_NodeOffsets"
+        self, kind: int, in_flight: float, budgets: LabelLimits, offsets: "_NodeOffsets"
     ) -> dict[int, Labels]:
         """Labels of all nodes that lead to a use, for one stage signature."""
         layouts = self.costs.p2p.shape[-1]
@@ -140,7 +142,7 @@ class LayerwiseFronts:
             above = int(self.trie.parent[node])
             if above and above not in result:
                 continue
-            labels = self._extend(result.get(above), int(self.trie.example[node, 1]) - 1, kind, flight)
+            labels = self._extend(result.get(above), int(self.trie.example[node, 1]) - 1, kind, in_flight)
             self.labels_made += len(labels.values)
             self._check(len(labels.values))
             kept = np.flatnonzero(budgets.admit(labels.values, node))
@@ -152,13 +154,13 @@ class LayerwiseFronts:
                                       labels.parent[kept], labels.choice[kept])  # fmt: skip
         return result
 
-    def _extend(self, labels: Labels | None, layer: int, kind: int, flight: float) -> Labels:
+    def _extend(self, labels: Labels | None, layer: int, kind: int, in_flight: float) -> Labels:
         """All labels with one more layer."""
         costs, choice = self.costs, self.choices[layer]
         choice = choice[costs.kind_allowed[kind, choice]]
-        memory = costs.static[layer, choice] + flight * costs.activation[layer, choice]
+        memory = costs.static[layer, choice] + in_flight * costs.activation[layer, choice]
         seconds, sync = costs.time[kind, layer, choice], costs.sync[kind, layer, choice]
-        columns = (seconds, costs.once[layer, choice], sync, memory, costs.working[layer, choice])
+        columns = (seconds, costs.per_iteration[layer, choice], sync, memory, costs.working[layer, choice])
         added, layout = np.stack(columns, axis=1), costs.layout[choice]
         if labels is None:
             return Labels(added, layout, layout, np.zeros(len(choice), dtype=np.int64), choice)
@@ -256,7 +258,7 @@ class StagewiseFronts:
         own = costs.reshard[..., costs.layout, costs.layout]
         self._inside = _prefix(np.concatenate([np.zeros((len(own), 1, len(costs.layout))), own], axis=1))
         self._time, self._sync = _prefix(costs.time), _prefix(costs.sync)
-        self._once = _prefix(costs.once)
+        self._once = _prefix(costs.per_iteration)
         self._static, self._activation = _prefix(costs.static), _prefix(costs.activation)
         self.labels_made = 0
         _, self.of_stage = costs.stage_signatures()
@@ -284,8 +286,11 @@ class StagewiseFronts:
         self.labels_made += len(peak)
         seconds = self._time[kind, end] - self._time[kind, first]
         seconds = seconds + self._inside[kind, end] - self._inside[kind, first + 1]
-        once, sync = self._once[end] - self._once[first], self._sync[kind, end] - self._sync[kind, first]
-        values = np.stack([seconds, once, sync], axis=1)[fits]
+        per_iteration, sync = (
+            self._once[end] - self._once[first],
+            self._sync[kind, end] - self._sync[kind, first],
+        )
+        values = np.stack([seconds, per_iteration, sync], axis=1)[fits]
         # equal layouts are interchangeable at the boundaries, others are all kept
         rows = [group[pareto(values[group])] for y in np.unique(costs.layout[fits])
                 if len(group := np.flatnonzero(costs.layout[fits] == y))]  # fmt: skip

@@ -159,7 +159,7 @@ def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
     seconds, sync = (_by_kind(x, outer, choice) for x in (table.time, table.sync))
     layout = table.layout[choice]
     if table.pp > 1:
-        across = table.p2p[outer, :, :, layout, layout].detach()[..., ~table.joined[1:]].amin(-1)
+        across = table.p2p[outer, :, :, layout, layout].detach()[..., ~table.fused_to_previous[1:]].amin(-1)
         border = torch.nn.functional.pad(across[:, table.boundary_kind], (1, 0))
     else:
         border = torch.zeros(len(outer), 1, dtype=torch.float64)
@@ -167,11 +167,11 @@ def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
     slowest = greedy.bottleneck(seconds, border)
     largest_sync = greedy.bottleneck(sync, torch.zeros_like(border))
     joint = greedy.bottleneck(rest.view(-1, 1, 1) * seconds + sync, rest.unsqueeze(1) * border)
-    once = _rows(table.once, outer, choice).sum(1)
+    per_iteration = _rows(table.per_iteration, outer, choice).sum(1)
     # without a feasible split both bottlenecks are infinite, and rest may be 0
     apart = _sum_and_bottleneck(table, seconds, slowest, rest) + largest_sync
     least = seconds[:, torch.unique(table.stage_kind)].amin(1).sum(1)
-    return (torch.maximum(apart, least + joint) + border.sum(1) + once) * (1 - SLACK)
+    return (torch.maximum(apart, least + joint) + border.sum(1) + per_iteration) * (1 - SLACK)
 
 
 def _rows(values: Tensor, outer: Tensor, choice: Tensor) -> Tensor:
@@ -193,10 +193,10 @@ def _sum_and_bottleneck(table: CostTable, seconds: Tensor, slowest: Tensor, rest
     """
     kinds, counts = torch.unique(table.stage_kind, return_counts=True)
     used = seconds[:, kinds]
-    dear, cheap = used.amax(1), used.amin(1).sum(1)
-    ratio = ((dear.unsqueeze(1) - used) / used.clamp(min=1e-300)).amax(-1)
+    expensive, cheap = used.amax(1), used.amin(1).sum(1)
+    ratio = ((expensive.unsqueeze(1) - used) / used.clamp(min=1e-300)).amax(-1)
     slope = (ratio * counts).sum(1)
-    most = dear.sum(1)
+    most = expensive.sum(1)
     # with one kind nothing is saved, and the two ends are one
     far = torch.where(slope > 0, (most - cheap) / slope.clamp(min=1e-300), 0.0)
     ends = []
@@ -223,10 +223,10 @@ class _Greedy:
     def build(table: CostTable, outer: Tensor, choice: Tensor) -> "_Greedy":
         columns = (table.static, table.activation, table.working)
         static, activation, working = (_rows(column, outer, choice) for column in columns)
-        flight = table.in_flight[outer].T.unsqueeze(-1)
-        memory = _prefix(static + flight * activation)
+        in_flight = table.in_flight[outer].T.unsqueeze(-1)
+        memory = _prefix(static + in_flight * activation)
         room = table.capacity.detach().unsqueeze(1) * (1 + SLACK) - working.amin(1)
-        legal = torch.cat([~table.joined, torch.ones(1, dtype=torch.bool)])
+        legal = torch.cat([~table.fused_to_previous, torch.ones(1, dtype=torch.bool)])
         positions = torch.arange(len(legal))
         start = torch.where(legal, positions, 0).cummax(0).values
         return _Greedy(memory, room, start, table.stage_kind.tolist())

@@ -52,10 +52,10 @@ def best_paths(plans: HardPlans, table: CostTable, slope: Tensor, price: Tensor)
     kinds, layers = table.stage_kind[stages], torch.arange(table.num_layers)
     weight = slope.gather(1, stages)
     rows = outer.unsqueeze(1)
-    flight = table.in_flight[rows, stages].unsqueeze(-1)
-    bytes_ = table.static[outer] + flight * table.activation[outer]
+    in_flight = table.in_flight[rows, stages].unsqueeze(-1)
+    bytes_ = table.static[outer] + in_flight * table.activation[outer]
     own = weight.unsqueeze(-1) * table.time[rows, kinds, layers] + table.sync[rows, kinds, layers] / table.pp
-    own = own + table.once[outer] + price.gather(1, stages).unsqueeze(-1) * bytes_
+    own = own + table.per_iteration[outer] + price.gather(1, stages).unsqueeze(-1) * bytes_
     every = torch.arange(len(table.choices)).expand_as(own)
     legal = table.allowed[outer].unsqueeze(1) & table.runs(kinds.unsqueeze(-1), every)
     value, choice = _best_of_layouts(own.masked_fill(~legal, torch.inf), table)

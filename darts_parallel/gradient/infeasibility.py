@@ -134,7 +134,7 @@ def _lightest_of_all(tables: Sequence[CostTable], kind: str) -> _Lightest:
         index = int(excess.argmin())
         if float(excess[index]) < best.excess:
             count = int(table.num_micro_batches[plans.outer[index]])
-            best = _Lightest(table, over[index], f"{table.words}, {count} micro-batches")
+            best = _Lightest(table, over[index], f"{table.label}, {count} micro-batches")
     return best
 
 

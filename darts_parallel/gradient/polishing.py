@@ -96,14 +96,14 @@ def _moves(table: CostTable, plan: HardPlans, kind: str) -> HardPlans:
     outer = HardPlans(
         torch.arange(table.num_outer),
         plan.choices.expand(table.num_outer, -1),
-        plan.starts.expand(table.num_outer, -1),
+        plan.first_layers.expand(table.num_outer, -1),
     )
     return HardPlans.concatenate([*parts, outer])
 
 
 def _with_choices(plan: HardPlans, choices: Tensor) -> HardPlans:
     count = len(choices)
-    return HardPlans(plan.outer.expand(count), choices, plan.starts.expand(count, -1))
+    return HardPlans(plan.outer.expand(count), choices, plan.first_layers.expand(count, -1))
 
 
 def _whole(table: CostTable, plan: HardPlans) -> HardPlans:
@@ -125,12 +125,12 @@ def _runs(table: CostTable, plan: HardPlans) -> HardPlans:
     Where that is too many, only single layers, pairs, and runs at either end of a stage.
     """
     stages, layers = plan.stages()[0], torch.arange(table.num_layers)
-    stage_end = torch.cat([plan.starts[0][1:], torch.tensor([table.num_layers])])[stages]
+    stage_end = torch.cat([plan.first_layers[0][1:], torch.tensor([table.num_layers])])[stages]
     pairs = [(first, end) for first in layers.tolist() for end in range(first + 1, int(stage_end[first]) + 1)]
     runs = torch.tensor([*pairs, (0, table.num_layers)])
     if len(runs) * len(table.choices) > MOST_RUNS:
         first, end = runs.unbind(1)
-        at_end = (first == plan.starts[0][stages[first]]) | (end == stage_end[first])
+        at_end = (first == plan.first_layers[0][stages[first]]) | (end == stage_end[first])
         runs = runs[(end - first <= 2) | at_end]
     masks = (layers >= runs[:, :1]) & (layers < runs[:, 1:])
     return _with_choices(plan, _replace(table, plan, masks))
@@ -165,9 +165,9 @@ def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:
     A range of edges moved together takes a unit from one stage and gives it to another.
     """
     if table.num_stages == 1:
-        return plan.starts[:0]
-    units = unit_starts(table.joined)
-    position = torch.searchsorted(units, plan.starts[0].contiguous())
+        return plan.first_layers[:0]
+    units = unit_starts(table.fused_to_previous)
+    position = torch.searchsorted(units, plan.first_layers[0].contiguous())
     inner = table.num_stages - 1
     first, last = torch.triu_indices(inner, inner)
     order = torch.arange(inner)
@@ -182,8 +182,8 @@ def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:
 def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:
     """Choices where every layer that changed stage takes the one that its new stage began or ended with."""
     old, new = plan.stages().expand(len(moved), -1), moved.stages()
-    ends = torch.cat([plan.starts[0][1:], torch.tensor([plan.choices.shape[1]])]) - 1
-    from_left = plan.choices[0][plan.starts[0][new]]
+    ends = torch.cat([plan.first_layers[0][1:], torch.tensor([plan.choices.shape[1]])]) - 1
+    from_left = plan.choices[0][plan.first_layers[0][new]]
     from_right = plan.choices[0][ends[new]]
     adopted = torch.where(new > old, from_left, from_right)
     return torch.where(new == old, plan.choices.expand_as(new), adopted)
@@ -238,7 +238,7 @@ def is_in_space(plan: HardPlans, space: SpaceConfig) -> bool:
         return True
     if space.kind == "uniform":
         return bool((plan.choices == plan.choices[:, :1]).all())
-    first = plan.choices.gather(1, plan.starts.gather(1, plan.stages()))
+    first = plan.choices.gather(1, plan.first_layers.gather(1, plan.stages()))
     return bool((plan.choices == first).all())
 
 
@@ -258,8 +258,8 @@ def polish_pool(pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool)
         return late
 
     def improve(entry: PricedPlan, *, thorough: bool) -> None:
-        dear = {"thorough": thorough, "chains": config.polish_chains}
-        plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, **dear, stop=stop)
+        expensive = {"thorough": thorough, "chains": config.polish_chains}
+        plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, **expensive, stop=stop)
         pool.evaluated += evaluated
         pool.add(TablePlans(entry.table, plan))
 

@@ -26,7 +26,7 @@ class NodeOrderTables:
     """Kind of every boundary, shape `(N, K - 1)`."""
     capacity: Tensor
     """Bytes, shape `(N, pp)`."""
-    once: Tensor
+    per_iteration: Tensor
     """Seconds per iteration whatever the stage, shape `(N, O, L, C)`."""
 
     @staticmethod
@@ -38,12 +38,12 @@ class NodeOrderTables:
             stage_kind=torch.stack([table.stage_kind for table in own]),
             boundary_kind=torch.stack([table.boundary_kind for table in own]),
             capacity=torch.stack([table.capacity for table in own]),
-            once=torch.stack([table.once for table in own]),
+            per_iteration=torch.stack([table.per_iteration for table in own]),
         )
 
     def select(self, outer: Tensor) -> "NodeOrderTables":
         """The same with fewer outer choices."""
-        return replace(self, once=self.once[:, outer])
+        return replace(self, per_iteration=self.per_iteration[:, outer])
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class NodeOrderWeights:
         """Expected bytes of a device of every stage, shape `(O, R, pp)`."""
         return self.weights @ self.orders.capacity
 
-    def once(self, choices: Tensor) -> Tensor:
+    def per_iteration(self, choices: Tensor) -> Tensor:
         """Expected seconds that are paid once, shape `(O, R)`, for weights `(O, R, L, C)` of the choices."""
-        return torch.einsum("orlc,nolc,orn->or", choices, self.orders.once, self.weights)
+        return torch.einsum("orlc,nolc,orn->or", choices, self.orders.per_iteration, self.weights)
 
 
 def on_stages(values: Tensor, kinds: Tensor) -> Tensor:
@@ -152,7 +152,11 @@ def surrogate(
     """
     choices, stages, placement = weights.choices, weights.stages, weights.placement
     kinds, borders, capacity = table.stage_kind, table.boundary_kind, table.capacity
-    once = torch.einsum("orlc,olc->or", choices, table.once) if placement is None else placement.once(choices)
+    per_iteration = (
+        torch.einsum("orlc,olc->or", choices, table.per_iteration)
+        if placement is None
+        else placement.per_iteration(choices)
+    )
     if placement is not None:
         kinds, borders = (
             placement.stage_kinds(table.time.shape[1]),
@@ -171,7 +175,7 @@ def surrogate(
         sync = smooth_max(syncs, sharpness)
         total = _closed_form(stage_seconds, table, sharpness) + sync
     memory = _memory(choices, stages, table, sharpness)
-    return SurrogateCost(total + once, table.by_device(stage_seconds), memory, sync, capacity)
+    return SurrogateCost(total + per_iteration, table.by_device(stage_seconds), memory, sync, capacity)
 
 
 def _closed_form(stage_seconds: Tensor, table: CostTable, sharpness: float | None) -> Tensor:

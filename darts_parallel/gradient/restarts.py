@@ -95,7 +95,7 @@ class RestartBatch:
     unit_of_layer: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.units = unit_starts(self.table.joined)
+        self.units = unit_starts(self.table.fused_to_previous)
         layers = torch.arange(self.table.num_layers)
         self.unit_of_layer = torch.searchsorted(self.units, layers, right=True) - 1
 
@@ -163,7 +163,7 @@ class RestartBatch:
         with torch.no_grad():
             for position, outer in enumerate(self.outer_index.tolist()):
                 for index in torch.nonzero(plans.outer == outer).flatten()[:1].tolist():
-                    starts, choices = plans.starts[index], plans.choices[index]
+                    starts, choices = plans.first_layers[index], plans.choices[index]
                     rows = {"uniform": choices[:1], "stagewise": choices[starts], "layerwise": choices}[
                         self.kind
                     ]
@@ -222,7 +222,7 @@ class RestartBatch:
         """
         plans = harden(relaxed.choices.detach(), self.edges.detach(), self.table)
         if self.kind == "stagewise":
-            first = plans.starts.gather(1, plans.stages())
+            first = plans.first_layers.gather(1, plans.stages())
             plans = replace(plans, choices=plans.choices.gather(1, first))
         if prices is not None:
             slope, price = (values.flatten(0, 1) for values in prices)

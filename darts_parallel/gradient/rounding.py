@@ -21,12 +21,12 @@ def harden(choice_weights: Tensor, edges: Tensor, table: CostTable) -> HardPlans
         O * R plans, outer choice by outer choice.
     """
     outer, restarts = choice_weights.shape[:2]
-    units = unit_starts(table.joined)
+    units = unit_starts(table.fused_to_previous)
     starts = units[round_edges(edges.reshape(outer * restarts, -1), len(units))]
     return HardPlans(
         outer=torch.arange(outer).repeat_interleave(restarts),
         choices=choice_weights.argmax(-1).reshape(outer * restarts, -1),
-        starts=starts,
+        first_layers=starts,
     )
 
 
@@ -46,7 +46,7 @@ def repair(table: CostTable, plans: HardPlans, limit: float) -> tuple[HardPlans,
             break
         choices = plans.choices.clone()
         choices[index] = exchanged
-        plans = HardPlans(plans.outer, choices, plans.starts)
+        plans = HardPlans(plans.outer, choices, plans.first_layers)
         if table.pipeline.simulated:
             # seconds are worth a simulation at the end alone
             cost = replace(cost, memory=table_reading(table, plans).memory)
@@ -59,8 +59,8 @@ def _exchange(table: CostTable, plans: HardPlans, over: Tensor) -> tuple[Tensor,
     """One exchange in every overfull stage: new choices `(B, L)`, and whether a plan changed `(B,)`."""
     stages, outer = plans.stages(), plans.outer
     current = plans.choices.unsqueeze(-1)
-    flight = table.in_flight[outer.unsqueeze(1), stages].unsqueeze(-1)
-    memory = table.static[outer] + flight * table.activation[outer] + table.working[outer]
+    in_flight = table.in_flight[outer.unsqueeze(1), stages].unsqueeze(-1)
+    memory = table.static[outer] + in_flight * table.activation[outer] + table.working[outer]
     kinds = table.stage_kind[stages]
     layers = torch.arange(table.num_layers)
     count = table.num_micro_batches[outer].view(-1, 1, 1)

@@ -50,7 +50,7 @@ class MoveScreen:
         reading = table_reading(self.table, plans)
         left = torch.nonzero(reading.feasible).squeeze(1)
         size = FIRST_BATCH
-        bound = self._bounds(plans[left], reading.sync[left], reading.once[left])
+        bound = self._bounds(plans[left], reading.sync[left], reading.per_iteration[left])
         while len(left):
             order = torch.argsort(bound, stable=True)
             order = order[bound[order] < best]
@@ -65,7 +65,7 @@ class MoveScreen:
             if bool((times < best).any()):
                 break
             left, size = left[rest], 2 * size
-            newest = self._bounds(plans[left], reading.sync[left], reading.once[left], newest=True)
+            newest = self._bounds(plans[left], reading.sync[left], reading.per_iteration[left], newest=True)
             bound = torch.maximum(bound[rest], newest)
         return result
 
@@ -77,7 +77,9 @@ class MoveScreen:
         path = Criticalities.of(passes, sync, count, table.pp, table.pipeline, whole=True)
         self.paths[outer] = [*self.paths[outer][1 - MOST_PATHS :], path]
 
-    def _bounds(self, plans: HardPlans, sync: Tensor, once: Tensor, *, newest: bool = False) -> Tensor:
+    def _bounds(
+        self, plans: HardPlans, sync: Tensor, per_iteration: Tensor, *, newest: bool = False
+    ) -> Tensor:
         """Seconds that plans need at least, `(B,)`, by all paths of their outer choices or the newest."""
         result = torch.zeros(len(plans), dtype=torch.float64)
         if not len(plans):
@@ -86,6 +88,6 @@ class MoveScreen:
         for outer, paths in self.paths.items():
             mine = torch.nonzero(plans.outer == outer).squeeze(1)
             for path in paths[-1:] if newest else paths:
-                length = path.seconds(passes[mine], sync[mine]) + once[mine]
+                length = path.seconds(passes[mine], sync[mine]) + per_iteration[mine]
                 result[mine] = torch.maximum(result[mine], length)
         return result

@@ -62,10 +62,10 @@ def segments_that_fit(table: CostTable, plan: HardPlans) -> NDArray[np.bool_]:
     static = table.static[outer, layers, choices].numpy()
     activation = table.activation[outer, layers, choices].numpy()
     working = table.working[outer, layers, choices].numpy()
-    flight, capacity = table.in_flight[outer].numpy(), table.capacity.numpy()
-    kept = spans(static + flight[:, None] * activation)
+    in_flight, capacity = table.in_flight[outer].numpy(), table.capacity.numpy()
+    kept = spans(static + in_flight[:, None] * activation)
     fits = kept + segment_max(working) <= capacity[:, None, None]
-    fits[:, np.flatnonzero(table.joined.numpy())] = False
+    fits[:, np.flatnonzero(table.fused_to_previous.numpy())] = False
     return np.asarray(fits & np.triu(np.ones(fits.shape[1:], bool), 1))
 
 
@@ -80,7 +80,7 @@ CHAIN_LABELS = 48
 def resolved_stages(solver: StageSolver, plan: HardPlans) -> HardPlans:
     """The plan with each stage in turn solved anew."""
     table = solver.table
-    bounds = [*plan.starts[0].tolist(), table.num_layers]
+    bounds = [*plan.first_layers[0].tolist(), table.num_layers]
     rows = [row for k in range(table.pp) for row in _with_stage(solver, plan.choices[0].tolist(), bounds, k)]
     return _plans(plan, [plan.choices[0].tolist(), *rows], [bounds[:-1]] * (len(rows) + 1))
 
@@ -88,7 +88,7 @@ def resolved_stages(solver: StageSolver, plan: HardPlans) -> HardPlans:
 def resolved_neighbours(solver: StageSolver, plan: HardPlans) -> HardPlans:
     """The plan with every two neighbouring stages solved anew for every layout between them."""
     table = solver.table
-    current, bounds = plan.choices[0].tolist(), [*plan.starts[0].tolist(), table.num_layers]
+    current, bounds = plan.choices[0].tolist(), [*plan.first_layers[0].tolist(), table.num_layers]
     rows = [current]
     if table.num_layouts > 1 and _size(solver) <= NEIGHBOUR_LIMIT:
         for stage in range(table.pp - 1):
@@ -107,7 +107,7 @@ def resolved_edges(solver: StageSolver, plan: HardPlans, starts: torch.Tensor) -
     Args:
         starts: Shape `(B, K)`.
     """
-    old = [*plan.starts[0].tolist(), solver.table.num_layers]
+    old = [*plan.first_layers[0].tolist(), solver.table.num_layers]
     rows, kept = [], []
     for new_starts in starts.tolist():
         bounds = [*new_starts, solver.table.num_layers]
@@ -159,7 +159,7 @@ def resolved_chain(solver: StageSolver, plan: HardPlans) -> HardPlans:
     small enough (`CHAIN_LIMIT`).
     """
     table = solver.table
-    current, bounds = plan.choices[0].tolist(), [*plan.starts[0].tolist(), table.num_layers]
+    current, bounds = plan.choices[0].tolist(), [*plan.first_layers[0].tolist(), table.num_layers]
     if _size(solver) > CHAIN_LIMIT or table.num_layouts == 1:
         return plan
     count = float(table.num_micro_batches[solver.outer])

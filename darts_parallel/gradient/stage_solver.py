@@ -69,7 +69,7 @@ class StageSolver:
     def __init__(self, table: CostTable, outer: int) -> None:
         self.table, self.outer = table, outer
         self.time, self.sync = table.time[outer].numpy(), table.sync[outer].numpy()
-        self.once = table.once[outer].numpy()
+        self.per_iteration = table.per_iteration[outer].numpy()
         self.reshard, self.p2p = table.reshard[outer].numpy(), table.p2p[outer].numpy()
         self.static, self.activation = table.static[outer].numpy(), table.activation[outer].numpy()
         self.working = table.working[outer].numpy()
@@ -131,8 +131,8 @@ class StageSolver:
         if not len(allowed):
             return []
         working = self.working[first:end][:, allowed]
-        flight = float(self.table.in_flight[self.outer, stage])
-        kept = (self.static + flight * self.activation)[first:end][:, allowed]
+        in_flight = float(self.table.in_flight[self.outer, stage])
+        kept = (self.static + in_flight * self.activation)[first:end][:, allowed]
         values = np.unique(working)
         values = values[values >= working.min(1).max()]
         values = values[kept.min(1).sum() + values <= float(self.table.stage_capacity[stage])]
@@ -171,7 +171,7 @@ class StageSolver:
         for layer in range(first, end):
             legal = allowed[self.working[layer, allowed] <= limit]
             cost = per_time * self.time[kind, layer, legal] + per_sync * self.sync[kind, layer, legal]
-            cost = cost + self.once[layer, legal]
+            cost = cost + self.per_iteration[layer, legal]
             useful = _undominated(cost, need_all[layer, legal], self.layout[legal])
             choices.append(legal[useful])
             seconds.append(cost[useful])

@@ -34,7 +34,7 @@ def node_orders_exist(cluster: Cluster, pp: int) -> bool:
 
 def pipeline_units(problem: Problem) -> int:
     """Layers that can begin a stage; the loss stays with the head."""
-    return sum(not layer.joined for layer in problem.model.layers)
+    return sum(not layer.fused_to_previous for layer in problem.model.layers)
 
 
 def tensor_degrees(problem: Problem) -> list[int]:

@@ -33,7 +33,7 @@ def check_plan(plan: Plan, problem: Problem) -> None:
         )
     _check_placement(plan, problem)
     for first in plan.boundaries[1:-1]:
-        if layers[first].joined:
+        if layers[first].fused_to_previous:
             raise PlanError(
                 f"plan: a stage begins at layer {first} ({layers[first].name}), which must stay with "
                 f"{layers[first - 1].name}; nearest legal: {first - 1}."

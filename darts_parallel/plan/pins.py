@@ -84,10 +84,10 @@ def _nearest_nodes(problem: Problem) -> str:
 def _combinations(problem: Problem, batch: int) -> Iterator[Combination]:
     """Every legal combination of the outer degrees, pins left aside."""
     counts = divisors(batch)
-    for pp, laps, tp, cp, dp in _degrees(problem):
+    for pp, virtual_stage, tp, cp, dp in _degrees(problem):
         for m in counts:
-            if batch % (dp * m) == 0 and (laps == 1 or m % pp == 0):
-                yield dict(zip(KEYS, (pp, laps, tp, cp, dp, m, batch // (dp * m)), strict=True))
+            if batch % (dp * m) == 0 and (virtual_stage == 1 or m % pp == 0):
+                yield dict(zip(KEYS, (pp, virtual_stage, tp, cp, dp, m, batch // (dp * m)), strict=True))
 
 
 def _degrees(problem: Problem) -> Iterator[tuple[int, int, int, int, int]]:
@@ -97,8 +97,10 @@ def _degrees(problem: Problem) -> Iterator[tuple[int, int, int, int, int]]:
     for pp, tp, cp in product(legal_pipeline_degrees(problem), tensor_degrees(problem), contexts):
         dp, rest = divmod(problem.cluster.num_devices // pp, tp * cp)
         if dp and not rest:
-            laps = [1] if space.pinned("virtual_stages") == (1,) else virtual_stage_counts(problem, pp)
-            yield from ((pp, v, tp, cp, dp) for v in laps)
+            virtual_stage = (
+                [1] if space.pinned("virtual_stages") == (1,) else virtual_stage_counts(problem, pp)
+            )
+            yield from ((pp, v, tp, cp, dp) for v in virtual_stage)
 
 
 def _product(problem: Problem) -> str:
@@ -158,14 +160,14 @@ def _show(values: tuple[int, ...]) -> str:
 def _nearest_batch(problem: Problem, batch: int, pins: dict[str, Any]) -> int | None:
     """The nearest global batch size that the pins allow; None where no batch helps."""
     nearest = []
-    for pp, laps, tp, cp, dp in _degrees(problem):
-        degrees = {"pp": pp, "virtual_stages": laps, "tp": tp, "cp": cp, "dp": dp}
+    for pp, virtual_stage, tp, cp, dp in _degrees(problem):
+        degrees = {"pp": pp, "virtual_stages": virtual_stage, "tp": tp, "cp": cp, "dp": dp}
         if not all(degrees[key] in pins[key] for key in degrees if key in pins):
             continue
         counts, sizes = pins.get("num_micro_batches", (None,)), pins.get("micro_batch_size", (None,))
         for m, size in product(counts, sizes):
-            if laps > 1 and (m or pp) % pp:
+            if virtual_stage > 1 and (m or pp) % pp:
                 continue
-            unit = dp * (m or (pp if laps > 1 else 1)) * (size or 1)
+            unit = dp * (m or (pp if virtual_stage > 1 else 1)) * (size or 1)
             nearest.append(unit if m and size else max(round(batch / unit), 1) * unit)
     return _nearest(batch, nearest) if nearest else None

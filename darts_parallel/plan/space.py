@@ -64,8 +64,8 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     space, result = problem.config.space, []
     mode = space.node_orders
     for pp, cp in product(pipeline_degrees(problem), _context_degrees(problem)):
-        for laps, schedule in schedule_choices(problem, pp):
-            outer = _outer_space(problem, pp, cp, laps, schedule)
+        for virtual_stage, schedule in schedule_choices(problem, pp):
+            outer = _outer_space(problem, pp, cp, virtual_stage, schedule)
             if outer is not None and trainer_schedules(problem, schedule):
                 orders = node_orders(problem.cluster, pp, mode)
                 result += [replace(outer, node_order=order) for order in orders]
@@ -134,7 +134,7 @@ def schedule_choices(problem: Problem, pp: int) -> list[tuple[int, str | None]]:
     pinned, named = space.pinned("virtual_stages"), space.pinned("schedules")
     counts = virtual_stage_counts(problem, pp)
     if named is None:
-        return [(laps, None) for laps in counts if _allowed(pinned, laps)]
+        return [(virtual_stage, None) for virtual_stage in counts if _allowed(pinned, virtual_stage)]
     plain = [name for name in named if stages_a_device(name) == 1]
     if pp == 1:
         return [(1, name) for name in plain[:1]]
@@ -143,7 +143,11 @@ def schedule_choices(problem: Problem, pp: int) -> list[tuple[int, str | None]]:
     for name in named:
         fixed = stages_a_device(name)
         if fixed is None:
-            result += [(laps, name) for laps in counts if laps > 1 and _allowed(several, laps)]
+            result += [
+                (virtual_stage, name)
+                for virtual_stage in counts
+                if virtual_stage > 1 and _allowed(several, virtual_stage)
+            ]
         elif fixed > 1 and pipeline_units(problem) >= fixed * pp:
             result.append((fixed, name))
     return result

@@ -45,7 +45,7 @@ def most_even(plan: Plan, problem: Problem) -> Plan:
     slowest = float(cost.stage_seconds.max())
     values = _spread(np.where(seconds <= slowest * (1 + TOLERANCE), seconds, np.inf), slowest)
     starts = split_below(values, np.finfo(float).max)[1]
-    new = evaluate_batch(table, replace(hard, starts=torch.tensor([starts])))
+    new = evaluate_batch(table, replace(hard, first_layers=torch.tensor([starts])))
     before, after = float(cost.iteration_time[0]), float(new.iteration_time[0])
     squares = [float(c.stage_seconds.square().sum()) for c in (cost, new)]
     if not bool(new.feasible[0]) or after > before * (1 + TOLERANCE) or squares[1] >= squares[0] * (1 - 1e-9):

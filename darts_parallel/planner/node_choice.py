@@ -45,7 +45,7 @@ class Rental:
         nodes = " + ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in self.problem.cluster.groups)
         return f"{nodes}, {self.plan.describe(self.problem.training.global_batch_size)}"
 
-    def words(self) -> str:
+    def label(self) -> str:
         """One line for the report."""
         return f"nodes: the best of {self.choices} choices of the offer, compared by their best uniform plans"
 

@@ -154,7 +154,7 @@ def carried_over(plan: Plan, table: CostTable, kind: str) -> HardPlans:
 
 def _scaled_starts(plan: Plan, table: CostTable) -> torch.Tensor:
     """First layers of the stages: the old ones, stretched to another number of stages, `(K,)`."""
-    units = unit_starts(table.joined)
+    units = unit_starts(table.fused_to_previous)
     old = torch.searchsorted(units, torch.tensor(plan.boundaries[:-1])).tolist()
     old.append(len(units))
     edges = []

@@ -23,7 +23,7 @@ class Bill:
         """The entry in `plan.json`."""
         return {"price_per_hour_usd": self.price_per_hour_usd, "hours": self.hours, "dollars": self.dollars}
 
-    def words(self) -> str:
+    def label(self) -> str:
         """Short text, e.g. `$1,234 for 12.3 hours at $98.32 an hour`."""
         return f"${self.dollars:,.2f} for {self.hours:,.2f} hours at ${self.price_per_hour_usd:,.2f} an hour"
 
@@ -79,7 +79,7 @@ def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[st
             best = min(indices, key=lambda i: (dollars[i], hours[i]))
             raise InfeasibleError(
                 f"objective.budget_usd={budget:g} must pay for a plan, and the cheapest{_named(names, best)} "
-                f"costs {bills[best].words()}; nearest legal: objective.budget_usd={_above(dollars[best])}."
+                f"costs {bills[best].label()}; nearest legal: objective.budget_usd={_above(dollars[best])}."
             )
         return min(within, key=lambda i: (hours[i], dollars[i]))
     if objective.name == "cost_under_deadline":
@@ -89,7 +89,7 @@ def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[st
             best = min(indices, key=lambda i: (hours[i], dollars[i]))
             raise InfeasibleError(
                 f"objective.deadline_hours={deadline:g} must be met by a plan, and the fastest"
-                f"{_named(names, best)} takes {bills[best].words()}; "
+                f"{_named(names, best)} takes {bills[best].label()}; "
                 f"nearest legal: objective.deadline_hours={_above(hours[best])}."
             )
         return min(within, key=lambda i: (dollars[i], hours[i]))

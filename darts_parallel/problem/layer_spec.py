@@ -88,7 +88,7 @@ class LayerSpec:
     output_elements: int = 0
     """Elements per token that go to the next layer."""
     recomputable: bool = False
-    joined: bool = False
+    fused_to_previous: bool = False
     """Must stay on the stage of its predecessor: no trainer computes the loss on another rank."""
     tied: bool = False
     """Holds the embedding weights, and another layer holds them too."""

@@ -45,7 +45,10 @@ class Model:
         if not self.whole_ends:
             return layers
         ends = (1, len(layers) - 2)  # the first block, the head
-        return tuple(replace(layer, joined=layer.joined or i in ends) for i, layer in enumerate(layers))
+        return tuple(
+            replace(layer, fused_to_previous=layer.fused_to_previous or i in ends)
+            for i, layer in enumerate(layers)
+        )
 
     @property
     def num_parameters(self) -> int:
@@ -302,7 +305,7 @@ def _prediction(config: ModelConfig, depth: int, fused: bool) -> LayerSpec:
         tp_collectives=block.tp_collectives + 2,
         tp_collectives_backward=block.tp_collectives_backward + 1,
         output_elements=(2 + depth) * h,
-        joined=not first,
+        fused_to_previous=not first,
         tied=holds,
     )
 
@@ -324,7 +327,7 @@ def _head(config: ModelConfig) -> LayerSpec:
         replicated_activation_bytes=(2.0 * states + 2.0 * config.final_norm + 4.0 * transform) * h,
         tp_collectives_backward=states,
         output_elements=config.vocab_size * states,
-        joined=config.tie_embeddings and states > 1,
+        fused_to_previous=config.tie_embeddings and states > 1,
         tied=config.tie_embeddings,
     )
 
@@ -337,5 +340,5 @@ def _loss(config: ModelConfig) -> LayerSpec:
         kind="loss",
         sharded_elements=6.0 * logits,
         sharded_activation_bytes=6.0 * logits,
-        joined=True,
+        fused_to_previous=True,
     )

@@ -135,7 +135,7 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
     best = HardPlans(
         outer=torch.tensor([space.num_micro_batches.index(plan.num_micro_batches)]),
         choices=torch.tensor([[index[layer] for layer in plan.layers]]),
-        starts=torch.tensor([plan.boundaries[:-1]]),
+        first_layers=torch.tensor([plan.boundaries[:-1]]),
     )
     if not bool(evaluate_batch(table, best).feasible[0]):
         return None

@@ -23,7 +23,7 @@ def origin_lines(planned: Planned) -> Iterator[str]:
     if planned.replanned is not None:
         yield f"replanned in {planned.replanned.seconds:.1f} s: {transfer_label(planned.replanned.moves)}"
     if planned.rental is not None:
-        yield planned.rental.words()
+        yield planned.rental.label()
 
 
 def render_ending(planned: Planned, problem: Problem, folder: Path, console: Console) -> None:

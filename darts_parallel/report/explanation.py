@@ -147,7 +147,7 @@ def _groups(problem: Problem, plan: Plan) -> Iterator[tuple[int, str, list[int]]
 
 def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
     table, hard, _ = hard_plan(plan, problem)
-    chosen, flight = hard.choices[0], table.in_flight[0]
+    chosen, in_flight = hard.choices[0], table.in_flight[0]
     state = state_bytes(problem.training.precision, problem.training.optimizer)
     parts = {
         "parameters": StateBytes(state.parameter, 0.0, 0.0),
@@ -162,7 +162,7 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
             total = sum(float(static_bytes(g.parameters, g.shards, choices.zero_stage, part)) for g in groups)
             yield _line(stage, words, term, float(_device(problem, plan, stage).state_factor) * total)
         chunks = plan.chunk_of_layer
-        kept = sum(float(flight[chunks[i]] * table.activation[0, i, chosen[i]]) for i in indices)
+        kept = sum(float(in_flight[chunks[i]] * table.activation[0, i, chosen[i]]) for i in indices)
         yield _line(stage, words, "activations", kept)
     for stage in range(plan.pp):
         mine = [i for i in range(len(chosen)) if plan.stage_of_layer[i] == stage]

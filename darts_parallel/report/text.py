@@ -237,7 +237,7 @@ def _headline(
     amount = bill(problem, cost.iteration_time_s)
     if amount is not None:
         nodes = ", ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in problem.cluster.groups)
-        console.print(Text(f"{amount.words()}, {config.objective.num_iterations:,.0f} iterations on {nodes}"))
+        console.print(Text(f"{amount.label()}, {config.objective.num_iterations:,.0f} iterations on {nodes}"))
     console.print(Text(known))
     note = batch_note(problem)
     if note:

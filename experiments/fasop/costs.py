@@ -213,13 +213,13 @@ def memory_bytes(batch: Batch, counts: Integers, job: Job) -> Floats:
         job: What they train.
     """
     tp, pp = batch.degrees.tp, batch.degrees.pp
-    flight = min(pp, batch.num_micro_batches)
+    in_flight = min(pp, batch.num_micro_batches)
     tokens = float(job.seq_len * batch.degrees.micro_batch_size)
     hidden, vocab = float(job.hidden_size), float(job.vocab_size)
     attention = 5 * job.num_heads * job.seq_len / (hidden * tp)
-    block = 12 * hidden**2 / tp * STATE_BYTES + tokens * flight * hidden * (10 + 24 / tp + attention)
+    block = 12 * hidden**2 / tp * STATE_BYTES + tokens * in_flight * hidden * (10 + 24 / tp + attention)
     matrix = hidden * vocab / tp * STATE_BYTES
-    embedding = matrix + tokens * hidden * pp * flight / tp
+    embedding = matrix + tokens * hidden * pp * in_flight / tp
     post = matrix + 4 * tokens * (hidden + vocab) / tp
     kinds = np.diff(batch.layers.embedding)
     layer = np.where(kinds > 0, embedding, block)

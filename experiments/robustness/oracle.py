@@ -57,7 +57,7 @@ def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
 def _number(problem: Problem) -> int:
     """How many plans there are, from the numbers of strategies and cuts alone."""
     batch, layers, total = problem.training.global_batch_size, problem.model.layers, 0
-    places = sum(not layer.joined for layer in layers[1:])
+    places = sum(not layer.fused_to_previous for layer in layers[1:])
     for space in _spaces(problem):
         free = {"uniform": 1, "stagewise": space.pp, "layerwise": len(layers)}[problem.config.space.kind]
         for count in space.num_micro_batches:
@@ -128,7 +128,7 @@ def _plans(
 ) -> Iterator[tuple[list[tuple[LayerStrategy, ...]], list[list[int]]]]:
     """Batches of plans: a strategy of every layer, and the first layers of the stages."""
     layers, kind = problem.model.layers, problem.config.space.kind
-    places = [i for i, layer in enumerate(layers) if i and not layer.joined]
+    places = [i for i, layer in enumerate(layers) if i and not layer.fused_to_previous]
     free = {"uniform": 1, "stagewise": pp, "layerwise": len(layers)}[kind]
     cuts = list(combinations(places, pp - 1))
     if len(cuts) * len(legal) ** free > left:

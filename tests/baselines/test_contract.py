@@ -19,7 +19,7 @@ SECONDS = 0.05
 def tables_of(seed: int) -> list[CostTable]:
     """Tables of one model: the same layers are joined in all."""
     tables = [random_table(seed, pp=pp, num_layers=5, num_choices=3, tightness=1.2) for pp in (1, 3)]
-    return [replace(table, joined=tables[0].joined) for table in tables]
+    return [replace(table, fused_to_previous=tables[0].fused_to_previous) for table in tables]
 
 
 @pytest.mark.parametrize("name", PLANNERS)

@@ -18,9 +18,9 @@ def test_plans_on_random_tables_are_legal_and_one_for_each_uniform_strategy(seed
     plans = fasop_plans(table)
     assert len(plans) == int(table.allowed.sum())
     assert (plans.choices == plans.choices[:, :1]).all()
-    assert (plans.starts[:, 0] == 0).all()
-    assert (plans.starts.diff(dim=1) > 0).all()
-    assert not table.joined[plans.starts].any()
+    assert (plans.first_layers[:, 0] == 0).all()
+    assert (plans.first_layers.diff(dim=1) > 0).all()
+    assert not table.fused_to_previous[plans.first_layers].any()
     best = solve([table])
     cost = evaluate_batch(table, plans)
     feasible = cost.iteration_time[cost.feasible]
@@ -66,7 +66,9 @@ def test_equal_blocks_are_split_evenly() -> None:
         ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_8x4", "space=uniform", "space.pp=8"]
     )
     (table,) = build_tables(problem, outer_spaces(problem))
-    widths = torch.nn.functional.pad(fasop_plans(table).starts, (0, 1), value=table.num_layers).diff(dim=1)
+    widths = torch.nn.functional.pad(fasop_plans(table).first_layers, (0, 1), value=table.num_layers).diff(
+        dim=1
+    )
     # 50 units over 8 stages; the ends of the chain cost less or more than a block
     assert (widths[:, 1:-1] >= 5).all()
     assert (widths[:, 1:-1] <= 8).all()

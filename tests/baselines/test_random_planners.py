@@ -28,7 +28,7 @@ EVERY_MOVE = MoveWeights(layer=1, run=1, stage=1, whole=1, edge=1, outer=1, jump
 def tables_of(seed: int) -> list[CostTable]:
     """Tables of one model: the same layers are joined in all."""
     tables = [random_table(seed, pp=pp, num_layers=5, num_choices=3, tightness=0.9) for pp in (1, 3)]
-    return [replace(table, joined=tables[0].joined) for table in tables]
+    return [replace(table, fused_to_previous=tables[0].fused_to_previous) for table in tables]
 
 
 def moves_over(
@@ -41,7 +41,7 @@ def moves_over(
 def assert_legal(chains: Chains, space: PlanSpace) -> None:
     """Rising stage starts at units, as many as stages; allowed strategies; the right space."""
     table_pp = space.pp[chains.table]
-    for starts, pp in zip(chains.starts.tolist(), table_pp.tolist(), strict=True):
+    for starts, pp in zip(chains.first_layers.tolist(), table_pp.tolist(), strict=True):
         assert starts[0] == 0
         assert sorted(set(starts[:pp])) == starts[:pp]
         assert set(starts[:pp]) <= set(space.units.tolist())
@@ -50,7 +50,7 @@ def assert_legal(chains: Chains, space: PlanSpace) -> None:
     if space.kind == "uniform":
         assert (chains.choices == chains.choices[:, :1]).all()
     if space.kind == "stagewise":
-        firsts = chains.choices.gather(1, chains.starts.gather(1, chains.stages()))
+        firsts = chains.choices.gather(1, chains.first_layers.gather(1, chains.stages()))
         assert (chains.choices == firsts).all()
 
 
@@ -63,7 +63,7 @@ def test_random_plans_and_every_change_of_them_are_legal(kind: str) -> None:
         for _ in range(6):
             before, chains = chains, moves.propose(chains)
             assert_legal(chains, moves.space)
-        assert len({tuple(row) for row in before.starts.tolist()}) > 1
+        assert len({tuple(row) for row in before.first_layers.tolist()}) > 1
 
 
 def test_a_flexflow_proposal_changes_one_layer_or_moves_edges_by_one_or_changes_the_outer_choice() -> None:
@@ -71,10 +71,14 @@ def test_a_flexflow_proposal_changes_one_layer_or_moves_edges_by_one_or_changes_
     before = moves.random_plans(400)
     after = moves.propose(before)
     same_outer = (before.table == after.table) & (before.outer == after.outer)
-    layers = (before.choices != after.choices).sum(1)[same_outer & (before.starts == after.starts).all(1)]
+    layers = (before.choices != after.choices).sum(1)[
+        same_outer & (before.first_layers == after.first_layers).all(1)
+    ]
     assert int(layers.max()) == 1
     same_table = before.table == after.table
-    assert int((before.starts - after.starts).abs()[same_table].max()) <= 2  # joined layers move together
+    assert (
+        int((before.first_layers - after.first_layers).abs()[same_table].max()) <= 2
+    )  # joined layers move together
 
 
 def test_the_metropolis_rule_at_its_two_ends_and_at_one_hand_worked_temperature() -> None:

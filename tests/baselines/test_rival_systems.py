@@ -46,17 +46,17 @@ def hand_table(seconds: list[float], pp: int, count: int, **changes: object) -> 
         random_table(0, pp=pp, num_layers=layers, num_choices=1, num_layouts=1, num_outer=1),
         num_micro_batches=torch.tensor([count]), choices=(LayerStrategy(1, 1),), layout=torch.tensor([0]),
         allowed=torch.ones(1, 1, dtype=torch.bool), stage_kind=stages, boundary_kind=stages[1:],
-        joined=torch.zeros(layers, dtype=torch.bool), capacity=torch.ones(pp, dtype=torch.float64),
+        fused_to_previous=torch.zeros(layers, dtype=torch.bool), capacity=torch.ones(pp, dtype=torch.float64),
         forward=torch.tensor(seconds).double().view(1, 1, -1, 1), reshard=pairs, p2p=pairs,
         **dict.fromkeys(("backward", "sync"), zero.unsqueeze(1)),
-        **dict.fromkeys(("once", "static", "activation", "working"), zero),
+        **dict.fromkeys(("per_iteration", "static", "activation", "working"), zero),
     )  # fmt: skip
     return replace(table, **changes)  # type: ignore[arg-type]
 
 
 def starts_of(result: TableResult) -> list[int]:
     assert result.plans is not None
-    return list(result.plans.starts[0].tolist())
+    return list(result.plans.first_layers[0].tolist())
 
 
 @pytest.mark.parametrize("module", [alpa, galvatron])
@@ -64,7 +64,7 @@ def test_without_a_pipeline_the_programs_inside_a_stage_reach_the_optimum(module
     for seed in range(6):
         # no joined layers: Alpa's clusters are single ones
         table = random_table(seed, pp=1, num_layers=5, num_choices=3, tightness=0.9)
-        tables = [replace(table, joined=torch.zeros(5, dtype=torch.bool))]
+        tables = [replace(table, fused_to_previous=torch.zeros(5, dtype=torch.bool))]
         best = brute_force(tables, "layerwise")
         if best.best is not None:
             assert module.solve(tables, "layerwise").cost == pytest.approx(best.cost, rel=1e-6)
@@ -78,7 +78,7 @@ def test_the_seconds_and_the_memory_of_uniform_stages_are_those_of_evaluate() ->
                 stages = UniformStages(outer.costs, choice)
                 seconds, sync, fits = stages.seconds(), stages.sync(), stages.fits()
                 for cut in combinations(range(1, 6), 2):
-                    if table.joined[list(cut)].any():
+                    if table.fused_to_previous[list(cut)].any():
                         continue
                     spans = list(zip((0, *cut), (*cut, 7), strict=True))
                     cost = evaluate_batch(table, outer.uniform([0, *cut], choice))
@@ -111,9 +111,9 @@ def test_pipedream_balances_the_slowest_stage_by_hand() -> None:
     # 1 + 2 + 3 against 4 is better than 1 + 2 against 3 + 4
     assert starts_of(pipedream.solve([hand_table([1, 2, 3, 4], 2, 8)], "uniform")) == [0, 3]
     # a dear boundary after the third layer: 6 | 4 + 4 is slower than 3 | 7
-    dear = torch.zeros(1, 1, 3, 1, 1, dtype=torch.float64)
-    dear[:, :, 2] = 4.0
-    assert starts_of(pipedream.solve([hand_table([1, 2, 3, 4], 2, 8, p2p=dear)], "uniform")) == [0, 2]
+    expensive = torch.zeros(1, 1, 3, 1, 1, dtype=torch.float64)
+    expensive[:, :, 2] = 4.0
+    assert starts_of(pipedream.solve([hand_table([1, 2, 3, 4], 2, 8, p2p=expensive)], "uniform")) == [0, 2]
 
 
 def test_dapple_weighs_the_sum_against_the_bottleneck_by_hand() -> None:
@@ -164,9 +164,9 @@ def recompute_table(slower: list[float], freed: list[float], capacity: float) ->
         num_micro_batches=torch.tensor([1]), layout=torch.tensor([0, 0]),
         choices=(LayerStrategy(1, 1), LayerStrategy(1, 1, recompute="full")),
         allowed=torch.ones(1, 2, dtype=torch.bool), stage_kind=torch.tensor([0]),
-        joined=torch.zeros(3, dtype=torch.bool),
+        fused_to_previous=torch.zeros(3, dtype=torch.bool),
         forward=forward.view(1, 1, 3, 2), activation=activation.view(1, 3, 2),
-        **{name: torch.zeros(1, 3, 2, dtype=torch.float64) for name in ("once", "static", "working")},
+        **{n: torch.zeros(1, 3, 2, dtype=torch.float64) for n in ("per_iteration", "static", "working")},
         **{name: torch.zeros(1, 1, 3, 2, dtype=torch.float64) for name in ("backward", "sync")},
         reshard=torch.zeros(1, 1, 2, 1, 1, dtype=torch.float64), in_flight=torch.ones(1, 1).double(),
         capacity=torch.tensor([capacity]).double(),

@@ -29,8 +29,8 @@ def test_rounding_errs_by_at_most_half_a_level_of_its_block(bits: int, seed: int
 
 
 def test_rounding_twice_is_rounding_once_and_zeros_stay_zero() -> None:
-    once = round_blocks(numbers(0, 2, 128), 4)
-    torch.testing.assert_close(round_blocks(once, 4), once)
+    per_iteration = round_blocks(numbers(0, 2, 128), 4)
+    torch.testing.assert_close(round_blocks(per_iteration, 4), per_iteration)
     assert not round_blocks(torch.zeros(2, 70), 2).any()
 
 

@@ -117,12 +117,13 @@ def brute_force(number: int, known: LogSteps) -> float:
 
 def test_free_bits_make_the_learned_optimum_the_fastest_plan_and_dear_bits_the_exact_one() -> None:
     zero = LogSteps.zero(SPACE.forward_pairs, SPACE.gradient_pairs, SPACE.num_blocks, [8])
-    free, dear = learned_optimum(SPACE, zero, 60.0), learned_optimum(SPACE, prices(0, 1e3), 60.0)
+    free, expensive = learned_optimum(SPACE, zero, 60.0), learned_optimum(SPACE, prices(0, 1e3), 60.0)
     assert free.plan is not None
-    assert dear.plan is not None
-    assert free.plan.seconds < dear.plan.seconds
+    assert expensive.plan is not None
+    assert free.plan.seconds < expensive.plan.seconds
     assert all(
-        candidate.lossless for candidate in SPACE.blocks_of(SPACE.to_plan(dear.plan.table, dear.plan.plans))
+        candidate.lossless
+        for candidate in SPACE.blocks_of(SPACE.to_plan(expensive.plan.table, expensive.plan.plans))
     )
 
 

@@ -148,9 +148,9 @@ def test_tensor_parallel_groups_wider_than_a_node_of_four_are_priced_and_searche
     found = evaluate(Plan(2, (0, LAYERS), (strategy,) * LAYERS), problem).breakdown_s["tensor_parallel"]
     four, two = (torch.tensor([x], dtype=torch.float64) for x in (4.0, 2.0))
     size = 2 * 64 * (16 * 64 / 2) * torch.ones(1, dtype=torch.float64)
-    once = 2 * float(reduce_scatter(size, RingGroup(four, two, four), group.intra_node, inter))
+    per_iteration = 2 * float(reduce_scatter(size, RingGroup(four, two, four), group.intra_node, inter))
     count = sum(layer.tp_collectives + layer.tp_collectives_backward for layer in problem.model.layers)
-    assert found == pytest.approx(2 * count * once, rel=1e-9)
+    assert found == pytest.approx(2 * count * per_iteration, rel=1e-9)
 
 
 def test_a_context_group_that_leaves_a_node_takes_the_nodes_own_link() -> None:

@@ -188,8 +188,8 @@ def test_deepseek_v3_keeps_the_published_bytes() -> None:
     table, _, _ = hard_plan(plan, problem)
     mine = [i for i, stage in enumerate(plan.stage_of_layer) if stage == 1]
     states = float(sum(table.static[0, i, 0] for i in mine))
-    flight = table.in_flight[0]
-    kept = float(sum(flight[plan.chunk_of_layer[i]] * table.activation[0, i, 0] for i in mine))
+    in_flight = table.in_flight[0]
+    kept = float(sum(in_flight[plan.chunk_of_layer[i]] * table.activation[0, i, 0] for i in mine))
     # the report says GB; its parts match 16 expert layers in units of 2^30 bytes, as memory tools print
     assert states / GIB == pytest.approx(36.4 + 32.1, rel=0.02)
     assert kept / GIB == pytest.approx(131.0, rel=0.05)

@@ -23,7 +23,7 @@ def random_rows(rng: np.random.Generator, count: int, stages: int, layers: int, 
         kept=kept,
         activation=prefix(count),
         working=working,
-        flight=np.tile(np.arange(stages, 0, -1.0), (count, 1)),
+        in_flight=np.tile(np.arange(stages, 0, -1.0), (count, 1)),
         capacity=rng.uniform(0.8, 1.2, (count, stages)) * room * kept[:, -1:],
         sync=np.zeros((count, stages, layers + 1)),
         later=rng.integers(0, 8, count).astype(float),
@@ -46,7 +46,7 @@ def brute_force(rows: Rows, row: int, starts: np.ndarray[tuple[int], np.dtype[np
         ]
         memory = [
             rows.kept[row, j] - rows.kept[row, i] + rows.working[row, i:j].max()
-            + rows.flight[row, k] * (rows.activation[row, j] - rows.activation[row, i])
+            + rows.in_flight[row, k] * (rows.activation[row, j] - rows.activation[row, i])
             for k, (i, j) in enumerate(edges)
         ]  # fmt: skip
         if all(used <= rows.capacity[row, k] for k, used in enumerate(memory)):
@@ -68,9 +68,9 @@ def test_the_best_splits_equal_brute_force_over_all_splits(stages: int, room: fl
     np.testing.assert_allclose(found.cost, expected, rtol=1e-12)
     assert np.isfinite(expected).any()
     for row in np.flatnonzero(np.isfinite(expected)):
-        assert found.starts[row, 0] == 0
-        assert starts[found.starts[row]].all()
-        assert (np.diff([*found.starts[row], 7]) > 0).all()
+        assert found.first_layers[row, 0] == 0
+        assert starts[found.first_layers[row]].all()
+        assert (np.diff([*found.first_layers[row], 7]) > 0).all()
 
 
 def test_more_stages_than_layers_have_no_split() -> None:

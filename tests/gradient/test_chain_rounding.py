@@ -23,7 +23,7 @@ def price(table: CostTable, plans: HardPlans, slope: torch.Tensor, price: torch.
             kind = int(table.stage_kind[stage])
             total += float(slope[row, stage] * table.time[outer, kind, layer, choice])
             total += float(table.sync[outer, kind, layer, choice]) / table.pp
-            total += float(table.once[outer, layer, choice])
+            total += float(table.per_iteration[outer, layer, choice])
             held = table.static[outer, layer, choice]
             held = held + table.in_flight[outer, stage] * table.activation[outer, layer, choice]
             total += float(price[row, stage] * held)
@@ -50,11 +50,11 @@ def test_no_other_strategies_cost_less_under_the_prices(seed: int) -> None:
     best = best_paths(plan, table, slope, cents)
     every = torch.tensor(list(product(range(3), repeat=4)))
     count = len(every)
-    others = HardPlans(plan.outer.expand(count), every, plan.starts.expand(count, -1))
+    others = HardPlans(plan.outer.expand(count), every, plan.first_layers.expand(count, -1))
     runs = table.runs(table.stage_kind[others.stages()], every).all(1)
     values = price(table, others, slope.expand(count, -1), cents.expand(count, -1))[runs]
     assert price(table, best, slope, cents)[0] == pytest.approx(float(values.min()), rel=1e-12)
-    assert best.starts.equal(plan.starts)
+    assert best.first_layers.equal(plan.first_layers)
 
 
 def test_the_slowest_stage_counts_for_every_micro_batch_and_memory_costs_where_it_is_short() -> None:

@@ -90,7 +90,16 @@ def test_equal_node_groups_give_exactly_the_answer_of_one_group(mode: str) -> No
     tables, again = (build_tables(p, outer_spaces(p)) for p in (one, two))
     assert len(tables) == len(again)
     for table, other in zip(tables, again, strict=True):
-        for name in ("forward", "backward", "sync", "once", "reshard", "p2p", "capacity", "stage_kind"):
+        for name in (
+            "forward",
+            "backward",
+            "sync",
+            "per_iteration",
+            "reshard",
+            "p2p",
+            "capacity",
+            "stage_kind",
+        ):
             assert torch.equal(getattr(table, name), getattr(other, name)), name
     first, second = solve(tables, mode), solve(again, mode)
     assert first.cost == second.cost

@@ -51,7 +51,7 @@ def test_hardened_plans_are_legal(toy_problem: Problem, seed: int) -> None:
         )
         plans = harden(weights, edges, table)
         assert table.allowed[plans.outer.unsqueeze(1), plans.choices].all()
-        assert not table.joined[plans.starts].any()
+        assert not table.fused_to_previous[plans.first_layers].any()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -80,7 +80,7 @@ def _all_starts(table: CostTable) -> list[list[int]]:
         for starts in product(layers, repeat=table.pp)
         if starts[0] == 0
         and all(a < b for a, b in pairwise(starts))
-        and not any(bool(table.joined[s]) for s in starts)
+        and not any(bool(table.fused_to_previous[s]) for s in starts)
     ]
 
 
@@ -103,7 +103,7 @@ def test_repartition_finds_the_smallest_bottleneck_of_given_strategies(seed: int
 def test_stage_solver_equals_brute_force(seed: int) -> None:
     (table,) = _tables(seed)
     plan = random_plans(table, 1, torch.Generator().manual_seed(seed))
-    outer, bounds = int(plan.outer[0]), [*plan.starts[0].tolist(), table.num_layers]
+    outer, bounds = int(plan.outer[0]), [*plan.first_layers[0].tolist(), table.num_layers]
     solver, current = StageSolver(table, outer), plan.choices[0].tolist()
     legal = torch.nonzero(table.allowed[outer]).flatten().tolist()
     for stage in range(table.pp):
@@ -112,14 +112,20 @@ def test_stage_solver_equals_brute_force(seed: int) -> None:
         cost = evaluate_batch(
             table,
             HardPlans(
-                plan.outer.expand(len(trials)), torch.tensor(trials), plan.starts.expand(len(trials), -1)
+                plan.outer.expand(len(trials)),
+                torch.tensor(trials),
+                plan.first_layers.expand(len(trials), -1),
             ),
         )
         fits = cost.memory[:, stage] <= table.capacity[stage]
         count = float(table.num_micro_batches[outer])
         following = cost.stage_seconds[:, min(stage + 1, table.pp - 1)] * (stage + 1 < table.pp)
-        once = table.once[outer, torch.arange(table.num_layers), torch.tensor(trials)].sum(1)
-        value = count * (cost.stage_seconds[:, stage] + following) + cost.sync_seconds[:, stage] + once
+        per_iteration = table.per_iteration[outer, torch.arange(table.num_layers), torch.tensor(trials)].sum(
+            1
+        )
+        value = (
+            count * (cost.stage_seconds[:, stage] + following) + cost.sync_seconds[:, stage] + per_iteration
+        )
         before = int(table.layout[current[first - 1]]) if first else -1
         after = int(table.layout[current[end]]) if end < table.num_layers else -1
         answers = solver.solve(stage, first, end, before, after)
@@ -137,7 +143,7 @@ def test_resolved_plans_keep_the_edges_and_contain_the_plan_itself(seed: int) ->
     plan = random_plans(table, 1, torch.Generator().manual_seed(seed))
     solver = StageSolver(table, int(plan.outer[0]))
     for candidates in (resolved_stages(solver, plan), resolved_chain(solver, plan)):
-        assert (candidates.starts == plan.starts).all()
+        assert (candidates.first_layers == plan.first_layers).all()
         assert candidates.choices[0].tolist() == plan.choices[0].tolist()
 
 
@@ -151,7 +157,7 @@ def test_repair_brings_an_overfull_plan_under_the_memory() -> None:
     assert not bool(evaluate_batch(table, plan).feasible[0])
     fixed, cost = repair(table, plan, float("inf"))
     assert bool(cost.feasible[0])
-    assert fixed.starts.tolist() == starts.tolist()
+    assert fixed.first_layers.tolist() == starts.tolist()
 
 
 def test_dominated_strategies_are_dropped_without_loss(llama_problem: Problem) -> None:
@@ -173,5 +179,5 @@ def test_tidying_changes_names_but_not_the_cost(default_problem: Problem) -> Non
             before, after = evaluate_batch(table, plan), evaluate_batch(table, tidied)
             assert float(after.iteration_time[0]) == float(before.iteration_time[0])
             assert after.memory.tolist() == before.memory.tolist()
-        same = HardPlans(plans.outer[:1], plans.choices[:1] * 0, plans.starts[:1])
+        same = HardPlans(plans.outer[:1], plans.choices[:1] * 0, plans.first_layers[:1])
         assert canonical(table, same).choices.tolist() == same.choices.tolist()

@@ -45,6 +45,6 @@ def test_a_polished_plan_of_a_simulated_pipeline_has_no_better_neighbour() -> No
     plan, seconds, _ = polish(table, start, "uniform", thorough=False)
     assert seconds <= float(evaluate_batch(table, start).iteration_time[0])
     changed = plan.choices.new_tensor(range(len(table.choices))).unsqueeze(1).expand(-1, table.num_layers)
-    others = type(plan)(plan.outer.expand(len(changed)), changed, plan.starts.expand(len(changed), -1))
+    others = type(plan)(plan.outer.expand(len(changed)), changed, plan.first_layers.expand(len(changed), -1))
     cost = evaluate_batch(table, others)
     assert (cost.iteration_time[cost.feasible] >= seconds * (1 - 1e-9)).all()

@@ -94,7 +94,7 @@ def test_a_carried_over_plan_is_legal_and_the_same_where_it_can_be(kind: str) ->
     if kind == "uniform":
         plan = replace(plan, choices=plan.choices[:, :1].expand(-1, 7))
     if kind == "stagewise":
-        plan = replace(plan, choices=plan.choices.gather(1, plan.starts.gather(1, plan.stages())))
+        plan = replace(plan, choices=plan.choices.gather(1, plan.first_layers.gather(1, plan.stages())))
     old = plan.to_plan(0, tables[0])
     for table in tables:
         carried = carried_over(old, table, kind)
@@ -118,7 +118,7 @@ def test_restarts_begin_at_the_known_plan() -> None:
     group.begin_near(plans, 3.0)
     half = problem.config.search.num_restarts // 2
     assert torch.equal(group.logits[:, :half].argmax(-1), plans.choices.unsqueeze(1).expand(-1, half, -1))
-    starts = torch.searchsorted(group.units, plans.starts[:, 1:].contiguous())
+    starts = torch.searchsorted(group.units, plans.first_layers[:, 1:].contiguous())
     assert ((group.edges[:, 0] - starts).abs() < 1.0).all()
 
 

@@ -129,13 +129,13 @@ def test_a_prediction_module_adds_a_block_a_product_and_three_norms() -> None:
 
 def test_later_modules_and_a_tied_head_share_the_first_ones_table_and_stage() -> None:
     untied = load_problem([*PREDICTION, "model.mtp_num_layers=2"]).model.layers
-    assert [(layer.joined, layer.vocabulary_parameters) for layer in untied[-4:-1]] == [
+    assert [(layer.fused_to_previous, layer.vocabulary_parameters) for layer in untied[-4:-1]] == [
         (False, 64),
         (True, 0),
         (False, 64),
     ]
     tied = load_problem([*TOY, "model.mtp_num_layers=1"]).model
-    assert [(layer.joined, layer.vocabulary_parameters) for layer in tied.layers[-3:-1]] == [
+    assert [(layer.fused_to_previous, layer.vocabulary_parameters) for layer in tied.layers[-3:-1]] == [
         (False, 0),
         (True, 64),
     ]

@@ -51,9 +51,11 @@ def test_racks_are_joined_by_the_network() -> None:
 def test_a_domain_is_never_slower_than_its_nodes_alone_and_equals_them_at_one_node() -> None:
     # without latencies: a flat ring of 64 has more steps than rings of 4 and 16
     still = ["cluster.nodes.0.intra_node.latency_us=0", "cluster.inter_node.latency_us=0"]
-    joined, apart, one = (_problem(*still, f"cluster.nvlink_domain_gpus={own}") for own in (72, "null", 4))
-    space = next(space for space in outer_spaces(joined) if space.pp == 2)
-    tables = [build_table(problem, space) for problem in (joined, apart, one)]
+    fused_to_previous, apart, one = (
+        _problem(*still, f"cluster.nvlink_domain_gpus={own}") for own in (72, "null", 4)
+    )
+    space = next(space for space in outer_spaces(fused_to_previous) if space.pp == 2)
+    tables = [build_table(problem, space) for problem in (fused_to_previous, apart, one)]
     plans = random_plans(tables[0], 40, torch.Generator().manual_seed(3))
     seconds = [evaluate_batch(table, plans).iteration_time for table in tables]
     assert (seconds[0] <= seconds[1] * (1 + 1e-12)).all()

@@ -8,7 +8,7 @@ from darts_parallel.cost.table import CostTable
 
 def random_plans(table: CostTable, count: int, rng: torch.Generator) -> HardPlans:
     """`count` plans of every outer choice in turn: random strategies, random stage starts."""
-    units = unit_starts(table.joined)
+    units = unit_starts(table.fused_to_previous)
     outer = torch.arange(count) % table.num_outer
     starts = []
     for _ in range(count):

@@ -38,7 +38,7 @@ def random_table(
     kinds, borders = 1 + int(rand(1) * 2), 1 + int(rand(1) * 2)
     like = _layer_pattern(num_layers, equal_layers, rng)
     by_layer = {name: rand(num_outer, num_layers, num_choices)[:, like]
-                for name in ("once", "static", "activation", "working")}  # fmt: skip
+                for name in ("per_iteration", "static", "activation", "working")}  # fmt: skip
     by_kind = {name: rand(num_outer, kinds, num_layers, num_choices)[:, :, like]
                for name in ("forward", "backward", "sync")}  # fmt: skip
     pair_like = like[1:]
@@ -47,12 +47,14 @@ def random_table(
     counts = torch.tensor(sorted({1, 2, 3, 6}))[torch.randperm(4, generator=rng)[:num_outer]]
     in_flight = torch.minimum(pp - torch.arange(pp), counts.unsqueeze(1)).to(torch.float64)
     capacity = _capacity(by_layer, in_flight, tightness) * (0.9 + 0.4 * rand(pp))
-    joined = torch.zeros(num_layers, dtype=torch.bool)
-    joined[-1] = bool(rand(1) < 0.5)
+    fused_to_previous = torch.zeros(num_layers, dtype=torch.bool)
+    fused_to_previous[-1] = bool(rand(1) < 0.5)
     allowed = rand(num_outer, num_choices) < 0.85
     allowed[torch.arange(num_outer), torch.randint(num_choices, (num_outer,), generator=rng)] = True
     layout = torch.cat([torch.arange(num_layouts), torch.randint(num_layouts, (num_choices,), generator=rng)])
-    by_layer["once"] = by_layer["once"] * (torch.arange(num_layers) == 0).unsqueeze(1) * float(rand(1) < 0.5)
+    by_layer["per_iteration"] = (
+        by_layer["per_iteration"] * (torch.arange(num_layers) == 0).unsqueeze(1) * float(rand(1) < 0.5)
+    )
     return CostTable(
         num_micro_batches=counts,
         choices=tuple(LayerStrategy(1, c + 1) for c in range(num_choices)),
@@ -60,7 +62,7 @@ def random_table(
         allowed=allowed,
         stage_kind=torch.randint(kinds, (pp,), generator=rng),
         boundary_kind=torch.randint(borders, (pp - 1,), generator=rng),
-        joined=joined,
+        fused_to_previous=fused_to_previous,
         reshard=reshard * float(rand(1) < 0.8),
         p2p=0.3 * rand(num_outer, borders, num_layers, num_layouts, num_layouts)[:, :, pair_like],
         capacity=capacity,

@@ -23,7 +23,16 @@ from darts_parallel.problem.problem import Problem
 
 FIRST_BLOCK = 1
 """Layer of the first block; the embedding comes before it."""
-BY_LAYER = ("forward", "backward", "weight_gradient", "sync", "once", "static", "activation", "working")
+BY_LAYER = (
+    "forward",
+    "backward",
+    "weight_gradient",
+    "sync",
+    "per_iteration",
+    "static",
+    "activation",
+    "working",
+)
 """Fields of a cost table that end with the axes layer and strategy."""
 Bits = tuple[int, int]
 """Bits of a layer's tensor-parallel sums and of its gradients."""
@@ -226,8 +235,8 @@ def _without_dominated(table: CostTable) -> CostTable:
 
 def _always_fits(table: CostTable) -> bool:
     """Whether the heaviest strategies of all layers fit a single device of the smallest memory."""
-    flight = table.in_flight.amax(1, keepdim=True)
-    kept = table.static.amax(-1) + flight * table.activation.amax(-1)
+    in_flight = table.in_flight.amax(1, keepdim=True)
+    kept = table.static.amax(-1) + in_flight * table.activation.amax(-1)
     return bool((kept.sum(1) + table.working.amax((-2, -1)) <= table.capacity.min()).all())
 
 

@@ -82,7 +82,7 @@ class _Batch:
 
     def _priced(self, table: CostTable, price: float) -> CostTable:
         steps = self.log_steps.on_choices(table.choices, table.num_layers, FIRST_BLOCK)
-        return replace(table, once=table.once + price * steps)
+        return replace(table, per_iteration=table.per_iteration + price * steps)
 
 
 def learned_optimum(space: JointSpace, log_steps: LogSteps, budget: float) -> LearnedOptimum:
