@@ -28,7 +28,7 @@ SCHEDULE_PLANNERS = {
         Planner("even_split"),
         Planner("min_max_chunks"),
         Planner("bottleneck_moves", layerwise=True),
-        *(PLANNERS[name] for name in ("random_search", "annealing", "flexflow")),
+        *(PLANNERS[name] for name in ("random_search", "annealing", "flexflow", "evolution")),
     )
 }
 """Rivals where the schedule is a choice and a device holds chunks: those that read no closed form."""

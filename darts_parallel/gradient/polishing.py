@@ -77,7 +77,7 @@ def polish(
     if kind == "layerwise" and thorough:
         levels.append(lambda current: _pairs(table, current))
     best = float(evaluate_batch(table, plan).iteration_time[0])
-    screen, level = MoveScreen(table), 0
+    screen, level = MoveScreen(table, stop), 0
     while level < len(levels) and not stop():
         candidates = levels[level](plan)
         times = screen.seconds(candidates, best)

@@ -7,6 +7,7 @@ gain gives a path more. When none is left the whole neighbourhood has been asked
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +29,8 @@ class MoveScreen:
     """Prices hard plans of one table against the best known."""
 
     table: CostTable
+    stop: Callable[[], bool] = lambda: False
+    """Asked after every batch; true leaves the rest of a neighbourhood unasked."""
     simulated: int = field(default=0, init=False)
     """Plans whose true cost was worked out."""
     paths: dict[int, list[Criticalities]] = field(default_factory=lambda: defaultdict(list), init=False)
@@ -62,7 +65,7 @@ class MoveScreen:
             self.simulated += len(batch)
             result[batch] = torch.where(times < best, times, torch.inf)
             self._remember(some[times.argmin().unsqueeze(0)])
-            if bool((times < best).any()):
+            if bool((times < best).any()) or self.stop():
                 break
             left, size = left[rest], 2 * size
             newest = self._bounds(plans[left], reading.sync[left], reading.per_iteration[left], newest=True)

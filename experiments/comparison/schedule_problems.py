@@ -1,17 +1,19 @@
-"""Twelve problems whose schedule is free: layers that do not divide, large vocabularies, mixed GPUs.
+"""Fourteen problems whose schedule is free: layers that differ or do not divide, tight memory, mixed GPUs.
 
-Each pins what the trainer's user knows (degrees, micro-batches) and leaves schedules, chunks of any number of
-layers and every layer's recomputation open.
+Each pins what the trainer's user knows (degrees, micro-batches) and leaves schedules, chunks of any number
+of layers and every layer's recomputation open. Where NVIDIA publishes how it cuts the model, the number of
+chunks of that cut is among the free ones.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from darts_parallel.cost.table import CostTable
-from darts_parallel.problem.problem import load_problem
+from darts_parallel.problem.problem import Problem, load_problem
 from experiments.comparison.problems import tables_of, tight
 
 SCHEDULES = "space.schedules=[1f1b,interleaved,zero_bubble_h1,zero_bubble_v,v_half,v_min]"
-FREE = ("space.zero_stage=1", "space.sequence_parallel=false", "space.recompute=[none,full]", SCHEDULES)
+FREE = ("space.zero_stage=1", "space.recompute=[none,full]", SCHEDULES)
 
 
 @dataclass(frozen=True)
@@ -23,40 +25,83 @@ class ScheduleCase:
     """Overrides beside `FREE`."""
     little_memory: bool = False
     space: str = "layerwise"
+    layout: str = ""
+    """How NVIDIA cuts the model, as `--pipeline-model-parallel-layout` writes it; empty: not published."""
+
+    @cached_property
+    def problem(self) -> Problem:
+        """Model, cluster, job and space."""
+        problem = load_problem([*self.given, *FREE])
+        return tight(problem) if self.little_memory else problem
 
     def tables(self) -> tuple[CostTable, ...]:
         """Cost tables of all schedules."""
-        problem = load_problem([*self.given, *FREE])
-        return tables_of(tight(problem) if self.little_memory else problem)
-
-
-def _llama(name: str, layers: int, pp: int, count: int, cluster: str = "h100_1x8") -> ScheduleCase:
-    model = ("model=llama3_8b", "training=llama3_8b", f"model.num_layers={layers}", f"cluster={cluster}")
-    # micro-batches of one sequence on every pipeline
-    return ScheduleCase(name, (*model, f"training.global_batch_size={count}", *_pins(pp, count)))
+        return tables_of(self.problem)
 
 
 def _pins(pp: int, count: int, tp: int = 1) -> tuple[str, ...]:
-    return (f"space.pp={pp}", f"space.tp={tp}", f"space.num_micro_batches={count}")
+    degrees = (f"space.pp={pp}", f"space.tp={tp}", f"space.num_micro_batches={count}")
+    return (*degrees, f"space.sequence_parallel={str(tp > 1).lower()}")
 
 
+def _model(name: str, cluster: str, *more: str) -> tuple[str, ...]:
+    return (f"model={name}", f"training={name}", f"cluster={cluster}", *more)
+
+
+def _batch(size: int) -> str:
+    return f"training.global_batch_size={size}"
+
+
+def _llama(name: str, layers: int, pp: int, count: int) -> ScheduleCase:
+    # micro-batches of one sequence on every pipeline
+    given = _model("llama3_8b", "h100_1x8", f"model.num_layers={layers}", _batch(count))
+    return ScheduleCase(name, (*given, *_pins(pp, count)))
+
+
+DEEPSEEK_V3 = "Et*3|(tt|)*29,m|L"
+"""16 pipeline stages of 2 chunks (Megatron-LM, docs/user-guide/features/pipeline_parallel_layout.md)."""
+LLAMA3_70B = "Et*4|(t*4|)*18t*4L"
+"""4 stages of 5 equal chunks on 64 H100 (Megatron-Bridge, scripts/performance/configs/llama/
+llama3_workload_base_configs.py, LLAMA3_70B_PRETRAIN_CONFIG_H100_BF16_V1)."""
+LLAMA31_405B = "Et|(tt|)*62tL"
+"""8 stages of 8 chunks on 1,024 H100 (llama31_workload_base_configs.py of the same folder,
+LLAMA31_405B_PRETRAIN_CONFIG_H100_BF16_V1); its recipe counts embedding and loss as a block each
+(`account_for_embedding_in_pipeline_split`), so that 126 + 2 divide by 64."""
+
+LLAMA2 = _model("llama2_7b", "h100_1x8", _batch(32))
+T5 = _model("t5_1_3b", "a10_4x4")
 GPT = ("model=gpt2_xl", "training=gpt2_xl")
-LLAMA2 = ("model=llama2_7b", "training=llama2_7b", "training.global_batch_size=32")
-T5 = ("model=t5_1_3b", "training=t5_1_3b")
-MIXED = ("cluster=a10_a100_mixed",)
 
 CASES: tuple[ScheduleCase, ...] = (
-    ScheduleCase("large vocabulary, 32 layers", (*LLAMA2, "model.vocab_size=256000", "cluster=h100_1x8",
-                                                 *_pins(8, 16))),
-    ScheduleCase("small vocabulary, 32 layers", (*LLAMA2, "cluster=h100_1x8", *_pins(8, 32))),
+    ScheduleCase("hybrid, Nemotron-H 8B", (*_model("nemotron_h_8b", "h100_1x8", _batch(16)), *_pins(8, 16))),
+    ScheduleCase("hybrid, Nemotron-H 56B", (*_model("nemotron_h_56b", "h100_8x8", _batch(16)),
+                                            *_pins(8, 16, 8))),
+    ScheduleCase("multi-token prediction, DeepSeek-V3",
+                 (*_model("deepseek_v3", "h100_128x8", _batch(2048), "model.mtp_num_layers=1", "space.ep=64",
+                          "space.virtual_stages=[1,2]"), *_pins(16, 32)), layout=DEEPSEEK_V3),
+    ScheduleCase("large vocabulary, sliding windows, Gemma 3 27B",
+                 (*_model("gemma3_27b", "h100_8x8", _batch(16)), *_pins(8, 16, 8))),
+    ScheduleCase("large vocabulary, 32 layers", (*LLAMA2, "model.vocab_size=256000", *_pins(8, 16))),
     _llama("43 layers", 43, 8, 16),
     _llama("61 layers", 61, 8, 32),
     _llama("78 layers", 78, 8, 16),
     replace(_llama("61 layers, tight memory", 61, 8, 16), little_memory=True),
-    _llama("43 layers, few micro-batches", 43, 8, 8),
-    ScheduleCase("encoder-decoder", (*T5, "cluster=a10_4x4", *_pins(8, 16))),
-    ScheduleCase("encoder-decoder, 4 stages", (*T5, "cluster=a10_4x4", *_pins(4, 8))),
-    ScheduleCase("48 layers on a slow network", (*GPT, "cluster=a10_4x4", *_pins(8, 16))),
-    ScheduleCase("48 layers, tight memory", (*GPT, "cluster=a10_4x4", *_pins(8, 16)), little_memory=True),
-    ScheduleCase("mixed GPUs", (*GPT, *MIXED, *_pins(8, 16))),
+    ScheduleCase("encoder-decoder, T5", (*T5, *_pins(8, 16))),
+    ScheduleCase("48 layers, tight memory, slow network", (*GPT, "cluster=a10_4x4", *_pins(8, 16)),
+                 little_memory=True),
+    ScheduleCase("mixed GPUs", (*GPT, "cluster=a10_a100_mixed", *_pins(8, 16))),
+    ScheduleCase("Llama 3 70B", (*_model("llama3_70b", "h100_8x8", _batch(32), "space.cp=2",
+                                         "space.virtual_stages=[1,2,5]"), *_pins(4, 16, 4)),
+                 layout=LLAMA3_70B),
+    ScheduleCase("Llama 3.1 405B", (*_model("llama3_405b", "h100_128x8", _batch(128), "space.cp=2",
+                                            "space.virtual_stages=[1,2,8]"), *_pins(8, 16, 8)),
+                 layout=LLAMA31_405B),
 )  # fmt: skip
+
+
+def small_case(name: str, pp: int, count: int) -> ScheduleCase:
+    """The problem of a name with a short pipeline and few micro-batches, one sequence each."""
+    case = next(case for case in CASES if case.name == name)
+    gpus = 8 // pp
+    given = (*case.given, f"space.pp={pp}", f"space.num_micro_batches={count}", _batch(count * gpus))
+    return ScheduleCase(f"{name}, {pp} devices, {count} micro-batches", given)

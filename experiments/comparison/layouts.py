@@ -1,0 +1,82 @@
+"""Cuts of a model that are not searched: layout strings that trainers publish, and Megatron-LM's own rule."""
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.table import CostTable
+from darts_parallel.problem.model import LayerSpec
+
+SYMBOLS = {"embedding": "E", "mtp": "m", "mtp_again": "m", "head": "L"}
+"""Letter of a kind of layer in a layout; blocks of every other kind are `t`."""
+OWN = ("1f1b", "interleaved")
+"""Schedules of Megatron-LM."""
+
+
+def chunks_of(layout: str) -> list[str]:
+    """The symbols of every chunk of a layout, e.g. `Ettt`, `tt`, `m`, `L`.
+
+    Args:
+        layout: As Megatron-LM's `--pipeline-model-parallel-layout` takes it: chunks are parted by `|`, `x*3`
+            and `(tt|)*3` repeat, commas mean nothing.
+    """
+    text = layout.replace(",", "")
+    for pattern in (r"\(([^()]*)\)\*(\d+)", r"([A-Za-z])\*(\d+)"):
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+    return text.split("|")
+
+
+def first_layers(chunks: Sequence[str], layers: Sequence[LayerSpec]) -> list[int] | None:
+    """First layer of every chunk; None where the layout is of another model or leaves a chunk empty.
+
+    Layers that no layout names (the loss, a decoder's embedding) go with the layer before them.
+    """
+    named = [index for index, layer in enumerate(layers) if layer.kind not in ("loss", "decoder_embedding")]
+    symbols = "".join(SYMBOLS.get(layers[index].kind, "t") for index in named)
+    if "".join(chunks) != symbols or not all(chunks):
+        return None
+    return [named[first] for first in accumulate((len(chunk) for chunk in chunks[:-1]), initial=0)]
+
+
+def megatron_default(blocks: int, stages: int) -> list[str] | None:
+    """The chunks that Megatron-LM makes without a layout; None where its rules make none.
+
+    Equal numbers of blocks; else with embedding, loss or both counted as a block each
+    (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`); else a last stage
+    that is shorter than the others (`--decoder-last-pipeline-num-layers`).
+
+    Args:
+        blocks: Of the model, modules of multi-token prediction left out.
+        stages: Chunks of all devices.
+    """
+    for embedding, loss in ((0, 0), (1, 1), (0, 1), (1, 0)):
+        each, rest = divmod(blocks + embedding + loss, stages)
+        if not rest and each > max(embedding, loss):
+            inner = ["t" * each] * (stages - 2)
+            return ["E" + "t" * (each - embedding), *inner, "t" * (each - loss) + "L"]
+    each = -(-blocks // stages)
+    last = blocks - each * (stages - 1)
+    return ["E" + "t" * each, *["t" * each] * (stages - 2), "t" * last + "L"] if last > 0 else None
+
+
+def default_chunks(layers: Sequence[LayerSpec], stages: int) -> list[str] | None:
+    """`megatron_default` of a model; modules of multi-token prediction lie with the loss."""
+    depth = sum(SYMBOLS.get(layer.kind) == "m" for layer in layers)
+    named = [layer.kind for layer in layers if layer.kind not in ("loss", "decoder_embedding")]
+    chunks = megatron_default(sum(kind not in SYMBOLS for kind in named), stages)
+    return None if chunks is None else [*chunks[:-1], chunks[-1].replace("L", "m" * depth + "L")]
+
+
+def uniform_plans(table: CostTable, starts: Sequence[int]) -> HardPlans:
+    """Every outer choice with every strategy for all layers, all with the same stages.
+
+    Args:
+        table: Costs, with as many stages as `starts`.
+        starts: First layer of every stage.
+    """
+    outer, choice = torch.nonzero(table.allowed, as_tuple=True)
+    choices = choice.unsqueeze(1).expand(-1, table.num_layers)
+    return HardPlans(outer, choices, torch.tensor(starts).expand(len(outer), -1))
