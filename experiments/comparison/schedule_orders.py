@@ -78,7 +78,7 @@ def _gap(name: str, table: CostTable, plan: HardPlans, seconds: float) -> OrderG
     held = held / held.max()
     count, rule = int(table.num_micro_batches[plan.outer[0]]), evaluate_batch(table, plan)
     orders = device_orders(table.pipeline.schedule, table.pp, count, table.virtual_stages)
-    once = float(reading.once[0])
+    once = float(reading.per_iteration[0])
     seconds_of_rule = float(rule.iteration_time[0])
     stages = ilp.FixedStages(
         forward, backward - weight, weight, message, tuple(table.stage_device.tolist()),
