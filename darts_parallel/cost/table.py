@@ -6,9 +6,10 @@ given as tensors.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,59 +81,60 @@ class CostTable:
     """Costs of all layers, strategies and stages for the outer choices of one `OuterSpace`.
 
     Axes: O outer choices (numbers of micro-batches), L layers, C strategies, Y activation layouts,
-    K stages in the order of layers, Q kinds of stage, P kinds of stage boundary. Stage s lies on device
-    `s % pp`; without interleaving K = pp. float64; seconds and bytes.
+    K stages in the order of layers, Q kinds of stage, P kinds of stage boundary, D devices in a row. Stage s
+    lies on device `s % pp`; without interleaving K = D. A field's axes stand beside it, once: what selects
+    outer choices or strategies reads them. float64; seconds and bytes.
     """
 
-    num_micro_batches: Tensor
-    """Shape `(O,)`, integer."""
+    num_micro_batches: Tensor = field(metadata={"axes": "O"})
+    """Micro-batches of an iteration, integer."""
     choices: tuple[LayerStrategy, ...]
-    layout: Tensor
-    """Activation layout of every strategy, shape `(C,)`, integer in [0, Y)."""
-    allowed: Tensor
-    """Legal strategies, shape `(O, C)`, bool."""
-    stage_kind: Tensor
-    """Kind of every stage, shape `(K,)`."""
-    boundary_kind: Tensor
+    layout: Tensor = field(metadata={"axes": "C"})
+    """Activation layout of every strategy, integer in [0, Y)."""
+    allowed: Tensor = field(metadata={"axes": "OC"})
+    """Legal strategies, bool."""
+    stage_kind: Tensor = field(metadata={"axes": "K"})
+    """Kind of every stage."""
+    boundary_kind: Tensor = field(metadata={"axes": "K"})
     """Kind of the boundary before stage k + 1, shape `(K - 1,)`."""
-    fused_to_previous: Tensor
-    """Layers that cannot begin a stage, shape `(L,)`, bool."""
-    forward: Tensor
-    """Seconds of one micro-batch, shape `(O, Q, L, C)`."""
-    backward: Tensor
-    """The same."""
-    weight_gradient: Tensor
-    """The part of `backward` that only the optimizer waits for, the same shape."""
-    sync: Tensor
-    """Seconds per iteration: exposed gradient synchronisation and optimizer, `(O, Q, L, C)`."""
-    per_iteration: Tensor
-    """Seconds per iteration that add to the total whatever the stage, `(O, L, C)`."""
-    static: Tensor
-    """Bytes whatever is in flight, `(O, L, C)`."""
-    activation: Tensor
-    """Bytes per micro-batch in flight, `(O, L, C)`."""
-    working: Tensor
-    """Bytes while the layer is computed; a stage needs its largest, `(O, L, C)`."""
-    reshard: Tensor
+    fused_to_previous: Tensor = field(metadata={"axes": "L"})
+    """Layers that cannot begin a stage, bool."""
+    forward: Tensor = field(metadata={"axes": "OQLC"})
+    """Seconds of one micro-batch forward."""
+    backward: Tensor = field(metadata={"axes": "OQLC"})
+    """Seconds of one micro-batch backward."""
+    weight_gradient: Tensor = field(metadata={"axes": "OQLC"})
+    """Seconds of `backward` that only the optimizer waits for."""
+    sync: Tensor = field(metadata={"axes": "OQLC"})
+    """Seconds per iteration: exposed gradient synchronisation and optimizer."""
+    per_iteration: Tensor = field(metadata={"axes": "OLC"})
+    """Seconds per iteration that add to the total whatever the stage."""
+    static: Tensor = field(metadata={"axes": "OLC"})
+    """Bytes whatever is in flight."""
+    activation: Tensor = field(metadata={"axes": "OLC"})
+    """Bytes per micro-batch in flight."""
+    working: Tensor = field(metadata={"axes": "OLC"})
+    """Bytes while the layer is computed; a stage needs its largest."""
+    reshard: Tensor = field(metadata={"axes": "OQLYY"})
     """Seconds per micro-batch between neighbours of one stage, `(O, Q, L - 1, Y, Y)`."""
-    p2p: Tensor
+    p2p: Tensor = field(metadata={"axes": "OPLYY"})
     """Seconds per micro-batch across a stage boundary, both ways, `(O, P, L - 1, Y, Y)`."""
-    capacity: Tensor
-    """Bytes that each device of the pipeline can give, `(pp,)`."""
-    in_flight: Tensor
-    """Micro-batches whose activations stage k holds at once, `(O, K)`."""
-    terms: dict[str, Tensor]
-    """`forward + backward` and `sync` by name, each `(O, Q, L, C)`."""
+    capacity: Tensor = field(metadata={"axes": "D"})
+    """Bytes that each device of the pipeline can give."""
+    in_flight: Tensor = field(metadata={"axes": "OK"})
+    """Micro-batches whose activations stage k holds at once."""
+    terms: dict[str, Tensor] = field(metadata={"axes": "OQLC"})
+    """`forward + backward` and `sync` by name."""
     pipeline: PipelineModel = field(default_factory=PipelineModel)
     """How the seconds of the stages make an iteration."""
     cp: int = 1
     """Context-parallel degree."""
-    kind_allowed: Tensor | None = None
-    """Strategies that each kind of stage can run, `(Q, C)`, bool; None: every kind runs all."""
+    kind_allowed: Tensor | None = field(default=None, metadata={"axes": "QC"})
+    """Strategies that each kind of stage can run, bool; None: every kind runs all."""
     node_order: tuple[int, ...] = ()
     """Nodes along the pipeline; empty: in rank order."""
     order_name: str = ""
-    """The same in words; empty where all nodes are equal."""
+    """Label of the nodes' order; empty where all nodes are equal."""
 
     @property
     def pp(self) -> int:
@@ -170,7 +172,7 @@ class CostTable:
 
     @property
     def label(self) -> str:
-        """The same for sentences, e.g. `pp 4` or `pp 4, cp 2`."""
+        """What its outer choices share, for sentences, e.g. `pp 4` or `pp 4, cp 2`."""
         parts = [f"pp {self.pp}"] + ([f"{self.virtual_stages} chunks"] if self.virtual_stages > 1 else [])
         parts += [f"schedule {self.schedule_name}"] if self.schedule_name else []
         return ", ".join(parts + ([f"cp {self.cp}"] if self.cp > 1 else []))
@@ -204,43 +206,33 @@ class CostTable:
         return self.forward + self.backward
 
     def select(self, outer: Sequence[int] | Tensor) -> "CostTable":
-        """The same table with only some outer choices."""
-        index = torch.as_tensor(outer)
-        names = ("num_micro_batches", "allowed", "forward", "backward", "weight_gradient", "sync",
-                 "per_iteration", "static", "activation", "working", "reshard", "p2p",
-                 "in_flight")  # fmt: skip
-        parts = {name: getattr(self, name)[index] for name in names}
-        return replace(self, **parts, terms={name: term[index] for name, term in self.terms.items()})
+        """The table with only some outer choices."""
+        return self._along("O", torch.as_tensor(outer))
 
     def keep_choices(self, index: Sequence[int] | Tensor) -> "CostTable":
-        """The same table with only some strategies."""
+        """The table with only some strategies."""
         kept = torch.as_tensor(index)
-        names = (
-            "forward",
-            "backward",
-            "weight_gradient",
-            "sync",
-            "per_iteration",
-            "static",
-            "activation",
-            "working",
-        )
-        parts = {name: getattr(self, name)[..., kept] for name in names}
-        return replace(
-            self,
-            **parts,
-            choices=tuple(self.choices[c] for c in kept.tolist()),
-            layout=self.layout[kept],
-            allowed=self.allowed[:, kept],
-            terms={name: term[..., kept] for name, term in self.terms.items()},
-            kind_allowed=None if self.kind_allowed is None else self.kind_allowed[:, kept],
-        )
+        return replace(self._along("C", kept), choices=tuple(self.choices[c] for c in kept.tolist()))
+
+    def _along(self, axis: str, index: Tensor) -> "CostTable":
+        """The table with only the members `index` of an axis."""
+        return replace(self, **{
+            item.name: _taken(getattr(self, item.name), item.metadata["axes"].index(axis), index)
+            for item in fields(self) if axis in item.metadata.get("axes", "")
+        })  # fmt: skip
 
     def runs(self, kinds: Tensor, choices: Tensor) -> Tensor:
         """Whether stages of `kinds` can run `choices`, bool, of their common shape."""
         if self.kind_allowed is None:
             return torch.ones_like(choices, dtype=torch.bool)
         return self.kind_allowed[kinds, choices]
+
+
+def _taken(value: Any, axis: int, index: Tensor) -> Any:
+    """Members `index` of an axis of a tensor, of every tensor of a dict, or None of None."""
+    if isinstance(value, dict):
+        return {name: part.index_select(axis, index) for name, part in value.items()}
+    return None if value is None else value.index_select(axis, index)
 
 
 def build_tables(problem: Problem, spaces: Sequence[OuterSpace]) -> list[CostTable]:
