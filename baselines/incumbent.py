@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.pruning import without_dominated
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import Candidate, TableResult
+from darts_parallel.exact.result import TableResult
 
 DEFAULT_SECONDS = 10.0
 """Budget of a planner that never ends by itself, where none is given."""
@@ -40,14 +40,14 @@ class Incumbent:
         self.deadline = float("inf") if deadline is None else deadline
         self.given = tables
         self.tables = list(tables) if keep_all else [without_dominated(table) for table in tables]
-        self.best: Candidate | None = None
+        self.best: PricedPlan | None = None
         self.curve: list[tuple[float, float]] = []
         self.evaluated = 0
 
     @property
     def cost(self) -> float:
         """Seconds per iteration of the best plan; infinite without one."""
-        return float("inf") if self.best is None else self.best.cost
+        return float("inf") if self.best is None else self.best.time
 
     def over(self) -> bool:
         """Whether the time is over."""
@@ -60,17 +60,17 @@ class Incumbent:
         times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
         row = int(times.argmin())
         if float(times[row]) < self.cost:
-            self.best = Candidate(float(times[row]), table, plans[row : row + 1])
-            self.curve.append((time.monotonic() - self.began, self.best.cost))
+            self.best = PricedPlan(table, plans[row : row + 1], float(times[row]))
+            self.curve.append((time.monotonic() - self.began, self.best.time))
         return cost
 
     def result(self) -> TableResult:
         """What was found; nothing is proven."""
         best = None
         if self.best is not None:
-            index, plans = self.best.table_index, self.best.plans
+            index, plans = self.best.table, self.best.plan
             choices = self._as_given(index)[plans.choices]
-            best = Candidate(self.best.cost, index, HardPlans(plans.outer, choices, plans.first_layers))
+            best = PricedPlan(index, HardPlans(plans.outer, choices, plans.first_layers), self.best.time)
         return TableResult(best, 0.0, False, self.evaluated, curve=tuple(self.curve))
 
     def _as_given(self, index: int) -> Tensor:

@@ -123,7 +123,7 @@ def search_job(name: str, seconds: float) -> Row:
     best = answer.best or uniform.best
     if best is None:
         raise ConfigError(f"seconds={seconds:g} found no plan for {name}; nearest legal: {4 * seconds:g}.")
-    plan = best.plans.to_plan(0, tables[best.table_index])
+    plan = best.to_plan(tables)
     spent = time.process_time() - cpu
     return Row(
         job=name,

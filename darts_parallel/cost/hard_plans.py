@@ -1,5 +1,6 @@
 """The true cost: reads a cost table for hard plans, one or thousands at a time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +54,27 @@ class HardPlans:
             virtual_stages=table.virtual_stages,
             schedule=table.pipeline.schedule,
         )
+
+
+@dataclass(frozen=True)
+class PricedPlan:
+    """One feasible plan of one of several tables, and its price."""
+
+    table: int
+    """Number of its table."""
+    plan: HardPlans
+    """The plan, a batch of length 1."""
+    time: float
+    """True cost, seconds per iteration."""
+
+    @property
+    def outer(self) -> tuple[int, int]:
+        """Outer choice: number of the table, and number within it."""
+        return self.table, int(self.plan.outer[0])
+
+    def to_plan(self, tables: Sequence[CostTable]) -> Plan:
+        """The plan as stages and strategies; `tables` are those that its number counts."""
+        return self.plan.to_plan(0, tables[self.table])
 
 
 def unit_starts(fused_to_previous: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.exact.result import Candidate, PlannerResult, TableResult
+from darts_parallel.exact.result import PlannerResult, TableResult
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem
 
@@ -42,7 +42,7 @@ def brute_force(tables: Sequence[CostTable], mode: str) -> TableResult:
     Errors:
         ValueError: there are more than `LIMIT` plans.
     """
-    best: Candidate | None = None
+    best: PricedPlan | None = None
     count = 0
     for number, table in enumerate(tables):
         for plans in _all_plans(table, mode):
@@ -52,9 +52,9 @@ def brute_force(tables: Sequence[CostTable], mode: str) -> TableResult:
             cost = evaluate_batch(table, plans)
             total = torch.where(cost.feasible, cost.iteration_time, torch.inf)
             row = int(total.argmin())
-            if total[row] < (float("inf") if best is None else best.cost):
-                best = Candidate(float(total[row]), number, plans[torch.tensor([row])])
-    return TableResult(best, float("inf") if best is None else best.cost, True, count)
+            if total[row] < (float("inf") if best is None else best.time):
+                best = PricedPlan(number, plans[torch.tensor([row])], float(total[row]))
+    return TableResult(best, float("inf") if best is None else best.time, True, count)
 
 
 def _all_plans(table: CostTable, mode: str) -> Iterator[HardPlans]:

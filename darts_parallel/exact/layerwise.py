@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
+from darts_parallel.cost.hard_plans import PricedPlan
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact import simulated
 from darts_parallel.exact.bounds import MODES, OuterCosts, lower_bound, outer_lower_bounds
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
-from darts_parallel.exact.result import Candidate, DeadlineError, PlannerResult, TableResult
+from darts_parallel.exact.result import DeadlineError, PlannerResult, TableResult
 from darts_parallel.exact.uniform import solve_uniform
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem
@@ -55,7 +56,7 @@ def solve(
     deadline: float | None = None,
     *,
     merge: bool = True,
-    uniform: Candidate | None = None,
+    uniform: PricedPlan | None = None,
 ) -> TableResult:
     """The optimal plan over all tables and outer choices.
 
@@ -87,7 +88,7 @@ def solve(
 
 def _among_others(result: TableResult, plain: list[int], others: list[Tensor]) -> TableResult:
     """The answer for the tables `plain`, beside interleaved ones of which only bounds are known."""
-    best = result.best and replace(result.best, table_index=plain[result.best.table_index])
+    best = result.best and replace(result.best, table=plain[result.best.table])
     floor = min(result.lower_bound, *(float(bounds.min()) for bounds in others))
     note = WITHOUT_INTERLEAVING if result.proven else ""
     return TableResult(best, floor, False, result.plans_evaluated, note=note)
@@ -103,8 +104,8 @@ class _Search:
     deadline: float | None
     merge: bool
     limit: float
-    best: Candidate | None = None
-    fallback: Candidate | None = None
+    best: PricedPlan | None = None
+    fallback: PricedPlan | None = None
     """The best uniform plan: a ceiling, and the answer if the deadline comes before a better one."""
     cases: list[OuterChoiceSolver] = field(default_factory=list)
 
@@ -137,14 +138,14 @@ class _Search:
         # no plan at all costs more: where none is feasible the limit must stop somewhere
         self.limit = min(self.limit, max((case.dearest() for case in self.cases), default=0.0))
         if self.fallback is not None:
-            self.limit = min(self.limit, self.fallback.cost * (1 + AGREEMENT))
+            self.limit = min(self.limit, self.fallback.time * (1 + AGREEMENT))
         margin, lowest = FIRST_MARGIN, min((case.bound for case in self.cases), default=np.inf)
         while any(case.bound <= self.limit for case in self.cases):
             trial, before = min(lowest * (1 + margin), self.limit), self._labels()
             for case in sorted(self.cases, key=lambda case: case.bound):
                 found = case.attempt(self.mode, min(trial, self.limit), self._check, merge=self.merge)
-                if found is not None and found.cost < (np.inf if self.best is None else self.best.cost):
-                    self.best, self.limit = found, min(self.limit, found.cost)
+                if found is not None and found.time < (np.inf if self.best is None else self.best.time):
+                    self.best, self.limit = found, min(self.limit, found.time)
             margin *= growth(self._labels() - before)
 
     def _check(self, labels: int = 0) -> None:
@@ -157,7 +158,7 @@ class _Search:
     def _lower_bound(self) -> float:
         known = min((case.bound for case in self.cases), default=np.inf)
         best = self.best or self.fallback
-        return float(min(known, np.inf if best is None else best.cost))
+        return float(min(known, np.inf if best is None else best.time))
 
 
 def growth(labels: int) -> float:

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import OuterCosts
 from darts_parallel.exact.limits import SegmentBounds, UsableSegments
 from darts_parallel.exact.partition import Arrangement, Partition
-from darts_parallel.exact.result import Candidate, Check
+from darts_parallel.exact.result import Check
 from darts_parallel.exact.stage_fronts import LayerwiseFronts, StagewiseFronts
 
 AGREEMENT = 1e-9
@@ -32,7 +32,7 @@ class OuterChoiceSolver:
     """Partial plans made so far."""
     segments: SegmentBounds | None = None
 
-    def attempt(self, mode: str, limit: float, check: Check, *, merge: bool = True) -> Candidate | None:
+    def attempt(self, mode: str, limit: float, check: Check, *, merge: bool = True) -> PricedPlan | None:
         """The best plan within `limit`; None, and a raised bound, where there is none.
 
         Args:
@@ -69,7 +69,7 @@ class OuterChoiceSolver:
         # rounding: where there is one strategy only, every plan is the dearest
         return float(costs.num_micro_batches * (layers + pairs) + paid_once) * (1 + AGREEMENT)
 
-    def _verified(self, plan: Arrangement) -> Candidate:
+    def _verified(self, plan: Arrangement) -> PricedPlan:
         """The plan with its true cost, which must agree with the label's."""
         rows = ([self.outer], [plan.choices], [plan.first_layers])
         hard = HardPlans(*(torch.tensor(row) for row in rows))
@@ -77,4 +77,4 @@ class OuterChoiceSolver:
         true = float(cost.iteration_time[0])
         if not bool(cost.feasible[0]) or abs(true - plan.cost) > AGREEMENT * true:
             raise RuntimeError(f"the exact planner priced a plan at {plan.cost} s, but it costs {true} s")
-        return Candidate(true, self.table_index, hard)
+        return PricedPlan(self.table_index, hard, true)

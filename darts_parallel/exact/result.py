@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.hard_plans import PricedPlan
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import Plan
@@ -59,30 +59,16 @@ class PlannerResult:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One plan of one table, and its true cost in seconds."""
-
-    cost: float
-    table_index: int
-    plans: HardPlans
-    """Of length 1."""
-
-    def to_plan(self, tables: Sequence[CostTable]) -> Plan:
-        """The plan in words."""
-        return self.plans.to_plan(0, tables[self.table_index])
-
-
-@dataclass(frozen=True)
 class TableResult:
     """The answer of an exact planner to the tables of a problem."""
 
-    best: Candidate | None
+    best: PricedPlan | None
     lower_bound: float
     """Seconds; no feasible plan costs less."""
     proven: bool
     plans_evaluated: int
     """Plans whose cost was worked out, partial plans included."""
-    alternatives: tuple[Candidate, ...] = ()
+    alternatives: tuple[PricedPlan, ...] = ()
     """The best configurations, each with its best split, cheapest first; where the planner ranks them."""
     note: str = ""
     """How far the proof reaches, where the usual sentences do not say it."""
@@ -92,17 +78,7 @@ class TableResult:
     @property
     def cost(self) -> float:
         """True cost of the best plan; infinite without one."""
-        return float("inf") if self.best is None else self.best.cost
-
-    @property
-    def table_index(self) -> int:
-        """Table of the best plan; -1 without one."""
-        return -1 if self.best is None else self.best.table_index
-
-    @property
-    def plans(self) -> HardPlans | None:
-        """The best plan, of length 1."""
-        return None if self.best is None else self.best.plans
+        return float("inf") if self.best is None else self.best.time
 
     def to_baseline(self, tables: Sequence[CostTable], seconds: float, note: str = "") -> PlannerResult:
         """The same for a problem; `note` replaces the sentence on how far the proof reached."""

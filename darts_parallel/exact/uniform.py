@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import even_uniform_plans
+from darts_parallel.cost.hard_plans import PricedPlan, even_uniform_plans
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact import simulated
 from darts_parallel.exact.bounds import OuterCosts, outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force, find_plan_brute_force
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import (
-    Candidate,
     Check,
     DeadlineError,
     PlannerResult,
@@ -81,7 +80,7 @@ def solve_uniform(
     try:
         for bound, number, outer, choice in queue:
             reached = bound
-            limit = found[count - 1].cost if len(found) >= count else incumbent * (1 + AGREEMENT)
+            limit = found[count - 1].time if len(found) >= count else incumbent * (1 + AGREEMENT)
             if bound > limit or bound == np.inf:
                 break
             costs = OuterCosts.read(tables[number], outer, np.array([choice]))
@@ -89,11 +88,11 @@ def solve_uniform(
             plan = _best_split(case, limit, check)
             effort += case.labels
             if plan is not None:
-                found = sorted([*found, plan], key=lambda candidate: candidate.cost)[:count]
+                found = sorted([*found, plan], key=lambda candidate: candidate.time)[:count]
     except DeadlineError:
         proven = False
     best = found[0] if found else None
-    cost = best.cost if best else (np.inf if incumbent == np.inf else incumbent * (1 + AGREEMENT))
+    cost = best.time if best else (np.inf if incumbent == np.inf else incumbent * (1 + AGREEMENT))
     floor = min(cost if proven else min(cost, reached), interleaved_floor)
     note = EVEN_ONLY if proven and interleaved else ""
     return TableResult(best, float(floor), proven and not interleaved, effort, tuple(found), note)
@@ -101,9 +100,9 @@ def solve_uniform(
 
 def _even_interleaved(
     tables: Sequence[CostTable], incumbent: float, count: int
-) -> tuple[list[Candidate], float]:
+) -> tuple[list[PricedPlan], float]:
     """The `count` best interleaved plans of even stages, and a bound on all interleaved ones."""
-    found, floor = list[Candidate](), float("inf")
+    found, floor = list[PricedPlan](), float("inf")
     for number, table in enumerate(tables):
         if table.virtual_stages == 1:
             continue
@@ -113,11 +112,11 @@ def _even_interleaved(
         times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
         for index in times.argsort(stable=True)[:count].tolist():
             if float(times[index]) <= incumbent * (1 + AGREEMENT) and bool(cost.feasible[index]):
-                found.append(Candidate(float(times[index]), number, plans[index : index + 1]))
-    return sorted(found, key=lambda candidate: candidate.cost)[:count], floor
+                found.append(PricedPlan(number, plans[index : index + 1], float(times[index])))
+    return sorted(found, key=lambda candidate: candidate.time)[:count], floor
 
 
-def _best_split(case: OuterChoiceSolver, limit: float, check: Check) -> Candidate | None:
+def _best_split(case: OuterChoiceSolver, limit: float, check: Check) -> PricedPlan | None:
     """The best split of one configuration within `limit`, by a rising limit of its own."""
     lowest, margin, limit = case.bound, FIRST_MARGIN, min(limit, case.dearest())
     while case.bound <= limit:

@@ -6,11 +6,12 @@ single layers and stages take many rounds. Where they would not end, they stop a
 never after a time, so that equal seeds keep giving equal plans.
 """
 
+from darts_parallel.cost.hard_plans import PricedPlan
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import OuterCosts, lower_bound
 from darts_parallel.exact.layerwise import FIRST_MARGIN, growth
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
-from darts_parallel.exact.result import Candidate, DeadlineError
+from darts_parallel.exact.result import DeadlineError
 
 
 class Work:
@@ -36,7 +37,7 @@ class Work:
 
 def solve_outer(
     table: CostTable, number: int, outer: int, kind: str, incumbent: float, work: Work
-) -> tuple[Candidate | None, bool]:
+) -> tuple[PricedPlan | None, bool]:
     """The best plan of one outer choice, if it costs at most `incumbent`.
 
     Args:

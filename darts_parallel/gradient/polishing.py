@@ -11,10 +11,10 @@ from torch import Tensor
 from darts_parallel.config.schema import SpaceConfig
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans, unit_starts
+from darts_parallel.cost.hard_plans import HardPlans, PricedPlan, unit_starts
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.exact_polish import Work, solve_outer
-from darts_parallel.gradient.pool import PlanPool, PricedPlan, TablePlans
+from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.screening import MoveScreen
 from darts_parallel.gradient.stage_moves import (
     repartitioned,
@@ -276,7 +276,7 @@ def polish_pool(pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool)
             found, proven = solve_outer(table, entry.table, entry.outer[1], kind, pool.best_time, work)
             pool.evaluated += config.polish_labels - max(work.left, 0)
             if found is not None:
-                pool.add(TablePlans(entry.table, found.plans))
+                pool.add(TablePlans(entry.table, found.plan))
             if not proven:
                 return False
             settled.add(entry.outer)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.pruning import canonical
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.rounding import repair
@@ -20,20 +20,6 @@ class TablePlans:
 
     table: int
     plans: HardPlans
-
-
-@dataclass(frozen=True)
-class PricedPlan:
-    """One feasible plan and its seconds per iteration."""
-
-    table: int
-    plan: HardPlans
-    time: float
-
-    @property
-    def outer(self) -> tuple[int, int]:
-        """Its outer choice: table and number of micro-batches."""
-        return self.table, int(self.plan.outer[0])
 
 
 class PlanPool:

@@ -14,13 +14,13 @@ import torch
 
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
+from darts_parallel.cost.hard_plans import HardPlans, PricedPlan, even_uniform_plans
 from darts_parallel.cost.pruning import canonical
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.exact.enumeration import brute_force
-from darts_parallel.exact.result import Candidate, Curve, PlannerResult, TableResult
+from darts_parallel.exact.result import Curve, PlannerResult, TableResult
 from darts_parallel.exact.simulated import LIMIT, number_of_plans
 from darts_parallel.gradient.descent import search_tables
 from darts_parallel.gradient.infeasibility import explain_infeasible
@@ -75,7 +75,7 @@ class _Exact:
             uniform = brute_force(self.tables, "uniform")
         else:
             uniform = exhaustive.solve_uniform(self.tables, deadline=deadline, count=RANKED)
-        self.others = tuple((entry.cost, entry.to_plan(self.tables)) for entry in uniform.alternatives)
+        self.others = tuple((entry.time, entry.to_plan(self.tables)) for entry in uniform.alternatives)
         self._keep("exhaustive", "uniform", uniform, self.began)
         if kind == "uniform":
             return
@@ -240,10 +240,10 @@ def _out_of_reach(problem: Problem, tables: Sequence[CostTable]) -> str:
     return ""
 
 
-def _in_words(best: Candidate, tables: Sequence[CostTable], kind: str) -> Plan:
+def _in_words(best: PricedPlan, tables: Sequence[CostTable], kind: str) -> Plan:
     """The plan without switches that bring nothing."""
-    table = tables[best.table_index]
-    return (canonical(table, best.plans) if kind == "layerwise" else best.plans).to_plan(0, table)
+    table = tables[best.table]
+    return (canonical(table, best.plan) if kind == "layerwise" else best.plan).to_plan(0, table)
 
 
 def _good_plans(tables: Sequence[CostTable]) -> Iterator[tuple[float, Plan]]:

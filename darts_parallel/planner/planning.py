@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.hard_plans import PricedPlan
 from darts_parallel.cost.searcher import products
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.exact import uniform as exhaustive
-from darts_parallel.exact.result import Candidate, PlannerResult
+from darts_parallel.exact.result import PlannerResult
 from darts_parallel.exact.simulated import find_plan as find_simulated
 from darts_parallel.gradient.descent import search_tables
 from darts_parallel.gradient.infeasibility import explain_infeasible
@@ -121,7 +122,7 @@ class PlanningJob:
     problem: Problem
     watcher: Watcher
     _tables: Sequence[CostTable] | None = None
-    _uniform: Candidate | None = None
+    _uniform: PricedPlan | None = None
     """The best uniform plan, once it is enumerated."""
 
     @property

@@ -103,7 +103,7 @@ def _answer(
     case: ScheduleCase, name: str, seed: int, tables: Sequence[CostTable], found: TableResult, budget: float,
     spent: float,
 ) -> Answer:  # fmt: skip
-    schedule = "" if found.best is None else tables[found.best.table_index].pipeline.schedule
+    schedule = "" if found.best is None else tables[found.best.table].pipeline.schedule
     cost = read_curve(found.curve, budget)
     return Answer(case.name, name, seed, cost, schedule, spent, found.plans_evaluated, found.curve)
 

@@ -106,7 +106,7 @@ def test_a_plan_is_legal_costs_what_is_claimed_and_never_less_than_the_optimum(n
         assert result.cost >= best * (1 - 1e-12)
         assert not result.proven
         if result.best is not None:
-            cost = evaluate_batch(tables[result.table_index], result.best.plans)
+            cost = evaluate_batch(tables[result.best.table], result.best.plan)
             assert bool(cost.feasible[0])
             assert float(cost.iteration_time[0]) == pytest.approx(result.cost, rel=1e-12)
             found += result.cost <= best * (1 + 1e-9)

@@ -55,8 +55,8 @@ def hand_table(seconds: list[float], pp: int, count: int, **changes: object) -> 
 
 
 def starts_of(result: TableResult) -> list[int]:
-    assert result.plans is not None
-    return list(result.plans.first_layers[0].tolist())
+    assert result.best is not None
+    return list(result.best.plan.first_layers[0].tolist())
 
 
 @pytest.mark.parametrize("module", [alpa, galvatron])
@@ -141,7 +141,7 @@ def test_hetpipe_takes_throughput_and_does_not_see_synchronisation_and_the_bubbl
     sync = torch.full((1, 1, 2, 1), 50.0, dtype=torch.float64)
     piped = hand_table([5.0, 5.0], 2, 4, sync=sync)
     result = hetpipe.solve([flat, piped], "uniform")
-    assert result.table_index == 1
+    assert result.best is not None and result.best.table == 1
     assert result.cost == pytest.approx(5 + 5 + 3 * 5 + 50)
     assert pipedream.solve([flat, piped], "uniform").cost == pytest.approx(40.0)
 
@@ -174,8 +174,8 @@ def recompute_table(slower: list[float], freed: list[float], capacity: float) ->
 
 
 def choices_of(result: TableResult) -> list[int]:
-    assert result.plans is not None
-    return list(result.plans.choices[0].tolist())
+    assert result.best is not None
+    return list(result.best.plan.choices[0].tolist())
 
 
 def test_piper_recomputes_the_layer_that_frees_most_bytes_per_second() -> None:

@@ -38,7 +38,7 @@ def test_rivals_give_legal_plans_of_the_cost_they_claim_and_none_below_the_optim
     tables = TINY.tables()
     found = SCHEDULE_PLANNERS[name].solve(tables, "layerwise", deadline=time.monotonic() + 20.0)
     assert found.best is not None
-    cost = evaluate_batch(tables[found.best.table_index], found.best.plans)
+    cost = evaluate_batch(tables[found.best.table], found.best.plan)
     assert bool(cost.feasible[0])
     assert float(cost.iteration_time[0]) == pytest.approx(found.cost, rel=1e-12)
     small = [table for table in tables if table.virtual_stages == 1]

@@ -100,10 +100,10 @@ def fixed_bits_optimum(
     answer, numbers, bits = _solve_fixed(space, blocks, batch, budget, uniform=False)
     if answer.best is None:
         return None
-    table = numbers[answer.best.table_index]
+    table = numbers[answer.best.table]
     own = [with_fixed_bits(space.whole[number], bits) for number in numbers]
     plan = space.tidied(with_bits(answer.best.to_plan(own), bits), table)
-    return BilevelPlan(plan, space.blocks_of(plan), batch, answer.best.cost, float("nan"))
+    return BilevelPlan(plan, space.blocks_of(plan), batch, answer.best.time, float("nan"))
 
 
 def _solve_fixed(

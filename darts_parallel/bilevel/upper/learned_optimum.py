@@ -74,9 +74,7 @@ class _Batch:
             raise DeadlineError
         if answer.best is None:
             return None
-        found = price_plans(
-            self.space, self.numbers[answer.best.table_index], answer.best.plans, self.log_steps
-        )
+        found = price_plans(self.space, self.numbers[answer.best.table], answer.best.plan, self.log_steps)
         assert found is not None
         return _Corner(price, found.seconds + price * found.log_steps, found)
 
