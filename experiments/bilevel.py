@@ -18,7 +18,6 @@ from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.protocol import Protocol
 from darts_parallel.config.bilevel import ARMS
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.planner.verification import answered
 from darts_parallel.problem.problem import load_problem
 from experiments.results_page import publish
 
@@ -48,7 +47,7 @@ def main(arguments: list[str]) -> None:
             f"unigram entropy {unigram_entropy(corpus.train):.3f} nats, {len(corpus.train):,} training bytes"
         )
         with Jobs(problem.config.bilevel.processes) as jobs:
-            protocol = Protocol(problem, corpus, folder, jobs, answered)
+            protocol = Protocol(problem, corpus, folder, jobs)
             text = protocol.run(lambda seed, data: print(f"seed {seed} done", flush=True))
         print(text)
         if own.get("publish") == "true":

@@ -27,6 +27,7 @@ from darts_parallel.exact.layerwise import solve
 from darts_parallel.gradient.descent import search
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.planner.replanning import replan
+from darts_parallel.planner.state_moves import state_moves
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.format import size
 
@@ -122,23 +123,24 @@ def rows(options: ReplanOptions) -> Iterator[Row]:
         for _ in range(options.losses):
             smaller = lost(problem, rng)
             began = time.process_time()
-            warm = replan(smaller, plan, problem, seed=options.seed)
+            warm = replan(smaller, plan, seed=options.seed)
             middle = time.process_time()
             cold = search(smaller, seed=options.seed)
             end = time.process_time()
             tables = build_tables(smaller, outer_spaces(smaller))
             exact = solve(tables, "layerwise", deadline=time.monotonic() + options.exact_seconds)
+            moves = state_moves(plan, problem, warm.plan, smaller)
             yield Row(
                 job=job,
                 nodes=" + ".join(str(group.count) for group in smaller.cluster.groups),
                 warm_seconds=middle - began,
                 cold_seconds=end - middle,
                 exact_seconds=time.process_time() - end,
-                warm_iteration_time_s=warm.result.iteration_time_s,
+                warm_iteration_time_s=warm.iteration_time_s,
                 cold_iteration_time_s=cold.iteration_time_s,
                 optimum_s=exact.cost if exact.proven else float("nan"),
-                moved_bytes=warm.moves.moved_bytes,
-                restored_bytes=warm.moves.restored_bytes,
+                moved_bytes=moves.moved_bytes,
+                restored_bytes=moves.restored_bytes,
             )
 
 

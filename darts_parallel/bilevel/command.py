@@ -13,7 +13,7 @@ from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.protocol import Protocol, SeedPlan
 from darts_parallel.bilevel.report import median_time, read_seeds, write_report
-from darts_parallel.bilevel.upper.found import Answered, plan_problem
+from darts_parallel.bilevel.upper.found import plan_problem
 from darts_parallel.bilevel.upper.joint_space import at_batch
 from darts_parallel.bilevel.upper.refused import unused_settings
 from darts_parallel.cost.evaluation import evaluate
@@ -38,7 +38,6 @@ class BilevelJob:
         console: For the report.
         tracker: For the curves of the first seed and the pictures of its plan; None writes none.
         update: Shows steps done and a text where there is a terminal.
-        answered: Makes the entries of a plan's verification.
     """
 
     problem: Problem
@@ -46,7 +45,6 @@ class BilevelJob:
     console: Console
     tracker: Tracker | None
     update: Callable[[int, str], None]
-    answered: Answered
     plan: SeedPlan | None = None
     said: dict[str, int] = field(default_factory=dict)
     first: int = field(init=False)
@@ -71,7 +69,7 @@ class BilevelJob:
             with Jobs(settings.processes) as jobs:
                 jobs.start()
                 protocol = Protocol(
-                    self.problem, load_corpus(), self.folder, jobs, self.answered,
+                    self.problem, load_corpus(), self.folder, jobs,
                     self.problem.config.output.tensorboard,
                     self._on_progress, self._on_plan, self._on_record,
                 )  # fmt: skip
@@ -148,15 +146,3 @@ class BilevelJob:
                 line = f"{name}: {self.folder / path}"
                 self.console.print(line, soft_wrap=True, highlight=False, markup=False)
         return seconds if seconds == seconds else per_step
-
-
-def run_bilevel(
-    problem: Problem,
-    folder: Path,
-    console: Console,
-    tracker: Tracker | None,
-    update: Callable[[int, str], None],
-    answered: Answered,
-) -> float:
-    """Run the bilevel job; arguments and result as `BilevelJob`."""
-    return BilevelJob(problem, folder, console, tracker, update, answered).run()

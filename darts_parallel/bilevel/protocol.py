@@ -22,7 +22,6 @@ from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, retrai
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.tracking import BilevelTracker
 from darts_parallel.bilevel.upper.found import (
-    Answered,
     BilevelFound,
     BilevelPlan,
     conclude,
@@ -33,6 +32,7 @@ from darts_parallel.bilevel.upper.found import (
 from darts_parallel.bilevel.upper.rivals import arm_plans
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError
+from darts_parallel.exact.verification import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.file import write_json
@@ -60,7 +60,7 @@ class SeedPlan:
     search: BilevelSearch
     found: BilevelFound
     result: SearchResult
-    verifications: list[Any]
+    verifications: list[Verification]
 
     def plan_dict(self) -> dict[str, Any]:
         """The content of `plan.json`."""
@@ -78,7 +78,6 @@ class Protocol:
         corpus: Bytes.
         folder: For all files.
         jobs: Runs trainings side by side.
-        answered: Makes the entries of a plan's verification.
         tensorboard: Whether curves are written.
         on_progress: See `OnProgress`.
         on_plan: Called with a seed and its plan as soon as there is one; not for seeds that were finished.
@@ -89,7 +88,6 @@ class Protocol:
     corpus: Corpus
     folder: Path
     jobs: Jobs
-    answered: Answered
     tensorboard: bool = True
     on_progress: OnProgress = lambda text, done, total: None
     on_plan: Callable[[int, SeedPlan], None] = lambda seed, plan: None
@@ -171,7 +169,7 @@ class Protocol:
         found = conclude(search)
         budget = self.problem.config.verification.max_seconds
         enabled = self.problem.config.verification.enabled
-        checks = verify(search.space, found.chosen, budget, self.answered) if enabled else []
+        checks = verify(search.space, found.chosen, budget) if enabled else []
         return SeedPlan(search, found, search_result(search, found, history), checks)
 
     def _retrain_arms(self, plan: SeedPlan, tracker: BilevelTracker | None) -> list[dict[str, Any]]:

@@ -3,5 +3,4 @@
 from darts_parallel.planner.planning import plan as plan
 from darts_parallel.planner.replanning import replan as replan
 from darts_parallel.planner.result import Planned as Planned
-from darts_parallel.planner.verification import Verification as Verification
 from darts_parallel.planner.watcher import Watcher as Watcher

@@ -22,13 +22,14 @@ from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.result import Curve, PlannerResult, TableResult
 from darts_parallel.exact.simulated import LIMIT, number_of_plans
+from darts_parallel.exact.verification import Verification
 from darts_parallel.gradient.descent import search_tables
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.stage_moves import repartitioned
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.planner.verification import Verification
+from darts_parallel.planner.result import Planned
 from darts_parallel.problem.problem import Problem
 
 RANKED = 4
@@ -36,19 +37,6 @@ RANKED = 4
 REPARTITIONED = 12
 """Outer choices that get a plan of their own among the alternatives."""
 FORCE = "search=gradient forces the gradient search"
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What the exact methods made of a problem."""
-
-    result: SearchResult | None
-    """Their plan, where it is proven or all there is; None: the gradient search has to do it."""
-    why: str
-    """One clause for the report."""
-    answers: tuple[tuple[str, str, PlannerResult], ...] = ()
-    """Name, space and answer of each, where there is a result."""
-    interrupted: bool = False
 
 
 @dataclass
@@ -140,7 +128,7 @@ def attempt(
     show: Callable[[str], None] = lambda title: None,
     tables: Sequence[CostTable] | None = None,
     budget: float | None = None,
-) -> Attempt:
+) -> tuple[Planned | None, str]:
     """Try the exact methods.
 
     Args:
@@ -149,6 +137,10 @@ def attempt(
         tables: Cost tables of the whole space; None builds them.
         budget: Seconds, after which the best plan so far is an answer too; None: `search.exact_seconds`,
             after which only a proven plan is.
+
+    Returns:
+        The plan that they prove, or all there is; None where the gradient search has to do it. And why, in
+        one clause for the report.
 
     Errors:
         InfeasibleError: it is proven that no plan fits; names the binding constraint.
@@ -159,7 +151,7 @@ def attempt(
         tables = build_tables(problem, outer_spaces(problem))
     reach = _out_of_reach(problem, tables)
     if reach or seconds == 0:
-        return Attempt(None, reach or "search.exact_seconds=0 leaves no time for exact methods")
+        return None, reach or "search.exact_seconds=0 leaves no time for exact methods"
     simulated = problem.config.cost.pipeline == "simulated"
     exact = _Exact(tables, problem.config.space.kind, seconds, simulated, began)
     interrupted = False
@@ -175,8 +167,9 @@ def attempt(
     result = exact.result(exact.best, settings.seed, interrupted=interrupted, forced=forced)
     if result is None or not (exact.best.proven or interrupted or forced):
         key = "search.max_seconds" if forced else "search.exact_seconds"
-        return Attempt(None, f"exact search had no proof after {key}={seconds:g}")
-    return Attempt(result, result.why, exact.answers, interrupted)
+        return None, f"exact search had no proof after {key}={seconds:g}"
+    answers = [Verification.of(*known, result.iteration_time_s) for known in exact.answers]
+    return Planned.of(result, answers, interrupted=interrupted), result.why
 
 
 def exact_budget(settings: SearchConfig) -> float:
@@ -184,18 +177,7 @@ def exact_budget(settings: SearchConfig) -> float:
     return min(settings.exact_seconds, settings.max_seconds)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What `search=auto` makes of cost tables."""
-
-    cost: float
-    """Of its plan, infinite without one."""
-    evaluations: int
-    proven: bool
-    curve: Curve
-
-
-def solve(tables: Sequence[CostTable], kind: str, settings: SearchConfig, seed: int) -> Answer:
+def solve(tables: Sequence[CostTable], kind: str, settings: SearchConfig, seed: int) -> PlannerResult:
     """The default's way over cost tables: exact methods, else the gradient search and a refinement.
 
     Args:
@@ -209,8 +191,9 @@ def solve(tables: Sequence[CostTable], kind: str, settings: SearchConfig, seed: 
     assert exact.best is not None
     tried, done = exact.best, time.monotonic() - exact.began
     curve = ((done, tried.cost),) if tried.best is not None else ()
+    first = tried.to_baseline(tables, done)
     if tried.proven:
-        return Answer(tried.cost, exact.plans_evaluated, True, curve)
+        return replace(first, plans_evaluated=exact.plans_evaluated, curve=curve)
     found = search_tables(tables, kind, settings, seed)
     known = min(tried.cost, float("inf") if found is None else found.iteration_time_s)
     searched = time.monotonic()
@@ -218,7 +201,11 @@ def solve(tables: Sequence[CostTable], kind: str, settings: SearchConfig, seed: 
     steps = [*curve, *((done + at, cost) for at, cost in (found.curve if found else ()))]
     steps.append((time.monotonic() - exact.began, min(known, better.cost)))
     count = exact.plans_evaluated + (found.plans_evaluated if found else 0) + better.plans_evaluated
-    return Answer(min(known, better.cost), count, better.proven, running_minimum(steps))
+    best = better.to_baseline(tables, time.monotonic() - exact.began)
+    if better.cost >= known:
+        plan = found.plan if found is not None and found.iteration_time_s == known else first.plan
+        best = replace(best, plan=plan, iteration_time_s=known)
+    return replace(best, plans_evaluated=count, curve=running_minimum(steps))
 
 
 def running_minimum(steps: Sequence[tuple[float, float]]) -> Curve:

@@ -20,6 +20,7 @@ from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.exact.result import PlannerResult
 from darts_parallel.exact.simulated import find_plan as find_simulated
+from darts_parallel.exact.verification import Verification
 from darts_parallel.gradient.descent import search_tables
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.result import SearchResult
@@ -32,7 +33,7 @@ from darts_parallel.planner.node_choice import Rental, rent
 from darts_parallel.planner.replanning import replan
 from darts_parallel.planner.result import Planned
 from darts_parallel.planner.searcher import searcher_plan
-from darts_parallel.planner.verification import Checked, Verification, answered
+from darts_parallel.planner.state_moves import state_moves
 from darts_parallel.planner.watcher import Watcher
 from darts_parallel.problem.billing import price_per_hour
 from darts_parallel.problem.problem import Problem
@@ -70,18 +71,17 @@ def plan(
         return _scored(problem, folder)
     job = PlanningJob(problem, watcher)
     source = config.replan.get("from")
-    replanned = None
-    if source is not None:
-        replanned = replan(problem, read_plan(source, problem, "replan.from"), read_own_problem(source))
-        result, checked = job.verified(replanned.result)
-    else:
-        result, checked = job.found()
+    old = None if source is None else read_plan(source, problem, "replan.from")
+    planned = job.found() if old is None else job.verified(replan(problem, old, tables=job.tables))
+    result = planned.result
+    assert result is not None
     if rental is not None and rental.iteration_time_s < result.iteration_time_s:
         result = rental.instead_of(result)
-    result = job.tidied(result)
-    replanned = None if replanned is None else replanned.with_plan(result.plan, problem)
-    checked = checked.against(result.iteration_time_s)
-    return Planned(result.plan, result, checked, replanned, source, rental)
+    planned = Planned.of(job.tidied(result), planned.answers, interrupted=planned.interrupted)
+    if source is not None and old is not None:
+        moves = state_moves(old, read_own_problem(source), planned.plan, problem)
+        planned = replace(planned, moves=moves, source=source)
+    return replace(planned, rental=rental)
 
 
 def choose_nodes(problem: Problem) -> tuple[Problem, Rental | None]:
@@ -112,7 +112,7 @@ def _scored(problem: Problem, folder: Path | None) -> Planned:
         lower_bound_s=seconds,
         note="every product was scored by the Searcher report's model, and the best that fits was taken",
     )
-    return Planned(best, checked=Checked([entry], interrupted=False))
+    return Planned(best, answers=(entry,))
 
 
 @dataclass
@@ -132,21 +132,19 @@ class PlanningJob:
             self._tables = build_tables(self.problem, outer_spaces(self.problem))
         return self._tables
 
-    def found(self) -> tuple[SearchResult, Checked]:
+    def found(self) -> Planned:
         """Find a plan by `search.method`, and check it."""
         method = self.problem.config.search.method
         if method == "gradient":
             return self.verified(self.descended())
         budget = self.problem.config.search.max_seconds if method == "exact" else None
         with self.watcher.progress("exact search") as update:
-            tried = auto.attempt(self.problem, lambda title: update(0, title), self.tables, budget)
-        if tried.result is not None:
-            cost = tried.result.iteration_time_s
-            answers = [answered(*known, cost) for known in tried.answers]
-            return tried.result, Checked(answers, tried.interrupted)
+            planned, why = auto.attempt(self.problem, lambda title: update(0, title), self.tables, budget)
+        if planned is not None:
+            return planned
         if method == "exact":
-            raise self._no_exact_plan(tried.why)
-        return self.verified(replace(self.descended(), why=tried.why))
+            raise self._no_exact_plan(why)
+        return self.verified(replace(self.descended(), why=why))
 
     def _no_exact_plan(self, why: str) -> DartsParallelError:
         return ConfigError(f"search.method=exact has no plan: {why}; nearest legal: search.method=gradient.")
@@ -170,33 +168,37 @@ class PlanningJob:
             raise explain_infeasible(self.problem, self.tables)
         return result
 
-    def verified(self, result: SearchResult) -> tuple[SearchResult, Checked]:
-        """The result, or the better plan of an exact method that checked it, and all answers."""
-        checked = self._checked(result)
-        better = auto.refined(result, checked.answers, self.problem.config.space.kind)
-        return better, checked.against(better.iteration_time_s)
+    def verified(self, result: SearchResult) -> Planned:
+        """Check a result; where an exact method has a better plan, take that."""
+        answers, interrupted = self._answers(result)
+        better = auto.refined(result, answers, self.problem.config.space.kind)
+        return Planned.of(better, answers, interrupted=interrupted)
 
-    def _checked(self, result: SearchResult) -> Checked:
-        """Ask every exact method that proves something for the space, within their common time."""
+    def _answers(self, result: SearchResult) -> tuple[list[Verification], bool]:
+        """Ask every exact method that proves something for the space, within their common time.
+
+        Returns:
+            The answers until Ctrl-C, and whether it came.
+        """
         settings = self.problem.config.verification
         if not settings.enabled or result.stopped_by == "user":
-            return Checked([], interrupted=result.stopped_by == "user")
+            return [], result.stopped_by == "user"
         kind, found = self.problem.config.space.kind, result.iteration_time_s
         deadline = time.monotonic() + settings.max_seconds
         answers: list[Verification] = []
         try:
             with self.watcher.progress("verification by exhaustive"):
-                answers.append(answered("exhaustive", "uniform", self._enumerated(deadline), found))
+                answers.append(Verification.of("exhaustive", "uniform", self._enumerated(deadline), found))
             if kind != "uniform":
                 with self.watcher.progress("verification by dynamic programming"):
                     best = self._programmed(deadline, found)
-                    answers.append(answered("dynamic_programming", kind, best, found))
+                    answers.append(Verification.of("dynamic_programming", kind, best, found))
         except KeyboardInterrupt:
             self.watcher.say(
                 "verification interrupted: the plan stands, unverified by what is missing below."
             )
-            return Checked(answers, interrupted=True)
-        return Checked(answers, interrupted=False)
+            return answers, True
+        return answers, False
 
     @property
     def _simulated(self) -> bool:

@@ -7,7 +7,8 @@ stays.
 """
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from math import log2
 
 import torch
@@ -21,7 +22,6 @@ from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.stage_moves import repartitioned
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.planner.state_moves import StateTransfer, state_moves
 from darts_parallel.problem.problem import Problem
 
 TABLES, PER_TABLE = 5, 4
@@ -34,30 +34,16 @@ WARM_TEMPERATURE = 0.5
 """First temperature: the old plan is a strong hint."""
 
 
-@dataclass(frozen=True)
-class Replanned:
-    """The new plan and what the change takes."""
-
-    result: SearchResult
-    moves: StateTransfer
-    seconds: float
-    old_plan: Plan
-    old: Problem
-    """What the old plan ran on."""
-
-    def with_plan(self, plan: Plan, problem: Problem) -> "Replanned":
-        """The same where another plan for `problem` is taken."""
-        return replace(self, moves=state_moves(self.old_plan, self.old, plan, problem))
-
-
-def replan(problem: Problem, old_plan: Plan, old: Problem, seed: int | None = None) -> Replanned:
-    """A plan for `problem`, warm-started.
+def replan(
+    problem: Problem, old_plan: Plan, seed: int | None = None, tables: Sequence[CostTable] | None = None
+) -> SearchResult:
+    """Search a plan for `problem`, warm-started.
 
     Args:
         problem: On the new cluster.
-        old_plan: The plan that ran.
-        old: What it ran on; of the same model.
+        old_plan: The plan that ran, of the same model.
         seed: Of all random numbers; None takes the problem's.
+        tables: Cost tables of the whole space; None builds them.
 
     Errors:
         InfeasibleError: no plan of the space fits the new cluster.
@@ -65,8 +51,9 @@ def replan(problem: Problem, old_plan: Plan, old: Problem, seed: int | None = No
     began = time.perf_counter()
     chosen = problem.config.search.seed if seed is None else seed
     kind = problem.config.space.kind
-    tables = [without_dominated(table) for table in build_tables(problem, outer_spaces(problem))]
-    best = _promising(tables, old_plan, kind)
+    whole = build_tables(problem, outer_spaces(problem)) if tables is None else tables
+    pruned = [without_dominated(table) for table in whole]
+    best = _promising(pruned, old_plan, kind)
     config = problem.config.search
     warm = replace(
         config,
@@ -77,14 +64,11 @@ def replan(problem: Problem, old_plan: Plan, old: Problem, seed: int | None = No
         polish_chains=False,
         temperature=[WARM_TEMPERATURE, config.temperature[1]],
     )
-    parts, starts = _selected(tables, best)
+    parts, starts = _selected(pruned, best)
     result = search_tables(parts, kind, warm, chosen, starts=starts) if parts else None
     if result is None:
         result = search(problem, chosen)
-    seconds = time.perf_counter() - began
-    result = replace(result, seconds=seconds)
-    moves = state_moves(old_plan, old, result.plan, problem)
-    return Replanned(result, moves, seconds, old_plan, old)
+    return replace(result, seconds=time.perf_counter() - began)
 
 
 def _promising(tables: list[CostTable], plan: Plan, kind: str) -> dict[tuple[int, int], HardPlans]:

@@ -20,8 +20,8 @@ def transfer_label(moves: StateTransfer) -> str:
 
 def origin_lines(planned: Planned) -> Iterator[str]:
     """Say where a plan comes from that was not simply searched."""
-    if planned.replanned is not None:
-        yield f"replanned in {planned.replanned.seconds:.1f} s: {transfer_label(planned.replanned.moves)}"
+    if planned.moves is not None and planned.result is not None:
+        yield f"replanned in {planned.result.seconds:.1f} s: {transfer_label(planned.moves)}"
     if planned.rental is not None:
         yield planned.rental.label()
 

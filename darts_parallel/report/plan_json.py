@@ -1,15 +1,16 @@
 """`plan.json`: what it holds, how it is written (atomically) and read back."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import exp
 from typing import Any
 
 from darts_parallel.cost.evaluation import CostBreakdown
 from darts_parallel.cost.pipeline import PipelineModel
+from darts_parallel.exact.verification import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.file import package_version
 from darts_parallel.plan.strategy import SCHEMA, Plan
-from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.billing import bill
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.elasticities import sensitivity
@@ -21,7 +22,7 @@ def plan_dict(
     plan: Plan,
     cost: CostBreakdown,
     result: SearchResult | None,
-    verifications: list[Verification],
+    verifications: Sequence[Verification],
     elasticities: dict[str, float] | None = None,
 ) -> dict[str, Any]:
     """The content of `plan.json`.

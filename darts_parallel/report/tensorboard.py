@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from darts_parallel.cost.evaluation import CostBreakdown
+from darts_parallel.exact.verification import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report import text as report
 from darts_parallel.report.uncertainty import intervals, uncertainty_scalars
@@ -61,7 +61,7 @@ class Tracker:
         result: SearchResult | None,
         plan: Plan,
         cost: CostBreakdown,
-        verifications: list[Verification],
+        verifications: Sequence[Verification],
         elasticities: dict[str, float] | None = None,
     ) -> None:
         """Write the pictures, the text and the figures of the final plan.
@@ -124,7 +124,7 @@ class Tracker:
         result: SearchResult | None,
         plan: Plan,
         cost: CostBreakdown,
-        verifications: list[Verification],
+        verifications: Sequence[Verification],
     ) -> None:
         line = plan.describe(self.problem.training.global_batch_size)
         text = report.render_text(self.problem, result, plan, cost, verifications)
@@ -190,7 +190,7 @@ def _tag(name: str) -> str:
 
 
 def _metrics(
-    result: SearchResult | None, cost: CostBreakdown, verifications: list[Verification]
+    result: SearchResult | None, cost: CostBreakdown, verifications: Sequence[Verification]
 ) -> dict[str, float]:
     metrics = {"iteration_time_s": cost.iteration_time_s}
     if result is not None:

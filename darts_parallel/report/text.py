@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
+from darts_parallel.exact.verification import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.degrees import batch_note
 from darts_parallel.plan.space import left_out
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.billing import bill
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.orders import order_label
@@ -137,7 +137,7 @@ def render(
     result: SearchResult | None,
     plan: Plan,
     cost: CostBreakdown,
-    verifications: list[Verification],
+    verifications: Sequence[Verification],
     console: Console,
     elasticities: dict[str, float] | None = None,
 ) -> None:
@@ -179,7 +179,7 @@ def render_text(
     result: SearchResult | None,
     plan: Plan,
     cost: CostBreakdown,
-    verifications: list[Verification],
+    verifications: Sequence[Verification],
 ) -> str:
     """The report of `render` as plain text without colours."""
     out = StringIO()

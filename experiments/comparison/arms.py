@@ -17,7 +17,6 @@ from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.descent import GradientSearch, search_tables
-from darts_parallel.planner.verification import answered
 from darts_parallel.problem.problem import load_problem
 from experiments.comparison.flat_logits import FlatSearch
 from experiments.comparison.problems import suite
@@ -131,7 +130,7 @@ def _bilevel(order: str, seed: int, quick: bool, folder: Path) -> dict[str, Any]
     problem = load_problem([*BILEVEL_SIZES, *few, "bilevel.estimator=mixture", f"bilevel.order={order}"])
     settings = BilevelSettings.of(problem, seed)
     began, cpu = time.monotonic(), time.process_time()
-    protocol = Protocol(problem, load_corpus(), folder, Jobs(), answered, tensorboard=False)
+    protocol = Protocol(problem, load_corpus(), folder, Jobs(), tensorboard=False)
     found = rows_of(protocol.run_seed(settings))
     mine, reference = (next(row for row in found if row["arm"] == arm) for arm in settings.arms)
     return {"time_to_target_ratio": mine["time_to_target_s"] / reference["time_to_target_s"],

@@ -112,8 +112,9 @@ def _baseline(case: Case, method: str, answer: TableResult, seconds: float, refe
 def _auto(work: Work, tables: Sequence[CostTable], reference: float) -> Run:
     began, settings = time.monotonic(), replace(work.search, method=AUTO)
     answer = auto.solve(tables, work.case.space, settings, work.seeds[0])
-    return Run(work.case.name, AUTO, None, answer.cost, time.monotonic() - began, answer.evaluations,
-               answer.proven, gap(answer.cost, reference), curve=answer.curve)  # fmt: skip
+    found = answer.iteration_time_s
+    return Run(work.case.name, AUTO, None, found, time.monotonic() - began, answer.plans_evaluated,
+               answer.proven, gap(found, reference), curve=answer.curve)  # fmt: skip
 
 
 def _rival(work: Work, name: str, tables: Sequence[CostTable], reference: float, budget: float) -> list[Run]:

@@ -118,10 +118,10 @@ def tried(settings: Settings, limit: int) -> Verdict:
 
 def _compared(problem: Problem, best: float) -> str:
     try:
-        found = automatic.attempt(problem)
+        found, _ = automatic.attempt(problem)
     except InfeasibleError:
         return "agreed" if best == float("inf") else f"called infeasible, but a plan of {best} s fits"
-    if found.result is None:
+    if found is None or found.result is None:
         return "refused"  # no proof within its time: nothing is claimed
     cost, claimed = evaluate(found.result.plan, problem), found.result.iteration_time_s
     if not cost.feasible or abs(cost.iteration_time_s - claimed) > TOLERANCE * claimed:

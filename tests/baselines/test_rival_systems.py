@@ -141,7 +141,8 @@ def test_hetpipe_takes_throughput_and_does_not_see_synchronisation_and_the_bubbl
     sync = torch.full((1, 1, 2, 1), 50.0, dtype=torch.float64)
     piped = hand_table([5.0, 5.0], 2, 4, sync=sync)
     result = hetpipe.solve([flat, piped], "uniform")
-    assert result.best is not None and result.best.table == 1
+    assert result.best is not None
+    assert result.best.table == 1
     assert result.cost == pytest.approx(5 + 5 + 3 * 5 + 50)
     assert pipedream.solve([flat, piped], "uniform").cost == pytest.approx(40.0)
 

@@ -11,7 +11,6 @@ from darts_parallel.bilevel.upper.learned_optimum import learned_optimum
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.planner.verification import answered
 from darts_parallel.problem.problem import load_problem
 from tests.support.bilevel_tiny import BILEVEL, corpus, records, same, tiny_search
 
@@ -78,7 +77,7 @@ def test_the_end_of_a_search_is_proven_and_verified_at_its_bits() -> None:
     assert evaluate(found.own.plan, here).iteration_time_s == pytest.approx(found.own.seconds, rel=1e-9)
     steps = search.log_steps.of_plan(found.chosen.blocks, found.chosen.global_batch_size)
     assert steps == pytest.approx(found.chosen.log_steps, abs=1e-12)
-    entries = verify(search.space, found.chosen, 30.0, answered)
+    entries = verify(search.space, found.chosen, 30.0)
     assert [entry.name for entry in entries] == ["exhaustive", "dynamic_programming"]
     for entry in entries:
         assert entry.proven

@@ -21,7 +21,7 @@ def test_a_bug_of_ours_keeps_its_traceback(command: Command, monkeypatch: pytest
     def broken(*arguments: Any, **settings: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("darts_parallel.cli.command.find_plan", broken)
+    monkeypatch.setattr("darts_parallel.cli.job.find_plan", broken)
     with pytest.raises(ZeroDivisionError):
         command(*TOY, *QUIET)
     assert not list(command.folder.iterdir())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from darts_parallel.cli.command import run_job
+from darts_parallel.cli.job import Job
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import config_dir
 from darts_parallel.problem.problem import Problem, load_problem
@@ -37,7 +37,7 @@ def test_every_named_run_leaves_a_plan(name: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("darts_parallel.bilevel.command.load_corpus", corpus)
     problem = load_problem([f"experiment={name}", *LARGE.get(name, []), *SHORT, *QUIET])
     console = Console(file=StringIO(), width=120)
-    seconds = run_job(problem, tmp_path, console)
+    seconds = Job(problem, tmp_path, console).run()
     plan = json.loads((tmp_path / "plan.json").read_text())
     if name != "bilevel":  # its objective is the time to target, not a step's
         assert plan["predicted"]["iteration_time_s"] == pytest.approx(seconds, rel=1e-12)

@@ -72,7 +72,8 @@ def test_several_tables_give_the_best_of_all() -> None:
         tables = [random_table(seed, pp=pp, num_layers=5) for pp in (1, 2, 3)]
         expected, found = brute_force(tables, "layerwise"), solve(tables, "layerwise")
         assert found.cost == pytest.approx(expected.cost, rel=1e-12)
-        assert found.best is not None and expected.best is not None
+        assert found.best is not None
+        assert expected.best is not None
         assert found.best.table == expected.best.table
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import DartsParallelError, PlanError
+from darts_parallel.exact.verification import Verification
 from darts_parallel.plan.file import read_plan, write_json
 from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.plan_json import plan_dict
 

@@ -11,15 +11,15 @@ import pytest
 from rich.console import Console
 
 import darts_parallel
-from darts_parallel.cli.command import run_job
+from darts_parallel.cli.job import Job
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.exact.verification import Verification
 from darts_parallel.gradient import descent as gradient_search
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.planner import automatic as auto
 from darts_parallel.planner import planning
-from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.problem import Problem, load_problem
 from experiments.comparison.problems import tables_of
 
@@ -30,7 +30,7 @@ FEW = ["search.num_steps=5", "search.num_restarts=2", "search.polish=false"]
 def run(folder: Path, *overrides: str) -> tuple[dict, str]:  # type: ignore[type-arg]
     """`plan.json` and the report."""
     console = Console(file=StringIO(), width=120)
-    run_job(load_problem([*TOY, *overrides]), folder, console)
+    Job(load_problem([*TOY, *overrides]), folder, console).run()
     return json.loads((folder / "plan.json").read_text()), console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -77,7 +77,7 @@ def test_in_python_a_problem_is_planned_as_the_command_does(tmp_path: Path) -> N
     planned = darts_parallel.plan(load_problem([*TOY, "search.num_steps=20"]))
     assert planned.result is not None
     assert planned.result.iteration_time_s == data["predicted"]["iteration_time_s"]
-    assert [entry.name for entry in planned.checked.answers] == list(data["verification"])
+    assert [entry.name for entry in planned.answers] == list(data["verification"])
     assert [list(pair) for pair in pairwise(planned.plan.boundaries)] == [s["layers"] for s in data["stages"]]
 
 
@@ -86,8 +86,8 @@ def test_in_python_a_problem_is_planned_as_the_command_does(tmp_path: Path) -> N
 )
 def test_no_plan_is_without_a_word_of_a_check(overrides: list[str]) -> None:
     planned = darts_parallel.plan(load_problem([*TOY, *overrides, *FEW]))
-    assert planned.checked.answers
-    assert all(entry.proven or entry.note for entry in planned.checked.answers)
+    assert planned.answers
+    assert all(entry.proven or entry.note for entry in planned.answers)
 
 
 def test_gradient_is_forced_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,9 @@ def test_what_an_exact_method_finds_from_a_poor_start_is_the_answer(
 @pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])
 def test_an_exact_answer_is_the_optimum_of_its_space(kind: str) -> None:
     problem = load_problem([*TOY, f"space={kind}"])
-    result = auto.attempt(problem).result
+    planned, _ = auto.attempt(problem)
+    assert planned is not None
+    result = planned.result
     assert result is not None
     best = dynamic_programming.find_plan(problem)
     assert result.iteration_time_s == pytest.approx(best.iteration_time_s, rel=1e-12)
@@ -164,7 +166,8 @@ def test_ctrl_c_during_the_proof_keeps_the_best_uniform_plan(monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr(dynamic_programming, "solve", interrupt)
-    tried = auto.attempt(load_problem(TOY))
+    tried, _ = auto.attempt(load_problem(TOY))
+    assert tried is not None
     assert tried.result is not None
     assert tried.interrupted
     assert tried.result.stopped_by == "user"
@@ -182,7 +185,9 @@ def test_a_problem_that_no_plan_fits_is_refused_in_the_same_words() -> None:
 
 
 def test_a_result_is_refined_only_by_a_better_plan_of_its_space() -> None:
-    result = auto.attempt(load_problem(TOY)).result
+    planned, _ = auto.attempt(load_problem(TOY))
+    assert planned is not None
+    result = planned.result
     assert result is not None
     found = replace(result, method="gradient")
     entry = Verification("dynamic_programming", result.plan, 1.0, 0.2, 0.1, 5, True, "layerwise", 1.0, "")
@@ -201,10 +206,11 @@ def test_the_default_over_tables_is_optimal_whether_or_not_the_proof_comes_in_ti
     refined = auto.solve(tables, "layerwise", replace(settings, exact_seconds=0.0), seed=0)
     assert proven.proven
     for answer in (proven, refined):
-        assert answer.cost == pytest.approx(best.cost, rel=1e-9)
-        assert answer.curve[-1][1] == pytest.approx(answer.cost, rel=1e-12)
+        assert answer.plan is not None
+        assert evaluate(answer.plan, problem).iteration_time_s == pytest.approx(best.cost, rel=1e-9)
+        assert answer.curve[-1][1] == pytest.approx(answer.iteration_time_s, rel=1e-12)
         assert all(a > b for (_, a), (_, b) in pairwise(answer.curve))
-    assert refined.evaluations > 0
+    assert refined.plans_evaluated > 0
 
 
 def test_half_of_a_time_limit_is_left_for_polishing() -> None:

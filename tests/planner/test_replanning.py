@@ -131,10 +131,10 @@ def test_warm_starts_reach_the_optimum_on_small_losses() -> None:
         smaller = load_problem(
             [*MIXED, "space.zero_stage=1", "space.recompute=none", f"cluster.nodes.{group}.count=1"]
         )
-        answer = replan(smaller, best.to_plan(tables), problem, seed=0)
+        answer = replan(smaller, best.to_plan(tables), seed=0)
         optimum = solve(build_tables(smaller, outer_spaces(smaller)), "layerwise").cost
-        assert answer.result.iteration_time_s <= optimum * 1.01
-        assert evaluate(answer.result.plan, smaller).feasible
+        assert answer.iteration_time_s <= optimum * 1.01
+        assert evaluate(answer.plan, smaller).feasible
         assert smaller.training.global_batch_size == problem.training.global_batch_size
 
 
@@ -223,6 +223,6 @@ def test_interleaved_plans_are_replanned_from_and_to(before: int, after: int) ->
     edges = (0, 2, 3, 4, layers) if before == 2 else (0, 3, layers)
     plan = Plan(4, edges, (strategy,) * layers, virtual_stages=before)
     problem = load_problem([*few, f"space.virtual_stages={after}", "space.pp=2", "cluster.nodes.0.count=4"])
-    found = replan(problem, plan, old).result
+    found = replan(problem, plan)
     assert found.plan.virtual_stages == after
     assert evaluate(found.plan, problem).feasible

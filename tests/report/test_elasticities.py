@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from darts_parallel.cli.command import run_job
+from darts_parallel.cli.job import Job
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
@@ -117,7 +117,7 @@ def test_the_command_writes_them_into_the_plan_and_the_curves(tmp_path: Path) ->
 
     problem = load_problem([*TOY, "space.pp=2", "search.num_steps=5", "verification.enabled=false",
                             "space.tp=1", "space.recompute=none", "search.num_restarts=2"])  # fmt: skip
-    run_job(problem, tmp_path, Console(quiet=True))
+    Job(problem, tmp_path, Console(quiet=True)).run()
     data = json.loads((tmp_path / "plan.json").read_text())
     assert data["sensitivity"] == sensitivity(Plan.from_dict(data), problem)
     events = EventAccumulator(str(tmp_path / "tensorboard"))

@@ -6,9 +6,9 @@ from rich.console import Console
 
 from darts_parallel import evaluate, load_problem, search
 from darts_parallel.cost.evaluation import CostBreakdown
+from darts_parallel.exact.verification import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.planner.verification import Verification
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report import text as alternatives
 from darts_parallel.report import text as report

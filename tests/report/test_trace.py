@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from darts_parallel import evaluate, load_problem
-from darts_parallel.cli.command import run_job
+from darts_parallel.cli.job import Job
 from darts_parallel.cost.pipeline import in_flight
 from darts_parallel.cost.schedules import device_orders
 from darts_parallel.errors import ConfigError
@@ -92,7 +92,7 @@ def test_micro_batches_in_flight_are_those_of_the_order(schedule: str, pp: int, 
 def test_the_command_writes_the_trace_where_it_is_asked_to(tmp_path: Path) -> None:
     for folder, extra in (("with", ["output.trace=true"]), ("without", [])):
         (tmp_path / folder).mkdir()
-        run_job(load_problem([*JOB, *extra]), tmp_path / folder, Console(quiet=True))
+        Job(load_problem([*JOB, *extra]), tmp_path / folder, Console(quiet=True)).run()
     assert json.loads((tmp_path / "with" / "plan.trace.json").read_text())["traceEvents"]
     assert not (tmp_path / "without" / "plan.trace.json").exists()
 

@@ -1,10 +1,9 @@
 """The end of a bilevel search: the logits' own plan, the proven optimum of what was learned, and checks."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp
-from typing import Any
 
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.loop import BilevelSearch
@@ -13,8 +12,9 @@ from darts_parallel.bilevel.upper.learned_optimum import LearnedOptimum, learned
 from darts_parallel.bilevel.upper.log_steps import LogSteps
 from darts_parallel.bilevel.upper.relaxed_plans import JointPlan
 from darts_parallel.exact.layerwise import solve
-from darts_parallel.exact.result import PlannerResult, TableResult
+from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.uniform import solve_uniform
+from darts_parallel.exact.verification import Verification
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import StepRecord
@@ -120,18 +120,13 @@ def _solve_fixed(
     return solve(tables, "layerwise", deadline=deadline), numbers, bits
 
 
-Answered = Callable[[str, str, PlannerResult, float], Any]
-"""Makes an entry of the verification of a planner's name, its space, its answer and the seconds found."""
-
-
-def verify(space: JointSpace, found: BilevelPlan, budget: float, answered: Answered) -> list[Any]:
+def verify(space: JointSpace, found: BilevelPlan, budget: float) -> list[Verification]:
     """Exhaustive and dynamic programming over (dp, tp, pp, micro-batches, ZeRO, ...) at the plan's bits.
 
     Args:
         space: Priced plans.
         found: The plan that is verified.
         budget: Seconds of wall-clock of each.
-        answered: Makes the entries; the command's own, so that all searches are checked in the same words.
     """
     entries = []
     for name, kind in (("exhaustive", "uniform"), ("dynamic_programming", "layerwise")):
@@ -143,7 +138,7 @@ def verify(space: JointSpace, found: BilevelPlan, budget: float, answered: Answe
         result = answer.to_baseline(tables, time.monotonic() - began)
         plan = None if result.plan is None else with_bits(result.plan, bits)
         note = f"{result.note}, at the plan's bits" if result.note else "at the plan's bits"
-        entries.append(answered(name, kind, replace(result, plan=plan, note=note), found.seconds))
+        entries.append(Verification.of(name, kind, replace(result, plan=plan, note=note), found.seconds))
     return entries
 
 
