@@ -30,7 +30,7 @@ CLUSTERS = 12
 def solve(
     tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
 ) -> TableResult:
-    """The same over cost tables; arguments as `random_search.solve`."""
+    """Search cost tables; arguments as `random_search.solve`."""
     incumbent = Incumbent(tables, deadline)
     order = sorted(
         ((lower_bound(outer.costs, "layerwise"), number, outer)

@@ -36,7 +36,7 @@ def solve(
     seed: int = 0,
     max_steps: int | None = None,
 ) -> TableResult:
-    """The same over cost tables; arguments as `random_search.solve`, a step changes every chain once."""
+    """Search cost tables; arguments as `random_search.solve`, a step changes every chain once."""
     incumbent = Incumbent(tables, time_limit(deadline))
     space = PlanSpace(incumbent, kind)
     generator = torch.Generator().manual_seed(seed)

@@ -146,7 +146,7 @@ class PlanSpace:
         return torch.where(inner, starts, self.num_layers)
 
     def legal(self, chains: Chains, generator: torch.Generator) -> Chains:
-        """The same plans with an allowed strategy, one for each plan, in place of forbidden ones."""
+        """Put an allowed strategy, one for each plan, in place of forbidden ones."""
         allowed = self.allowed[chains.table, chains.outer].gather(1, chains.choices)
         other = self.random_choice(chains.table, chains.outer, generator).unsqueeze(1)
         choices = torch.where(allowed, chains.choices, other)

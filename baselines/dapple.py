@@ -22,7 +22,7 @@ from darts_parallel.exact.result import TableResult
 def solve(
     tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
 ) -> TableResult:
-    """The same over cost tables; arguments as `random_search.solve`."""
+    """Search cost tables; arguments as `random_search.solve`."""
     incumbent = Incumbent(tables, deadline, keep_all=True)
     for outer in outer_choices(incumbent):
         candidates = plain(outer.strategies, recompute=RECOMPUTE)

@@ -33,7 +33,7 @@ def solve(
     seed: int = 0,
     max_steps: int | None = None,
 ) -> TableResult:
-    """The same over cost tables; arguments as `random_search.solve`, a step is a generation."""
+    """Search cost tables; arguments as `random_search.solve`, a step is a generation."""
     incumbent = Incumbent(tables, time_limit(deadline))
     space = PlanSpace(incumbent, kind)
     space.price(space.starting_plans())

@@ -54,7 +54,7 @@ def minmax_partition(ticks: Integers, stage_type: Integers, comm: Integers) -> t
 
 
 def _descend(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Integers, Integers]:
-    """The same for rows that differ."""
+    """Descend from the first partition, for rows that differ."""
     batch, stages = stage_type.shape
     counts = np.tile(first_partition(ticks.shape[1] - 1, stages), (batch, 1))
     reported, priced = counts.copy(), counts.copy()
@@ -115,7 +115,7 @@ def middle_comm(p2p: Floats) -> Integers:
 def solve(
     tables: Sequence[CostTable], kind: str = "layerwise", *, deadline: float | None = None, seed: int = 0
 ) -> TableResult:
-    """The same over cost tables, one for each pipeline degree.
+    """Search cost tables, one for each pipeline degree.
 
     Args:
         tables: The tables.

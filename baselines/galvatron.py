@@ -25,7 +25,7 @@ from darts_parallel.gradient.stage_solver import StageSolver
 def solve(
     tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
 ) -> TableResult:
-    """The same over cost tables; arguments as `random_search.solve`."""
+    """Search cost tables; arguments as `random_search.solve`."""
     incumbent = Incumbent(tables, deadline)
     for outer in outer_choices(incumbent):
         table = incumbent.tables[outer.table]

@@ -24,7 +24,7 @@ from darts_parallel.exact.segments import largest
 def solve(
     tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
 ) -> TableResult:
-    """The same over cost tables; arguments as `random_search.solve`."""
+    """Search cost tables; arguments as `random_search.solve`."""
     incumbent = Incumbent(tables, deadline, keep_all=True)
     ranked: list[tuple[float, int, OuterChoice, int, list[int]]] = []
     for outer in outer_choices(incumbent):

@@ -24,7 +24,7 @@ from darts_parallel.problem.problem import Problem
 def solve(
     tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
 ) -> TableResult:
-    """The same over cost tables; arguments as `random_search.solve`. A smaller tp only if nothing fits.
+    """Search cost tables; arguments as `random_search.solve`. A smaller tp only if nothing fits.
 
     Tables know no nodes: the largest tp among them counts as that of the node.
     """

@@ -23,7 +23,7 @@ def solve(
     seed: int = 0,
     max_steps: int | None = None,
 ) -> TableResult:
-    """The same over cost tables.
+    """Search cost tables.
 
     Args:
         tables: One for each pipeline degree.

@@ -1,4 +1,4 @@
-"""`python -m darts_parallel`: the same as the command `darts-parallel`."""
+"""`python -m darts_parallel`: the command `darts-parallel`."""
 
 from darts_parallel.cli.command import main
 

@@ -97,7 +97,7 @@ class Row:
     published: CostBreakdown
     """Interleaved as published."""
     plain: CostBreakdown
-    """The same mapping without interleaving."""
+    """Price of the mapping without interleaving."""
 
 
 def published_plan(job: Job, problem: Problem, virtual_stages: int) -> Plan:

@@ -57,7 +57,7 @@ class FasopOptions:
     model: str = ""
     """Part of the name of the cases to run; none: all."""
     cluster: str = ""
-    """The same for clusters."""
+    """Part of the name of the clusters to run; none: all."""
     out: str = "outputs/reproduce_fasop"
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ class Candidate:
         return f"tp{self.tp} dp{self.dp} b{self.forward_pair[1]} g{self.gradient_pair[1]}"
 
     def felt(self) -> str:
-        """The same without what training does not feel: plans of equal words train equally."""
+        """Name the candidate by what training feels: plans of equal names train equally."""
         sums = f"tp{self.tp} b{self.tp_comm_bits}" if self.forward_pair[1] < LOSSLESS else "exact sums"
         sent = (
             f"dp{self.dp} g{self.grad_comm_bits}" if self.gradient_pair[1] < LOSSLESS else "exact gradients"

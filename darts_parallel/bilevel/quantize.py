@@ -31,7 +31,7 @@ class Rounding:
     """Source of stochastic rounding."""
 
     def seeded(self, seed: int) -> "Rounding":
-        """The same with a generator of its own where it draws."""
+        """Give the rounding a generator of its own where it draws."""
         if not self.stochastic:
             return self
         return replace(self, generator=torch.Generator().manual_seed(seed))

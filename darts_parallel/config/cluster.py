@@ -138,9 +138,9 @@ class DeviceConfig:
     fp8_efficiency: float = 0.82
     """Share of `gemm_efficiency` that fp8 products reach of the fp8 peak."""
     mxfp8_efficiency: float = 0.75
-    """The same of mxfp8, whose blocks are scaled in the cast."""
+    """Share of `gemm_efficiency` that mxfp8 products reach of their peak; blocks are scaled in the cast."""
     nvfp4_efficiency: float = 0.5
-    """The same of nvfp4."""
+    """Share of `gemm_efficiency` that nvfp4 products reach of their peak."""
     attention_efficiency: float = 0.4
     """Share of the peak that fused attention (FlashAttention) with large heads reaches."""
     memory_efficiency: float = 0.86
@@ -159,7 +159,7 @@ class DeviceConfig:
     """Bytes of parameters, gradients and optimizer state that the software holds, per byte of the formula:
     copies of the optimizer step, flat buffers, fragmentation."""
     activation_factor: float = 1.12
-    """The same for activations that are kept: unfused kernels keep more, and the allocator wastes some."""
+    """Bytes of kept activations per byte of the formula: unfused kernels keep more, the allocator wastes."""
     grouped_gemm_efficiency: float = 0.9
     """Share of the speed of single products that the grouped products of experts reach."""
     all_to_all_efficiency: float = 0.7

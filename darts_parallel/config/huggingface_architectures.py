@@ -23,7 +23,7 @@ class Reader:
 
     @property
     def place(self) -> str:
-        """The file in words, for messages."""
+        """Name of the file, for messages."""
         return self._place
 
     def value(self, key: str) -> Any:

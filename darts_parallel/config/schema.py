@@ -175,7 +175,7 @@ class SpaceConfig:
     tp_comm_bits: Any = 16
     """Bits per number of tensor-parallel collectives; lossy ones only where the user lists them."""
     grad_comm_bits: Any = 16
-    """The same of gradient synchronisation."""
+    """Bits per number of gradient synchronisation."""
     shard_size: Any = 0
     """Data-parallel ranks that ZeRO states are sharded over; 0: all of them."""
     virtual_stages: Any = 1

@@ -52,9 +52,9 @@ class SearchConfig:
     temperature: list[float] = field(default_factory=lambda: [2.0, 0.05])
     """First and last softmax temperature, geometric in between."""
     boundary_temperature: list[float] = field(default_factory=lambda: [1.0, 0.1])
-    """The same for the stage edges, in layers."""
+    """First and last temperature of the stage edges, in layers."""
     sharpness: list[float] = field(default_factory=lambda: [20.0, 220.0])
-    """The same for the smooth maximum over stages."""
+    """First and last sharpness of the smooth maximum over stages."""
     initial_noise: float = 0.3
     """Standard deviation of the per-layer noise on the shared initial preference."""
     initial_preference: float = 3.0
@@ -70,7 +70,7 @@ class SearchConfig:
     hard_stages_from: float = 0.5
     """Share of the steps after which stage edges are rounded in the forward pass (straight-through)."""
     hard_choices_from: float = 1.0
-    """The same for strategies; 1 keeps them soft to the end."""
+    """Share of the steps after which strategies are hard; 1 keeps them soft to the end."""
     hard_every: int = 10
     """Steps between discretizations of all restarts."""
     simulate_every: int = 5

@@ -43,7 +43,7 @@ class HardPlans:
         return torch.searchsorted(self.first_layers.contiguous(), positions, right=True) - 1
 
     def to_plan(self, index: int, table: CostTable) -> Plan:
-        """Plan number `index` in words."""
+        """Read plan number `index` as stages and strategies."""
         starts, choices = self.first_layers[index].tolist(), self.choices[index].tolist()
         return Plan(
             num_micro_batches=int(table.num_micro_batches[self.outer[index]]),

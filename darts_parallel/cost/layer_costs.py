@@ -48,7 +48,7 @@ class LayerCosts:
     forward: Tensor
     """Seconds of one micro-batch forward, communication included."""
     backward: Tensor
-    """The same backward, recomputation included."""
+    """Seconds of one micro-batch backward, recomputation included."""
     weight_gradient: Tensor
     """The part of `backward` that only the optimizer waits for."""
     terms: dict[str, Tensor]

@@ -52,7 +52,7 @@ class PassSeconds:
         )
 
     def blocking(self) -> "PassSeconds":
-        """The same where messages occupy the later stage, in both directions."""
+        """Add messages to the passes of the later stage, which they occupy in both directions."""
         waits = torch.nn.functional.pad(self.message, (1, 0))
         return PassSeconds(
             self.forward + waits, self.backward + waits, self.weight_gradient, torch.zeros_like(self.message)

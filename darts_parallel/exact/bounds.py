@@ -154,7 +154,7 @@ def _work_bounds(table: CostTable, mode: str) -> Tensor:
 
 
 def _staged_bound(table: CostTable, outer: int, mode: str) -> float:
-    """The same for one stage a device: the way to it, its work, and the way back or its synchronisation."""
+    """Bound one stage a device: the way to it, its work, and the way back or its synchronisation."""
     costs = OuterCosts.read(table, outer)
     if not table.pipeline.blocking:
         # messages then pass beside the work

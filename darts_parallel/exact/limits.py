@@ -58,7 +58,7 @@ class SegmentBounds:
     seconds: Array
     """Least seconds of one micro-batch."""
     summed: Array
-    """The same with the seconds that are paid once."""
+    """Least seconds of one micro-batch, with what is paid once an iteration."""
     sync: Array
     """Least seconds of synchronisation."""
     mixed: tuple[tuple[float, Array], ...]

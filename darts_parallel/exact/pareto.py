@@ -77,7 +77,7 @@ class _Rule:
 
 
 def _staircase(points: Array, slack: Array) -> Index:
-    """The same for one or two columns, by sorting."""
+    """Find the undominated rows of one or two columns, by sorting."""
     if points.shape[1] == 1:
         return np.array([points[:, 0].argmin()])
     order = np.lexsort((points[:, 1], points[:, 0]))

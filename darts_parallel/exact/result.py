@@ -81,7 +81,7 @@ class TableResult:
         return float("inf") if self.best is None else self.best.time
 
     def to_baseline(self, tables: Sequence[CostTable], seconds: float, note: str = "") -> PlannerResult:
-        """The same for a problem; `note` replaces the sentence on how far the proof reached."""
+        """Read the answer for a problem; `note` replaces the sentence on how far the proof reached."""
         return PlannerResult(
             plan=None if self.best is None else self.best.to_plan(tables),
             iteration_time_s=self.cost,

@@ -110,7 +110,7 @@ class PlanPool:
         return sorted((entries[0] for entries in self.entries.values()), key=lambda entry: entry.time)
 
     def plan(self, entry: PricedPlan) -> Plan:
-        """An entry in words."""
+        """Read an entry as stages and strategies."""
         table = self.tables[entry.table]
         plan = canonical(table, entry.plan) if self.kind == "layerwise" else entry.plan
         return plan.to_plan(0, table)

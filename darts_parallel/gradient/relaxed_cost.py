@@ -42,7 +42,7 @@ class NodeOrderTables:
         )
 
     def select(self, outer: Tensor) -> "NodeOrderTables":
-        """The same with fewer outer choices."""
+        """Keep some outer choices."""
         return replace(self, per_iteration=self.per_iteration[:, outer])
 
 

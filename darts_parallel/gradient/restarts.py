@@ -288,7 +288,7 @@ class RestartBatch:
         return source
 
     def select(self, outer: Tensor, restarts: Tensor) -> "RestartBatch":
-        """The same group with fewer outer choices and restarts.
+        """Keep some outer choices and restarts.
 
         Args:
             outer: Kept outer choices, shape `(O',)`.

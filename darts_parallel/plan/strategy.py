@@ -25,7 +25,7 @@ class LayerStrategy:
     tp_comm_bits: int = 16
     """Bits per number of the tensor-parallel collectives of the forward pass; below 16 they are lossy."""
     grad_comm_bits: int = 16
-    """The same of gradient synchronisation; 16 sends gradients as they are."""
+    """Bits per number of gradient synchronisation; 16 sends gradients as they are."""
     shard_size: int = 0
     """Data-parallel ranks over which the ZeRO stage shards, a divisor of them (hybrid sharding); 0: all."""
     ep: int = 1

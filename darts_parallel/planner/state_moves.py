@@ -123,7 +123,7 @@ def _shares(holder: _Holder, sharded_from: int, split: str) -> dict[Gpu, Share]:
 
 
 def _union(shares: list[Share]) -> list[Share]:
-    """The same places as disjoint shares, in order."""
+    """Cut shares that overlap into disjoint ones, in order."""
     edges = sorted({edge for share in shares for edge in share})
     middles = [((a + b) / 2, (a, b)) for a, b in pairwise(edges)]
     return [part for middle, part in middles if any(a <= middle <= b for a, b in shares)]

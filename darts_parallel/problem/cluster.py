@@ -183,7 +183,7 @@ class BoundaryTopology:
     """GPUs of one node of the earlier stage; its node group is `group`."""
     next_group: int
     receivers: int
-    """The same of the later stage."""
+    """GPUs of one node of the later stage; its node group is `next_group`."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class Cluster:
         return sum(group.count * group.gpus for group in self.groups)
 
     def arranged(self, node_order: tuple[int, ...]) -> "Cluster":
-        """The same cluster with its nodes in another order along the pipeline."""
+        """Put the nodes in another order along the pipeline."""
         return self if node_order == self.node_order else replace(self, node_order=node_order)
 
     @cached_property

@@ -75,7 +75,7 @@ class LayerSpec:
     replicated_elements: float = 0.0
     """Elements per token that streaming kernels move outside the tp region (sharded by SP)."""
     sharded_elements: float = 0.0
-    """The same inside the tp region: activation function, float32 softmax of the loss."""
+    """Elements per token that they move inside the tp region: activation function, float32 softmax."""
     replicated_activation_bytes: float = 0.0
     """Kept for backward per token, outside the tp region, in 16-bit training (sharded by SP)."""
     sharded_activation_bytes: float = 0.0

@@ -80,7 +80,7 @@ def effect(elasticity: float, factor: float = STEP) -> float:
 
 
 def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:
-    """The figures that matter most, in words, and what 10 % more of each does to the seconds."""
+    """Name the figures that matter most, and what 10 % more of each does to the seconds."""
     changes = sorted(
         ((effect(value), name) for name, value in elasticities.items()), key=lambda e: -abs(e[0])
     )

@@ -1,4 +1,4 @@
-"""Runs of equal or consecutive things in words, for tables."""
+"""Labels of runs of equal or consecutive things, for tables."""
 
 from collections import Counter
 from collections.abc import Sequence

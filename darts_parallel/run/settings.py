@@ -90,7 +90,7 @@ def _config(path: str) -> Config:
 
 
 def measured_cluster(problem: Problem, path: str) -> Problem:
-    """The same problem on the cluster of a file, e.g. of `experiments.profile`; none where `path` is empty.
+    """Put a problem on the cluster of a file, e.g. of `experiments.profile`; none where `path` is empty.
 
     Args:
         problem: In float32.
@@ -120,7 +120,7 @@ def measured_cluster(problem: Problem, path: str) -> Problem:
 
 
 def _in_float32(config: Config) -> Config:
-    """The same job in float32, the precision that runs here, where the devices' peak is known for it."""
+    """Set float32, the precision that runs here, where the devices' peak is known for it."""
     known = all("fp32" in config.cluster.devices[group.device].peak_TFLOPs for group in config.cluster.nodes)
     if not known:
         raise ConfigError(

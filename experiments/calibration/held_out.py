@@ -102,7 +102,7 @@ class HeldOutReport:
         return table
 
     def markdown(self) -> list[str]:
-        """The same as Markdown."""
+        """Write the table as Markdown."""
         lines = [f"Held out by {self.kind}. {self.summary()}", ""]
         lines += [f"| {self.kind} | " + " | ".join(HEADERS) + " |", "| --- | --- |" + " ---: |" * 6]
         return lines + ["| " + " | ".join(line) + " |" for line in self.rows()]

@@ -62,7 +62,7 @@ class Row:
         return value
 
     def count(self, key: str) -> int | None:
-        """The same for a whole number.
+        """Read a cell as a whole number; None where it is empty.
 
         Errors:
             RowError: the number is not whole.
@@ -73,7 +73,7 @@ class Row:
         return None if value is None else round(value)
 
     def require(self, key: str) -> int:
-        """The same, where nothing can stand in for it.
+        """Read a whole number that nothing can stand in for.
 
         Errors:
             RowError: the cell holds no number.

@@ -46,7 +46,7 @@ class FlatSearch(GradientSearch):
         return [torch.softmax(part, 0) for part in torch.tensor_split(logits, ends[:-1])]
 
     def _thin(self, merits: list[Tensor]) -> None:
-        """The same restarts stay for all outer choices, the best by their best outer choice."""
+        """Keep equal restarts for all outer choices, the best by their best outer choice."""
         super()._thin([merit.amin(0, keepdim=True).expand_as(merit) for merit in merits])
 
 

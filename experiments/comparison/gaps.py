@@ -100,7 +100,7 @@ class Findings:
         )
 
     def targets(self) -> list[tuple[str, str, bool]]:
-        """Every target in words, what was measured, and whether it is met."""
+        """Name every target, what was measured, and whether it is met."""
         if self.raw is None or self.polished is None:
             return []
         median, worst = self.raw.quantiles[SHARES.index(50)], self.polished.quantiles[-1]

@@ -113,7 +113,7 @@ def tables_of(problem: Problem) -> tuple[CostTable, ...]:
 
 
 def tight(problem: Problem) -> Problem:
-    """The same problem on devices with little more memory than the lightest plan needs."""
+    """Give the devices little more memory than the lightest plan needs."""
     tables = tables_of(problem)
     peaks = [
         evaluate_batch(table, plans).memory.amax(1).min()

@@ -43,7 +43,7 @@ class Run:
     gap: float
     """Relative distance from the oracle's proven answer, or from its lower bound where it stopped early."""
     raw_gap: float | None = None
-    """The same before polishing; None where a method does not polish."""
+    """Relative distance before polishing; None where a method does not polish."""
     curve: Curve = ()
     """Anytime curve; stands in a file of its own."""
 

@@ -1,4 +1,4 @@
-"""A comparison in words: tables for the terminal, Markdown for the README."""
+"""A comparison as tables: tables for the terminal, Markdown for the README."""
 
 from collections.abc import Sequence
 
@@ -94,7 +94,7 @@ def render_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def markdown(findings: Findings, note: str) -> str:
-    """The same as Markdown.
+    """Write the findings as Markdown.
 
     Args:
         findings: Of the comparison.

@@ -19,13 +19,13 @@ def exact_partition(ticks: Integers, stage_type: Integers) -> Integers:
 
 
 def exact_heads(ticks: Integers, stage_type: Integers, widths: range) -> dict[int, Integers]:
-    """The same for the first w stages alone, `(B, w)`, for every w of `widths`; one recursion for all."""
+    """Partition over the first w stages alone, `(B, w)`, for every w of `widths`; one recursion for all."""
     sizes = _stage_sizes(ticks, stage_type[:, : max(widths)], ticks.shape[1] - 1)
     return {width: _trace(sizes, width) for width in widths}
 
 
 def exact_tails(ticks: Integers, stage_type: Integers, widths: range) -> dict[int, Integers]:
-    """The same for the last w stages alone."""
+    """Partition exactly over the last w stages alone."""
     mirrored = ticks[:, -1:] - ticks[:, ::-1]
     heads = exact_heads(mirrored, stage_type[:, ::-1], widths)
     return {width: counts[:, ::-1] for width, counts in heads.items()}

@@ -26,7 +26,7 @@ class FasopPlan:
     """Whether the program's memory estimate fits every GPU."""
 
     def to_dict(self, offer: Offer) -> dict[str, Any]:
-        """The plan in words."""
+        """The entry of the plan in a file."""
         return {
             "tp": self.degrees.tp,
             "dp": self.degrees.dp,

@@ -23,7 +23,7 @@ def node_memory(machine: Machine) -> tuple[float, float]:
 
 
 def machine_words(machine: Machine) -> str:
-    """What was measured, in words."""
+    """Name the machine that was measured."""
     if machine.device.type == "cuda":
         return f"{torch.cuda.get_device_name(machine.device)}, torch {torch.__version__}"
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads a process, torch {torch.__version__}"

@@ -43,7 +43,7 @@ class TrialTable:
         return max(self.forward.get(pair, 0.0), 0.0) / self.nats_per_efold
 
     def gradient_log_steps(self, pair: Pair) -> float:
-        """The same of gradients."""
+        """Log steps that rounding the gradients of a pair costs."""
         return max(self.gradient.get(pair, 0.0), 0.0) / self.nats_per_efold
 
 

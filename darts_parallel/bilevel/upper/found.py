@@ -36,7 +36,7 @@ class BilevelPlan:
 
     @staticmethod
     def of(space: JointSpace, priced: JointPlan) -> "BilevelPlan":
-        """A priced plan in words."""
+        """Read a priced plan."""
         plan = space.to_plan(priced.table, priced.plans)
         batch = space.batch_of[priced.table]
         return BilevelPlan(plan, space.blocks_of(plan), batch, priced.seconds, priced.log_steps)

@@ -39,7 +39,7 @@ Bits = tuple[int, int]
 
 
 def at_batch(problem: Problem, global_batch_size: int) -> Problem:
-    """The same problem at another global batch size."""
+    """Set another global batch size."""
     training = replace(problem.training, global_batch_size=global_batch_size)
     return Problem.from_config(replace(problem.config, training=training))
 

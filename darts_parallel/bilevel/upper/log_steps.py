@@ -53,7 +53,7 @@ class LogSteps:
         return sum(sums) + sum(sent) + self.by_batch[batch]
 
     def nonnegative(self) -> tuple["LogSteps", float]:
-        """The same with each block's cheapest pair at 0, and what was taken from every plan alike."""
+        """Put each block's cheapest pair at 0; also returns what was taken from every plan alike."""
         least = [part.amin(1, keepdim=True) for part in (self.forward, self.gradient)]
         shifted = replace(self, forward=self.forward - least[0], gradient=self.gradient - least[1])
         return shifted, float(least[0].sum() + least[1].sum())
