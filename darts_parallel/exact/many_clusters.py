@@ -210,7 +210,7 @@ class _Batch:
             "kept": prefix_sums(costs.kept[row]),
             "activation": prefix_sums(costs.activation[row]),
             "working": costs.working[row],
-            "flight": table.in_flight[outer].numpy(),
+            "in_flight": table.in_flight[outer].numpy(),
             "capacity": table.capacity.numpy(),
             "sync": prefix_sums(costs.sync[row])[kinds],
             "later": costs.count[row] - 1.0,
