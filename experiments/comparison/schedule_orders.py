@@ -55,7 +55,7 @@ def order_gaps(case: ScheduleCase, seconds: float) -> list[OrderGap]:
     for table in case.tables():
         found = balance([table], "uniform")
         if found.best is not None and table.num_stages <= MOST_STAGES:
-            result.append(_gap(case.name, table, found.best.plans, seconds))
+            result.append(_gap(case.name, table, found.best.plan, seconds))
     return result
 
 
