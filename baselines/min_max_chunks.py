@@ -1,20 +1,15 @@
-"""Chunks of least maximum: every strategy for all layers, the longest chunk as short as it can be.
+"""Chunks of least maximum (PipeDream, Narayanan et al. 2019, SOSP): every strategy, the longest chunk short."""
 
-The linear partition problem that PipeDream (Narayanan et al. 2019, SOSP, section 3.1) and DAPPLE solve for
-stages, asked of the chunks of any schedule: it balances chunks, and does not see how the schedule waits.
-"""
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from baselines.incumbent import Incumbent
 from baselines.planner import on_problems
-from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.balanced import balanced
 from darts_parallel.exact.result import TableResult
-from darts_parallel.exact.segments import best_bottleneck, spans, split_below
 
 
 def solve(
@@ -31,15 +26,3 @@ def solve(
 
 
 find_plan = on_problems(solve)
-
-
-def balanced(table: CostTable, outer: int, choice: int) -> HardPlans:
-    """One plan whose longest chunk is as short as it can be."""
-    seconds = table.time[outer, :, :, choice].detach().numpy()[table.stage_kind.numpy()]
-    segments = spans(seconds)
-    legal = np.triu(np.ones(segments.shape[1:], dtype=bool), 1)
-    legal[:-1] &= ~table.fused_to_previous.numpy()[:, None]
-    segments = np.where(legal, segments, np.inf)
-    _, starts = split_below(segments, best_bottleneck(segments))
-    choices = torch.full((1, table.num_layers), choice)
-    return HardPlans(torch.tensor([outer]), choices, torch.tensor([starts]))

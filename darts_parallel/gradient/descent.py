@@ -11,6 +11,7 @@ from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.cost.lightest import lightest_plans
 from darts_parallel.cost.pruning import without_dominated
 from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.exact.balanced import balanced_plans
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.gradient.adam import Adam
 from darts_parallel.gradient.chain_rounding import stage_prices
@@ -77,7 +78,16 @@ class GradientSearch:
         self.pool.add_all(TablePlans(index, even_uniform_plans(table)) for index, table in enumerate(tables))
         self.pool.add_all(starts)
         self.bounds = [outer_lower_bounds(table) for table in tables]
+        simulated = [] if starts else [i for i, table in enumerate(tables) if table.pipeline.simulated]
+        for index in simulated:
+            alive = torch.nonzero(self.bounds[index] <= self.pool.best_time * SLACK).flatten()
+            balanced = balanced_plans(tables[index], alive.tolist())
+            self.pool.add_all([] if balanced is None else [TablePlans(index, balanced)])
         self.groups = self._initial_groups(tables)
+        for group in self.groups if simulated else ():
+            for entry in self.pool.by_outer():
+                if entry.table == group.table_index:
+                    group.begin_near(entry.plan, config.initial_preference)
         for start, group in ((s, g) for s in starts for g in self.groups if g.table_index == s.table):
             group.begin_near(start.plans, config.initial_preference)
         self.outer_keys = self._live_keys()

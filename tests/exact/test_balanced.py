@@ -1,0 +1,40 @@
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+import torch
+
+from darts_parallel.cost.evaluation import table_reading
+from darts_parallel.exact.balanced import balanced, balanced_plans
+from tests.support.random_tables import random_table
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_split_has_a_shorter_longest_chunk(seed: int) -> None:
+    table = random_table(seed, pp=3, num_layers=7, num_choices=2)
+    plan = balanced(table, 0, 1)
+    longest = float(_chunks(table, plan.first_layers[0].tolist()).max())
+    cuts = [layer for layer in range(1, 7) if not bool(table.fused_to_previous[layer])]
+    others = [_chunks(table, [0, *pair]).max() for pair in combinations(cuts, 2)]
+    assert longest == pytest.approx(float(min(others)), rel=1e-12)
+
+
+def _chunks(table, starts):  # type: ignore[no-untyped-def]
+    ends = [*starts[1:], table.num_layers]
+    kinds = table.stage_kind.tolist()
+    return torch.stack([table.time[0, q, a:b, 1].sum() for q, a, b in zip(kinds, starts, ends, strict=True)])
+
+
+def test_strategies_that_fit_come_first_and_the_lightest_where_none_does() -> None:
+    table = random_table(5, pp=2, num_layers=6, num_choices=4, tightness=3.0)
+    plans = balanced_plans(table, range(table.num_outer), count=1)
+    assert plans is not None
+    assert plans.outer.tolist() == [o for o in range(table.num_outer) if bool(table.allowed[o].any())]
+    tiny = replace(table, capacity=table.capacity * 1e-3)
+    lightest = balanced_plans(tiny, [0], count=1)
+    every = balanced_plans(tiny, [0], count=4)
+    assert lightest is not None
+    assert every is not None
+    peaks = table_reading(tiny, every).memory.amax(1)
+    assert float(table_reading(tiny, lightest).memory.max()) <= float(peaks.min()) * 1.5
+    assert balanced_plans(table, []) is None
