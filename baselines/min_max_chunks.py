@@ -1,5 +1,4 @@
-"""Chunks of least maximum (PipeDream, Narayanan et al. 2019, SOSP): every strategy, the longest chunk short."""
-
+"""Chunks of least maximum (PipeDream, Narayanan et al. 2019): every strategy, the longest chunk short."""
 
 from collections.abc import Sequence
 
