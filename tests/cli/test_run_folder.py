@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from darts_parallel.cli import command as cli
+from darts_parallel.cli import job
 from darts_parallel.cli.run_folder import RunFolder
 from darts_parallel.errors import ConfigError
 from tests.support.commands import QUIET, TOY, Command
@@ -59,7 +60,7 @@ def test_a_plan_that_was_written_outlives_an_error_after_it(
     def fail(*arguments: Any, **named: Any) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "render_ending", fail)
+    monkeypatch.setattr(job, "render_ending", fail)
     outcome = Command(tmp_path, monkeypatch, capsys)(*TOY, *QUIET, "hydra.run.dir=run")
     assert outcome.status == 2
     assert outcome.err.count("\n") == 1
