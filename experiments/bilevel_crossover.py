@@ -1,26 +1,30 @@
 """From which bandwidth on do few bits no longer pay, and is the loop's plan the best everywhere?
 
-    python -m experiments.bilevel_crossover [bandwidths_GBps=[0.1,0.5,2,8,32]] [seeds=[0]]
+    python -m experiments.bilevel_crossover [bandwidths_GBps=[0.1,0.5,2,8,32]] [seeds=[0,1,2]]
 
 One bilevel search prices the bits in steps; its prices depend on no network. For every bandwidth of the links
 the fastest plans with 16, 8, 4 and 2 bits everywhere, and the optimum of the learned objective, are found
 exactly, and all are trained from scratch on other seeds until they reach the test loss of 16 bits. Time to
-target is measured steps times predicted seconds. Writes a table, a picture, and TensorBoard curves.
+target is measured steps times predicted seconds. Writes a table, a picture, and TensorBoard curves; what was
+searched and trained in the folder `out` is not run again.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import exp, log
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import matplotlib
 import torch
 
-from darts_parallel.bilevel.candidates import Candidate
-from darts_parallel.bilevel.data import Corpus, load_corpus
+from darts_parallel.bilevel.candidates import Candidate, plan_words
+from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.loop import BilevelSearch
-from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, retrain
+from darts_parallel.bilevel.loop import BilevelSearch, resume
+from darts_parallel.bilevel.report import TIE
+from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED
+from darts_parallel.bilevel.scratch.trainings import Training, Trainings
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.upper.found import BilevelPlan, fixed_bits_optimum
 from darts_parallel.bilevel.upper.joint_space import JointSpace
@@ -34,7 +38,8 @@ from experiments.results_page import publish
 
 BITS = (16, 8, 4, 2)
 LOOP = "loop's plan"
-Felt = tuple[Candidate, ...]
+Felt = tuple[str, ...]
+"""Words for what training feels of every block."""
 
 
 @dataclass
@@ -44,7 +49,7 @@ class CrossoverOptions:
     bandwidths_GBps: list[float] = field(  # noqa: N815
         default_factory=lambda: [0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
     )
-    seeds: list[int] = field(default_factory=lambda: [0, 1])
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """Trainings of every plan."""
     problem: list[str] = field(default_factory=list)
     """Overrides of `experiment=bilevel`."""
@@ -80,28 +85,27 @@ def plans_at(problem: Problem, prices: LogSteps, budget: float) -> dict[str, Bil
     return {name: plan for name, plan in found.items() if plan is not None}
 
 
-def trainings(
-    plans: Sequence[BilevelPlan], settings: BilevelSettings, corpus: Corpus, seeds: Sequence[int], jobs: Jobs
-) -> dict[tuple[tuple[str, ...], int], tuple[float, bool]]:
-    """Steps to the target of every plan and seed, and whether it was reached; equal trainings run once."""
-    felt: dict[tuple[str, ...], Felt] = {
-        tuple(candidate.felt() for candidate in plan.blocks): plan.blocks for plan in plans
-    }
-    batch = settings.global_batch_size
-    exact = (Candidate(1, 1),) * settings.num_blocks
+def steps_to_target(
+    plans: Sequence[BilevelPlan], settings: BilevelSettings, kept: Trainings, seeds: Sequence[int]
+) -> dict[tuple[Felt, int], float]:
+    """Steps to the target of every plan and seed, at most `retrain_factor` times those of exact training."""
     own = [FIRST_RETRAIN_SEED + seed for seed in seeds]
-    references = jobs.map(retrain, [(exact, batch, settings, corpus, seed, None) for seed in own])
-    targets = dict(zip(own, (run.final_loss for run in references), strict=True))
+    references = kept.references(own, settings)
+    targets = {seed: run.final_loss for seed, run in zip(own, references, strict=True)}
+    felt = {felt_by(plan): plan.blocks for plan in plans}
     keys = [(words, seed) for words in felt for seed in own]
-    arguments = [(felt[words], batch, settings, corpus, seed, targets[seed]) for words, seed in keys]
-    runs: list[Retrained] = jobs.map(
-        retrain, arguments, lambda done, _: print(f"{done} of {len(keys)}", flush=True)
-    )
+    wanted = [Training(felt[words], settings.global_batch_size, seed, targets[seed]) for words, seed in keys]
+    runs = kept.run(wanted, settings, lambda done, total: print(f"{done} of {total}", flush=True))
     steps = {}
     for (words, seed), run in zip(keys, runs, strict=True):
         reached = run.steps_to(targets[seed])
-        steps[words, seed - FIRST_RETRAIN_SEED] = (reached or float(run.test[-1][0]), reached is not None)
+        steps[words, seed - FIRST_RETRAIN_SEED] = reached or float(run.test[-1][0])
     return steps
+
+
+def felt_by(plan: BilevelPlan) -> Felt:
+    """What training feels of a plan: plans of equal words train equally."""
+    return tuple(candidate.felt() for candidate in plan.blocks)
 
 
 def run(options: CrossoverOptions) -> int:
@@ -113,19 +117,22 @@ def run(options: CrossoverOptions) -> int:
     settings = BilevelSettings.of(problem, 0)
     with Jobs(options.processes) as jobs:
         search = BilevelSearch(settings, problem, corpus, jobs)
-        search.run()
-        plans = {
-            bandwidth: plans_at(at_bandwidth(options, bandwidth), search.log_steps, settings.exact_seconds)
-            for bandwidth in options.bandwidths_GBps
-        }
-        steps = trainings(
-            [plan for own in plans.values() for plan in own.values()], settings, corpus, options.seeds, jobs
-        )
-    times = {
-        bandwidth: {name: _times(plan, steps, options.seeds) for name, plan in own.items()}
+        resume(search, folder / "checkpoints", print)
+        search.run(folder=folder / "checkpoints")
+        plans = {}
+        for bandwidth in options.bandwidths_GBps:
+            plans[bandwidth] = plans_at(
+                at_bandwidth(options, bandwidth), search.log_steps, settings.exact_seconds
+            )
+            print(f"planned at {bandwidth:g} GB/s", flush=True)
+        every = [plan for own in plans.values() for plan in own.values()]
+        steps = steps_to_target(every, settings, Trainings(folder / "retrained", corpus, jobs), options.seeds)
+    points = {
+        bandwidth: {name: _point(plan, steps, options.seeds, search.log_steps) for name, plan in own.items()}
         for bandwidth, own in plans.items()
     }
-    text = table(options, plans, times)
+    text = page(options, plans, points)
+    times = {bandwidth: {n: p.times for n, p in own.items()} for bandwidth, own in points.items()}
     write_text(folder / "table.md", text)
     pictures = {draw(folder / "crossover.png", times): "Time to target against bandwidth"}
     _tensorboard(folder / "tensorboard", times)
@@ -137,32 +144,79 @@ def run(options: CrossoverOptions) -> int:
     return 0
 
 
-def _times(
-    plan: BilevelPlan, steps: dict[tuple[tuple[str, ...], int], tuple[float, bool]], seeds: Sequence[int]
-) -> list[float]:
-    words = tuple(candidate.felt() for candidate in plan.blocks)
-    return [plan.seconds * steps[words, seed][0] for seed in seeds]
+@dataclass(frozen=True)
+class Point:
+    """One plan at one bandwidth.
+
+    Attributes:
+        times: Predicted seconds to the target, by seed.
+        steps: Measured steps to the target, by seed.
+        learned: Log steps that the search charges the plan for its bits.
+    """
+
+    times: list[float]
+    steps: list[float]
+    learned: float
 
 
-def table(
+def _point(
+    plan: BilevelPlan, steps: dict[tuple[Felt, int], float], seeds: Sequence[int], prices: LogSteps
+) -> Point:
+    own = [steps[felt_by(plan), seed] for seed in seeds]
+    charged = prices.of_plan(plan.blocks, plan.global_batch_size) - prices.by_batch[plan.global_batch_size]
+    return Point([plan.seconds * count for count in own], own, charged)
+
+
+def ratios(own: dict[str, Point]) -> tuple[str, list[float]]:
+    """The best of the others by mean log time, and the loop's time over its, by seed."""
+    others = {name: mean(map(log, point.times)) for name, point in own.items() if name != LOOP}
+    best = min(others, key=lambda name: others[name])
+    return best, [a / b for a, b in zip(own[LOOP].times, own[best].times, strict=True)]
+
+
+def page(
     options: CrossoverOptions,
     plans: dict[float, dict[str, BilevelPlan]],
-    times: dict[float, dict[str, list[float]]],
+    points: dict[float, dict[str, Point]],
 ) -> str:
-    """Median times to target, and how far the loop's plan is above the best of the others."""
+    """Mean times to target, how far the loop's plan is from the best other, and where it is not the best."""
     names = [*(f"{bits} bits" for bits in BITS), LOOP]
-    header = ("GB/s", *(f"{name} (ms)" for name in names), "loop / best other", "loop's plan")
+    header = ("GB/s", *(f"{name} (ms)" for name in names), "best other", "loop / best other", "loop's plan")
     lines = ["| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]
-    for bandwidth, own in times.items():
-        middle = {name: median(values) for name, values in own.items()}
-        best = min(value for name, value in middle.items() if name != LOOP)
+    above = []
+    for bandwidth, own in points.items():
+        best, ratio = ratios(own)
         chosen = plans[bandwidth][LOOP]
-        words = f"{chosen.plan.describe(chosen.global_batch_size)}"
-        cells = [f"{1e3 * middle[name]:.1f}" for name in names]
-        lines.append(
-            "| " + " | ".join([f"{bandwidth:g}", *cells, f"{middle[LOOP] / best:.3f}", words]) + " |"
-        )
-    return f"Medians of {len(options.seeds)} trainings a plan.\n\n" + "\n".join(lines) + "\n"
+        cells = [
+            f"{1e3 * exp(mean(map(log, own[name].times))):.1f}" if name in own else "-" for name in names
+        ]
+        cells += [best, f"{exp(mean(map(log, ratio))):.3f} ({min(ratio):.3f} to {max(ratio):.3f})"]
+        cells += [f"{chosen.plan.describe(chosen.global_batch_size)}: {plan_words(chosen.blocks)}"]
+        lines.append("| " + " | ".join([f"{bandwidth:g}", *cells]) + " |")
+        if min(ratio) > 1.0 + TIE:
+            above.append(_why(bandwidth, best, own, median(ratio)))
+    note = (
+        f"Geometric means of {len(options.seeds)} trainings a plan; in brackets the smallest and largest "
+        "ratio on equal weights and batches. Time to target is predicted seconds a step times measured steps."
+    )
+    verdict = (
+        "The loop's plan is on the lower envelope at every bandwidth: nowhere do all seeds say that another "
+        "plan is faster."
+        if not above
+        else "The loop's plan is above the lower envelope on every seed at:\n\n" + "\n".join(above)
+    )
+    return note + "\n\n" + "\n".join(lines) + "\n\n" + verdict + "\n"
+
+
+def _why(bandwidth: float, best: str, own: dict[str, Point], ratio: float) -> str:
+    """One line: seconds and steps of the loop's plan against the better one, learned and measured."""
+    mine, other = own[LOOP], own[best]
+    steps = mean(log(a / b) for a, b in zip(mine.steps, other.steps, strict=True))
+    learned = mine.learned - other.learned
+    return (
+        f"- {bandwidth:g} GB/s: {best} is {100 * (ratio - 1):.1f} % faster; the loop expected "
+        f"{100 * (exp(learned) - 1):+.1f} % steps against it and needs {100 * (exp(steps) - 1):+.1f} %."
+    )
 
 
 def draw(path: Path, times: dict[float, dict[str, list[float]]]) -> Path:

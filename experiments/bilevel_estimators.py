@@ -1,11 +1,14 @@
 """Which estimator knows what few bits cost, and how wrong are the others?
 
-    python -m experiments.bilevel_estimators [seeds=[0,1]] [steps=150]
+    python -m experiments.bilevel_estimators [seeds=[0,1,2,3]] [steps=150]
 
-The truth is a training from scratch: the smoothed test loss at its end with 2-bit sums in one block, or
-in all of them, minus that of exact sums with equal weights and batches. Beside it, in nats, each of its seed:
+The truth is a training from scratch with 2-bit sums in one block or in all of them, or with 2-bit gradients:
+its smoothed test loss after `steps` minus that of exact training with equal weights and batches, and how many
+times as many steps it takes to the exact training's loss. Beside it, of other weights and batches:
 
-- trials: trainings of 70 steps from the initial weights (what the loop uses for all blocks together);
+- trials: trainings from the initial weights (what the loop uses for all blocks together), read at several
+  lengths over their last fifth, nats turned into steps by the exact trial's curve; and as they were read
+  before: the mean of the last half of 70 steps, by the slope there;
 - switches: one block switched hard to 2 bits on validation bytes, at weights that trained on sampled plans,
   forward only (what the loop shares the trials' cost by);
 - mixture, first and second order: the slope of a mixture's validation loss, at weights that trained in it;
@@ -21,6 +24,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import log
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -31,9 +35,10 @@ from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import Corpus, load_corpus, sample
 from darts_parallel.bilevel.estimators.mixture import MixedLoss, one_hot_sample, slopes
 from darts_parallel.bilevel.estimators.switches import switch_losses
-from darts_parallel.bilevel.estimators.trials import train_losses
+from darts_parallel.bilevel.estimators.trials import behind, middle_of_read, train_losses
 from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.retrain import retrain
+from darts_parallel.bilevel.measurements import MIN_POINTS, log_delay, measure
+from darts_parallel.bilevel.retrain import retrain, smoothed
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trainer import WeightTrainer, hard
 from darts_parallel.bilevel.transformer import Weights, mixed_loss, plan_loss
@@ -51,18 +56,25 @@ MEASURED = 8
 """Validation batches that switches and slopes are averaged over."""
 LATER_STEPS = 40
 """Of trials from the mixture's weights."""
+STEPPED = ("all", "gradients")
+"""What is judged in log steps, too."""
+LENGTHS = (0.5, 0.67, 0.83, 1.0)
+"""Shares of the longest trial at which trials are read."""
+BEFORE = 0.58
+"""The same of the trials as they were read before: 70 of 120 steps."""
 Row = dict[str, float]
-"""Nats by what is judged: `all`, `gradients`, or the number of a block."""
+"""Nats by what is judged: `all`, `gradients`, or the number of a block; log steps by `all steps`."""
 
 
 @dataclass
 class EstimatorOptions:
     """What to run."""
 
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2, 3])
     steps: int = 150
     """Weight steps of a training from scratch."""
-    trial_steps: int = 70
+    trial_steps: int = 120
+    """Of the longest trial."""
     search_steps: int = 80
     """Weight steps before mixtures, samples and switches are asked."""
     problem: list[str] = field(default_factory=list)
@@ -85,20 +97,48 @@ def judged(blocks: int) -> dict[str, tuple[Candidate, ...]]:
 
 
 def truth(settings: BilevelSettings, corpus: Corpus, seed: int, jobs: Jobs) -> Row:
-    """Nats that every judged plan ends above exact training, from scratch."""
-    plans = {"exact": (EXACT,) * settings.num_blocks} | judged(settings.num_blocks)
-    batch = settings.global_batch_size
-    arguments = [(plan, batch, settings, corpus, seed, None) for plan in plans.values()]
-    losses = dict(zip(plans, (run.final_loss for run in jobs.map(retrain, arguments)), strict=True))
-    return {name: loss - losses["exact"] for name, loss in losses.items() if name != "exact"}
+    """Nats that every judged plan ends above exact training, from scratch, and the log steps of some."""
+    plans = judged(settings.num_blocks)
+    exact = retrain((EXACT,) * settings.num_blocks, settings.global_batch_size, settings, corpus, seed, None)
+    target, steps = exact.final_loss, settings.retrain_steps
+    arguments = [
+        (plan, settings.global_batch_size, settings, corpus, seed, target if name in STEPPED else None)
+        for name, plan in plans.items()
+    ]
+    found = {}
+    for name, run in zip(plans, jobs.map(retrain, arguments), strict=True):
+        # a training that reached the target before the exact one did ends there
+        end = min(steps, run.test[-1][0])
+        at_end = dict(smoothed(run.test))[end]
+        found[name] = at_end - dict(smoothed(exact.test))[end]
+        if name in STEPPED:
+            reached = run.steps_to(target)
+            found[f"{name} steps"] = log((reached or run.test[-1][0]) / steps)
+    return found
 
 
-def trials(settings: BilevelSettings, corpus: Corpus, steps: int, seed: int, jobs: Jobs) -> Row:
-    """The same by short trainings from the initial weights, over their last half."""
+def trials(settings: BilevelSettings, corpus: Corpus, longest: int, seed: int, jobs: Jobs) -> dict[str, Row]:
+    """Costs of short trainings from the initial weights, by how they are read."""
     plans = {"exact": (EXACT,) * settings.num_blocks} | judged(settings.num_blocks)
-    arguments = [(settings, corpus.train, plans[name], steps, seed) for name in ("exact", "all", "gradients")]
-    exact, everywhere, sent = jobs.map(train_losses, arguments)
-    return {"all": _behind(everywhere, exact), "gradients": _behind(sent, exact)}
+    arguments = [
+        (settings, corpus.train, plans[name], longest, seed, settings.rounds) for name in ("exact", *STEPPED)
+    ]
+    exact, *others = jobs.map(train_losses, arguments)
+    found: dict[str, Row] = {}
+    for steps in sorted({max(round(share * longest), MIN_POINTS) for share in LENGTHS}):
+        row = found.setdefault(f"trials of {steps} steps", {})
+        for name, curve in zip(STEPPED, others, strict=True):
+            nats = behind(curve[:steps], exact[:steps])
+            row[name] = nats
+            row[f"{name} steps"] = log_delay(exact[:steps], nats, middle_of_read(steps))
+    before = max(round(BEFORE * longest), MIN_POINTS)
+    exchange = measure(list(enumerate(exact[:before], 1)))
+    rate = exchange.nats_per_efold if exchange else exact[before - 1]
+    row = found.setdefault(f"trials of {before} steps, last half, by the slope", {})
+    for name, curve in zip(STEPPED, others, strict=True):
+        row[name] = _behind(curve[:before], exact[:before])
+        row[f"{name} steps"] = max(row[name], 0.0) / rate
+    return found
 
 
 def _behind(curve: Sequence[float], exact: Sequence[float]) -> float:
@@ -200,7 +240,7 @@ def one_seed(options: EstimatorOptions, corpus: Corpus, seed: int, jobs: Jobs) -
     settings = replace(BilevelSettings.of(problem, seed), retrain_steps=options.steps)
     # the truth has other weights and batches than the estimates, as a retraining has
     found = {"truth": truth(settings, corpus, 100_000 + seed, jobs)}
-    found["trials from initial weights"] = trials(settings, corpus, options.trial_steps, seed, jobs)
+    found |= trials(settings, corpus, options.trial_steps, seed, jobs)
     ways = [(way, settings, corpus, options.search_steps, seed) for way in ("switches", "mixture", "gumbel")]
     for part in jobs.map(estimates_from, ways):
         found |= part
@@ -210,8 +250,8 @@ def one_seed(options: EstimatorOptions, corpus: Corpus, seed: int, jobs: Jobs) -
 def table(seeds: Sequence[dict[str, Row]]) -> str:
     """Means and standard deviations over seeds; the rank correlation of blocks with the truth's means."""
     blocks = sorted(name for name in seeds[0]["truth"] if name.isdigit())
-    names = ["all", *blocks, "gradients"]
-    words = ["all blocks", *(f"block {name}" for name in blocks), "gradients, all"]
+    names = ["all", "all steps", *blocks, "gradients", "gradients steps"]
+    words = ["all blocks", "log steps", *(f"block {name}" for name in blocks), "gradients", "log steps"]
     lines = ["| estimator | " + " | ".join(words) + " | order of blocks |", "| --- " * (len(names) + 2) + "|"]
     true = [mean(row["truth"][name] for row in seeds) for name in blocks]
     for estimator in seeds[0]:
@@ -223,6 +263,14 @@ def table(seeds: Sequence[dict[str, Row]]) -> str:
         )
         lines.append(f"| {estimator} | " + " | ".join([*cells, rank]) + " |")
     return "\n".join(lines)
+
+
+def sums_of_blocks(seeds: Sequence[dict[str, Row]]) -> str:
+    """One sentence: what all blocks cost together, and the sum of what each costs alone."""
+    blocks = [name for name in seeds[0]["truth"] if name.isdigit()]
+    together = [row["truth"]["all"] for row in seeds]
+    alone = [sum(row["truth"][name] for name in blocks) for row in seeds]
+    return f"All blocks together cost {_cell(together)} nats; the sum of each alone is {_cell(alone)}."
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -252,16 +300,18 @@ def run(options: EstimatorOptions) -> int:
             print(f"seed {seed} done", flush=True)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["seed", "estimator", "judged", "nats"])
+    writer.writerow(["seed", "estimator", "judged", "cost"])
     for seed, rows in zip(options.seeds, found, strict=True):
-        writer.writerows([seed, name, what, nats] for name, row in rows.items() for what, nats in row.items())
+        writer.writerows([seed, name, what, cost] for name, row in rows.items() for what, cost in row.items())
     write_text(folder / "bilevel_estimators.csv", text.getvalue())
     note = (
         f"Nats that 2 bits cost, mean ± standard deviation over {len(options.seeds)} seeds; trainings from "
-        f"scratch of {options.steps} steps, trials of {options.trial_steps}, other weights after "
-        f"{options.search_steps}. Order of blocks: Spearman's rank correlation with the truth."
+        f"scratch of {options.steps} steps, trials of at most {options.trial_steps}, other weights after "
+        f"{options.search_steps}. Log steps: logarithm of how many times as many steps, to the exact "
+        "training's final loss, in at most three times as many. Order of blocks: Spearman's rank correlation "
+        "with the truth."
     )
-    page = f"{note}\n\n{table(found)}\n"
+    page = f"{note}\n\n{table(found)}\n\n{sums_of_blocks(found)}\n"
     write_text(folder / "table.md", page)
     print(page)
     if options.publish:

@@ -225,11 +225,11 @@ class BilevelSearch:
         for index, pair in enumerate(self.space.forward_pairs):
             if pair in self.trials.forward:
                 own = shares[:, switched.index(pair[1])]
-                forward[:, index] = own * self.trials.forward_log_steps(pair)
+                forward[:, index] = own * self.trials.forward_log_steps[pair]
         sent = self.shares.of_gradient(blocks)
         gradient = torch.zeros_like(self.log_steps.gradient)
         for index, pair in enumerate(self.space.gradient_pairs):
-            gradient[:, index] = sent * self.trials.gradient_log_steps(pair)
+            gradient[:, index] = sent * self.trials.gradient_log_steps.get(pair, 0.0)
         self.log_steps = replace(self.log_steps, forward=forward, gradient=gradient)
 
     def _see_slopes(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
+import torch
 from torch import Tensor
 
 
@@ -103,3 +104,43 @@ def measure(curve: Sequence[tuple[int, float]]) -> Exchange | None:
     if slope >= 0.0:
         return None
     return Exchange(-slope, mean_y + slope * (recent[-1][0] - mean_x))
+
+
+QUARTER = log(4.0)
+"""Log steps before the end of a curve over which `log_delay` reads it."""
+
+
+def log_delay(curve: Sequence[float], behind: float, end: float) -> float:
+    """Log of how many times as many steps a training takes that is some nats behind a known one.
+
+    The known curve is read as a parabola in the logarithm of the step over its last three quarters, and asked
+    when it had the loss of the other. A straight rate of exchange would not do: the curve is several times as
+    steep where the other training stands as where it is itself.
+
+    Args:
+        curve: Losses of the known training, nats, from step 1 on.
+        behind: Nats.
+        end: Step at which the other training is behind by so much.
+
+    Returns:
+        0 where it is ahead: luck is no gain.
+
+    Errors:
+        ValueError: the curve has fewer than `MIN_POINTS` steps.
+    """
+    if len(curve) < MIN_POINTS:
+        raise ValueError(f"a curve of {len(curve)} steps has no slope")
+    if behind <= 0.0:
+        return 0.0
+    first = max(int(len(curve) / exp(QUARTER)), 1)
+    place = torch.arange(first, len(curve) + 1, dtype=torch.float64).log() - log(end)
+    loss = torch.tensor(curve[first - 1 :], dtype=torch.float64)
+    parts = torch.stack([torch.ones_like(place), place, place.square()], 1)
+    slope, bend = torch.linalg.lstsq(parts, loss).solution[1:].tolist()
+    # bend x^2 + slope x = behind, at the root left of the vertex
+    inside = slope * slope + 4.0 * bend * behind
+    if slope < 0.0 <= inside and bend > 0.0:
+        return float(2.0 * behind / (inside**0.5 - slope))
+    line = float(torch.linalg.lstsq(parts[:, :2], loss).solution[1])
+    # a loss that does not fall says nothing of steps; its whole height stands for one e-fold then
+    return behind / -line if line < 0.0 else behind / float(loss[-1])

@@ -5,20 +5,20 @@ spread, paired differences with their p), checkpoints and TensorBoard curves. Fi
 not run again, and a search that was killed resumes where its last checkpoint stands.
 """
 
-import hashlib
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import Corpus
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.loop import RETRAIN_ONLY, BilevelRecord, BilevelSearch, fingerprint, resume
 from darts_parallel.bilevel.report import write_report
-from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, retrain
+from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained
+from darts_parallel.bilevel.scratch.trainings import Training, Trainings
+from darts_parallel.bilevel.scratch.uniform_bits import UniformChoice, choose_uniform
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.tracking import BilevelTracker
 from darts_parallel.bilevel.upper.found import (
@@ -39,15 +39,8 @@ from darts_parallel.plan.file import write_json
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.plan_json import plan_dict
 
-RETRAIN_KEYS = (
-    "shape", "retrain_steps", "retrain_factor", "learning_rate", "learning_rate_warmup",
-    "validation_sequences", "evaluate_every", "rounding", "hadamard",
-)  # fmt: skip
-"""What a retrained plan depends on besides itself, its target and the seed."""
 REFERENCE = "all_16_bit"
 """Its smoothed test loss after `retrain_steps` is the target of a retraining seed."""
-EXACT = Candidate(1, 1)
-"""A block that trains as a plan without lossy collectives does, whatever its degrees."""
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is done now, steps done and steps in all."""
@@ -92,6 +85,13 @@ class Protocol:
     on_progress: OnProgress = lambda text, done, total: None
     on_plan: Callable[[int, SeedPlan], None] = lambda seed, plan: None
     on_record: Callable[[int, StepRecord], None] = lambda seed, record: None
+    uniform: dict[str, UniformChoice | None] = field(default_factory=dict)
+    """Under `choice` the best uniform bits, once they are known."""
+
+    @property
+    def trainings(self) -> Trainings:
+        """Keeps the curves of everything that is trained from scratch."""
+        return Trainings(self.folder / "retrained", self.corpus, self.jobs)
 
     def run(self, on_seed: Callable[[int, dict[str, Any]], None] = lambda seed, data: None) -> str:
         """All seeds; returns the text of `report.md`.
@@ -172,75 +172,49 @@ class Protocol:
         checks = verify(search.space, found.chosen, budget) if enabled else []
         return SeedPlan(search, found, search_result(search, found, history), checks)
 
+    def _plans(self, arm: str, plan: SeedPlan) -> list[tuple[BilevelPlan, int]]:
+        """The plans of an arm, each with the weight steps that finding it cost."""
+        search = plan.search
+        if arm != "best_uniform":
+            trials = search.trials.steps if search.trials else 0
+            spent = {"trials_only": trials, "time_only": 0, "all_16_bit": 0, "all_4_bit": 0}
+            return [(own, spent.get(arm, search.steps_spent)) for own in arm_plans(arm, search, plan.found)]
+        if "choice" not in self.uniform:  # depends on no search
+            seed = search.settings.seed
+            self.uniform["choice"] = choose_uniform(
+                search.space, search.settings, self.trainings,
+                lambda done, total: self.on_progress(f"seed {seed}: uniform bits", done, total),
+            )  # fmt: skip
+        choice = self.uniform["choice"]
+        return [] if choice is None else [(choice.plan, choice.steps)]
+
     def _retrain_arms(self, plan: SeedPlan, tracker: BilevelTracker | None) -> list[dict[str, Any]]:
         """One row for every arm, plan and retraining seed."""
         settings = plan.search.settings
-        arms = [(arm, own) for arm in settings.arms for own in arm_plans(arm, plan.search, plan.found)]
+        arms = [(arm, *own) for arm in settings.arms for own in self._plans(arm, plan)]
         first = FIRST_RETRAIN_SEED + settings.seed * settings.retrain_seeds
         seeds = [first + index for index in range(settings.retrain_seeds)]
-        reference = (EXACT,) * settings.num_blocks
-        batch = settings.global_batch_size
-        targets = dict(
-            zip(seeds, self._train([(reference, batch, s, None) for s in seeds], settings), strict=True)
-        )
+        targets = {
+            seed: run.final_loss
+            for seed, run in zip(seeds, self.trainings.references(seeds, settings), strict=True)
+        }
         wanted = [
-            (own.blocks, own.global_batch_size, s, targets[s].final_loss) for _, own in arms for s in seeds
+            Training(own.blocks, own.global_batch_size, s, targets[s]) for _, own, _ in arms for s in seeds
         ]
-        curves = iter(self._train(wanted, settings))
+        curves = iter(
+            self.trainings.run(
+                wanted, settings,
+                lambda done, total: self.on_progress(f"seed {settings.seed}: retraining", done, total),
+            )
+        )  # fmt: skip
         rows = []
-        for arm, own in arms:
+        for arm, own, spent in arms:
             for seed in seeds:
-                curve, target = next(curves), targets[seed].final_loss
-                rows.append(_row(arm, own, seed, curve, target, settings))
+                curve, target = next(curves), targets[seed]
+                rows.append(_row(arm, own, seed, curve, target, settings) | {"search_steps": spent})
                 if tracker is not None:
                     tracker.retrained(arm, seed, curve)
         return rows
-
-    def _train(
-        self, wanted: Sequence[tuple[Sequence[Candidate], int, int, float | None]], settings: BilevelSettings
-    ) -> list[Retrained]:
-        """Trainings of blocks, batch, seed and target; equal ones are run once, known ones not at all."""
-        folder = self.folder / "retrained"
-        keys = [_training_key(*own, settings) for own in wanted]
-        paths = [folder / f"{_digest(key)}.json" for key in keys]
-        missing = {
-            path: (own, key) for path, own, key in zip(paths, wanted, keys, strict=True) if not path.exists()
-        }
-
-        folder.mkdir(parents=True, exist_ok=True)
-        waiting = list(missing.items())
-
-        def on_done(done: int, curves: Retrained) -> None:
-            path, (_, key) = waiting[done - 1]
-            write_json(path, key | {"training": curves.training, "test": curves.test})
-            self.on_progress(f"seed {settings.seed}: retraining", done, len(waiting))
-
-        arguments = [
-            (blocks, batch, settings, self.corpus, seed, target, settings.rounds)
-            for (blocks, batch, seed, target), _ in missing.values()
-        ]
-        self.jobs.map(retrain, arguments, on_done)
-        return [_read(path) for path in paths]
-
-
-def _training_key(
-    blocks: Sequence[Candidate], batch: int, seed: int, target: float | None, settings: BilevelSettings
-) -> dict[str, Any]:
-    values = asdict(settings)
-    felt = [candidate.felt() for candidate in blocks]
-    return {name: values[name] for name in RETRAIN_KEYS} | {
-        "seed": seed, "plan": felt, "batch": batch, "target": target,
-    }  # fmt: skip
-
-
-def _digest(key: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _read(path: Path) -> Retrained:
-    data = json.loads(path.read_text(encoding="utf-8"))
-    training, test = (tuple((step, loss) for step, loss in data[name]) for name in ("training", "test"))
-    return Retrained(training, test)
 
 
 def _row(
@@ -281,9 +255,12 @@ def _search_dict(plan: SeedPlan) -> dict[str, Any]:
         "exact_problems": found.optimum.solved,
         "noise_sequences": search.trainer.noise.sequences,
         "trials": None if trials is None else {
-            "nats_per_efold": trials.nats_per_efold,
             "sums": {f"tp{tp} b{bits}": nats for (tp, bits), nats in trials.forward.items()},
             "gradients": {f"dp{dp} g{bits}": nats for (dp, bits), nats in trials.gradient.items()},
+            "sums_log_steps": {f"tp{tp} b{b}": cost for (tp, b), cost in trials.forward_log_steps.items()},
+            "gradients_log_steps": {
+                f"dp{dp} g{b}": cost for (dp, b), cost in trials.gradient_log_steps.items()
+            },
         },
         "log_steps": {
             "sums": {f"tp{tp} b{bits}": known.forward[:, i].tolist()

@@ -111,7 +111,7 @@ def lossy_sum(partials: Tensor, bits: int, rounding: Rounding = NEAREST) -> Tens
 
 def straight_through_sum(partials: Tensor, bits: int, rounding: Rounding = NEAREST) -> Tensor:
     """`lossy_sum` in the forward pass, the exact sum in backward (Bengio et al. 2013)."""
-    exact = partials.sum(0)
+    exact = partials[0] if partials.shape[0] == 1 else partials.sum(0)
     if bits >= LOSSLESS or partials.shape[0] == 1:
         return exact
     return exact + (lossy_sum(partials, bits, rounding) - exact).detach()

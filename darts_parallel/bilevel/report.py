@@ -15,7 +15,7 @@ from darts_parallel.config.bilevel import ARMS
 from darts_parallel.plan.file import write_text
 
 COLUMNS = ("arm", "seed", "retrain_seed", "plan", "seconds_per_step", "test_loss", "target", "reached",
-           "steps_to_target", "time_to_target_s")  # fmt: skip
+           "steps_to_target", "time_to_target_s", "search_steps")  # fmt: skip
 TIE = 1e-9
 """Ratios this close to 1 are ties: equal plans."""
 MOST_EXACT = 16
@@ -62,6 +62,7 @@ def medians(rows: list[Row]) -> str:
         ("predicted ms/step", lambda row: 1e3 * float(row["seconds_per_step"]), ".3f"),
         ("steps to target", lambda row: float(row["steps_to_target"]), ".1f"),
         ("predicted time to target (s)", lambda row: float(row["time_to_target_s"]), ".3f"),
+        ("steps of the search", lambda row: float(row["search_steps"]), ".0f"),
     ]
     header = ["arm", *(name for name, _, _ in figures), "reached"]
     lines = ["| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]

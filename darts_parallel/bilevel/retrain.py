@@ -74,6 +74,7 @@ def retrain(
     seed: int,
     target: float | None,
     rounding: Rounding = NEAREST,
+    factor: float | None = None,
 ) -> Retrained:
     """Train from scratch as the plan says.
 
@@ -83,9 +84,9 @@ def retrain(
         settings: Sizes, learning rate, `retrain_steps`.
         corpus: Bytes.
         seed: Of weights and batches; plans that are compared get equal seeds.
-        target: Smoothed test loss at which to stop, and train up to `retrain_factor` times as long for it;
-            None trains `retrain_steps`.
+        target: Smoothed test loss at which to stop; None trains `retrain_steps`.
         rounding: How few bits round.
+        factor: At most this many times `retrain_steps` for the target; None takes `retrain_factor`.
     """
     rounding = rounding.seeded(seed)
     trainer = WeightTrainer(settings, batch, seed, rounding, measure_noise=False)
@@ -98,7 +99,8 @@ def retrain(
 
     training: list[tuple[int, float]] = []
     test: list[tuple[int, float]] = []
-    budget = settings.retrain_steps * (1.0 if target is None else settings.retrain_factor)
+    longest = settings.retrain_factor if factor is None else factor
+    budget = settings.retrain_steps * (1.0 if target is None else longest)
     for step in range(1, int(budget) + 1):
         training.append((step, trainer.advance(corpus.train, loss, mixtures).loss))
         if step % settings.evaluate_every == 0 or step == int(budget):

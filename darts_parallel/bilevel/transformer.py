@@ -63,23 +63,28 @@ def attention_partials(weights: Weights, index: int, state: Tensor, ranks: int) 
     """
     out = weights[f"{index}.out"]
     heads, head_width = out.shape[0], out.shape[1]
-    batch, length, width = state.shape
+    batch, length, _ = state.shape
     # one product for all ranks: a column-parallel product's columns do not depend on each other
     projected = (state @ weights[f"{index}.qkv"]).view(batch, length, heads, 3 * head_width).transpose(1, 2)
     q, k, v = projected.chunk(3, dim=-1)
     future = torch.full((length, length), -torch.inf).triu(1)
     mixed = torch.softmax((q * head_width**-0.5) @ k.transpose(-1, -2) + future, -1) @ v
-    rows = mixed.transpose(1, 2).reshape(batch * length, ranks, -1).transpose(0, 1)
-    return torch.unflatten(rows @ out.reshape(ranks, -1, width), 1, (batch, length))
+    return _row_parallel(mixed.transpose(1, 2).reshape(batch, length, -1), out.flatten(0, 1), ranks)
 
 
 def mlp_partials(weights: Weights, index: int, state: Tensor, ranks: int) -> Tensor:
     """Each rank's partial sum of the MLP's output; arguments as `attention_partials`."""
-    batch, length, width = state.shape
-    inner = torch.nn.functional.gelu(state.reshape(-1, width) @ weights[f"{index}.up"])
-    rows = torch.unflatten(inner, 1, (ranks, -1)).transpose(0, 1)
-    columns = torch.unflatten(weights[f"{index}.down"], 0, (ranks, -1))
-    return torch.unflatten(rows @ columns, 1, (batch, length))
+    inner = torch.nn.functional.gelu(state @ weights[f"{index}.up"])
+    return _row_parallel(inner, weights[f"{index}.down"], ranks)
+
+
+def _row_parallel(inner: Tensor, weight: Tensor, ranks: int) -> Tensor:
+    """Each rank's product of its columns of `inner` `(B, T, F)` and its rows of `weight` `(F, H)`."""
+    if ranks == 1:  # one product without a batch axis is a third faster
+        return (inner @ weight).unsqueeze(0)
+    batch, length, _ = inner.shape
+    rows = torch.unflatten(inner.flatten(0, 1), 1, (ranks, -1)).transpose(0, 1)
+    return torch.unflatten(rows @ torch.unflatten(weight, 0, (ranks, -1)), 1, (batch, length))
 
 
 def block(weights: Weights, index: int, state: Tensor, ranks: int, reduce: Reduce) -> Tensor:

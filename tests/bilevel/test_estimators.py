@@ -6,7 +6,14 @@ from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.estimators.mixture import first_order, one_hot_sample, second_order
 from darts_parallel.bilevel.estimators.switches import switch_losses
-from darts_parallel.bilevel.estimators.trials import Shares, TrialTable, train_losses, try_pairs, widest
+from darts_parallel.bilevel.estimators.trials import (
+    Shares,
+    behind,
+    middle_of_read,
+    train_losses,
+    try_pairs,
+    widest,
+)
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.quantize import NEAREST, Rounding, lossy_sum
 from darts_parallel.bilevel.transformer import initial_weights, mixed_loss, plan_loss
@@ -36,16 +43,22 @@ def test_trials_charge_exact_pairs_nothing_and_fewer_bits_at_the_widest_group() 
     assert set(table.forward) == {(2, 4), (4, 4), (4, 2), (2, 2)}
     assert table.forward[2, 2] == table.forward[4, 2]
     assert table.gradient[4, 2] == table.gradient[8, 2]
-    assert table.forward_log_steps((2, 16)) == table.gradient_log_steps((8, 16)) == 0.0
+    assert not {(2, 16), (8, 16)} & (set(table.forward_log_steps) | set(table.gradient_log_steps))
+    assert min(table.forward_log_steps.values()) >= 0.0
     assert table.forward[4, 2] != table.forward[4, 4]
     assert table.steps == 4 * SETTINGS.trial_steps
 
 
-def test_a_trials_luck_is_no_gain() -> None:
-    table = TrialTable(0.5, {(4, 2): -0.1, (4, 4): 0.1}, {}, 1)
-    assert table.forward_log_steps((4, 2)) == 0.0
-    assert table.forward_log_steps((4, 4)) == pytest.approx(0.2)
+def test_the_widest_group_stands_for_all_of_its_bits() -> None:
     assert widest([(2, 4), (4, 4), (8, 16)]) == {(2, 4): (4, 4), (4, 4): (4, 4)}
+
+
+def test_only_the_end_of_a_trial_counts() -> None:
+    exact = [5.0 - 0.01 * step for step in range(10)]
+    late = [loss + (0.2 if step >= 8 else 9.0) for step, loss in enumerate(exact)]
+    assert behind(late, exact) == pytest.approx(0.2)
+    assert middle_of_read(10) == 9.5
+    assert behind([3.0], [2.0]) == 1.0
 
 
 def test_a_hard_switch_is_the_difference_of_two_plans_losses() -> None:

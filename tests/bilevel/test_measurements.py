@@ -3,7 +3,7 @@ from math import log
 import pytest
 import torch
 
-from darts_parallel.bilevel.measurements import NoiseScale, measure, squared_norms, unbiased
+from darts_parallel.bilevel.measurements import NoiseScale, log_delay, measure, squared_norms, unbiased
 
 
 def test_noise_estimates_solve_their_two_equations_exactly() -> None:
@@ -39,3 +39,26 @@ def test_no_exchange_rate_without_points_or_without_progress() -> None:
     assert measure([]) is None
     assert measure([(1, 3.0), (2, 2.0)]) is None
     assert measure([(step, 2.0 + 0.01 * step) for step in range(1, 50)]) is None
+
+
+def test_a_training_that_takes_twice_the_steps_is_log_two_behind() -> None:
+    """On a curve that is a parabola in log steps the delay is exact, small or large."""
+
+    def loss(step: float) -> float:
+        return 4.0 - 0.9 * log(step) + 0.06 * log(step) ** 2
+
+    curve = [loss(step) for step in range(1, 101)]
+    for factor in (1.1, 2.0, 3.0):
+        assert log_delay(curve, loss(90 / factor) - loss(90), 90) == pytest.approx(log(factor), rel=1e-6)
+    # the slope at the end alone would say more: the curve is steeper where the slower training stands
+    slope = 0.9 - 2 * 0.06 * log(90)
+    assert (loss(45) - loss(90)) / slope > 1.1 * log(2.0)
+
+
+def test_a_delay_is_never_negative_and_a_curve_that_rises_still_has_one() -> None:
+    falling = [5.0 - 0.35 * log(step) for step in range(1, 101)]
+    assert log_delay(falling, -0.1, 90) == 0.0
+    assert log_delay(falling, 0.07, 90) == pytest.approx(0.2, rel=1e-3)
+    assert log_delay([2.0 + 0.01 * step for step in range(1, 50)], 0.1, 40) > 0.0
+    with pytest.raises(ValueError, match="3 steps"):
+        log_delay([3.0, 2.0, 1.0], 0.1, 3)

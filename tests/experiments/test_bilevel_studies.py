@@ -26,12 +26,13 @@ def test_estimators_are_held_against_trainings_from_scratch(
     assert bilevel_estimators.run(options) == 0
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert "| truth |" in text
-    for name in ("trials from initial weights", "switches", "mixture slope, second order", "Gumbel slope"):
+    for name in ("trials of 4 steps", "switches", "mixture slope, second order", "Gumbel slope"):
         assert f"| {name} |" in text
     rows = (tmp_path / "bilevel_estimators.csv").read_text(encoding="utf-8").splitlines()
-    assert rows[0] == "seed,estimator,judged,nats"
-    # a seed: truth, trials of all and gradients, switches and three slopes by block, trials from a mixture
-    assert len(rows) == 1 + 4 + 2 + 4 * 3 + 1
+    assert rows[0] == "seed,estimator,judged,cost"
+    # a seed: truth, trials of all and gradients read in three ways, both with log steps; switches and three
+    # slopes by block; trials from a mixture
+    assert len(rows) == 1 + 6 + 2 * 4 + 4 * 3 + 1
 
 
 def test_the_rank_correlation_of_a_reversed_order_is_minus_one() -> None:

@@ -4,22 +4,32 @@ A choice is priced by training with it from the start, because weights that lear
 underrate what a rounding costs, and a mixture's gradient does so even more: at weight p a rounding error e of
 mean zero enters the loss as p e, so that its slope is about p e'He and vanishes with p, where the whole step
 costs half of e'He. Trials depend neither on the network nor on the logits: one table serves a whole search.
+
+How a trial is read matters as much (experiments.bilevel_estimators): before the blocks contribute anything,
+rounding what they send costs nothing, so only the last fifth of a trial counts; and nats become steps by the
+exact trial's own curve there.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 import torch
 from torch import Tensor
 
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.measurements import measure
+from darts_parallel.bilevel.measurements import log_delay
 from darts_parallel.bilevel.quantize import NEAREST, Pair, Rounding
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trainer import WeightTrainer, hard
 from darts_parallel.bilevel.transformer import Weights, plan_loss
 from darts_parallel.cost.collectives import LOSSLESS
+
+READ = 0.8
+"""Share of a trial's steps before its losses are compared."""
+NEXT_SEED = 10_007
+"""Between the seeds of one search's trials."""
 
 
 @dataclass(frozen=True)
@@ -27,24 +37,18 @@ class TrialTable:
     """Costs of lossy collectives used by all blocks.
 
     Attributes:
-        nats_per_efold: Nats that the exact trial's loss falls by while its steps grow by e.
         forward: Nats that every lossy `(tp, tp_comm_bits)` is behind the exact trial.
-        gradient: The same of every lossy `(dp, grad_comm_bits)`.
+        gradient: Nats that every lossy `(dp, grad_comm_bits)` is behind it.
+        forward_log_steps: Log steps that every lossy `(tp, tp_comm_bits)` costs when all blocks sum by it.
+        gradient_log_steps: Log steps that every lossy `(dp, grad_comm_bits)` costs.
         steps: Weight steps of all trials together.
     """
 
-    nats_per_efold: float
     forward: dict[Pair, float]
     gradient: dict[Pair, float]
+    forward_log_steps: dict[Pair, float]
+    gradient_log_steps: dict[Pair, float]
     steps: int
-
-    def forward_log_steps(self, pair: Pair) -> float:
-        """Log steps that a pair costs when all blocks sum by it; a trial's luck does not count as a gain."""
-        return max(self.forward.get(pair, 0.0), 0.0) / self.nats_per_efold
-
-    def gradient_log_steps(self, pair: Pair) -> float:
-        """Log steps that rounding the gradients of a pair costs."""
-        return max(self.gradient.get(pair, 0.0), 0.0) / self.nats_per_efold
 
 
 def widest(pairs: Sequence[Pair]) -> dict[Pair, Pair]:
@@ -89,12 +93,10 @@ def try_pairs(
     jobs: Jobs,
     rounding: Rounding = NEAREST,
 ) -> TrialTable:
-    """Try every number of bits at its widest group, all blocks by it.
-
-    Paired losses are averaged over the last half of a trial, where the rise of the learning rate is over.
+    """Try every number of bits at its widest group, all blocks by it, on several seeds.
 
     Args:
-        settings: `trial_steps`, sizes and the seed.
+        settings: `trial_steps`, `trial_seeds`, sizes and the seed.
         text: Training bytes.
         forward: `(tp, tp_comm_bits)` of the space.
         gradient: `(dp, grad_comm_bits)` of the space.
@@ -106,28 +108,40 @@ def try_pairs(
     plans |= {("forward", pair): Candidate(pair[0], 1, tp_comm_bits=pair[1]) for pair in sums.values()}
     plans |= {("gradient", pair): Candidate(1, pair[0], grad_comm_bits=pair[1]) for pair in sent.values()}
     steps = settings.trial_steps
+    seeds = [settings.seed + NEXT_SEED * index for index in range(settings.trial_seeds)]
     arguments = [
-        (settings, text, (candidate,) * settings.num_blocks, steps, settings.seed, rounding)
+        (settings, text, (candidate,) * settings.num_blocks, steps, seed, rounding)
         for candidate in plans.values()
+        for seed in seeds
     ]
-    curves = dict(zip(plans, jobs.map(train_losses, arguments), strict=True))
+    losses = iter(jobs.map(train_losses, arguments))
+    curves = {key: [next(losses) for _ in seeds] for key in plans}
     exact = curves["exact", (1, LOSSLESS)]
-    behind = {key: _behind(curve, exact) for key, curve in curves.items()}
-    exchange = measure(list(enumerate(exact, 1)))
-    # a loss that does not fall has no exchange rate; its whole height stands for one e-fold then
-    rate = exchange.nats_per_efold if exchange else exact[-1]
+    nats = {key: mean(map(behind, own, exact)) for key, own in curves.items()}
+    together = [mean(step) for step in zip(*exact, strict=True)]
+    delays = {key: log_delay(together, own, middle_of_read(steps)) for key, own in nats.items()}
     return TrialTable(
-        rate,
-        {pair: behind["forward", own] for pair, own in sums.items()},
-        {pair: behind["gradient", own] for pair, own in sent.items()},
-        steps * len(plans),
+        {pair: nats["forward", own] for pair, own in sums.items()},
+        {pair: nats["gradient", own] for pair, own in sent.items()},
+        {pair: delays["forward", own] for pair, own in sums.items()},
+        {pair: delays["gradient", own] for pair, own in sent.items()},
+        steps * len(arguments),
     )
 
 
-def _behind(curve: Sequence[float], exact: Sequence[float]) -> float:
-    """Mean difference of two paired curves over their last half, nats."""
-    last = range(len(exact) // 2, len(exact))
-    return sum(curve[i] - exact[i] for i in last) / len(last)
+def behind(curve: Sequence[float], exact: Sequence[float]) -> float:
+    """Mean difference of two paired curves over the end that counts, nats."""
+    first = _first_read(len(exact))
+    return mean(a - b for a, b in zip(curve[first:], exact[first:], strict=True))
+
+
+def middle_of_read(steps: int) -> float:
+    """The step in the middle of a trial's end."""
+    return (_first_read(steps) + 1 + steps) / 2
+
+
+def _first_read(steps: int) -> int:
+    return min(int(READ * steps), steps - 1)
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from math import log
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ def arm_plans(arm: str, search: BilevelSearch, found: BilevelFound) -> list[Bile
     """The plans of one arm: one, several random ones, or none where its plan fits no memory.
 
     Args:
-        arm: One of `ARMS`.
+        arm: One of `ARMS`, but not `best_uniform`, which is chosen by training (`uniform_bits`).
         search: At its end.
         found: What it concluded.
     """
@@ -49,7 +48,6 @@ def arm_plans(arm: str, search: BilevelSearch, found: BilevelFound) -> list[Bile
         "time_only": lambda: [_optimum(space, _free(found.log_steps), budget)],
         "all_16_bit": lambda: [uniform(LOSSLESS, LOSSLESS)],
         "all_4_bit": lambda: [uniform(4, 4)],
-        "best_uniform": lambda: [best_uniform(space, found.log_steps, uniform)],
         "random_equal_time": lambda: list(random_plans_of_equal_time(search, found.chosen)),
         "sensitivity_greedy": lambda: [sensitivity_greedy(search, found.chosen)],
     }
@@ -72,8 +70,8 @@ def trials_alone(search: BilevelSearch) -> LogSteps:
     if trials is None:
         return known
     blocks = search.settings.num_blocks
-    sums = [trials.forward_log_steps(pair) / blocks for pair in known.forward_pairs]
-    sent = [trials.gradient_log_steps(pair) / blocks for pair in known.gradient_pairs]
+    sums = [trials.forward_log_steps.get(pair, 0.0) / blocks for pair in known.forward_pairs]
+    sent = [trials.gradient_log_steps.get(pair, 0.0) / blocks for pair in known.gradient_pairs]
     return replace(
         known,
         forward=torch.tensor([sums] * blocks, dtype=torch.float64),
@@ -85,44 +83,6 @@ def bits_of(space: JointSpace, key: str) -> list[int]:
     """Bits that the space allows for `key`, most first."""
     found = {getattr(choice, key) for table in space.tables for choice in table.choices}
     return sorted(found, reverse=True)
-
-
-def best_uniform(
-    space: JointSpace, log_steps: LogSteps, uniform: Callable[[int, int], BilevelPlan | None]
-) -> BilevelPlan | None:
-    """The best of all pairs of bits that are equal in every block, by the learned objective.
-
-    Pairs that cannot win even at the seconds of the fewest bits are not solved.
-
-    Args:
-        space: Priced plans.
-        log_steps: Prices in steps.
-        uniform: The fastest plan at bits of sums and of gradients.
-    """
-    pairs = list(product(bits_of(space, "tp_comm_bits"), bits_of(space, "grad_comm_bits")))
-    fastest = uniform(*pairs[-1])
-    if fastest is None:
-        return None
-    floor = log(fastest.seconds)
-    best, value = None, float("inf")
-    for sums, sent in pairs:
-        least = _least_steps(log_steps, sums, sent)
-        if floor + least >= value:
-            continue
-        plan = uniform(sums, sent)
-        if plan is not None:
-            steps = log_steps.of_plan(plan.blocks, plan.global_batch_size)
-            if log(plan.seconds) + steps < value:
-                best, value = replace(plan, log_steps=steps), log(plan.seconds) + steps
-    return best
-
-
-def _least_steps(known: LogSteps, sums: int, sent: int) -> float:
-    """Log steps that no plan at uniform bits is below: groups of one rank send nothing."""
-    forward = [i for i, (tp, bits) in enumerate(known.forward_pairs) if tp == 1 or bits == sums]
-    gradient = [i for i, (dp, bits) in enumerate(known.gradient_pairs) if dp == 1 or bits == sent]
-    least = known.forward[:, forward].amin(1).sum() + known.gradient[:, gradient].amin(1).sum()
-    return float(least) + min(known.by_batch.values())
 
 
 def _at_bits(space: JointSpace, plan: BilevelPlan, bits: Tensor) -> tuple[list[Plan], Tensor, Tensor]:
