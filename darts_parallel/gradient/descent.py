@@ -177,16 +177,17 @@ class GradientSearch:
         self.optimizer.zero_grad()
         losses, costs, weights = [], [], []
         for group in self.groups:
-            relaxed = group.relax(schedules, self.gumbel)
-            cost = surrogate(relaxed, group.table, schedules.sharpness, group.paths)
-            losses.append(group.loss(cost, self.config))
+            if group.figures is not None and self.gumbel is None and not schedules.hard_choices:
+                relaxed, cost = group.fused_step(group.figures, schedules, self.config)
+            else:
+                relaxed = group.relax(schedules, self.gumbel)
+                cost = surrogate(relaxed, group.table, schedules.sharpness, group.paths)
+                losses.append(group.loss(cost, self.config).sum())
             costs.append(cost)
             weights.append(relaxed)
         merits = [group.merit(cost) for group, cost in zip(self.groups, costs, strict=True)]
         leading = torch.cat([merit.amin(1) for merit in merits])
-        total = (torch.softmax(self._live_outer_logits(), 0) * leading).sum()
-        for loss in losses:
-            total = total + loss.sum()
+        total = (torch.softmax(self._live_outer_logits(), 0) * leading).sum() + sum(losses)
         total.backward()  # type: ignore[no-untyped-call]
         self.merits = merits
         self.histories.record(self.step, self.groups, weights, costs)
@@ -231,7 +232,9 @@ class GradientSearch:
             restarts = order[:, : max(merit.shape[1] // 2, 1)].sort(1).values
             thinner = group.select(outer, restarts)
             for old, new in zip(group.parameters, thinner.parameters, strict=True):
-                moments[id(new)] = tuple(m[outer.unsqueeze(1), restarts].clone() for m in moments[id(old)])
+                moments[id(new)] = tuple(
+                    torch.empty_like(new).copy_(m[outer.unsqueeze(1), restarts]) for m in moments[id(old)]
+                )
             groups.append(thinner)
             kept.append((place, outer, restarts))
         self.groups = groups

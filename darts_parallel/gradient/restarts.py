@@ -11,6 +11,7 @@ from darts_parallel.cost.critical_paths import PathMemory
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.chain_rounding import best_paths
+from darts_parallel.gradient.fused_step import FusedStep, StepFigures, StepInput
 from darts_parallel.gradient.pool import TablePlans
 from darts_parallel.gradient.relaxation import (
     Schedules,
@@ -93,11 +94,16 @@ class RestartBatch:
     """Critical paths of a simulated pipeline; None for the closed form."""
     units: Tensor = field(init=False)
     unit_of_layer: Tensor = field(init=False)
+    figures: StepFigures | None = field(init=False)
+    """For the fused step; None where autograd has to find the slope."""
 
     def __post_init__(self) -> None:
         self.units = unit_starts(self.table.fused_to_previous)
         layers = torch.arange(self.table.num_layers)
         self.unit_of_layer = torch.searchsorted(self.units, layers, right=True) - 1
+        closed = not self.table.pipeline.simulated and self.table.virtual_stages == 1
+        fused = closed and self.kind == "layerwise" and self.orders is None
+        self.figures = StepFigures.build(self.table) if fused else None
 
     @staticmethod
     def initial(
@@ -138,7 +144,7 @@ class RestartBatch:
             order_logits=first,
             table=table,
             kind=kind,
-            logits=logits.requires_grad_(),
+            logits=_layer_major(logits).requires_grad_(),
             widths=(WIDTH_NOISE * noise).requires_grad_(),
             multipliers=torch.zeros_like(noise[..., : table.pp]),
             table_index=table_index,
@@ -208,6 +214,31 @@ class RestartBatch:
             placement = NodeOrderWeights(weights, self.orders)
         return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages, placement)
 
+    def fused_step(
+        self, figures: StepFigures, schedules: Schedules, config: SearchConfig
+    ) -> tuple[RelaxedPlans, SurrogateCost]:
+        """What `relax`, `surrogate` and `loss` do, and the slopes of the loss in logits and widths."""
+        step = FusedStep(
+            figures,
+            StepInput(
+                logits=self.logits,
+                widths=self.widths,
+                unit_of_layer=self.unit_of_layer,
+                num_units=len(self.units),
+                temperature=schedules.temperature,
+                boundary_temperature=schedules.boundary_temperature,
+                sharpness=schedules.sharpness,
+                hard_stages=schedules.hard_stages,
+            ),
+        )
+        found, capacity = step.cost, self.table.capacity
+        shifted = self._shifted_multipliers(found.memory / capacity - 1.0, config)
+        self.logits.grad, self.widths.grad = step.backward(1.0 / found.iteration_time, shifted / capacity)
+        cost = SurrogateCost(
+            found.iteration_time, found.stage_seconds, found.memory, found.sync, self.table.capacity
+        )
+        return RelaxedPlans(found.choices, found.stages), cost
+
     def hard_plans(
         self, relaxed: RelaxedPlans, prices: tuple[Tensor, Tensor] | None = None
     ) -> Iterator[tuple[TablePlans, Tensor]]:
@@ -247,13 +278,17 @@ class RestartBatch:
         Nocedal and Wright, Numerical Optimization, equation 17.65, for inequalities; the multipliers
         are updated on the violation at every call.
         """
-        rho = config.penalty
-        violation = cost.memory / cost.capacity - 1.0
-        shifted = torch.relu(self.multipliers + rho * violation)
-        memory = (shifted.square() - self.multipliers.square()).sum(-1) / (2.0 * rho)
+        before = self.multipliers
+        shifted = self._shifted_multipliers(cost.memory / cost.capacity - 1.0, config)
+        memory = (shifted.square() - before.square()).sum(-1) / (2.0 * config.penalty)
+        return torch.log(cost.iteration_time) + memory
+
+    def _shifted_multipliers(self, violation: Tensor, config: SearchConfig) -> Tensor:
+        """The multipliers that a quadratic penalty makes of `violation` `(O, R, pp)`; updates them after."""
+        shifted = torch.relu(self.multipliers + config.penalty * violation)
         with torch.no_grad():
             self.multipliers = torch.relu(self.multipliers + config.multiplier_step * violation)
-        return torch.log(cost.iteration_time) + memory
+        return shifted
 
     @torch.no_grad()
     def resample(self, merit: Tensor, moments: Moments, noise: float, generator: torch.Generator) -> Tensor:
@@ -301,7 +336,7 @@ class RestartBatch:
         return RestartBatch(
             table=self.table.select(outer),
             kind=self.kind,
-            logits=take(self.logits).requires_grad_(),
+            logits=_layer_major(take(self.logits)).requires_grad_(),
             widths=take(self.widths).requires_grad_(),
             multipliers=take(self.multipliers),
             table_index=self.table_index,
@@ -311,6 +346,11 @@ class RestartBatch:
             orders=None if self.orders is None else self.orders.select(outer),
             order_logits=None if self.order_logits is None else take(self.order_logits).requires_grad_(),
         )
+
+
+def _layer_major(values: Tensor) -> Tensor:
+    """Values `(O, R, L, C)` with layers before restarts in memory, as the fused step reads them."""
+    return values.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _name(table: CostTable, orders: NodeOrderTables | None) -> str:
