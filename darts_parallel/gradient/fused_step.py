@@ -3,7 +3,7 @@
 `surrogate` says what a relaxed plan costs and autograd finds the slope, in about 300 operations on small
 tensors for each pipeline degree. Here the sums over strategies are one matrix product of every layer with a
 matrix of its figures (seconds, bytes, layouts), the sums over layers one of every stage, and the slope goes
-back through the same products transposed. Both ways give the same numbers (`tests/gradient/test_fused_step.py`).
+back through the same products transposed. `tests/gradient/test_fused_step.py` holds the two together.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class StepFigures:
         own = [*table.time.unbind(1), *table.sync.unbind(1), table.static, table.activation, table.working]
         several = table.num_layouts > 1
         layouts = torch.nn.functional.one_hot(table.layout, table.num_layouts).double()
-        rows = [torch.stack([*own, table.once], dim=-1)]
+        rows = [torch.stack([*own, table.per_iteration], dim=-1)]
         pairs = None
         if several:
             rows.append(layouts.expand(table.num_outer, table.num_layers, -1, -1))
@@ -209,7 +209,7 @@ class FusedStep:
             Shapes of the logits and of the widths.
         """
         with torch.no_grad():
-            outer, restarts, layers, _, kinds = self._shape
+            outer, restarts, layers, _, _ = self._shape
             paid, bytes_ = per_second.reshape(-1, 1), per_byte.flatten(0, 1)
             slope = paid * (1.0 + self.followers * self.slow_share)
             by_kind = slope.unsqueeze(-1) * self.own.kinds

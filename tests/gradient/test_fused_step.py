@@ -67,5 +67,7 @@ def test_illegal_strategies_have_no_weight() -> None:
     config, rng = SearchConfig(num_restarts=2), torch.Generator().manual_seed(0)
     batch = RestartBatch.initial(table, "layerwise", config, rng, 0, torch.arange(2))
     weights, _ = batch.fused_step(figures, Schedules(1.0, 1.0, 20.0), config)
-    assert float(weights.choices.detach()[~table.allowed[:, None, None].expand_as(weights.choices)].sum()) == 0
+    assert (
+        float(weights.choices.detach()[~table.allowed[:, None, None].expand_as(weights.choices)].sum()) == 0
+    )
     torch.testing.assert_close(weights.choices.sum(-1), torch.ones(weights.choices.shape[:3]).double())
