@@ -4,8 +4,11 @@ The search reports its raw plan beside the polished one, so that this step hides
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from darts_parallel.config.schema import SpaceConfig
@@ -15,6 +18,7 @@ from darts_parallel.cost.hard_plans import HardPlans, PricedPlan, unit_starts
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.exact_polish import Work, solve_outer
 from darts_parallel.gradient.pool import PlanPool, TablePlans
+from darts_parallel.gradient.run_moves import RunMoves
 from darts_parallel.gradient.screening import MoveScreen
 from darts_parallel.gradient.stage_moves import (
     repartitioned,
@@ -63,9 +67,12 @@ def polish(
         outer = int(current.outer[0])
         return solvers.setdefault(outer, StageSolver(table, outer))
 
-    levels: list[Callable[[HardPlans], HardPlans]] = [lambda current: _moves(table, current, kind)]
     # these solve the closed form of one stage a device
     single = table.virtual_stages == 1
+    by_runs = kind == "layerwise" and single and not table.pipeline.simulated
+    levels: list[Callable[[HardPlans], HardPlans]] = [
+        lambda current: _moves(table, current, "uniform" if by_runs else kind, edges=kind)
+    ]
     if kind != "stagewise" and single:
         levels.append(lambda current: repartitioned(table, current))
     if kind == "layerwise" and thorough and single:
@@ -82,17 +89,23 @@ def polish(
         candidates = levels[level](plan)
         times = screen.seconds(candidates, best)
         index = int(times.argmin())
-        if float(times[index]) < best * (1.0 - RELATIVE_GAIN):
-            plan, best, level = candidates[index : index + 1], float(times[index]), 0
+        changed, found = candidates[index : index + 1], float(times[index])
+        if by_runs and level == 0:
+            moves = RunMoves.price(table, plan, _runs(table, plan))
+            screen.simulated += moves.seconds.size
+            other, seconds = moves.best()
+            changed, found = (other, seconds) if seconds < found else (changed, found)
+        if found < best * (1.0 - RELATIVE_GAIN):
+            plan, best, level = changed, found, 0
         else:
             level += 1
     return plan, best, screen.simulated
 
 
-def _moves(table: CostTable, plan: HardPlans, kind: str) -> HardPlans:
-    """Changes of strategies, of edges, and of the outer choice."""
-    strategies = {"uniform": _whole, "stagewise": _per_stage, "layerwise": _runs}[kind](table, plan)
-    parts = [plan, strategies, *_edge_moves(table, plan, kind)]
+def _moves(table: CostTable, plan: HardPlans, kind: str, *, edges: str) -> HardPlans:
+    """Changes of strategies as in the space `kind`, of edges as in `edges`, and of the outer choice."""
+    strategies = {"uniform": _whole, "stagewise": _per_stage, "layerwise": _every_run}[kind](table, plan)
+    parts = [plan, strategies, *_edge_moves(table, plan, edges)]
     outer = HardPlans(
         torch.arange(table.num_outer),
         plan.choices.expand(table.num_outer, -1),
@@ -119,19 +132,28 @@ def _per_stage(table: CostTable, plan: HardPlans) -> HardPlans:
     return _with_choices(plan, _replace(table, plan, torch.cat([masks, tails])))
 
 
-def _runs(table: CostTable, plan: HardPlans) -> HardPlans:
-    """Every run of layers inside a stage, and the whole model, with every strategy.
+def _runs(table: CostTable, plan: HardPlans) -> NDArray[np.int64]:
+    """Every run of layers inside a stage: its first layer and the one after its last, `(N, 2)`.
 
     Where that is too many, only single layers, pairs, and runs at either end of a stage.
     """
-    stages, layers = plan.stages()[0], torch.arange(table.num_layers)
-    stage_end = torch.cat([plan.first_layers[0][1:], torch.tensor([table.num_layers])])[stages]
-    pairs = [(first, end) for first in layers.tolist() for end in range(first + 1, int(stage_end[first]) + 1)]
-    runs = torch.tensor([*pairs, (0, table.num_layers)])
+    starts = plan.first_layers[0].tolist()
+    spans = [
+        np.add(np.triu_indices(end - first), [[first], [first + 1]])
+        for first, end in pairwise([*starts, table.num_layers])
+    ]
+    runs = np.concatenate(spans, axis=1).T
     if len(runs) * len(table.choices) > MOST_RUNS:
-        first, end = runs.unbind(1)
-        at_end = (first == plan.first_layers[0][stages[first]]) | (end == stage_end[first])
-        runs = runs[(end - first <= 2) | at_end]
+        ends = [*starts, table.num_layers]
+        at_end = np.isin(runs[:, 0], ends) | np.isin(runs[:, 1], ends)
+        runs = runs[(runs[:, 1] - runs[:, 0] <= 2) | at_end]
+    return np.ascontiguousarray(runs)
+
+
+def _every_run(table: CostTable, plan: HardPlans) -> HardPlans:
+    """Every run of layers inside a stage, and the whole model, with every strategy."""
+    runs, layers = torch.from_numpy(_runs(table, plan)), torch.arange(table.num_layers)
+    runs = torch.cat([runs, torch.tensor([[0, table.num_layers]])])
     masks = (layers >= runs[:, :1]) & (layers < runs[:, 1:])
     return _with_choices(plan, _replace(table, plan, masks))
 
