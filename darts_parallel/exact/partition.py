@@ -66,10 +66,9 @@ class Partition:
         self._incoming = uses.incoming
         self._bound()
         self._boundary = np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:]))
-        for pair in range(costs.num_layers - 1):
-            worst = penalties(costs.p2p[:, pair])
+        if costs.num_layers > 1 and len(costs.p2p):
             # a worse boundary slows the next stage, which may be the slowest: m micro-batches pay
-            self._boundary[pair + 1] = worst * costs.num_micro_batches
+            self._boundary[1:-1] = penalties(costs.p2p) * costs.num_micro_batches
 
     def _bound(self) -> None:
         """Completions from the fronts themselves, tighter than those that chose the segments."""

@@ -196,13 +196,13 @@ class LayerwiseFronts:
 
 
 def penalties(rows: Array) -> Array:
-    """What layout b costs at most over layout a, whatever follows: `(Y, Y)`, at least 0.
+    """What layout b costs at most over layout a, whatever follows: `(N, Y, Y)`, at least 0.
 
     Args:
-        rows: Seconds from a layout to its successor, shape `(..., Y, Y)`.
+        rows: Seconds from a layout to its successor in several settings, shape `(S, N, Y, Y)`.
     """
-    flat = np.moveaxis(rows, -2, 0).reshape(rows.shape[-2], -1)
-    return np.asarray((flat[:, None] - flat[None, :]).max(axis=-1).clip(min=0.0))
+    flat = np.moveaxis(rows, 0, -1).reshape(*rows.shape[1:3], -1)
+    return np.asarray((flat[:, :, None] - flat[:, None]).max(axis=-1).clip(min=0.0))
 
 
 @dataclass(frozen=True)
@@ -218,13 +218,14 @@ class _NodeOffsets:
         """`ends`: segments that may be a stage of this signature, `(L + 1, L + 1)` bool."""
         size, layouts = costs.num_layers, costs.p2p.shape[-1]
         before, inside, after = (np.zeros((size + 1, layouts, layouts)) for _ in range(3))
-        for pair in range(size - 1):
-            before[pair + 1] = penalties(costs.p2p[:, pair].swapaxes(-1, -2))
+        if size > 1:
             # counted as what dominance compares: without a pipeline seconds per iteration
             weight = costs.num_micro_batches if costs.pp == 1 else 1
-            inside[pair + 1] = penalties(costs.reshard[kind, pair]) * weight
+            inside[1:size] = penalties(costs.reshard[kind : kind + 1]) * weight
+        if size > 1 and len(costs.p2p):
+            before[1:size] = penalties(costs.p2p.swapaxes(-1, -2))
             # a worse boundary slows the next stage, which may be the slowest: m micro-batches pay
-            after[pair + 1] = penalties(costs.p2p[:, pair]) * costs.num_micro_batches
+            after[1:size] = penalties(costs.p2p) * costs.num_micro_batches
         begins, stops = np.nonzero(node)
         result = [np.zeros((int(node.max()) + 1, layouts, layouts)) for _ in range(3)]
         numbers = node[begins, stops]

@@ -94,7 +94,9 @@ def polish(
             moves = RunMoves.price(table, plan, _runs(table, plan))
             screen.simulated += moves.seconds.size
             other, seconds = moves.best()
-            changed, found = (other, seconds) if seconds < found else (changed, found)
+            if seconds < found:
+                # sums of differences round otherwise than the plan's own
+                changed, found = other, float(evaluate_batch(table, other).iteration_time[0])
         if found < best * (1.0 - RELATIVE_GAIN):
             plan, best, level = changed, found, 0
         else:
