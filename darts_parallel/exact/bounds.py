@@ -116,7 +116,21 @@ def equal_rows(features: Array) -> Index:
     return np.array([known.setdefault(row.tobytes(), len(known)) for row in np.ascontiguousarray(features)])
 
 
-def outer_lower_bounds(table: CostTable, mode: str = "layerwise") -> Tensor:
+def quick_lower_bounds(table: CostTable) -> Tensor:
+    """Lower bounds of a closed form by every layer's least seconds, without memory, `(O,)`; in a moment."""
+    illegal = ~table.allowed[:, None, :]
+
+    def least(values: Tensor) -> Tensor:
+        return values.detach().masked_fill(illegal, torch.inf).amin(-1)
+
+    seconds, sync = least(table.time.amin(1)), least(table.sync.amin(1)).sum(-1) / table.pp
+    total = seconds.sum(-1)
+    slowest = torch.maximum(total / table.pp, seconds.amax(-1))
+    paid_once = least(table.per_iteration).sum(-1)
+    return (total + (table.num_micro_batches - 1) * slowest + sync + paid_once) * (1 - ROUNDING)
+
+
+def outer_lower_bounds(table: CostTable, mode: str = "layerwise", known: float = float("inf")) -> Tensor:
     """A lower bound on the iteration time of any feasible plan, for every outer choice.
 
     Several stages a device have a loose bound only, which knows no memory (`schedule_bounds.py` has better
@@ -126,14 +140,17 @@ def outer_lower_bounds(table: CostTable, mode: str = "layerwise") -> Tensor:
         table: Costs of one pipeline degree.
         mode: One of `MODES`. The bound of `layerwise` holds for all; `uniform` takes that of
             `stagewise`, which is tighter.
+        known: Seconds of a known plan; what a quick look already excludes gets that looser bound.
 
     Returns:
         Seconds, shape `(O,)`; infinite where no plan fits the memory.
     """
     if table.virtual_stages > 1 or table.pipeline.simulated:
         return _work_bounds(table, mode)
-    bounds = [lower_bound(OuterCosts.read(table, o), mode) for o in range(table.num_outer)]
-    return torch.tensor(bounds, dtype=torch.float64)
+    bounds = quick_lower_bounds(table)
+    for outer in torch.nonzero(bounds <= known).flatten().tolist():
+        bounds[outer] = lower_bound(OuterCosts.read(table, outer), mode)
+    return bounds
 
 
 def _work_bounds(table: CostTable, mode: str) -> Tensor:

@@ -15,7 +15,13 @@ from torch import Tensor
 from darts_parallel.cost.hard_plans import PricedPlan
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact import simulated
-from darts_parallel.exact.bounds import MODES, OuterCosts, lower_bound, outer_lower_bounds
+from darts_parallel.exact.bounds import (
+    MODES,
+    OuterCosts,
+    lower_bound,
+    outer_lower_bounds,
+    quick_lower_bounds,
+)
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import DeadlineError, PlannerResult, TableResult
 from darts_parallel.exact.uniform import solve_uniform
@@ -125,13 +131,13 @@ class _Search:
 
     def _open(self) -> None:
         """All outer choices with their bounds; those that no plan fits have an infinite one."""
+        known = min(self.limit, np.inf if self.fallback is None else self.fallback.time * (1 + AGREEMENT))
         for number, table in enumerate(self.tables):
-            for outer in range(table.num_outer):
+            for outer, quick in enumerate(quick_lower_bounds(table).tolist()):
                 self._check()
                 costs = OuterCosts.read(table, outer)
-                self.cases.append(
-                    OuterChoiceSolver(table, number, outer, costs, lower_bound(costs, self.mode))
-                )
+                bound = quick if quick > known else lower_bound(costs, self.mode)
+                self.cases.append(OuterChoiceSolver(table, number, outer, costs, bound))
 
     def _search(self) -> None:
         """Raise the limit until a plan is found, then exclude the other outer choices."""

@@ -12,7 +12,7 @@ from darts_parallel.exact.bounds import OuterCosts
 from darts_parallel.exact.limits import SegmentBounds, UsableSegments
 from darts_parallel.exact.partition import Arrangement, Partition
 from darts_parallel.exact.result import Check
-from darts_parallel.exact.stage_fronts import LayerwiseFronts, StagewiseFronts
+from darts_parallel.exact.stage_fronts import LayerStructure, LayerwiseFronts, StagewiseFronts
 
 AGREEMENT = 1e-9
 """Relative; an incumbent is reached again, and found plans are verified, to this."""
@@ -31,6 +31,8 @@ class OuterChoiceSolver:
     labels: int = 0
     """Partial plans made so far."""
     segments: SegmentBounds | None = None
+    layers: LayerStructure | None = None
+    """Of a layer-wise space, the same whatever the limit."""
 
     def attempt(self, mode: str, limit: float, check: Check, *, merge: bool = True) -> PricedPlan | None:
         """The best plan within `limit`; None, and a raised bound, where there is none.
@@ -48,7 +50,9 @@ class OuterChoiceSolver:
         uses = UsableSegments.build(self.costs, self.segments, limit)
         source: LayerwiseFronts | StagewiseFronts
         if mode == "layerwise":
-            source = LayerwiseFronts(self.costs, uses, check, merge)
+            if self.layers is None:
+                self.layers = LayerStructure.build(self.costs, merge)
+            source = LayerwiseFronts(self.costs, uses, check, self.layers)
         else:
             source = StagewiseFronts(self.costs, uses, check)
         partition = Partition(self.costs, uses, source, check)

@@ -100,13 +100,28 @@ def useful_choices(costs: OuterCosts) -> list[Index]:
     return [found[kind] for kind in costs.layer_class.tolist()]
 
 
+@dataclass(frozen=True)
+class LayerStructure:
+    """Segments and strategies of one outer choice, whatever the limit on its seconds."""
+
+    trie: SegmentTrie
+    choices: list[Index]
+    """Useful strategies of every layer."""
+
+    @staticmethod
+    def build(costs: OuterCosts, merge: bool = True) -> "LayerStructure":
+        """Find them; without `merge` every segment is its own node."""
+        return LayerStructure(SegmentTrie.build(costs, merge), useful_choices(costs))
+
+
 class LayerwiseFronts:
     """Stage fronts of one outer choice when every layer has its own strategy."""
 
-    def __init__(self, costs: OuterCosts, uses: UsableSegments, check: Check, merge: bool = True) -> None:
+    def __init__(
+        self, costs: OuterCosts, uses: UsableSegments, check: Check, structure: LayerStructure
+    ) -> None:
         self.costs, self.uses, self._check = costs, uses, check
-        self.trie = SegmentTrie.build(costs, merge)
-        self.choices = useful_choices(costs)
+        self.trie, self.choices = structure.trie, structure.choices
         self.labels_made = 0
         signatures, self.of_stage = costs.stage_signatures()
         self._labels: list[dict[int, Labels]] = []

@@ -59,6 +59,9 @@ def best_paths(plans: HardPlans, table: CostTable, slope: Tensor, price: Tensor)
     every = torch.arange(len(table.choices)).expand_as(own)
     legal = table.allowed[outer].unsqueeze(1) & table.runs(kinds.unsqueeze(-1), every)
     value, choice = _best_of_layouts(own.masked_fill(~legal, torch.inf), table)
+    if table.num_layouts == 1:
+        # nothing lies between the layers
+        return replace(plans, choices=choice.squeeze(-1))
     change = table.reshard[rows, kinds[:, 1:], layers[:-1]]
     if table.pp > 1:
         border = table.boundary_kind[(stages[:, 1:] - 1).clamp(min=0)]

@@ -77,7 +77,8 @@ class GradientSearch:
         # where the restarts begin: one strategy for all layers, and even stages
         self.pool.add_all(TablePlans(index, even_uniform_plans(table)) for index, table in enumerate(tables))
         self.pool.add_all(starts)
-        self.bounds = [outer_lower_bounds(table) for table in tables]
+        known = self.pool.best_time * SLACK
+        self.bounds = [outer_lower_bounds(table, known=known) for table in tables]
         simulated = [] if starts else [i for i, table in enumerate(tables) if table.pipeline.simulated]
         for index in simulated:
             alive = torch.nonzero(self.bounds[index] <= self.pool.best_time * SLACK).flatten()

@@ -17,8 +17,8 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, PricedPlan, unit_starts
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.exact_polish import Work, solve_outer
+from darts_parallel.gradient.kernels.run_moves import RunMoves
 from darts_parallel.gradient.pool import PlanPool, TablePlans
-from darts_parallel.gradient.run_moves import RunMoves
 from darts_parallel.gradient.screening import MoveScreen
 from darts_parallel.gradient.stage_moves import (
     repartitioned,

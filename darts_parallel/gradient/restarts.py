@@ -11,7 +11,7 @@ from darts_parallel.cost.critical_paths import PathMemory
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.chain_rounding import best_paths
-from darts_parallel.gradient.fused_step import FusedStep, StepFigures, StepInput
+from darts_parallel.gradient.kernels.fused_step import FusedStep, StepFigures, StepInput
 from darts_parallel.gradient.pool import TablePlans
 from darts_parallel.gradient.relaxation import (
     Schedules,
