@@ -43,18 +43,19 @@ class Tracker:
     def record(self, record: StepRecord) -> None:
         """Write the curves of one step of the search."""
         self._step = record.step
-        self._scalars("search", {
-            "temperature": record.schedules.temperature,
-            "boundary_temperature": record.schedules.boundary_temperature,
-            "sharpness": record.schedules.sharpness,
-            "loss": record.loss,
-            "surrogate_time_s": record.surrogate_time_s,
-            "best_time_s": record.best_time_s,
-            "entropy": record.entropy,
-            "pp": record.pp,
-        })  # fmt: skip
-        self._scalars("outer", record.outer_weights)
-        self._scalars("cost_terms", record.terms)
+        values = {
+            "search/temperature": record.schedules.temperature,
+            "search/boundary_temperature": record.schedules.boundary_temperature,
+            "search/sharpness": record.schedules.sharpness,
+            "search/loss": record.loss,
+            "search/surrogate_time_s": record.surrogate_time_s,
+            "search/best_time_s": record.best_time_s,
+            "search/entropy": record.entropy,
+            "search/pp": record.pp,
+        }
+        values |= {f"outer/{name}": value for name, value in record.outer_weights.items()}
+        values |= {f"cost_terms/{name}": value for name, value in record.terms.items()}
+        self._scalars(values, self._step)
 
     def finish(
         self,
@@ -100,19 +101,21 @@ class Tracker:
         layout: dict[str, dict[str, list[Any]]] = {"search": charts}
         if result.winner is not None and len(result.winner.steps) > 1:
             self._picture("search/layers_by_steps", journey_figure(result.winner, plan, self._names))
-            layout |= write_winner(result.winner, plan, self._names, self._scalar)
+            layout |= write_winner(result.winner, plan, self._names, self._scalars)
         self._writer.add_custom_scalars(layout)
 
     def close(self) -> None:
         """Write what is still held and close the file."""
         self._writer.close()
 
-    def _scalars(self, group: str, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self._scalar(f"{group}/{name}", value, self._step)
+    def _scalars(self, values: dict[str, float], step: int) -> None:
+        """Write values of one step as one event: thousands of events take seconds."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
-    def _scalar(self, tag: str, value: float, step: int) -> None:
-        self._writer.add_scalar(_tag(tag), value, step)
+        file_writer = self._writer.file_writer
+        assert file_writer is not None
+        points = [Summary.Value(tag=_tag(tag), simple_value=value) for tag, value in values.items()]
+        file_writer.add_summary(Summary(value=points), step)
 
     def _picture(self, tag: str, figure: "Figure") -> None:
         from darts_parallel.report import plots
@@ -156,8 +159,7 @@ class Tracker:
         assert file_writer is not None
         for summary in hparams(values, metrics):
             file_writer.add_summary(summary)
-        for tag, value in metrics.items():
-            self._scalar(tag, value, self._step)
+        self._scalars(metrics, self._step)
 
 
 def override_values(overrides: Sequence[str]) -> dict[str, bool | str | float | int]:

@@ -15,8 +15,8 @@ NOTABLE = 0.02
 """A strategy that never has this probability in a run of layers gets no curve there."""
 MOST_STAGES = 32
 
-Scalar = Callable[[str, float, int], None]
-"""Writes a value under a tag at a step."""
+Scalars = Callable[[dict[str, float], int], None]
+"""Writes values by tag at a step."""
 
 
 def layer_runs(plan: Plan, layer_names: Sequence[str]) -> list[tuple[str, int, int]]:
@@ -41,7 +41,7 @@ def layer_runs(plan: Plan, layer_names: Sequence[str]) -> list[tuple[str, int, i
 
 
 def write_winner(
-    winner: WinnerHistory, plan: Plan, layer_names: Sequence[str], scalar: Scalar
+    winner: WinnerHistory, plan: Plan, layer_names: Sequence[str], write: Scalars
 ) -> dict[str, dict[str, list[Any]]]:
     """Write all curves of the winning restart.
 
@@ -49,7 +49,7 @@ def write_winner(
         winner: Its history.
         plan: The final plan.
         layer_names: Of the model.
-        scalar: Writes one value.
+        write: Writes the values of a step.
 
     Returns:
         The layout of their charts, for `add_custom_scalars`.
@@ -58,24 +58,23 @@ def write_winner(
     rows = sorted({*range(0, len(winner.steps), every), len(winner.steps) - 1})
     steps = [winner.steps[row] for row in rows]
 
-    def curve(tag: str, values: Sequence[float]) -> None:
-        for step, value in zip(steps, values, strict=True):
-            scalar(tag, value, step)
-
+    curves: dict[str, list[float]] = {}
     charts: dict[str, list[Any]] = {}
     entropy = winner.entropy[rows]
     for name, first, end in layer_runs(plan, layer_names):
         mean = winner.probabilities[rows, first:end].mean(1)
         for choice in (mean.amax(0) >= NOTABLE).nonzero().flatten().tolist():
-            curve(f"layers/{name}/{winner.choices[choice]}", mean[:, choice].tolist())
+            curves[f"layers/{name}/{winner.choices[choice]}"] = mean[:, choice].tolist()
         charts[name] = ["Multiline", [f"layers/{_tag(name)}/.*"]]
-        curve(f"entropy/{name}", entropy[:, first:end].mean(1).tolist())
+        curves[f"entropy/{name}"] = entropy[:, first:end].mean(1).tolist()
     overall = winner.probabilities[rows].mean(1)
     for choice in (overall.amax(0) >= NOTABLE / 2).nonzero().flatten().tolist():
-        curve(f"strategy/{winner.choices[choice]}", overall[:, choice].tolist())
+        curves[f"strategy/{winner.choices[choice]}"] = overall[:, choice].tolist()
     for group, values in (("memory", winner.memory), ("multiplier", winner.multipliers)):
         for stage in range(min(values.shape[1], MOST_STAGES)):
-            curve(f"{group}/stage_{stage:02d}", values[rows, stage].tolist())
+            curves[f"{group}/stage_{stage:02d}"] = values[rows, stage].tolist()
+    for place, step in enumerate(steps):
+        write({tag: values[place] for tag, values in curves.items()}, step)
     return {
         "winner": {
             "strategies, mean over layers": ["Multiline", ["strategy/.*"]],
