@@ -52,6 +52,11 @@ class CostConfig:
     """Messages between stages occupy the later stage (`blocking`) or only take time (`overlapped`, with
     `pipeline=simulated`)."""
 
+    @property
+    def knows_stages(self) -> bool:
+        """Whether it prices stages; the Searcher report's model prices dp, tp and pp alone."""
+        return self.name != "searcher"
+
     def __post_init__(self) -> None:
         require_member("cost.name", self.name, COSTS)
         require_member("cost.pipeline", self.pipeline, PIPELINES)
@@ -59,7 +64,7 @@ class CostConfig:
         self.schedule = ALIASES.get(self.schedule, self.schedule)
         require_member("cost.p2p", self.p2p, P2P)
         if self.pipeline == "simulated":
-            if self.name == "searcher":
+            if not self.knows_stages:
                 raise ConfigError(
                     "cost.pipeline=simulated must go with cost.name=analytic or profiled, since the seed "
                     "report's model knows no stages; nearest legal: cost.pipeline=closed_form."
@@ -321,7 +326,7 @@ class Config:
         if self.export is not None:
             require_member("export", self.export, EXPORTS)
         if self.space is not MISSING and self.cost is not MISSING and self.space.schedules is not None:
-            if self.cost.name == "searcher":
+            if not self.cost.knows_stages:
                 raise ConfigError(
                     f"space.schedules={self.space.schedules} must go with cost=analytic or profiled, since "
                     "the Searcher report's model knows no schedules; nearest legal: null."

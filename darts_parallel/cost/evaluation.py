@@ -157,7 +157,8 @@ class CostBreakdown:
     breakdown_s: dict[str, float]
     """Seconds per iteration by cause; they sum to `iteration_time_s`."""
     stage_times_s: tuple[float, ...]
-    """Seconds of one micro-batch, forward and backward, by stage (all its chunks together)."""
+    """Seconds of one micro-batch, forward and backward, by stage (all its chunks together); none where the
+    model knows no stages (`cost=searcher`)."""
     tokens_per_s: float
     mfu: float
     """Model FLOP (no recomputation) over the peak of all devices."""
@@ -171,13 +172,15 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     """
     table, hard, cost = hard_plan(plan, problem)
     cluster = problem.cluster.arranged(plan.node_order)
-    if problem.config.cost.name == "searcher":
-        parts = searcher_breakdown(problem, plan)
-    else:
+    if problem.config.cost.knows_stages:
         parts = _breakdown(table, hard, cost, has_experts=problem.model.has_experts)
+        seconds, stage_times = float(cost.iteration_time[0]), tuple(cost.stage_seconds[0].tolist())
+    else:
+        # the analytic seconds of the stages would contradict its total
+        parts = searcher_breakdown(problem, plan)
+        seconds, stage_times = sum(parts.values()), ()
     devices = [cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
     reserved = torch.tensor([device.reserved for device in devices], dtype=torch.float64)
-    seconds = sum(parts.values()) if problem.config.cost.name == "searcher" else float(cost.iteration_time[0])
     peak = sum(g.count * g.gpus * float(g.device.peak_flops) for g in problem.cluster.groups)
     flops = problem.model.flops_per_token(problem.training.seq_len) * problem.tokens_per_iteration
     return CostBreakdown(
@@ -186,7 +189,7 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
         capacity_bytes=tuple((table.capacity + reserved).tolist()),
         feasible=bool(cost.feasible[0]),
         breakdown_s=parts,
-        stage_times_s=tuple(cost.stage_seconds[0].tolist()),
+        stage_times_s=stage_times,
         tokens_per_s=problem.tokens_per_iteration / seconds,
         mfu=flops / (seconds * peak),
     )

@@ -63,39 +63,90 @@ def products(devices: int) -> Iterator[tuple[int, int, int]]:
             yield devices // (tp * pp), tp, pp
 
 
+@dataclass(frozen=True)
+class SearcherModel:
+    """The figures of a problem that the closed form reads, and the form itself, in real degrees."""
+
+    flops: float
+    """Operations of an iteration."""
+    peak: float | Tensor
+    """Operations per second of a GPU."""
+    gradients: float
+    """Bytes."""
+    activation: float
+    """Bytes of one activation of all tokens."""
+    collectives: int
+    """Tensor-parallel collectives of an iteration, forward and backward, all layers."""
+    inside: float | Tensor
+    """Bytes per second inside a node."""
+    between: float | Tensor
+    gpus: int
+    """Of a node."""
+    beyond: float
+    """The least data-parallel degree that leaves the node; infinite where none does."""
+
+    @staticmethod
+    def of(problem: "Problem") -> "SearcherModel":
+        """Read a problem.
+
+        Errors:
+            UnsupportedError: its nodes differ.
+        """
+        if not problem.cluster.homogeneous:
+            raise UnsupportedError(
+                f"cost=searcher must have nodes of one type, and cluster={problem.cluster.name} mixes them; "
+                "nearest legal: cost=analytic."
+            )
+        group, training, model = problem.cluster.groups[0], problem.training, problem.model
+        width = 4 if training.precision == "fp32" else 2
+        tokens, devices = problem.tokens_per_iteration, problem.cluster.num_devices
+        wide = [degree for degree in range(group.gpus + 1, devices + 1) if devices % degree == 0]
+        return SearcherModel(
+            flops=model.flops_per_token(training.seq_len) * tokens,
+            peak=group.device.peak_flops,
+            gradients=float(model.num_parameters * width),
+            activation=float(tokens * model.config.hidden_size * width),
+            collectives=sum(layer.tp_collectives + layer.tp_collectives_backward for layer in model.layers),
+            inside=group.intra_node.bandwidth,
+            between=problem.cluster.inter_node.bandwidth,
+            gpus=group.gpus,
+            beyond=float(min(wide, default=float("inf"))),
+        )
+
+    def terms(self, dp: Tensor, tp: Tensor, pp: Tensor) -> dict[str, Tensor]:
+        """Seconds per iteration by cause, of the shape of the degrees.
+
+        The two steps of the report's model, `pp > 1` and `dp` beyond a node, are steps at whole degrees;
+        between the last degree before and the first one after them the logarithm of the degree goes over
+        from one value to the other, so that real degrees have a slope.
+
+        Args:
+            dp, tp, pp: Real, at least 1.
+        """
+        efficiency = BASE_EFF / (
+            (1 + DP_EFF_PENALTY_FACTOR * (dp - 1))
+            * (1 + TP_EFF_PENALTY_FACTOR * (tp - 1))
+            * (1 + IMBALANCE_PENALTY_FACTOR * (dp - tp).abs())
+        )
+        compute = self.flops / (self.peak * dp * tp * efficiency)
+        piped = torch.log2(pp).clamp(0.0, 1.0)
+        outside = torch.zeros_like(dp)
+        if self.beyond < float("inf"):
+            whole = torch.log2(torch.tensor(self.beyond / self.gpus, dtype=torch.float64))
+            outside = (torch.log2(dp / self.gpus) / whole).clamp(0.0, 1.0)
+        per_byte = (1 - outside) / self.inside + outside / self.between
+        return {
+            "compute": compute * (1 - piped + piped / OVERLAP_RATIO_PP),
+            "tensor_parallel": 2 * (tp - 1) / tp * (self.collectives * self.activation / tp) / self.inside,
+            "gradient_sync": 2 * (dp - 1) / dp * self.gradients * per_byte,
+            "p2p_and_resharding": (pp - 1) * 2 * self.activation / self.inside,
+        }
+
+
 def evaluate_configurations(problem: "Problem", configurations: list[tuple[int, int, int]]) -> Configurations:
     """Seconds of all `configurations` at once (one vectorised pass)."""
-    if not problem.cluster.homogeneous:
-        raise UnsupportedError(
-            f"cost=searcher must have nodes of one type, and cluster={problem.cluster.name} mixes them; "
-            "nearest legal: cost=analytic."
-        )
     dp, tp, pp = torch.tensor(configurations, dtype=torch.float64).unbind(1)
-    group, training, model = problem.cluster.groups[0], problem.training, problem.model
-    width = 4 if training.precision == "fp32" else 2
-    tokens = problem.tokens_per_iteration
-    flops = model.flops_per_token(training.seq_len) * tokens
-    efficiency = BASE_EFF / (
-        (1 + DP_EFF_PENALTY_FACTOR * (dp - 1))
-        * (1 + TP_EFF_PENALTY_FACTOR * (tp - 1))
-        * (1 + IMBALANCE_PENALTY_FACTOR * (dp - tp).abs())
-    )
-    compute = flops / (group.device.peak_flops * dp * tp * efficiency)
-    compute = torch.where(pp > 1, compute / OVERLAP_RATIO_PP, compute)
-    inside, between = group.intra_node.bandwidth, problem.cluster.inter_node.bandwidth
-    gradients = float(model.num_parameters * width)
-    link = torch.where(dp <= group.gpus, inside, between)
-    activation = float(tokens * model.config.hidden_size * width)
-    collectives = sum(layer.tp_collectives + layer.tp_collectives_backward for layer in model.layers)
-    return Configurations(
-        dp=dp, tp=tp, pp=pp,
-        terms={
-            "compute": compute,
-            "tensor_parallel": 2 * (tp - 1) / tp * (collectives * activation / tp) / inside,
-            "gradient_sync": 2 * (dp - 1) / dp * gradients / link,
-            "p2p_and_resharding": (pp - 1) * 2 * activation / inside,
-        },
-    )  # fmt: skip
+    return Configurations(dp=dp, tp=tp, pp=pp, terms=SearcherModel.of(problem).terms(dp, tp, pp))
 
 
 def searcher_breakdown(problem: "Problem", plan: "Plan") -> dict[str, float]:
@@ -126,6 +177,7 @@ def configuration_dicts(problem: "Problem", configurations: list[tuple[int, int,
         "BASE_EFF": BASE_EFF,
         "DP_EFF_PENALTY_FACTOR": DP_EFF_PENALTY_FACTOR,
         "TP_EFF_PENALTY_FACTOR": TP_EFF_PENALTY_FACTOR,
+        "IMBALANCE_PENALTY_FACTOR": IMBALANCE_PENALTY_FACTOR,
         "OVERLAP_RATIO_PP": OVERLAP_RATIO_PP,
     }
     return {

@@ -48,7 +48,7 @@ def solve_clusters(problem: Problem, clusters: Sequence[Cluster]) -> list[WhatIf
         problem: Model, job and space; its own cluster does not matter.
         clusters: With equal node groups but for their counts, which may be 0.
     """
-    if problem.config.cost.name == "searcher" or problem.config.cost.pipeline != "closed_form":
+    if not problem.config.cost.knows_stages or problem.config.cost.pipeline != "closed_form":
         raise UnsupportedError(
             f"cost={problem.config.cost.name} with cost.pipeline={problem.config.cost.pipeline} must be "
             "priced stage by stage to compare clusters; nearest legal: cost=analytic "

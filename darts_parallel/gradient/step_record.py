@@ -30,6 +30,8 @@ class StepRecord:
     capacity: Tensor
     multipliers: Tensor
     stage_seconds: Tensor
+    rows: tuple[str, ...] = ()
+    """Names of the rows of `probabilities`; none where they are the layers."""
     terms: dict[str, float] = field(default_factory=dict)
     """The surrogate's seconds per iteration by cause; they sum to `surrogate_time_s`."""
 

@@ -37,7 +37,7 @@ def most_even(plan: Plan, problem: Problem) -> Plan:
     """
     config = problem.config
     same = config.space.kind != "stagewise" or len(set(plan.layers)) == 1
-    closed = config.cost.pipeline == "closed_form" and config.cost.name != "searcher"
+    closed = config.cost.pipeline == "closed_form" and config.cost.knows_stages
     if plan.pp == 1 or plan.virtual_stages > 1 or not same or not closed:
         return plan
     table, hard, cost = hard_plan(plan, problem)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.hard_plans import PricedPlan
-from darts_parallel.cost.searcher import products
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.exact import layerwise as dynamic_programming
@@ -32,7 +31,7 @@ from darts_parallel.planner.evenness import most_even
 from darts_parallel.planner.node_choice import Rental, rent
 from darts_parallel.planner.replanning import replan
 from darts_parallel.planner.result import Planned
-from darts_parallel.planner.searcher import searcher_plan
+from darts_parallel.planner.searcher import plan_products
 from darts_parallel.planner.state_moves import state_moves
 from darts_parallel.planner.watcher import Watcher
 from darts_parallel.problem.billing import price_per_hour
@@ -67,8 +66,8 @@ def plan(
         return Planned(read_plan(config.plan, problem))
     if rental is None:
         problem, rental = choose_nodes(problem)
-    if config.cost.name == "searcher" and config.replan.get("from") is None:
-        return _scored(problem, folder)
+    if not config.cost.knows_stages and config.replan.get("from") is None:
+        return plan_products(problem, watcher, folder)
     job = PlanningJob(problem, watcher)
     source = config.replan.get("from")
     old = None if source is None else read_plan(source, problem, "replan.from")
@@ -93,26 +92,6 @@ def choose_nodes(problem: Problem) -> tuple[Problem, Rental | None]:
         return problem, None
     rental = rent(problem)
     return rental.problem, rental
-
-
-def _scored(problem: Problem, folder: Path | None) -> Planned:
-    """The plan of the Searcher report's model, which scores every configuration."""
-    began = time.monotonic()
-    best = searcher_plan(problem, folder)
-    seconds, count = evaluate(best, problem).iteration_time_s, problem.cluster.num_devices
-    entry = Verification(
-        name="exhaustive",
-        plan=best,
-        iteration_time_s=seconds,
-        gap=0.0,
-        seconds=time.monotonic() - began,
-        plans_evaluated=len(list(products(count))),
-        proven=True,
-        space="dp x tp x pp",
-        lower_bound_s=seconds,
-        note="every product was scored by the Searcher report's model, and the best that fits was taken",
-    )
-    return Planned(best, answers=(entry,))
 
 
 @dataclass

@@ -17,7 +17,7 @@ class Planned:
 
     plan: Plan
     result: SearchResult | None = None
-    """How it was searched; None where it was given, or enumerated by `cost=searcher`."""
+    """How it was searched; None where it was given, or enumerated by `cost=searcher` with `search=exact`."""
     answers: tuple[Verification, ...] = ()
     """Of the exact methods, in the order in which they were asked."""
     interrupted: bool = False

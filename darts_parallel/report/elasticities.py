@@ -50,7 +50,7 @@ def sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
     Errors:
         PlanError: the plan does not fit the problem.
     """
-    if problem.config.cost.name == "searcher":
+    if not problem.config.cost.knows_stages:
         return {}
     result = time_elasticities(plan, problem)
     worth = _worth_of_memory(plan, problem)

@@ -46,8 +46,7 @@ def plan_dict(
             "memory_bytes": list(cost.memory_bytes),
             "capacity_bytes": list(cost.capacity_bytes),
             "feasible": cost.feasible,
-            # the Searcher report's model knows no stages: their analytic seconds would contradict its total
-            "stage_times_s": [] if config.cost.name == "searcher" else list(cost.stage_times_s),
+            "stage_times_s": list(cost.stage_times_s),
             "breakdown_s": cost.breakdown_s,
             **_uncertainty(intervals(plan, problem, cost, elasticities)),
             **({} if amount is None else {"job": amount.to_dict()}),

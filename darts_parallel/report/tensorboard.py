@@ -79,7 +79,8 @@ class Tracker:
         self._text(result, plan, cost, verifications)
         sure = uncertainty_scalars(intervals(plan, self.problem, cost, elasticities or {}))
         self._figures(cost, _metrics(result, cost, verifications) | sure, elasticities or {})
-        self._picture("plan/schedule", plots.gantt_figure(plan, cost, self.problem))
+        if cost.stage_times_s:
+            self._picture("plan/schedule", plots.gantt_figure(plan, cost, self.problem))
         self._picture("plan/memory", plots.memory_figure(cost))
         self._picture("plan/strategies", plots.strategies_figure(plan, self._names))
         if result is not None and result.history:
@@ -93,7 +94,9 @@ class Tracker:
         from darts_parallel.report.plots_winner import journey_figure
 
         self._picture("search/convergence", plots.convergence_figure(history))
-        self._picture("search/probabilities", plots.probability_figure(history[-1], self._names))
+        self._picture(
+            "search/probabilities", plots.probability_figure(history[-1], history[-1].rows or self._names)
+        )
         charts = {
             "outer choices": ["Multiline", ["outer/.*"]],
             "seconds per iteration": ["Multiline", ["search/(surrogate|best)_time_s"]],

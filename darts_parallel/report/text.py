@@ -124,8 +124,8 @@ def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verific
 
 
 def _unsearched(problem: Problem) -> str:
-    """Where a plan comes from that the gradient search did not find."""
-    if problem.config.cost.name == "searcher" and problem.config.plan is None:
+    """Where a plan comes from that was given, or whose cost model knows no space but dp x tp x pp."""
+    if not problem.config.cost.knows_stages and problem.config.plan is None:
         return (
             "fastest configuration that fits, by the Searcher report's cost model; all: configurations.json"
         )
@@ -145,7 +145,7 @@ def render(
 
     Args:
         problem: What the plan is for.
-        result: None where the plan was given, or enumerated by `cost=searcher`.
+        result: None where the plan was given, or enumerated by `cost=searcher` with `search=exact`.
         plan: The plan to report.
         cost: Of that plan.
         verifications: Answers of the baselines; may be empty.
@@ -153,7 +153,8 @@ def render(
         elasticities: What `sensitivity` says of the plan; may be missing.
     """
     with _legible(console):
-        known = claim(problem, cost, verifications) if result else _unsearched(problem)
+        searched = result is not None and problem.config.cost.knows_stages
+        known = claim(problem, cost, verifications) if searched else _unsearched(problem)
         sure = intervals(plan, problem, cost, elasticities) if elasticities else None
         _headline(problem, plan, cost, known, console, sure)
         console.print(_stage_table(problem, plan, cost, sure))
@@ -250,30 +251,34 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown, sure: Interv
     # the chance of running out of memory is worth a column only where there is one
     risky = sure is not None and max(sure.out_of_memory) >= NOTABLE_RISK
     more = [("out of memory", "right")] if risky else []
+    paced = [("s/micro-batch", "right")] if cost.stage_times_s else []
     table = table_of("\nStages", ("k", "right"), ("ranks", "right"), ("layers", "left"),
-                     ("strategies", "left"), ("s/micro-batch", "right"),
+                     ("strategies", "left"), *paced,
                      ("memory / capacity", "right"), *more)  # fmt: skip
     names = [layer.name for layer in problem.model.layers]
     kinds = [layer.kind for layer in problem.model.layers]
-    size, slowest = problem.cluster.num_devices // plan.pp, max(cost.stage_times_s)
+    size, slowest = problem.cluster.num_devices // plan.pp, max(cost.stage_times_s, default=0.0)
     cluster = problem.cluster.arranged(plan.node_order)
     chunks = list(pairwise(plan.boundaries))
     for k in range(plan.pp):
-        used, capacity, seconds = cost.memory_bytes[k], cost.capacity_bytes[k], cost.stage_times_s[k]
+        used, capacity = cost.memory_bytes[k], cost.capacity_bytes[k]
         share = used / capacity
         colour = "red" if share > 1 else "yellow" if share > MEMORY_WARNING else ""
         memory = Text(f"{used / GIB:.1f} / {capacity / GIB:.1f} GiB {100 * share:>3.0f} %", colour)
         ranks = rank_ranges(cluster.pipeline_ranks[k * size : (k + 1) * size])
         if not cluster.homogeneous:
             ranks = f"{ranks} {escape(cluster.stage_group(k, plan.pp).device.name)}"
-        pace = Text(_number(seconds, slowest), "bold" if seconds == slowest else "")
+        pace = [
+            Text(_number(seconds, slowest), "bold" if seconds == slowest else "")
+            for seconds in cost.stage_times_s[k : k + 1]
+        ]
         layers = "; ".join(
             layer_ranges(names[first:end]) + kind_counts(kinds, first, end)
             for first, end in chunks[k :: plan.pp]
         )
         strategies = run_lengths([s for first, end in chunks[k :: plan.pp] for s in plan.layers[first:end]])
         chance = [f"{100 * sure.out_of_memory[k]:.0f} %"] if risky and sure is not None else []
-        table.add_row(str(k), ranks, layers, strategies, pace, memory, *chance)
+        table.add_row(str(k), ranks, layers, strategies, *pace, memory, *chance)
     return table
 
 

@@ -166,7 +166,7 @@ def _posterior_of(
 
 def _prior(problem: Problem, plans: Sequence[Plan], known: Posterior | None) -> Tensor:
     """Covariance of log(true / predicted seconds) of all plans before any trial, `(N, N)`."""
-    if known is None or problem.config.cost.name == "searcher":
+    if known is None or not problem.config.cost.knows_stages:
         return 0.2**2 + 0.1**2 * _nearness(problem, plans)
     slopes: list[Slopes] = [time_slopes(known, problem, time_elasticities(plan, problem)) for plan in plans]
     shared, own = known.job_spread(problem)

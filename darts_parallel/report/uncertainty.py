@@ -166,7 +166,7 @@ def intervals(
         None with `cost=searcher`, whose seconds no run has calibrated.
     """
     known = posterior()
-    if known is None or problem.config.cost.name == "searcher":
+    if known is None or not problem.config.cost.knows_stages:
         return None
     stack = problem.software.name
     devices = [_family(group.device.name) for group in problem.cluster.groups]

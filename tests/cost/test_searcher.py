@@ -86,6 +86,7 @@ def test_the_file_lists_the_fastest_first_and_names_the_constants(searcher_probl
         "BASE_EFF": 0.35,
         "DP_EFF_PENALTY_FACTOR": 0.20,
         "TP_EFF_PENALTY_FACTOR": 0.25,
+        "IMBALANCE_PENALTY_FACTOR": 0.10,
         "OVERLAP_RATIO_PP": 0.60,
     }
 
