@@ -113,7 +113,7 @@ class Tracker:
 
     def _scalars(self, values: dict[str, float], step: int) -> None:
         """Write values of one step as one event: thousands of events take seconds."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
 
         file_writer = self._writer.file_writer
         assert file_writer is not None
