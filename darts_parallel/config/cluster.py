@@ -39,6 +39,8 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "reserved_GiB": (0.0, 1e5),
     "state_factor": (1e-2, 1e2),
     "activation_factor": (1e-2, 1e2),
+    "host_bandwidth_GBps": (0.0, 1e6),
+    "host_latency_us": (0.0, 1e7),
 }
 """Least and most of each figure of a device, from a microcontroller to what no data sheet promises."""
 PEAKS = (1e-6, 1e6)
@@ -164,6 +166,11 @@ class DeviceConfig:
     """Share of the speed of single products that the grouped products of experts reach."""
     all_to_all_efficiency: float = 0.7
     """Share of the links' bandwidth that the experts' all-to-all reaches."""
+    host_bandwidth_GBps: float = 0.0
+    """What copies between one GPU and host memory reach in each direction, both at once; 0: not known, and
+    nothing can be offloaded (`space.offload`)."""
+    host_latency_us: float = 10.0
+    """Of one such copy."""
 
     def __post_init__(self) -> None:
         require_at_least("cluster.devices.*.memory_GiB", self.memory_GiB, 0, strict=True)
@@ -179,7 +186,13 @@ class DeviceConfig:
             require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
         require_at_least("cluster.devices.*.tp_hidden_share", self.tp_hidden_share, 0)
         require_at_most("cluster.devices.*.tp_hidden_share", self.tp_hidden_share, 1)
-        for key in ("gemm_half_size", "layer_overhead_us", "reserved_GiB"):
+        for key in (
+            "gemm_half_size",
+            "layer_overhead_us",
+            "reserved_GiB",
+            "host_bandwidth_GBps",
+            "host_latency_us",
+        ):
             require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0)
         require_at_least("cluster.devices.*.overlap_exponent", self.overlap_exponent, 1)
         for precision, peak in self.peak_TFLOPs.items():

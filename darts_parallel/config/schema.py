@@ -124,6 +124,7 @@ SPACES = ("uniform", "stagewise", "layerwise")
 NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")
 RUNNABLE = ("1f1b", "gpipe", "interleaved", "zero_bubble_v", "dualpipe")
 """Schedules that `darts_parallel.run` executes."""
+OFFLOADS = ("activation", "optimizer")
 EXECUTABLE = "executable"
 """Another name of `layerwise` with `space.executable`."""
 
@@ -195,6 +196,9 @@ class SpaceConfig:
     """Expert-parallel degree of layers with experts; null: every one that divides them and the stage."""
     etp: Any = 1
     """Expert tensor-parallel degree; null: every one that a node and the experts' width allow."""
+    offload: Any = None
+    """What a share of may lie in host memory, a list of `OFFLOADS`; null: nothing. The shares are continuous,
+    one of each kind a device of the pipeline."""
     node_orders: str = "auto"
     """Orders of unequal nodes along the pipeline: `all`, `shifts`, `adjacent`, `given`, or `auto`."""
     executable: bool = False
@@ -237,6 +241,15 @@ class SpaceConfig:
             self.schedules = list(dict.fromkeys(named))
         for value in self.pinned("recompute") or ():
             require_member("space.recompute", value, RECOMPUTE)
+        if self.offload is not None:
+            for value in self.pinned("offload") or ():
+                require_member("space.offload", value, OFFLOADS)
+            self.offload = [kind for kind in OFFLOADS if kind in (self.pinned("offload") or ())]
+            if self.executable or self.trainer is not None:
+                raise ConfigError(
+                    f"space.offload={self.offload} must be null with space.executable or space.trainer, "
+                    "which run none of its shares; nearest legal: null."
+                )
         for value in self.pinned("sequence_parallel") or ():
             if not isinstance(value, bool):
                 raise ConfigError(
@@ -333,8 +346,29 @@ class Config:
                 )
             # schedules are compared by one reading; most have no closed form
             self.cost.pipeline, self.cost.schedule = "simulated", "1f1b"
+        if self.space is not MISSING and self.space.offload is not None:
+            self._check_offload()
         if self.model is not MISSING and self.training is not MISSING:
             self._check_together()
+
+    def _check_offload(self) -> None:
+        if self.cost is not MISSING and self.cost.name == "searcher":
+            raise ConfigError(
+                f"space.offload={self.space.offload} must go with cost=analytic or profiled, since the "
+                "Searcher report's model knows no host memory; nearest legal: null."
+            )
+        if self.search is not MISSING and self.search.method == "exact":
+            raise ConfigError(
+                f"search.method=exact must go with space.offload=null, not {self.space.offload}: no exact "
+                "method knows its continuous shares; nearest legal: search.method=gradient."
+            )
+        names = {group.device for group in self.cluster.nodes} if self.cluster is not MISSING else set()
+        for name in sorted(names):
+            if not self.cluster.devices[name].host_bandwidth_GBps:
+                raise ConfigError(
+                    f"cluster.devices.{name}.host_bandwidth_GBps=0 must be above 0 where space.offload is "
+                    "given; nearest legal: 25, which a PCIe 4.0 x16 link reaches."
+                )
 
     def _check_together(self) -> None:
         if self.training.seq_len > self.model.max_seq_len:

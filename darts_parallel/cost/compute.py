@@ -15,7 +15,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from darts_parallel.problem.cluster import Device
+from darts_parallel.problem.cluster import Device, Scalar
 from darts_parallel.problem.model import VOCABULARY_MULTIPLE, AttentionCore, Gemm, LayerSpec
 from darts_parallel.problem.state_space import Scan
 
@@ -220,7 +220,12 @@ def exposed(compute: Tensor, communication: Tensor, device: Device) -> Tensor:
     `T = (a^g + b^g)^(1/g)` (Pollux, Qiao et al. 2021, equation 11), minus `a`, in a form that is
     exact for small ratios and overflows for none. g = 1 hides nothing, a large g all but the longer one.
     """
-    g, ratio = device.overlap_exponent, communication / compute
+    return lengthening(compute, communication, device.overlap_exponent)
+
+
+def lengthening(compute: Tensor, communication: Tensor, exponent: Scalar) -> Tensor:
+    """`exposed` for an exponent g of its own."""
+    g, ratio = exponent, communication / compute
     less, more = ratio.clamp(max=1.0), ratio.clamp(min=1.0)
     longer = torch.log(more) + torch.log1p(more ** (-g)) / g
     return compute * torch.expm1(torch.where(ratio <= 1.0, torch.log1p(less**g) / g, longer))

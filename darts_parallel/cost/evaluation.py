@@ -1,6 +1,6 @@
 """The true cost: reads a cost table for hard plans, one or thousands at a time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.layer_costs import TIME_TERMS
 from darts_parallel.cost.memory import ROUNDING
+from darts_parallel.cost.offload.fractions import OffloadedPlans
 from darts_parallel.cost.pipeline import interleaved_ends, pipeline_seconds
 from darts_parallel.cost.searcher import searcher_breakdown
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
@@ -73,6 +74,12 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     working = table.working[outer, layers, plans.choices]
     largest = torch.zeros_like(sync_seconds).scatter_reduce(1, devices, working, "amax")
     memory = _per_stage(kept, devices, table.pp) + largest
+    if table.offload:
+        offloaded = OffloadedPlans.of(table, plans.outer, plans.choices, stages)
+        shares = offloaded.fractions()
+        memory = offloaded.memory(shares)
+        stage_seconds = stage_seconds + sum(offloaded.lengthening(shares), torch.zeros_like(stage_seconds))
+        sync_seconds = sync_seconds + offloaded.update(shares)
     legal = table.allowed[outer, plans.choices].all(1) & ~(table.fused_to_previous[plans.first_layers].any(1))
     if table.kind_allowed is not None:
         legal &= table.runs(kinds, plans.choices).all(1)
@@ -85,7 +92,8 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
 
     Args:
         table: Costs of their pipeline degree.
-        plans: B plans.
+        plans: B plans. Where they may offload they do so by the table's fractions, or by the least with
+            which they fit.
     """
     reading = table_reading(table, plans)
     stage_seconds, sync_seconds = reading.stage_seconds, reading.sync
@@ -118,6 +126,10 @@ def pass_seconds(table: CostTable, plans: HardPlans) -> PassSeconds:
         _per_stage(values[outer, table.stage_kind[stages], layers, plans.choices], stages, table.num_stages)
         for values in (table.forward, table.backward, table.weight_gradient)
     )
+    if table.offload:
+        offloaded = OffloadedPlans.of(table, plans.outer, plans.choices, stages)
+        longer = offloaded.lengthening(offloaded.fractions())
+        forward, backward = forward + longer[0], backward + longer[1]
     inside, across = neighbour_seconds(table, plans, stages)
     return PassSeconds(forward + inside / 2, backward + inside / 2, weight, across / 2)
 
@@ -209,6 +221,8 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
         choices=torch.tensor([[index[layer] for layer in plan.layers]]),
         first_layers=torch.tensor([plan.boundaries[:-1]]),
     )
+    if plan.offload:
+        table = replace(table, fractions=torch.tensor(plan.offload, dtype=torch.float64))
     return table, hard, evaluate_batch(table, hard)
 
 
@@ -234,6 +248,12 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost, *, has_exper
     names = [name for name in TIME_TERMS if shown.get(name, True)]
     parts = {name: count * term(name, slowest) for name in names}
     seconds = cost.stage_seconds[0]
+    updated = torch.zeros(table.pp)
+    if table.offload:
+        offloaded = OffloadedPlans.of(table, plans.outer, plans.choices, plans.stages())
+        shares = offloaded.fractions()
+        longer = table.by_device(sum(offloaded.lengthening(shares)))  # type: ignore[arg-type]
+        parts["offload"], updated = count * float(longer[0, slowest]), offloaded.update(shares)[0]
     parts["p2p_and_resharding"] = count * float(seconds[slowest]) - sum(parts.values())
     if abs(parts["p2p_and_resharding"]) < 1e-12 * float(seconds.sum()) or not mine.any():
         parts["p2p_and_resharding"] = 0.0
@@ -244,6 +264,6 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost, *, has_exper
         parts["pipeline_bubble"] = float(seconds.sum() - seconds[slowest])
     last = awaited if simulated else int(cost.sync_seconds[0].argmax())
     parts["gradient_sync"] = term("gradient_sync", last)
-    parts["optimizer"] = term("optimizer", last)
+    parts["optimizer"] = term("optimizer", last) + float(updated[last])
     parts["tied_embedding_sync"] = float(table.per_iteration[plans.outer[0], layers, plans.choices[0]].sum())
     return parts

@@ -59,6 +59,8 @@ class LayerCosts:
     """Seconds per iteration of the optimizer step, and of casting the new weights below 16 bits."""
     static: Tensor
     """Bytes of parameters, gradients and optimizer state."""
+    state: Tensor
+    """Bytes of optimizer state among them."""
     activation: Tensor
     """Bytes kept for backward per micro-batch in flight."""
     working: Tensor
@@ -93,10 +95,11 @@ def layer_costs(
     # with ZeRO-3 a rank casts its own shard before it is gathered
     own = 1.0 / (choices.tp * torch.where(zero == 3, choices.shards, 1.0))
     optimizer = none + weight_cast_seconds(layer, own, device)
-    static, working = none, kept["none"] - activation
+    static, held, working = none, none, kept["none"] - activation
     for part in shards:
         mine = torch.where(zero >= 1, part.parameters / part.shards, part.parameters)
         optimizer = optimizer + stream_seconds(mine * traffic, device)
+        held = held + mine * state.optimizer
         static = static + static_bytes(part.parameters, part.shards, zero, state)
         working = working + gathered_bytes(part.parameters, zero, state)
     if experts is not None:
@@ -109,6 +112,7 @@ def layer_costs(
         gradient_sync=sync["iteration"],
         optimizer=optimizer,
         static=device.state_factor * static,
+        state=device.state_factor * held,
         activation=activation,
         working=working + _received_keys(problem, layer, choices),
     )
@@ -192,10 +196,8 @@ def _micro_batch_seconds(
     if problem.measured is not None:
         # measured times hold the launch overhead already
         sizes = choices.tokens / training.seq_len
-        per_iteration, back = problem.measured.seconds(device.name, layer.kind, choices.tp, sizes) or (
-            per_iteration,
-            back,
-        )
+        known = problem.measured.seconds(device.name, layer.kind, choices.tp, sizes)
+        per_iteration, back = known or (per_iteration, back)
     elements = choices.tokens * problem.model.config.hidden_size
     ring, links = _tensor_group(topology, choices), problem.cluster.stage_links(topology)
     collective = all_reduce(wire_bytes(width, choices.tp_comm_bits) * elements, ring, *links)

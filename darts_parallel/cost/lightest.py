@@ -18,7 +18,7 @@ def lightest_plans(tables: Sequence[CostTable], kind: str) -> list[HardPlans]:
     share the strategy that is lightest in sum. Stages are filled to an equal share of their capacity,
     found by bisection.
     """
-    return [_lightest(table, kind) for table in tables]
+    return [_lightest(table.unburdened(), kind) for table in tables]
 
 
 def _lightest(table: CostTable, kind: str) -> HardPlans:

@@ -36,6 +36,9 @@ def _same_cost(table: CostTable, outer: int) -> torch.Tensor:
         table.activation[outer],
         table.working[outer],
     ]
+    if table.host_transfer is not None and table.state_transfer is not None and table.state is not None:
+        kinds += [table.host_transfer[outer], table.state_transfer[outer]]
+        bytes_and_once.append(table.state[outer])
     figures = torch.cat([torch.cat(kinds), torch.stack(bytes_and_once)])
     equal = (figures.unsqueeze(-1) == figures.unsqueeze(-2)).all(0)
     return equal & (table.layout.unsqueeze(0) == table.layout.unsqueeze(1))
@@ -50,6 +53,8 @@ def without_dominated(table: CostTable) -> CostTable:
     micro-batch is shorter (a shorter backward hides less of it): the sum over stages loses the one,
     the largest synchronisation gains at most the other.
     """
+    if table.offload:
+        return table  # less memory at more seconds of transfer: nothing is dominated in everything
     if table.pipeline.simulated or table.virtual_stages > 1:
         # a longest path falls with each pass by itself
         seconds = [table.forward, table.backward - table.weight_gradient, table.weight_gradient, table.sync]

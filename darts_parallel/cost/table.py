@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darts_parallel.config.schema import CLOSED_FORMS
+from darts_parallel.config.schema import CLOSED_FORMS, OFFLOADS
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
+from darts_parallel.cost.offload.transfers import offload_fields
 from darts_parallel.cost.pipeline import PipelineModel, by_device, in_flight
 from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds, tied_seconds
 from darts_parallel.plan.chunk_placement import stage_devices
@@ -135,6 +136,18 @@ class CostTable:
     """Nodes along the pipeline; empty: in rank order."""
     order_name: str = ""
     """Label of the nodes' order; empty where all nodes are equal."""
+    offload: tuple[str, ...] = ()
+    """What a share of may lie in host memory; the rest is None where nothing may (`offload/transfers.py`)."""
+    host_transfer: Tensor | None = field(default=None, metadata={"axes": "OQLC"})
+    """Seconds of all activations of one micro-batch over the host link, one way."""
+    state: Tensor | None = field(default=None, metadata={"axes": "OLC"})
+    """Bytes of optimizer state, part of `static`."""
+    state_transfer: Tensor | None = field(default=None, metadata={"axes": "OQLC"})
+    """Seconds of that state over the host link, in and out at once."""
+    overlap: Tensor | None = field(default=None, metadata={"axes": "Q"})
+    """Exponent of the overlap of transfers and computation."""
+    fractions: Tensor | None = None
+    """Shares of activations and of optimizer state in host memory, `(pp, 2)`; None: the least that fit."""
 
     @property
     def pp(self) -> int:
@@ -220,6 +233,14 @@ class CostTable:
             item.name: _taken(getattr(self, item.name), item.metadata["axes"].index(axis), index)
             for item in fields(self) if axis in item.metadata.get("axes", "")
         })  # fmt: skip
+
+    def unburdened(self) -> "CostTable":
+        """The table with all that may be offloaded away, at no cost: what it proves holds for any share."""
+        if self.state is None:
+            return self
+        static = self.static - self.state if "optimizer" in self.offload else self.static
+        kept = 0.0 if "activation" in self.offload else 1.0
+        return replace(self, static=static, activation=kept * self.activation, offload=(), state=None)
 
     def runs(self, kinds: Tensor, choices: Tensor) -> Tensor:
         """Whether stages of `kinds` can run `choices`, bool, of their common shape."""
@@ -358,6 +379,7 @@ def _table(
         terms=terms(costs) | {k: stacked[k] for k in ("gradient_sync", "optimizer")},
         kind_allowed=None if bool(admitted.all()) else admitted,
         cp=space.cp,
+        **offload_fields(space.offload, problem.cluster, kinds, lambda name: stack(costs, name)),
     )
 
 
@@ -372,4 +394,5 @@ def plan_space(plan: Plan) -> OuterSpace:
         plan.virtual_stages,
         node_order=plan.node_order,
         schedule=plan.schedule,
+        offload=OFFLOADS if plan.offload else (),
     )

@@ -145,6 +145,7 @@ def outer_lower_bounds(table: CostTable, mode: str = "layerwise", known: float =
     Returns:
         Seconds, shape `(O,)`; infinite where no plan fits the memory.
     """
+    table = table.unburdened()
     if table.virtual_stages > 1 or table.pipeline.simulated:
         return _work_bounds(table, mode)
     bounds = quick_lower_bounds(table)

@@ -23,7 +23,7 @@ from darts_parallel.exact.bounds import (
     quick_lower_bounds,
 )
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
-from darts_parallel.exact.result import DeadlineError, PlannerResult, TableResult
+from darts_parallel.exact.result import OFFLOADING, DeadlineError, PlannerResult, TableResult
 from darts_parallel.exact.uniform import solve_uniform
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem
@@ -79,6 +79,9 @@ def solve(
     """
     if mode not in MODES:
         raise ValueError(f"mode={mode} must be one of {', '.join(MODES)}.")
+    if any(table.offload for table in tables):
+        floor = min(float(outer_lower_bounds(table, mode).min()) for table in tables)
+        return TableResult(None, floor, False, 0, note=OFFLOADING)
     if mode == "uniform":
         return solve_uniform(tables, incumbent, deadline)
     plain = [number for number, table in enumerate(tables) if table.virtual_stages == 1]

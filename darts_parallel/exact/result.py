@@ -58,6 +58,9 @@ class PlannerResult:
     """Every improvement of the best plan; empty where the planner answers once, at its end."""
 
 
+OFFLOADING = "it knows no shares in host memory (space.offload); its bound has all of them away at no cost"
+
+
 @dataclass(frozen=True)
 class TableResult:
     """The answer of an exact planner to the tables of a problem."""

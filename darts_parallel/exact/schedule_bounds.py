@@ -165,7 +165,7 @@ def simulated_lower_bound(
         known: Seconds of a plan: bounds of outer choices need not exceed it.
         seconds: Time for the bounds from paths; the outer choice of the least bound comes first.
     """
-    deadline = monotonic() + seconds
+    deadline, tables = monotonic() + seconds, [table.unburdened() for table in tables]
     bounds = [
         (float(b), n, o) for n, t in enumerate(tables) for o, b in enumerate(outer_lower_bounds(t, mode))
     ]

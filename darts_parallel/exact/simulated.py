@@ -15,7 +15,7 @@ from darts_parallel.config.schema import CostConfig
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact.enumeration import brute_force
-from darts_parallel.exact.result import PlannerResult
+from darts_parallel.exact.result import OFFLOADING, PlannerResult, TableResult
 from darts_parallel.exact.schedule_bounds import simulated_lower_bound
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem
@@ -37,6 +37,10 @@ def find_plan(
     """
     begin = time.monotonic()
     tables = build_tables(problem, outer_spaces(problem))
+    if any(table.offload for table in tables):
+        floor = simulated_lower_bound(tables, mode)
+        result = TableResult(None, floor, False, 0, note=OFFLOADING)
+        return result.to_baseline(tables, time.monotonic() - begin)
     if number_of_plans(tables, mode) <= limit:
         result = brute_force(tables, mode)
         return result.to_baseline(tables, time.monotonic() - begin, "every plan was simulated")

@@ -20,6 +20,7 @@ from darts_parallel.exact.bounds import OuterCosts, outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force, find_plan_brute_force
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import (
+    OFFLOADING,
     Check,
     DeadlineError,
     PlannerResult,
@@ -72,6 +73,9 @@ def solve_uniform(
     Returns:
         The best plan; `alternatives` holds the `count` best configurations, the best plan first.
     """
+    if any(table.offload for table in tables):
+        lowest = min(float(outer_lower_bounds(table, "uniform").min()) for table in tables)
+        return TableResult(None, lowest, False, 0, note=OFFLOADING)
     check = deadline_check(deadline)
     queue = _ranked(tables)
     found, interleaved_floor = _even_interleaved(tables, incumbent, count)

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.names import quoted
-from darts_parallel.config.schema import COMM_BITS
+from darts_parallel.config.schema import COMM_BITS, OFFLOADS
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
@@ -16,6 +16,10 @@ BLOCKS = (
 )  # fmt: skip
 """Kinds of layer that trainers count as layers."""
 FULL_BITS = max(COMM_BITS)
+
+
+WORDS = {"activation": "activations", "optimizer": "optimizer state"}
+"""What may be offloaded, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,14 @@ class Job:
         Errors:
             UnsupportedError: all that was refused, and the nearest space (or model) that is not.
         """
+        for number, kind in enumerate(OFFLOADS):
+            most = max((shares[number] for shares in self.plan.offload), default=0.0)
+            if most > 0:
+                self.refuse(
+                    f"up to {most:.3g} of a stage's {WORDS[kind]} lie in host memory, and this trainer "
+                    "has no setting for stage by stage",
+                    "space.offload=null",
+                )
         if self.refusals:
             raise self._refused()
 

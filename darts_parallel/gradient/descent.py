@@ -123,7 +123,7 @@ class GradientSearch:
         c = self.config
         parameters = [(group.logits, c.learning_rate) for group in self.groups]
         parameters += [(group.widths, c.boundary_learning_rate) for group in self.groups]
-        learned = [group.order_logits for group in self.groups]
+        learned = [x for group in self.groups for x in (group.order_logits, group.fraction_logits)]
         parameters += [(logits, c.learning_rate) for logits in learned if logits is not None]
         return Adam(
             [*parameters, (self.outer_logits, c.learning_rate)], betas=(c.adam_betas[0], c.adam_betas[1])
@@ -249,6 +249,7 @@ class GradientSearch:
         """Prices of `stage_prices` where rounding follows a chain; None where it does not."""
         table, c = group.table, self.config
         plain = table.virtual_stages == 1 and not table.pipeline.simulated and group.orders is None
+        plain = plain and not table.offload
         if c.rounding == "argmax" or self.kind != "layerwise" or not plain:
             return None
         return stage_prices(cost, table, group.multipliers, c.penalty, self.schedules().sharpness)

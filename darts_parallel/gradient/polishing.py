@@ -68,7 +68,7 @@ def polish(
         return solvers.setdefault(outer, StageSolver(table, outer))
 
     # these solve the closed form of one stage a device
-    single = table.virtual_stages == 1
+    single = table.virtual_stages == 1 and not table.offload
     by_runs = kind == "layerwise" and single and not table.pipeline.simulated
     levels: list[Callable[[HardPlans], HardPlans]] = [
         lambda current: _moves(table, current, "uniform" if by_runs else kind, edges=kind)
@@ -293,6 +293,7 @@ def polish_pool(pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool)
         """Whether the segment programs found or excluded a better plan of the outer choice."""
         table = pool.tables[entry.table]
         closed = table.virtual_stages == 1 and not table.pipeline.simulated and kind != "uniform"
+        closed = closed and not table.offload
         if not closed or not config.polish_labels:
             return False
         if entry.outer not in settled:

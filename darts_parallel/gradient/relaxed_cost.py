@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from darts_parallel.cost.compute import lengthening
 from darts_parallel.cost.critical_paths import PathMemory
 from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.offload.fractions import OffloadedPlans
+from darts_parallel.cost.offload.transfers import ACTIVATION, OPTIMIZER
 from darts_parallel.cost.pipeline import interleaved_ends, pipeline_seconds
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable
@@ -100,12 +103,14 @@ class RelaxedPlans:
 
     `choices` (O, R, L, C): weights of every layer's strategies, summing to 1; `stages` (O, R, L, K):
     weights of every layer's stage, summing to 1; `placement` weighs the orders of the nodes, None where
-    the table's own order is meant.
+    the table's own order is meant; `fractions` (O, R, pp, 2): shares of activations and of optimizer state in
+    host memory, None where the table's plans do not offload.
     """
 
     choices: Tensor
     stages: Tensor
     placement: NodeOrderWeights | None = None
+    fractions: Tensor | None = None
 
     @staticmethod
     def one_hot(
@@ -114,7 +119,11 @@ class RelaxedPlans:
         """Hard plans as weights, one for each outer choice in order: shapes `(O, 1, L, .)`."""
         choices = torch.nn.functional.one_hot(plans.choices, len(table.choices)).double()
         stages = torch.nn.functional.one_hot(plans.stages(), table.num_stages).double()
-        return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1), placement)
+        fractions = None
+        if table.offload:
+            own = OffloadedPlans.of(table, plans.outer, plans.choices, plans.stages())
+            fractions = own.fractions().unsqueeze(1)
+        return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1), placement, fractions)
 
 
 @dataclass(frozen=True)
@@ -166,15 +175,22 @@ def surrogate(
     stage_seconds = _by_stage_kind(choices, stages, table.time, kinds)
     inside, across = _neighbour_seconds(choices, stages, table, kinds, borders)
     stage_seconds = stage_seconds + inside
+    longer = None
+    if weights.fractions is not None:
+        longer = _transfers(weights, table, kinds)
+        stage_seconds = stage_seconds + longer[0] + longer[1]
     if table.pipeline.blocking:
         stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
     syncs = table.by_device(_by_stage_kind(choices, stages, table.sync, kinds))
+    if weights.fractions is not None and table.state_transfer is not None:
+        moved = table.by_device(_by_stage_kind(choices, stages, table.state_transfer, kinds))
+        syncs = syncs + weights.fractions[..., OPTIMIZER] * moved
     if table.pipeline.simulated:
-        total, sync = _simulated(choices, stages, table, kinds, inside, across, syncs, paths)
+        total, sync = _simulated(choices, stages, table, kinds, inside, across, syncs, paths, longer)
     else:
         sync = smooth_max(syncs, sharpness)
         total = _closed_form(stage_seconds, table, sharpness) + sync
-    memory = _memory(choices, stages, table, sharpness)
+    memory = _memory(weights, table, sharpness)
     return SurrogateCost(total + per_iteration, table.by_device(stage_seconds), memory, sync, capacity)
 
 
@@ -195,12 +211,15 @@ def _simulated(
     across: Tensor,
     syncs: Tensor,
     paths: PathMemory | None,
+    longer: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     """Seconds until all stages are done, and what the synchronisation adds to the pipeline, `(O, R)`."""
     forward, backward, weight = (
         _by_stage_kind(choices, stages, values, kinds).flatten(0, 1)
         for values in (table.forward, table.backward, table.weight_gradient)
     )
+    if longer is not None:
+        forward, backward = forward + longer[0].flatten(0, 1), backward + longer[1].flatten(0, 1)
     half = inside.flatten(0, 1) / 2
     passes = PassSeconds(forward + half, backward + half, weight, across.flatten(0, 1) / 2)
     counts = table.num_micro_batches.repeat_interleave(choices.shape[1])
@@ -209,6 +228,22 @@ def _simulated(
         return total.view(choices.shape[:2]), awaited.view(choices.shape[:2])
     total, ends = simulated_seconds(passes, syncs.flatten(0, 1), counts, table.pp, table.pipeline)
     return total.view(choices.shape[:2]), (total - ends.amax(1)).view(choices.shape[:2])
+
+
+def _transfers(weights: RelaxedPlans, table: CostTable, kinds: Tensor) -> tuple[Tensor, Tensor]:
+    """Seconds by which activations on their way to the host lengthen forward and backward, `(O, R, K)`."""
+    assert weights.fractions is not None
+    assert table.host_transfer is not None
+    assert table.overlap is not None
+    sums = [
+        _by_stage_kind(weights.choices, weights.stages, values, kinds)
+        for values in (table.host_transfer, table.forward, table.backward)
+    ]
+    sent = weights.fractions[..., ACTIVATION][..., table.stage_device] * sums[0]
+    exponent = table.overlap[kinds] if kinds.dim() == 1 else kinds @ table.overlap
+    # a stage that no layer has any weight in divides nothing by zero
+    forward, backward = (seconds.clamp(min=1e-30) for seconds in sums[1:])
+    return lengthening(forward, sent, exponent), lengthening(backward, sent, exponent)
 
 
 def _by_stage_kind(choices: Tensor, stages: Tensor, values: Tensor, kinds: Tensor) -> Tensor:
@@ -260,11 +295,22 @@ def _between_layouts(held: Tensor, table: CostTable) -> tuple[Tensor, Tensor]:
     return expected[..., :within], expected[..., within:]
 
 
-def _memory(choices: Tensor, stages: Tensor, table: CostTable, sharpness: float | None) -> Tensor:
+def _memory(weights: RelaxedPlans, table: CostTable, sharpness: float | None) -> Tensor:
+    choices, stages = weights.choices, weights.stages
     static = torch.einsum("orlc,olc->orl", choices, table.static)
     activation = torch.einsum("orlc,olc->orl", choices, table.activation)
-    working = torch.einsum("orlc,olc->orl", choices, table.working)
+    working = torch.einsum("orlc,olc->orl", choices, table.working).unsqueeze(-1)
     kept = torch.einsum("orlk,orl->ork", stages, static)
-    kept = kept + table.in_flight.unsqueeze(1) * torch.einsum("orlk,orl->ork", stages, activation)
-    at_work = table.by_device(stages) * working.unsqueeze(-1)
-    return table.by_device(kept) + smooth_max(at_work, sharpness, dim=-2)
+    flying = table.in_flight.unsqueeze(1) * torch.einsum("orlk,orl->ork", stages, activation)
+    away = torch.zeros_like(kept[..., : table.pp])
+    if weights.fractions is not None and table.state is not None:
+        sent = weights.fractions[..., ACTIVATION]
+        state = torch.einsum("orlc,olc->orl", choices, table.state)
+        away = weights.fractions[..., OPTIMIZER] * table.by_device(
+            torch.einsum("orlk,orl->ork", stages, state)
+        )
+        flying = (1.0 - sent[..., table.stage_device]) * flying
+        # the largest layer's activations are still on their way
+        working = working + sent.unsqueeze(-2) * activation.unsqueeze(-1)
+    at_work = table.by_device(stages) * working
+    return table.by_device(kept + flying) - away + smooth_max(at_work, sharpness, dim=-2)

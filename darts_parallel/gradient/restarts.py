@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from darts_parallel.config.schema import OFFLOADS
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.critical_paths import PathMemory
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
@@ -65,6 +66,8 @@ def resample_sources(order: Tensor, survivors: int) -> Tensor:
 Moments = dict[int, tuple[Tensor, ...]]
 WIDTH_NOISE = 0.05
 """Standard deviation of the initial stage widths, which are otherwise equal."""
+FIRST_FRACTION = -2.0
+"""Logit of the shares in host memory at the start: 12 %."""
 MERIT_PENALTY = 2.0
 """Log-seconds that a stage over its memory counts for in rankings, per relative excess."""
 
@@ -90,6 +93,8 @@ class RestartBatch:
     """Orders of the nodes that the group learns to choose from; None where the table's own is meant."""
     order_logits: Tensor | None = None
     """Shape `(O, R, N)`."""
+    fraction_logits: Tensor | None = None
+    """Logits of the shares in host memory, shape `(O, R, pp, 2)`; None where plans do not offload."""
     paths: PathMemory | None = None
     """Critical paths of a simulated pipeline; None for the closed form."""
     units: Tensor = field(init=False)
@@ -102,7 +107,7 @@ class RestartBatch:
         layers = torch.arange(self.table.num_layers)
         self.unit_of_layer = torch.searchsorted(self.units, layers, right=True) - 1
         closed = not self.table.pipeline.simulated and self.table.virtual_stages == 1
-        fused = closed and self.kind == "layerwise" and self.orders is None
+        fused = closed and self.kind == "layerwise" and self.orders is None and not self.table.offload
         self.figures = StepFigures.build(self.table) if fused else None
 
     @staticmethod
@@ -142,6 +147,7 @@ class RestartBatch:
         return RestartBatch(
             orders=None if orders is None else orders.select(outer),
             order_logits=first,
+            fraction_logits=_first_fractions(noise[..., : table.pp]) if table.offload else None,
             table=table,
             kind=kind,
             logits=_layer_major(logits).requires_grad_(),
@@ -156,7 +162,8 @@ class RestartBatch:
     @property
     def parameters(self) -> list[Tensor]:
         """Everything that is learned."""
-        return [self.logits, self.widths] + ([] if self.order_logits is None else [self.order_logits])
+        learned = (self.logits, self.widths, self.order_logits, self.fraction_logits)
+        return [values for values in learned if values is not None]
 
     def begin_near(self, plans: HardPlans, preference: float) -> None:
         """Let the first half of the restarts of some outer choices begin at hard plans.
@@ -212,7 +219,11 @@ class RestartBatch:
             weights = torch.softmax(self.order_logits / schedules.temperature, dim=-1)
             weights = straight_through(weights) if schedules.hard_stages else weights
             placement = NodeOrderWeights(weights, self.orders)
-        return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages, placement)
+        fractions = None
+        if self.fraction_logits is not None:
+            free = torch.tensor([kind in table.offload for kind in OFFLOADS])
+            fractions = torch.sigmoid(self.fraction_logits) * free
+        return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages, placement, fractions)
 
     def fused_step(
         self, figures: StepFigures, schedules: Schedules, config: SearchConfig
@@ -311,7 +322,7 @@ class RestartBatch:
         source = resample_sources(rank_starts(merit, norms), survivors)
         rows = torch.arange(len(source)).unsqueeze(1)
         copies = torch.arange(merit.shape[1]) >= survivors
-        sizes = (noise, WIDTH_NOISE * noise, noise)
+        sizes = (noise, WIDTH_NOISE * noise, noise, noise)
         for values, size in zip(self.parameters, sizes, strict=False):
             drawn = size * torch.randn(values.shape, generator=generator, dtype=torch.float64)
             values.copy_(values[rows, source] + drawn * copies.view(1, -1, *[1] * (values.dim() - 2)))
@@ -345,12 +356,20 @@ class RestartBatch:
             paths=None if self.paths is None else PathMemory(self.paths.every),
             orders=None if self.orders is None else self.orders.select(outer),
             order_logits=None if self.order_logits is None else take(self.order_logits).requires_grad_(),
+            fraction_logits=None
+            if self.fraction_logits is None
+            else take(self.fraction_logits).requires_grad_(),
         )
 
 
 def _layer_major(values: Tensor) -> Tensor:
     """Values `(O, R, L, C)` with layers before restarts in memory, as the fused step reads them."""
     return values.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _first_fractions(noise: Tensor) -> Tensor:
+    """Logits of small shares, shape `(O, R, pp, 2)`, from noise `(O, R, pp)`."""
+    return (FIRST_FRACTION + noise.unsqueeze(-1).repeat(1, 1, 1, len(OFFLOADS))).requires_grad_()
 
 
 def _name(table: CostTable, orders: NodeOrderTables | None) -> str:

@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 from typing import Any
 
-from darts_parallel.config.schema import COMM_BITS, RECOMPUTE
+from darts_parallel.config.schema import COMM_BITS, OFFLOADS, RECOMPUTE
 from darts_parallel.errors import PlanError
 
 _KINDS: dict[type, tuple[str, str]] = {
@@ -72,6 +72,39 @@ def comm_bits(layer: dict[str, Any], key: str, place: str) -> int:
             f"nearest legal: {near}."
         )
     return bits
+
+
+def offload_of(stages: list[dict[str, Any]], devices: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+    """Shares in host memory of every device of the pipeline; empty where no stage of the file names one.
+
+    Args:
+        stages: Of the file; those of one device name equal shares.
+        devices: Device of every stage.
+    """
+    found: dict[int, tuple[float, float]] = {}
+    for index, (stage, device) in enumerate(zip(stages, devices, strict=True)):
+        shares = stage.get("offload", {})
+        if not isinstance(shares, dict):
+            raise PlanError(
+                f"plan: stages[{index}].offload={shares!r} must be an object; nearest legal: "
+                '{"activation": 0.0, "optimizer": 0.0}.'
+            )
+        values = [shares.get(kind, 0.0) for kind in OFFLOADS]
+        for kind, value in zip(OFFLOADS, values, strict=True):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+                near = min(max(value, 0.0), 1.0) if isinstance(value, int | float) else 0.0
+                raise PlanError(
+                    f"plan: stages[{index}].offload.{kind}={value!r} must lie between 0 and 1; nearest "
+                    f"legal: {near if near == near else 0.0}."
+                )
+        own = (float(values[0]), float(values[1]))
+        if found.setdefault(device, own) != own:
+            raise PlanError(
+                f"plan: stages[{index}].offload={shares} must equal that of the other stages on its device; "
+                f"nearest legal: {dict(zip(OFFLOADS, found[device], strict=True))}."
+            )
+    given = tuple(found[device] for device in sorted(found))
+    return given if any(value > 0 for pair in given for value in pair) else ()
 
 
 LARGEST_NODE = 2**20

@@ -161,6 +161,11 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
             "numbers them; nearest legal: space.node_orders=given."
         )
     check_plan(plan, problem)
+    if plan.offload:
+        raise UnsupportedError(
+            "plan: it keeps shares of activations or optimizer state in host memory, which nothing here "
+            "moves; nearest legal: space.offload=null."
+        )
     if plan.schedule_name not in RUNNABLE:
         raise UnsupportedError(
             f"plan: schedule={plan.schedule_name} cannot run here, where PyTorch runs {', '.join(RUNNABLE)}; "

@@ -45,6 +45,8 @@ class OuterSpace:
     """Nodes along the pipeline; empty: in rank order."""
     schedule: str | None = None
     """Pipeline schedule; None: `cost.schedule`, or `interleaved` where a device holds several stages."""
+    offload: tuple[str, ...] = ()
+    """What a share of may lie in host memory (`OFFLOADS`)."""
 
 
 def outer_spaces(problem: Problem) -> list[OuterSpace]:
@@ -174,7 +176,12 @@ def _outer_space(
         and micro_batches_legal(schedule, pp, virtual_stages, m)
         and any(micro_batch_legal(problem, m, c) for c in choices)
     )
-    return OuterSpace(pp, counts, choices, cp, virtual_stages, schedule=schedule) if counts else None
+    offload = tuple(space.pinned("offload") or ())
+    return (
+        OuterSpace(pp, counts, choices, cp, virtual_stages, schedule=schedule, offload=offload)
+        if counts
+        else None
+    )
 
 
 def micro_batches_legal(schedule: str | None, pp: int, virtual_stages: int, count: int) -> bool:

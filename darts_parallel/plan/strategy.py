@@ -1,14 +1,21 @@
 """The strategy of a layer and the plan of a whole model; both frozen, both checked."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from darts_parallel.config.schema import CLOSED_FORMS, COMM_BITS, RECOMPUTE
+from darts_parallel.config.schema import CLOSED_FORMS, COMM_BITS, OFFLOADS, RECOMPUTE
 from darts_parallel.errors import PlanError
 from darts_parallel.plan.chunk_placement import check_schedule, stage_devices, usual_schedule
-from darts_parallel.plan.fields import comm_bits, field, nearest_recompute, node_order_of, stage_span
+from darts_parallel.plan.fields import (
+    comm_bits,
+    field,
+    nearest_recompute,
+    node_order_of,
+    offload_of,
+    stage_span,
+)
 
 SCHEMA = "darts-parallel/plan/1"
 
@@ -70,6 +77,9 @@ class Plan:
     schedule: str | None = None
     """Order of the passes (`cost_config.SCHEDULES`); None: `cost.schedule`, or `interleaved` where
     `virtual_stages` is above 1."""
+    offload: tuple[tuple[float, float], ...] = ()
+    """Shares of activations and of optimizer state in host memory, of every device of the pipeline in order;
+    empty: nothing."""
 
     def __post_init__(self) -> None:
         ordered = all(a < b for a, b in pairwise(self.boundaries))
@@ -91,6 +101,11 @@ class Plan:
                 f"stages lists; nearest legal: {min(near, key=lambda v: abs(v - self.virtual_stages))}."
             )
 
+        if self.offload and len(self.offload) != self.pp:
+            raise PlanError(
+                f"plan: it offloads on {len(self.offload)} devices of the pipeline, which must be all "
+                f"pp={self.pp}; nearest legal: {self.pp}."
+            )
         if self.schedule is not None:
             check_schedule(self.schedule, self.virtual_stages)
         if self.schedule == usual_schedule(self.virtual_stages):
@@ -195,7 +210,9 @@ class Plan:
             lap, stage = chunk // self.pp, self.chunk_devices[chunk]
             own = list(ranks[stage * size : (stage + 1) * size])
             numbered = {"chunk": lap} if self.virtual_stages > 1 else {}
-            stages.append({"layers": [first, end], "ranks": own} | numbered)
+            shares = dict(zip(OFFLOADS, self.offload[stage], strict=True)) if self.offload else {}
+            away = {"offload": shares} if shares else {}
+            stages.append({"layers": [first, end], "ranks": own} | numbered | away)
         left_out = () if experts else ("ep", "etp")
         strategies = [
             {key: value for key, value in asdict(s).items() if key not in left_out} for s in self.layers
@@ -244,6 +261,7 @@ class Plan:
             node_order=node_order_of(data),
             schedule=field(data, "schedule", str) if "schedule" in data else None,
         )
+        plan = replace(plan, offload=offload_of(data["stages"], plan.chunk_devices))
         pp = field(data, "pp", int)
         if pp != plan.pp:
             share = "" if plan.virtual_stages == 1 else " divided by virtual_stages"

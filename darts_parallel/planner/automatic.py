@@ -220,6 +220,8 @@ def running_minimum(steps: Sequence[tuple[float, float]]) -> Curve:
 def _out_of_reach(problem: Problem, tables: Sequence[CostTable]) -> str:
     """Why no exact method can prove anything here, in a clause; empty where one can."""
     kind = problem.config.space.kind
+    if problem.config.space.offload is not None:
+        return "no exact method knows shares in host memory (space.offload)"
     if problem.config.cost.pipeline == "simulated" and number_of_plans(tables, kind) > LIMIT:
         return "no exact method prices a simulated pipeline"
     if any(table.virtual_stages > 1 for table in tables):

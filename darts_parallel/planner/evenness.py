@@ -30,7 +30,8 @@ def most_even(plan: Plan, problem: Problem) -> Plan:
 
     Args:
         plan: Legal for the problem; it must fit.
-        problem: Priced by the closed form, without interleaving; of others the plan is returned as it is.
+        problem: Priced by the closed form, without interleaving or offloading; of others the plan is
+            returned as it is.
 
     Returns:
         The plan itself where no split is more even or the new one would be slower.
@@ -38,7 +39,7 @@ def most_even(plan: Plan, problem: Problem) -> Plan:
     config = problem.config
     same = config.space.kind != "stagewise" or len(set(plan.layers)) == 1
     closed = config.cost.pipeline == "closed_form" and config.cost.knows_stages
-    if plan.pp == 1 or plan.virtual_stages > 1 or not same or not closed:
+    if plan.pp == 1 or plan.virtual_stages > 1 or plan.offload or not same or not closed:
         return plan
     table, hard, cost = hard_plan(plan, problem)
     seconds = np.where(segments_that_fit(table, hard), segment_seconds(table, hard), np.inf)

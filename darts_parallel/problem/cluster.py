@@ -61,6 +61,9 @@ class Device:
     activation_factor: Scalar = 1.0
     grouped_gemm_efficiency: Scalar = 1.0
     all_to_all_efficiency: Scalar = 1.0
+    host_bandwidth: Scalar = 0.0
+    """To host memory and back, in each direction; 0: not known."""
+    host_latency: Scalar = 0.0
 
     @property
     def half_flops(self) -> Scalar:
@@ -95,6 +98,8 @@ class Device:
             activation_factor=config.activation_factor,
             grouped_gemm_efficiency=config.grouped_gemm_efficiency,
             all_to_all_efficiency=config.all_to_all_efficiency,
+            host_bandwidth=config.host_bandwidth_GBps * 1e9,
+            host_latency=config.host_latency_us * 1e-6,
         )
 
 

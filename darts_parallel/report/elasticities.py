@@ -12,6 +12,7 @@ from math import log
 import torch
 from torch import Tensor
 
+from darts_parallel.config.schema import OFFLOADS
 from darts_parallel.cost.evaluation import evaluate_batch, hard_plan
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pruning import without_dominated
@@ -64,7 +65,7 @@ def time_elasticities(plan: Plan, problem: Problem) -> dict[str, float]:
         PlanError: the plan does not fit the problem.
     """
     figures: dict[str, Tensor] = {}
-    changed = _with_tensors(problem, figures)
+    changed = _with_tensors(problem, figures, offloads=bool(plan.offload))
     seconds = hard_plan(plan, changed)[2].iteration_time[0]
     slopes = torch.autograd.grad(seconds, list(figures.values()), allow_unused=True)
     total = float(seconds.detach())
@@ -72,6 +73,32 @@ def time_elasticities(plan: Plan, problem: Problem) -> dict[str, float]:
         name: 0.0 if slope is None else float(slope * value.detach()) / total
         for (name, value), slope in zip(figures.items(), slopes, strict=True)
     }
+
+
+def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, dict[str, float]]]:
+    """What a larger share in host memory does, for every device of the pipeline and kind of tensor.
+
+    Args:
+        plan: A plan that offloads.
+        problem: Its problem.
+
+    Returns:
+        By kind, `iteration_time_s` and `memory_bytes` for the whole of it at the plan's slope.
+    """
+    table, hard, _ = hard_plan(plan, problem)
+    shares = torch.tensor(plan.offload, dtype=torch.float64, requires_grad=True)
+    cost = evaluate_batch(replace(table, fractions=shares), hard)
+    slopes = []
+    for value in (
+        cost.iteration_time[0],
+        cost.memory.sum(),
+    ):  # a share changes the memory of its device alone
+        (slope,) = torch.autograd.grad(value, [shares], retain_graph=True)
+        slopes.append(slope.tolist())
+    return [
+        {kind: {"iteration_time_s": seconds[i], "memory_bytes": size[i]} for i, kind in enumerate(OFFLOADS)}
+        for seconds, size in zip(*slopes, strict=True)
+    ]
 
 
 def effect(elasticity: float, factor: float = STEP) -> float:
@@ -91,7 +118,7 @@ def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:
     ]
 
 
-def _with_tensors(problem: Problem, figures: dict[str, Tensor]) -> Problem:
+def _with_tensors(problem: Problem, figures: dict[str, Tensor], *, offloads: bool = False) -> Problem:
     """The problem with every figure of the hardware as a leaf tensor, collected in `figures`."""
 
     def leaf(name: str, value: float | Tensor) -> Tensor:
@@ -101,7 +128,8 @@ def _with_tensors(problem: Problem, figures: dict[str, Tensor]) -> Problem:
 
     def leaves(owner: Device | Link, name: str) -> dict[str, Tensor]:
         numbers = (f.name for f in fields(owner) if isinstance(getattr(owner, f.name), (float, Tensor)))
-        return {n: leaf(f"{name}.{n}", getattr(owner, n)) for n in numbers if n not in NO_SECONDS}
+        asked = [n for n in numbers if n not in NO_SECONDS and (offloads or not n.startswith("host_"))]
+        return {n: leaf(f"{name}.{n}", getattr(owner, n)) for n in asked}
 
     cluster = problem.cluster
     groups = []

@@ -23,6 +23,7 @@ from darts_parallel.cost.evaluation import evaluate, hard_plan, neighbour_second
 from darts_parallel.cost.layer_costs import ShardGroup, accumulation_seconds, element_bytes, shard_groups
 from darts_parallel.cost.memory import StateBytes, state_bytes, static_bytes
 from darts_parallel.cost.mixture.expert_costs import expert_costs
+from darts_parallel.cost.offload.fractions import OffloadedPlans
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.cluster import GIB, Device, StageTopology
 from darts_parallel.problem.model import LayerSpec
@@ -39,6 +40,10 @@ FORMULAS: dict[str, tuple[str, str]] = {
     "optimizer state": ("state_factor x parameters x bytes each / shards (ZeRO-1, 2, 3)", ZERO),
     "activations": ("kept per micro-batch x micro-batches in flight", KORTHIKANTI),
     "working": ("largest layer: recomputed activations, gathered weights", "memory.py, largest layer"),
+    "offloaded": (
+        "- shares in host memory, + the largest layer's activations on their way",
+        "arXiv 2104.07857, section 5.1",
+    ),
     "reserved": ("constant of the device", "cluster.devices.reserved_GiB"),
     # seconds of a micro-batch
     "matrix products": (
@@ -68,6 +73,7 @@ FORMULAS: dict[str, tuple[str, str]] = {
     "sharding": ("ZeRO-2, 3 collectives beside compute", OVERLAP),
     "resharding": ("missing bytes / link bandwidth + latencies", "resharding.py"),
     "p2p": ("2 x bytes / link bandwidth + 2 latencies", "alpha-beta model"),
+    "offload": ("activations to the host and back, beside forward and backward", OVERLAP),
     # seconds of an iteration
     "compute": ("micro-batches x the stage's compute", "roofline, Williams et al. 2009"),
     "p2p_and_resharding": ("micro-batches x the stage's messages", "alpha-beta model"),
@@ -155,6 +161,11 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         "optimizer state": StateBytes(0.0, 0.0, state.optimizer),
     }
     working = [float(table.working[0, i, chosen[i]]) for i in range(len(chosen))]
+    offloaded = None
+    if table.offload:
+        own = OffloadedPlans.of(table, hard.outer, hard.choices, hard.stages())
+        shares = own.fractions()
+        offloaded = (own.memory(shares) - own.memory(torch.zeros_like(shares)))[0]
     for stage, words, indices in _groups(problem, plan):
         choices = ChoiceTensors.build(problem, (plan.num_micro_batches,), (plan.layers[indices[0]],), plan.cp)
         for term, part in parts.items():
@@ -168,6 +179,8 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         mine = [i for i in range(len(chosen)) if plan.stage_of_layer[i] == stage]
         largest = max(mine, key=lambda i: working[i])
         yield _line(stage, problem.model.layers[largest].name, "working", working[largest])
+        if offloaded is not None:
+            yield _line(stage, "all", "offloaded", float(offloaded[stage]))
         yield _line(stage, "all", "reserved", _device(problem, plan, stage).reserved)
 
 
@@ -206,6 +219,11 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
             if terms.get(name):
                 yield _line(stage, words, name, len(indices) * terms[name])
     inside, across = neighbour_seconds(table, hard, hard.stages())
+    if table.offload:
+        own = OffloadedPlans.of(table, hard.outer, hard.choices, hard.stages())
+        forward, backward = own.lengthening(own.fractions())
+        longer = table.by_device(forward + backward)[0].tolist()
+        yield from (_line(stage, "all", "offload", seconds) for stage, seconds in enumerate(longer))
     inside = table.by_device(inside)
     across = table.by_device(torch.nn.functional.pad(across, (1, 0)))
     for stage in range(plan.pp):

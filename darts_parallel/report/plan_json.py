@@ -13,7 +13,7 @@ from darts_parallel.plan.file import package_version
 from darts_parallel.plan.strategy import SCHEMA, Plan
 from darts_parallel.problem.billing import bill
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report.elasticities import sensitivity
+from darts_parallel.report.elasticities import offload_slopes, sensitivity
 from darts_parallel.report.uncertainty import Intervals, intervals
 
 
@@ -48,6 +48,7 @@ def plan_dict(
             "feasible": cost.feasible,
             "stage_times_s": list(cost.stage_times_s),
             "breakdown_s": cost.breakdown_s,
+            **({"offload_slopes": offload_slopes(plan, problem)} if plan.offload else {}),
             **_uncertainty(intervals(plan, problem, cost, elasticities)),
             **({} if amount is None else {"job": amount.to_dict()}),
         },

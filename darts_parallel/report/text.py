@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from darts_parallel.config.schema import OFFLOADS
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
 from darts_parallel.exact.verification import Verification
 from darts_parallel.gradient.result import SearchResult
@@ -21,7 +22,7 @@ from darts_parallel.problem.billing import bill
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.orders import order_label
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report.elasticities import strongest
+from darts_parallel.report.elasticities import offload_slopes, strongest
 from darts_parallel.report.format import kind_counts, rank_ranges, table_of, term_words
 from darts_parallel.report.format import layer_ranges as layer_ranges
 from darts_parallel.report.format import number as _number
@@ -158,6 +159,8 @@ def render(
         sure = intervals(plan, problem, cost, elasticities) if elasticities else None
         _headline(problem, plan, cost, known, console, sure)
         console.print(_stage_table(problem, plan, cost, sure))
+        if plan.offload:
+            console.print(_offload_table(problem, plan))
         console.print(_time_table(cost))
         _sensitivity_line(elasticities or {}, console)
         if result is not None:
@@ -279,6 +282,17 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown, sure: Interv
         strategies = run_lengths([s for first, end in chunks[k :: plan.pp] for s in plan.layers[first:end]])
         chance = [f"{100 * sure.out_of_memory[k]:.0f} %"] if risky and sure is not None else []
         table.add_row(str(k), ranks, layers, strategies, *pace, memory, *chance)
+    return table
+
+
+def _offload_table(problem: Problem, plan: Plan) -> Table:
+    """Shares in host memory, and what one more percent of each costs."""
+    table = table_of("\nIn host memory", ("k", "right"), *((kind, "right") for kind in OFFLOADS),
+                     *((f"1 % more {kind}", "left") for kind in OFFLOADS))  # fmt: skip
+    for k, (shares, slopes) in enumerate(zip(plan.offload, offload_slopes(plan, problem), strict=True)):
+        pairs = [(slopes[kind]["iteration_time_s"], slopes[kind]["memory_bytes"]) for kind in OFFLOADS]
+        worth = [f"{seconds / 100:+.2g} s, {size / 100 / GIB:+.2g} GiB" for seconds, size in pairs]
+        table.add_row(str(k), *(f"{100 * share:.1f} %" for share in shares), *worth)
     return table
 
 

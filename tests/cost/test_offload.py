@@ -1,0 +1,175 @@
+"""Shares of activations and of optimizer state in host memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from darts_parallel.config.schema import OFFLOADS
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.cost.offload.fractions import OffloadedPlans
+from darts_parallel.cost.pipeline import PipelineModel
+from darts_parallel.cost.table import CostTable
+from darts_parallel.errors import ConfigError, InfeasibleError, PlanError, UnsupportedError
+from darts_parallel.exact import layerwise
+from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.export import export_plan
+from darts_parallel.gradient.descent import search
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
+from darts_parallel.plan.legality import refuse_unexecutable
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.problem.problem import load_problem
+from darts_parallel.report.elasticities import offload_slopes, time_elasticities
+from darts_parallel.report.explanation import explain
+from tests.support.random_plans import random_plans
+from tests.support.random_tables import random_table
+
+
+def offloading(seed: int, *kinds: str, simulated: bool = False, factor: float = 1.0) -> CostTable:
+    """A random table whose plans may offload; links are `factor` times as fast."""
+    table = random_table(seed, pp=2, num_layers=6, num_choices=3, tightness=0.0)
+    rng = torch.Generator().manual_seed(100 + seed)
+    sent, state = (torch.rand(table.forward.shape, generator=rng, dtype=torch.float64) for _ in range(2))
+    model = PipelineModel(simulated=True, schedule="zero_bubble_h1", blocking=False)
+    return replace(
+        table,
+        pipeline=model if simulated else table.pipeline,
+        offload=kinds or OFFLOADS,
+        host_transfer=sent / factor,
+        state=0.6 * table.static,
+        state_transfer=state / factor,
+        overlap=torch.full((table.forward.shape[1],), 1.6, dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_surrogate_at_one_hot_weights_equals_the_hard_reading(seed: int, simulated: bool) -> None:
+    whole = offloading(seed, simulated=simulated)
+    table = whole.select(list(range(whole.num_outer)) * 4)
+    plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(seed))
+    hard, soft = evaluate_batch(table, plans), surrogate(RelaxedPlans.one_hot(plans, table), table)
+    torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
+    torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", OFFLOADS)
+def test_the_share_of_one_kind_is_the_least_that_fits(kind: str) -> None:
+    used = 0
+    for seed in range(6):
+        table = offloading(seed, kind)
+        plans = random_plans(table, 20, torch.Generator().manual_seed(seed))
+        own = OffloadedPlans.of(table, plans.outer, plans.choices, plans.stages())
+        shares = own.fractions()
+        memory, less = own.memory(shares), own.memory((shares - 1e-6).clamp(min=0.0))
+        inside = (shares.sum(-1) > 1e-6) & (shares.sum(-1) < 1.0)
+        assert bool((memory[inside] <= table.capacity.expand_as(memory)[inside] * (1 + 1e-12)).all())
+        assert bool((less[inside] > table.capacity.expand_as(less)[inside]).all())
+        used += int(inside.sum())
+    assert used > 20
+
+
+def test_no_mixture_of_two_kinds_on_a_grid_is_cheaper_for_its_device() -> None:
+    for seed in range(3):
+        table = replace(offloading(seed), in_flight=torch.full((2, 2), 3.0, dtype=torch.float64))
+        plans = random_plans(table, 8, torch.Generator().manual_seed(seed))
+        own = OffloadedPlans.of(table, plans.outer, plans.choices, plans.stages())
+        best, found = own.fractions(), own.fractions()[..., 0]
+        seconds = own._seconds(found)
+        fits = own.memory(best) <= table.capacity * (1 + 1e-9)
+        for share in torch.linspace(0.0, 1.0, 41).tolist():
+            other = torch.full_like(found, share)
+            mixed = torch.stack([other, own._state_needed(other)], -1)
+            legal = fits & (own.memory(mixed) <= table.capacity)
+            assert bool((seconds[legal] <= own._seconds(other)[legal] * (1 + 1e-5)).all())
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_more_host_bandwidth_or_memory_is_never_worse(simulated: bool) -> None:
+    for seed in range(4):
+        slow, fast = (offloading(seed, simulated=simulated, factor=factor) for factor in (1.0, 1.7))
+        roomy = replace(slow, capacity=1.1 * slow.capacity)
+        plans = random_plans(slow, 20, torch.Generator().manual_seed(seed))
+        one_kind = {
+            name: evaluate_batch(replace(table, offload=("activation",)), plans)
+            for name, table in (("slow", slow), ("fast", fast), ("roomy", roomy))
+        }
+        fits = one_kind["slow"].feasible
+        for name in ("fast", "roomy"):
+            assert bool(one_kind[name].feasible[fits].all())
+            times = one_kind[name].iteration_time[fits]
+            assert bool((times <= one_kind["slow"].iteration_time[fits] * (1 + 1e-12)).all())
+
+
+def test_bounds_hold_for_plans_that_offload_and_exact_methods_only_bound() -> None:
+    for seed in range(4):
+        table = offloading(seed)
+        plans = random_plans(table, 60, torch.Generator().manual_seed(seed))
+        cost = evaluate_batch(table, plans)
+        bounds = outer_lower_bounds(table)[plans.outer]
+        assert bool((cost.iteration_time[cost.feasible] >= bounds[cost.feasible]).all())
+        answer = layerwise.solve([table], "layerwise")
+        assert answer.best is None
+        assert not answer.proven
+        assert "space.offload" in answer.note
+
+
+TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.tp=1", "space.zero_stage=0",
+       "space.num_micro_batches=4", "space.recompute=none"]  # fmt: skip
+
+
+def test_a_search_that_offloads_fits_where_none_else_does_and_its_file_says_all() -> None:
+    plain = load_problem(TOY)
+    needed = max(
+        evaluate(search(plain, 0, config=replace(plain.config.search, num_steps=4)).plan, plain).memory_bytes
+    )
+    small = f"cluster.devices.toy.memory_GiB={(needed - 0.3e6) / 2**30}"
+    quick = ["search.num_steps=12", "search.num_restarts=2", small]
+    with pytest.raises(InfeasibleError):
+        search(load_problem([*TOY, *quick]), 0)
+    problem = load_problem([*TOY, *quick, "space.offload=[optimizer,activation]"])
+    plan = search(problem, 0).plan
+    cost = evaluate(plan, problem)
+    assert cost.feasible
+    assert len(plan.offload) == 2
+    assert max(max(pair) for pair in plan.offload) > 0
+    assert sum(cost.breakdown_s.values()) == pytest.approx(cost.iteration_time_s, rel=1e-9)
+    names = tuple(layer.name for layer in problem.model.layers)
+    data = plan.to_dict(names, problem.cluster.num_devices)
+    assert Plan.from_dict(data) == plan
+    data["stages"][0]["offload"] = {"activation": 1.5}
+    with pytest.raises(PlanError, match=r"stages\[0\].offload.activation=1.5 must lie between 0 and 1"):
+        Plan.from_dict(data)
+    told = explain(problem, plan)
+    for stage, size in enumerate(cost.memory_bytes):
+        assert sum(line.value for line in told.memory if line.stage == stage) == pytest.approx(size, rel=1e-9)
+    for stage, seconds in enumerate(cost.stage_times_s):
+        lines = [line.value for line in told.micro_batch if line.stage == stage]
+        assert sum(lines) == pytest.approx(seconds, rel=1e-9)
+    slopes = offload_slopes(plan, problem)
+    assert all(slope[kind]["memory_bytes"] < 0 for slope in slopes for kind in OFFLOADS)
+    assert time_elasticities(plan, problem)["devices.toy.host_bandwidth"] <= 0
+    with pytest.raises(UnsupportedError, match="host memory"):
+        export_plan(problem, plan, "megatron")
+    with pytest.raises(UnsupportedError, match="host memory"):
+        refuse_unexecutable(plan, problem)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["space.offload=[weights]"], "space.offload=weights must be one of activation, optimizer"),
+        (
+            ["space.offload=[activation]", "cluster.devices.toy.host_bandwidth_GBps=0"],
+            "host_bandwidth_GBps=0 must",
+        ),
+        (
+            ["space.offload=[activation]", "search=exact"],
+            "search.method=exact must go with space.offload=null",
+        ),
+        (["space.offload=[optimizer]", "space=executable"], "must be null with space.executable"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(given: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence.replace("[", r"\[")):
+        load_problem(["model=toy", "cluster=toy", "training=toy", *given])
