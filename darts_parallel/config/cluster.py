@@ -233,3 +233,12 @@ class ClusterConfig:
             group.check(f"cluster.nodes[{index}]", tuple(self.devices))
             if self.nvlink_domain_gpus is not None and group.nvlink_domain_gpus is None:
                 require_domain("cluster.nvlink_domain_gpus", self.nvlink_domain_gpus, group)
+
+    def require_host_links(self) -> None:
+        """Refuse devices whose way to host memory is not known, where a plan may offload."""
+        for name in sorted({group.device for group in self.nodes}):
+            if not self.devices[name].host_bandwidth_GBps:
+                raise ConfigError(
+                    f"cluster.devices.{name}.host_bandwidth_GBps=0 must be above 0 where space.offload is "
+                    "given; nearest legal: 25, which a PCIe 4.0 x16 link reaches."
+                )

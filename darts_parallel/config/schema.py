@@ -362,13 +362,8 @@ class Config:
                 f"search.method=exact must go with space.offload=null, not {self.space.offload}: no exact "
                 "method knows its continuous shares; nearest legal: search.method=gradient."
             )
-        names = {group.device for group in self.cluster.nodes} if self.cluster is not MISSING else set()
-        for name in sorted(names):
-            if not self.cluster.devices[name].host_bandwidth_GBps:
-                raise ConfigError(
-                    f"cluster.devices.{name}.host_bandwidth_GBps=0 must be above 0 where space.offload is "
-                    "given; nearest legal: 25, which a PCIe 4.0 x16 link reaches."
-                )
+        if self.cluster is not MISSING:
+            self.cluster.require_host_links()
 
     def _check_together(self) -> None:
         if self.training.seq_len > self.model.max_seq_len:
