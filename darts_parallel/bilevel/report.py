@@ -124,7 +124,9 @@ def plans(seeds: list[dict[str, Any]]) -> str:
 
 
 def spread(values: list[float], form: str) -> str:
-    """Median, smallest and largest."""
+    """Median, smallest and largest; one value alone."""
+    if len(values) == 1:
+        return f"{values[0]:{form}}"
     return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 

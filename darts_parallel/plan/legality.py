@@ -171,20 +171,41 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
             f"plan: schedule={plan.schedule_name} cannot run here, where PyTorch runs {', '.join(RUNNABLE)}; "
             f"nearest legal: space.schedules=[{','.join(RUNNABLE)}]."
         )
-    exact = max(COMM_BITS)
     for spec, strategy in zip(problem.model.layers, plan.layers, strict=True):
-        for key in ("tp_comm_bits", "grad_comm_bits"):
-            bits = getattr(strategy, key)
-            if bits < exact:
-                raise UnsupportedError(
-                    f"plan: {spec.name} has {key}={bits}, but collectives send whole numbers here; nearest "
-                    f"legal: {exact} (space.{key}={exact})."
-                )
+        _refuse_bits(spec.name, strategy, block=spec.name.startswith("layers."))
         if strategy.sequence_parallel and not sequence_divides(problem, strategy.tp):
             raise UnsupportedError(
                 f"plan: {spec.name} has sequence_parallel=true with tp={strategy.tp}, which must divide "
                 f"training.seq_len={problem.training.seq_len}; nearest legal: sequence_parallel=false."
             )
+
+
+def _refuse_bits(name: str, strategy: LayerStrategy, *, block: bool) -> None:
+    """Refuse few bits where no collective of theirs runs: see `darts_parallel.run.lossy`.
+
+    Errors:
+        UnsupportedError: names the layer and the nearest plan that can run.
+    """
+    exact = max(COMM_BITS)
+    sums = strategy.tp_comm_bits if strategy.tp > 1 else exact
+    sent = strategy.grad_comm_bits if strategy.dp > 1 else exact
+    if not block and min(sums, sent) < exact:
+        key = "tp_comm_bits" if sums < exact else "grad_comm_bits"
+        raise UnsupportedError(
+            f"plan: {name} has {key}={min(sums, sent)}, but only blocks send few bits here; nearest legal: "
+            f"{exact}."
+        )
+    if sums < exact and strategy.sequence_parallel:
+        raise UnsupportedError(
+            f"plan: {name} has tp_comm_bits={sums} with sequence_parallel=true, whose gathers carry normed "
+            "states, which are sent whole here; nearest legal: space.sequence_parallel=false."
+        )
+    if sent < exact and (strategy.zero_stage > 1 or strategy.shard_size):
+        key = "zero_stage" if strategy.zero_stage > 1 else "shard_size"
+        raise UnsupportedError(
+            f"plan: {name} has grad_comm_bits={sent} with {key}={getattr(strategy, key)}, whose gradients "
+            "PyTorch reduces whole; nearest legal: space.zero_stage=[0,1] space.shard_size=0."
+        )
 
 
 def refuse_model(problem: Problem) -> None:

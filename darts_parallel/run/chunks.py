@@ -115,7 +115,7 @@ def _module(
     config = problem.model.config
     rows = table_rows(config.vocab_size, strategy.tp)
     layer = build_layer(config, problem.training.fused_attention, name, rows, seed).to(device)
-    divide(layer, meshes.of(strategy)["tp"], strategy.sequence_parallel)
+    divide(layer, meshes.of(strategy)["tp"], strategy.sequence_parallel, strategy.tp_comm_bits)
     if isinstance(layer, Block):
         if strategy.recompute == "selective":
             core = checkpoint_wrapper(layer.attention.core, preserve_rng_state=False)

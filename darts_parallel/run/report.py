@@ -8,7 +8,7 @@ from rich.table import Table
 
 from darts_parallel.cost.evaluation import CostBreakdown
 from darts_parallel.run.measure import Measurement, Outcome
-from darts_parallel.run.verify import TOLERANCE, Bytes, Verdict
+from darts_parallel.run.verify import Bytes, Verdict
 
 PHASES = ("forward", "backward", "waiting", "synchronisation", "optimizer")
 
@@ -28,7 +28,10 @@ def render(outcome: Outcome, cost: CostBreakdown | None, console: Console) -> No
 
 def _render_verdict(verdict: Verdict, console: Console) -> None:
     name, error = verdict.worst
-    table = Table(title="Against one process, float32", title_justify="left", box=None, header_style="dim")
+    few = ", which rounds as the plan's ranks do" if verdict.few_bits else ""
+    table = Table(
+        title=f"Against one process, float32{few}", title_justify="left", box=None, header_style="dim"
+    )
     for column in ("", "plan", "one process", "difference", "limit", ""):
         table.add_column(column)
     for label, mine, reference in (
@@ -36,12 +39,11 @@ def _render_verdict(verdict: Verdict, console: Console) -> None:
         ("loss of the next step", verdict.second_loss, verdict.second_reference_loss),
     ):
         difference = abs(mine / reference - 1.0)
-        verdict_word = _word(difference <= TOLERANCE)
-        table.add_row(
-            label, f"{mine:.7f}", f"{reference:.7f}", f"{difference:.1e}", f"{TOLERANCE:g}", verdict_word
-        )
+        verdict_word, limit = _word(difference <= verdict.loss_limit), f"{verdict.loss_limit:g}"
+        table.add_row(label, f"{mine:.7f}", f"{reference:.7f}", f"{difference:.1e}", limit, verdict_word)
     gradients = f"{len(verdict.gradients)} gradients, worst {name}"
-    table.add_row(gradients, "", "", f"{error:.1e}", f"{TOLERANCE:g}", _word(error <= TOLERANCE))
+    limit = verdict.gradient_limit
+    table.add_row(gradients, "", "", f"{error:.1e}", f"{limit:g}", _word(error <= limit))
     console.print(table)
     console.print()
     console.print(_bytes_table(verdict.bytes))

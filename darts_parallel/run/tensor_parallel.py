@@ -5,9 +5,11 @@ al. 2022, arXiv 2205.05198): projections into heads and the MLP's inner size are
 those back by rows, vocabulary tables by rows of the table.
 """
 
-from torch import nn
+from typing import Any
+
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -17,10 +19,32 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from darts_parallel.cost.collectives import LOSSLESS
+from darts_parallel.run.lossy import straight_through_sum
 from darts_parallel.run.transformer import Block, Embedding, Head
 
 
-def divide(layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+class LossyRowwise(RowwiseParallel):
+    """A product divided by rows whose partial sums travel at few bits.
+
+    Args:
+        bits: Of both hops of the all-reduce.
+    """
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self.bits = bits
+
+    def _prepare_output_fn(
+        self, output_layouts: Any, use_local_output: bool, module: nn.Module, outputs: DTensor,
+        device_mesh: DeviceMesh,
+    ) -> Tensor:  # fmt: skip
+        # the gradient of the sum is whole on every rank, and so is that of each partial sum
+        partial = outputs.to_local(grad_placements=(Replicate(),))
+        return straight_through_sum(partial, self.bits, device_mesh.get_group())
+
+
+def divide(layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, bits: int = LOSSLESS) -> None:
     """Divide the weights of a layer over the ranks of a one-dimensional mesh, in place.
 
     Every rank holds the same whole weights before, so nothing is sent.
@@ -29,12 +53,13 @@ def divide(layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
         layer: Of `transformer.build_layer`.
         mesh: The tensor-parallel ranks.
         sequence_parallel: Norms and residuals work on a run of the sequence each.
+        bits: Of the sums of a block; below 16 only without sequence parallelism.
     """
     if mesh.size() > 1:
-        parallelize_module(layer, mesh, _styles(layer, sequence_parallel), src_data_rank=None)
+        parallelize_module(layer, mesh, _styles(layer, sequence_parallel, bits), src_data_rank=None)
 
 
-def _styles(layer: nn.Module, sequence_parallel: bool) -> dict[str, ParallelStyle]:
+def _styles(layer: nn.Module, sequence_parallel: bool, bits: int) -> dict[str, ParallelStyle]:
     outside = Shard(1) if sequence_parallel else Replicate()
     if isinstance(layer, Embedding):
         # positions are added to whole sequences, so the state leaves the table whole
@@ -53,7 +78,8 @@ def _styles(layer: nn.Module, sequence_parallel: bool) -> dict[str, ParallelStyl
     columns = ["attention.query", "attention.key", "attention.value", "mlp.up"]
     columns += ["mlp.gate"] if layer.mlp.gate is not None else []
     styles |= {name: ColwiseParallel() for name in columns}
-    styles |= {name: RowwiseParallel(output_layouts=outside) for name in ("attention.out", "mlp.down")}
+    rows = RowwiseParallel(output_layouts=outside) if bits >= LOSSLESS else LossyRowwise(bits)
+    styles |= dict.fromkeys(("attention.out", "mlp.down"), rows)
     if layer.attention.query_norm is not None:
         # each rank norms its own heads, the second dimension, with the same scale
         heads = SequenceParallel(sequence_dim=1, use_local_output=True)

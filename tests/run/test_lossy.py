@@ -1,11 +1,19 @@
+from dataclasses import replace
+from statistics import median
+
 import pytest
 import torch
 
 from darts_parallel.bilevel.quantize import lossy_sum
 from darts_parallel.cost.collectives import BLOCK
+from darts_parallel.errors import UnsupportedError
+from darts_parallel.plan.legality import refuse_unexecutable
+from darts_parallel.plan.strategy import LayerStrategy as Strategy
+from darts_parallel.plan.strategy import Plan
 from darts_parallel.run.lossy import pack, time_all_reduce, unpack
+from darts_parallel.run.verify import TOLERANCE
 from darts_parallel.run.workers import Workers
-from tests.support.running import reduced
+from tests.support.running import LLAMA, reduced, tiny, verified
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
@@ -39,4 +47,53 @@ def test_one_rank_sends_nothing() -> None:
     with Workers(1) as workers:
         assert torch.equal(
             workers.run(reduced, 10, 2)[0], torch.randn(10, generator=torch.Generator().manual_seed(0))
+        )
+
+
+WIDE = ("model.hidden_size=64", "model.num_heads=4")
+"""A token's state is one block of numbers, whose scale depends on no other token."""
+MIXED = Plan(
+    2, (0, 2, 5), (Strategy(1, 2), Strategy(2, 1, tp_comm_bits=4), Strategy(1, 2, 1, grad_comm_bits=2),
+                   Strategy(1, 2), Strategy(1, 2)),
+)  # fmt: skip
+"""Two stages of two ranks: sums at 4 bits in the first, gradients at 2 bits by ZeRO 1 in the second."""
+BOTH = Plan(
+    1, (0, 5), (Strategy(1, 4), *(Strategy(2, 2, 0, "full", False, 4, 4),) * 2, *(Strategy(1, 4),) * 2)
+)
+"""Sums and gradients at 4 bits on four ranks, with recomputation."""
+
+
+def test_a_plan_of_few_bits_has_the_loss_and_gradients_of_its_virtual_ranks() -> None:
+    with Workers(4, 120.0) as workers:
+        for plan, overrides in ((MIXED, WIDE), (BOTH, (*LLAMA, *WIDE))):
+            problem = tiny(4, *overrides)
+            refuse_unexecutable(plan, problem)
+            verdict = workers.run(verified, problem, plan, "1f1b", (0, 0))[0]
+            assert verdict.passed, (verdict.loss_error, verdict.worst)
+            # before any optimizer step no number has jumped to another level
+            assert abs(verdict.loss / verdict.reference_loss - 1.0) < TOLERANCE
+            assert median(verdict.gradients.values()) < 1e-3
+            exact = replace(plan, layers=tuple(
+                replace(layer, tp_comm_bits=16, grad_comm_bits=16) for layer in plan.layers
+            ))  # fmt: skip
+            other = workers.run(verified, problem, exact, "1f1b", (0, 0))[0]
+            # without rounding the loss differs by far more
+            assert abs(other.loss / verdict.loss - 1.0) > 100 * TOLERANCE
+            assert other.worst[1] <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("strategy", "nearest"),
+    [
+        (Strategy(2, 2, sequence_parallel=True, tp_comm_bits=4), "space.sequence_parallel=false"),
+        (Strategy(1, 4, 2, grad_comm_bits=4), "space.zero_stage"),
+    ],
+)
+def test_few_bits_that_no_collective_here_sends_are_refused(strategy: Strategy, nearest: str) -> None:
+    plan = Plan(1, (0, 5), (Strategy(1, 4), *(strategy,) * 2, *(Strategy(1, 4),) * 2))
+    with pytest.raises(UnsupportedError, match=nearest):
+        refuse_unexecutable(plan, tiny(4))
+    with pytest.raises(UnsupportedError, match="only blocks"):
+        refuse_unexecutable(
+            replace(plan, layers=(Strategy(1, 4, grad_comm_bits=4), *plan.layers[1:])), tiny(4)
         )
