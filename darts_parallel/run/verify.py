@@ -139,8 +139,8 @@ class Reference:
 TOLERANCE = 1e-5
 """Largest relative difference of the loss and of every gradient, in float32."""
 FEW_BITS_LOSS, FEW_BITS_GRADIENT = 2e-3, 0.1
-"""Largest differences of plans that send few bits: a number that lies between two levels falls to one side here
-and to the other there, by the order of a sum, and jumps by a level."""
+"""Largest differences of plans that send few bits: a number that lies between two levels falls to one side
+here and to the other there, by the order of a sum, and jumps by a level."""
 FLOOR = 0.1
 """Gradients are compared to their own norm, or to this share of the model's root mean square where they
 are smaller: the gradient of a key's bias is 0 but for rounding, because softmax ignores a shift."""
