@@ -42,8 +42,8 @@ def _render_verdict(verdict: Verdict, console: Console) -> None:
         verdict_word, limit = _word(difference <= verdict.loss_limit), f"{verdict.loss_limit:g}"
         table.add_row(label, f"{mine:.7f}", f"{reference:.7f}", f"{difference:.1e}", limit, verdict_word)
     gradients = f"{len(verdict.gradients)} gradients, worst {name}"
-    limit = verdict.gradient_limit
-    table.add_row(gradients, "", "", f"{error:.1e}", f"{limit:g}", _word(error <= limit))
+    allowed = verdict.gradient_limit
+    table.add_row(gradients, "", "", f"{error:.1e}", f"{allowed:g}", _word(error <= allowed))
     console.print(table)
     console.print()
     console.print(_bytes_table(verdict.bytes))

@@ -35,7 +35,7 @@ class LossyRowwise(RowwiseParallel):
         super().__init__()
         self.bits = bits
 
-    def _prepare_output_fn(
+    def _prepare_output_fn(  # type: ignore[override]
         self, output_layouts: Any, use_local_output: bool, module: nn.Module, outputs: DTensor,
         device_mesh: DeviceMesh,
     ) -> Tensor:  # fmt: skip
