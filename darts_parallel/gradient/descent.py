@@ -341,7 +341,8 @@ def _search_tables(
     if raw is None:
         return None
     if config.polish and stopped_by != "user":
-        stopped_by = polish_pool(run.pool, kind, config, hurry=stopped_by is not None) or stopped_by
+        hurry = stopped_by is not None
+        stopped_by = polish_pool(run.pool, kind, config, hurry=hurry, bounds=run.bounds) or stopped_by
     best = run.pool.best
     assert best is not None
     plan, raw_plan = run.pool.plan(best), run.pool.plan(raw)

@@ -36,7 +36,13 @@ class Work:
 
 
 def solve_outer(
-    table: CostTable, number: int, outer: int, kind: str, incumbent: float, work: Work
+    table: CostTable,
+    number: int,
+    outer: int,
+    kind: str,
+    incumbent: float,
+    work: Work,
+    bound: float | None = None,
 ) -> tuple[PricedPlan | None, bool]:
     """The best plan of one outer choice, if it costs at most `incumbent`.
 
@@ -47,12 +53,15 @@ def solve_outer(
         kind: `stagewise` or `layerwise`.
         incumbent: Seconds per iteration of a known plan.
         work: Counts the labels that are made.
+        bound: Known lower bound of the outer choice; None has it worked out.
 
     Returns:
         The plan, or None; and whether that is proven within the work.
     """
     costs = OuterCosts.read(table, outer)
-    case = OuterChoiceSolver(table, number, outer, costs, lower_bound(costs, kind))
+    case = OuterChoiceSolver(
+        table, number, outer, costs, lower_bound(costs, kind) if bound is None else bound
+    )
     lowest, margin, limit = case.bound, FIRST_MARGIN, incumbent * (1 + AGREEMENT)
     try:
         while case.bound <= limit:

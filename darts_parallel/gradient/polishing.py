@@ -3,7 +3,7 @@
 The search reports its raw plan beside the polished one, so that this step hides nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -266,10 +266,21 @@ def is_in_space(plan: HardPlans, space: SpaceConfig) -> bool:
     return bool((plan.choices == first).all())
 
 
-def polish_pool(pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool) -> str | None:
+def polish_pool(
+    pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool, bounds: Sequence[Tensor] = ()
+) -> str | None:
     """Polish the best plans quickly, then the best of those thoroughly; the best one first in a hurry.
 
-    Thoroughly means: by the exact solver's segment programs within `polish_labels`, else by all moves.
+    Thoroughly means: by the exact solver's segment programs within `polish_labels`, else by all moves. With
+    as many labels together the programs then look at the outer choices that are still open: those whose
+    lower bound is below the best plan.
+
+    Args:
+        pool: Plans that the descent met.
+        kind: Space.
+        config: Settings.
+        hurry: Whether the time is over already.
+        bounds: Lower bounds of the outer choices of every table, each `(O,)`.
 
     Returns:
         What cut it short, `user` or `time_limit`; None where nothing did.
@@ -289,22 +300,21 @@ def polish_pool(pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool)
 
     settled: set[tuple[int, int]] = set()
 
-    def solved(entry: PricedPlan) -> bool:
+    def solved(number: int, outer: int, work: Work, bound: float | None = None) -> bool:
         """Whether the segment programs found or excluded a better plan of the outer choice."""
-        table = pool.tables[entry.table]
+        table, before = pool.tables[number], max(work.left, 0)
         closed = table.virtual_stages == 1 and not table.pipeline.simulated and kind != "uniform"
         closed = closed and not table.offload
-        if not closed or not config.polish_labels:
+        if not closed or not before:
             return False
-        if entry.outer not in settled:
-            work = Work(config.polish_labels)
-            found, proven = solve_outer(table, entry.table, entry.outer[1], kind, pool.best_time, work)
-            pool.evaluated += config.polish_labels - max(work.left, 0)
+        if (number, outer) not in settled:
+            found, proven = solve_outer(table, number, outer, kind, pool.best_time, work, bound)
+            pool.evaluated += before - max(work.left, 0)
             if found is not None:
-                pool.add(TablePlans(entry.table, found.plan))
+                pool.add(TablePlans(number, found.plan))
             if not proven:
                 return False
-            settled.add(entry.outer)
+            settled.add((number, outer))
         return True
 
     try:
@@ -313,8 +323,16 @@ def polish_pool(pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool)
         for entry in pool.top(config.polish_starts):
             improve(entry, thorough=False)
         for entry in pool.top(config.polish_finalists):
-            if not solved(entry):
+            if not solved(*entry.outer, Work(config.polish_labels)):
                 improve(entry, thorough=True)
+        work = Work(config.polish_labels)
+        rows = (
+            (b, number, outer) for number, own in enumerate(bounds) for outer, b in enumerate(own.tolist())
+        )
+        for bound, number, outer in sorted(rows):
+            if bound >= pool.best_time or stop():
+                break
+            solved(number, outer, work, bound)
     except KeyboardInterrupt:
         return "user"
     return "time_limit" if late else None
