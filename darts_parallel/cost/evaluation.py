@@ -17,6 +17,9 @@ from darts_parallel.plan.legality import check_plan as check_plan
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
 
+REMEMBERED = 64
+"""Plans whose tables a problem keeps."""
+
 
 @dataclass(frozen=True)
 class BatchCost:
@@ -210,9 +213,24 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
 def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, BatchCost]:
     """The smallest table that holds a plan, the plan as its only row, and its cost.
 
+    The report, its intervals and its alternatives ask for the same plans: a problem remembers the last ones.
+
     Errors:
         PlanError: the plan does not fit the problem (layers, devices, batch, heads).
     """
+    known: dict[Plan, tuple[CostTable, HardPlans, BatchCost]] = problem.priced
+    if plan not in known:
+        found = _hard_plan(plan, problem)
+        if found[2].iteration_time.requires_grad:
+            # a graph can be walked once only
+            return found
+        if len(known) >= REMEMBERED:
+            known.pop(next(iter(known)))
+        known[plan] = found
+    return known[plan]
+
+
+def _hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, BatchCost]:
     check_plan(plan, problem)
     table = build_table(problem, plan_space(plan))
     index = {choice: c for c, choice in enumerate(table.choices)}

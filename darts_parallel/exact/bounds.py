@@ -7,7 +7,7 @@ so layers stay whole: pricing the bottleneck itself would split them, and is loo
 """
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -270,15 +270,27 @@ class SegmentGrid:
         """Bytes of every class and strategy that add up over a stage, `(R, C)`."""
         return (self.costs.static + in_flight * self.costs.activation)[self.members]
 
+    @cached_property
+    def _working(self) -> Array:
+        """Working bytes that every distinct segment needs at least, `(U,)`."""
+        least = self.costs.working[self.members].min(axis=1)
+        return np.asarray(np.where(self.counts > 0, least, 0.0).max(axis=1))
+
+    @cached_property
+    def _least_memory(self) -> dict[float, Array]:
+        """Bytes that add up over every distinct segment at least, `(U,)`, by micro-batches in flight."""
+        return {}
+
     def _priced(self, objective: Array, in_flight: float, capacity: float) -> Array:
         """Best price bound of every distinct segment, `(U,)`."""
         memory = self._memory(in_flight)
-        least_working = self.costs.working[self.members].min(axis=1)
-        free = capacity * (1 + ROUNDING) - np.where(self.counts > 0, least_working, 0.0).max(axis=1)
+        free = capacity * (1 + ROUNDING) - self._working
         prices = price_grid(objective, memory)
         layers = (objective + prices[:, None, None] * memory).min(axis=-1)
         result = (self.counts @ layers.T - free[:, None] * prices).max(axis=1)
-        return np.where(self.counts @ memory.min(axis=1) <= free, result, np.inf)
+        if in_flight not in self._least_memory:
+            self._least_memory[in_flight] = self.counts @ memory.min(axis=1)
+        return np.where(self._least_memory[in_flight] <= free, result, np.inf)
 
     def _single_choice(self, objective: Array, in_flight: float, capacity: float) -> Array:
         """Smallest value of any one strategy that fits, for every distinct segment, `(U,)`."""

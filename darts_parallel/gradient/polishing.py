@@ -31,6 +31,8 @@ from darts_parallel.gradient.stage_solver import StageSolver
 
 RELATIVE_GAIN = 1e-12
 """A move must gain more than rounding."""
+MOST_SOLVED_EDGES = 1_000
+"""Ranges of edges up to which all are moved and the stages that this changes are solved anew."""
 MOST_RUNS = 20_000
 """Runs of layers times strategies up to which all are tried."""
 
@@ -80,7 +82,11 @@ def polish(
         if chains:
             levels.append(lambda current: resolved_neighbours(solver(current), current))
             levels.append(lambda current: resolved_chain(solver(current), current))
-        levels.append(lambda current: resolved_edges(solver(current), current, _edge_starts(table, current)))
+        levels.append(
+            lambda current: resolved_edges(
+                solver(current), current, _edge_starts(table, current, most=MOST_SOLVED_EDGES)
+            )
+        )
     if kind == "layerwise" and thorough:
         levels.append(lambda current: _pairs(table, current))
     best = float(evaluate_batch(table, plan).iteration_time[0])
@@ -183,10 +189,11 @@ def _edge_moves(table: CostTable, plan: HardPlans, kind: str) -> list[HardPlans]
     return [adopted] if kind == "stagewise" else [kept, adopted]
 
 
-def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:
+def _edge_starts(table: CostTable, plan: HardPlans, most: int | None = None) -> Tensor:
     """Stage starts with a range of neighbouring edges moved by one unit, shape `(B, K)`.
 
-    A range of edges moved together takes a unit from one stage and gives it to another.
+    A range of edges moved together takes a unit from one stage and gives it to another. Where that makes more
+    than `most` starts, only single edges are moved.
     """
     if table.num_stages == 1:
         return plan.first_layers[:0]
@@ -194,6 +201,8 @@ def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:
     position = torch.searchsorted(units, plan.first_layers[0].contiguous())
     inner = table.num_stages - 1
     first, last = torch.triu_indices(inner, inner)
+    if most is not None and 2 * len(first) > most:
+        first = last = torch.arange(inner)
     order = torch.arange(inner)
     block = ((order >= first.unsqueeze(1)) & (order <= last.unsqueeze(1))).long()
     shifted = torch.cat([position[1:] + block, position[1:] - block])
@@ -322,8 +331,11 @@ def polish_pool(
             improve(entry, thorough=True)
         for entry in pool.top(config.polish_starts):
             improve(entry, thorough=False)
-        for entry in pool.top(config.polish_finalists):
-            if not solved(*entry.outer, Work(config.polish_labels)):
+        finalists = pool.top(config.polish_finalists)
+        for entry in finalists:
+            number, outer = entry.outer
+            bound = float(bounds[number][outer]) if bounds else None
+            if not solved(number, outer, Work(config.polish_labels), bound) and entry is finalists[0]:
                 improve(entry, thorough=True)
         work = Work(config.polish_labels)
         rows = (

@@ -1,6 +1,8 @@
 """The problem: model x cluster x training job x space x cost model, frozen."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import Config, TrainingConfig
@@ -38,6 +40,11 @@ class Problem:
             software=software,
             measured=_measured(config) if config.cost.name == "profiled" else None,
         )
+
+    @cached_property
+    def priced(self) -> dict[Any, Any]:
+        """What `cost.evaluation.hard_plan` says of plans that were asked for, by plan."""
+        return {}
 
     @property
     def num_layers(self) -> int:
