@@ -21,7 +21,7 @@ from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.retrain import TEST_SEED, Retrained
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.trainer import BETAS, WeightTrainer, hard
+from darts_parallel.bilevel.trainer import WeightTrainer, hard
 from darts_parallel.bilevel.transformer import Weights, plan_loss
 
 EXACT = Candidate(1, 1)
@@ -163,12 +163,7 @@ def _predicted(trainer: WeightTrainer, seen: Weights, staleness: Staleness) -> W
     """Stale weights moved ahead along Adam's present step, as many times as they are old."""
     if not trainer.optimizer.steps:
         return seen
-    scale, correction = trainer.preconditioner(), 1.0 - BETAS[0] ** trainer.optimizer.steps
-    means = dict(zip(trainer.weights, (mean for mean, _ in trainer.optimizer.moments), strict=True))
-    rate = trainer.learning_rate / correction
-    return {
-        name: weight - staleness.of(name) * rate * means[name] * scale[name] for name, weight in seen.items()
-    }
+    return trainer.ahead(seen, staleness.of)
 
 
 def _discounts(trainer: WeightTrainer, staleness: Staleness, progress: float) -> dict[str, float]:

@@ -77,7 +77,7 @@ class BilevelSearch:
     ) -> None:
         self.settings, self.problem, self.corpus = settings, problem, corpus
         self.jobs = jobs or Jobs()
-        self.space = JointSpace.build(problem, settings.batches)
+        self.space = JointSpace.build(problem, settings.batches, settings.schedules)
         self.generator = torch.Generator().manual_seed(settings.seed + 2)
         config = replace(problem.config.search, num_restarts=settings.num_restarts)
         logit_steps = -(-max(settings.num_steps - settings.warmup_steps, 1) // settings.logit_every)
@@ -105,7 +105,10 @@ class BilevelSearch:
         settings = self.settings
         if settings.estimator == "trials" and self.trials is None:
             pairs = (self.space.forward_pairs, self.space.gradient_pairs)
-            self.trials = try_pairs(settings, self.corpus.train, *pairs, self.jobs, settings.rounds)
+            self.trials = try_pairs(
+                settings, self.corpus.train, *pairs, self.jobs, settings.rounds, self.space.ways
+            )
+            self.log_steps = replace(self.log_steps, by_way=dict(self.trials.way_log_steps))
         tokens = self.trainer.next_batch(self.corpus.train)
         trained, outcome = self._weight_step(tokens)
         self.shares.see_rounding(outcome.rounding_noise)
@@ -282,7 +285,12 @@ class BilevelSearch:
             "settings": asdict(self.settings) | {"problem": fingerprint(self.problem)},
             "trainer": self.trainer.state(),
             "upper": self.upper.state(),
-            "log_steps": [known.forward.clone(), known.gradient.clone(), dict(known.by_batch)],
+            "log_steps": [
+                known.forward.clone(),
+                known.gradient.clone(),
+                dict(known.by_batch),
+                dict(known.by_way),
+            ],
             "shares": [self.shares.forward, self.shares.gradient],
             "trials": None if self.trials is None else vars(self.trials).copy(),
             "generator": self.generator.get_state(),
@@ -308,8 +316,10 @@ class BilevelSearch:
             )
         self.trainer.restore(state["trainer"])
         self.upper.restore(state["upper"])
-        forward, gradient, by_batch = state["log_steps"]
-        self.log_steps = replace(self.log_steps, forward=forward, gradient=gradient, by_batch=by_batch)
+        forward, gradient, by_batch, by_way = state["log_steps"]
+        self.log_steps = replace(
+            self.log_steps, forward=forward, gradient=gradient, by_batch=by_batch, by_way=by_way
+        )
         self.shares.forward, self.shares.gradient = state["shares"]
         self.trials = None if state["trials"] is None else TrialTable(**state["trials"])
         self.generator.set_state(state["generator"])

@@ -199,7 +199,9 @@ class Protocol:
             for seed, run in zip(seeds, self.trainings.references(seeds, settings), strict=True)
         }
         wanted = [
-            Training(own.blocks, own.global_batch_size, s, targets[s]) for _, own, _ in arms for s in seeds
+            Training(own.blocks, own.global_batch_size, s, targets[s], way=own.way)
+            for _, own, _ in arms
+            for s in seeds
         ]
         curves = iter(
             self.trainings.run(
@@ -257,6 +259,7 @@ def _search_dict(plan: SeedPlan) -> dict[str, Any]:
         "trials": None if trials is None else {
             "sums": {f"tp{tp} b{bits}": nats for (tp, bits), nats in trials.forward.items()},
             "gradients": {f"dp{dp} g{bits}": nats for (dp, bits), nats in trials.gradient.items()},
+            "schedules_log_steps": dict(trials.way_log_steps),
             "sums_log_steps": {f"tp{tp} b{b}": cost for (tp, b), cost in trials.forward_log_steps.items()},
             "gradients_log_steps": {
                 f"dp{dp} g{b}": cost for (dp, b), cost in trials.gradient_log_steps.items()

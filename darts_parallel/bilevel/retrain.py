@@ -75,6 +75,7 @@ def retrain(
     target: float | None,
     rounding: Rounding = NEAREST,
     factor: float | None = None,
+    way: str = "",
 ) -> Retrained:
     """Train from scratch as the plan says.
 
@@ -87,9 +88,10 @@ def retrain(
         target: Smoothed test loss at which to stop; None trains `retrain_steps`.
         rounding: How few bits round.
         factor: At most this many times `retrain_steps` for the target; None takes `retrain_factor`.
+        way: Pipeline schedule.
     """
     rounding = rounding.seeded(seed)
-    trainer = WeightTrainer(settings, batch, seed, rounding, measure_noise=False)
+    trainer = WeightTrainer(settings, batch, seed, rounding, measure_noise=False, way=way)
     generator = torch.Generator().manual_seed(seed + TEST_SEED)
     held_out = sample(corpus.test, settings.validation_sequences, settings.context, generator)
     mixtures = [hard(candidate.gradient_pair) for candidate in blocks]

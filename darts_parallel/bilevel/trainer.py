@@ -22,6 +22,7 @@ from darts_parallel.bilevel.quantize import (
 )
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.transformer import Weights, initial_weights
+from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.cost.collectives import LOSSLESS
 from darts_parallel.gradient.adam import EPSILON, Adam
 
@@ -68,6 +69,7 @@ class WeightTrainer:
         seed: Of the initial weights and of the training batches.
         rounding: Of the gradients.
         measure_noise: Whether the gradient noise scale is measured: that needs two groups at least.
+        way: Pipeline schedule. Asynchronous ones take gradients at the weights of one update before.
     """
 
     settings: BilevelSettings
@@ -75,7 +77,9 @@ class WeightTrainer:
     seed: int
     rounding: Rounding = NEAREST
     measure_noise: bool = True
+    way: str = ""
     step: int = 0
+    before: Weights = field(init=False, default_factory=dict)
     weights: Weights = field(init=False)
     optimizer: Adam = field(init=False)
     reducers: list[GradientReducer] = field(init=False)
@@ -135,14 +139,15 @@ class WeightTrainer:
 
     def _differentiate(self, tokens: Tensor, loss: Loss) -> tuple[Weights, Tensor]:
         """Gradients and losses of every group of tokens `(G, B / G, T + 1)`."""
+        seen = self._seen()
         if len(tokens) == 1 or self.rounding.stochastic:  # vmap would draw one noise for all groups
-            results = [differentiate(loss, self.weights, own) for own in tokens]
+            results = [differentiate(loss, seen, own) for own in tokens]
             names = self.weights
             return (
                 {name: torch.stack([gradient[name] for gradient, _ in results]) for name in names},
                 torch.stack([value for _, value in results]),
             )
-        found: tuple[Weights, Tensor] = vmap(grad_and_value(loss), in_dims=(None, 0))(self.weights, tokens)
+        found: tuple[Weights, Tensor] = vmap(grad_and_value(loss), in_dims=(None, 0))(seen, tokens)
         return found
 
     def _rounding_noise(self, mean: Tensor, names: Sequence[str]) -> Tensor:
@@ -163,11 +168,33 @@ class WeightTrainer:
         """
         known, rate = factors or {}, self.learning_rate
         self.optimizer.parameters = [(w, rate * known.get(name, 1.0)) for name, w in self.weights.items()]
+        if self.way in ASYNCHRONOUS:
+            self.before = {name: weight.clone() for name, weight in self.weights.items()}
         for name, weight in self.weights.items():
             weight.grad = gradients[name]
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
+
+    def _seen(self) -> Weights:
+        """The weights that gradients are taken at: of one update before, moved ahead where predicted."""
+        if not self.before:
+            return self.weights
+        return self.ahead(self.before) if self.way.endswith("predicted") else self.before
+
+    def ahead(self, weights: Weights, steps: Callable[[str], int] = lambda name: 1) -> Weights:
+        """Weights moved on by some of Adam's present steps (SpecTrain, Chen et al. 2018, arXiv 1809.02839).
+
+        Args:
+            weights: Old ones.
+            steps: Of every weight, by name.
+        """
+        scale = self.preconditioner()
+        rate = self.learning_rate / (1.0 - BETAS[0] ** max(self.optimizer.steps, 1))
+        means = dict(zip(self.weights, (mean for mean, _ in self.optimizer.moments), strict=True))
+        return {
+            name: weight - steps(name) * rate * means[name] * scale[name] for name, weight in weights.items()
+        }
 
     def preconditioner(self) -> Weights:
         """What Adam divides gradients by, as factors: one tensor for each weight."""

@@ -5,6 +5,11 @@ from dataclasses import dataclass, field
 from darts_parallel.config.checks import require_at_least, require_member
 from darts_parallel.errors import ConfigError
 
+ASYNCHRONOUS = ("async_1f1b", "async_1f1b_predicted")
+"""Schedules that a plan file may name and the bilevel loop may choose, which prices stale weights.
+
+1F1B that goes on with the next batch while the last one drains; two versions of the weights (PipeDream-2BW,
+Narayanan et al. 2021, arXiv 2006.09503); `predicted` moves the older ahead (SpecTrain, arXiv 1809.02839)."""
 ESTIMATORS = ("trials", "mixture", "gumbel")
 ORDERS = ("first", "second")
 LEVELS = ("two", "one")
@@ -54,7 +59,7 @@ class BilevelConfig:
     estimator: str = "trials"
     """Prices few bits by `trials` from the initial weights, shared among blocks by hard one-layer switches;
     `mixture` by the slope of the mixture's validation loss (DARTS), `gumbel` by that of one-hot samples."""
-    trial_steps: int = 80
+    trial_steps: int = 100
     """Weight steps of a trial; trials are made once in a search. Only the last fifth counts: for 45 steps
     the toy learns which bytes are frequent, its blocks contribute nothing, and rounding costs nothing."""
     trial_seeds: int = 2
@@ -85,6 +90,9 @@ class BilevelConfig:
     """Steps over which the learning rate rises linearly."""
     batch_candidates: list[int] = field(default_factory=list)
     """Global batch sizes that the plan may choose from; empty: only training.global_batch_size."""
+    schedules: list[str] = field(default_factory=lambda: ["1f1b"])
+    """Pipeline schedules to choose from: `1f1b`, and `async_1f1b`, `async_1f1b_predicted`, which do not wait
+    for the pipeline to drain and train with weights one update old. Trials price them."""
     decay: float = 0.9
     """Of the moving averages behind the noise scale and the shares of the blocks."""
     validation_sequences: int = 64
@@ -118,6 +126,18 @@ class BilevelConfig:
             ("rounding", ROUNDINGS),
         ):
             require_member(f"bilevel.{key}", getattr(self, key), members)
+        for schedule in self.schedules:
+            require_member("bilevel.schedules", schedule, ("1f1b", *ASYNCHRONOUS))
+        if "1f1b" not in self.schedules:
+            raise ConfigError(
+                f"bilevel.schedules={self.schedules} must hold 1f1b, which trials compare with; nearest "
+                f"legal: {['1f1b', *self.schedules]}."
+            )
+        if len(self.schedules) > 1 and self.estimator != "trials":
+            raise ConfigError(
+                f"bilevel.schedules={self.schedules} needs bilevel.estimator=trials: a mixture has no slope "
+                "of stale weights; nearest legal: bilevel.estimator=trials."
+            )
         for arm in self.arms:
             require_member("bilevel.arms", arm, ARMS)
         for seed in self.seeds:

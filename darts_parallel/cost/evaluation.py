@@ -189,7 +189,8 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     cluster = problem.cluster.arranged(plan.node_order)
     if problem.config.cost.knows_stages:
         parts = _breakdown(table, hard, cost, has_experts=problem.model.has_experts)
-        seconds, stage_times = float(cost.iteration_time[0]), tuple(cost.stage_seconds[0].tolist())
+        seconds = float(cost.iteration_time[0])
+        stage_times = tuple((cost.stage_seconds[0] * table.flush_every).tolist())
     else:
         # the analytic seconds of the stages would contradict its total
         parts = searcher_breakdown(problem, plan)

@@ -47,13 +47,13 @@ class HardPlans:
         """Read plan number `index` as stages and strategies."""
         starts, choices = self.first_layers[index].tolist(), self.choices[index].tolist()
         return Plan(
-            num_micro_batches=int(table.num_micro_batches[self.outer[index]]),
+            num_micro_batches=int(table.num_micro_batches[self.outer[index]]) // table.flush_every,
             boundaries=(*starts, len(choices)),
             layers=tuple(table.choices[c] for c in choices),
             cp=table.cp,
             node_order=table.node_order,
             virtual_stages=table.virtual_stages,
-            schedule=table.pipeline.schedule,
+            schedule=table.asynchronous or table.pipeline.schedule,
             offload=self._offloaded(index, table),
         )
 

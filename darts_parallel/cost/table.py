@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.config.schema import CLOSED_FORMS, OFFLOADS
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
@@ -148,6 +149,11 @@ class CostTable:
     """Exponent of the overlap of transfers and computation."""
     fractions: Tensor | None = None
     """Shares of activations and of optimizer state in host memory, `(pp, 2)`; None: the least that fit."""
+    asynchronous: str = ""
+    """An asynchronous schedule (`config.bilevel.ASYNCHRONOUS`); empty for one that waits."""
+    flush_every: int = 1
+    """Steps between two moments at which the pipeline is empty. Seconds of a micro-batch are divided by it,
+    numbers of micro-batches multiplied, so that the closed form of 1F1B gives the seconds of one step."""
 
     @property
     def pp(self) -> int:
@@ -181,7 +187,7 @@ class CostTable:
     @property
     def schedule_name(self) -> str:
         """The schedule where neither the number of chunks nor the usual 1F1B says it; else empty."""
-        return "" if self.pipeline.schedule in CLOSED_FORMS else self.pipeline.schedule
+        return self.asynchronous or ("" if self.pipeline.schedule in CLOSED_FORMS else self.pipeline.schedule)
 
     @property
     def label(self) -> str:
@@ -303,26 +309,29 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
     first = _table(problem, space, list(kinds), list(borders))
     choices = ChoiceTensors.build(problem, space.num_micro_batches, space.choices, space.cp)
     return [
-        replace(
-            first,
-            stage_kind=torch.tensor(
-                [
-                    kinds[own[device]]
-                    for device in stage_devices(model.schedule, len(own), len(own) * virtual_stage)
-                ]
+        _unflushed(
+            replace(
+                first,
+                stage_kind=torch.tensor(
+                    [
+                        kinds[own[device]]
+                        for device in stage_devices(model.schedule, len(own), len(own) * virtual_stage)
+                    ]
+                ),
+                boundary_kind=torch.tensor(
+                    [len(borders) if b is None else borders[b] for b in edges], dtype=torch.long
+                ),
+                # where a V turns, the next stage lies on the last device, too
+                p2p=torch.cat([first.p2p, first.reshard[:, kinds[own[-1]]].unsqueeze(1)], 1)
+                if None in edges
+                else first.p2p,
+                per_iteration=tied_seconds(problem, cluster, own, choices),
+                capacity=capacities(cluster, own),
+                in_flight=in_flight(len(own), first.num_micro_batches, model.schedule, virtual_stage),
+                node_order=cluster.node_order,
+                order_name=order_label(cluster),
             ),
-            boundary_kind=torch.tensor(
-                [len(borders) if b is None else borders[b] for b in edges], dtype=torch.long
-            ),
-            # where a V turns, the next stage lies on the last device, too
-            p2p=torch.cat([first.p2p, first.reshard[:, kinds[own[-1]]].unsqueeze(1)], 1)
-            if None in edges
-            else first.p2p,
-            per_iteration=tied_seconds(problem, cluster, own, choices),
-            capacity=capacities(cluster, own),
-            in_flight=in_flight(len(own), first.num_micro_batches, model.schedule, virtual_stage),
-            node_order=cluster.node_order,
-            order_name=order_label(cluster),
+            space.schedule,
         )
         for cluster, own, edges in zip(clusters, stages, between, strict=True)
     ]
@@ -369,7 +378,7 @@ def _table(
         sync=stacked["gradient_sync"] + stacked["optimizer"],
         per_iteration=empty,
         # calibrated devices may differ in their memory factors: the largest counts on every stage
-        static=stack(costs, "static").amax(1),
+        static=_static(costs, space.schedule).amax(1),
         activation=stack(costs, "activation").amax(1),
         working=stack(costs, "working").amax(1),
         reshard=reshard_seconds(problem, [(kind.group, max(kind.counts)) for kind in kinds], space, distinct),
@@ -380,6 +389,36 @@ def _table(
         kind_allowed=None if bool(admitted.all()) else admitted,
         cp=space.cp,
         **offload_fields(space.offload, problem.cluster, kinds, lambda name: stack(costs, name)),
+    )
+
+
+FLUSH_EVERY = 1000
+"""Steps between flushes of an asynchronous pipeline: for evaluation and checkpoints."""
+
+
+def _static(costs: list[list[LayerCosts]], schedule: str | None) -> Tensor:
+    """Bytes of parameters, gradients, optimizer state, and an asynchronous schedule's second weights."""
+    static = stack(costs, "static")
+    return static + stack(costs, "weights") if schedule in ASYNCHRONOUS else static
+
+
+def _unflushed(table: CostTable, schedule: str | None) -> CostTable:
+    """The table of an asynchronous schedule: `FLUSH_EVERY` steps share one filling of the pipeline.
+
+    `FLUSH_EVERY` steps of m micro-batches are one pipeline of `FLUSH_EVERY * m` of them, whose seconds they
+    share: of a step remain `m max_k t_k` and next to nothing of the bubble.
+    """
+    if schedule is None or schedule not in ASYNCHRONOUS:
+        return table
+    names = ("forward", "backward", "weight_gradient", "reshard", "p2p")
+    whole = ("gradient_sync", "optimizer")
+    return replace(
+        table,
+        **{name: getattr(table, name) / FLUSH_EVERY for name in names},
+        terms={k: term if k in whole else term / FLUSH_EVERY for k, term in table.terms.items()},
+        num_micro_batches=table.num_micro_batches * FLUSH_EVERY,
+        asynchronous=schedule,
+        flush_every=FLUSH_EVERY,
     )
 
 

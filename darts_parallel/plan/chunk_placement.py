@@ -2,6 +2,7 @@
 
 from difflib import get_close_matches
 
+from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.config.schema import SCHEDULES, V_SHAPED
 from darts_parallel.errors import PlanError
 
@@ -35,10 +36,11 @@ def check_schedule(schedule: str, virtual_stages: int) -> None:
     Errors:
         PlanError: one sentence with the nearest legal value.
     """
-    if schedule not in SCHEDULES:
-        near = get_close_matches(schedule, SCHEDULES, n=1, cutoff=0.0)[0]
+    known = (*SCHEDULES, *ASYNCHRONOUS)
+    if schedule not in known:
+        near = get_close_matches(schedule, known, n=1, cutoff=0.0)[0]
         raise PlanError(
-            f"plan: schedule={schedule!r} must be one of {', '.join(SCHEDULES)}; nearest legal: {near}."
+            f"plan: schedule={schedule!r} must be one of {', '.join(known)}; nearest legal: {near}."
         )
     held = stages_a_device(schedule)
     if virtual_stages != held and (held is not None or virtual_stages == 1):

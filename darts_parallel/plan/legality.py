@@ -1,5 +1,6 @@
 """Whether a plan belongs to a problem: layers, devices, heads, batch."""
 
+from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.config.schema import COMM_BITS, RUNNABLE
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees
@@ -22,6 +23,7 @@ def check_plan(plan: Plan, problem: Problem) -> None:
         )
     if plan.virtual_stages > 1:
         _check_interleaving(plan)
+    _check_versions(plan)
     if devices % plan.pp:
         near = min(divisors(devices), key=lambda d: abs(d - plan.pp))
         raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; nearest legal: {near}.")
@@ -55,6 +57,14 @@ def _check_placement(plan: Plan, problem: Problem) -> None:
         raise PlanError(
             f"plan: node_order={list(plan.node_order)} must name each of the {nodes} nodes once; nearest "
             f"legal: {list(range(nodes))}."
+        )
+
+
+def _check_versions(plan: Plan) -> None:
+    if plan.schedule_name in ASYNCHRONOUS and plan.num_micro_batches < plan.pp:
+        raise PlanError(
+            f"plan: num_micro_batches={plan.num_micro_batches} must be at least pp={plan.pp} with the "
+            f"schedule {plan.schedule_name} and its two versions of the weights; nearest legal: {plan.pp}."
         )
 
 

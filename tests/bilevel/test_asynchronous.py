@@ -1,6 +1,7 @@
 import pytest
 
 from darts_parallel.bilevel.asynchronous import (
+    EXACT,
     Staleness,
     double_buffered,
     pipedream,
@@ -52,3 +53,15 @@ def test_replicas_that_never_average_differ_from_those_that_do_and_see_all_of_th
     assert often.training[0] == seldom.training[0]
     assert often.training[-1] != seldom.training[-1]
     assert often.test[-1][1] == pytest.approx(seldom.test[-1][1], abs=0.5)
+
+
+@pytest.mark.parametrize("way", ["async_1f1b", "async_1f1b_predicted"])
+def test_a_plan_with_an_asynchronous_schedule_is_retrained_with_two_buffers(way: str) -> None:
+    settings = tiny_settings()
+    own = retrain((EXACT,) * settings.num_blocks, 8, settings, corpus(), 3, None, way=way)
+    stale = double_buffered(settings.num_blocks, predicted=way.endswith("predicted"))
+    known = train_stale(settings, corpus(), stale, 3, settings.retrain_steps)
+    assert [loss for _, loss in own.test] == pytest.approx([loss for _, loss in known.test], rel=1e-5)
+    waits = retrain((EXACT,) * settings.num_blocks, 8, settings, corpus(), 3, None)
+    assert own.training[0] == waits.training[0]
+    assert own.test[-1] != waits.test[-1]

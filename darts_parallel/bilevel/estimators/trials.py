@@ -24,6 +24,7 @@ from darts_parallel.bilevel.quantize import NEAREST, Pair, Rounding
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trainer import WeightTrainer, hard
 from darts_parallel.bilevel.transformer import Weights, plan_loss
+from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.cost.collectives import LOSSLESS
 
 READ = 0.8
@@ -41,6 +42,7 @@ class TrialTable:
         gradient: Nats that every lossy `(dp, grad_comm_bits)` is behind it.
         forward_log_steps: Log steps that every lossy `(tp, tp_comm_bits)` costs when all blocks sum by it.
         gradient_log_steps: Log steps that every lossy `(dp, grad_comm_bits)` costs.
+        way_log_steps: Log steps that every asynchronous pipeline schedule costs.
         steps: Weight steps of all trials together.
     """
 
@@ -48,6 +50,7 @@ class TrialTable:
     gradient: dict[Pair, float]
     forward_log_steps: dict[Pair, float]
     gradient_log_steps: dict[Pair, float]
+    way_log_steps: dict[str, float]
     steps: int
 
 
@@ -64,6 +67,7 @@ def train_losses(
     steps: int,
     seed: int,
     rounding: Rounding = NEAREST,
+    way: str = "",
 ) -> list[float]:
     """Training losses of a plan from scratch, nats, one for each step.
 
@@ -74,9 +78,12 @@ def train_losses(
         steps: Weight steps.
         seed: Of weights and batches: plans of equal seeds see equal batches.
         rounding: How few bits round.
+        way: Pipeline schedule.
     """
     rounding = rounding.seeded(seed)
-    trainer = WeightTrainer(settings, settings.global_batch_size, seed, rounding, measure_noise=False)
+    trainer = WeightTrainer(
+        settings, settings.global_batch_size, seed, rounding, measure_noise=False, way=way
+    )
     mixtures = [hard(candidate.gradient_pair) for candidate in plan]
 
     def loss(weights: Weights, tokens: Tensor) -> Tensor:
@@ -92,8 +99,9 @@ def try_pairs(
     gradient: Sequence[Pair],
     jobs: Jobs,
     rounding: Rounding = NEAREST,
+    ways: Sequence[str] = (),
 ) -> TrialTable:
-    """Try every number of bits at its widest group, all blocks by it, on several seeds.
+    """Try every number of bits at its widest group, all blocks by it, and every schedule, on several seeds.
 
     Args:
         settings: `trial_steps`, `trial_seeds`, sizes and the seed.
@@ -102,6 +110,7 @@ def try_pairs(
         gradient: `(dp, grad_comm_bits)` of the space.
         jobs: Runs trials side by side.
         rounding: How few bits round.
+        ways: Pipeline schedules; those that wait cost nothing and are not tried.
     """
     sums, sent = widest(forward), widest(gradient)
     plans: dict[tuple[str, Pair], Candidate] = {("exact", (1, LOSSLESS)): Candidate(1, 1)}
@@ -109,13 +118,17 @@ def try_pairs(
     plans |= {("gradient", pair): Candidate(1, pair[0], grad_comm_bits=pair[1]) for pair in sent.values()}
     steps = settings.trial_steps
     seeds = [settings.seed + NEXT_SEED * index for index in range(settings.trial_seeds)]
+    exactly = (Candidate(1, 1),) * settings.num_blocks
+    stale = [way for way in ways if way in ASYNCHRONOUS]
     arguments = [
-        (settings, text, (candidate,) * settings.num_blocks, steps, seed, rounding)
+        (settings, text, (candidate,) * settings.num_blocks, steps, seed, rounding, "")
         for candidate in plans.values()
         for seed in seeds
     ]
+    arguments += [(settings, text, exactly, steps, seed, rounding, way) for way in stale for seed in seeds]
     losses = iter(jobs.map(train_losses, arguments))
     curves = {key: [next(losses) for _ in seeds] for key in plans}
+    stale_curves = {way: [next(losses) for _ in seeds] for way in stale}
     exact = curves["exact", (1, LOSSLESS)]
     nats = {key: mean(map(behind, own, exact)) for key, own in curves.items()}
     together = [mean(step) for step in zip(*exact, strict=True)]
@@ -125,6 +138,10 @@ def try_pairs(
         {pair: nats["gradient", own] for pair, own in sent.items()},
         {pair: delays["forward", own] for pair, own in sums.items()},
         {pair: delays["gradient", own] for pair, own in sent.items()},
+        {
+            way: log_delay(together, mean(map(behind, own, exact)), middle_of_read(steps))
+            for way, own in stale_curves.items()
+        },
         steps * len(arguments),
     )
 

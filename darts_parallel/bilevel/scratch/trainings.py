@@ -12,6 +12,7 @@ from darts_parallel.bilevel.data import Corpus
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.retrain import Retrained, retrain
 from darts_parallel.bilevel.settings import BilevelSettings
+from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.plan.file import write_json
 
 RETRAIN_KEYS = (
@@ -33,6 +34,7 @@ class Training:
         seed: Of weights and batches.
         target: Smoothed test loss at which to stop; None trains `retrain_steps`.
         factor: At most this many times `retrain_steps` for the target; None takes the setting.
+        way: Pipeline schedule; training feels the asynchronous ones alone.
     """
 
     blocks: tuple[Candidate, ...]
@@ -40,6 +42,7 @@ class Training:
     seed: int
     target: float | None
     factor: float | None = None
+    way: str = "1f1b"
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Trainings:
             on_done(done, len(waiting))
 
         arguments = [
-            (t.blocks, t.batch, settings, self.corpus, t.seed, t.target, settings.rounds, t.factor)
+            (t.blocks, t.batch, settings, self.corpus, t.seed, t.target, settings.rounds, t.factor, t.way)
             for t, _ in missing.values()
         ]
         self.jobs.map(retrain, arguments, keep)
@@ -101,7 +104,7 @@ class Trainings:
 def _as_reference(training: Training, settings: BilevelSettings) -> Training:
     """The same training; one without lossy collectives is its seed's reference, whose end is the target."""
     exact = all(candidate.lossless for candidate in training.blocks)
-    if not exact or training.batch != settings.global_batch_size:
+    if not exact or training.way in ASYNCHRONOUS or training.batch != settings.global_batch_size:
         return training
     return Training((EXACT,) * settings.num_blocks, training.batch, training.seed, None)
 
@@ -112,7 +115,7 @@ def _key(training: Training, settings: BilevelSettings) -> dict[str, Any]:
     factor = settings.retrain_factor if training.factor is None else training.factor
     return {name: values[name] for name in RETRAIN_KEYS} | {
         "seed": training.seed, "plan": felt, "batch": training.batch, "target": training.target,
-        "retrain_factor": None if training.target is None else factor,
+        "way": training.way, "retrain_factor": None if training.target is None else factor,
     }  # fmt: skip
 
 

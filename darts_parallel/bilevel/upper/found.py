@@ -7,7 +7,14 @@ from math import exp
 
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.loop import BilevelSearch
-from darts_parallel.bilevel.upper.joint_space import JointSpace, at_batch, with_bits, with_fixed_bits
+from darts_parallel.bilevel.upper.joint_space import (
+    SYNCHRONOUS,
+    JointSpace,
+    at_batch,
+    way_of,
+    with_bits,
+    with_fixed_bits,
+)
 from darts_parallel.bilevel.upper.learned_optimum import LearnedOptimum, learned_optimum
 from darts_parallel.bilevel.upper.log_steps import LogSteps
 from darts_parallel.bilevel.upper.relaxed_plans import JointPlan
@@ -33,6 +40,11 @@ class BilevelPlan:
     """Predicted, per step."""
     log_steps: float
     """Learned, up to what all plans share."""
+
+    @property
+    def way(self) -> str:
+        """Its pipeline schedule, as training feels it."""
+        return way_of(self.plan)
 
     @staticmethod
     def of(space: JointSpace, priced: JointPlan) -> "BilevelPlan":
@@ -107,10 +119,16 @@ def fixed_bits_optimum(
 
 
 def _solve_fixed(
-    space: JointSpace, blocks: Sequence[Candidate], batch: int, budget: float, *, uniform: bool
+    space: JointSpace,
+    blocks: Sequence[Candidate],
+    batch: int,
+    budget: float,
+    *,
+    uniform: bool,
+    way: str = SYNCHRONOUS,
 ) -> tuple[TableResult, list[int], list[tuple[int, int]]]:
     """An exact planner's answer with all bits fixed, the numbers of its tables, and the bits by layer."""
-    numbers = space.of_batch(batch)
+    numbers = space.of_batch(batch, way)
     edges = [(16, 16)] * (space.num_layers - len(blocks) - 1)
     bits = [(16, 16), *((c.tp_comm_bits, c.grad_comm_bits) for c in blocks), *edges]
     tables = [with_fixed_bits(space.whole[number], bits) for number in numbers]
@@ -132,7 +150,7 @@ def verify(space: JointSpace, found: BilevelPlan, budget: float) -> list[Verific
     for name, kind in (("exhaustive", "uniform"), ("dynamic_programming", "layerwise")):
         began = time.monotonic()
         answer, numbers, bits = _solve_fixed(
-            space, found.blocks, found.global_batch_size, budget, uniform=kind == "uniform"
+            space, found.blocks, found.global_batch_size, budget, uniform=kind == "uniform", way=found.way
         )
         tables = [with_fixed_bits(space.whole[number], bits) for number in numbers]
         result = answer.to_baseline(tables, time.monotonic() - began)

@@ -10,6 +10,7 @@ from torch import Tensor
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.quantize import Pair
 from darts_parallel.bilevel.upper.refused import refuse_unsearched
+from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.cost.collectives import LOSSLESS
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pruning import canonical, without_dominated
@@ -17,7 +18,7 @@ from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.gradient.infeasibility import explain_infeasible
-from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plan.space import OuterSpace, outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 
@@ -34,6 +35,8 @@ BY_LAYER = (
     "working",
 )
 """Fields of a cost table that end with the axes layer and strategy."""
+SYNCHRONOUS = "1f1b"
+"""The schedule that waits until the pipeline is empty."""
 Bits = tuple[int, int]
 """Bits of a layer's tensor-parallel sums and of its gradients."""
 
@@ -98,6 +101,7 @@ class JointSpace:
         batches: Global batch sizes.
         whole: Tables of every batch size and pipeline degree with all strategies.
         batch_of: Global batch size of every table.
+        way_of: Pipeline schedule of every table.
         tables: The same tables for the search: layers around the blocks cost what they cost at 16 bits,
             and of strategies that training cannot tell apart only those are left that no other dominates.
     """
@@ -106,10 +110,11 @@ class JointSpace:
     batches: tuple[int, ...]
     whole: tuple[CostTable, ...]
     batch_of: tuple[int, ...]
+    way_of: tuple[str, ...]
     tables: tuple[CostTable, ...]
 
     @staticmethod
-    def build(problem: Problem, batches: Sequence[int]) -> "JointSpace":
+    def build(problem: Problem, batches: Sequence[int], ways: Sequence[str] = (SYNCHRONOUS,)) -> "JointSpace":
         """Price the space.
 
         Errors:
@@ -119,17 +124,28 @@ class JointSpace:
         refuse_unsearched(problem)
         whole: list[CostTable] = []
         batch_of: list[int] = []
+        way_of: list[str] = []
         for batch in batches:
             here = at_batch(problem, batch)
-            own = build_tables(here, outer_spaces(here))
-            whole += own
-            batch_of += [batch] * len(own)
+            spaces = outer_spaces(here)
+            for way in ways:
+                own = build_tables(here, spaces if way == SYNCHRONOUS else _asynchronous(spaces, way))
+                whole += own
+                batch_of += [batch] * len(own)
+                way_of += [way] * len(own)
         blocks = problem.model.config.num_layers
         tables = [_without_dominated(_exact_edges(table, blocks)) for table in whole]
         # refused before anything trains; what these bounds let pass is refused by the exact optimum
         if not any(bool(outer_lower_bounds(table).isfinite().any()) for table in tables):
             raise explain_infeasible(problem, whole)
-        return JointSpace(problem, tuple(batches), tuple(whole), tuple(batch_of), tuple(tables))
+        return JointSpace(
+            problem, tuple(batches), tuple(whole), tuple(batch_of), tuple(way_of), tuple(tables)
+        )  # fmt: skip
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Pipeline schedules that the plan chooses from."""
+        return tuple(dict.fromkeys(self.way_of))
 
     @property
     def num_blocks(self) -> int:
@@ -174,7 +190,7 @@ class JointSpace:
         bits = self.bits_of(plan)
         own = with_fixed_bits(self.whole[table], bits)
         exact = tuple(at_bits(layer, (LOSSLESS, LOSSLESS)) for layer in plan.layers)
-        outer = own.num_micro_batches.tolist().index(plan.num_micro_batches)
+        outer = own.num_micro_batches.tolist().index(plan.num_micro_batches * own.flush_every)
         hard = HardPlans(
             torch.tensor([outer]),
             torch.tensor([[own.choices.index(layer) for layer in exact]]),
@@ -190,9 +206,25 @@ class JointSpace:
             for index, layer in enumerate(plan.layers)
         )
 
-    def of_batch(self, batch: int) -> list[int]:
-        """Numbers of the tables of a global batch size."""
-        return [index for index, own in enumerate(self.batch_of) if own == batch]
+    def of_batch(self, batch: int, way: str = SYNCHRONOUS) -> list[int]:
+        """Numbers of the tables of a global batch size and a pipeline schedule."""
+        kinds = zip(self.batch_of, self.way_of, strict=True)
+        return [index for index, own in enumerate(kinds) if own == (batch, way)]
+
+
+def way_of(plan: Plan) -> str:
+    """The pipeline schedule of a plan, as training feels it."""
+    return plan.schedule if plan.schedule in ASYNCHRONOUS else SYNCHRONOUS
+
+
+def _asynchronous(spaces: Sequence[OuterSpace], way: str) -> list[OuterSpace]:
+    """The entries that an asynchronous schedule can run: pipelines with a micro-batch for every stage."""
+    found = []
+    for space in spaces:
+        counts = tuple(count for count in space.num_micro_batches if count >= space.pp)
+        if space.pp > 1 and counts:
+            found.append(replace(space, num_micro_batches=counts, schedule=way))
+    return found
 
 
 def with_bits(plan: Plan, bits: Sequence[Bits]) -> Plan:

@@ -10,6 +10,7 @@ supporting lines (the bisection of Eisner and Severance 1976, Journal of the ACM
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import exp, log
 
 from darts_parallel.bilevel.upper.joint_space import FIRST_BLOCK, JointSpace
@@ -51,7 +52,7 @@ class _Corner:
 
 @dataclass
 class _Batch:
-    """All tables of one global batch size, solved price by price."""
+    """All tables of one global batch size and schedule, solved price by price."""
 
     space: JointSpace
     numbers: Sequence[int]
@@ -95,10 +96,10 @@ def learned_optimum(space: JointSpace, log_steps: LogSteps, budget: float) -> Le
     best: JointPlan | None = None
     bound, proven, solved, plans = float("inf"), True, 0, 0
     prices, common = log_steps.nonnegative()
-    own = replace(prices, by_batch=dict.fromkeys(log_steps.by_batch, 0.0))
-    for batch in space.batches:
-        offset = log_steps.by_batch[batch] + common
-        problem = _Batch(space, space.of_batch(batch), own, began + budget)
+    own = replace(prices, by_batch=dict.fromkeys(log_steps.by_batch, 0.0), by_way={})
+    for batch, way in product(space.batches, space.ways):
+        offset = log_steps.of_outer(batch, way) + common
+        problem = _Batch(space, space.of_batch(batch, way), own, began + budget)
         found, low = _search(problem)
         proven &= low is not None
         bound = min(bound, float("-inf") if low is None else low + offset)

@@ -1,7 +1,7 @@
 """What a plan costs in steps: logarithms of steps to the target, by block and lossy collective."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ class LogSteps:
         forward: Log steps of every block's sums, shape `(blocks, Kf)`, float64.
         gradient: Log steps of every block's gradients, shape `(blocks, Kg)`.
         by_batch: Log steps of every global batch size, `log(1 + B_noise / B)`.
+        by_way: Log steps of asynchronous pipeline schedules; others cost none.
     """
 
     forward_pairs: tuple[Pair, ...]
@@ -28,6 +29,7 @@ class LogSteps:
     forward: Tensor
     gradient: Tensor
     by_batch: dict[int, float]
+    by_way: dict[str, float] = field(default_factory=dict)
 
     @staticmethod
     def zero(
@@ -37,12 +39,17 @@ class LogSteps:
         sums, sent = (torch.zeros(blocks, len(pairs), dtype=torch.float64) for pairs in (forward, gradient))
         return LogSteps(tuple(forward), tuple(gradient), sums, sent, dict.fromkeys(batches, 0.0))
 
-    def of_plan(self, blocks: Sequence[Candidate], batch: int) -> float:
+    def of_outer(self, batch: int, way: str) -> float:
+        """Log steps of a global batch size and a pipeline schedule."""
+        return self.by_batch[batch] + self.by_way.get(way, 0.0)
+
+    def of_plan(self, blocks: Sequence[Candidate], batch: int, way: str = "") -> float:
         """Log steps of a hard plan.
 
         Args:
             blocks: One candidate for each block.
             batch: Global batch size.
+            way: Pipeline schedule.
         """
         sums = [
             float(self.forward[i, self.forward_pairs.index(c.forward_pair)]) for i, c in enumerate(blocks)
@@ -50,7 +57,7 @@ class LogSteps:
         sent = [
             float(self.gradient[i, self.gradient_pairs.index(c.gradient_pair)]) for i, c in enumerate(blocks)
         ]
-        return sum(sums) + sum(sent) + self.by_batch[batch]
+        return sum(sums) + sum(sent) + self.of_outer(batch, way)
 
     def nonnegative(self) -> tuple["LogSteps", float]:
         """Put each block's cheapest pair at 0; also returns what was taken from every plan alike."""

@@ -171,7 +171,8 @@ class UpperLevel:
         for group, weights in zip(self.groups, relaxed, strict=True):
             cost = surrogate(weights, group.table, sharpness)
             steps = (weights.choices * self._on(log_steps, group.table_index)).sum((-1, -2))
-            steps = steps + log_steps.by_batch[self.space.batch_of[group.table_index]]
+            number = group.table_index
+            steps = steps + log_steps.of_outer(self.space.batch_of[number], self.space.way_of[number])
             costs.append(cost)
             expected.append(steps)
             merits.append(group.merit(cost) + steps.detach())
@@ -237,9 +238,8 @@ def price_plans(space: JointSpace, table: int, plans: HardPlans, log_steps: LogS
     own = space.tables[table]
     cost = evaluate_batch(own, plans)
     prices = log_steps.on_choices(own.choices, own.num_layers, FIRST_BLOCK)
-    steps = (
-        prices[torch.arange(own.num_layers), plans.choices].sum(1) + log_steps.by_batch[space.batch_of[table]]
-    )
+    steps = prices[torch.arange(own.num_layers), plans.choices].sum(1)
+    steps = steps + log_steps.of_outer(space.batch_of[table], space.way_of[table])
     value = (cost.iteration_time.log() + steps).masked_fill(~cost.feasible, torch.inf)
     index = int(value.argmin())
     if not bool(cost.feasible[index]):

@@ -61,7 +61,8 @@ def _optimum(space: JointSpace, log_steps: LogSteps, budget: float) -> BilevelPl
 
 def _free(known: LogSteps) -> LogSteps:
     """Prices of a world in which nothing but the global batch size costs steps."""
-    return replace(known, forward=torch.zeros_like(known.forward), gradient=torch.zeros_like(known.gradient))
+    forward, gradient = torch.zeros_like(known.forward), torch.zeros_like(known.gradient)
+    return replace(known, forward=forward, gradient=gradient, by_way={})
 
 
 def trials_alone(search: BilevelSearch) -> LogSteps:
@@ -93,7 +94,7 @@ def _at_bits(space: JointSpace, plan: BilevelPlan, bits: Tensor) -> tuple[list[P
         plan: Whose degrees, stages and ZeRO stages stay.
         bits: Of sums and of gradients, shape `(B, blocks, 2)`.
     """
-    numbers = space.of_batch(plan.global_batch_size)
+    numbers = space.of_batch(plan.global_batch_size, plan.way)
     number = next(n for n in numbers if _holds(space, n, plan.plan))
     table = space.whole[number]
     index = {choice: c for c, choice in enumerate(table.choices)}
@@ -104,7 +105,7 @@ def _at_bits(space: JointSpace, plan: BilevelPlan, bits: Tensor) -> tuple[list[P
             layers[place] = at_bits(layers[place], (own[0], own[1]))
         plans.append(replace(plan.plan, layers=tuple(layers)))
         rows.append([index[layer] for layer in layers])
-    outer = table.num_micro_batches.tolist().index(plan.plan.num_micro_batches)
+    outer = table.num_micro_batches.tolist().index(plan.plan.num_micro_batches * table.flush_every)
     starts = torch.tensor([plan.plan.boundaries[:-1]]).expand(len(rows), -1)
     hard = HardPlans(torch.full((len(rows),), outer), torch.tensor(rows), starts)
     cost = evaluate_batch(table, hard)
