@@ -1,9 +1,17 @@
+from dataclasses import replace
 from math import log
 
 import pytest
 import torch
 
-from darts_parallel.bilevel.upper.joint_space import FIRST_BLOCK, JointSpace, with_bits, with_fixed_bits
+from darts_parallel.bilevel.upper.found import BilevelPlan, verify
+from darts_parallel.bilevel.upper.joint_space import (
+    FIRST_BLOCK,
+    JointSpace,
+    way_of,
+    with_bits,
+    with_fixed_bits,
+)
 from darts_parallel.bilevel.upper.learned_optimum import learned_optimum
 from darts_parallel.bilevel.upper.log_steps import LogSteps
 from darts_parallel.bilevel.upper.relaxed_plans import UpperLevel, price_plans
@@ -29,7 +37,11 @@ def prices(seed: int, scale: float = 0.3) -> LogSteps:
 
 
 def random_plans(table: int, count: int, seed: int) -> HardPlans:
-    own, generator = SPACE.tables[table], torch.Generator().manual_seed(seed)
+    return random_plans_of(SPACE, table, count, seed)
+
+
+def random_plans_of(space: JointSpace, table: int, count: int, seed: int) -> HardPlans:
+    own, generator = space.tables[table], torch.Generator().manual_seed(seed)
     outer = torch.randint(own.num_outer, (count,), generator=generator)
     weights = own.allowed[outer].double().unsqueeze(1).expand(-1, own.num_layers, -1)
     choices = torch.multinomial(weights.flatten(0, 1), 1, generator=generator).view(count, -1)
@@ -152,3 +164,45 @@ def test_the_relaxed_objective_is_the_hard_one_at_one_hot_weights_and_the_logits
     assert step.plan.value < found.plan.value + log(1.1)
     # cold weights are nearly one-hot: the leading relaxed plan is priced as its rounding
     assert step.record.loss == pytest.approx(step.plan.value, abs=0.1)
+
+
+TWO = tiny_problem(tp_bits=(16, 4, 2), grad_bits=(16, 2), space_num_micro_batches=(2,))
+WAYS = JointSpace.build(TWO, [8], ("1f1b", "async_1f1b"))
+WAITING = JointSpace.build(TWO, [8])
+
+
+def test_asynchronous_plans_cost_what_evaluate_says_and_are_chosen_when_their_steps_are_cheap() -> None:
+    assert WAYS.ways == ("1f1b", "async_1f1b")
+    assert WAYS.forward_pairs == SPACE.forward_pairs
+    assert WAYS.gradient_pairs == SPACE.gradient_pairs
+    known, chosen = prices(1), {}
+    waiting = learned_optimum(WAITING, known, 60.0).plan
+    assert waiting is not None
+    for price in (0.0, 2.0):
+        steps = replace(known, by_way={"async_1f1b": price})
+        found = learned_optimum(WAYS, steps, 60.0)
+        assert found.plan is not None
+        own = BilevelPlan.of(WAYS, found.plan)
+        cost = evaluate(own.plan, TWO)
+        assert own.seconds == pytest.approx(cost.iteration_time_s, rel=1e-12)
+        felt = steps.of_plan(own.blocks, 8, own.way)
+        assert own.log_steps == pytest.approx(felt, abs=1e-9)
+        assert found.plan.value <= waiting.value + 1e-9
+        checks = verify(WAYS, own, 60.0)
+        assert checks[1].gap == pytest.approx(0.0, abs=1e-9)
+        assert all(check.plan is None or way_of(check.plan) == own.way for check in checks)
+        chosen[price] = own.way
+    assert chosen[2.0] == "1f1b"
+    assert chosen[0.0] == "async_1f1b"
+
+
+@pytest.mark.parametrize("table", range(len(WAYS.tables)))
+def test_plans_of_every_schedule_cost_what_evaluate_says(table: int) -> None:
+    plans = random_plans_of(WAYS, table, 6, seed=table)
+    for index in range(6):
+        one = plans[index : index + 1]
+        priced = price_plans(WAYS, table, one, replace(prices(0), by_way={"async_1f1b": 0.2}))
+        plan = WAYS.to_plan(table, one)
+        assert priced is not None
+        assert way_of(plan) == WAYS.way_of[table]
+        assert evaluate(plan, TWO).iteration_time_s == pytest.approx(priced.seconds, rel=1e-12)
