@@ -7,7 +7,6 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.config.bilevel import BilevelConfig as BilevelConfig
 from darts_parallel.config.checks import require_at_least, require_member, require_size, require_within
 from darts_parallel.config.cluster import PRECISIONS as PRECISIONS
@@ -23,7 +22,7 @@ PIPELINES = ("closed_form", "simulated")
 V_SHAPED = ("zero_bubble_v", "v_half", "v_min", "dualpipe")
 """Schedules of two stages a device, placed as a V."""
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble_h1", *V_SHAPED)
-ALIASES = {"zero_bubble": "zero_bubble_h1"} | dict.fromkeys(ASYNCHRONOUS, "1f1b")
+ALIASES = {"zero_bubble": "zero_bubble_h1"}
 CLOSED_FORMS = ("1f1b", "interleaved")
 """Schedules that have a closed form."""
 COST_SCHEDULES = ("1f1b", "gpipe", "zero_bubble", "zero_bubble_h1")

@@ -61,8 +61,6 @@ class LayerCosts:
     """Bytes of parameters, gradients and optimizer state."""
     state: Tensor
     """Bytes of optimizer state among them."""
-    weights: Tensor
-    """Bytes of the parameters alone, one version."""
     activation: Tensor
     """Bytes kept for backward per micro-batch in flight."""
     working: Tensor
@@ -98,13 +96,11 @@ def layer_costs(
     own = 1.0 / (choices.tp * torch.where(zero == 3, choices.shards, 1.0))
     optimizer = none + weight_cast_seconds(layer, own, device)
     static, held, working = none, none, kept["none"] - activation
-    weights_alone, one_version = none, replace(state, gradient=0.0, optimizer=0.0)
     for part in shards:
         mine = torch.where(zero >= 1, part.parameters / part.shards, part.parameters)
         optimizer = optimizer + stream_seconds(mine * traffic, device)
         held = held + mine * state.optimizer
-        static = static + static_bytes(part.parameters, part.shards, zero, state)
-        weights_alone = weights_alone + static_bytes(part.parameters, part.shards, zero, one_version)
+        static = static + static_bytes(part.parameters, part.shards, zero, choices.kept(state))
         working = working + gathered_bytes(part.parameters, zero, state)
     if experts is not None:
         working = working + experts.buffers
@@ -117,7 +113,6 @@ def layer_costs(
         optimizer=optimizer,
         static=device.state_factor * static,
         state=device.state_factor * held,
-        weights=device.state_factor * weights_alone,
         activation=activation,
         working=working + _received_keys(problem, layer, choices),
     )

@@ -8,14 +8,18 @@ micro-batches, the first crosses all stages and the others follow at the pace of
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.config.schema import ALIASES, CLOSED_FORMS, V_SHAPED, CostConfig
-from darts_parallel.cost.schedules import device_orders
+from darts_parallel.cost.schedules import device_orders, waiting
 
 INTERLEAVED = "interleaved"
+MICRO_BATCH_SECONDS = ("forward", "backward", "weight_gradient", "reshard", "p2p")
+"""Fields of a cost table in seconds of one micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class PipelineModel:
             schedule: Of the plan; None takes `config.schedule`, or `interleaved` for several stages a device.
         """
         usual = INTERLEAVED if virtual_stages > 1 else config.schedule
-        name = ALIASES.get(schedule or usual, schedule or usual)
+        name = waiting(ALIASES.get(schedule or usual, schedule or usual))
         simulated = config.pipeline == "simulated" or name not in CLOSED_FORMS
         return PipelineModel(simulated, name, config.p2p == "blocking")
 
@@ -59,6 +63,36 @@ def pipeline_seconds(
     """
     bottleneck = stage_seconds.amax(-1) if slowest is None else slowest
     return stage_seconds.sum(-1) + (num_micro_batches - 1) * bottleneck
+
+
+FLUSH_EVERY = 1000
+"""Steps between flushes of an asynchronous pipeline, for evaluation and checkpoints."""
+
+
+def weight_versions(schedule: str | None) -> int:
+    """Versions of the weights that a device keeps."""
+    return 2 if schedule in ASYNCHRONOUS else 1
+
+
+def unflushed(table: Any, schedule: str | None) -> dict[str, Any]:
+    """The fields of a cost table that differ where its schedule is asynchronous; none for one that waits.
+
+    `FLUSH_EVERY` steps of m micro-batches are one 1F1B pipeline of `FLUSH_EVERY * m` of them, whose seconds
+    they share: of a step remain `m max_k t_k` and next to nothing of the bubble.
+
+    Args:
+        table: Of 1F1B, with as many micro-batches as the plan says.
+        schedule: Of the plan.
+    """
+    if schedule not in ASYNCHRONOUS:
+        return {}
+    per_step = ("gradient_sync", "optimizer")
+    return {name: getattr(table, name) / FLUSH_EVERY for name in MICRO_BATCH_SECONDS} | {
+        "terms": {k: v if k in per_step else v / FLUSH_EVERY for k, v in table.terms.items()},
+        "num_micro_batches": table.num_micro_batches * FLUSH_EVERY,
+        "asynchronous": schedule,
+        "flush_every": FLUSH_EVERY,
+    }
 
 
 def by_device(values: Tensor, pp: int, schedule: str = "1f1b") -> Tensor:

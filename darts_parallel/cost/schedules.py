@@ -15,6 +15,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.config.schema import ALIASES, SCHEDULES, V_SHAPED
 from darts_parallel.cost.v_schedules import v_order
 from darts_parallel.errors import UnsupportedError
@@ -48,6 +49,7 @@ def device_orders(
     Errors:
         UnsupportedError: the schedule does not exist for these numbers.
     """
+    schedule = waiting(schedule)
     require_schedule(schedule, pp, num_micro_batches, virtual_stages)
     if schedule == "interleaved":
         return tuple(
@@ -63,6 +65,11 @@ def device_orders(
         )
     order = {"gpipe": _gpipe, "1f1b": _one_forward_one_backward}.get(schedule, _zero_bubble)
     return tuple(tuple(order(device, pp, num_micro_batches)) for device in range(pp))
+
+
+def waiting(schedule: str) -> str:
+    """The schedule in whose order the passes of one step run: an asynchronous 1F1B runs those of 1F1B."""
+    return "1f1b" if schedule in ASYNCHRONOUS else schedule
 
 
 def require_schedule(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> None:

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.config.schema import CLOSED_FORMS, OFFLOADS
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.offload.transfers import offload_fields
-from darts_parallel.cost.pipeline import PipelineModel, by_device, in_flight
+from darts_parallel.cost.pipeline import PipelineModel, by_device, in_flight, unflushed, weight_versions
 from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds, tied_seconds
 from darts_parallel.plan.chunk_placement import stage_devices
 from darts_parallel.plan.space import OuterSpace, admits, micro_batch_legal
@@ -137,6 +136,10 @@ class CostTable:
     """Nodes along the pipeline; empty: in rank order."""
     order_name: str = ""
     """Label of the nodes' order; empty where all nodes are equal."""
+    asynchronous: str = ""
+    """A schedule that does not wait (`config.bilevel.ASYNCHRONOUS`); empty for the others."""
+    flush_every: int = 1
+    """Steps that share one filling of the pipeline (`pipeline.unflushed`)."""
     offload: tuple[str, ...] = ()
     """What a share of may lie in host memory; the rest is None where nothing may (`offload/transfers.py`)."""
     host_transfer: Tensor | None = field(default=None, metadata={"axes": "OQLC"})
@@ -149,11 +152,6 @@ class CostTable:
     """Exponent of the overlap of transfers and computation."""
     fractions: Tensor | None = None
     """Shares of activations and of optimizer state in host memory, `(pp, 2)`; None: the least that fit."""
-    asynchronous: str = ""
-    """An asynchronous schedule (`config.bilevel.ASYNCHRONOUS`); empty for one that waits."""
-    flush_every: int = 1
-    """Steps between two moments at which the pipeline is empty. Seconds of a micro-batch are divided by it,
-    numbers of micro-batches multiplied, so that the closed form of 1F1B gives the seconds of one step."""
 
     @property
     def pp(self) -> int:
@@ -289,7 +287,7 @@ def build_placed(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable
     tables: dict[int, CostTable] = {}
     for members in equal.values():
         tables |= zip(members, _tables_of_equal_stages([placed[i] for i in members]), strict=True)
-    return [tables[index] for index in range(len(placed))]
+    return [replace(tables[i], **unflushed(tables[i], s.schedule)) for i, (_, s) in enumerate(placed)]
 
 
 def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable]:
@@ -309,29 +307,26 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
     first = _table(problem, space, list(kinds), list(borders))
     choices = ChoiceTensors.build(problem, space.num_micro_batches, space.choices, space.cp)
     return [
-        _unflushed(
-            replace(
-                first,
-                stage_kind=torch.tensor(
-                    [
-                        kinds[own[device]]
-                        for device in stage_devices(model.schedule, len(own), len(own) * virtual_stage)
-                    ]
-                ),
-                boundary_kind=torch.tensor(
-                    [len(borders) if b is None else borders[b] for b in edges], dtype=torch.long
-                ),
-                # where a V turns, the next stage lies on the last device, too
-                p2p=torch.cat([first.p2p, first.reshard[:, kinds[own[-1]]].unsqueeze(1)], 1)
-                if None in edges
-                else first.p2p,
-                per_iteration=tied_seconds(problem, cluster, own, choices),
-                capacity=capacities(cluster, own),
-                in_flight=in_flight(len(own), first.num_micro_batches, model.schedule, virtual_stage),
-                node_order=cluster.node_order,
-                order_name=order_label(cluster),
+        replace(
+            first,
+            stage_kind=torch.tensor(
+                [
+                    kinds[own[device]]
+                    for device in stage_devices(model.schedule, len(own), len(own) * virtual_stage)
+                ]
             ),
-            space.schedule,
+            boundary_kind=torch.tensor(
+                [len(borders) if b is None else borders[b] for b in edges], dtype=torch.long
+            ),
+            # where a V turns, the next stage lies on the last device, too
+            p2p=torch.cat([first.p2p, first.reshard[:, kinds[own[-1]]].unsqueeze(1)], 1)
+            if None in edges
+            else first.p2p,
+            per_iteration=tied_seconds(problem, cluster, own, choices),
+            capacity=capacities(cluster, own),
+            in_flight=in_flight(len(own), first.num_micro_batches, model.schedule, virtual_stage),
+            node_order=cluster.node_order,
+            order_name=order_label(cluster),
         )
         for cluster, own, edges in zip(clusters, stages, between, strict=True)
     ]
@@ -354,6 +349,7 @@ def _table(
     """Costs of all kinds of stages and boundaries; which stage is of which kind is still open."""
     counts = torch.tensor(space.num_micro_batches)
     choices = ChoiceTensors.build(problem, space.num_micro_batches, space.choices, space.cp)
+    choices = replace(choices, weight_versions=weight_versions(space.schedule))
     costs = all_layer_costs(problem, space.pp, kinds, choices)
     distinct, layout = layouts(space.choices)
     allowed = [[micro_batch_legal(problem, m, c) for c in space.choices] for m in space.num_micro_batches]
@@ -378,7 +374,7 @@ def _table(
         sync=stacked["gradient_sync"] + stacked["optimizer"],
         per_iteration=empty,
         # calibrated devices may differ in their memory factors: the largest counts on every stage
-        static=_static(costs, space.schedule).amax(1),
+        static=stack(costs, "static").amax(1),
         activation=stack(costs, "activation").amax(1),
         working=stack(costs, "working").amax(1),
         reshard=reshard_seconds(problem, [(kind.group, max(kind.counts)) for kind in kinds], space, distinct),
@@ -392,46 +388,10 @@ def _table(
     )
 
 
-FLUSH_EVERY = 1000
-"""Steps between flushes of an asynchronous pipeline: for evaluation and checkpoints."""
-
-
-def _static(costs: list[list[LayerCosts]], schedule: str | None) -> Tensor:
-    """Bytes of parameters, gradients, optimizer state, and an asynchronous schedule's second weights."""
-    static = stack(costs, "static")
-    return static + stack(costs, "weights") if schedule in ASYNCHRONOUS else static
-
-
-def _unflushed(table: CostTable, schedule: str | None) -> CostTable:
-    """The table of an asynchronous schedule: `FLUSH_EVERY` steps share one filling of the pipeline.
-
-    `FLUSH_EVERY` steps of m micro-batches are one pipeline of `FLUSH_EVERY * m` of them, whose seconds they
-    share: of a step remain `m max_k t_k` and next to nothing of the bubble.
-    """
-    if schedule is None or schedule not in ASYNCHRONOUS:
-        return table
-    names = ("forward", "backward", "weight_gradient", "reshard", "p2p")
-    whole = ("gradient_sync", "optimizer")
-    return replace(
-        table,
-        **{name: getattr(table, name) / FLUSH_EVERY for name in names},
-        terms={k: term if k in whole else term / FLUSH_EVERY for k, term in table.terms.items()},
-        num_micro_batches=table.num_micro_batches * FLUSH_EVERY,
-        asynchronous=schedule,
-        flush_every=FLUSH_EVERY,
-    )
-
-
 def plan_space(plan: Plan) -> OuterSpace:
     """The smallest space that holds a plan: its own strategies."""
     choices = tuple(dict.fromkeys(plan.layers))
     return OuterSpace(
-        plan.pp,
-        (plan.num_micro_batches,),
-        choices,
-        plan.cp,
-        plan.virtual_stages,
-        node_order=plan.node_order,
-        schedule=plan.schedule,
-        offload=OFFLOADS if plan.offload else (),
-    )
+        plan.pp, (plan.num_micro_batches,), choices, plan.cp, plan.virtual_stages,
+        node_order=plan.node_order, schedule=plan.schedule, offload=OFFLOADS if plan.offload else (),
+    )  # fmt: skip

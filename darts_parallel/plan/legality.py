@@ -66,6 +66,10 @@ def _check_versions(plan: Plan) -> None:
             f"plan: num_micro_batches={plan.num_micro_batches} must be at least pp={plan.pp} with the "
             f"schedule {plan.schedule_name} and its two versions of the weights; nearest legal: {plan.pp}."
         )
+    if plan.schedule_name in ASYNCHRONOUS and plan.offload:
+        raise PlanError(
+            f"plan: schedule={plan.schedule_name} must go without offloading; nearest legal: schedule=1f1b."
+        )
 
 
 def _check_interleaving(plan: Plan) -> None:

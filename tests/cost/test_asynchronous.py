@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.cost.table import FLUSH_EVERY
+from darts_parallel.cost.pipeline import FLUSH_EVERY
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.strategy import LayerStrategy, Plan

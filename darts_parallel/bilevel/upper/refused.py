@@ -24,6 +24,7 @@ def refuse_unsearched(problem: Problem) -> None:
         "space.cp": (space.cp, 1, "the loop trains without context parallelism"),
         "space.virtual_stages": (space.virtual_stages, 1, "the loop's pipelines have one stage a device"),
         "space.shard_size": (space.shard_size, 0, "the loop shards over all data-parallel ranks"),
+        "space.offload": (space.offload, None, "the exact check knows no host memory"),
         "space.executable": (space.executable, False, "nothing that runs here sends few bits"),
         "cost.pipeline": (cost.pipeline, "closed_form", "the exact check rests on the closed form"),
         "cost.name": (cost.name, "analytic", "the bits of collectives are priced by that model alone"),
