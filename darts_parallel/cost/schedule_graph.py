@@ -3,6 +3,7 @@
 Passes that are equally many hops away from the start form a level: none of them waits for another.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from darts_parallel.config.schema import V_SHAPED
 from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders, warm_up_passes
+from darts_parallel.cost.v_schedules import INTERVAL
 
 Indices = NDArray[np.int64]
 
@@ -89,7 +91,11 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
         duration=(kind * stages + stage)[order],
         message=_messages(kind, stage, stages)[order],
         last=number[np.arange(pp) * length + length - 1],
-        frames=number[_frames(schedule, kind.reshape(pp, length), chunks)],
+        frames=number[
+            _v_frames(schedule, listed.reshape(pp, length, 3), source.reshape(pp, length))
+            if schedule in V_SHAPED
+            else _frames(schedule, kind.reshape(pp, length), chunks)
+        ],
     )
 
 
@@ -138,14 +144,12 @@ def _frames(schedule: str, kind: Indices, chunks: int) -> Indices:
     """The last frames before the pipeline drains, as many as there are whole ones and are of use.
 
     A frame holds the forwards of the next micro-batch (`interleaved`: of the next `pp`) on every device,
-    each with what is run between it and the next one. None are looked for in schedules placed as a V.
+    each with what is run between it and the next one.
 
     Args:
         kind: Of every pass in the order of its device, `(pp, N / pp)`.
     """
     pp, length = kind.shape
-    if schedule in V_SHAPED:
-        return np.zeros((0, 0), dtype=np.int64)
     width = 3 if schedule in SPLIT_BACKWARD else 2
     forwards = pp * chunks if schedule == "interleaved" else 1
     count = length // (width * forwards)
@@ -161,9 +165,74 @@ def _frames(schedule: str, kind: Indices, chunks: int) -> Indices:
     return passes.transpose(1, 0, 2, 3).reshape(count - first, -1)
 
 
+def _v_frames(schedule: str, order: Indices, source: Indices) -> Indices:
+    """Passes at the end of the steady part of a V, in rows that are one micro-batch apart.
+
+    On every device the steady part repeats the passes of one micro-batch. It ends where the order for one
+    micro-batch more has another pass; from there that order is the shorter one with a frame put in. A row
+    holds, of every device, the passes on which anything after its steady part waits, moved back by whole
+    micro-batches. Where a row ends a constant after another one, so does, pass by pass, all that follows.
+
+    Args:
+        schedule: One of `V_SHAPED`.
+        order: Kind, stage and micro-batch of every pass, device by device, `(pp, N / pp, 3)`.
+        source: Place of the pass that gives the input, `(pp, N / pp)`; N: none.
+    """
+    none, (pp, length, _) = np.zeros((0, 0), dtype=np.int64), order.shape
+    count = int(order[..., 2].max()) + 1
+    if not _exists(schedule, pp, count):
+        return none
+    longer = np.array([
+        [(KINDS.index(kind), stage, batch) for kind, stage, batch in own]
+        for own in device_orders(schedule, pp, count + 1, 2)
+    ])  # fmt: skip
+    later = np.array([0, 0, 1])
+    differs = (order != longer[:, :length]).any(-1)
+    end = np.where(differs.any(1), differs.argmax(1), length)
+    place = {tuple(entry): (device, at) for device, own in enumerate(longer.tolist()) for at, entry in
+             enumerate(map(tuple, own))}  # fmt: skip
+    need, rows = end - 1, longest_period(schedule, pp) + 1
+    for device in range(pp):
+        if (longer[device, end[device] + INTERVAL :] != order[device, end[device] :] + later).any():
+            return none
+        # what the frame that is put in waits for, and what the drain does
+        frame = longer[device, end[device] : end[device] + INTERVAL]
+        asked = [place[giver] for giver in _givers(frame, 2 * pp) if giver in place]
+        drain = source[device, end[device] :]
+        asked += [divmod(int(at), length) for at in drain[drain < pp * length]]
+        for other, at in asked:
+            if at < end[other]:
+                need[other] = min(need[other], at)
+    for device in range(pp):
+        repeats = (order[device, INTERVAL:] == order[device, :-INTERVAL] + later).all(-1)[
+            : end[device] - INTERVAL
+        ]
+        steady = len(repeats) if repeats.all() else int(repeats[::-1].argmin())
+        rows = min(rows, (steady - int(end[device] - need[device])) // INTERVAL + 1)
+    if rows < 2:
+        return none
+    last = np.concatenate([np.arange(need[d], end[d]) + d * length for d in range(pp)])
+    frames: Indices = last - INTERVAL * np.arange(rows)[::-1, None]
+    return frames
+
+
+def _exists(schedule: str, pp: int, count: int) -> bool:
+    """Whether a V of `count` micro-batches is of its regular form."""
+    return count >= 2 * pp
+
+
+def _givers(frame: Indices, stages: int) -> Iterator[tuple[int, int, int]]:
+    """The passes that give the input of passes."""
+    for kind, stage, batch in frame.tolist():
+        if kind == FORWARD and stage:
+            yield FORWARD, stage - 1, batch
+        elif kind == BACKWARD:
+            yield (FORWARD, stage, batch) if stage == stages - 1 else (BACKWARD, stage + 1, batch)
+
+
 def longest_period(schedule: str, pp: int) -> int:
-    """Frames after which a steady state is looked for: a loop through pp stages holds pp micro-batches."""
-    return 1 if schedule == "interleaved" else pp
+    """Frames after which a steady state is looked for: a loop through all stages holds one for each stage."""
+    return {"interleaved": 1}.get(schedule, 2 * pp if schedule in V_SHAPED else pp)
 
 
 def frame_batches(schedule: str, pp: int) -> int:

@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.config.schema import V_SHAPED
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.schedule_graph import KINDS, Graph, Indices, compiled, frame_batches, longest_period
 from darts_parallel.cost.schedules import SPLIT_BACKWARD, Operation
@@ -221,7 +220,7 @@ def _growing(schedule: str, pp: int, num_micro_batches: int) -> Iterator[int]:
     """Ever more micro-batches to try, whole frames fewer than all; at last all."""
     step = frame_batches(schedule, pp)
     tried = step * (6 if step > 1 else 3 * pp)
-    while 3 * tried < 2 * num_micro_batches and schedule != "gpipe" and schedule not in V_SHAPED:
+    while 3 * tried < 2 * num_micro_batches and schedule != "gpipe":
         yield tried
         tried *= 3
     yield num_micro_batches

@@ -283,7 +283,8 @@ def build_placed(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable
     equal: dict[tuple[int, bool, OuterSpace], list[int]] = {}
     for index, (problem, space) in enumerate(placed):
         size = problem.cluster.num_devices // space.pp
-        equal.setdefault((size, space.pp == 1, replace(space, pp=1, node_order=())), []).append(index)
+        shared = replace(space, pp=1, node_order=(), virtual_stages=1, schedule=None, num_micro_batches=())
+        equal.setdefault((size, space.pp == 1, shared), []).append(index)
     tables: dict[int, CostTable] = {}
     for members in equal.values():
         tables |= zip(members, _tables_of_equal_stages([placed[i] for i in members]), strict=True)
@@ -291,45 +292,45 @@ def build_placed(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable
 
 
 def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable]:
-    """Tables of entries that differ in the number and the places of their stages alone."""
-    problem, space = placed[0]
+    """Tables of entries that differ in their stages' number, places and order, and in micro-batches alone."""
+    problem, spaces = placed[0][0], [space for _, space in placed]
+    counts = tuple(sorted({count for space in spaces for count in space.num_micro_batches}))
     clusters = [p.cluster.arranged(s.node_order) for p, s in placed]
-    depths = [s.pp for _, s in placed]
-    stages = [[c.stage_topology(k, pp) for k in range(pp)] for c, pp in zip(clusters, depths, strict=True)]
-    virtual_stage = space.virtual_stages
-    model = PipelineModel.from_config(problem.config.cost, virtual_stage, space.schedule)
-    between = [
-        _boundaries(c, model.schedule, pp, virtual_stage) for c, pp in zip(clusters, depths, strict=True)
+    stages = [[c.stage_topology(k, s.pp) for k in range(s.pp)] for c, s in zip(clusters, spaces, strict=True)]
+    kinds = list(dict.fromkeys(k for own in stages for k in own))
+    models = [PipelineModel.from_config(problem.config.cost, s.virtual_stages, s.schedule) for s in spaces]
+    edges = [
+        _boundaries(cluster, model.schedule, space.pp, space.virtual_stages)
+        for cluster, model, space in zip(clusters, models, spaces, strict=True)
     ]
-    kinds = {kind: i for i, kind in enumerate(dict.fromkeys(k for own in stages for k in own))}
-    met = dict.fromkeys(border for own in between for border in own if border is not None)
-    borders = {border: i for i, border in enumerate(met)}
-    first = _table(problem, space, list(kinds), list(borders))
-    choices = ChoiceTensors.build(problem, space.num_micro_batches, space.choices, space.cp)
-    return [
-        replace(
+    borders = list(dict.fromkeys(border for own in edges for border in own if border is not None))
+    whole = replace(spaces[0], num_micro_batches=counts)
+    first = _table(problem, whole, kinds, borders)
+    choices = ChoiceTensors.build(problem, counts, whole.choices, whole.cp)
+    tables = []
+    for cluster, space, own, model, cut in zip(clusters, spaces, stages, models, edges, strict=True):
+        crossed = sorted({borders.index(border) for border in cut if border is not None})
+        numbers = [len(crossed) if b is None else crossed.index(borders.index(b)) for b in cut]
+        p2p = first.p2p[:, crossed]
+        if None in cut:  # where a V turns, the next stage lies on the last device, too
+            p2p = torch.cat([p2p, first.reshard[:, kinds.index(own[-1])].unsqueeze(1)], 1)
+        devices = stage_devices(model.schedule, space.pp, space.pp * space.virtual_stages)
+        table = replace(
             first,
-            stage_kind=torch.tensor(
-                [
-                    kinds[own[device]]
-                    for device in stage_devices(model.schedule, len(own), len(own) * virtual_stage)
-                ]
-            ),
-            boundary_kind=torch.tensor(
-                [len(borders) if b is None else borders[b] for b in edges], dtype=torch.long
-            ),
-            # where a V turns, the next stage lies on the last device, too
-            p2p=torch.cat([first.p2p, first.reshard[:, kinds[own[-1]]].unsqueeze(1)], 1)
-            if None in edges
-            else first.p2p,
+            pipeline=model,
+            stage_kind=torch.tensor([kinds.index(own[device]) for device in devices]),
+            boundary_kind=torch.tensor(numbers, dtype=torch.long),
+            p2p=p2p,
             per_iteration=tied_seconds(problem, cluster, own, choices),
             capacity=capacities(cluster, own),
-            in_flight=in_flight(len(own), first.num_micro_batches, model.schedule, virtual_stage),
             node_order=cluster.node_order,
             order_name=order_label(cluster),
         )
-        for cluster, own, edges in zip(clusters, stages, between, strict=True)
-    ]
+        if space.num_micro_batches != counts:
+            table = table.select([counts.index(count) for count in space.num_micro_batches])
+        flying = in_flight(space.pp, table.num_micro_batches, model.schedule, space.virtual_stages)
+        tables.append(replace(table, in_flight=flying))
+    return tables
 
 
 def _boundaries(
@@ -380,7 +381,7 @@ def _table(
         reshard=reshard_seconds(problem, [(kind.group, max(kind.counts)) for kind in kinds], space, distinct),
         p2p=boundary_seconds(problem, borders, space, distinct),
         capacity=empty,
-        in_flight=empty,
+        in_flight=torch.zeros(len(counts), 1),
         terms=terms(costs) | {k: stacked[k] for k in ("gradient_sync", "optimizer")},
         kind_allowed=None if bool(admitted.all()) else admitted,
         cp=space.cp,

@@ -60,7 +60,10 @@ def test_the_recursion_equals_an_event_queue_on_random_pipelines(
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2)])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"),
+    [("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("zero_bubble_v", 2), ("v_min", 2)],
+)
 def test_stages_that_are_equal_but_for_one_part_in_a_million_are_exact_over_many_micro_batches(
     schedule: str, chunks: int, seed: int
 ) -> None:
@@ -164,6 +167,23 @@ def test_no_pass_waits_for_one_of_a_later_frame_or_more_than_a_frame_back(
         for waiting in graph.frames[middle]:
             for other in (graph.previous[waiting], graph.source[waiting]):
                 assert other == len(graph) or 0 <= middle - frame[int(other)] <= 1
+
+
+@pytest.mark.parametrize("schedule", V_SHAPED)
+def test_a_v_of_many_micro_batches_is_simulated_by_a_few(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def remember(*given: object) -> object:
+        asked.append(given[2])
+        return compiled(*given)  # type: ignore[arg-type]
+
+    passes = random_passes(3, 8)
+    expected = device_ends(passes, schedule, 4, 300, whole=True)
+    monkeypatch.setattr("darts_parallel.cost.simulation.compiled", remember)
+    torch.testing.assert_close(device_ends(passes, schedule, 4, 300), expected, rtol=1e-12, atol=0)
+    assert max(asked) < 120
 
 
 @pytest.mark.parametrize("seed", range(3))
