@@ -155,8 +155,14 @@ def _check_experts(name: str, strategy: LayerStrategy, problem: Problem, size: i
 UNBUILT: dict[str, object] = {
     "hybrid_override_pattern": None, "sliding_window": None, "mtp_num_layers": 0, "block_norms": None,
     "qk_norm_whole": False, "mlp_bias": None, "attention_output_bias": None, "position_offset": 0,
+    "attention_sinks": False,
 }  # fmt: skip
 """Keys of models whose blocks `darts_parallel.run` does not build, and the values that it does."""
+UNBUILT_WITH_EXPERTS: dict[str, object] = {
+    "linear_bias": False, "moe_router_num_groups": None, "moe_router_enable_expert_bias": False,
+    "moe_expert_capacity_factor": None,
+}  # fmt: skip
+"""The same where the model has experts: its tokens are routed by a softmax, and none is dropped."""
 
 
 def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
@@ -229,14 +235,15 @@ def refuse_model(problem: Problem) -> None:
         UnsupportedError: names the key.
     """
     config = problem.model.config
-    for key in ("num_encoder_layers", "relative_position_buckets", "num_experts", "multi_latent_attention"):
+    for key in ("num_encoder_layers", "relative_position_buckets", "multi_latent_attention"):
         value = getattr(config, key)
         if value:
             raise UnsupportedError(
                 f"model={config.name} has model.{key}={value}, and only one chain of blocks can run here; "
                 "nearest legal: 0."
             )
-    for key, near in UNBUILT.items():
+    unbuilt = UNBUILT | (UNBUILT_WITH_EXPERTS if config.num_experts is not None else {})
+    for key, near in unbuilt.items():
         value = getattr(config, key)
         if value not in (near, None):
             raise UnsupportedError(

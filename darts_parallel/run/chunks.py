@@ -6,12 +6,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
 
 from darts_parallel.cost.compute import padded_vocabulary
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.run.layouts import Layout, converted
 from darts_parallel.run.meshes import Meshes, shard_ranks
+from darts_parallel.run.mixture.experts import ExpertBank, Mixture, expert_bank
 from darts_parallel.run.replicated import Replicated
 from darts_parallel.run.sharded import Sharded
 from darts_parallel.run.tensor_parallel import divide
@@ -19,6 +21,8 @@ from darts_parallel.run.transformer import Block, build_layer, parameter_names
 from darts_parallel.run.units import Unit
 
 LOSS = "loss"
+BANK = "mlp.bank"
+"""Where the experts of a block stand in it."""
 
 
 def table_rows(vocab_size: int, tp: int) -> int:
@@ -99,7 +103,7 @@ def build(problem: Problem, plan: Plan, meshes: Meshes, seed: int, device: torch
     for chunk in chunks.values():
         for name, module, strategy in zip(chunk.names, chunk.layers, chunk.strategies, strict=True):
             if name not in apart:
-                units[name] = _unit(name, module, strategy, meshes)
+                units |= _units(name, module, strategy, meshes)
     if shared:
         (chunk,) = chunks.values()
         units |= _shared_unit(chunk, meshes)  # last: its root takes what no other unit has
@@ -117,6 +121,8 @@ def _module(
     layer = build_layer(config, problem.training.fused_attention, name, rows, seed).to(device)
     divide(layer, meshes.of(strategy)["tp"], strategy.sequence_parallel, strategy.tp_comm_bits)
     if isinstance(layer, Block):
+        if isinstance(layer.mlp, Mixture):
+            layer.mlp.divide(meshes.of_experts(strategy))
         if strategy.recompute == "selective":
             core = checkpoint_wrapper(layer.attention.core, preserve_rng_state=False)
             layer.attention.register_module("core", core)
@@ -125,18 +131,32 @@ def _module(
     return layer
 
 
-def _unit(name: str, module: nn.Module, strategy: LayerStrategy, meshes: Meshes) -> Unit:
-    strategy = _effective(strategy)
-    mesh = meshes.of(strategy)
+def _units(name: str, module: nn.Module, strategy: LayerStrategy, meshes: Meshes) -> dict[str, Unit]:
+    """The units of a layer: its experts, which have other replicas, and all the rest."""
+    units: dict[str, Unit] = {}
+    bank = expert_bank(module)
+    if bank is not None:
+        mesh = meshes.of_experts(strategy)
+        folded = _effective(strategy, mesh["shard"].size())
+        units[f"{name}.{BANK}"] = _unit(f"{name}.{BANK}", bank, folded, mesh)
+    strategy = _effective(strategy, shard_ranks(strategy))
+    return units | {name: _unit(name, module, strategy, meshes.of(strategy))}
+
+
+def _unit(name: str, module: nn.Module, strategy: LayerStrategy, mesh: DeviceMesh) -> Unit:
     if strategy.zero_stage >= 2:
         return Sharded(strategy, [module], [name], mesh)
-    return Replicated(strategy, dict(parameter_names(module, name)), mesh)
+    named = dict(parameter_names(module, name))
+    if not isinstance(module, ExpertBank):
+        named = {full: p for full, p in named.items() if f".{BANK}." not in full}
+    return Replicated(strategy, named, mesh)
 
 
 def _shared_unit(chunk: Chunk, meshes: Meshes) -> dict[str, Unit]:
     """One unit of embedding and head, whose table is the embedding's."""
     index = chunk.names.index("head")
-    embedding, head, strategy = chunk.layers[0], chunk.layers[index], _effective(chunk.strategies[0])
+    embedding, head, strategy = chunk.layers[0], chunk.layers[index], chunk.strategies[0]
+    strategy = _effective(strategy, shard_ranks(strategy))
     head.output.weight = embedding.table.weight  # type: ignore[union-attr]
     unit: Unit
     if strategy.zero_stage >= 2:
@@ -149,6 +169,6 @@ def _shared_unit(chunk: Chunk, meshes: Meshes) -> dict[str, Unit]:
     return {"embedding": unit, "head": unit}
 
 
-def _effective(strategy: LayerStrategy) -> LayerStrategy:
+def _effective(strategy: LayerStrategy, shards: int) -> LayerStrategy:
     """The strategy with no ZeRO stage where one rank would keep all anyway."""
-    return replace(strategy, zero_stage=0) if shard_ranks(strategy) == 1 else strategy
+    return replace(strategy, zero_stage=0) if shards == 1 else strategy

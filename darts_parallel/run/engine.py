@@ -96,7 +96,7 @@ class Engine:
     def __init__(self, problem: Problem, plan: Plan, schedule: str, seed: int, device: torch.device) -> None:
         self.problem, self.plan, self.device = problem, plan, device
         self.clock = Clock(device)
-        self.meshes = Meshes(plan, device.type)
+        self.meshes = Meshes(plan, device.type, problem.model.has_experts)
         self.local = build(problem, plan, self.meshes, seed, device)
         self.units = list(dict.fromkeys(self.local.units.values()))
         head = plan.layers[head_index(problem)]

@@ -24,9 +24,10 @@ class Meshes:
     Args:
         plan: The plan.
         device: `cpu` or `cuda`.
+        experts: Whether layers have experts, whose groups fold over the same ranks.
     """
 
-    def __init__(self, plan: Plan, device: str) -> None:
+    def __init__(self, plan: Plan, device: str, experts: bool = False) -> None:
         self.rank, self.pp = dist.get_rank(), plan.pp
         self.stage_size = dist.get_world_size() // plan.pp
         self.stage, self.position = divmod(self.rank, self.stage_size)
@@ -34,6 +35,9 @@ class Meshes:
         self._by_division: dict[tuple[int, int], DeviceMesh] = {}
         for tp, shards in sorted({(layer.tp, shard_ranks(layer)) for layer in plan.layers}):
             self._by_division[tp, shards] = self._divided(tp, shards)
+        self._by_experts: dict[tuple[int, int], DeviceMesh] = {}
+        for ep, etp in sorted({(layer.ep, layer.etp) for layer in plan.layers if experts}):
+            self._by_experts[ep, etp] = self._folded(ep, etp)
         self._peers: dict[tuple[int, int], dist.ProcessGroup] = {}
         for before, after in pairwise(plan.layers):
             common = lcm(before.tp, after.tp)
@@ -46,6 +50,10 @@ class Meshes:
     def of(self, strategy: LayerStrategy) -> DeviceMesh:
         """The mesh that a layer lies on: `pp`, `replicate`, `shard`, `tp`."""
         return self._by_division[strategy.tp, shard_ranks(strategy)]
+
+    def of_experts(self, strategy: LayerStrategy) -> DeviceMesh:
+        """The mesh that a layer's experts lie on: `pp`, `replicate`, `shard` (edp), `ep`, `tp` (etp)."""
+        return self._by_experts[strategy.ep, strategy.etp]
 
     def tensor_group(self, tp: int) -> dist.ProcessGroup:
         """Ranks that share a layer of this degree and read the same tokens."""
@@ -64,6 +72,10 @@ class Meshes:
     def _divided(self, tp: int, shards: int) -> DeviceMesh:
         shape = (self.pp, self.stage_size // tp // shards, shards, tp)
         return init_device_mesh(self._device, shape, mesh_dim_names=("pp", "replicate", "shard", "tp"))
+
+    def _folded(self, ep: int, etp: int) -> DeviceMesh:
+        shape = (self.pp, 1, self.stage_size // (ep * etp), ep, etp)
+        return init_device_mesh(self._device, shape, mesh_dim_names=("pp", "replicate", "shard", "ep", "tp"))
 
     def _peer_group(self, tp: int, common: int) -> dist.ProcessGroup:
         shape = (self.pp, self.stage_size // common, common // tp, tp)

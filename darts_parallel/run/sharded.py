@@ -6,8 +6,15 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.run.mixture.experts import ExpertBank, expert_bank
 from darts_parallel.run.transformer import parameter_names
 from darts_parallel.run.units import Unit, aligned, byte_size, local, whole
+
+
+def _apart(modules: list[nn.Module]) -> set[nn.Parameter]:
+    """Parameters of the experts inside modules that are no experts themselves."""
+    inside = [expert_bank(module) for module in modules if not isinstance(module, ExpertBank)]
+    return {parameter for bank in inside if bank is not None for parameter in bank.parameters()}
 
 
 class Sharded(Unit):
@@ -17,7 +24,8 @@ class Sharded(Unit):
     the part that the optimizer steps.
 
     Args:
-        modules: One layer, or two that share a table and one `root` that holds both.
+        modules: One layer, or two that share a table and one `root` that holds both; a layer's experts
+            are left to a unit of their own.
     """
 
     def __init__(
@@ -27,7 +35,8 @@ class Sharded(Unit):
         self.keeps = strategy.zero_stage == 2
         data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
         target = modules[0] if len(modules) == 1 else modules
-        fully_shard(target, mesh=data, reshard_after_forward=not self.keeps)
+        apart = _apart(modules)
+        fully_shard(target, mesh=data, reshard_after_forward=not self.keeps, ignored_params=apart)
         if root is not None:
             fully_shard(root, mesh=data)
         self.modules, state = modules, modules[0]
@@ -37,7 +46,7 @@ class Sharded(Unit):
         state.set_force_sum_reduction_for_comms(True)
         state.set_gradient_divide_factor(1.0)
         super().__init__(strategy, {}, mesh)
-        seen: set[int] = set()
+        seen = {id(parameter) for parameter in apart}
         for module, name in zip(modules, names, strict=True):
             for full, parameter in parameter_names(module, name):
                 if id(parameter) not in seen:
@@ -48,7 +57,8 @@ class Sharded(Unit):
 
     def reduce(self) -> None:
         """Backward has reduced; ZeRO 2 frees the gathered parameters."""
-        now = {id(p): p for module in self.modules for p in module.parameters()}
+        apart = {id(p) for p in _apart(self.modules)}
+        now = {id(p): p for module in self.modules for p in module.parameters() if id(p) not in apart}
         self._gathered_bytes = byte_size(list(now.values()))
         if self.keeps:
             self.state.reshard()

@@ -21,7 +21,8 @@ from torch.distributed.tensor.parallel import (
 
 from darts_parallel.cost.collectives import LOSSLESS
 from darts_parallel.run.lossy import straight_through_sum
-from darts_parallel.run.transformer import Block, Embedding, Head
+from darts_parallel.run.mixture.experts import Mixture
+from darts_parallel.run.transformer import Block, Embedding, Head, Mlp
 
 
 class LossyRowwise(RowwiseParallel):
@@ -74,14 +75,27 @@ def _styles(layer: nn.Module, sequence_parallel: bool, bits: int) -> dict[str, P
     if sequence_parallel:
         styles = {"attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel()}
     whole = PrepareModuleInput(input_layouts=outside, desired_input_layouts=Replicate())
-    styles |= {"attention": whole, "mlp": whole}
-    columns = ["attention.query", "attention.key", "attention.value", "mlp.up"]
-    columns += ["mlp.gate"] if layer.mlp.gate is not None else []
-    styles |= {name: ColwiseParallel() for name in columns}
     rows = RowwiseParallel(output_layouts=outside) if bits >= LOSSLESS else LossyRowwise(bits)
-    styles |= dict.fromkeys(("attention.out", "mlp.down"), rows)
+    styles |= {"attention": whole, "attention.out": rows}
+    styles |= {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
+    dense, place = layer.mlp, "mlp"
+    if isinstance(layer.mlp, Mixture):
+        styles |= _beside_experts(layer.mlp)
+        dense, place = layer.mlp.shared, "mlp.shared"
+    if isinstance(dense, Mlp):
+        names = ["up"] if dense.gate is None else ["up", "gate"]
+        styles |= {place: whole, f"{place}.down": rows}
+        styles |= {f"{place}.{name}": ColwiseParallel() for name in names}
     if layer.attention.query_norm is not None:
         # each rank norms its own heads, the second dimension, with the same scale
         heads = SequenceParallel(sequence_dim=1, use_local_output=True)
         styles |= {"attention.query_norm": heads, "attention.key_norm": heads}
     return styles
+
+
+def _beside_experts(mixture: Mixture) -> dict[str, ParallelStyle]:
+    """Router and gate read each rank's own run of the sequence, with the same weights."""
+    own = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Shard(1), use_local_output=True)
+    styles: dict[str, ParallelStyle] = {"mlp": own}
+    names = ["router"] if mixture.shared_gate is None else ["router", "shared_gate"]
+    return styles | {f"mlp.{name}": SequenceParallel(use_local_output=True) for name in names}

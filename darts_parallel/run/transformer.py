@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from darts_parallel.config.mixture import expert_pattern
 from darts_parallel.config.model import ModelConfig
+from darts_parallel.run.mixture.experts import Mixture
 
 ROTARY_BASE = 10000.0
 EPSILON = 1e-5
@@ -132,9 +134,9 @@ def rotated(heads: Tensor) -> Tensor:
 class Mlp(nn.Module):
     """Two projections around GELU, or three around SiLU where gated (Shazeer 2020, arXiv 2002.05202)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__()
-        hidden, inner = config.hidden_size, config.ffn_hidden_size or 4 * config.hidden_size
+        hidden, inner = config.hidden_size, width or config.ffn_hidden_size or 4 * config.hidden_size
         bias = config.linear_bias
         self.up = nn.Linear(hidden, inner, bias=bias)
         self.gate = nn.Linear(hidden, inner, bias=bias) if config.gated_mlp else None
@@ -149,18 +151,24 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm Transformer block."""
+    """One pre-norm Transformer block, dense or with experts."""
 
-    def __init__(self, config: ModelConfig, fused: bool) -> None:
+    def __init__(self, config: ModelConfig, fused: bool, index: int) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = norm(config), norm(config)
-        self.attention, self.mlp = Attention(config, fused), Mlp(config)
+        self.attention = Attention(config, fused)
+        self.mlp: nn.Module = _mixture(config) if expert_pattern(config)[index] else Mlp(config)
 
     def forward(self, state: Tensor) -> Tensor:
         """States of shape `(B, T, H)` to the same."""
         state = state + self.attention(self.attention_norm(state))
         state = state + self.mlp(self.mlp_norm(state))
         return state
+
+
+def _mixture(config: ModelConfig) -> Mixture:
+    width = config.moe_shared_expert_intermediate_size
+    return Mixture(config, Mlp(config, width) if width else None)
 
 
 class Head(nn.Module):
@@ -213,7 +221,9 @@ def empty_layer(config: ModelConfig, fused: bool, name: str, rows: int) -> nn.Mo
     with torch.device("meta"):
         if name == "embedding":
             return Embedding(config, rows)
-        return Head(config, rows) if name == "head" else Block(config, fused)
+        if name == "head":
+            return Head(config, rows)
+        return Block(config, fused, int(name.removeprefix("layers.")))
 
 
 def initial(config: ModelConfig, name: str, shape: torch.Size, seed: int) -> Tensor:

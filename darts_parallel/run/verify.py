@@ -36,8 +36,13 @@ def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> tuple[float, fl
         strategy = plan.layers[index]
         parameters = parameters_per_rank(spec, problem.model.config.vocab_size, _scalar(strategy.tp))
         shards, zero = _scalar(shard_ranks(strategy)), _scalar(strategy.zero_stage)
+        groups = [(parameters, shards)]
+        if spec.experts is not None:
+            held = strategy.ep * strategy.etp
+            replicas = problem.cluster.num_devices // plan.pp // held
+            groups.append((_scalar(spec.experts.parameters / held), _scalar(replicas)))
         for kind, part in enumerate(parts):
-            sums[kind] += float(static_bytes(parameters, shards, zero, part))
+            sums[kind] += sum(float(static_bytes(*group, zero, part)) for group in groups)
     return sums[0], sums[1], sums[2]
 
 
@@ -50,7 +55,7 @@ def padded_bias_bytes(problem: Problem, plan: Plan, stage: int) -> float:
     return 4.0 * (table_rows(config.vocab_size, head.tp) - config.vocab_size) / head.tp
 
 
-def _scalar(value: int) -> torch.Tensor:
+def _scalar(value: float) -> torch.Tensor:
     return torch.tensor(float(value), dtype=torch.float64)
 
 

@@ -5,7 +5,7 @@ import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from darts_parallel.config.messages import all_keys
@@ -14,28 +14,15 @@ from darts_parallel.config.schema import Config
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.planner import automatic
 from darts_parallel.problem.problem import load_problem
+from experiments.robustness.verdict import Try, Verdict
 
 BAD = ("-1", "0", "1e300", "-1e300", "1e-300", ".nan", ".inf", "''", "null", "[]", "{}", "[1,-1]", "true",
        "x", "'a\\nb'", "'モデル $(x) [/]'", "999999999999999999999", "0.5", "'${oc.env:HOME}'")  # fmt: skip
 """Values of every wrong kind: range, type, empty, unicode, more than a float holds."""
 SECONDS = 20
-"""After this long an answer counts as hanging."""
+"""CPU seconds after which an answer counts as hanging, however busy the machine is."""
 BASE = ("model=toy", "cluster=toy", "training=toy", "space=uniform", "search.exact_seconds=5",
         "cluster.nodes.0.count=1")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What became of one override."""
-
-    override: str
-    outcome: str
-    """`refused` in one sentence, `accepted` with a plan, or what is wrong."""
-
-    @property
-    def wrong(self) -> bool:
-        """Whether the command broke, hung or warned."""
-        return self.outcome not in ("refused", "accepted")
 
 
 class HangingError(Exception):
@@ -47,26 +34,31 @@ def _limited(seconds: int) -> Iterator[None]:
     def stop(number: int, frame: Any) -> None:
         raise HangingError
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+READ_ONLY = ("bilevel", "plan", "replan", "output", "model.path", "cost.profile")
+"""Keys whose values are read and not searched with: they name files, or how a training is run."""
 
 
 def keys() -> list[str]:
     """Every dotted key of the schema in the words of an override."""
+    places = {"nodes[]": "nodes.0", "devices.*": "devices.toy"}
     found = []
     for key in all_keys(Config):
-        place = key.replace("nodes[]", "nodes.0").replace("devices.*", "devices.toy")
-        if not place.startswith(("bilevel", "plan", "replan", "output", "model.path", "cost.profile")):
-            found.append(place)
+        for general, special in places.items():
+            key = key.replace(general, special)
+        found.append(key)
     return found
 
 
-def answered(override: str, search: bool = True) -> Answer:
+def answered(override: str, search: bool = True) -> Verdict:
     """The command's answer to a sound problem with one override more.
 
     Args:
@@ -77,24 +69,26 @@ def answered(override: str, search: bool = True) -> Answer:
         with warnings.catch_warnings(), _limited(SECONDS):
             warnings.simplefilter("error")
             refuse_silent_overrides([override])
-            problem = load_problem([*BASE, override])
-            if search:
+            base = ("experiment=bilevel",) if override.startswith("bilevel.") else BASE
+            problem = load_problem([*base, override])
+            if search and not override.startswith(READ_ONLY):
                 automatic.attempt(problem)
     except DartsParallelError as error:
         sentence = str(error)
         one = "\n" not in sentence and sentence.endswith(".") and "Traceback" not in sentence
-        return Answer(override, "refused" if one else f"no sentence: {sentence!r}")
+        return Verdict(override, "refused" if one else f"no sentence: {sentence!r}")
     except HangingError:
-        return Answer(override, f"no answer in {SECONDS} s")
+        return Verdict(override, f"no answer in {SECONDS} CPU s")
     except Exception as error:  # whatever else comes is what the attack looks for
-        return Answer(override, f"{type(error).__name__}: {error}")
-    return Answer(override, "accepted")
+        return Verdict(override, f"{type(error).__name__}: {error}")
+    return Verdict(override, "accepted")
 
 
-def attack(count: int, seed: int) -> list[Answer]:
-    """`count` overrides: every key with one bad value at least, the rest drawn."""
+def tries(count: int, seed: int) -> Iterator[Try]:
+    """Every key with one bad value, then keys drawn until there are `count`."""
     rng = random.Random(seed)
     pairs = [(key, rng.choice(BAD)) for key in keys()]
     while len(pairs) < count:
         pairs.append((rng.choice(keys()), rng.choice(BAD)))
-    return [answered(f"{key}={value}") for key, value in pairs[:count]]
+    for number, (key, value) in enumerate(pairs):
+        yield Try("bad values of keys", f"{seed}/{number}", partial(answered, f"{key}={value}"))

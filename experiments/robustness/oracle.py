@@ -36,9 +36,10 @@ def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
         TooManyError: it has more.
     """
     best, count = float("inf"), 0
-    if _number(problem) > limit:
+    spaces = list(_spaces(problem))
+    if _number(problem, spaces) > limit:
         raise TooManyError
-    for space in _spaces(problem):
+    for space in spaces:
         table = build_table(problem, space)
         number = {choice: index for index, choice in enumerate(table.choices)}
         for outer, micro_batches in enumerate(space.num_micro_batches):
@@ -54,11 +55,11 @@ def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
     return best, count
 
 
-def _number(problem: Problem) -> int:
+def _number(problem: Problem, spaces: Sequence[OuterSpace]) -> int:
     """How many plans there are, from the numbers of strategies and cuts alone."""
     batch, layers, total = problem.training.global_batch_size, problem.model.layers, 0
     places = sum(not layer.fused_to_previous for layer in layers[1:])
-    for space in _spaces(problem):
+    for space in spaces:
         free = {"uniform": 1, "stagewise": space.pp, "layerwise": len(layers)}[problem.config.space.kind]
         for count in space.num_micro_batches:
             fitting = sum(batch % (choice.dp * count) == 0 for choice in space.choices)
@@ -97,10 +98,9 @@ def _orders(problem: Problem, pp: int) -> list[tuple[int, ...]]:
     seen: dict[tuple[int, ...], tuple[int, ...]] = {}
     nodes = range(len(cluster.node_types))
     for order in permutations(nodes):
-        kinds = tuple(cluster.node_types[node] for node in order)
-        if kinds not in seen and cluster.arranged(order).stages_are_pure(pp):
-            seen[kinds] = () if order == tuple(nodes) else order
-    return list(seen.values())
+        seen.setdefault(tuple(cluster.node_types[node] for node in order), order)
+    pure = [order for order in seen.values() if cluster.arranged(order).stages_are_pure(pp)]
+    return [() if order == tuple(nodes) else order for order in pure]
 
 
 def _strategies(problem: Problem, ranks: int, cp: int) -> Iterator[LayerStrategy]:
@@ -131,6 +131,8 @@ def _plans(
     places = [i for i, layer in enumerate(layers) if i and not layer.fused_to_previous]
     free = {"uniform": 1, "stagewise": pp, "layerwise": len(layers)}[kind]
     cuts = list(combinations(places, pp - 1))
+    if not cuts:
+        return
     if len(cuts) * len(legal) ** free > left:
         raise TooManyError
     rows: list[tuple[LayerStrategy, ...]] = []

@@ -1,37 +1,28 @@
 """Random tiny problems, and whether the command's answer to each is true."""
 
 import random
+from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import Config
 from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, DartsParallelError, InfeasibleError
+from darts_parallel.plan.space import outer_spaces
 from darts_parallel.planner import automatic
 from darts_parallel.problem.problem import Problem
 from experiments.robustness.oracle import TooManyError, cheapest
+from experiments.robustness.verdict import Try, Verdict
 
 TOLERANCE = 1e-9
 """Relative; sums in another order differ by less."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of one problem."""
-
-    overrides: tuple[str, ...]
-    outcome: str
-    """`agreed`, `refused` (a sentence), `skipped` (too many plans), or what is wrong."""
-    plans: int = 0
-    """Priced by the oracle."""
-
-    @property
-    def wrong(self) -> bool:
-        """Whether the command's answer is not true."""
-        return self.outcome not in ("agreed", "refused", "skipped")
+PATIENCE_S = 600.0
+"""For a proof: how busy the machine is must not decide what is claimed."""
+WHOLE = 8
+"""One of so many problems goes through all that the command does with an answer."""
 
 
 Settings = dict[str, Any]
@@ -46,18 +37,22 @@ def random_settings(rng: random.Random) -> Settings:
     settings: Settings = {
         "cluster": "toy_mixed" if mixed else "toy",
         "space.kind": kind,
-        "model.num_layers": rng.choice([1, 2, 2, 3] if kind == "layerwise" else [1, 2, 3, 4]),
+        "model.num_layers": rng.choice([1, 1, 2] if kind == "layerwise" else [1, 2, 3, 4]),
         "model.num_heads": heads,
         "model.hidden_size": heads * rng.choice([16, 24, 64, 128]),
         "model.vocab_size": rng.choice([128, 1000, 8192]),
         "model.tie_embeddings": rng.choice([True, False]),
         "training.global_batch_size": rng.choice([1, 2, 3, 4, 6, 8, 12]),
         "training.optimizer": rng.choice(["adam", "sgd"]),
+        "search.exact_seconds": PATIENCE_S,
+        "search.max_seconds": PATIENCE_S,
         "cluster.inter_node.bandwidth_GBps": rng.choice([0.05, 1.0, 25.0, 400.0]),
     }
     for group in range(2 if mixed else 1):
-        settings[f"cluster.nodes.{group}.count"] = rng.choice([1, 1, 2, 3])
-        settings[f"cluster.nodes.{group}.gpus"] = rng.choice([1, 2, 2, 4])
+        settings[f"cluster.nodes.{group}.count"] = rng.choice(
+            [1, 1, 2] if kind == "layerwise" else [1, 1, 2, 3]
+        )
+        settings[f"cluster.nodes.{group}.gpus"] = rng.choice([1, 2] if kind == "layerwise" else [1, 2, 2, 4])
     for device in ("toy", "toy_fast") if mixed else ("toy",):
         settings[f"cluster.devices.{device}.memory_GiB"] = rng.choice([0.012, 0.02, 0.05, 0.3, 1.0])
         settings[f"cluster.devices.{device}.reserved_GiB"] = 0.01
@@ -67,7 +62,8 @@ def random_settings(rng: random.Random) -> Settings:
         "zero_stage": [[0, 3], [1], [0, 1, 2, 3]],
         "recompute": [["none", "full"], ["none"], ["none", "selective", "full"]],
         "sequence_parallel": [[False], [False, True]],
-        "cp": [[1, 2], 1],
+        "cp": [1, [1, 2]],
+        "pp": [[1, 2], [2], [1], [1, 4]],
     }
     for key, values in pins.items():
         if few or rng.random() < 0.5:
@@ -98,34 +94,57 @@ def _entry(place: Any, name: str) -> Any:
     return place[name] if isinstance(place, dict) else getattr(place, name)
 
 
-def tried(settings: Settings, limit: int) -> Verdict:
-    """The command's answer to a problem beside the oracle's."""
-    name = tuple(f"{key}={value}" for key, value in settings.items())
+def tried(settings: Settings, limit: int, whole: bool = True) -> Verdict:
+    """The exact methods' answer to a problem beside the oracle's; `skipped` beyond the limit.
+
+    Args:
+        settings: Of the problem.
+        limit: Plans that it may have.
+        whole: Whether all that the command does with the answer is asked for, too: the plan in words, its
+            alternatives, the advice where nothing fits. It takes three times as long.
+    """
+    name = " ".join(f"{key}={value}".replace(" ", "") for key, value in settings.items())
     try:
         problem = problem_of(settings)
         best, plans = cheapest(problem, limit)
-    except TooManyError:
+    except (TooManyError, DartsParallelError):  # too large, or pins that leave nothing
         return Verdict(name, "skipped")
-    except DartsParallelError:
-        return Verdict(name, "refused")
     try:
-        return Verdict(name, _compared(problem, best), plans)
+        return Verdict(name, (_commanded if whole else _claimed)(problem, best), plans)
     except ConfigError:
         return Verdict(name, "refused" if best == float("inf") else "refused although a plan fits", plans)
     except Exception as error:  # whatever else comes is what the attack looks for
         return Verdict(name, f"{type(error).__name__}: {error}", plans)
 
 
-def _compared(problem: Problem, best: float) -> str:
+def _commanded(problem: Problem, best: float) -> str:
+    """What the command says."""
     try:
         found, _ = automatic.attempt(problem)
     except InfeasibleError:
-        return "agreed" if best == float("inf") else f"called infeasible, but a plan of {best} s fits"
+        return _judged(float("inf"), best)
     if found is None or found.result is None:
         return "refused"  # no proof within its time: nothing is claimed
     cost, claimed = evaluate(found.result.plan, problem), found.result.iteration_time_s
     if not cost.feasible or abs(cost.iteration_time_s - claimed) > TOLERANCE * claimed:
         return f"claims {claimed} s, and the plan takes {cost.iteration_time_s} s"
+    return _judged(claimed, best)
+
+
+def _claimed(problem: Problem, best: float) -> str:
+    """What the exact methods prove."""
+    settings = problem.config.search
+    tables = build_tables(problem, outer_spaces(problem))
+    answer = automatic.solve(tables, problem.config.space.kind, settings, settings.seed)
+    return _judged(answer.cost, best) if answer.proven else "refused"
+
+
+def _judged(claimed: float, best: float) -> str:
+    """A claim beside the truth; infinite is that no plan fits."""
+    if claimed == best == float("inf"):
+        return "agreed"
+    if claimed == float("inf"):
+        return f"called infeasible, but a plan of {best} s fits"
     if claimed > best * (1 + TOLERANCE):
         return f"called optimal at {claimed} s, but a plan of {best} s fits"
     if claimed < best * (1 - TOLERANCE):
@@ -133,12 +152,16 @@ def _compared(problem: Problem, best: float) -> str:
     return "agreed"
 
 
-def attack(count: int, seed: int, limit: int) -> list[Verdict]:
-    """`count` random problems that have at most `limit` plans; the larger ones are drawn anew."""
-    rng = random.Random(seed)
-    verdicts: list[Verdict] = []
-    while len(verdicts) < count:
-        verdict = tried(random_settings(rng), limit)
-        if verdict.outcome != "skipped":
-            verdicts.append(verdict)
-    return verdicts
+def drawn(seed: int, number: int, limit: int) -> Verdict:
+    """The verdict on one random problem that has at most `limit` plans; larger ones are drawn anew."""
+    rng = random.Random(f"{seed}/{number}")
+    whole = number % WHOLE == 0
+    while (verdict := tried(random_settings(rng), limit, whole)).outcome == "skipped":
+        pass
+    return verdict
+
+
+def tries(count: int, seed: int, limit: int) -> Iterator[Try]:
+    """`count` random problems, each of its own seed, so that any one of them can be repeated."""
+    for number in range(count):
+        yield Try("random problems", f"{seed}/{limit}/{number}", partial(drawn, seed, number, limit))

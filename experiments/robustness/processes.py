@@ -1,5 +1,6 @@
-"""The command in a process of its own: killed, without room, without a folder, without a reader."""
+"""The commands in processes of their own: killed, interrupted, without room, folder, rights or reader."""
 
+import ctypes
 import json
 import os
 import random
@@ -9,109 +10,208 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
-COMMAND = (sys.executable, "-m", "darts_parallel", "model=toy", "cluster=toy", "training=toy",
-           "search=gradient", "search.num_steps=40", "search.num_restarts=4")  # fmt: skip
+from experiments.robustness.verdict import Try, Verdict
+
+SETTINGS = ("model=toy", "cluster=toy", "training=toy", "search=gradient", "search.num_steps=40",
+            "search.num_restarts=4")  # fmt: skip
+COMMAND = ("-m", "darts_parallel", *SETTINGS)
+INTERRUPTED = {
+    "the command": COMMAND,
+    "darts_parallel.run": ("-m", "darts_parallel.run", "plan=whole/plan.json", "steps=10000"),
+    "an experiment": ("-m", "experiments.schedules"),
+}
+"""What gets a Ctrl-C at random moments, the imports among them."""
 LONGEST = 120
 """Seconds after which a command counts as hanging."""
+ALONE_S = 15.0
+"""Seconds that workers may live on after SIGKILL of their parent."""
+CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a command ended under one difficulty."""
-
-    difficulty: str
-    outcome: str
-    """`sound`, or what is wrong."""
-
-    @property
-    def wrong(self) -> bool:
-        """Whether something broken was left or said."""
-        return self.outcome != "sound"
-
-
-def killed(count: int, seed: int) -> list[Ending]:
-    """SIGKILL at random moments of a run: `plan.json` is whole or not there, and the next run works."""
-    rng, endings = random.Random(seed), []
+def tries(count: int, seed: int) -> Iterator[Try]:
+    """`count` SIGKILLs, as many Ctrl-Cs, and every cramped place."""
+    rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
-        begun = time.monotonic()
-        first = _ran(folder, "hydra.run.dir=whole")
-        whole = time.monotonic() - begun
-        endings.append(Ending("a first run", "sound" if first.returncode == 0 else first.stderr))
+        yield Try("cramped places", "whole", partial(_whole, folder))
         for number in range(count):
-            moment = rng.uniform(0.2, 1.0) * whole
-            process = subprocess.Popen(
-                [*COMMAND, f"hydra.run.dir=run_{number}"],
-                cwd=folder,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            share = rng.uniform(0.05, 1.0)
+            yield Try("SIGKILL", f"{seed}/{number}", partial(_killed, folder, number, share))
+        yield Try("SIGKILL", f"{seed}/again", partial(_again, folder))
+        for number in range(count):
+            share, name = rng.uniform(0.05, 1.0), list(INTERRUPTED)[number % len(INTERRUPTED)]
+            yield Try("Ctrl-C", f"{seed}/{number}", partial(_interrupted, folder, name, share))
+        for name, place in PLACES.items():
+            yield Try("cramped places", name, partial(place, name, folder))
+
+
+def _whole(folder: str) -> Verdict:
+    """A run that nothing troubles; `whole_run` in the folder holds its seconds."""
+    begun = time.monotonic()
+    done = _ran(folder, "hydra.run.dir=whole")
+    Path(folder, "whole_run").write_text(str(time.monotonic() - begun))
+    return Verdict("a run that nothing troubles", "sound" if done.returncode == 0 else done.stderr)
+
+
+def _moment(folder: str, share: float) -> float:
+    path = Path(folder, "whole_run")
+    if not path.exists():
+        _whole(folder)
+    return share * float(path.read_text())
+
+
+def _killed(folder: str, number: int, share: float) -> Verdict:
+    """SIGKILL: `plan.json` is whole or not there; of `darts_parallel.run` no worker lives on."""
+    moment, runs = _moment(folder, share), number % 2 == 1
+    arguments = INTERRUPTED["darts_parallel.run"] if runs else (*COMMAND, f"hydra.run.dir=run_{number}")
+    process = _started(folder, arguments)
+    try:
+        process.wait(moment)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    outcome = _plan(Path(folder, f"run_{number}"))
+    deadline = time.monotonic() + ALONE_S
+    while (left := _session(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if left:
+        outcome = f"{len(left)} processes live on"
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+    return Verdict(f"SIGKILL after {share:.0%} of a run of {arguments[1]}", outcome)
+
+
+def _session(leader: int) -> list[int]:
+    """Processes of the session that a process has led."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == leader and fields[0] != "Z":
+            found.append(int(entry.parent.name))
+    return found
+
+
+def _again(folder: str) -> Verdict:
+    done = _ran(folder, "hydra.run.dir=run_0")
+    words = "a run into the folder of a killed one"
+    return Verdict(words, "sound" if done.returncode == 0 else done.stderr)
+
+
+def _interrupted(folder: str, name: str, share: float) -> Verdict:
+    """Ctrl-C: at most one sentence and never a traceback; a plan is whole or not there."""
+    moment = _moment(folder, share)
+    with tempfile.TemporaryFile("w+") as said:
+        process = _started(folder, (*INTERRUPTED[name],), stderr=said)
+        try:
+            process.wait(moment)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
             try:
-                process.wait(moment)
+                process.wait(LONGEST)
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-            endings.append(
-                Ending(f"SIGKILL after {moment / whole:.0%} of a run", _plan(Path(folder, f"run_{number}")))
-            )
-        again = _ran(folder, "hydra.run.dir=run_0")
-        endings.append(
-            Ending(
-                "a run into the folder of a killed one", "sound" if again.returncode == 0 else again.stderr
-            )
-        )
-    return endings
+                process.kill()
+        status = process.wait()
+        said.seek(0)
+        words = said.read()
+    sound = status in (0, 2, 130) and "Traceback" not in words and words.count("\n") <= 1
+    outcome = "sound" if sound else f"exit status {status}: {words[-300:]}"
+    return Verdict(f"Ctrl-C after {moment:.2f} s of {name}", outcome)
 
 
-def cramped() -> list[Ending]:
-    """No room for files, no folder, no room for the output, no reader: one sentence, and a plan stays."""
-    endings = []
-    with tempfile.TemporaryDirectory() as folder:
-        small = _ran(folder, "hydra.run.dir=small", limit=2048)
-        endings.append(Ending("files of 2 KiB at most", _sentence(small)))
-        Path(folder, "file").write_text("")
-        for place in ("file/run", "/proc/run"):
-            endings.append(
-                Ending(f"hydra.run.dir={place}", _sentence(_ran(folder, f"hydra.run.dir={place}")))
-            )
-        with open("/dev/full", "w") as full:
-            done = _ran(folder, "hydra.run.dir=full", stdout=full)
-        outcome = _sentence(done)
-        endings.append(
-            Ending("standard output is full", outcome if outcome != "sound" else _plan(Path(folder, "full")))
-        )
-        reading, writing = os.pipe()
-        os.close(reading)
-        done = _ran(folder, "hydra.run.dir=gone", stdout=writing)
-        os.close(writing)
-        quiet = "sound" if not done.stderr and done.returncode == 141 else f"{done.returncode}: {done.stderr}"
-        endings.append(
-            Ending("nobody reads the output", quiet if quiet != "sound" else _plan(Path(folder, "gone")))
-        )
-    return endings
+def _small(name: str, folder: str) -> Verdict:
+    return Verdict(name, _sentence(_ran(folder, "hydra.run.dir=small", limit=2048)))
+
+
+def _below_a_file(name: str, folder: str) -> Verdict:
+    Path(folder, "file").write_text("")
+    return Verdict(name, _sentence(_ran(folder, "hydra.run.dir=file/run")))
+
+
+def _no_folder(name: str, folder: str) -> Verdict:
+    return Verdict(name, _sentence(_ran(folder, "hydra.run.dir=/proc/run")))
+
+
+def _read_only(name: str, folder: str) -> Verdict:
+    inside = Path(folder, "read_only")
+    inside.mkdir(exist_ok=True)
+    inside.chmod(0o500)
+    return Verdict(name, _sentence(_ran(str(inside), rights=False)))
+
+
+def _full_output(name: str, folder: str) -> Verdict:
+    with open("/dev/full", "w") as full:
+        outcome = _sentence(_ran(folder, "hydra.run.dir=full", stdout=full))
+    return Verdict(name, outcome if outcome != "sound" else _plan(Path(folder, "full")))
+
+
+def _no_reader(name: str, folder: str) -> Verdict:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = _ran(folder, "hydra.run.dir=gone", stdout=writing)
+    os.close(writing)
+    quiet = "sound" if not done.stderr and done.returncode == 141 else f"{done.returncode}: {done.stderr}"
+    return Verdict(name, quiet if quiet != "sound" else _plan(Path(folder, "gone")))
+
+
+PLACES: dict[str, Callable[[str, str], Verdict]] = {
+    "files of 2 KiB at most": _small,
+    "hydra.run.dir below a file": _below_a_file,
+    "hydra.run.dir=/proc/run": _no_folder,
+    "a folder that may only be read": _read_only,
+    "standard output is full": _full_output,
+    "nobody reads the output": _no_reader,
+}
+
+
+def _started(folder: str, arguments: tuple[str, ...], **streams: IO[str]) -> subprocess.Popen[bytes]:
+    """A command in a session of its own."""
+    kept = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | streams
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=folder, env=_environment(), start_new_session=True, **kept
+    )
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
 
 def _ran(
-    folder: str, *overrides: str, limit: int | None = None, stdout: int | IO[str] = subprocess.DEVNULL
-) -> subprocess.CompletedProcess[str]:
-    """The command in a folder; with `limit` no file may grow beyond that many bytes."""
+    folder: str, *overrides: str, limit: int | None = None, rights: bool = True,
+    stdout: int | IO[str] = subprocess.DEVNULL,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """The command in a folder.
+
+    Args:
+        folder: Where it runs.
+        overrides: Its own.
+        limit: Bytes beyond which no file may grow.
+        rights: Whether root may write where the folder's mode forbids it.
+        stdout: Its output.
+    """
 
     def before() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit or 0, limit or 0))
+        if limit is not None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        if not rights and os.geteuid() == 0:
+            ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
 
     return subprocess.run(
-        [*COMMAND, *overrides],
+        [sys.executable, *COMMAND, *overrides],
         cwd=folder,
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         timeout=LONGEST,
-        preexec_fn=before if limit else None,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        preexec_fn=before,
+        env=_environment(),
     )
 
 

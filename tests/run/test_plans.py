@@ -9,7 +9,7 @@ from darts_parallel.plan.strategy import LayerStrategy as Strategy
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.run.verify import TOLERANCE, Verdict
 from darts_parallel.run.workers import Workers
-from tests.support.running import BERT, LLAMA, tiny, uniform, verified
+from tests.support.running import BERT, LLAMA, MIXTURE, tiny, uniform, verified
 
 PATIENCE_S = 120.0
 """More than a run's own 25 s: eight processes may share the cores with another test's."""
@@ -53,8 +53,22 @@ CASES = {
     ),
     "unlike copies on one stage": (2, Plan(2, (0, 5), (Strategy(1, 2, 1), *(Strategy(2, 1),) * 4)), ()),
     "degrees that differ inside a stage": (4, Plan(2, (0, 5), MIXED), ()),
+    "experts on one process": (1, uniform((0, 5), 2, ONE), MIXTURE),
+    "ep 2, ZeRO 1": (2, uniform((0, 5), 2, Strategy(1, 2, 1, ep=2)), MIXTURE),
+    "split experts": (2, uniform((0, 5), 2, replace(SP, recompute="full", etp=2)), MIXTURE),
+    "experts everywhere, ZeRO 3": (2, uniform((0, 5), 2, Strategy(1, 2, 3)), MIXTURE),
+    "pp 2 x ep 2, ZeRO 2": (4, uniform((0, 2, 5), 2, Strategy(1, 2, 2, ep=2)), MIXTURE),
+    "tp 2 x dp 2 folded into ep 2 x edp 2, ZeRO 3": (
+        4, uniform((0, 5), 2, Strategy(2, 2, 3, "full", True, ep=2)), MIXTURE,
+    ),
+    "tp 2 x dp 2 folded into ep 2 x etp 2, ZeRO 2": (
+        4, uniform((0, 5), 2, Strategy(2, 2, 2, "none", True, ep=2, etp=2)), MIXTURE,
+    ),
+    "pp 2 x tp 2 x dp 2 folded into etp 2 x edp 2": (
+        8, uniform((0, 2, 5), 2, Strategy(2, 2, 1, "selective", True, etp=2)), MIXTURE,
+    ),
     "pp 2 x dp 2 x tp 2": (8, uniform((0, 2, 5), 2, Strategy(2, 2, 2, "full", True)), ()),
-}
+}  # fmt: skip
 
 
 def outcome(workers: Workers, name: str) -> Verdict:

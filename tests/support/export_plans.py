@@ -24,6 +24,27 @@ LLAMA = [
     "model.norm_bias=false",
     "model.tie_embeddings=false",
 ]
+MIXTURE = [
+    *LLAMA,
+    "model.name=toy_mixture",
+    "model.num_experts=4",
+    "model.moe_router_topk=2",
+    "model.moe_ffn_hidden_size=48",
+]
+LATENT = [
+    *MIXTURE,
+    "model.name=toy_latent",
+    "model.num_kv_heads=null",
+    "model.multi_latent_attention=true",
+    "model.q_lora_rank=24",
+    "model.kv_lora_rank=16",
+    "model.qk_nope_head_dim=16",
+    "model.qk_rope_head_dim=8",
+    "model.v_head_dim=16",
+    "model.first_k_dense_replace=1",
+    "model.moe_shared_expert_intermediate_size=48",
+    "training.recompute_modules=[mla_up_proj,mlp,moe_act]",
+]
 
 
 @cache
@@ -74,6 +95,13 @@ CASES = {
     ),
     "zero_2": Case(TOY, LayerStrategy(2, 4, 2, "full"), 2, ("deepspeed", "accelerate", "galvatron")),
     "replicas": Case(TOY, LayerStrategy(1, 8), 2, EVERYWHERE),
+    "experts": Case(MIXTURE, LayerStrategy(1, 8, 2, ep=4), 2, ("torchtitan", "deepspeed", "galvatron")),
+    "experts_folded": Case(
+        MIXTURE, LayerStrategy(2, 2, 1, "full", True, ep=2, etp=2), 4, ("megatron",), (6,)
+    ),
+    "latent_attention": Case(
+        LATENT, LayerStrategy(1, 2, 1, "selective", ep=2), 4, ("megatron",), (3, 5, 7)
+    ),
 }  # fmt: skip
 NAMES = [(name, target) for name, case in CASES.items() for target in case.targets]
 

@@ -23,6 +23,11 @@ LLAMA = (
     "model.norm_bias=false", "model.learned_positions=false", "model.qk_norm=true", "model.head_dim=6",
     "model.ffn_hidden_size=24",
 )  # fmt: skip
+MIXTURE = (
+    *LLAMA, "model.num_experts=4", "model.moe_router_topk=2", "model.moe_ffn_hidden_size=12",
+    "model.moe_shared_expert_intermediate_size=8", "model.moe_shared_expert_gate=true",
+    "model.first_k_dense_replace=1",
+)  # fmt: skip
 BERT = (
     "model.causal=false", "model.embedding_norm=true", "model.head_transform=true", "model.token_types=2",
     "model.output_bias=true", "model.final_norm=false", "training.fused_attention=false",

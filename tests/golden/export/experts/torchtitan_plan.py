@@ -1,0 +1,38 @@
+"""torchtitan configuration of a plan, for release 0.3.0 and for main of 2026.
+
+Call it in a config function of the model's config_registry.py, on the configuration of its sizes:
+    def planned() -> Trainer.Config:
+        return apply_plan(llama3_8b())
+"""
+
+# toy_mixture on toy, 8 GPUs; written by darts-parallel
+# dp 8 · tp 1 · ep 4 · pp 1 · micro-batch 1 × 2 · ZeRO-2
+
+from torchtitan.trainer import Trainer
+
+
+def apply_plan(config: Trainer.Config) -> Trainer.Config:
+    """`config` with the parallelism, token budgets and activation checkpointing of the plan."""
+    layers = getattr(getattr(config.model_spec, "model", None), "layers", None)
+    if layers is not None and len(layers) != 8:
+        raise ValueError(f"{len(layers)} layers, but the plan has 8")
+    config.parallelism.data_parallel_replicate_degree = 1
+    config.parallelism.data_parallel_shard_degree = 8
+    config.parallelism.fsdp_reshard_after_forward = "never"
+    config.parallelism.tensor_parallel_degree = 1
+    config.parallelism.enable_sequence_parallel = False
+    config.parallelism.context_parallel_degree = 1
+    config.parallelism.pipeline_parallel_degree = 1
+    config.parallelism.expert_parallel_degree = 4
+    config.training.mixed_precision_param = "bfloat16"
+    config.training.mixed_precision_reduce = "float32"
+    if hasattr(config.training, "num_tokens_per_train_step"):  # main
+        config.training.num_tokens_per_microbatch_per_dp_rank = 64
+        config.training.num_tokens_per_train_step = 1024
+        config.training.max_context_length = 64
+    else:  # 0.3.0
+        config.training.local_batch_size = 1
+        config.training.global_batch_size = 16
+        config.training.seq_len = 64
+    config.activation_checkpoint = None
+    return config
