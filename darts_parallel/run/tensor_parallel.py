@@ -78,14 +78,15 @@ def _styles(layer: nn.Module, sequence_parallel: bool, bits: int) -> dict[str, P
     rows = RowwiseParallel(output_layouts=outside) if bits >= LOSSLESS else LossyRowwise(bits)
     styles |= {"attention": whole, "attention.out": rows}
     styles |= {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
-    dense, place = layer.mlp, "mlp"
+    dense: nn.Module | None = layer.mlp
+    place = "mlp"
     if isinstance(layer.mlp, Mixture):
         styles |= _beside_experts(layer.mlp)
         dense, place = layer.mlp.shared, "mlp.shared"
     if isinstance(dense, Mlp):
-        names = ["up"] if dense.gate is None else ["up", "gate"]
+        columns = ["up"] if dense.gate is None else ["up", "gate"]
         styles |= {place: whole, f"{place}.down": rows}
-        styles |= {f"{place}.{name}": ColwiseParallel() for name in names}
+        styles |= {f"{place}.{name}": ColwiseParallel() for name in columns}
     if layer.attention.query_norm is not None:
         # each rank norms its own heads, the second dimension, with the same scale
         heads = SequenceParallel(sequence_dim=1, use_local_output=True)

@@ -81,7 +81,7 @@ def _plan() -> str:
                             "cluster.nodes.0.gpus=2", "space=uniform"])  # fmt: skip
     found = plan(problem).plan
     path = Path(tempfile.mkdtemp(prefix="attack-"), "plan.json")
-    write_json(path, plan_dict(problem, found, evaluate(found, problem)))
+    write_json(path, plan_dict(problem, found, evaluate(found, problem), None, ()))
     return str(path)
 
 

@@ -170,11 +170,17 @@ PLACES: dict[str, Callable[[str, str], Verdict]] = {
 }
 
 
-def _started(folder: str, arguments: tuple[str, ...], **streams: IO[str]) -> subprocess.Popen[bytes]:
+def _started(
+    folder: str, arguments: tuple[str, ...], stderr: int | IO[str] = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
     """A command in a session of its own."""
-    kept = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | streams
     return subprocess.Popen(
-        [sys.executable, *arguments], cwd=folder, env=_environment(), start_new_session=True, **kept
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        start_new_session=True,
     )
 
 

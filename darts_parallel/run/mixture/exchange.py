@@ -93,7 +93,7 @@ def _gathered(rows: Tensor, counts: list[int], group: dist.ProcessGroup) -> Tens
 def _own_sum(rows: Tensor, counts: list[int], group: dist.ProcessGroup) -> Tensor:
     total = rows.contiguous().clone()
     dist.all_reduce(total, group=group)
-    return total.split(counts)[dist.get_rank(group)].contiguous()
+    return torch.split(total, counts)[dist.get_rank(group)].contiguous()
 
 
 class Route:
@@ -149,5 +149,5 @@ class Route:
 
 
 def _reordered(rows: Tensor, runs: Sequence[int], order: Sequence[int]) -> Tensor:
-    parts = rows.split(list(runs))
+    parts = torch.split(rows, list(runs))
     return torch.cat([parts[i] for i in order])

@@ -61,7 +61,7 @@ class ExpertBank(nn.Module):
 
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Rows of shape `(N, H)`, `counts` of them for each expert in turn, to the same."""
-        parts = rows.split(counts)
+        parts = torch.split(rows, counts)
         return torch.cat([expert(part) for expert, part in zip(self.each.values(), parts, strict=True)])
 
     def keep(self, mesh: DeviceMesh) -> None:
