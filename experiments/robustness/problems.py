@@ -102,13 +102,16 @@ def tried(settings: Settings, limit: int, whole: bool = True) -> Verdict:
         settings: Of the problem.
         limit: Plans that it may have.
         whole: Whether all that the command does with the answer is asked for, too: the plan in words, its
-            alternatives, the advice where nothing fits. It takes three times as long.
+            alternatives, the advice where nothing fits, and a problem without any plan. It takes three
+            times as long.
     """
     name = " ".join(f"{key}={value}".replace(" ", "") for key, value in settings.items())
     try:
         problem = problem_of(settings)
         best, plans = cheapest(problem, limit)
     except (TooManyError, DartsParallelError):  # too large, or pins that leave nothing
+        return Verdict(name, "skipped")
+    if not plans and not whole:
         return Verdict(name, "skipped")
     try:
         return Verdict(name, (_commanded if whole else _claimed)(problem, best), plans)
