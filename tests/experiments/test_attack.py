@@ -16,7 +16,7 @@ from experiments.robustness.oracle import cheapest
 from experiments.robustness.problems import problem_of, random_settings, tried
 from experiments.robustness.verdict import Log, Try, Verdict
 
-FEW = 30
+FEW = 20
 """Plans of a problem here."""
 
 
