@@ -192,7 +192,8 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
             f"nearest legal: space.schedules=[{','.join(RUNNABLE)}]."
         )
     for spec, strategy in zip(problem.model.layers, plan.layers, strict=True):
-        _refuse_bits(spec.name, strategy, block=spec.name.startswith("layers."))
+        dense = spec.name.startswith("layers.") and spec.experts is None
+        _refuse_bits(spec.name, strategy, block=dense)
         if strategy.sequence_parallel and not sequence_divides(problem, strategy.tp):
             raise UnsupportedError(
                 f"plan: {spec.name} has sequence_parallel=true with tp={strategy.tp}, which must divide "
@@ -212,7 +213,7 @@ def _refuse_bits(name: str, strategy: LayerStrategy, *, block: bool) -> None:
     if not block and min(sums, sent) < exact:
         key = "tp_comm_bits" if sums < exact else "grad_comm_bits"
         raise UnsupportedError(
-            f"plan: {name} has {key}={min(sums, sent)}, but only blocks send few bits here; nearest legal: "
+            f"plan: {name} has {key}={min(sums, sent)}, but only dense blocks send few bits here; nearest legal: "
             f"{exact}."
         )
     if sums < exact and strategy.sequence_parallel:

@@ -15,7 +15,7 @@ from darts_parallel.cost.collectives import BLOCK, LOSSLESS
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.run.loss import part_of_rank
 from darts_parallel.run.lossy.collectives import padded, rounded
-from darts_parallel.run.transformer import Block
+from darts_parallel.run.transformer import Block, Mlp
 
 COLUMNS = ("attention.query", "attention.key", "attention.value", "mlp.up", "mlp.gate")
 ROWS = ("attention.out", "mlp.down")
@@ -150,6 +150,7 @@ class VirtualRanks:
             if few_bit_sums(strategy):
                 tp, bits = strategy.tp, strategy.tp_comm_bits
                 layer.attention.out = VirtualRows(layer.attention.out, tp, bits)
+                assert isinstance(layer.mlp, Mlp)  # experts send whole numbers
                 layer.mlp.down = VirtualRows(layer.mlp.down, tp, bits)
         return VirtualRanks(plan, synchronised)
 
