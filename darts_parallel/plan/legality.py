@@ -213,8 +213,8 @@ def _refuse_bits(name: str, strategy: LayerStrategy, *, block: bool) -> None:
     if not block and min(sums, sent) < exact:
         key = "tp_comm_bits" if sums < exact else "grad_comm_bits"
         raise UnsupportedError(
-            f"plan: {name} has {key}={min(sums, sent)}, but only dense blocks send few bits here; nearest legal: "
-            f"{exact}."
+            f"plan: {name} has {key}={min(sums, sent)}, but only dense blocks send few bits here; nearest "
+            f"legal: {exact}."
         )
     if sums < exact and strategy.sequence_parallel:
         raise UnsupportedError(
