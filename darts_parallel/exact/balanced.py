@@ -33,7 +33,8 @@ def balanced_plans(table: CostTable, outers: Iterable[int], count: int = 2) -> H
     Args:
         table: Costs.
         outers: Outer choices that count.
-        count: Strategies of each outer choice: the fastest that fit, or the lightest where none does.
+        count: Strategies of each outer choice: the fastest that fit; where none does, the fastest, whose
+            plan may be repaired, and the lightest.
 
     Returns:
         At most `count` plans for each outer choice; None without any.
@@ -45,6 +46,8 @@ def balanced_plans(table: CostTable, outers: Iterable[int], count: int = 2) -> H
     rank = torch.where(cost.feasible, cost.iteration_time / cost.iteration_time.max(), 1.0 + peak)
     for outer in outers:
         mine = torch.nonzero(even.outer == outer).squeeze(1)
-        for row in mine[rank[mine].argsort(stable=True)[:count]].tolist():
-            found.append(balanced(table, outer, int(even.choices[row, 0])))
+        best = mine[rank[mine].argsort(stable=True)[:count]].tolist()
+        if not bool(cost.feasible[mine].any()):
+            best = [int(mine[cost.iteration_time[mine].argmin()]), *best[: count - 1]]
+        found += [balanced(table, outer, int(even.choices[row, 0])) for row in best]
     return HardPlans.concatenate(found) if found else None

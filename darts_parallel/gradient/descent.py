@@ -83,7 +83,9 @@ class GradientSearch:
         for index in simulated:
             alive = torch.nonzero(self.bounds[index] <= self.pool.best_time * SLACK).flatten()
             balanced = balanced_plans(tables[index], alive.tolist())
-            self.pool.add_all([] if balanced is None else [TablePlans(index, balanced)])
+            if balanced is not None:
+                # what does not fit is repaired: every outer choice deserves a plan that does
+                self.pool.add(TablePlans(index, balanced), torch.zeros(len(balanced), dtype=torch.float64))
         self.groups = self._initial_groups(tables)
         for group in self.groups if simulated else ():
             for entry in self.pool.by_outer():

@@ -4,7 +4,8 @@ from itertools import combinations
 import pytest
 import torch
 
-from darts_parallel.cost.evaluation import table_reading
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.exact.balanced import balanced, balanced_plans
 from tests.support.random_tables import random_table
 
@@ -31,10 +32,12 @@ def test_strategies_that_fit_come_first_and_the_lightest_where_none_does() -> No
     assert plans is not None
     assert plans.outer.tolist() == [o for o in range(table.num_outer) if bool(table.allowed[o].any())]
     tiny = replace(table, capacity=table.capacity * 1e-3)
-    lightest = balanced_plans(tiny, [0], count=1)
-    every = balanced_plans(tiny, [0], count=4)
-    assert lightest is not None
-    assert every is not None
-    peaks = table_reading(tiny, every).memory.amax(1)
-    assert float(table_reading(tiny, lightest).memory.max()) <= float(peaks.min()) * 1.5
+    both = balanced_plans(tiny, [0])
+    assert both is not None
+    even = even_uniform_plans(tiny)
+    even = even[torch.nonzero(even.outer == 0).squeeze(1)]
+    cost = evaluate_batch(tiny, even)
+    peaks = (cost.memory / tiny.capacity).amax(1)
+    wanted = [int(even.choices[int(row), 0]) for row in (cost.iteration_time.argmin(), peaks.argmin())]
+    assert both.choices[:, 0].tolist() == wanted
     assert balanced_plans(table, []) is None
