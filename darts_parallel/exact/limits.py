@@ -7,7 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from darts_parallel.exact.bounds import OuterCosts, SegmentGrid, price_grid
-from darts_parallel.exact.segments import Array, Index, forward_bottlenecks, forward_sums, segment_max
+from darts_parallel.exact.segments import (
+    Array,
+    Index,
+    NodeGroups,
+    forward_bottlenecks,
+    forward_sums,
+    segment_max,
+)
 
 Bools = NDArray[np.bool_]
 
@@ -190,7 +197,7 @@ class UsableSegments:
             costs, limit, ends, limit - others, slowest, np.maximum(sync, now.sync), incoming
         )
 
-    def budgets(self, signature: int, kind: int, in_flight: float, capacity: float, node: Index,
+    def budgets(self, signature: int, kind: int, in_flight: float, capacity: float, groups: NodeGroups,
                 choices: Sequence[Index]) -> LabelLimits:  # fmt: skip
         """Limits for the stages of one signature: kind, micro-batches in flight and bytes of a device.
 
@@ -213,7 +220,7 @@ class UsableSegments:
             forms.add(weights, np.where(ends, budget, -np.inf).max(axis=0))
         some = np.asarray(ends.any(axis=0))
         forms.add_memory(np.where(some, 0.0, -np.inf))
-        return forms.collect(some, node)
+        return forms.collect(some, groups)
 
 
 class _LinearLimits:
@@ -261,25 +268,22 @@ class _LinearLimits:
         # prefix sums round; a label that meets its budget exactly must stay
         self.limits.append(loosest + prefix + 1e-12 * np.abs(np.where(np.isfinite(limit), limit, 0.0)).max())
 
-    def collect(self, ends: Bools, node: Index) -> LabelLimits:
+    def collect(self, ends: Bools, groups: NodeGroups) -> LabelLimits:
         """The limits by node: the loosest over the segments that share it."""
-        size = int(node.max()) + 1
-        begins, stops = np.nonzero(node)
-        numbers = node[begins, stops]
-        limits = np.full((size, len(self.weights)), -np.inf)
-        np.maximum.at(limits, numbers, np.stack([limit[begins, stops] for limit in self.limits], axis=1))
+        size = len(groups.first) + 1
+        begins, stops = groups.begins, groups.stops
+        numbers = groups.node[begins, stops]
+        limits = groups.largest(np.stack([limit[begins, stops] for limit in self.limits], axis=1), -np.inf)
         final = np.zeros(size, dtype=bool)
         final[numbers[ends[begins, stops]]] = True
         wanted = np.isfinite(limits).all(axis=1)
         total = np.array([self.costs.num_micro_batches, 1.0, 1.0]) if self.costs.pp == 1 else None
-        return LabelLimits(np.array(self.weights), limits, wanted, final, self._room(ends, node), total)
+        return LabelLimits(np.array(self.weights), limits, wanted, final, self._room(ends, groups), total)
 
-    def _room(self, ends: Bools, node: Index) -> Array:
+    def _room(self, ends: Bools, groups: NodeGroups) -> Array:
         """Bytes of every node below which memory cannot bind: the missing layers at their largest."""
         prefix = np.concatenate([[0.0], np.cumsum(self.most)])
         spare = np.where(ends, self.capacity - self.most_working - prefix, np.inf)
         least = np.minimum.accumulate(spare[:, ::-1], axis=1)[:, ::-1] + prefix
-        begins, stops = np.nonzero(node)
-        result = np.full(int(node.max()) + 1, np.inf)
-        np.minimum.at(result, node[begins, stops], least[begins, stops])
+        result = -groups.largest(-least[groups.begins, groups.stops], -np.inf)
         return result - 1e-12 * self.capacity

@@ -7,12 +7,54 @@ PipeDream and DAPPLE use it).
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class NodeGroups:
+    """Segments sorted by the node that stands for them: segments of equal layers share one."""
+
+    node: Index
+    """Node of every segment, `(L + 1, L + 1)`; 0, the root, where there is none."""
+    begins: Index
+    """First layer of every segment, in the order of the nodes, `(S,)`."""
+    stops: Index
+    """Layer after the last one, `(S,)`."""
+    first: Index
+    """Place of every node's first segment, `(nodes - 1,)`."""
+
+    @staticmethod
+    def of(node: Index) -> "NodeGroups":
+        """Sort the segments."""
+        begins, stops = np.nonzero(node)
+        order = np.argsort(node[begins, stops], kind="stable")
+        begins, stops = begins[order], stops[order]
+        return NodeGroups(node, begins, stops, _group_starts(node[begins, stops]))
+
+    def largest(self, values: Array, root: float = 0.0) -> Array:
+        """The largest value of every node's segments, `(S, ...)` to `(nodes, ...)`; `root` at the root."""
+        found = np.maximum.reduceat(values, self.first, axis=0)
+        return np.concatenate([np.full((1, *found.shape[1:]), root), found])
+
+    def largest_of(self, some: NDArray[np.bool_], values: Array) -> Array:
+        """The same over the segments `some` `(S,)` alone, whose values are `(sum, ...)`; 0 without any."""
+        numbers = self.node[self.begins[some], self.stops[some]]
+        result = np.zeros((len(self.first) + 1, *values.shape[1:]))
+        if len(numbers):
+            first = _group_starts(numbers)
+            result[numbers[first]] = np.maximum.reduceat(values, first, axis=0)
+        return result
+
+
+def _group_starts(numbers: Index) -> Index:
+    """Places in rising numbers where a new one begins."""
+    return np.flatnonzero(np.diff(numbers, prepend=-1))
 
 
 def prefix_sums(values: Array) -> Array:

@@ -5,7 +5,7 @@ bytes, working bytes)` that grow layer by layer. Segments that hold equal layers
 trie of layer classes, inside a run of equal blocks only the length of the segment matters.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from darts_parallel.exact.bounds import OuterCosts, equal_rows
 from darts_parallel.exact.limits import LabelLimits, UsableSegments
 from darts_parallel.exact.pareto import pareto
 from darts_parallel.exact.result import Check
-from darts_parallel.exact.segments import Array, Index
+from darts_parallel.exact.segments import Array, Index, NodeGroups
 
 SECONDS, ONCE, SYNC, BYTES, WORKING = range(5)
 """Columns of a label."""
@@ -105,13 +105,18 @@ class LayerStructure:
     """Segments and strategies of one outer choice, whatever the limit on its seconds."""
 
     trie: SegmentTrie
+    groups: NodeGroups
+    """Its segments by node."""
     choices: list[Index]
     """Useful strategies of every layer."""
+    offsets: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+    """Layout penalties before and inside of every node by kind of stage, once they are asked for."""
 
     @staticmethod
     def build(costs: OuterCosts, merge: bool = True) -> "LayerStructure":
         """Find them; without `merge` every segment is its own node."""
-        return LayerStructure(SegmentTrie.build(costs, merge), useful_choices(costs))
+        trie = SegmentTrie.build(costs, merge)
+        return LayerStructure(trie, NodeGroups.of(trie.node), useful_choices(costs))
 
 
 class LayerwiseFronts:
@@ -127,9 +132,9 @@ class LayerwiseFronts:
         self._labels: list[dict[int, Labels]] = []
         self._fronts: list[dict[int, Front]] = []
         for number, (kind, in_flight, capacity) in enumerate(signatures):
-            budgets = uses.budgets(number, kind, in_flight, capacity, self.trie.node, self.choices)
+            budgets = uses.budgets(number, kind, in_flight, capacity, structure.groups, self.choices)
             ends = uses.ends[self.of_stage == number].any(axis=0)
-            offsets = _NodeOffsets.build(costs, ends, self.trie.node, kind)
+            offsets = _NodeOffsets.build(costs, ends, structure, kind)
             self._labels.append(self._grow(kind, in_flight, budgets, offsets))
             self._fronts.append(self._finish(self._labels[-1], budgets, offsets, capacity))
 
@@ -229,26 +234,29 @@ class _NodeOffsets:
     after: Array
 
     @staticmethod
-    def build(costs: OuterCosts, ends: np.ndarray, node: Index, kind: int) -> "_NodeOffsets":
+    def build(costs: OuterCosts, ends: np.ndarray, structure: LayerStructure, kind: int) -> "_NodeOffsets":
         """`ends`: segments that may be a stage of this signature, `(L + 1, L + 1)` bool."""
-        size, layouts = costs.num_layers, costs.p2p.shape[-1]
-        before, inside, after = (np.zeros((size + 1, layouts, layouts)) for _ in range(3))
-        if size > 1:
+        groups = structure.groups
+        if kind not in structure.offsets:
+            structure.offsets[kind] = _NodeOffsets._entered(costs, groups, kind)
+        before, inside = structure.offsets[kind]
+        after = np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:]))
+        if costs.num_layers > 1 and len(costs.p2p):
+            # a worse boundary slows the next stage, which may be the slowest: m micro-batches pay
+            after[1:-1] = penalties(costs.p2p) * costs.num_micro_batches
+        final = ends[groups.begins, groups.stops]
+        return _NodeOffsets(before, inside, groups.largest_of(final, after[groups.stops[final]]))
+
+    @staticmethod
+    def _entered(costs: OuterCosts, groups: NodeGroups, kind: int) -> tuple[Array, Array]:
+        """What a layout costs more before the first layer of every node, and behind its last in a stage."""
+        before, inside = (np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:])) for _ in range(2))
+        if costs.num_layers > 1:
             # counted as what dominance compares: without a pipeline seconds per iteration
             weight = costs.num_micro_batches if costs.pp == 1 else 1
-            inside[1:size] = penalties(costs.reshard[kind : kind + 1]) * weight
-        if size > 1 and len(costs.p2p):
-            before[1:size] = penalties(costs.p2p.swapaxes(-1, -2))
-            # a worse boundary slows the next stage, which may be the slowest: m micro-batches pay
-            after[1:size] = penalties(costs.p2p) * costs.num_micro_batches
-        begins, stops = np.nonzero(node)
-        result = [np.zeros((int(node.max()) + 1, layouts, layouts)) for _ in range(3)]
-        numbers = node[begins, stops]
-        np.maximum.at(result[0], numbers, before[begins])
-        np.maximum.at(result[1], numbers, inside[stops])
-        final = ends[begins, stops]
-        np.maximum.at(result[2], numbers[final], after[stops[final]])
-        return _NodeOffsets(*result)
+            inside[1:-1] = penalties(costs.reshard[kind : kind + 1]) * weight
+            before[1:-1] = penalties(costs.p2p.swapaxes(-1, -2)) if len(costs.p2p) else 0.0
+        return groups.largest(before[groups.begins]), groups.largest(inside[groups.stops])
 
     def growing(self, node: int) -> Array | None:
         """Penalty between states (first, current) of labels that may still grow."""

@@ -31,8 +31,8 @@ from darts_parallel.gradient.stage_solver import StageSolver
 
 RELATIVE_GAIN = 1e-12
 """A move must gain more than rounding."""
-MOST_SOLVED_EDGES = 1_000
-"""Ranges of edges up to which all are moved and the stages that this changes are solved anew."""
+MOST_EDGE_MOVES = 1_000
+"""Moves of ranges of edges up to which all are tried; where there are more, single edges move."""
 MOST_RUNS = 20_000
 """Runs of layers times strategies up to which all are tried."""
 
@@ -84,7 +84,7 @@ def polish(
             levels.append(lambda current: resolved_chain(solver(current), current))
         levels.append(
             lambda current: resolved_edges(
-                solver(current), current, _edge_starts(table, current, most=MOST_SOLVED_EDGES)
+                solver(current), current, _edge_starts(table, current, most=MOST_EDGE_MOVES)
             )
         )
     if kind == "layerwise" and thorough:
@@ -178,7 +178,7 @@ def _edge_moves(table: CostTable, plan: HardPlans, kind: str) -> list[HardPlans]
 
     Layers that change stage keep their strategy, or take that of their new stage.
     """
-    starts = _edge_starts(table, plan)
+    starts = _edge_starts(table, plan, most=MOST_EDGE_MOVES)
     count = len(starts)
     if count == 0:
         return []
