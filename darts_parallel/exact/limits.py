@@ -276,7 +276,7 @@ class _LinearLimits:
         limits = groups.largest(np.stack([limit[begins, stops] for limit in self.limits], axis=1), -np.inf)
         final = np.zeros(size, dtype=bool)
         final[numbers[ends[begins, stops]]] = True
-        wanted = np.isfinite(limits).all(axis=1)
+        wanted = np.asarray(np.isfinite(limits).all(axis=1))
         total = np.array([self.costs.num_micro_batches, 1.0, 1.0]) if self.costs.pp == 1 else None
         return LabelLimits(np.array(self.weights), limits, wanted, final, self._room(ends, groups), total)
 
