@@ -1,5 +1,10 @@
 """Search of parallel training plans for Transformers by gradient descent on relaxed choices."""
 
+# ruff: noqa: E402 - Ctrl-C is looked after before the imports that take long
+from darts_parallel.errors import end_quietly_while_importing
+
+end_quietly_while_importing()
+
 from darts_parallel.cost.evaluation import CostBreakdown as CostBreakdown
 from darts_parallel.cost.evaluation import evaluate as evaluate
 from darts_parallel.errors import ConfigError as ConfigError

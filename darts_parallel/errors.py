@@ -1,4 +1,17 @@
-"""The errors a user can cause. Each message is one sentence: key, value, rule, nearest legal value."""
+"""The errors a user can cause. Each message is one sentence: key, value, rule, nearest legal value.
+
+Ctrl-C is one of them: while a command still imports, nobody is there to catch it.
+"""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 and the number of the signal."""
 
 
 class DartsParallelError(Exception):
@@ -19,3 +32,25 @@ class InfeasibleError(DartsParallelError, ValueError):
 
 class UnsupportedError(DartsParallelError, ValueError):
     """A legal wish that this version cannot serve."""
+
+
+def end_quietly_while_importing() -> None:
+    """Let Ctrl-C end a command in one sentence until `begin_command`; a library's user keeps the traceback.
+
+    A command is what `python -m` or the script `darts-parallel` starts.
+    """
+    command = Path(sys.argv[0]).name in ("-m", "darts-parallel") if sys.argv else False
+    alone = threading.current_thread() is threading.main_thread()
+    if command and alone and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end_quietly)
+
+
+def begin_command() -> None:
+    """Hand Ctrl-C over to the command, which catches `KeyboardInterrupt`."""
+    if signal.getsignal(signal.SIGINT) is _end_quietly:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_quietly(number: int, frame: FrameType | None) -> None:
+    print("interrupted before anything began.", file=sys.stderr, flush=True)
+    os._exit(INTERRUPTED)  # unwinding half an import would print what it broke

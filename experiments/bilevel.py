@@ -17,7 +17,7 @@ from darts_parallel.bilevel.data import load_corpus, unigram_entropy
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.protocol import Protocol
 from darts_parallel.config.bilevel import ARMS
-from darts_parallel.errors import DartsParallelError
+from darts_parallel.errors import DartsParallelError, begin_command
 from darts_parallel.problem.problem import load_problem
 from experiments.results_page import publish
 
@@ -33,6 +33,7 @@ TABLE = [
 
 def main(arguments: list[str]) -> None:
     """Run the seeds and report."""
+    begin_command()
     torch.set_num_threads(1)
     own = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     folder = Path(own.get("folder", FOLDER))

@@ -44,22 +44,22 @@ class Job:
 
 
 JOBS = {
-    "deepseek_v3 on 256 GB200": Job(
+    "deepseek_v3_gb200": Job(
         ("model=deepseek_v3", "training=deepseek_v3", "cluster=gb200_nvl72", "cluster.nodes.0.count=64",
          "training.precision=mxfp8", *BALANCED),
         "arXiv 2603.07685, table 20", 1, 4, 64, 1, 4, "selective",
     ),
-    "deepseek_v3 on 1024 H100": Job(
+    "deepseek_v3_h100": Job(
         ("model=deepseek_v3", "training=deepseek_v3", "cluster=h100_128x8", "training.precision=fp8",
          "training.overlap_moe_expert_parallel_comm=true", *BALANCED),
         "arXiv 2603.07685, tables 17 and 18", 2, 8, 64, 1, 4, "selective",
     ),
-    "qwen3_235b_a22b on 256 H100": Job(
+    "qwen3_235b_a22b": Job(
         ("model=qwen3_235b_a22b", "training=qwen3_235b_a22b", "cluster=h100_8x8", "cluster.nodes.0.count=32",
          "training.precision=fp8", *BALANCED),
         "Megatron-Bridge, docs/performance-summary.md", 2, 8, 32, 1, 4, "none",
     ),
-    "mixtral_8x22b on 128 H100": Job(
+    "mixtral_8x22b": Job(
         ("model=mixtral_8x22b", "training=mixtral_8x22b", "cluster=h100_16x8",
          "model.moe_expert_capacity_factor=1", "training.moe_load_imbalance=1"),
         "arXiv 2504.14960, table 3 (with folding)", 2, 8, 8, 1, 1, "none",
@@ -189,7 +189,7 @@ def study(options: MixtureOptions) -> int:
     if options.publish:
         page = publish(
             "mixtures", "Mixtures of experts: the searched plan beside the published mapping",
-            "python -m experiments.mixtures publish=true", markdown(rows),
+            f"python -m experiments.mixtures seconds={options.seconds:g} publish=true", markdown(rows),
         )  # fmt: skip
         console.print(str(Path(page)), highlight=False)
     return 0

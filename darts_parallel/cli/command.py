@@ -21,6 +21,7 @@ from darts_parallel.cli.run_folder import RunFolder, forget_sweeps
 from darts_parallel.cli.sweep_table import OVERRIDES, sweep_folder
 from darts_parallel.config.messages import error_sentence
 from darts_parallel.config.schema import config_dir, register_schema
+from darts_parallel.errors import begin_command
 from darts_parallel.export import (
     require_trainers,
 )
@@ -36,6 +37,7 @@ READER_LEFT = 141
 
 def main() -> None:
     """Entry point: exit status 0, or 2 with one sentence for an error that the user can mend."""
+    begin_command()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
     torch.set_num_threads(1)  # small tensors: threads cost more than they bring, and sums keep one order
     register_schema()

@@ -13,11 +13,11 @@ from yaml import YAMLError
 
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.messages import all_keys, config_sentence
-from darts_parallel.errors import ConfigError, DartsParallelError
+from darts_parallel.errors import INTERRUPTED, ConfigError, DartsParallelError, begin_command
 
 Options = TypeVar("Options")
-INTERRUPTED, READER_LEFT = 130, 141
-"""Exit status after Ctrl-C and where the reader of a pipe has gone: 128 and the number of the signal."""
+READER_LEFT = 141
+"""Exit status where the reader of a pipe has gone: 128 and the number of the signal."""
 
 
 def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
@@ -42,6 +42,7 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
         base = OmegaConf.structured(kind)
         given = OmegaConf.from_cli(list(arguments))
         _wrap_single_values(base, given)
+        _refuse_numbers_for_switches(kind, given)
         options = OmegaConf.to_object(OmegaConf.merge(base, given))
     except DartsParallelError:
         raise
@@ -55,6 +56,17 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
     assert isinstance(options, kind)
     _refuse_nothing(kind(), options)
     return options
+
+
+def _refuse_numbers_for_switches(kind: type[Any], given: DictConfig) -> None:
+    """Refuse a number where true or false is wanted: every one but 0 would count as true."""
+    for entry in fields(kind):
+        value = given.get(entry.name)
+        if isinstance(entry.default, bool) and type(value) in (int, float):
+            raise ConfigError(
+                f"{entry.name}={value} must be true or false; nearest legal: {entry.name}="
+                f"{str(bool(value)).lower()}."
+            )
 
 
 def _refuse_nothing(defaults: Any, options: Any) -> None:
@@ -106,6 +118,7 @@ def run_main(name: str, about: str | None, kind: type[Options], run: Callable[[O
     Returns:
         The exit status; 2, with one sentence, for an error that the user can mend.
     """
+    begin_command()
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
         print(f"{(about or '').strip()}\n\nOptions, with their defaults:\n{describe(kind)}")

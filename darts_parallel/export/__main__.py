@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from darts_parallel.errors import ConfigError, DartsParallelError
+from darts_parallel.errors import ConfigError, DartsParallelError, begin_command
 from darts_parallel.export import TARGETS, export_lines, export_plan, write_export
 from darts_parallel.plan.file import read_own_problem, read_plan
 from darts_parallel.plan.legality import check_plan
@@ -19,6 +19,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the plan for a trainer; returns the exit status, 2 with one sentence for a refusal."""
+    begin_command()
     parser = _Parser(prog="python -m darts_parallel.export", description=__doc__)
     parser.add_argument("plan", help="a plan.json of the command")
     parser.add_argument("--to", required=True, choices=sorted(TARGETS), help="the trainer")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from darts_parallel.config.options import parse
+from darts_parallel.errors import ConfigError
 from experiments import attack
 from experiments.robustness import problems
 from experiments.robustness.experiment_options import commands, options_of
@@ -84,3 +86,9 @@ def test_a_stopped_attack_shows_what_it_tried_and_goes_on_there(
     assert asked == [0, 1, 2, 1, 2, 3]  # a wrong answer is asked for again
     assert "| numbers | 4 | 0 | 1 | 4 agreed |" in capsys.readouterr().out
     assert len(Log(options.log).once_wrong) == 1
+
+
+@pytest.mark.parametrize("value", ["2", "0", "1e300"])
+def test_a_number_is_no_switch(value: str) -> None:
+    with pytest.raises(ConfigError, match="must be true or false"):
+        parse(attack.AttackOptions, [f"publish={value}"])
