@@ -107,16 +107,12 @@ def calibrate(options: CalibrationOptions) -> int:
 
 
 def usable_cases(data: str) -> list[Case]:
-    """The runs of a folder that the cost model can express; dense models: no figure of experts is fitted.
+    """The runs of a folder that the cost model can express.
 
     Errors:
         ConfigError: there is none.
     """
-    cases = [
-        case
-        for _, case in read_cases(read_folder(data).rows)
-        if isinstance(case, Case) and not case.problem.model.has_experts
-    ]
+    cases = [case for _, case in read_cases(read_folder(data).rows) if isinstance(case, Case)]
     if not cases:
         raise ConfigError(
             f"data={data} must hold a run that the cost model can express; "

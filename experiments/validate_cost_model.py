@@ -53,7 +53,7 @@ micro-benchmarks; a base and deviations of device, software, link and their pair
 
 The first table is in sample: the shipped parameters saw these rows. The honest ones are the next: fitted without the whole
 source (file), model (by its name) or software family, each fold one full Gauss-Newton step from the fit to all, then tried
-on it; dense runs only, for the figures of experts are not fitted. The share of runs inside 80 % intervals is counted with spreads read off the other folds. The last table is what an
+on it. The share of runs inside 80 % intervals is counted with spreads read off the other folds. The last table is what an
 order of plans costs in one measured job: regret of the first choice and of the best of three, in percent, of the model's
 order, of a roofline's (peak rates, no overhead), of the smallest tp x pp first, and by chance."""  # noqa: E501
 
@@ -96,10 +96,7 @@ def validate(options: ValidationOptions) -> int:
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     write_outcomes(out / "validation.csv", outcomes)
-    dense = [i for i, case in enumerate(cases) if not case.problem.model.has_experts]
-    held_out = HeldOutReport.of_kinds(
-        [cases[i] for i in dense], parameters, options.held_out, [scores["roofline"][i] for i in dense]
-    )
+    held_out = HeldOutReport.of_kinds(cases, parameters, options.held_out, scores["roofline"])
     write_rankings(out / "ranking.csv", jobs)
     text = markdown(outcomes, jobs, held_out)
     write_text(out / "validation.md", text + "\n")

@@ -31,6 +31,9 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "nvfp4_efficiency": (1e-3, 1.0),
     "grouped_gemm_efficiency": (1e-3, 1.0),
     "all_to_all_efficiency": (1e-3, 1.0),
+    "flex_gain": (1e-2, 1e2),
+    "permutation_factor": (1e-2, 1e2),
+    "expert_overhead_us": (0.0, 1e7),
     "attention_efficiency": (1e-3, 1.0),
     "memory_efficiency": (1e-3, 1.0),
     "streaming_factor": (1e-2, 1e2),
@@ -171,6 +174,13 @@ class DeviceConfig:
     nothing can be offloaded (`space.offload`)."""
     host_latency_us: float = 10.0
     """Of one such copy."""
+    flex_gain: float = 1.25
+    """Bandwidth of DeepEP and HybridEP (`training.moe_token_dispatcher_type=flex`) per that of a plain
+    all-to-all."""
+    permutation_factor: float = 1.0
+    """Memory traffic of router and permutation against that of fused kernels."""
+    expert_overhead_us: float = 0.0
+    """Launch and synchronisation overhead of one layer's experts in the forward pass (twice in backward)."""
 
     def __post_init__(self) -> None:
         require_at_least("cluster.devices.*.memory_GiB", self.memory_GiB, 0, strict=True)
@@ -182,13 +192,20 @@ class DeviceConfig:
         for key in ("misaligned_efficiency", *narrow, *experts):
             require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
             require_at_most(f"cluster.devices.*.{key}", getattr(self, key), 1)
-        for key in ("streaming_factor", "state_factor", "activation_factor"):
+        for key in (
+            "streaming_factor",
+            "state_factor",
+            "activation_factor",
+            "flex_gain",
+            "permutation_factor",
+        ):
             require_at_least(f"cluster.devices.*.{key}", getattr(self, key), 0, strict=True)
         require_at_least("cluster.devices.*.tp_hidden_share", self.tp_hidden_share, 0)
         require_at_most("cluster.devices.*.tp_hidden_share", self.tp_hidden_share, 1)
         for key in (
             "gemm_half_size",
             "layer_overhead_us",
+            "expert_overhead_us",
             "reserved_GiB",
             "host_bandwidth_GBps",
             "host_latency_us",

@@ -69,6 +69,16 @@ def split_group(group: RingGroup, ranks: Tensor, inner: Tensor) -> tuple[RingGro
     return replace(group, local=local, nodes=nodes), outer
 
 
+def single_ring(group: RingGroup, where: Tensor) -> RingGroup:
+    """Groups that cross nodes as one ring of all ranks: all bytes leave a node by one adapter, `(C,)`.
+
+    Args:
+        where: Strategies whose groups do so; the others keep their shape.
+    """
+    crossing = where & (group.nodes > 1)
+    return replace(group, local=torch.where(crossing, 1.0, group.local))
+
+
 def reduce_scatter(size: Tensor, group: RingGroup, intra: Link, inter: Link) -> Tensor:
     """Seconds to reduce-scatter, or to all-gather, a tensor over a group.
 

@@ -35,6 +35,8 @@ TFLOP/s)."""
 ATTENTION_HALF_SIZE = 32.0
 """Head size at which fused attention reaches half of `attention_efficiency`: at 64 it reaches 2/3 and at
 128 4/5 of it, the ratio between the two that Dao 2023 measures on A100 (arXiv 2307.08691, figure 4)."""
+LAUNCH_EXPONENT = 4.0
+"""Of the mean of launching and running the kernels of experts: 19 % above either where they are alike."""
 CAST_BYTES = 3.0
 """Memory traffic per element that is cast from 16 to 8 bits."""
 
@@ -229,3 +231,18 @@ def lengthening(compute: Tensor, communication: Tensor, exponent: Scalar) -> Ten
     less, more = ratio.clamp(max=1.0), ratio.clamp(min=1.0)
     longer = torch.log(more) + torch.log1p(more ** (-g)) / g
     return compute * torch.expm1(torch.where(ratio <= 1.0, torch.log1p(less**g) / g, longer))
+
+
+def launch_gap(kernels: Tensor, launches: Scalar) -> Tensor:
+    """Seconds by which launching a layer's kernels takes longer than the kernels themselves.
+
+    The processor launches ahead of the device, so that the longer of the two counts, rounded off where they
+    are alike: `(a^4 + b^4)^(1/4) - a`. Experts have many small kernels (Megatron-Core MoE, arXiv 2603.07685:
+    fine-grained experts are bound by launches until CUDA graphs take them).
+
+    Args:
+        kernels: Seconds of the device, communication included.
+        launches: Seconds of the processor.
+    """
+    ratio = launches / kernels
+    return kernels * torch.expm1(torch.log1p(ratio**LAUNCH_EXPONENT) / LAUNCH_EXPONENT)

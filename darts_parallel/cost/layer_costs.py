@@ -7,13 +7,19 @@ from torch import Tensor
 
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.cost.choices import ChoiceTensors, float_tensor
-from darts_parallel.cost.collectives import RingGroup, all_reduce, reduce_scatter, split_group, wire_bytes
+from darts_parallel.cost.collectives import (
+    RingGroup,
+    all_reduce,
+    reduce_scatter,
+    single_ring,
+    split_group,
+    wire_bytes,
+)
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
     FUSED_BACKWARD_FACTOR,
     exposed,
     forward_seconds,
-    gemm_seconds,
     recomputed_seconds,
     scan_seconds,
     stream_seconds,
@@ -29,14 +35,19 @@ from darts_parallel.cost.memory import (
     state_bytes,
     static_bytes,
 )
-from darts_parallel.cost.mixture.expert_costs import ExpertCosts, expert_costs, expert_parameters
+from darts_parallel.cost.mixture.expert_costs import (
+    ExpertCosts,
+    expert_costs,
+    expert_parameters,
+    exposed_exchange,
+)
 from darts_parallel.problem.cluster import Device, StageTopology
 from darts_parallel.problem.model import LayerSpec
 from darts_parallel.problem.problem import Problem
 
 TIME_TERMS = ("compute", "recompute", "tensor_parallel", "context_parallel", "expert_parallel", "sharding")
 """What a micro-batch spends on a layer: arithmetic, repeated forward, tp and cp collectives, dispatch and
-combine of experts' tokens, ZeRO-2/3."""
+combine of experts' tokens (and waiting for the launches of experts), ZeRO-2/3."""
 OPTIMIZER_TRAFFIC = 2.0
 """The optimizer reads and writes each of its bytes once (stream model)."""
 
@@ -178,26 +189,26 @@ def _micro_batch_seconds(
     group = problem.cluster.groups[topology.group]
     device, training = group.device, problem.training
     width = element_bytes(problem)
-    per_iteration, core = forward_seconds(
+    forward_pass, core = forward_seconds(
         layer, choices.tokens, training.seq_len, choices.tp, choices.sequence_shards, device,
         fused=training.fused_attention, width=width,
     )  # fmt: skip
-    per_iteration = per_iteration + device.layer_overhead
+    forward_pass = forward_pass + device.layer_overhead
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if training.fused_attention else 0.0
     _, scanned_again = scan_seconds(layer.scan, choices.tokens, choices.tp, device, width)
-    back = BACKWARD_FACTOR * per_iteration + extra * core + scanned_again
+    back = BACKWARD_FACTOR * forward_pass + extra * core + scanned_again
     of_weights = weight_gradient_seconds(layer, choices.tokens, choices.tp, device, width)
-    exchanged = torch.zeros_like(per_iteration), torch.zeros_like(per_iteration)
+    exchanged = torch.zeros_like(forward_pass), torch.zeros_like(forward_pass)
     if experts is not None:
-        per_iteration, back = per_iteration + experts.forward, back + experts.backward
+        forward_pass, back = forward_pass + experts.forward, back + experts.backward
         of_weights = of_weights + experts.weight_gradient
-        exchanged = _exposed_exchange(problem, layer, choices, experts, device, per_iteration, back)
+        exchanged = exposed_exchange(problem, layer, choices, experts, device, width, (forward_pass, back))
     of_weights = of_weights / back
     if problem.measured is not None:
         # measured times hold the launch overhead already
         sizes = choices.tokens / training.seq_len
         known = problem.measured.seconds(device.name, layer.kind, choices.tp, sizes)
-        per_iteration, back = known or (per_iteration, back)
+        forward_pass, back = known or (forward_pass, back)
     elements = choices.tokens * problem.model.config.hidden_size
     ring, links = _tensor_group(topology, choices), problem.cluster.stage_links(topology)
     collective = all_reduce(wire_bytes(width, choices.tp_comm_bits) * elements, ring, *links)
@@ -207,7 +218,7 @@ def _micro_batch_seconds(
     keys = _context_seconds(problem, layer, topology, choices, core)
     modules = training.recompute_modules
     part = _selective_seconds(problem, layer, choices, core, device, experts)
-    again = torch.where(full, per_iteration, torch.where(selective, part, torch.zeros_like(core)))
+    again = torch.where(full, forward_pass, torch.where(selective, part, torch.zeros_like(core)))
     forward_keys = keys["forward"]
     fetched = full | selective if "core_attn" in modules else full
     backward_keys = keys["backward"] + torch.where(fetched, forward_keys, 0.0)
@@ -218,40 +229,14 @@ def _micro_batch_seconds(
     # only the forward sums are rounded: those of backward are gradients of the straight-through estimate
     backward_tp = shown * layer.tp_collectives_backward * exact + torch.where(full, forward_tp, 0.0)
     terms = {
-        "compute": per_iteration + back,
+        "compute": forward_pass + back,
         "recompute": again,
         "tensor_parallel": forward_tp + backward_tp,
         "context_parallel": forward_keys + backward_keys,
         "expert_parallel": exchanged[0] + backward_exchange,
     }
     backward = back + again + backward_tp + backward_keys + backward_exchange
-    return terms, per_iteration + forward_tp + forward_keys + exchanged[0], backward, of_weights * back
-
-
-def _exposed_exchange(
-    problem: Problem,
-    layer: LayerSpec,
-    choices: ChoiceTensors,
-    experts: ExpertCosts,
-    device: Device,
-    per_iteration: Tensor,
-    back: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Seconds by which dispatch and combine lengthen forward and backward.
-
-    Beside them runs the other micro-batch's pass (1F1B with merged forward and backward, Megatron-LM;
-    DualPipe, arXiv 2412.19437, section 3.2.1), or the shared experts, or nothing, as the job says.
-    """
-    training, sent = problem.training, experts.exchange
-    if training.overlap_moe_expert_parallel_comm:
-        return exposed(back, sent, device), exposed(per_iteration, sent, device)
-    shared = [part for part in layer.parts if part.module == "shared_experts"]
-    if not training.moe_shared_expert_overlap or not shared:
-        return sent, sent
-    beside = torch.zeros_like(sent)
-    for gemm in shared[0].gemms:
-        beside = beside + gemm_seconds(gemm, choices.tokens, choices.tp, device, element_bytes(problem))
-    return exposed(beside, sent, device), exposed(BACKWARD_FACTOR * beside, sent, device)
+    return terms, forward_pass + forward_tp + forward_keys + exchanged[0], backward, of_weights * back
 
 
 def _selective_seconds(
@@ -329,6 +314,8 @@ def _sharding_seconds(
     none = torch.zeros_like(forward)
     scatter, replicas, gather = none, none, none
     for part in parts:
+        if software.single_ring:
+            part = replace(part, inner=single_ring(part.inner, choices.zero_stage == 3))
         gradients = part.parameters * wire_bytes(width, choices.grad_comm_bits)
         # a layer without parameters sends no message, and so has no latency
         there = part.parameters > 0

@@ -64,6 +64,9 @@ class Device:
     host_bandwidth: Scalar = 0.0
     """To host memory and back, in each direction; 0: not known."""
     host_latency: Scalar = 0.0
+    flex_gain: Scalar = 1.0
+    permutation_factor: Scalar = 1.0
+    expert_overhead: Scalar = 0.0
 
     @property
     def half_flops(self) -> Scalar:
@@ -100,6 +103,9 @@ class Device:
             all_to_all_efficiency=config.all_to_all_efficiency,
             host_bandwidth=config.host_bandwidth_GBps * 1e9,
             host_latency=config.host_latency_us * 1e-6,
+            flex_gain=config.flex_gain,
+            permutation_factor=config.permutation_factor,
+            expert_overhead=config.expert_overhead_us * 1e-6,
         )
 
 

@@ -21,7 +21,7 @@ from darts_parallel.errors import ConfigError
 
 ANY = "any"
 """Key of an offset for devices on which the software has no runs."""
-HABITS = ("gradient_bytes", "owner_broadcast_ms")
+HABITS = ("gradient_bytes", "owner_broadcast_ms", "single_ring")
 OFFSETS = "offsets"
 
 
@@ -34,6 +34,8 @@ class Software:
     """Bytes of one gradient on the wire; None: those of the accumulated gradient."""
     owner_broadcast: float = 0.0
     """Seconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters; 0: gathered."""
+    single_ring: bool = False
+    """ZeRO-3 gathers and scatters each tensor over one ring, which leaves a node by one of its adapters."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Fields of `DeviceConfig` that the software decides, by name."""
     offsets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -80,8 +82,9 @@ def read_software(name: str | None) -> Software:
     data: dict[str, Any] = yaml.safe_load(text) or {}  # type: ignore[no-untyped-call]
     offsets = data.pop(OFFSETS, {})
     gradient, broadcast = data.pop(HABITS[0], None), data.pop(HABITS[1], 0.0)
+    ring = bool(data.pop(HABITS[2], False))
     known = {entry.name for entry in fields(DeviceConfig)}
     for key in (*data, *offsets):
         if key not in known:
             raise ConfigError(f"conf/software/{name}.yaml: {key} is not a field of a device.")
-    return Software(name, gradient, broadcast * 1e-3, data, offsets)
+    return Software(name, gradient, broadcast * 1e-3, ring, data, offsets)

@@ -34,7 +34,10 @@ NORMAL = 1.2815515655446004
 UNKNOWN = "family"
 """Spread of a software without any run."""
 BASE = "base"
-FIGURES = {"layer_overhead_us": "layer_overhead", "reserved_GiB": "reserved"}
+FIGURES = {
+    "layer_overhead_us": "layer_overhead", "expert_overhead_us": "expert_overhead",
+    "reserved_GiB": "reserved",
+}  # fmt: skip
 """Fields of a `Device` by quantity, where they differ."""
 LINKS = {
     "intra_efficiency": ("intra", "bandwidth"), "inter_efficiency": ("inter", "bandwidth"),

@@ -4,11 +4,13 @@
 | --- | --- |
 | sizes | those of the public configuration of the model that the name says (`conf/model`), blocks as printed |
 | dp | n_gpus / (tp * pp * cp): some releases print the data-parallel degree beyond ep |
-| ep, etp | 1; etp = tp in NeMo's Grok-1 recipes, which had no degree of its own for experts |
+| ep, etp | 1; etp = tp in NeMo's Grok-1 recipes, which had no degree of its own for experts, and in the methods without folding of arXiv 2504.14960 (the default of Megatron-Core) |
+| chunks a stage | arXiv 2504.14960: one block each (7 blocks a stage divide into 7 chunks or none; from 128 to 16 micro-batches on 8 stages its MFU falls 1.16 times, without chunks the bubble alone would be 1.36) |
 | number of micro-batches | global batch / (dp * micro-batch) |
 | ZeRO stage | 3 of rows whose notes name the method FSDP |
-| seconds per iteration | from the printed MFU where nothing else is: model FLOP (attention in full) / (MFU * 989.5 TFLOP/s) |
-| dispatcher | DeepEP or HybridEP where the row or its source names them, as Megatron-Bridge's recipes do; else all-to-all |
+| sequence length, batch | of torchtitan's runs: 4,096 tokens, one micro-batch a rank, its default recomputation |
+| seconds per iteration | from the printed MFU, or model FLOP/s, where nothing else is: model FLOP (half of the attention matrix) / (MFU * 989.5 TFLOP/s) |
+| dispatcher | DeepEP or HybridEP where the row or its source names them, as Megatron-Bridge's recipes and DGX Cloud's since release 25.08 do; else all-to-all |
 | balance | forced: benchmarks of speed route evenly |
 | capacity | the printed factor; 1 where the notes say that tokens are dropped |
 | stages | `pp_layout` as printed |
@@ -42,6 +44,7 @@ PRESETS = (
     (r"mixtral.?8x22b", "mixtral_8x22b"),
     (r"maverick", "llama4_maverick"),
     (r"grok", "grok1"),
+    (r"nemotron.?3.?nano", "nemotron3_nano_30b_a3b"),
 )
 """Regular expressions on the lower-case name, and the files of their architectures."""
 DEEPSEEK_V2 = {
@@ -54,8 +57,12 @@ DEEPSEEK_V2 = {
     "v_head_dim": 128,
 }  # fmt: skip
 """DeepSeek-V2 (arXiv 2405.04434, section 3.1.2)."""
-NOT_MODELLED = re.compile(r"nemotron.?3|mamba|hybrid")
-FLEX = re.compile(r"deepep|hybridep|hybrid-ep|megatron-bridge")
+NOT_MODELLED = re.compile(r"nemotron.?3(?!.?nano)|mamba|hybrid")
+FLEX = re.compile(r"deepep|hybridep|hybrid-ep|megatron-bridge|dgxc-benchmarking.*@v25\.(?:0[89]|1\d)")
+FOLDING = re.compile(r"2504\.14960")
+"""MoE Parallel Folding: every method of its tables is Megatron-Core's."""
+TORCHTITAN_SEQ_LEN = 4096
+"""Of torchtitan's Qwen3-30B-A3B: its printed FLOP/s over its tokens/s say so, too, by its own formula."""
 DROPPED = re.compile(r"token.?drop")
 CELLS = {
     "layers": "num_layers", "hidden": "hidden_size", "heads": "num_heads", "ffn": "ffn_hidden_size",
@@ -162,18 +169,42 @@ def complete(row: Row) -> Row:
     ranks = int(cells["dp"]) if cells.get("dp", "").isdigit() else None
     if batch and micro and ranks and batch % (ranks * micro) == 0:
         cells["num_microbatches"] = str(batch // (ranks * micro))
+    source = row.text("source").lower()
+    if "torchtitan" in source and micro and not batch:
+        cells |= {"seq_len": cells.get("seq_len") or str(TORCHTITAN_SEQ_LEN), "num_microbatches": "1"}
+        cells["recompute"] = cells.get("recompute") or "selective, every second product (its default)"
+    implied = re.search(r"global batch (\d+) implied", row.text("notes").lower())
+    if implied and not batch:
+        cells["global_batch"] = implied[1]
+    if FOLDING.search(source) and not row.text("vpp_chunks"):
+        cells["vpp_chunks"] = str(max(sizes["num_layers"] // degrees[1], 1) if degrees[1] > 1 else 1)
     filled = replace(row, cells=cells)
     printed = ("iteration_s", "tokens_per_s_per_gpu", "samples_per_s")
-    if not any(row.number(key) for key in printed) and row.number("mfu_pct"):
-        cells["iteration_s"] = repr(_seconds_of_mfu(filled, sizes))
+    if not any(row.number(key) for key in printed):
+        rate = _flops_per_gpu(row)
+        if rate:
+            cells["iteration_s"] = repr(_model_flops(filled, sizes) / (rate * filled.require("n_gpus")))
     return filled
 
 
-def _seconds_of_mfu(row: Row, sizes: dict[str, Any]) -> float:
-    seq_len, batch, gpus = (row.require(key) for key in ("seq_len", "global_batch", "n_gpus"))
+def _flops_per_gpu(row: Row) -> float | None:
+    """Model FLOP/s of a GPU by the printed MFU, or by the printed model FLOP/s of the folding paper."""
+    share, rate = row.number("mfu_pct"), row.number("tflops_per_gpu")
+    if share:
+        return share / 100 * MFU_PEAK
+    return rate * 1e12 if rate and FOLDING.search(row.text("source").lower()) else None
+
+
+def _model_flops(row: Row, sizes: dict[str, Any]) -> float:
+    """Model FLOP of an iteration; of the attention matrix the half below the diagonal.
+
+    The long contexts of the folding paper say so: with the whole matrix its runs of 16k to 128k tokens
+    would be 1.2 to 1.4 times slower, against the cost model, than its runs of 4k.
+    """
+    seq_len, batch = (row.require(key) for key in ("seq_len", "global_batch"))
     model = Model(model_config(row, sizes, seq_len), fused_attention=True)
-    flops = model.flops_per_token(seq_len) * batch * seq_len
-    return flops / ((row.number("mfu_pct") or 0.0) / 100 * MFU_PEAK * gpus)
+    whole, none = model.flops_per_token(seq_len), model.flops_per_token(0)
+    return (none + (whole - none) / 2.0) * batch * seq_len
 
 
 def model_config(row: Row, sizes: dict[str, Any], seq_len: int) -> ModelConfig:
@@ -200,7 +231,8 @@ def mixture_of(row: Row) -> Mixture | None:
     tp = row.count("tp") or 1
     ep, etp = row.count("ep") or 1, row.count("etp")
     if etp is None:
-        etp = tp if "grok" in row.text("model").lower() else 1
+        default = "grok" in row.text("model").lower() or FOLDING.search(row.text("source").lower())
+        etp = tp if default else 1
     stage = (row.count("dp") or 1) * tp * (row.count("cp") or 1)
     if stage % (ep * etp):
         raise RowError(f"ep={ep} times etp={etp} does not divide the {stage} GPUs of a stage")
@@ -211,7 +243,7 @@ def mixture_of(row: Row) -> Mixture | None:
         "moe_token_dispatcher_type": "flex" if FLEX.search(words) else "alltoall",
         "moe_load_imbalance": 1.0,
         "overlap_moe_expert_parallel_comm": bool(
-            re.search(r"ep overlap on|with ep overlap|; ep overlap", words)
+            re.search(r"ep overlap on|with ep overlap|; ep overlap(?! off)", words)
         ),
     }
     return Mixture(sizes, ep, etp, training, printed_layout(row))

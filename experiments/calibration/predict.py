@@ -47,7 +47,8 @@ DEVICE_FIELDS = {
     "fp8_efficiency": 1.0, "mxfp8_efficiency": 1.0, "nvfp4_efficiency": 1.0, "memory_efficiency": 1.0,
     "streaming_factor": 1.0, "overlap_exponent": 1.0,
     "state_factor": 1.0, "activation_factor": 1.0, "tp_hidden_share": 1.0,
-    "layer_overhead_us": 1e-6, "reserved_GiB": GIB,
+    "grouped_gemm_efficiency": 1.0, "all_to_all_efficiency": 1.0, "flex_gain": 1.0, "permutation_factor": 1.0,
+    "layer_overhead_us": 1e-6, "expert_overhead_us": 1e-6, "reserved_GiB": GIB,
 }  # fmt: skip
 """Parameters that are fields of a device (without their unit), and their unit in SI."""
 NARROW_FIELD = "fp8_efficiency"

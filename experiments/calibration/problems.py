@@ -63,7 +63,9 @@ def build_case(run: Run) -> Case:
     )
     model, training = with_mixture(run.row, _model(run), _training(run))
     config = replace(base_config(), model=model, cluster=cluster, training=training)
-    software = Software(run.stack.name, run.stack.gradient_bytes, run.stack.owner_broadcast_ms * 1e-3)
+    software = Software(
+        run.stack.name, run.stack.gradient_bytes, run.stack.owner_broadcast_ms * 1e-3, run.stack.single_ring
+    )
     problem, plan = replace(Problem.from_config(config), software=software), _plan(run)
     check_plan(plan, problem)
     return Case(run, problem, plan, first.device, first.intra, first.inter)

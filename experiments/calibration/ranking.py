@@ -33,6 +33,8 @@ PEAK = {
     "misaligned_efficiency": 0.999, "fp8_efficiency": 0.999, "mxfp8_efficiency": 0.999,
     "nvfp4_efficiency": 0.999, "memory_efficiency": 0.999, "streaming_factor": 1.0, "layer_overhead_us": 0.0,
     "overlap_exponent": 2.0, "tp_hidden_share": 0.0, "intra_efficiency": 1.0, "inter_efficiency": 1.0,
+    "grouped_gemm_efficiency": 0.999, "all_to_all_efficiency": 0.999, "flex_gain": 1.0,
+    "permutation_factor": 1.0, "expert_overhead_us": 0.0,
 }  # fmt: skip
 """The quantities of a roofline: every rate that of the data sheet."""
 

@@ -24,6 +24,8 @@ def write_software(folder: Path, stack: Stack, fitted: Calibrated, note: str) ->
         lines.append(f"gradient_bytes: {stack.gradient_bytes}")
     if stack.owner_broadcast_ms:
         lines.append(f"owner_broadcast_ms: {stack.owner_broadcast_ms:g}")
+    if stack.single_ring:
+        lines.append("single_ring: true")
     offsets = []
     for quantity in QUANTITIES:
         scopes = [scope for scope, _ in quantity.deviations]

@@ -31,19 +31,24 @@ class Stack:
     owner_broadcast_ms: float = 0.0
     """Milliseconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters; 0:
     all-gather."""
+    single_ring: bool = False
+    """ZeRO-3 moves each tensor over one ring, by one network adapter of a node."""
 
 
 STACKS = (
     # Megatron-LM before FlashAttention and sequence parallelism (2022-05, arXiv 2205.05198)
     Stack("amp", "megatron", r"\bamp \(neurips|results of real trials", False, False, True),
     # HF Trainer and Megatron-LM over DeepSpeed's ZeRO-3; DeepSpeed sends gradients in their 16-bit type
-    # (`communication_data_type` in its configuration)
+    # (`communication_data_type` in its configuration). Its ZeRO-3 of 2021 gathers tensor by tensor: some 60 s
+    # an iteration of 175B on 384 to 1,536 GPUs of Selene (arXiv 2104.04473, table 2), which one of a node's
+    # eight adapters would take
     Stack(
-        "deepspeed_hf", "deepspeed", r"hf \+ deepspeed|hf trainer|transformers trainer", False, False, True, 2
+        "deepspeed_hf", "deepspeed", r"hf \+ deepspeed|hf trainer|transformers trainer",
+        False, False, True, 2, single_ring=True,
     ),
     Stack(
         "deepspeed", "deepspeed", r"deepspeed zero \(|deepspeed zero-?3|\bdeepspeed\b(?!.*3d)(?=.*zero-?3)",
-        False, False, True, 2,
+        False, False, True, 2, single_ring=True,
     ),
     Stack("bigscience", "megatron", r"bigscience|megatron-deepspeed|deepspeed 3d", False, False, True),
     Stack("nanotron", "nanotron", r"nanotron"),
@@ -57,7 +62,7 @@ STACKS = (
     Stack("internevo", "internevo", r"internevo|internlm", True, False, False, 2, 2.7),
     Stack("jax", "jax", r"maxtext|paxml|\bjax\b"),
     Stack("nemo", "nemo", r"dgxc|nemo\b|nemotron|megatron-bridge"),
-    Stack("megatron_core", "nemo", r"mcore|megatron.core|simumax|primus"),
+    Stack("megatron_core", "nemo", r"mcore|megatron.core|simumax|primus|2504\.14960"),
     Stack(
         "megatron_2021", "megatron", r"megatron|2104\.04473|2205\.05198|2201\.11990|calculon|vtrain",
         False, False, True,

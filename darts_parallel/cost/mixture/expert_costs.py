@@ -13,19 +13,15 @@ from torch import Tensor
 
 from darts_parallel.cost.choices import ChoiceTensors, float_tensor
 from darts_parallel.cost.collectives import RingGroup, reduce_scatter
-from darts_parallel.cost.compute import BACKWARD_FACTOR, gemm_seconds, stream_seconds
+from darts_parallel.cost.compute import BACKWARD_FACTOR, exposed, gemm_seconds, launch_gap, stream_seconds
 from darts_parallel.problem.cluster import Device, Link, StageTopology
 from darts_parallel.problem.experts import Experts
-from darts_parallel.problem.model import Gemm
+from darts_parallel.problem.model import Gemm, LayerSpec
 from darts_parallel.problem.problem import Problem
 
 PERMUTED = {"alltoall": 8.0, "flex": 4.0}
 """Elements per routed row and hidden feature that permutation moves in one pass: into the order of the ranks,
 into that of the local experts, and both back, each read and written; DeepEP and HybridEP do it in two."""
-FLEX_GAIN = 1.25
-"""Bandwidth of DeepEP and HybridEP per that of a plain all-to-all (`all_to_all_efficiency`): dispatching
-4,096 tokens of DeepSeek-V3 at ep 64 takes 675 us in an NVLink domain of 72 and 4,626 us on nodes of 8
-(Megatron-Core MoE, arXiv 2603.07685, table 7), 0.93 and 0.86 of what the links give; the default is 0.7."""
 ROUTER_PASSES = 12.0
 """Elements per token and expert of softmax, top-k, mask and balance loss, in float32."""
 FLOAT32 = 4.0
@@ -84,15 +80,17 @@ def expert_costs(
     permutation = stream_seconds(
         PERMUTED[training.moe_token_dispatcher_type] * width * load * copies * h, device
     )
+    routing = device.permutation_factor * (router + permutation)
     activation = device.streaming_factor * stream_seconds(width * rows * inner, device)
     products = _grouped_seconds(experts, rows, choices, device, width)
     fc1 = width * rows * h
     kept = fc1 + width * rows * inner + MAP_BYTES * rows + ROUTER_KEPT * tokens * experts.count
-    forward = router + permutation + activation + products
+    forward = routing + activation + products
     exchange = _exchange_seconds(problem, experts, topology, choices, load * width)
     return ExpertCosts(
         forward=forward,
-        backward=BACKWARD_FACTOR * (router + activation + products) + permutation,
+        backward=BACKWARD_FACTOR * (forward - routing)
+        + device.permutation_factor * (2.0 * router + permutation),
         weight_gradient=products,
         exchange=exchange,
         again={"moe_act": activation, "moe": forward + exchange},
@@ -176,7 +174,44 @@ def all_to_all(
         out = experts.top_k * (choices.ep - inside) / choices.ep
         near = experts.top_k * (inside - 1) / choices.ep
     sharing = float(topology.gpus_per_node) if intra.shared else 1.0
-    share = device.all_to_all_efficiency * (FLEX_GAIN if flex else 1.0)
+    share = device.all_to_all_efficiency * (device.flex_gain if flex else 1.0)
     within = size * near * sharing / (intra.bandwidth * share) + (inside > 1) * intra.latency
     across = size * out * topology.gpus_per_node / (inter.bandwidth * share) + (domains > 1) * inter.latency
     return torch.maximum(within, across)
+
+
+def exposed_exchange(
+    problem: Problem,
+    layer: LayerSpec,
+    choices: ChoiceTensors,
+    experts: ExpertCosts,
+    device: Device,
+    width: int,
+    compute: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Seconds by which dispatch, combine and launches lengthen forward and backward, each of `(O, C)`.
+
+    Beside the exchange runs the other micro-batch's pass (1F1B with merged forward and backward, Megatron-LM;
+    DualPipe, arXiv 2412.19437, section 3.2.1), or the shared experts, or nothing, as the job says.
+
+    Args:
+        width: Bytes of one activation element.
+        compute: Seconds of the layer's kernels in forward and in backward.
+    """
+    training, sent = problem.training, experts.exchange
+    shared = [part for part in layer.parts if part.module == "shared_experts"]
+    shown = (sent, sent)
+    if training.overlap_moe_expert_parallel_comm:
+        shown = (exposed(compute[1], sent, device), exposed(compute[0], sent, device))
+    elif training.moe_shared_expert_overlap and shared:
+        beside = torch.zeros_like(sent)
+        for gemm in shared[0].gemms:
+            beside = beside + gemm_seconds(gemm, choices.tokens, choices.tp, device, width)
+        shown = (exposed(beside, sent, device), exposed(BACKWARD_FACTOR * beside, sent, device))
+    if problem.measured is not None:  # measured times hold the launches already
+        return shown
+    launches = device.expert_overhead
+    return (
+        shown[0] + launch_gap(compute[0] + shown[0], launches),
+        shown[1] + launch_gap(compute[1] + shown[1], BACKWARD_FACTOR * launches),
+    )
