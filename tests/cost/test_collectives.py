@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from darts_parallel.cost.collectives import RingGroup, all_reduce, p2p, reduce_scatter
+from darts_parallel.cost.collectives import RingGroup, all_reduce, p2p, reduce_scatter, single_ring
 from darts_parallel.problem.cluster import Cluster, Link
 from darts_parallel.problem.problem import load_problem
 
@@ -59,3 +59,13 @@ def test_stages_lie_on_consecutive_ranks() -> None:
     assert not cluster.boundary_topology(1, 16).inside_node
     assert cluster.stage_topology(0, 2).data_parallel(2) == (2, 4)
     assert cluster.stage_topology(0, 16).data_parallel(1) == (2, 1)
+
+
+def test_one_ring_sends_the_whole_tensor_by_one_adapter() -> None:
+    size = torch.tensor([1e9], dtype=torch.float64)
+    group = single_ring(_group(8, 4, 8), torch.tensor([True]))
+    expected = 3 / 4 * 1e9 / (20e9 / 8) + 3 * 10e-6
+    assert float(reduce_scatter(size, group, INTRA, INTER)) == pytest.approx(expected)
+    assert single_ring(_group(8, 1, 8), torch.tensor([True])) == _group(
+        8, 1, 8
+    )  # inside a node nothing changes

@@ -7,6 +7,7 @@ import torch
 
 from darts_parallel import Plan, evaluate, load_problem
 from darts_parallel.cost.choices import ChoiceTensors
+from darts_parallel.cost.compute import launch_gap
 from darts_parallel.cost.evaluation import evaluate_batch, hard_plan
 from darts_parallel.cost.mixture.expert_costs import all_to_all
 from darts_parallel.cost.table import build_tables
@@ -213,3 +214,22 @@ def test_dispatch_takes_the_published_seconds(cluster: tuple[str, int], measured
     assert float(found) == pytest.approx(measured, rel=0.08)
     # a plain all-to-all moves every copy
     assert float(all_to_all(size, experts, topology, choices, links, group.device, flex=False)) > float(found)
+
+
+def test_launches_count_where_the_kernels_are_shorter() -> None:
+    kernels = torch.logspace(-5, -1, 9, dtype=torch.float64)
+    both = kernels + launch_gap(kernels, 1e-3)
+    longer = kernels.clamp(min=1e-3)
+    assert (both >= longer).all()
+    assert (both <= 2**0.25 * longer * (1 + 1e-12)).all()
+    assert (launch_gap(kernels, 0.0) == 0.0).all()
+
+
+def test_launches_of_experts_lengthen_a_plan() -> None:
+    def seconds(overhead: float) -> float:
+        problem = toy(f"cluster.devices.toy.expert_overhead_us={overhead}")
+        layers = len(problem.model.layers)
+        return evaluate(Plan(1, (0, layers), (LayerStrategy(1, 8, ep=8),) * layers), problem).iteration_time_s
+
+    times = [seconds(overhead) for overhead in (0.0, 100.0, 1e4)]
+    assert times[0] <= times[1] < times[2]

@@ -30,7 +30,9 @@ def test_a_published_mapping_becomes_a_plan_with_folded_experts() -> None:
     assert case.problem.model.num_parameters == 140_620_634_112
     # tokens are dropped at capacity 1, and the seconds come from the printed MFU
     assert case.problem.config.model.moe_expert_capacity_factor == 1.0
-    flops = case.problem.model.flops_per_token(4096) * 256 * 4096
+    # of the attention matrix the half below the diagonal
+    tokens = [case.problem.model.flops_per_token(seq_len) for seq_len in (0, 4096)]
+    flops = sum(tokens) / 2 * 256 * 4096
     assert run.iteration_s == pytest.approx(flops / (0.493 * 989.5e12 * 128))
 
 
@@ -71,3 +73,30 @@ def test_words_of_a_row_say_dispatcher_overlap_and_modules() -> None:
     assert mixture.training["moe_token_dispatcher_type"] == "flex"
     assert mixture.training["overlap_moe_expert_parallel_comm"]
     assert mixture.training["recompute_modules"] == ["moe_act", "mlp"]
+
+
+def test_rows_of_the_folding_paper_follow_megatrons_defaults() -> None:
+    paper = {"source": "arXiv 2504.14960, Table 3", "etp": "", "vpp_chunks": ""}
+    run = read_run(row(**paper), [row()])
+    assert (run.stack.name, run.virtual_stages) == ("megatron_core", 7)
+    assert {s.etp for s in build_case(run).plan.layers} == {2}
+    # its second table prints FLOP/s alone
+    printed = row(**paper, mfu_pct="", tflops_per_gpu="487.8", tflops_kind="model FLOPs")
+    assert read_run(printed, [row()]).iteration_s == pytest.approx(run.iteration_s, rel=1e-3)
+
+
+def test_a_run_of_torchtitan_has_its_defaults() -> None:
+    given = {"seq_len": "", "global_batch": "", "num_microbatches": "", "pp": "1", "dp": "64",
+             "tokens_per_s_per_gpu": "9000", "micro_batch": "8", "source": "torchtitan pull 19"}  # fmt: skip
+    run = read_run(row(**given), [row()])
+    assert (run.seq_len, run.global_batch, run.num_micro_batches) == (4096, 8 * 64, 1)
+    assert run.iteration_s == pytest.approx(8 * 4096 / (9000 * 2))
+
+
+def test_hybrids_with_experts_are_read() -> None:
+    empty = dict.fromkeys(
+        ("layers", "hidden", "heads", "vocab", "num_microbatches", "n_experts", "top_k"), ""
+    )
+    cells = empty | {"model": "Nemotron_3_Nano", "tp": "1", "pp": "1", "ep": "8", "n_gpus": "8", "dp": "8"}
+    case = build_case(read_run(row(**cells, iteration_s="13.1"), [row()]))
+    assert case.problem.model.num_parameters == 31_577_937_344
