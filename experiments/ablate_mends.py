@@ -37,7 +37,7 @@ from experiments.results_page import publish
 METHOD = """\
 Each line takes one part of the model away, fits all parameters anew and predicts the runs of every fold
 without it, by one Gauss-Newton step from the calibrated parameters, with errors linear in that step. `runs
-touched` are those whose problem the part changes (all, where it changes what is fitted); the errors are medians
+touched` are those whose problem the part changes (all, where it changes what is fitted); errors are medians
 and means of |predicted / measured - 1| of the seconds, before > after for the runs touched."""
 
 
