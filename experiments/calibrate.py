@@ -27,6 +27,7 @@ from darts_parallel.config.options import run_main
 from darts_parallel.config.schema import config_dir
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_text
+from darts_parallel.report.uncertainty import EXPERTS
 from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.coverage import by_place, cross_coverage, pair_spread, spread
 from experiments.calibration.crossvalidation import KINDS, HeldOut, cross_validate, held_out_errors
@@ -195,8 +196,20 @@ def spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:
     """Residual spreads by figure: of a software without runs, of a source without, of known places.
 
     Each is a standard deviation of log(predicted / measured) beside that of the parameters; `pair` that of
-    the difference of two plans of one measured job.
+    the difference of two plans of one measured job. Mixtures have spreads of their own (`experts`).
     """
+    dense, mixtures = (
+        {kind: [r for r in results if r.case.problem.model.has_experts == own]
+         for kind, results in held_out.items()}
+        for own in (False, True)
+    )  # fmt: skip
+    result = _spreads(dense)
+    for part, own in _spreads(mixtures).items():
+        result.setdefault(part, {})[EXPERTS] = own
+    return result
+
+
+def _spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:
     result: dict[str, dict[str, Any]] = {}
     for part in PARTS:
         held = {
@@ -208,9 +221,9 @@ def spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:
         wide = {kind: round(spread(members), 4) for kind, members in held.items() if members}
         known = next((held[kind] for kind in ("model", "source", "family") if held.get(kind)), [])
         result[part] = {**wide, "places": {k: round(v, 4) for k, v in by_place(known, spread(known)).items()}}
-    jobs = [r for kind in ("source", "family", "model") for r in held_out.get(kind, [])][:]
-    if jobs:
-        result["seconds"]["pair"] = round(pair_spread(held_out.get("source") or jobs), 4)
+    jobs = next((held_out[kind] for kind in ("source", "family", "model") if held_out.get(kind)), [])
+    if jobs and PARTS[0] in result:
+        result[PARTS[0]]["pair"] = round(pair_spread(jobs), 4)
     return result
 
 

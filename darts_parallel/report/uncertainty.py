@@ -33,6 +33,8 @@ NORMAL = 1.2815515655446004
 """Standard deviations of half of an 80 % interval."""
 UNKNOWN = "family"
 """Spread of a software without any run."""
+EXPERTS = "experts"
+"""Spreads of mixtures, within those of a figure."""
 BASE = "base"
 FIGURES = {
     "layer_overhead_us": "layer_overhead", "expert_overhead_us": "expert_overhead",
@@ -119,9 +121,16 @@ class Posterior:
             result = result + sd**2 * torch.outer(column, column)
         return result
 
-    def residual(self, part: str, device: str, stack: str) -> float:
-        """Standard deviation of what no parameter explains, for the nearest runs that there are."""
+    def residual(self, part: str, device: str, stack: str, *, experts: bool = False) -> float:
+        """Standard deviation of what no parameter explains, for the nearest runs that there are.
+
+        Args:
+            part: `seconds` or `memory`.
+            experts: Of a mixture, whose releases differ more than those of dense models.
+        """
         spreads = self.spread[part]
+        if experts:
+            spreads = spreads.get(EXPERTS, spreads)
         if not stack:
             return float(spreads[UNKNOWN])
         return float(spreads["places"].get(f"{device}+{stack}", spreads["source"]))
@@ -129,9 +138,14 @@ class Posterior:
     def job_spread(self, problem: Problem) -> tuple[float, float]:
         """Standard deviations of what all plans of a job share, and of what is each plan's own."""
         devices = [_family(group.device.name) for group in problem.cluster.groups]
-        whole = max(self.residual("seconds", device, problem.software.name) for device in devices)
+        experts = problem.model.has_experts
+        whole = max(
+            self.residual("seconds", device, problem.software.name, experts=experts) for device in devices
+        )
         # a place whose runs scatter less than plans of other jobs do tells its plans apart the better
-        own = min(float(self.spread["seconds"].get("pair", whole)) / sqrt(2.0), whole)
+        spreads = self.spread["seconds"]
+        pair = spreads.get(EXPERTS, spreads).get("pair", whole) if experts else spreads.get("pair", whole)
+        own = min(float(pair) / sqrt(2.0), whole)
         return sqrt(max(whole**2 - own**2, 0.0)), own
 
 
@@ -174,13 +188,14 @@ def intervals(
     stack = problem.software.name
     devices = [_family(group.device.name) for group in problem.cluster.groups]
     time = known.variance(time_slopes(known, problem, elasticities))
-    time += max(known.residual("seconds", device, stack) for device in devices) ** 2
+    experts = problem.model.has_experts
+    time += max(known.residual("seconds", device, stack, experts=experts) for device in devices) ** 2
     half = NORMAL * sqrt(time)
     memory, chances = [], []
     for used, capacity, slopes in zip(
         cost.memory_bytes, cost.capacity_bytes, _memory_slopes(plan, problem, stack), strict=True
     ):
-        spread = max(known.residual("memory", device, stack) for device in devices)
+        spread = max(known.residual("memory", device, stack, experts=experts) for device in devices)
         sd = sqrt(known.variance(slopes) + spread**2)
         memory.append((used * exp(-NORMAL * sd), used * exp(NORMAL * sd)))
         chances.append(_tail(log(capacity / used) / sd))

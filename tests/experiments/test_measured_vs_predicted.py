@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from darts_parallel.errors import ConfigError
 from darts_parallel.plan.legality import refuse_unexecutable
 from experiments.measured_vs_predicted import (
     MeasuredOptions,
@@ -30,7 +31,7 @@ def test_the_rank_correlation_sees_order_only() -> None:
 
 
 def test_the_plans_cover_every_degree_and_all_run() -> None:
-    problem = problem_of(MeasuredOptions())
+    problem = problem_of(MeasuredOptions(devices=4, share_cores=True))
     plans = uniform_plans(problem)
     assert {(p.layers[0].dp, p.layers[0].tp, p.pp) for p in plans} == {
         (4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)
@@ -42,7 +43,9 @@ def test_the_plans_cover_every_degree_and_all_run() -> None:
 def test_measured_seconds_stand_beside_predicted_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = MeasuredOptions(devices=2, micro_batches=[2], zero_stages=[0], repeats=2, overrides=SMALL)
+    options = MeasuredOptions(
+        devices=2, share_cores=True, micro_batches=[2], zero_stages=[0], repeats=2, overrides=SMALL
+    )
     options.out = str(tmp_path)
     assert run(options) == 0
     assert "rank correlation" in capsys.readouterr().out
@@ -53,3 +56,8 @@ def test_measured_seconds_stand_beside_predicted_ones(
         assert 0 < float(row["fastest_s"]) <= float(row["measured_s"]) <= float(row["slowest_s"])
         assert float(row["predicted_s"]) > 0
     assert (tmp_path / "measured_vs_predicted.png").stat().st_size > 0
+
+
+def test_more_processes_than_cores_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"devices=1000 must be at most the \d+ cores of this machine"):
+        MeasuredOptions(devices=1000)
