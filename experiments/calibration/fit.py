@@ -20,7 +20,7 @@ SIGMA = 0.06
 by 3 % median and 15 % at most (README of the measurements)."""
 SIGMA_OF_MIXTURES = 0.15
 """The same of mixtures of experts: releases of one software run one and the same mapping of Qwen3-235B on 256
-H100 in 15.4, 17.6, 19.7 and 25.5 s, and what no plan explains must not bend what dense runs say."""
+H100 in 15.4, 17.6, 19.7 and 25.5 s."""
 HUBER = 1.5
 """Errors beyond so many sigma count linearly."""
 PARTS = ("seconds", "memory")
@@ -38,14 +38,27 @@ class Residuals:
     """log(predicted / measured), `(N,)`."""
     jacobian: Tensor
     """d error / d latent, `(N, P)`."""
-    sigma: Tensor
-    """Spread of each error that a good model leaves, `(N,)`."""
+    mixture: Tensor
+    """Whether the run is of a mixture of experts, `(N,)`."""
+
+    @property
+    def sigma(self) -> Tensor:
+        """Spread of each error that a good model leaves, `(N,)`."""
+        return torch.where(self.mixture, SIGMA_OF_MIXTURES, SIGMA).to(torch.float64)
+
+    def informing(self, parameters: Parameters) -> Tensor:
+        """The Jacobian of what each run informs, `(N, P)`: mixtures the figures of experts alone.
+
+        What releases of their software change, and no plan explains, must not bend what dense runs say: a
+        cut between modules (Plummer 2015, Statistics and Computing 25, section 2).
+        """
+        return torch.where(self.mixture.unsqueeze(1) & ~parameters.of_experts, 0.0, self.jacobian)
 
     def without(self, held_out: set[int]) -> "Residuals":
         """The figures of all other runs."""
         keep = torch.tensor([int(i) not in held_out for i in self.case.tolist()], dtype=torch.bool)
         return Residuals(
-            self.case[keep], self.part[keep], self.error[keep], self.jacobian[keep], self.sigma[keep]
+            self.case[keep], self.part[keep], self.error[keep], self.jacobian[keep], self.mixture[keep]
         )
 
     def weights(self, error: Tensor) -> Tensor:
@@ -59,7 +72,7 @@ def residuals(cases: Sequence[Case], parameters: Parameters, latent: Tensor) -> 
     The graph reaches from a figure to the few values of its place; the chain rule to the latent numbers
     is applied after it.
     """
-    rows, kinds, errors, gradients, sigmas = [], [], [], [], []
+    rows, kinds, errors, gradients, mixtures = [], [], [], [], []
     known: dict[Place, tuple[dict[str, Tensor], Tensor]] = {}
     for i, case in enumerate(cases):
         place = place_of(case)
@@ -78,10 +91,10 @@ def residuals(cases: Sequence[Case], parameters: Parameters, latent: Tensor) -> 
             kinds.append(part)
             errors.append(error.detach())
             gradients.append(found @ to_latent)
-            sigmas.append(SIGMA_OF_MIXTURES if case.problem.model.has_experts else SIGMA)
+            mixtures.append(case.problem.model.has_experts)
     return Residuals(
         torch.tensor(rows), torch.tensor(kinds), torch.stack(errors), torch.stack(gradients),
-        torch.tensor(sigmas, dtype=torch.float64),
+        torch.tensor(mixtures),
     )  # fmt: skip
 
 
@@ -105,14 +118,14 @@ def objective(found: Residuals, latent: Tensor, parameters: Parameters) -> float
 
 def step(found: Residuals, latent: Tensor, parameters: Parameters, damping: float, rounds: int = 5) -> Tensor:
     """Minimum of the linearised problem near `latent`, by iteratively reweighted least squares."""
-    move = torch.zeros_like(latent)
+    move, informing = torch.zeros_like(latent), found.informing(parameters)
     for _ in range(rounds):
         error = found.error + found.jacobian @ move
         weight = found.weights(error)
         prior = 1.0 / parameters.sd**2
-        left = found.jacobian.T @ (weight.unsqueeze(1) * found.jacobian) + torch.diag(prior)
+        left = informing.T @ (weight.unsqueeze(1) * found.jacobian) + torch.diag(prior)
         left = left + damping * torch.diag(torch.diagonal(left))
-        right = found.jacobian.T @ (weight * found.error) + prior * latent
+        right = informing.T @ (weight * found.error) + prior * latent
         move = -torch.linalg.solve(left, right)
     return latent + move
 
@@ -158,6 +171,7 @@ def posterior(found: Residuals, latent: Tensor, parameters: Parameters) -> Tenso
     """
     weight = found.weights(found.error)
     prior = 1.0 / parameters.sd**2
-    curvature = found.jacobian.T @ (weight.unsqueeze(1) * found.jacobian) + torch.diag(prior)
+    informing = found.informing(parameters)
+    curvature = informing.T @ (weight.unsqueeze(1) * informing) + torch.diag(prior)
     covariance: Tensor = torch.linalg.inv(curvature)
     return (covariance + covariance.T) / 2.0

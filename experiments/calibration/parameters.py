@@ -57,6 +57,8 @@ class Quantity:
     offset: float = 0.0
     """Added to a positive number: its least value."""
     meaning: str = ""
+    of_experts: bool = False
+    """Only mixtures of experts depend on it; it is all that runs of mixtures are fitted by."""
 
 
 QUANTITIES = (
@@ -92,15 +94,20 @@ QUANTITIES = (
     Quantity("tp_hidden_share", 0.1, 0.7, (("stack", 1.0),), share=True,
              meaning="share of the tensor-parallel communication that runs beside the products"),
     Quantity("grouped_gemm_efficiency", 0.85, 0.6, (("device", 0.3), ("stack", 0.3)), share=True,
-             meaning="share of the speed of single products that the grouped products of experts reach"),
+             meaning="share of the speed of single products that the grouped products of experts reach",
+             of_experts=True),
     Quantity("all_to_all_efficiency", 0.7, 0.2, (("stack", 0.4),), share=True,
-             meaning="share of the links' bandwidth that the experts' plain all-to-all reaches"),
+             meaning="share of the links' bandwidth that the experts' plain all-to-all reaches",
+             of_experts=True),
     Quantity("flex_gain", 1.25, 0.1, (("stack", 0.2),),
-             meaning="bandwidth of DeepEP and HybridEP per that (arXiv 2603.07685, table 7: 1.23-1.33)"),
+             meaning="bandwidth of DeepEP and HybridEP per that (arXiv 2603.07685, table 7: 1.23-1.33)",
+             of_experts=True),
     Quantity("permutation_factor", 1.0, 0.4, (("stack", 0.3),),
-             meaning="memory traffic of router and permutation against that of fused kernels"),
-    Quantity("expert_overhead_us", 500.0, 1.0, (("stack", 0.7), ("device+stack", 0.5)),
-             meaning="launch gaps and synchronisation of a layer's experts in forward"),
+             meaning="memory traffic of router and permutation against that of fused kernels",
+             of_experts=True),
+    Quantity("expert_overhead_us", 500.0, 0.7, (("stack", 0.5), ("device+stack", 0.3)),
+             meaning="launch gaps and synchronisation of a layer's experts in forward",
+             of_experts=True),
     Quantity("intra_efficiency", 0.7, 0.3, (("intra", 0.3), ("intra+stack", 0.2)), share=True,
              meaning="share of the data sheet's bandwidth inside a node; prior: BEST_LINK"),
     Quantity("inter_efficiency", 0.7, 0.3, (("inter", 0.6), ("inter+stack", 0.3)), share=True,
@@ -170,6 +177,9 @@ class Parameters:
         self.keys = keys
         self.sd = torch.tensor(sds, dtype=torch.float64)
         self.index = {key: i for i, key in enumerate(keys)}
+        own = {quantity.name for quantity in quantities if quantity.of_experts}
+        self.of_experts = torch.tensor([key[0] in own for key in keys])
+        """Latent numbers that runs of mixtures are fitted by, `(P,)`."""
 
     def __len__(self) -> int:
         return len(self.keys)

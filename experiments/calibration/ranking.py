@@ -46,12 +46,8 @@ class Trial:
     run: Run
     scores: Mapping[str, float]
     """By name of the order: the lower, the earlier."""
-
-    @property
-    def seconds(self) -> float:
-        """Measured, of one sequence: batches within a job differ by some percent."""
-        assert self.run.iteration_s is not None
-        return self.run.iteration_s / self.run.global_batch
+    seconds: float
+    """Measured, of one sequence: batches within a job differ by some percent. Of repeats the median."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +72,27 @@ def job_rankings(cases: Sequence[Case], scores: Mapping[str, Sequence[float]]) -
         cases: Measured runs; those without seconds are left out.
         scores: By order: seconds per iteration that it expects of every case.
     """
-    groups: dict[tuple[object, ...], list[Trial]] = defaultdict(list)
+    groups: dict[tuple[object, ...], dict[tuple[object, ...], list[int]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for i, case in enumerate(cases):
-        run = case.run
-        if run.iteration_s is None:
-            continue
-        expected = {name: values[i] / run.global_batch for name, values in scores.items()}
-        known = expected | {"smallest": float(run.tp * run.pp)}
-        groups[strategy_group(run)].append(Trial(run, known))
-    return [_ranking(trials) for trials in groups.values() if len(trials) >= SMALLEST_GROUP]
+        if case.run.iteration_s is not None:
+            # one plan of several releases or days is no alternative to itself
+            same = (case.plan, case.run.global_batch, repr(case.problem.training))
+            groups[strategy_group(case.run)][same].append(i)
+    return [
+        _ranking([_trial(cases, scores, repeats) for repeats in plans.values()])
+        for plans in groups.values()
+        if len(plans) >= SMALLEST_GROUP
+    ]
+
+
+def _trial(cases: Sequence[Case], scores: Mapping[str, Sequence[float]], repeats: Sequence[int]) -> Trial:
+    run = cases[repeats[0]].run
+    expected = {name: values[repeats[0]] / run.global_batch for name, values in scores.items()}
+    measured = [cases[i].run.iteration_s or nan for i in repeats]
+    known = expected | {"smallest": float(run.tp * run.pp)}
+    return Trial(run, known, float(np.median(measured)) / run.global_batch)
 
 
 def roofline_seconds(cases: Sequence[Case]) -> list[float]:

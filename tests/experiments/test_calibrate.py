@@ -160,7 +160,7 @@ def test_the_file_keeps_the_posterior(tmp_path: Path) -> None:
     parameters = Parameters(places)
     rows = torch.randn(40, len(parameters), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = Residuals(torch.arange(40), torch.zeros(40), torch.zeros(40, dtype=torch.float64), rows,
-                      torch.full((40,), 0.06, dtype=torch.float64))  # fmt: skip
+                      torch.zeros(40, dtype=torch.bool))  # fmt: skip
     covariance = posterior(found, parameters.zero(), parameters)
     prior = torch.diag(parameters.sd**2)
     assert (torch.linalg.eigvalsh(prior - covariance) > -1e-9).all()  # data never make it wider
