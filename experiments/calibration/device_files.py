@@ -14,6 +14,8 @@ from experiments.calibration.predict import DEVICE_FIELDS
 MARK = "# Calibrated"
 """First words of the comment that this module writes; what stands above it is kept."""
 SHEET = ("memory_GiB", "peak_TFLOPs", "memory_bandwidth_GBps")
+HOST = "host_"
+"""Keys of a device file that are kept as written."""
 DATA_SHEET = "data sheet"
 NO_STACK = "default"
 
@@ -54,6 +56,8 @@ def write_device(folder: Path, name: str, fitted: Calibrated, provenance: Iterab
         if quantity.name in DEVICE_FIELDS:
             value = fitted.value(quantity, place)
             lines.append(f"{quantity.name}: {value:.3g}")
+    # links to the host are no fitted quantity, and stand with their source
+    lines += [line for line in text.splitlines() if line.startswith(HOST)]
     write_text(folder / f"{name}.yaml", "\n".join(lines) + "\n")
 
 

@@ -200,9 +200,14 @@ def test_deepseek_v3_keeps_the_published_bytes() -> None:
 
 @pytest.mark.parametrize(("cluster", "measured"), [(("gb200_nvl72", 16), 675e-6), (("h100_8x8", 8), 4626e-6)])
 def test_dispatch_takes_the_published_seconds(cluster: tuple[str, int], measured: float) -> None:
-    """arXiv 2603.07685, table 7: ep 64 inside an NVLink domain, and over nodes of eight."""
+    """arXiv 2603.07685, table 7: ep 64 inside an NVLink domain, and over nodes of eight.
+
+    A kernel alone reaches seven eighths of the links; in a training step it is slower.
+    """
     name, nodes = cluster
-    problem = load_problem(["model=deepseek_v3", f"cluster={name}", f"cluster.nodes.0.count={nodes}"])
+    device = f"cluster.devices.{name.split('_')[0]}"
+    alone = [f"{device}.all_to_all_efficiency=0.7", f"{device}.flex_gain=1.25"]
+    problem = load_problem(["model=deepseek_v3", f"cluster={name}", f"cluster.nodes.0.count={nodes}", *alone])
     topology = problem.cluster.stage_topology(0, 1)
     experts = expert_layer(problem)
     assert experts is not None
