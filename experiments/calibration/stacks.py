@@ -41,14 +41,14 @@ STACKS = (
     # HF Trainer and Megatron-LM over DeepSpeed's ZeRO-3; DeepSpeed sends gradients in their 16-bit type
     # (`communication_data_type` in its configuration). Its ZeRO-3 of 2021 gathers tensor by tensor: some 60 s
     # an iteration of 175B on 384 to 1,536 GPUs of Selene (arXiv 2104.04473, table 2), which one of a node's
-    # eight adapters would take
+    # eight adapters would take; `single_ring` says so, and waits for figures that are fitted with it
     Stack(
         "deepspeed_hf", "deepspeed", r"hf \+ deepspeed|hf trainer|transformers trainer",
-        False, False, True, 2, single_ring=True,
+        False, False, True, 2,
     ),
     Stack(
         "deepspeed", "deepspeed", r"deepspeed zero \(|deepspeed zero-?3|\bdeepspeed\b(?!.*3d)(?=.*zero-?3)",
-        False, False, True, 2, single_ring=True,
+        False, False, True, 2,
     ),
     Stack("bigscience", "megatron", r"bigscience|megatron-deepspeed|deepspeed 3d", False, False, True),
     Stack("nanotron", "nanotron", r"nanotron"),
