@@ -146,7 +146,7 @@ TOLERANCE = 1e-5
 FEW_BITS_LOSS, FEW_BITS_GRADIENT = 1e-2, 0.3
 """Largest differences of plans that send few bits: a number between two levels falls to one side here and to
 the other there, by the order of a sum, jumps by a level, and moves later numbers over theirs. Without such a
-number losses agree to 1e-7; measured with four blocks of width 64 at 4 bits: 1e-4, a step later 2e-3, 0.13."""
+number losses agree to 1e-7; measured with four blocks of width 64 at 4 bits: 1e-4, a step later 2e-3."""
 FLOOR = 0.1
 """Gradients are compared to their own norm, or to this share of the model's root mean square where they
 are smaller: the gradient of a key's bias is 0 but for rounding, because softmax ignores a shift."""
