@@ -78,7 +78,7 @@ class RunnableProducts:
         degrees = [(table.choices[c].dp, table.choices[c].tp) for c in plans.choices[:, 0].tolist()]
         mine = [row for row, own in enumerate(degrees) if own == (dp, tp)]
         if not mine:
-            return None, f"dp {dp} and tp {tp} are no legal strategy with pp {pp}"
+            return None, self._illegal(dp, tp, pp)
         cost = evaluate_batch(table, plans)
         times = cost.iteration_time.tolist()
         fitting = [(times[row], row) for row in mine if bool(cost.feasible[row])]
@@ -87,6 +87,15 @@ class RunnableProducts:
         device = self.problem.cluster.groups[0].device
         need = float(cost.memory[mine].amax(1).min()) + device.reserved
         return None, f"needs {need / GIB:.1f} GiB of {device.memory / GIB:.1f} GiB"
+
+    def _illegal(self, dp: int, tp: int, pp: int) -> str:
+        """The rule that a product breaks."""
+        heads, batch = self.problem.config.model.num_heads, self.problem.training.global_batch_size
+        if heads % tp:
+            return f"tp {tp} does not divide {heads} attention heads"
+        if batch % dp:
+            return f"dp {dp} does not divide the global batch of {batch}"
+        return f"dp {dp} and tp {tp} are no legal strategy of the space with pp {pp}"
 
     def nothing_runs(self) -> InfeasibleError:
         """The error where no product can run."""

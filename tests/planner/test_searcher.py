@@ -10,6 +10,7 @@ import torch
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.searcher import SearcherModel, evaluate_configurations, products
 from darts_parallel.planner.planning import plan
+from darts_parallel.planner.searcher import RunnableProducts
 from darts_parallel.planner.searcher_descent import (
     ProductSearch,
     neighbours,
@@ -18,6 +19,7 @@ from darts_parallel.planner.searcher_descent import (
 )
 from darts_parallel.problem.problem import load_problem
 
+JOB = ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_8x4", "cost=searcher"]
 TOY = ["model=toy", "cluster=toy", "training=toy", "cost=searcher"]
 
 
@@ -82,6 +84,16 @@ def test_the_polished_product_is_the_best_of_the_enumeration(seed: int) -> None:
     best = min((s, p) for s, p in zip(seconds, every, strict=True) if p in runnable)
     assert search.best is not None
     assert search.seen[search.best] == pytest.approx(best[0], rel=1e-12)
+
+
+def test_what_cannot_run_is_named_with_its_rule() -> None:
+    problem = load_problem(JOB)
+    runnable = RunnableProducts.of(problem)
+    assert runnable.reason((4, 8, 1)) == "tp 8 does not divide 25 attention heads"
+    assert runnable.reason((1, 1, 32)) == ""
+    assert runnable.plan((4, 8, 1)) is None
+    little = [*JOB, "cluster.devices.a10.memory_GiB=3"]
+    assert RunnableProducts.of(load_problem(little)).reason((32, 1, 1)).endswith(" GiB of 3.0 GiB")
 
 
 def test_neighbours_keep_the_product_and_reach_every_one() -> None:
