@@ -16,6 +16,9 @@ def test_deepspeed_accepts_the_file_in_the_whole_world(name: str, monkeypatch: p
     monkeypatch.setattr("deepspeed.comm.get_rank", lambda group=None: 0)
     values = json.loads(golden.read(name, "deepspeed.json"))
     read = config.DeepSpeedConfig(values)
+    if problem.model.has_experts:
+        assert read.expert_parallel_config.enabled
+        assert read.expert_parallel_config.autoep_size == plan.layers[1].ep
     assert read.gradient_accumulation_steps == plan.num_micro_batches
     assert read.zero_optimization_stage == plan.layers[0].zero_stage
     assert read.train_micro_batch_size_per_gpu == values["train_micro_batch_size_per_gpu"]

@@ -15,7 +15,7 @@ MEGATRON = os.environ.get("MEGATRON") or None
 """A folder of Megatron-LM, whose arguments are no part of the package megatron-core."""
 
 PARSE = """
-import json, sys, traceback, typing, typing_extensions
+import json, os, sys, traceback, typing, typing_extensions
 if not hasattr(typing, "override"):  # Megatron-LM's main is written for Python 3.12
     typing.override = typing_extensions.override
 import torch
@@ -24,7 +24,10 @@ from megatron.training import arguments
 from megatron.training.arguments import parse_args, validate_args
 arguments.get_device_arch_version = lambda: 9
 read = []
-for words, world in json.load(sys.stdin):
+for words, world, one_queue in json.load(sys.stdin):
+    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    if one_queue:  # as the script exports it
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     sys.argv = ["pretrain_gpt.py", *words]
     args = parse_args()  # ends at a flag that it does not know
     args.rank, args.world_size = 0, world
@@ -68,6 +71,11 @@ def test_the_layout_of_the_stages_is_read_as_the_plan_cuts_them(name: str) -> No
     assert len(counts) == plan.pp
 
 
+def _one_queue(name: str) -> bool:
+    """Whether a script exports `CUDA_DEVICE_MAX_CONNECTIONS=1`."""
+    return "export CUDA_DEVICE_MAX_CONNECTIONS=1" in golden.read(name, "megatron.sh")
+
+
 @pytest.fixture(scope="module")
 def read() -> dict[str, dict[str, Any]]:
     """What Megatron-LM reads of every golden script."""
@@ -77,8 +85,10 @@ def read() -> dict[str, dict[str, Any]]:
     worlds = [golden.built(name)[0].cluster.num_devices for name in names]
     done = subprocess.run(
         [sys.executable, "-c", f"NAMES = {NAMES!r}\n{PARSE}"],
-        input=json.dumps([(flags(name), world) for name, world in zip(names, worlds, strict=True)]),
-        env={**os.environ, "PYTHONPATH": MEGATRON, "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        input=json.dumps(
+            [(flags(name), world, _one_queue(name)) for name, world in zip(names, worlds, strict=True)]
+        ),
+        env={**os.environ, "PYTHONPATH": MEGATRON},
         capture_output=True,
         text=True,
     )

@@ -11,17 +11,25 @@ registry = pytest.importorskip("torchtitan.models.llama3.config_registry")
 def test_the_release_takes_the_plan(name: str) -> None:
     problem, plan = golden.built(name)
     scope = runpy.run_path(str(golden.path(name, "torchtitan_plan.py")))
-    config = registry.llama3_debugmodel()
+    if problem.model.has_experts:
+        from torchtitan.models.qwen3 import config_registry, model_registry
+
+        config = config_registry.qwen3_debugmodel()
+        config.model_spec = model_registry("debugmodel_moe")
+    else:
+        config = registry.llama3_debugmodel()
     model = config.model_spec.model
     layers = problem.config.model.num_layers
-    with pytest.raises(ValueError, match="but the plan has"):
-        scope["apply_plan"](config)
+    if len(model.layers) != layers:
+        with pytest.raises(ValueError, match="but the plan has"):
+            scope["apply_plan"](config)
     deeper = replace(model, layers=(list(model.layers) * layers)[:layers])
     config.model_spec = replace(config.model_spec, model=deeper)
     made = scope["apply_plan"](config)
     assert made.training.global_batch_size == problem.training.global_batch_size
     assert made.training.seq_len == problem.training.seq_len
     assert made.parallelism.pipeline_parallel_degree == plan.pp
+    assert made.parallelism.expert_parallel_degree == plan.layers[1].ep
     # what the program checks before it starts
     made.parallelism.__post_init__()
     from torchtitan.distributed import ParallelDims
@@ -33,6 +41,6 @@ def test_the_release_takes_the_plan(name: str) -> None:
         cp=p.context_parallel_degree,
         tp=p.tensor_parallel_degree,
         pp=p.pipeline_parallel_degree,
-        ep=1,
+        ep=p.expert_parallel_degree,
         world_size=problem.cluster.num_devices,
     )
