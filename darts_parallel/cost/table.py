@@ -309,10 +309,9 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
     choices = ChoiceTensors.build(problem, counts, whole.choices, whole.cp)
     tables = []
     for cluster, space, own, model, cut in zip(clusters, spaces, stages, models, edges, strict=True):
-        crossed = sorted({borders.index(border) for border in cut if border is not None})
-        numbers = [len(crossed) if b is None else crossed.index(borders.index(b)) for b in cut]
-        # without a boundary one row of zeros stays: bounds take the least and the largest of them
-        p2p = first.p2p[:, crossed] if crossed or None in cut else first.p2p[:, :1]
+        # every order of the nodes numbers the boundaries alike: a search may weigh the orders
+        p2p, turn = first.p2p, first.p2p.shape[1]
+        numbers = [turn if border is None else borders.index(border) for border in cut]
         if None in cut:  # where a V turns, the next stage lies on the last device, too
             p2p = torch.cat([p2p, first.reshard[:, kinds.index(own[-1])].unsqueeze(1)], 1)
         devices = stage_devices(model.schedule, space.pp, space.pp * space.virtual_stages)
