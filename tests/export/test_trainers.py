@@ -19,7 +19,8 @@ MODELS = {name: LLAMA if name in ("torchtitan", "nanotron") else TOY for name in
 
 def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]:
     """Uniform plans of the space with stages cut anywhere that the model allows."""
-    plans, units = [], [i for i, layer in enumerate(problem.model.layers) if i and not layer.fused_to_previous]
+    plans, layers_of = [], problem.model.layers
+    units = [i for i, layer in enumerate(layers_of) if i and not layer.fused_to_previous]
     for _ in range(count):
         space = rng.choice(outer_spaces(problem))
         layers, batch = problem.num_layers, problem.training.global_batch_size
