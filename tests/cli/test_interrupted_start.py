@@ -7,6 +7,7 @@ import pytest
 
 PROGRAM = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
         if name == "darts_parallel.cost":  # the first of the packages that take long
