@@ -93,7 +93,7 @@ def test_few_bits_that_no_collective_here_sends_are_refused(strategy: Strategy, 
     plan = Plan(1, (0, 5), (Strategy(1, 4), *(strategy,) * 2, *(Strategy(1, 4),) * 2))
     with pytest.raises(UnsupportedError, match=nearest):
         refuse_unexecutable(plan, tiny(4))
-    with pytest.raises(UnsupportedError, match="only blocks"):
+    with pytest.raises(UnsupportedError, match="only dense blocks"):
         refuse_unexecutable(
             replace(plan, layers=(Strategy(1, 4, grad_comm_bits=4), *plan.layers[1:])), tiny(4)
         )
