@@ -32,6 +32,7 @@ class FlatSearch(GradientSearch):
     def _one_step(self) -> tuple[StepRecord | None, list[Tensor]]:
         handles = []
         for group, weights in zip(self.groups, self._outer_weights(), strict=True):
+            group.figures = None  # the step by hand knows no hooks
             for values in (group.logits, group.widths):
                 handles.append(values.register_hook(_sharing(weights)))  # type: ignore[no-untyped-call]
         result = super()._one_step()
