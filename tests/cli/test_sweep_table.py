@@ -17,16 +17,16 @@ def job(seconds: float, gap: float | None = 0.01, **overrides: int | str) -> Swe
 
 
 def test_a_sweep_ends_with_a_table_of_medians_over_seeds_and_files(command: Command) -> None:
-    outcome = command(*TOY, *QUIET, "--multirun", "search.num_steps=2,4", "search.seed=0,1,2")
+    outcome = command(*TOY, *QUIET, "--multirun", "search.num_steps=2,4", "search.seed=0,1")
     assert outcome.status == 0, outcome.err
     (folder,) = {path.parent for path in command.folder.rglob("results.csv")}
     names = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    assert len(names) == 6
-    assert all(f"search.seed={number % 3}" in name for number, name in enumerate(names))
+    assert len(names) == 4
+    assert all(f"search.seed={number % 2}" in name for number, name in enumerate(names))
     with (folder / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["search.num_steps"], row["search.seed"]) for row in rows] == [
-        (steps, seed) for steps in ("2", "4") for seed in ("0", "1", "2")
+        (steps, seed) for steps in ("2", "4") for seed in ("0", "1")
     ]
     for row, name in zip(rows, names, strict=True):
         plan = json.loads((folder / name / "plan.json").read_text())
@@ -36,7 +36,7 @@ def test_a_sweep_ends_with_a_table_of_medians_over_seeds_and_files(command: Comm
     assert lines[0].startswith("| search.num_steps | seeds | s/iteration |")
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["2", "4"]
     assert (folder / "results.png").read_bytes().startswith(b"\x89PNG")
-    assert "6 jobs, medians over seeds" in outcome.out
+    assert "4 jobs, medians over seeds" in outcome.out
 
 
 def test_only_what_differs_is_swept_and_seeds_are_joined() -> None:

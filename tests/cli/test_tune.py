@@ -1,12 +1,21 @@
 """`darts-parallel tune`: proposals, trials by list or file, sentences for wrong ones, the loop on gloo."""
 
 import json
+import re
+import shutil
+from io import StringIO
+from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from darts_parallel.cli.arguments import flags_first
-from darts_parallel.errors import ConfigError
+from darts_parallel.cli.job import Job
+from darts_parallel.cli.tune import read_trials
+from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.plan.file import read_own_problem, read_plan
+from darts_parallel.problem.problem import load_problem
 from darts_parallel.run.measure import execute
 from darts_parallel.run.settings import RunSettings
 from darts_parallel.run.workers import Workers
@@ -18,9 +27,19 @@ SMALL = (*TINY, *QUIET, "cluster.nodes.0.count=1", "cluster.nodes.0.gpus=2", "sp
          "search.exact_seconds=20")  # fmt: skip
 
 
-def test_the_loop_closes_on_this_machine(command: Command) -> None:
-    """Search, propose, run three plans with gloo, replan: the seconds of every plan follow the trials."""
-    assert command(*SMALL, "hydra.run.dir=first").status == 0
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the plan that was found before anything was tried."""
+    folder = tmp_path_factory.mktemp("tune")
+    problem = load_problem([*SMALL])
+    (folder / "first").mkdir()
+    Job(problem, folder / "first", Console(file=StringIO())).run()
+    return folder
+
+
+def test_the_loop_closes_on_this_machine(command: Command, first: Path) -> None:
+    """Propose, run three plans with gloo, replan: the seconds of every plan follow the trials."""
+    shutil.copytree(first / "first", command.folder / "first")
     first = command("tune", "first/plan.json", "--top", "3", *QUIET, "hydra.run.dir=tried")
     assert first.status == 0, first.err
     assert "Try next" in first.out
@@ -52,21 +71,31 @@ def test_the_loop_closes_on_this_machine(command: Command) -> None:
 
 
 WRONG = (
-    ("[{plan: first/plan.json}]", "must say seconds, or oom: true"),
-    ("[{plan: first/plan.json, seconds: -1}]", "seconds=-1 must be a number above 0"),
-    ("[{seconds: 1}]", "must have the keys plan and seconds"),
-    ("[{plan: none.json, seconds: 1}]", "none.json cannot be read"),
+    ({"plan": "first/plan.json"}, "must say seconds, or oom: true"),
+    ({"plan": "first/plan.json", "seconds": -1}, "seconds=-1 must be a number above 0"),
+    ({"seconds": 1}, "must have the keys plan and seconds"),
+    ({"plan": "none.json", "seconds": 1}, "none.json cannot be read"),
     ("nothing.csv", "tune.measured=nothing.csv cannot be read"),
 )
 
 
-def test_a_wrong_trial_is_one_sentence(command: Command) -> None:
-    assert command(*SMALL, "hydra.run.dir=first").status == 0
-    for trial, words in WRONG:
-        outcome = command("tune", "first/plan.json", *QUIET, f"tune.measured={trial}", "hydra.run.dir=next")
-        assert outcome.status == 2
-        assert words in outcome.err
-        assert not (command.folder / "next/plan.json").exists()
+@pytest.mark.parametrize(("trial", "words"), WRONG)
+def test_a_wrong_trial_is_one_sentence(
+    trial: dict[str, Any] | str, words: str, first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(first)
+    problem = read_own_problem("first/plan.json")
+    measured = trial if isinstance(trial, str) else [trial]
+    with pytest.raises(DartsParallelError, match=re.escape(words)):
+        read_trials(problem, measured)
+
+
+def test_a_refused_trial_leaves_no_plan(command: Command, first: Path) -> None:
+    outcome = command("tune", str(first / "first/plan.json"), *QUIET, "tune.measured=nothing.csv",
+                      "hydra.run.dir=next")  # fmt: skip
+    assert outcome.status == 2
+    assert "tune.measured=nothing.csv cannot be read" in outcome.err
+    assert not (command.folder / "next/plan.json").exists()
 
 
 def test_the_verb_and_its_flag_are_overrides() -> None:

@@ -53,7 +53,7 @@ def test_every_named_run_states_its_command_and_changes_something(
     assert lines[1] == f"# darts-parallel experiment={name}"
     assert lines[2].startswith("# ")
     assert lines[2].endswith(".")
-    assert load_config([f"experiment={name}"]) != default_problem.config
+    assert load_problem([f"experiment={name}"]).config != default_problem.config
 
 
 @pytest.mark.parametrize("name", NAMED_RUNS)
