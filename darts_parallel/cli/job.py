@@ -85,12 +85,13 @@ class Job(Watcher):
             report.render(
                 problem, planned.result, planned.plan, cost, planned.answers, self.console, elasticities
             )
+            render_ending(planned, problem, self.folder, self.console)
+            self._print_line(trainers_line(problem, planned.plan))
             if self.tracker is not None:
+                # pictures take seconds: whoever waits for the plan has it by now
                 self.tracker.finish(planned.result, planned.plan, cost, planned.answers, elasticities)
         except KeyboardInterrupt:
             self.say("interrupted: plan.json is whole, the report or the curves are not.")
-        render_ending(planned, problem, self.folder, self.console)
-        self._print_line(trainers_line(problem, planned.plan))
         if problem.config.export is not None:
             self._export(planned.plan, problem.config.export)
         return cost.iteration_time_s

@@ -1,9 +1,11 @@
 """TensorBoard: live curves of the search, then pictures and figures of the plan it found.
 
-TensorBoard and matplotlib are imported where they are first needed: together they cost about a second.
+TensorBoard and matplotlib are imported where they are first needed: together they cost more than a second.
+The curves of a search that ends within `LIVE_AFTER` seconds are held until its plan is on the screen.
 """
 
 import json
+import time
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -21,6 +23,10 @@ from darts_parallel.report.winner_curves import write_winner
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch.utils.tensorboard import SummaryWriter
+
+LIVE_AFTER = 10.0
+"""Seconds of a search from which on somebody may be watching: its curves are written as they come."""
 
 
 class Tracker:
@@ -33,12 +39,24 @@ class Tracker:
     """
 
     def __init__(self, folder: Path, problem: Problem, overrides: Sequence[str] = ()) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.problem, self.overrides = problem, overrides
+        self.folder, self.problem, self.overrides = folder, problem, overrides
         self._names = tuple(layer.name for layer in problem.model.layers)
-        self._writer = SummaryWriter(log_dir=str(folder))
+        self._opened: SummaryWriter | None = None
+        self._held: list[tuple[dict[str, float], int, float]] = []
+        """Curves that are not written yet: values, step and the time of day."""
         self._step = 0
+
+    @property
+    def _writer(self) -> "SummaryWriter":
+        """The file, opened at its first use, with the curves that were held until then."""
+        if self._opened is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._opened = SummaryWriter(log_dir=str(self.folder))
+            for values, step, moment in self._held:
+                self._scalars(values, step, moment)
+            self._held.clear()
+        return self._opened
 
     def record(self, record: StepRecord) -> None:
         """Write the curves of one step of the search."""
@@ -55,7 +73,10 @@ class Tracker:
         }
         values |= {f"outer/{name}": value for name, value in record.outer_weights.items()}
         values |= {f"cost_terms/{name}": value for name, value in record.terms.items()}
-        self._scalars(values, self._step)
+        if self._opened is None and record.seconds < LIVE_AFTER:
+            self._held.append((values, self._step, time.time()))
+        else:
+            self._scalars(values, self._step)
 
     def finish(
         self,
@@ -109,16 +130,17 @@ class Tracker:
 
     def close(self) -> None:
         """Write what is still held and close the file."""
-        self._writer.close()
+        if self._held or self._opened is not None:
+            self._writer.close()
 
-    def _scalars(self, values: dict[str, float], step: int) -> None:
-        """Write values of one step as one event: thousands of events take seconds."""
+    def _scalars(self, values: dict[str, float], step: int, moment: float | None = None) -> None:
+        """Write values of one step as one event, of `moment` or now: thousands of events take seconds."""
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
 
         file_writer = self._writer.file_writer
         assert file_writer is not None
         points = [Summary.Value(tag=_tag(tag), simple_value=value) for tag, value in values.items()]
-        file_writer.add_summary(Summary(value=points), step)
+        file_writer.add_summary(Summary(value=points), step, moment)
 
     def _picture(self, tag: str, figure: "Figure") -> None:
         from darts_parallel.report import plots
