@@ -18,7 +18,7 @@ from darts_parallel.cost.schedules import SPLIT_BACKWARD
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.segments import Array as Array
 from darts_parallel.exact.segments import Index as Index
-from darts_parallel.exact.segments import best_bottleneck, best_sum, prefix_sums
+from darts_parallel.exact.segments import StageSegments, prefix_sums
 
 MODES = ("uniform", "stagewise", "layerwise")
 """Spaces in order of growth: one strategy for all layers, one per stage, one per layer."""
@@ -96,12 +96,14 @@ class OuterCosts:
             layer_class=equal_rows(features.transpose(1, 0, 2)),
         )
 
+    @cached_property
     def stage_signatures(self) -> tuple[list[tuple[int, float, float]], Index]:
         """Distinct (kind, micro-batches in flight, capacity), and the one of every stage, `(K,)`."""
         columns = (self.stage_kind, self.in_flight, self.capacity)
-        keys = list(zip(*(column.tolist() for column in columns), strict=True))
-        unique = list(dict.fromkeys(keys))
-        return unique, np.array([unique.index(key) for key in keys])
+        number: dict[tuple[int, float, float], int] = {}
+        keys = zip(*(column.tolist() for column in columns), strict=True)
+        of_stage = np.array([number.setdefault(key, len(number)) for key in keys])
+        return list(number), of_stage
 
 
 def _kind_allowed(table: CostTable, choices: Index) -> NDArray[np.bool_]:
@@ -181,30 +183,34 @@ def _staged_bound(table: CostTable, outer: int, mode: str) -> float:
     chosen = torch.as_tensor(costs.choices)
 
     def before(seconds: Tensor) -> Array:
-        return prefix_sums(seconds[outer].detach()[..., chosen].amin((0, -1)).numpy())[None, :, None]
+        way = prefix_sums(seconds[outer].detach()[..., chosen].amin((0, -1)).numpy())
+        return np.asarray(way[grid.stages.first])
 
     synced = grid.lower_bounds(time=count, sync=1.0) + before(table.forward)
     # the weights' gradients of the device may come after its last backward, beside the way back
     if table.pipeline.schedule in SPLIT_BACKWARD:
-        return best_bottleneck(synced)
+        return grid.stages.least_maximum(synced)
     crossed = grid.lower_bounds(time=count) + before(table.forward + table.backward)
-    return best_bottleneck(np.maximum(synced, crossed))
+    return grid.stages.least_maximum(np.maximum(synced, crossed))
 
 
 def lower_bound(costs: OuterCosts, mode: str) -> float:
     """Lower bound on the seconds of any feasible plan of one outer choice; see `outer_lower_bounds`."""
     rest, grid = costs.num_micro_batches - 1.0, SegmentGrid.build(costs, mode)
-    seconds = grid.lower_bounds(time=1.0)
-    if not np.isfinite(best_sum(seconds)):
+    stages, seconds = grid.stages, grid.lower_bounds(time=1.0)
+    least_sum = stages.least_sum(seconds)
+    if not np.isfinite(least_sum):
         return float("inf")
-    least_sum = best_sum(
-        grid.lower_bounds(time=1.0, per_iteration=1.0) if costs.per_iteration.any() else seconds
+    if costs.per_iteration.any():
+        least_sum = stages.least_sum(grid.lower_bounds(time=1.0, per_iteration=1.0))
+    bottleneck, sync = (
+        rest * stages.least_maximum(seconds),
+        stages.least_maximum(grid.lower_bounds(sync=1.0)),
     )
-    bottleneck, sync = rest * best_bottleneck(seconds), best_bottleneck(grid.lower_bounds(sync=1.0))
     # no strategy is best in time and synchronisation: bound the two together, as the two maxima
     # of one stage, and with the largest synchronisation replaced by the mean
-    joint = least_sum + best_bottleneck(grid.lower_bounds(time=rest, sync=1.0))
-    mean = best_sum(grid.lower_bounds(time=1.0, per_iteration=1.0, sync=1.0 / costs.pp)) + bottleneck
+    joint = least_sum + stages.least_maximum(grid.lower_bounds(time=rest, sync=1.0))
+    mean = stages.least_sum(grid.lower_bounds(time=1.0, per_iteration=1.0, sync=1.0 / costs.pp)) + bottleneck
     return max(least_sum + bottleneck + sync, joint, mean) * (1 - ROUNDING)
 
 
@@ -220,12 +226,17 @@ class SegmentGrid:
     """Distinct segment of layers [i, j), `(L + 1, L + 1)`; 0, the empty one, where i >= j."""
     members: Index
     """One layer of every class, `(R,)`."""
+    stages: StageSegments
+    """The segments of every stage, N."""
 
     @staticmethod
     def build(costs: OuterCosts, mode: str) -> "SegmentGrid":
         """Find the distinct segments."""
         members = np.unique(costs.layer_class, return_index=True)[1]
-        return SegmentGrid(costs, mode, *_distinct_segments(tuple(costs.layer_class.tolist())), members)
+        stages = _legal_segments(costs.pp, costs.fused_to_previous.tobytes())
+        return SegmentGrid(
+            costs, mode, *_distinct_segments(tuple(costs.layer_class.tolist())), members, stages
+        )
 
     def lower_bounds(self, time: float = 0.0, sync: float = 0.0, per_iteration: float = 0.0) -> Array:
         """Bound of `time * t + sync * y + once * o` of every stage and segment that fits the memory.
@@ -236,39 +247,36 @@ class SegmentGrid:
             once: Weight of the seconds that are paid once, o.
 
         Returns:
-            Shape `(K, L + 1, L + 1)`; infinite where no strategy fits or the segment is illegal.
+            Of `stages`, `(N,)`; infinite where no strategy fits.
         """
-        costs = self.costs
-        signatures, of_stage = costs.stage_signatures()
+        costs, stages = self.costs, self.stages
+        signatures, of_stage = costs.stage_signatures
         objective = (time * costs.time + sync * costs.sync + per_iteration * costs.per_iteration)[
             :, self.members
         ]
         # what a kind cannot run is priced out, so that bounds are those of the legal strategies
-        expensive = objective.max() * len(costs.layer_class)
-        objective = (
-            objective + expensive * ~costs.kind_allowed[:, None, :]
-            if not costs.kind_allowed.all()
-            else objective
-        )
-        solve = self._priced if self.mode == "layerwise" else self._single_choice
-        values = np.stack([solve(objective[kind], in_flight, size) for kind, in_flight, size in signatures])
-        legal = np.triu(np.ones(self.segment.shape, dtype=bool), 1)
-        legal[:-1] &= ~costs.fused_to_previous[:, None]
-        result = np.where(legal, values[:, self.segment], np.inf)
+        if not costs.kind_allowed.all():
+            objective = objective + objective.max() * len(costs.layer_class) * ~costs.kind_allowed[:, None, :]
+        solve = self._priced if self.mode == "layerwise" else self._single_choices
+        kinds, in_flight, capacity = (np.array(column) for column in zip(*signatures, strict=True))
+        values = solve(objective[kinds], in_flight, capacity)
+        result = values[of_stage[stages.stage], self.segment[stages.first, stages.end]]
         least = time * costs.reshard.min(axis=(-1, -2))
         if least.any():
-            kinds = np.array([kind for kind, _, _ in signatures])
+            kind = costs.stage_kind[stages.stage]
             # the pair (l, l + 1) counts for segments that hold both
-            before = np.pad(np.cumsum(least, axis=1), ((0, 0), (2, 0)))[kinds]
-            after = np.pad(np.cumsum(least, axis=1), ((0, 0), (1, 1)))[kinds]
-            result += np.where(legal, before[:, None, :] - after[:, :, None], 0.0)
-        result = result[of_stage]
-        result[1:, 1:-1] += time * costs.p2p.min(axis=(-1, -2))[costs.boundary_kind][:, :, None]
-        return result
+            before = np.pad(np.cumsum(least, axis=1), ((0, 0), (2, 0)))
+            after = np.pad(np.cumsum(least, axis=1), ((0, 0), (1, 1)))
+            result += before[kind, stages.end] - after[kind, stages.first]
+        later = stages.stage > 0
+        border = time * costs.p2p.min(axis=(-1, -2))
+        result[later] += border[costs.boundary_kind[stages.stage[later] - 1], stages.first[later] - 1]
+        return np.asarray(result)
 
-    def _memory(self, in_flight: float) -> Array:
-        """Bytes of every class and strategy that add up over a stage, `(R, C)`."""
-        return (self.costs.static + in_flight * self.costs.activation)[self.members]
+    def _memory(self, in_flight: Array) -> Array:
+        """Bytes of every class and strategy that add up over a stage, `(S, R, C)`."""
+        static, activation = self.costs.static[self.members], self.costs.activation[self.members]
+        return np.asarray(static + in_flight[:, None, None] * activation)
 
     @cached_property
     def _working(self) -> Array:
@@ -276,31 +284,40 @@ class SegmentGrid:
         least = self.costs.working[self.members].min(axis=1)
         return np.asarray(np.where(self.counts > 0, least, 0.0).max(axis=1))
 
-    @cached_property
-    def _least_memory(self) -> dict[float, Array]:
-        """Bytes that add up over every distinct segment at least, `(U,)`, by micro-batches in flight."""
-        return {}
+    def _priced(self, objective: Array, in_flight: Array, capacity: Array) -> Array:
+        """Best price bound of every distinct segment, `(S, U)`, for every stage signature.
 
-    def _priced(self, objective: Array, in_flight: float, capacity: float) -> Array:
-        """Best price bound of every distinct segment, `(U,)`."""
+        Args:
+            objective: Of every class and strategy, `(S, R, C)`.
+            in_flight: Micro-batches, `(S,)`.
+            capacity: Bytes, `(S,)`.
+        """
         memory = self._memory(in_flight)
-        free = capacity * (1 + ROUNDING) - self._working
-        prices = price_grid(objective, memory)
-        layers = (objective + prices[:, None, None] * memory).min(axis=-1)
-        result = (self.counts @ layers.T - free[:, None] * prices).max(axis=1)
-        if in_flight not in self._least_memory:
-            self._least_memory[in_flight] = self.counts @ memory.min(axis=1)
-        return np.where(self._least_memory[in_flight] <= free, result, np.inf)
+        free = (capacity * (1 + ROUNDING))[:, None] - self._working
+        grids = price_grids(objective, memory)
+        result = np.empty(free.shape)
+        for row, prices in enumerate(grids):
+            layers = (objective[row] + prices[:, None, None] * memory[row]).min(axis=-1)
+            result[row] = (self.counts @ layers.T - free[row][:, None] * prices).max(axis=1)
+        return np.where(memory.min(axis=2) @ self.counts.T <= free, result, np.inf)
 
-    def _single_choice(self, objective: Array, in_flight: float, capacity: float) -> Array:
-        """Smallest value of any one strategy that fits, for every distinct segment, `(U,)`."""
+    def _single_choices(self, objective: Array, in_flight: Array, capacity: Array) -> Array:
+        """Smallest value of any one strategy that fits, `(S, U)`; arguments as of `_priced`."""
         working = self.costs.working[self.members]
         largest = np.zeros((len(self.counts), working.shape[1]))
         for held, row in zip(self.counts.T, working, strict=True):
             np.maximum(largest, np.where(held[:, None] > 0, row, 0.0), out=largest)
-        peak = self.counts @ self._memory(in_flight) + largest
-        fits = peak <= capacity * (1 + ROUNDING)
-        return np.asarray(np.where(fits, self.counts @ objective, np.inf).min(axis=1))
+        result = np.empty((len(objective), len(self.counts)))
+        for row, memory in enumerate(self._memory(in_flight)):
+            fits = self.counts @ memory + largest <= capacity[row] * (1 + ROUNDING)
+            result[row] = np.where(fits, self.counts @ objective[row], np.inf).min(axis=1)
+        return result
+
+
+@lru_cache(maxsize=64)
+def _legal_segments(num_stages: int, fused_to_previous: bytes) -> StageSegments:
+    """The segments of every outer choice of a pipeline degree."""
+    return StageSegments.legal(num_stages, np.frombuffer(fused_to_previous, dtype=np.bool_))
 
 
 @lru_cache(maxsize=16)
@@ -316,32 +333,45 @@ def _distinct_segments(layer_class: tuple[int, ...]) -> tuple[Array, Index]:
     return rows[order], segment.reshape(counts.shape[:2])
 
 
-def price_grid(value: Array, memory: Array, limit: int = 24) -> Array:
-    """Memory prices at which some layer's cheapest strategy changes, and 0.
+def price_grids(value: Array, memory: Array, limit: int = 24) -> list[Array]:
+    """Memory prices at which some layer's cheapest strategy changes, and 0, of S stages.
 
     Args:
-        value: Seconds of every layer and strategy, `(R, C)`.
-        memory: Bytes, `(R, C)`.
+        value: Seconds of every layer and strategy, `(S, R, C)`.
+        memory: Bytes, the same shape.
         limit: Largest number of prices; more are thinned to quantiles.
 
     Returns:
-        Seconds per byte, rising, shape `(at most limit + 1,)`.
+        S rows of seconds per byte, rising, at most `limit + 1` in each.
     """
-    rows = np.arange(len(value))
+    stages, layers, size = value.shape
+    rows = np.arange(stages * layers)
+    value, memory = value.reshape(-1, size), memory.reshape(-1, size)
     # among the cheapest, the smallest: then walk the lower hull towards less memory
     current = np.lexsort((memory, value), axis=1)[:, 0]
-    prices: list[Array] = []
-    for _ in range(value.shape[1]):
+    steps: list[Array] = [np.zeros(len(rows))]
+    for _ in range(size):
         saved = memory[rows, current][:, None] - memory
         extra = value - value[rows, current][:, None]
         slope = np.where(saved > 0, extra / np.where(saved > 0, saved, 1.0), np.inf)
         best = slope.min(axis=1)
         if not np.isfinite(best).any():
             break
-        prices.append(best[np.isfinite(best)])
+        steps.append(best)
         tied = np.where(slope <= best[:, None] * (1 + 1e-12), memory, np.inf)
         current = np.where(np.isfinite(best), tied.argmin(axis=1), current)
-    found = np.unique(np.concatenate([np.zeros(1), *prices]).clip(min=0.0))
+    own = np.stack(steps, axis=-1).reshape(stages, -1)
+    return [_thinned(prices[np.isfinite(prices)], limit) for prices in own]
+
+
+def price_grid(value: Array, memory: Array, limit: int = 24) -> Array:
+    """The prices of one stage: `price_grids` of values and bytes `(R, C)`."""
+    return price_grids(value[None], memory[None], limit)[0]
+
+
+def _thinned(prices: Array, limit: int) -> Array:
+    """Distinct prices, rising, at most `limit` or so of them."""
+    found = np.unique(prices.clip(min=0.0))
     if len(found) <= limit:
         return found
     return np.asarray(found[np.unique(np.linspace(0, len(found) - 1, limit).round().astype(int))])

@@ -9,7 +9,7 @@ from darts_parallel.exact.bounds import OuterCosts
 from darts_parallel.exact.limits import Completions, UsableSegments
 from darts_parallel.exact.pareto import pareto
 from darts_parallel.exact.result import Check
-from darts_parallel.exact.segments import Array, Index
+from darts_parallel.exact.segments import Array, Index, StageSegments
 from darts_parallel.exact.stage_fronts import Front, penalties
 
 Segment = tuple[int, int, int]
@@ -61,24 +61,28 @@ class Partition:
     def __init__(self, costs: OuterCosts, uses: UsableSegments, source: FrontSource, check: Check) -> None:
         self.costs, self.limit, self.source, self._check = costs, uses.limit, source, check
         self.labels_made = 0
-        found = {(k, i, j): source.front(k, i, j) for k, i, j in np.argwhere(uses.ends).tolist()}
+        own = uses.stages
+        rows = zip(own.stage.tolist(), own.first.tolist(), own.end.tolist(), strict=True)
+        found = {key: source.front(*key) for key in rows}
         self.fronts: dict[Segment, Front] = {key: front for key, front in found.items() if front is not None}
         self._incoming = uses.incoming
-        self._bound()
+        self._ends: dict[tuple[int, int], list[int]] = {}
+        for stage, first, end in self.fronts:
+            self._ends.setdefault((stage, first), []).append(end)
+        self._bound(own.keep(np.array([front is not None for front in found.values()], dtype=bool)))
         self._boundary = np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:]))
         if costs.num_layers > 1 and len(costs.p2p):
             # a worse boundary slows the next stage, which may be the slowest: m micro-batches pay
             self._boundary[1:-1] = penalties(costs.p2p) * costs.num_micro_batches
 
-    def _bound(self) -> None:
+    def _bound(self, stages: StageSegments) -> None:
         """Completions from the fronts themselves, tighter than those that chose the segments."""
-        shape = (self.costs.pp, self.costs.num_layers + 1, self.costs.num_layers + 1)
-        summed, seconds, sync = (np.full(shape, np.inf) for _ in range(3))
-        for (k, i, j), front in self.fronts.items():
-            summed[k, i, j] = front.values[:, :2].sum(axis=1).min() + self._incoming[k, i]
-            seconds[k, i, j] = front.values[:, 0].min() + self._incoming[k, i]
-            sync[k, i, j] = front.values[:, 2].min()
-        self._rest = Completions.build(summed, seconds, sync)
+        fronts = self.fronts.values()
+        incoming = self._incoming[stages.stage, stages.first]
+        summed = np.array([front.values[:, :2].sum(axis=1).min() for front in fronts]) + incoming
+        seconds = np.array([front.values[:, 0].min() for front in fronts]) + incoming
+        sync = np.array([front.values[:, 2].min() for front in fronts])
+        self._rest = Completions.build(stages, summed, seconds, sync)
 
     def _useful(self, values: Array, stage: int, end: int) -> np.ndarray:
         """Which partial plans through `stage`, ending at layer `end`, can stay within the limit."""
@@ -110,13 +114,11 @@ class Partition:
         for stage in range(self.costs.pp):
             parts: dict[int, list[_Partials]] = {}
             for first, before in reached[-1].items():
-                for end in range(first + 1, self.costs.num_layers + 1):
-                    front = self.fronts.get((stage, first, end))
-                    if front is not None:
-                        self._check()
-                        trimmed = self._trim(front, stage, first, end)
-                        self.fronts[(stage, first, end)] = trimmed
-                        parts.setdefault(end, []).append(self._join(before, trimmed, stage, first, end))
+                for end in self._ends.get((stage, first), ()):
+                    self._check()
+                    trimmed = self._trim(self.fronts[stage, first, end], stage, first, end)
+                    self.fronts[stage, first, end] = trimmed
+                    parts.setdefault(end, []).append(self._join(before, trimmed, stage, first, end))
             merged = {end: self._merge(list_, end) for end, list_ in parts.items()}
             reached.append({end: partials for end, partials in merged.items() if partials is not None})
         return self._trace(reached)

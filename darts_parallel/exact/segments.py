@@ -1,13 +1,14 @@
 """Cutting a chain of layers into stages, where the value of every possible stage is known.
 
 Values of stages lie in an array `(K, L + 1, L + 1)`: `[k, i, j]` is that of stage k when it holds layers
-[i, j), infinite where it cannot. A split takes one segment for every stage, in order and without a gap; its
-best ones are found by dynamic programs over stages and boundaries (the linear partition problem, as
-PipeDream and DAPPLE use it).
+[i, j), infinite where it cannot. Where few segments are left, they are a list instead (`StageSegments`). A
+split takes one segment for every stage, in order and without a gap; its best ones are found by dynamic
+programs over stages and boundaries (the linear partition problem, as PipeDream and DAPPLE use it).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,14 +43,108 @@ class NodeGroups:
         found = np.maximum.reduceat(values, self.first, axis=0)
         return np.concatenate([np.full((1, *found.shape[1:]), root), found])
 
-    def largest_of(self, some: NDArray[np.bool_], values: Array) -> Array:
-        """The same over the segments `some` `(S,)` alone, whose values are `(sum, ...)`; 0 without any."""
+    def largest_of(self, some: NDArray[np.bool_], values: Array, none: float = 0.0) -> Array:
+        """The same over the segments `some` `(S,)` alone, values `(sum, ...)`; `none` where there is none."""
         numbers = self.node[self.begins[some], self.stops[some]]
-        result = np.zeros((len(self.first) + 1, *values.shape[1:]))
+        result = np.full((len(self.first) + 1, *values.shape[1:]), none)
         if len(numbers):
             first = _group_starts(numbers)
             result[numbers[first]] = np.maximum.reduceat(values, first, axis=0)
         return result
+
+
+@dataclass(frozen=True)
+class StageSegments:
+    """N segments that stages may hold, in the order of stages, ends and first layers.
+
+    Values of segments are arrays `(N,)`. Short stages have few segments, and a limit leaves few of those.
+    """
+
+    num_stages: int
+    num_layers: int
+    stage: Index
+    """Shape `(N,)`, as the next two."""
+    first: Index
+    end: Index
+
+    @staticmethod
+    def legal(num_stages: int, fused_to_previous: NDArray[np.bool_]) -> "StageSegments":
+        """All that leave a layer to every other stage; none begins with a layer fused to the one before."""
+        size = len(fused_to_previous)
+        begins = ~np.append(fused_to_previous, False)
+        last, offset = np.tril_indices(max(size - num_stages + 1, 0))
+        stage = np.repeat(np.arange(num_stages), len(last))
+        first, end = stage + np.tile(offset, num_stages), stage + np.tile(last, num_stages) + 1
+        kept = begins[first] & begins[end] & ((first == 0) | (stage > 0))
+        kept &= (end == size) | (stage < num_stages - 1)
+        return StageSegments(num_stages, size, stage[kept], first[kept], end[kept])
+
+    def __len__(self) -> int:
+        return len(self.stage)
+
+    def keep(self, kept: NDArray[np.bool_]) -> "StageSegments":
+        """Only the segments `kept`, `(N,)`."""
+        rows = (self.stage[kept], self.first[kept], self.end[kept])
+        return StageSegments(self.num_stages, self.num_layers, *rows)
+
+    @cached_property
+    def _by_first(self) -> Index:
+        """The segments in the order of stages and first layers."""
+        return np.argsort(self.stage * (self.num_layers + 1) + self.first, kind="stable")
+
+    def before(self, values: Array, join: np.ufunc) -> Array:
+        """Least sum (`np.add`) or maximum (`np.maximum`) of the first k stages on layers [0, j).
+
+        Returns:
+            Shape `(K + 1, L + 1)`; infinite where there is no way.
+        """
+        result = self._start(join, 0, 0)
+        for k, rows, places, groups in self._to_ends:
+            reached = join(result[k, self.first[rows]], values[rows])
+            result[k + 1, places] = np.minimum.reduceat(reached, groups)
+        return result
+
+    def after(self, values: Array, join: np.ufunc) -> Array:
+        """Least sum or maximum of the stages from k on when they hold layers [j, L); as `before`."""
+        order = self._by_first
+        end, values = self.end[order], values[order]
+        result = self._start(join, self.num_stages, self.num_layers)
+        for k, rows, places, groups in reversed(self._to_firsts):
+            reached = join(values[rows], result[k + 1, end[rows]])
+            result[k, places] = np.minimum.reduceat(reached, groups)
+        return result
+
+    @cached_property
+    def _to_ends(self) -> list[tuple[int, slice, Index, Index]]:
+        return self._steps(self.end)
+
+    @cached_property
+    def _to_firsts(self) -> list[tuple[int, slice, Index, Index]]:
+        return self._steps(self.first[self._by_first])
+
+    def _start(self, join: np.ufunc, stage: int, layer: int) -> Array:
+        result = np.full((self.num_stages + 1, self.num_layers + 1), np.inf)
+        result[stage, layer] = -np.inf if join is np.maximum else 0.0
+        return result
+
+    def _steps(self, places: Index) -> list[tuple[int, slice, Index, Index]]:
+        """Every stage with its rows, the layers at which they meet, and where a new such layer begins."""
+        starts = _group_starts(self.stage * (self.num_layers + 1) + places)
+        rows = np.searchsorted(self.stage, np.arange(self.num_stages + 1)).tolist()
+        groups = np.searchsorted(starts, rows).tolist()
+        return [
+            (k, slice(rows[k], rows[k + 1]), places[own], own - rows[k])
+            for k in range(self.num_stages)
+            if len(own := starts[groups[k] : groups[k + 1]])
+        ]
+
+    def least_sum(self, values: Array) -> float:
+        """Smallest sum over stages of any split."""
+        return float(self.before(values, np.add)[-1, -1])
+
+    def least_maximum(self, values: Array) -> float:
+        """Smallest maximum over stages of any split."""
+        return float(self.before(values, np.maximum)[-1, -1])
 
 
 def _group_starts(numbers: Index) -> Index:

@@ -6,11 +6,13 @@ trie of layer classes, inside a run of equal blocks only the length of the segme
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from darts_parallel.exact.bounds import OuterCosts, equal_rows
-from darts_parallel.exact.limits import LabelLimits, UsableSegments
+from darts_parallel.exact.label_limits import LabelForms, LabelLimits
+from darts_parallel.exact.limits import UsableSegments
 from darts_parallel.exact.pareto import pareto
 from darts_parallel.exact.result import Check
 from darts_parallel.exact.segments import Array, Index, NodeGroups
@@ -104,19 +106,53 @@ def useful_choices(costs: OuterCosts) -> list[Index]:
 class LayerStructure:
     """Segments and strategies of one outer choice, whatever the limit on its seconds."""
 
+    costs: OuterCosts
     trie: SegmentTrie
     groups: NodeGroups
     """Its segments by node."""
     choices: list[Index]
     """Useful strategies of every layer."""
-    offsets: dict[int, tuple[Array, Array]] = field(default_factory=dict)
-    """Layout penalties before and inside of every node by kind of stage, once they are asked for."""
+    _entered: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+    _forms: dict[int, LabelForms] = field(default_factory=dict)
 
     @staticmethod
     def build(costs: OuterCosts, merge: bool = True) -> "LayerStructure":
         """Find them; without `merge` every segment is its own node."""
         trie = SegmentTrie.build(costs, merge)
-        return LayerStructure(trie, NodeGroups.of(trie.node), useful_choices(costs))
+        return LayerStructure(costs, trie, NodeGroups.of(trie.node), useful_choices(costs))
+
+    def forms(self, signature: int) -> LabelForms:
+        """What is limited on the stages of a signature."""
+        if signature not in self._forms:
+            own = self.costs.stage_signatures[0][signature]
+            self._forms[signature] = LabelForms.build(self.costs, own, self.choices)
+        return self._forms[signature]
+
+    def entered(self, kind: int) -> tuple[Array, Array]:
+        """Layout penalties before and inside of every node on a kind of stage, each `(nodes, Y, Y)`."""
+        if kind not in self._entered:
+            costs = self.costs
+            before, inside = (np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:])) for _ in range(2))
+            if costs.num_layers > 1:
+                # counted as what dominance compares: without a pipeline seconds per iteration
+                weight = costs.num_micro_batches if costs.pp == 1 else 1
+                inside[1:-1] = penalties(costs.reshard[kind : kind + 1]) * weight
+                before[1:-1] = penalties(costs.p2p.swapaxes(-1, -2)) if len(costs.p2p) else 0.0
+            groups = self.groups
+            self._entered[kind] = (
+                groups.largest(before[groups.begins]),
+                groups.largest(inside[groups.stops]),
+            )
+        return self._entered[kind]
+
+    @cached_property
+    def boundary(self) -> Array:
+        """Layout penalties at the end of a stage, `(L + 1, Y, Y)`."""
+        result = np.zeros((self.costs.num_layers + 1, *self.costs.p2p.shape[-2:]))
+        if self.costs.num_layers > 1 and len(self.costs.p2p):
+            # a worse boundary slows the next stage, which may be the slowest: m micro-batches pay
+            result[1:-1] = penalties(self.costs.p2p) * self.costs.num_micro_batches
+        return result
 
 
 class LayerwiseFronts:
@@ -128,15 +164,16 @@ class LayerwiseFronts:
         self.costs, self.uses, self._check = costs, uses, check
         self.trie, self.choices = structure.trie, structure.choices
         self.labels_made = 0
-        signatures, self.of_stage = costs.stage_signatures()
-        self._labels: list[dict[int, Labels]] = []
-        self._fronts: list[dict[int, Front]] = []
+        signatures, self.of_stage = costs.stage_signatures
+        self._labels: list[dict[int, Labels]] = [{} for _ in signatures]
+        self._fronts: list[dict[int, Front]] = [{} for _ in signatures]
         for number, (kind, in_flight, capacity) in enumerate(signatures):
-            budgets = uses.budgets(number, kind, in_flight, capacity, structure.groups, self.choices)
-            ends = uses.ends[self.of_stage == number].any(axis=0)
-            offsets = _NodeOffsets.build(costs, ends, structure, kind)
-            self._labels.append(self._grow(kind, in_flight, budgets, offsets))
-            self._fronts.append(self._finish(self._labels[-1], budgets, offsets, capacity))
+            first, end, budgets = uses.budgets(number)
+            limits = structure.forms(number).limits(first, end, budgets, structure.groups)
+            if limits is not None:
+                offsets = _NodeOffsets.build(structure, first, end, kind)
+                self._labels[number] = self._grow(kind, in_flight, limits, offsets)
+                self._fronts[number] = self._finish(self._labels[number], limits, offsets, capacity)
 
     def front(self, stage: int, first: int, end: int) -> Front | None:
         """Front of layers [first, end) on `stage`; None where no way is useful."""
@@ -234,29 +271,16 @@ class _NodeOffsets:
     after: Array
 
     @staticmethod
-    def build(costs: OuterCosts, ends: np.ndarray, structure: LayerStructure, kind: int) -> "_NodeOffsets":
-        """`ends`: segments that may be a stage of this signature, `(L + 1, L + 1)` bool."""
+    def build(structure: LayerStructure, first: Index, end: Index, kind: int) -> "_NodeOffsets":
+        """Of the segments that may be a stage of this signature, given by first layer and end, `(n,)`."""
+        before, inside = structure.entered(kind)
         groups = structure.groups
-        if kind not in structure.offsets:
-            structure.offsets[kind] = _NodeOffsets._entered(costs, groups, kind)
-        before, inside = structure.offsets[kind]
-        after = np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:]))
-        if costs.num_layers > 1 and len(costs.p2p):
-            # a worse boundary slows the next stage, which may be the slowest: m micro-batches pay
-            after[1:-1] = penalties(costs.p2p) * costs.num_micro_batches
-        final = ends[groups.begins, groups.stops]
-        return _NodeOffsets(before, inside, groups.largest_of(final, after[groups.stops[final]]))
-
-    @staticmethod
-    def _entered(costs: OuterCosts, groups: NodeGroups, kind: int) -> tuple[Array, Array]:
-        """What a layout costs more before the first layer of every node, and behind its last in a stage."""
-        before, inside = (np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:])) for _ in range(2))
-        if costs.num_layers > 1:
-            # counted as what dominance compares: without a pipeline seconds per iteration
-            weight = costs.num_micro_batches if costs.pp == 1 else 1
-            inside[1:-1] = penalties(costs.reshard[kind : kind + 1]) * weight
-            before[1:-1] = penalties(costs.p2p.swapaxes(-1, -2)) if len(costs.p2p) else 0.0
-        return groups.largest(before[groups.begins]), groups.largest(inside[groups.stops])
+        final = np.zeros(groups.node.shape, dtype=bool)
+        final[first, end] = True
+        chosen = final[groups.begins, groups.stops]
+        return _NodeOffsets(
+            before, inside, groups.largest_of(chosen, structure.boundary[groups.stops[chosen]])
+        )
 
     def growing(self, node: int) -> Array | None:
         """Penalty between states (first, current) of labels that may still grow."""
@@ -285,7 +309,7 @@ class StagewiseFronts:
         self._once = _prefix(costs.per_iteration)
         self._static, self._activation = _prefix(costs.static), _prefix(costs.activation)
         self.labels_made = 0
-        _, self.of_stage = costs.stage_signatures()
+        _, self.of_stage = costs.stage_signatures
         self._known: dict[tuple[int, int, int], Front | None] = {}
 
     def front(self, stage: int, first: int, end: int) -> Front | None:

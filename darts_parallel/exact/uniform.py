@@ -77,7 +77,7 @@ def solve_uniform(
         lowest = min(float(outer_lower_bounds(table, "uniform").min()) for table in tables)
         return TableResult(None, lowest, False, 0, note=OFFLOADING)
     check = deadline_check(deadline)
-    queue = _ranked(tables)
+    queue = _ranked(tables, min(_even_seconds(tables, count), incumbent) * (1 + AGREEMENT))
     found, interleaved_floor = _even_interleaved(tables, incumbent, count)
     effort, reached, proven = len(queue), 0.0, True
     interleaved = any(table.virtual_stages > 1 for table in tables)
@@ -132,8 +132,21 @@ def _best_split(case: OuterChoiceSolver, limit: float, check: Check) -> PricedPl
     return None
 
 
-def _ranked(tables: Sequence[CostTable]) -> list[tuple[float, int, int, int]]:
-    """Bound, table, outer choice and strategy of every configuration, cheapest bound first."""
+def _even_seconds(tables: Sequence[CostTable], count: int) -> float:
+    """Seconds of the `count`-th best plan of even stages; infinite where there are not as many."""
+    seconds = [torch.full((count,), torch.inf, dtype=torch.float64)]
+    for table in tables:
+        if table.virtual_stages == 1:
+            cost = evaluate_batch(table, even_uniform_plans(table))
+            seconds.append(cost.iteration_time[cost.feasible].detach())
+    return float(torch.cat(seconds).sort().values[count - 1])
+
+
+def _ranked(tables: Sequence[CostTable], known: float) -> list[tuple[float, int, int, int]]:
+    """Bound, table, outer choice and strategy of every configuration, cheapest bound first.
+
+    What a quick look already excludes, because it costs more than `known` seconds, gets that looser bound.
+    """
     result = []
     for number, table in enumerate(tables):
         if table.virtual_stages > 1:
@@ -142,9 +155,21 @@ def _ranked(tables: Sequence[CostTable]) -> list[tuple[float, int, int, int]]:
             table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.num_stages, -1)
         )
         outer, choice = torch.nonzero(table.allowed & everywhere.all(0), as_tuple=True)
-        bounds = uniform_bounds(table, outer, choice).tolist()
-        result += [(b, number, o, c) for b, o, c in zip(bounds, outer.tolist(), choice.tolist(), strict=True)]
+        bounds = _quick_bounds(table, outer, choice)
+        still = torch.nonzero(bounds <= known).squeeze(1)
+        bounds[still] = uniform_bounds(table, outer[still], choice[still])
+        rows = zip(bounds.tolist(), outer.tolist(), choice.tolist(), strict=True)
+        result += [(bound, number, o, c) for bound, o, c in rows]
     return sorted(result)
+
+
+def _quick_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
+    """Lower bounds of configurations as of `uniform_bounds`, without memory and boundaries, `(B,)`."""
+    seconds, sync = (_by_kind(x, outer, choice).amin(1) for x in (table.time, table.sync))
+    total, rest = seconds.sum(1), table.num_micro_batches[outer] - 1.0
+    slowest, last = (torch.maximum(x.sum(1) / table.pp, x.amax(1)) for x in (seconds, sync))
+    per_iteration = _rows(table.per_iteration, outer, choice).sum(1)
+    return (total + rest * slowest + last + per_iteration) * (1 - SLACK)
 
 
 def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
