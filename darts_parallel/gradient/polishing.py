@@ -3,7 +3,9 @@
 The search reports its raw plan beside the polished one, so that this step hides nothing.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.config.schema import SpaceConfig
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, PricedPlan, unit_starts
@@ -45,13 +46,11 @@ def polish(
     thorough: bool = True,
     chains: bool = True,
     stop: Callable[[], bool] = lambda: False,
+    visited: set[bytes] | None = None,
 ) -> tuple[HardPlans, float, int]:
     """Descend from a feasible plan until no move of any neighbourhood helps.
 
-    A neighbourhood is asked only where the earlier, cheaper ones have no move: changes of layers, runs,
-    stages and edges; all edges anew. Layer-wise and `thorough` also: a stage solved anew; two
-    neighbouring stages and all stages in a chain, where `chains`; edges moved and their stages solved
-    anew; two changes at once.
+    A neighbourhood is asked only where the earlier, cheaper ones have no move.
 
     Args:
         plan: One plan.
@@ -59,39 +58,20 @@ def polish(
         thorough: Whether to ask the dear neighbourhoods too.
         chains: Whether to ask the dearest of them.
         stop: Asked before every move; true ends the descent early.
+        visited: Plans that equal descents of this table came through, to which its own are added: where a
+            descent meets one of them it ends, because it would go on as that one did.
 
     Returns:
         The plan, its seconds per iteration, and how many plans were evaluated.
     """
-    solvers: dict[int, StageSolver] = {}
-
-    def solver(current: HardPlans) -> StageSolver:
-        outer = int(current.outer[0])
-        return solvers.setdefault(outer, StageSolver(table, outer))
-
-    # these solve the closed form of one stage a device
-    single = table.virtual_stages == 1 and not table.offload
-    by_runs = kind == "layerwise" and single and not table.pipeline.simulated
-    levels: list[Callable[[HardPlans], HardPlans]] = [
-        lambda current: _moves(table, current, "uniform" if by_runs else kind, edges=kind)
-    ]
-    if kind != "stagewise" and single:
-        levels.append(lambda current: repartitioned(table, current))
-    if kind == "layerwise" and thorough and single:
-        levels.append(lambda current: resolved_stages(solver(current), current))
-        if chains:
-            levels.append(lambda current: resolved_neighbours(solver(current), current))
-            levels.append(lambda current: resolved_chain(solver(current), current))
-        levels.append(
-            lambda current: resolved_edges(
-                solver(current), current, _edge_starts(table, current, most=MOST_EDGE_MOVES)
-            )
-        )
-    if kind == "layerwise" and thorough:
-        levels.append(lambda current: _pairs(table, current))
+    levels = _neighbourhoods(table, kind, thorough=thorough, chains=chains)
+    by_runs = kind == "layerwise" and _plain(table) and not table.pipeline.simulated
     best = float(evaluate_batch(table, plan).iteration_time[0])
     screen, level = MoveScreen(table, stop), 0
+    met = set() if visited is None else visited
     while level < len(levels) and not stop():
+        if level == 0 and _is_known(plan, met):
+            break
         candidates = levels[level](plan)
         times = screen.seconds(candidates, best)
         index = int(times.argmin())
@@ -108,6 +88,56 @@ def polish(
         else:
             level += 1
     return plan, best, screen.simulated
+
+
+def _is_known(plan: HardPlans, met: set[bytes]) -> bool:
+    """Whether a descent came through a plan before; from now on one did."""
+    name = torch.cat([plan.outer, plan.first_layers[0], plan.choices[0]]).numpy().tobytes()
+    known = name in met
+    met.add(name)
+    return known
+
+
+def _plain(table: CostTable) -> bool:
+    """Whether a device has one stage and nothing lies in host memory, as the solvers of stages need it."""
+    return table.virtual_stages == 1 and not table.offload
+
+
+def _neighbourhoods(
+    table: CostTable, kind: str, *, thorough: bool, chains: bool
+) -> list[Callable[[HardPlans], HardPlans]]:
+    """What a plan may change into, the cheapest neighbourhood first.
+
+    Changes of layers, runs, stages and edges; all edges anew. Layer-wise and `thorough` also: a stage solved
+    anew; two neighbouring stages and all stages in a chain, where `chains`; edges moved and their stages
+    solved anew; two changes at once.
+    """
+    solvers: dict[int, StageSolver] = {}
+
+    def solver(current: HardPlans) -> StageSolver:
+        outer = int(current.outer[0])
+        if outer not in solvers:
+            solvers[outer] = StageSolver(table, outer)
+        return solvers[outer]
+
+    single, layerwise = _plain(table), kind == "layerwise"
+    # runs of layers are priced apart, by what they change
+    strategies = "uniform" if layerwise and single and not table.pipeline.simulated else kind
+    levels: list[Callable[[HardPlans], HardPlans]] = [
+        lambda current: _moves(table, current, strategies, edges=kind)
+    ]
+    if kind != "stagewise" and single:
+        levels.append(lambda current: repartitioned(table, current))
+    if not layerwise or not thorough:
+        return levels
+    if single:
+        levels.append(lambda current: resolved_stages(solver(current), current))
+        if chains:
+            levels.append(lambda current: resolved_neighbours(solver(current), current))
+            levels.append(lambda current: resolved_chain(solver(current), current))
+        levels.append(lambda current: resolved_edges(solver(current), current, _edge_starts(table, current)))
+    levels.append(lambda current: _pairs(table, current))
+    return levels
 
 
 def _moves(table: CostTable, plan: HardPlans, kind: str, *, edges: str) -> HardPlans:
@@ -178,7 +208,7 @@ def _edge_moves(table: CostTable, plan: HardPlans, kind: str) -> list[HardPlans]
 
     Layers that change stage keep their strategy, or take that of their new stage.
     """
-    starts = _edge_starts(table, plan, most=MOST_EDGE_MOVES)
+    starts = _edge_starts(table, plan)
     count = len(starts)
     if count == 0:
         return []
@@ -189,11 +219,11 @@ def _edge_moves(table: CostTable, plan: HardPlans, kind: str) -> list[HardPlans]
     return [adopted] if kind == "stagewise" else [kept, adopted]
 
 
-def _edge_starts(table: CostTable, plan: HardPlans, most: int | None = None) -> Tensor:
+def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:
     """Stage starts with a range of neighbouring edges moved by one unit, shape `(B, K)`.
 
     A range of edges moved together takes a unit from one stage and gives it to another. Where that makes more
-    than `most` starts, only single edges are moved.
+    than `MOST_EDGE_MOVES` starts, only single edges are moved.
     """
     if table.num_stages == 1:
         return plan.first_layers[:0]
@@ -201,7 +231,7 @@ def _edge_starts(table: CostTable, plan: HardPlans, most: int | None = None) -> 
     position = torch.searchsorted(units, plan.first_layers[0].contiguous())
     inner = table.num_stages - 1
     first, last = torch.triu_indices(inner, inner)
-    if most is not None and 2 * len(first) > most:
+    if 2 * len(first) > MOST_EDGE_MOVES:
         first = last = torch.arange(inner)
     order = torch.arange(inner)
     block = ((order >= first.unsqueeze(1)) & (order <= last.unsqueeze(1))).long()
@@ -265,16 +295,6 @@ def _two_changes(plan: HardPlans, a: Tensor, choice_a: Tensor, b: Tensor, choice
     return choices
 
 
-def is_in_space(plan: HardPlans, space: SpaceConfig) -> bool:
-    """Whether one hard plan obeys `space.kind`."""
-    if space.kind == "layerwise":
-        return True
-    if space.kind == "uniform":
-        return bool((plan.choices == plan.choices[:, :1]).all())
-    first = plan.choices.gather(1, plan.first_layers.gather(1, plan.stages()))
-    return bool((plan.choices == first).all())
-
-
 def polish_pool(
     pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool, bounds: Sequence[Tensor] = ()
 ) -> str | None:
@@ -294,57 +314,83 @@ def polish_pool(
     Returns:
         What cut it short, `user` or `time_limit`; None where nothing did.
     """
-    late = False
-
-    def stop() -> bool:
-        nonlocal late
-        late = late or pool.clock.seconds > config.max_seconds
-        return late
-
-    def improve(entry: PricedPlan, *, thorough: bool) -> None:
-        expensive = {"thorough": thorough, "chains": config.polish_chains}
-        plan, _, evaluated = polish(pool.tables[entry.table], entry.plan, kind, **expensive, stop=stop)
-        pool.evaluated += evaluated
-        pool.add(TablePlans(entry.table, plan))
-
-    settled: set[tuple[int, int]] = set()
-
-    def solved(number: int, outer: int, work: Work, bound: float | None = None) -> bool:
-        """Whether the segment programs found or excluded a better plan of the outer choice."""
-        table, before = pool.tables[number], max(work.left, 0)
-        closed = table.virtual_stages == 1 and not table.pipeline.simulated and kind != "uniform"
-        closed = closed and not table.offload
-        if not closed or not before:
-            return False
-        if (number, outer) not in settled:
-            found, proven = solve_outer(table, number, outer, kind, pool.best_time, work, bound)
-            pool.evaluated += before - max(work.left, 0)
-            if found is not None:
-                pool.add(TablePlans(number, found.plan))
-            if not proven:
-                return False
-            settled.add((number, outer))
-        return True
-
+    polisher = _PoolPolisher(pool, kind, config, bounds)
     try:
-        for entry in pool.top(1 if hurry else 0):
-            improve(entry, thorough=True)
-        for entry in pool.top(config.polish_starts):
-            improve(entry, thorough=False)
-        finalists = pool.top(config.polish_finalists)
-        for entry in finalists:
-            number, outer = entry.outer
-            bound = float(bounds[number][outer]) if bounds else None
-            if not solved(number, outer, Work(config.polish_labels), bound) and entry is finalists[0]:
-                improve(entry, thorough=True)
-        work = Work(config.polish_labels)
-        rows = (
-            (b, number, outer) for number, own in enumerate(bounds) for outer, b in enumerate(own.tolist())
-        )
-        for bound, number, outer in sorted(rows):
-            if bound >= pool.best_time or stop():
-                break
-            solved(number, outer, work, bound)
+        polisher.by_moves(hurry=hurry)
+        polisher.by_programs()
     except KeyboardInterrupt:
         return "user"
-    return "time_limit" if late else None
+    return "time_limit" if polisher.late else None
+
+
+@dataclass
+class _PoolPolisher:
+    """Polishes the plans of a pool; arguments as of `polish_pool`."""
+
+    pool: PlanPool
+    kind: str
+    config: SearchConfig
+    bounds: Sequence[Tensor]
+    late: bool = False
+    """Whether the search's time is over."""
+    settled: set[tuple[int, int]] = field(default_factory=set)
+    """Table and outer choice of what the programs have solved or excluded."""
+    visited: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    """Plans of every table that quick descents came through."""
+
+    def stop(self) -> bool:
+        """Whether to end; asked often."""
+        self.late = self.late or self.pool.clock.seconds > self.config.max_seconds
+        return self.late
+
+    def by_moves(self, *, hurry: bool) -> None:
+        """Descend from the best plans by cheap moves, in a hurry first from the best one by all."""
+        for entry in self.pool.top(1 if hurry else 0):
+            self._improve(entry, thorough=True)
+        for entry in self.pool.top(self.config.polish_starts):
+            self._improve(entry, thorough=False)
+
+    def by_programs(self) -> None:
+        """Solve the finalists' outer choices, then those that are still open."""
+        for place, entry in enumerate(self.pool.top(self.config.polish_finalists)):
+            number, outer = entry.outer
+            bound = float(self.bounds[number][outer]) if self.bounds else None
+            if not self._solved(number, outer, Work(self.config.polish_labels), bound) and place == 0:
+                self._improve(entry, thorough=True)
+        work = Work(self.config.polish_labels)
+        rows = ((b, n, outer) for n, own in enumerate(self.bounds) for outer, b in enumerate(own.tolist()))
+        for bound, number, outer in sorted(rows):
+            if bound >= self.pool.best_time or self.stop():
+                break
+            self._solved(number, outer, work, bound)
+
+    def _improve(self, entry: PricedPlan, *, thorough: bool) -> None:
+        """Descend from a plan by moves."""
+        plan, _, evaluated = polish(
+            self.pool.tables[entry.table],
+            entry.plan,
+            self.kind,
+            thorough=thorough,
+            chains=self.config.polish_chains,
+            stop=self.stop,
+            visited=None if thorough else self.visited[entry.table],
+        )
+        self.pool.evaluated += evaluated
+        self.pool.add(TablePlans(entry.table, plan))
+
+    def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:
+        """Whether the segment programs found or excluded a better plan of the outer choice."""
+        table, before = self.pool.tables[number], max(work.left, 0)
+        closed = _plain(table) and not table.pipeline.simulated and self.kind != "uniform"
+        if not closed or not before:
+            return False
+        if (number, outer) not in self.settled:
+            best = self.pool.best_time
+            found, proven = solve_outer(table, number, outer, self.kind, best, work, bound)
+            self.pool.evaluated += before - max(work.left, 0)
+            if found is not None:
+                self.pool.add(TablePlans(number, found.plan))
+            if not proven:
+                return False
+            self.settled.add((number, outer))
+        return True

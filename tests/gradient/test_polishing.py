@@ -8,7 +8,7 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, round_edges
 from darts_parallel.cost.pruning import canonical, without_dominated
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.gradient.polishing import is_in_space, polish
+from darts_parallel.gradient.polishing import polish
 from darts_parallel.gradient.rounding import harden, repair
 from darts_parallel.gradient.stage_moves import repartitioned, resolved_chain, resolved_stages
 from darts_parallel.gradient.stage_solver import StageSolver
@@ -16,6 +16,7 @@ from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_plans import random_plans
 from tests.support.random_tables import random_table
+from tests.support.spaces import is_in_space
 
 
 def _tables(seed: int) -> list[CostTable]:

@@ -16,7 +16,6 @@ from darts_parallel.cost.pruning import without_dominated
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.exact.layerwise import solve
-from darts_parallel.gradient.polishing import is_in_space
 from darts_parallel.gradient.restarts import RestartBatch
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
@@ -26,6 +25,7 @@ from darts_parallel.problem.problem import Problem, load_problem
 from experiments.replan import ReplanOptions, rows
 from tests.support.commands import QUIET, Command
 from tests.support.random_plans import random_plans
+from tests.support.spaces import is_in_space
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
 MIXED = ["model=toy", "cluster=toy_mixed", "training=toy", "space.num_micro_batches=[2,4]"]
