@@ -197,7 +197,8 @@ class LabelForms:
         final = np.zeros(len(own), dtype=bool)
         final[groups.node[first, end]] = True
         room = -groups.largest_of(inside, -self._room(box)[cells], -np.inf) - 1e-12 * self.capacity
-        return LabelLimits(self.weights, own, np.isfinite(own).all(axis=1), final, room, self.total)
+        wanted = np.asarray(np.isfinite(own).all(axis=1))
+        return LabelLimits(self.weights, own, wanted, final, room, self.total)
 
     def _room(self, box: _Box) -> Array:
         """Bytes below which memory cannot bind, `(I, J)`: the missing layers at their largest."""
