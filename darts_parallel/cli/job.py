@@ -81,20 +81,27 @@ class Job(Watcher):
         self._refuse(planned.plan, cost)
         elasticities = self._sensitivity(planned.plan)
         self._write(planned, cost, elasticities)
-        try:
+        with self._plan_stands():
             report.render(
                 problem, planned.result, planned.plan, cost, planned.answers, self.console, elasticities
             )
-            render_ending(planned, problem, self.folder, self.console)
-            self._print_line(trainers_line(problem, planned.plan))
-            if self.tracker is not None:
+        render_ending(planned, problem, self.folder, self.console)
+        self._print_line(trainers_line(problem, planned.plan))
+        if self.tracker is not None:
+            with self._plan_stands():
                 # pictures take seconds: whoever waits for the plan has it by now
                 self.tracker.finish(planned.result, planned.plan, cost, planned.answers, elasticities)
-        except KeyboardInterrupt:
-            self.say("interrupted: plan.json is whole, the report or the curves are not.")
         if problem.config.export is not None:
             self._export(planned.plan, problem.config.export)
         return cost.iteration_time_s
+
+    @contextmanager
+    def _plan_stands(self) -> Iterator[None]:
+        """Ctrl-C ends what is inside, not the command: the plan is written."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.say("interrupted: plan.json is whole, the report or the curves are not.")
 
     def _refuse(self, plan: Plan, cost: CostBreakdown) -> None:
         """Refuse, before anything is written, what is over budget or a given plan's failing export."""
