@@ -153,12 +153,12 @@ class CostTable:
     fractions: Tensor | None = None
     """Shares of activations and of optimizer state in host memory, `(pp, 2)`; None: the least that fit."""
 
-    @property
+    @cached_property
     def pp(self) -> int:
         """Pipeline degree: devices in a row."""
         return len(self.capacity)
 
-    @property
+    @cached_property
     def num_stages(self) -> int:
         """Stages in the order of layers, K."""
         return len(self.stage_kind)
@@ -202,7 +202,7 @@ class CostTable:
         name += f" {self.schedule_name}" if self.schedule_name else ""
         return f"{name} ({self.order_name})" if self.order_name else name
 
-    @property
+    @cached_property
     def num_outer(self) -> int:
         """Outer choices, O."""
         return len(self.num_micro_batches)

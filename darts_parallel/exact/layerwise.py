@@ -15,13 +15,7 @@ from torch import Tensor
 from darts_parallel.cost.hard_plans import PricedPlan
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact import simulated
-from darts_parallel.exact.bounds import (
-    MODES,
-    OuterCosts,
-    lower_bound,
-    outer_lower_bounds,
-    quick_lower_bounds,
-)
+from darts_parallel.exact.bounds import MODES, lower_bound, outer_lower_bounds, quick_lower_bounds
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import OFFLOADING, DeadlineError, PlannerResult, TableResult
 from darts_parallel.exact.uniform import solve_uniform
@@ -120,34 +114,34 @@ class _Search:
 
     def run(self) -> TableResult:
         """Open all outer choices, then search them until the proof or the deadline."""
+        for number, table in enumerate(self.tables):
+            rows = enumerate(quick_lower_bounds(table).tolist())
+            self.cases += [OuterChoiceSolver(table, number, outer, bound) for outer, bound in rows]
         try:
             if self.fallback is None:
                 self.fallback = solve_uniform(self.tables, self.incumbent, self.deadline).best
             self._open()
             self._search()
         except DeadlineError:
-            opened = sum(table.num_outer for table in self.tables) == len(self.cases)
-            bound = self._lower_bound() if opened else 0.0
-            return TableResult(self.best or self.fallback, bound, False, self._labels())
+            return TableResult(self.best or self.fallback, self._lower_bound(), False, self._labels())
         nothing = self.best is None and self.incumbent == np.inf
         return TableResult(self.best, np.inf if nothing else self._lower_bound(), True, self._labels())
 
     def _open(self) -> None:
-        """All outer choices with their bounds; those that no plan fits have an infinite one."""
+        """Bound all outer choices that a quick look leaves open; of those that no plan fits infinitely."""
         known = min(self.limit, np.inf if self.fallback is None else self.fallback.time * (1 + AGREEMENT))
-        for number, table in enumerate(self.tables):
-            for outer, quick in enumerate(quick_lower_bounds(table).tolist()):
+        for case in self.cases:
+            if case.bound <= known:
                 self._check()
-                costs = OuterCosts.read(table, outer)
-                bound = quick if quick > known else lower_bound(costs, self.mode)
-                self.cases.append(OuterChoiceSolver(table, number, outer, costs, bound))
+                case.bound = lower_bound(case.costs, self.mode)
 
     def _search(self) -> None:
         """Raise the limit until a plan is found, then exclude the other outer choices."""
-        # no plan at all costs more: where none is feasible the limit must stop somewhere
-        self.limit = min(self.limit, max((case.dearest() for case in self.cases), default=0.0))
         if self.fallback is not None:
             self.limit = min(self.limit, self.fallback.time * (1 + AGREEMENT))
+        if self.limit == np.inf:
+            # no plan at all costs more: where none is feasible the limit must stop somewhere
+            self.limit = max((case.dearest() for case in self.cases), default=0.0)
         margin, lowest = FIRST_MARGIN, min((case.bound for case in self.cases), default=np.inf)
         while any(case.bound <= self.limit for case in self.cases):
             trial, before = min(lowest * (1 + margin), self.limit), self._labels()

@@ -1,6 +1,7 @@
 """One outer choice of a table, solved exactly within a cost limit."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -8,7 +9,7 @@ import torch
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.bounds import OuterCosts
+from darts_parallel.exact.bounds import Index, OuterCosts
 from darts_parallel.exact.limits import SegmentBounds, UsableSegments
 from darts_parallel.exact.partition import Arrangement, Partition
 from darts_parallel.exact.result import Check
@@ -25,14 +26,20 @@ class OuterChoiceSolver:
     table: CostTable
     table_index: int
     outer: int
-    costs: OuterCosts
     bound: float
     """No plan costs less; infinite once solved or infeasible."""
+    choices: Index | None = None
+    """Strategies that plans may take; None: all that the outer choice allows."""
     labels: int = 0
     """Partial plans made so far."""
     segments: SegmentBounds | None = None
     layers: LayerStructure | None = None
     """Of a layer-wise space, the same whatever the limit."""
+
+    @cached_property
+    def costs(self) -> OuterCosts:
+        """Read once they are asked for: most outer choices are excluded at a look."""
+        return OuterCosts.read(self.table, self.outer, self.choices)
 
     def attempt(self, mode: str, limit: float, check: Check, *, merge: bool = True) -> PricedPlan | None:
         """The best plan within `limit`; None, and a raised bound, where there is none.

@@ -146,6 +146,27 @@ class StageSegments:
         """Smallest maximum over stages of any split."""
         return float(self.before(values, np.maximum)[-1, -1])
 
+    def split_below(self, values: Array, limit: float) -> tuple[float, list[int]]:
+        """The split of least sum whose stages all stay within `limit`, as the function of this name."""
+        small = values <= limit
+        own, values = self.keep(small), values[small]
+        reached = own.before(values, np.add)
+        end, starts = self.num_layers, list[int]()
+        if not np.isfinite(reached[-1, end]):
+            return float("inf"), starts
+        place = own.stage * (self.num_layers + 1) + own.end
+        for k in range(self.num_stages - 1, -1, -1):
+            first, last = np.searchsorted(place, k * (self.num_layers + 1) + end + np.arange(2))
+            sums = reached[k, own.first[first:last]] + values[first:last]
+            end = int(own.first[first + int(sums.argmin())])
+            starts.append(end)
+        return float(reached[-1, -1]), starts[::-1]
+
+    def rising_limits(self, values: Array) -> Iterator[float]:
+        """Values that the slowest stage of a split may have, from the least that any split reaches on."""
+        limit = self.least_maximum(values)
+        yield from np.unique(values[(values >= limit) & np.isfinite(values)]).tolist()
+
 
 def _group_starts(numbers: Index) -> Index:
     """Places in rising numbers where a new one begins."""

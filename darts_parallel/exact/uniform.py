@@ -16,7 +16,7 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import PricedPlan, even_uniform_plans
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact import simulated
-from darts_parallel.exact.bounds import OuterCosts, outer_lower_bounds
+from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force, find_plan_brute_force
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import (
@@ -87,8 +87,7 @@ def solve_uniform(
             limit = found[count - 1].time if len(found) >= count else incumbent * (1 + AGREEMENT)
             if bound > limit or bound == np.inf:
                 break
-            costs = OuterCosts.read(tables[number], outer, np.array([choice]))
-            case = OuterChoiceSolver(tables[number], number, outer, costs, bound)
+            case = OuterChoiceSolver(tables[number], number, outer, bound, np.array([choice]))
             plan = _best_split(case, limit, check)
             effort += case.labels
             if plan is not None:

@@ -165,6 +165,8 @@ class GradientSearch:
                         self.histories.copied(place, source)
                 if self._reached(thin_at):
                     self._thin(merits)
+                elif record is not None:
+                    self._drop_excluded(merits)
         except KeyboardInterrupt:
             self.stopped_by = "user"
         return records
@@ -223,16 +225,28 @@ class GradientSearch:
 
     def _thin(self, merits: list[Tensor]) -> None:
         """Keep the better half of the restarts, and the outer choices that can still win."""
+        self._keep(merits, [max(merit.shape[1] // 2, 1) for merit in merits])
+
+    def _drop_excluded(self, merits: list[Tensor]) -> None:
+        """Keep the outer choices that can still win; how the others go on changes nothing for them."""
+        if any(bool((self._own_bounds(group) > self.pool.best_time * SLACK).any()) for group in self.groups):
+            self._keep(merits, [merit.shape[1] for merit in merits])
+
+    def _own_bounds(self, group: RestartBatch) -> Tensor:
+        """Lower bounds of a group's outer choices, `(O,)`."""
+        return self.bounds[group.table_index][group.outer_index]
+
+    def _keep(self, merits: list[Tensor], counts: list[int]) -> None:
+        """Keep of every group so many of the best restarts, of the outer choices that can still win."""
         groups: list[RestartBatch] = []
         kept: list[tuple[int, Tensor, Tensor]] = []
         moments = self.optimizer.state()
-        for place, (group, merit) in enumerate(zip(self.groups, merits, strict=True)):
-            bound = self.bounds[group.table_index][group.outer_index]
-            outer = torch.nonzero(bound <= self.pool.best_time * SLACK).squeeze(1)
+        for place, (group, merit, count) in enumerate(zip(self.groups, merits, counts, strict=True)):
+            outer = torch.nonzero(self._own_bounds(group) <= self.pool.best_time * SLACK).squeeze(1)
             if not len(outer):
                 continue
             order = merit[outer].argsort(dim=1, stable=True)
-            restarts = order[:, : max(merit.shape[1] // 2, 1)].sort(1).values
+            restarts = order[:, :count].sort(1).values
             thinner = group.select(outer, restarts)
             for old, new in zip(group.parameters, thinner.parameters, strict=True):
                 moments[id(new)] = tuple(

@@ -8,7 +8,7 @@ never after a time, so that equal seeds keep giving equal plans.
 
 from darts_parallel.cost.hard_plans import PricedPlan
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.bounds import OuterCosts, lower_bound
+from darts_parallel.exact.bounds import lower_bound
 from darts_parallel.exact.layerwise import FIRST_MARGIN, growth
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import DeadlineError
@@ -58,10 +58,9 @@ def solve_outer(
     Returns:
         The plan, or None; and whether that is proven within the work.
     """
-    costs = OuterCosts.read(table, outer)
-    case = OuterChoiceSolver(
-        table, number, outer, costs, lower_bound(costs, kind) if bound is None else bound
-    )
+    case = OuterChoiceSolver(table, number, outer, 0.0 if bound is None else bound)
+    if bound is None:
+        case.bound = lower_bound(case.costs, kind)
     lowest, margin, limit = case.bound, FIRST_MARGIN, incumbent * (1 + AGREEMENT)
     try:
         while case.bound <= limit:

@@ -366,14 +366,17 @@ class _PoolPolisher:
 
     def _improve(self, entry: PricedPlan, *, thorough: bool) -> None:
         """Descend from a plan by moves."""
+        table = self.pool.tables[entry.table]
+        # what a screen of simulated plans remembers may change its next move
+        alike = not thorough and not table.pipeline.simulated
         plan, _, evaluated = polish(
-            self.pool.tables[entry.table],
+            table,
             entry.plan,
             self.kind,
             thorough=thorough,
             chains=self.config.polish_chains,
             stop=self.stop,
-            visited=None if thorough else self.visited[entry.table],
+            visited=self.visited[entry.table] if alike else None,
         )
         self.pool.evaluated += evaluated
         self.pool.add(TablePlans(entry.table, plan))

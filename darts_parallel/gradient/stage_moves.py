@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.segments import Array, rising_limits, segment_max, spans, split_below
+from darts_parallel.exact.segments import Array, StageSegments, prefix_sums, segment_max
 from darts_parallel.gradient.stage_solver import StageSolver
 
 LIMITS_ABOVE = 8
@@ -25,48 +25,47 @@ def repartitioned(table: CostTable, plan: HardPlans) -> HardPlans:
     """
     if table.pp == 1:
         return plan
-    seconds = np.where(segments_that_fit(table, plan), segment_seconds(table, plan), np.inf)
-    limits = islice(rising_limits(seconds), LIMITS_ABOVE)
-    starts = [split_below(seconds, limit)[1] for limit in limits]
+    stages, seconds = stage_seconds(table, plan)
+    limits = islice(stages.rising_limits(seconds), LIMITS_ABOVE)
+    starts = [stages.split_below(seconds, limit)[1] for limit in limits]
     if not starts:
         return plan
     count = len(starts)
     return HardPlans(plan.outer.expand(count), plan.choices.expand(count, -1), torch.tensor(starts))
 
 
-def segment_seconds(table: CostTable, plan: HardPlans) -> Array:
-    """Seconds of layers i to j - 1 as stage k, shape `(K, L + 1, L + 1)`."""
+def stage_seconds(table: CostTable, plan: HardPlans) -> tuple[StageSegments, Array]:
+    """Segments that fit their stage under one plan's strategies, and the seconds of each as that stage."""
+    stages = StageSegments.legal(table.pp, table.fused_to_previous.numpy())
+    stages = stages.keep(_fits(table, plan, stages))
+    stage, first, end = stages.stage, stages.first, stages.end
     outer, layers = int(plan.outer[0]), torch.arange(table.num_layers)
     choices = plan.choices[0]
     layout = table.layout[choices]
-    result = np.full((table.pp, table.num_layers + 1, table.num_layers + 1), np.inf)
-    for kind in sorted(set(table.stage_kind.tolist())):
-        own = table.time[outer, kind, layers, choices].numpy()
-        change = table.reshard[outer, kind, layers[:-1], layout[:-1], layout[1:]].numpy()
-        changes = np.concatenate([[0.0, 0.0], np.cumsum(change)])
-        block = spans(own)
-        inner = np.zeros_like(block)
-        inner[:-1, :] = changes[None, :] - changes[1:, None]
-        for stage in torch.nonzero(table.stage_kind == kind).flatten().tolist():
-            result[stage] = block + inner
-            if stage:
-                border = int(table.boundary_kind[stage - 1])
-                entry = table.p2p[outer, border, layers[:-1], layout[:-1], layout[1:]].numpy()
-                result[stage, 1:-1] += entry[:, None]
-    return result
+    own = prefix_sums(table.time[outer][:, layers, choices].numpy())
+    change = table.reshard[outer][:, layers[:-1], layout[:-1], layout[1:]].numpy()
+    changes = np.pad(np.cumsum(change, axis=1), ((0, 0), (2, 0)))
+    kind = table.stage_kind.numpy()[stage]
+    # the pair (l, l + 1) counts for segments that hold both
+    inner = changes[kind, end] - changes[kind, first + 1]
+    seconds = own[kind, end] - own[kind, first] + inner
+    later = np.flatnonzero(stage > 0)
+    entry = table.p2p[outer][:, layers[:-1], layout[:-1], layout[1:]].numpy()
+    border = table.boundary_kind.numpy()[stage[later] - 1]
+    seconds[later] += entry[border, first[later] - 1]
+    return stages, seconds
 
 
-def segments_that_fit(table: CostTable, plan: HardPlans) -> NDArray[np.bool_]:
-    """Non-empty segments that fit their stage and do not begin with a joined layer."""
+def _fits(table: CostTable, plan: HardPlans, stages: StageSegments) -> NDArray[np.bool_]:
+    """Segments that fit their stage, `(N,)`."""
     outer, layers, choices = int(plan.outer[0]), torch.arange(table.num_layers), plan.choices[0]
     static = table.static[outer, layers, choices].numpy()
     activation = table.activation[outer, layers, choices].numpy()
-    working = table.working[outer, layers, choices].numpy()
-    in_flight, capacity = table.in_flight[outer].numpy(), table.capacity.numpy()
-    kept = spans(static + in_flight[:, None] * activation)
-    fits = kept + segment_max(working) <= capacity[:, None, None]
-    fits[:, np.flatnonzero(table.fused_to_previous.numpy())] = False
-    return np.asarray(fits & np.triu(np.ones(fits.shape[1:], bool), 1))
+    working = segment_max(table.working[outer, layers, choices].numpy())
+    kept = prefix_sums(static + table.in_flight[outer].numpy()[:, None] * activation)
+    need = kept[stages.stage, stages.end] - kept[stages.stage, stages.first]
+    need = need + working[stages.first, stages.end]
+    return np.asarray(need <= table.capacity.numpy()[stages.stage])
 
 
 CHAIN_LIMIT = 40_000

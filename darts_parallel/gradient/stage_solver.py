@@ -6,7 +6,7 @@ answer; a second one drops every label whose lower bound (memory priced by Lagra
 it. The largest working memory of the stage is taken care of by trying its possible values as limits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.bounds import equal_rows
 
 Array = NDArray[np.float64]
 COARSE_LABELS = 12
@@ -34,13 +35,30 @@ PRICES = 16
 """Prices of memory, in seconds per byte, whose best lower bound is used."""
 
 
+Key = tuple[int, int, int, int, int]
+"""A stage, its first layer and end, and the layouts of its neighbours (-1 where there is none)."""
+
+
+@dataclass(frozen=True)
+class _LayerCosts:
+    """Useful strategies of one class of layers."""
+
+    choices: NDArray[np.int64]
+    seconds: Array
+    """Weighted."""
+    need: Array
+    """Bytes."""
+    rates: Array
+    """Positive exchange rates of seconds for bytes between two of them."""
+
+
 @dataclass(frozen=True)
 class _Costs:
     """Weighted seconds and bytes of the useful strategies of every layer of a stage."""
 
-    choices: list[NDArray[np.int64]]
-    seconds: list[Array]
-    need: list[Array]
+    choices: Sequence[NDArray[np.int64]]
+    seconds: Sequence[Array]
+    need: Sequence[Array]
     capacity: float
     prices: Array
     rest: Array
@@ -64,7 +82,10 @@ class _Labels:
 
 
 class StageSolver:
-    """Solves stages of one outer choice of a table; answers are remembered."""
+    """Solves stages of one outer choice of a table.
+
+    Answers are remembered by what they depend on: stages of one kind that hold equal layers share them.
+    """
 
     def __init__(self, table: CostTable, outer: int) -> None:
         self.table, self.outer = table, outer
@@ -77,7 +98,29 @@ class StageSolver:
         every, kinds = torch.arange(len(table.choices)), table.stage_kind.unsqueeze(1)
         runs = table.allowed[outer] & table.runs(kinds, every.expand(table.num_stages, -1))
         self.allowed = [np.flatnonzero(row) for row in runs.numpy()]
-        self.known: dict[tuple[int, ...], list[list[int]]] = {}
+        own = [self.time, self.sync, *(x[None] for x in (self.per_iteration, self.static, self.activation))]
+        features = np.concatenate([*own, self.working[None]])
+        self.layer_class = equal_rows(features.transpose(1, 0, 2))
+        self.pair_class = equal_rows(np.concatenate([self.reshard, self.p2p]).transpose(1, 0, 2, 3))
+        self.signature = self._signatures()
+        self.known: dict[tuple[int | bytes, ...], list[list[int]]] = {}
+        self.layers: dict[tuple[float, ...], _LayerCosts] = {}
+
+    def _signatures(self) -> list[int]:
+        """Number of the kind of every stage, its micro-batches in flight, bytes and boundaries."""
+        table = self.table
+        borders = [-1, *table.boundary_kind.tolist(), -1]
+        columns = (table.stage_kind, table.in_flight[self.outer], table.stage_capacity)
+        keys = zip(*(column.tolist() for column in columns), borders[:-1], borders[1:], strict=True)
+        number: dict[tuple[float, ...], int] = {}
+        return [number.setdefault(key, len(number)) for key in keys]
+
+    def _shared(self, key: Key) -> tuple[int | bytes, ...]:
+        """What the answer for a stage depends on."""
+        stage, first, end, before, after = key
+        layers = self.layer_class[first:end].tobytes()
+        pairs = self.pair_class[max(first - 1, 0) : end - 1 + (after >= 0)].tobytes()
+        return self.signature[stage], layers, pairs, int(first == 0), before, after
 
     def solve(
         self, stage: int, first: int, end: int, before: int, after: int, *, weights: int = 3
@@ -92,23 +135,25 @@ class StageSolver:
         Returns:
             Distinct candidates, each of `end - first` strategies; empty where none fits.
         """
-        key = (stage, first, end, before, after, weights)
-        if key not in self.known:
+        key = (stage, first, end, before, after)
+        shared = (*self._shared(key), weights)
+        if shared not in self.known:
             count = float(self.table.num_micro_batches[self.outer])
             limits = self._limits(stage, first, end)
             some = ((count, 1.0), (count, 0.0), (1.0, 1.0))[:weights]
             answers = [self._best(key, limits, *weight) for weight in some]
             distinct = dict.fromkeys(tuple(answer) for answer in answers if answer)
-            self.known[key] = [list(choices) for choices in distinct]
-        return self.known[key]
+            self.known[shared] = [list(choices) for choices in distinct]
+        return self.known[shared]
 
     def solve_by_layout(self, stage: int, first: int, end: int, before: int) -> list[list[int]]:
         """The best strategies for every layout that the stage may end in (`solve` for a chain of stages).
 
         The way into the next stage is not counted: the caller knows what follows.
         """
-        key = (stage, first, end, before, -1, 0)
-        if key not in self.known:
+        key = (stage, first, end, before, -1)
+        shared = (*self._shared(key), 0)
+        if shared not in self.known:
             count = float(self.table.num_micro_batches[self.outer])
             distinct: dict[tuple[int, ...], None] = {}
             for weights in ((count, 1.0), (count, 0.0), (1.0, 1.0)):
@@ -122,8 +167,8 @@ class StageSolver:
                             if labels.cost[last] < best.get(layout, (np.inf, []))[0]:
                                 best[layout] = (float(labels.cost[last]), _trace(trail, last))
                 distinct |= dict.fromkeys(tuple(answer) for _, answer in best.values())
-            self.known[key] = [list(choices) for choices in distinct]
-        return self.known[key]
+            self.known[shared] = [list(choices) for choices in distinct]
+        return self.known[shared]
 
     def _limits(self, stage: int, first: int, end: int) -> list[float]:
         """Values that the largest working memory may take; the largest alone where all fits anyway."""
@@ -145,9 +190,7 @@ class StageSolver:
             values = values[np.linspace(0, len(values) - 1, most).round().astype(int)]
         return [float(value) for value in values]
 
-    def _best(
-        self, key: tuple[int, ...], limits: list[float], per_time: float, per_sync: float
-    ) -> list[int] | None:
+    def _best(self, key: Key, limits: list[float], per_time: float, per_sync: float) -> list[int] | None:
         """The best strategies over all limits of the working memory."""
         best, answer = np.inf, None
         empty = np.zeros(1)
@@ -163,27 +206,39 @@ class StageSolver:
                     best, answer = found, choices
         return answer
 
-    def _costs(self, key: tuple[int, ...], limit: float, per_time: float, per_sync: float) -> _Costs:
+    def _costs(self, key: Key, limit: float, per_time: float, per_sync: float) -> _Costs:
         stage, first, end = key[:3]
-        kind, allowed = int(self.table.stage_kind[stage]), self.allowed[stage]
-        need_all = self.static + float(self.table.in_flight[self.outer, stage]) * self.activation
-        choices, seconds, need = [], [], []
-        for layer in range(first, end):
+        classes = self.layer_class[first:end].tolist()
+        weights = (limit, per_time, per_sync)
+        members = {n: self._layer(stage, first + classes.index(n), *weights) for n in set(classes)}
+        own = [members[n] for n in classes]
+        prices = _prices([layer.rates for layer in own])
+        least = {n: (one.seconds + prices[:, None] * one.need).min(axis=1) for n, one in members.items()}
+        rest = np.zeros((len(prices), end - first + 1))
+        rest[:, :-1] = np.stack([least[n] for n in classes], axis=1)[:, ::-1].cumsum(1)[:, ::-1]
+        room = float(self.table.stage_capacity[stage]) - limit
+        choices, seconds, need = zip(*((x.choices, x.seconds, x.need) for x in own), strict=True)
+        return _Costs(choices, seconds, need, room, prices, rest)
+
+    def _layer(self, stage: int, layer: int, limit: float, per_time: float, per_sync: float) -> _LayerCosts:
+        """Useful strategies of a layer on a stage, within a limit of the working bytes."""
+        key = (self.signature[stage], int(self.layer_class[layer]), limit, per_time, per_sync)
+        if key not in self.layers:
+            kind, allowed = int(self.table.stage_kind[stage]), self.allowed[stage]
+            in_flight = float(self.table.in_flight[self.outer, stage])
             legal = allowed[self.working[layer, allowed] <= limit]
             cost = per_time * self.time[kind, layer, legal] + per_sync * self.sync[kind, layer, legal]
             cost = cost + self.per_iteration[layer, legal]
-            useful = _undominated(cost, need_all[layer, legal], self.layout[legal])
-            choices.append(legal[useful])
-            seconds.append(cost[useful])
-            need.append(need_all[layer, legal[useful]])
-        prices = _prices(seconds, need)
-        smallest = [[(c + price * n).min() for c, n in zip(seconds, need, strict=True)] for price in prices]
-        rest = np.zeros((len(prices), end - first + 1))
-        rest[:, :-1] = np.asarray(smallest)[:, ::-1].cumsum(1)[:, ::-1]
-        return _Costs(choices, seconds, need, float(self.table.stage_capacity[stage]) - limit, prices, rest)
+            need = self.static[layer, legal] + in_flight * self.activation[layer, legal]
+            useful = _undominated(cost, need, self.layout[legal])
+            cost, need = cost[useful], need[useful]
+            faster, smaller = cost[None, :] - cost[:, None], need[:, None] - need[None, :]
+            rates = (faster / np.where(smaller > 0, smaller, np.inf))[(smaller > 0) & (faster > 0)]
+            self.layers[key] = _LayerCosts(legal[useful], cost, need, rates)
+        return self.layers[key]
 
     def _pass(
-        self, key: tuple[int, ...], costs: _Costs, per_time: float, best: float, most: int
+        self, key: Key, costs: _Costs, per_time: float, best: float, most: int
     ) -> tuple[float, list[int] | None]:
         """The cheapest strategies of one label-setting pass, if cheaper than `best`."""
         for labels, trail in self._labels(key, costs, per_time, best, most):
@@ -192,7 +247,7 @@ class StageSolver:
         return np.inf, None
 
     def _labels(
-        self, key: tuple[int, ...], costs: _Costs, per_time: float, best: float, most: int
+        self, key: Key, costs: _Costs, per_time: float, best: float, most: int
     ) -> Iterator[tuple[_Labels, list[_Labels]]]:
         """The labels of the whole stage and how they came about; nothing where none fits below `best`."""
         stage, first, _, before = key[:4]
@@ -240,12 +295,8 @@ class StageSolver:
         return np.asarray(self.p2p[border, end - 1][held, after])
 
 
-def _prices(seconds: list[Array], need: list[Array]) -> Array:
+def _prices(rates: list[Array]) -> Array:
     """Memory prices between the smallest and largest exchange rate of seconds for bytes, and 0."""
-    rates = []
-    for cost, size in zip(seconds, need, strict=True):
-        faster, smaller = cost[None, :] - cost[:, None], size[:, None] - size[None, :]
-        rates.append((faster / np.where(smaller > 0, smaller, np.inf))[(smaller > 0) & (faster > 0)])
     positive = np.concatenate(rates)
     if not len(positive):
         return np.zeros(1)

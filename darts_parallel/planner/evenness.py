@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from darts_parallel.cost.evaluation import evaluate_batch, hard_plan
-from darts_parallel.exact.segments import split_below
-from darts_parallel.gradient.stage_moves import segment_seconds, segments_that_fit
+from darts_parallel.gradient.stage_moves import stage_seconds
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
 
@@ -42,10 +41,12 @@ def most_even(plan: Plan, problem: Problem) -> Plan:
     if plan.pp == 1 or plan.virtual_stages > 1 or plan.offload or not same or not closed:
         return plan
     table, hard, cost = hard_plan(plan, problem)
-    seconds = np.where(segments_that_fit(table, hard), segment_seconds(table, hard), np.inf)
+    stages, seconds = stage_seconds(table, hard)
     slowest = float(cost.stage_seconds.max())
-    values = _spread(np.where(seconds <= slowest * (1 + TOLERANCE), seconds, np.inf), slowest)
-    starts = split_below(values, np.finfo(float).max)[1]
+    fast = seconds <= slowest * (1 + TOLERANCE)
+    starts = stages.keep(fast).split_below(_spread(seconds[fast], slowest), np.inf)[1]
+    if not starts:
+        return plan
     new = evaluate_batch(table, replace(hard, first_layers=torch.tensor([starts])))
     before, after = float(cost.iteration_time[0]), float(new.iteration_time[0])
     squares = [float(c.stage_seconds.square().sum()) for c in (cost, new)]

@@ -7,12 +7,13 @@ What was found by descent is then checked by exhaustive search and dynamic progr
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.hard_plans import PricedPlan
+from darts_parallel.cost.pruning import without_dominated
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.exact import layerwise as dynamic_programming
@@ -100,16 +101,18 @@ class PlanningJob:
 
     problem: Problem
     watcher: Watcher
-    _tables: Sequence[CostTable] | None = None
     _uniform: PricedPlan | None = None
     """The best uniform plan, once it is enumerated."""
 
-    @property
-    def tables(self) -> Sequence[CostTable]:
+    @cached_property
+    def tables(self) -> list[CostTable]:
         """Cost tables of the whole space, one for each pipeline degree and node order."""
-        if self._tables is None:
-            self._tables = build_tables(self.problem, outer_spaces(self.problem))
-        return self._tables
+        return build_tables(self.problem, outer_spaces(self.problem))
+
+    @cached_property
+    def pruned(self) -> list[CostTable]:
+        """The tables without dominated strategies: no optimum is lost."""
+        return [without_dominated(table) for table in self.tables]
 
     def found(self) -> Planned:
         """Find a plan by `search.method`, and check it."""
@@ -142,7 +145,7 @@ class PlanningJob:
                 self.watcher.record(record)
 
             kind = self.problem.config.space.kind
-            result = search_tables(self.tables, kind, config, config.seed, on_record=on_record)
+            result = search_tables(self.pruned, kind, config, config.seed, on_record=on_record)
         if result is None:
             raise explain_infeasible(self.problem, self.tables)
         return result
@@ -192,17 +195,17 @@ class PlanningJob:
                 "uniform",
                 lambda closed: exhaustive.find_plan(closed, budget=deadline - time.monotonic()),
             )
-        answer = exhaustive.solve_uniform(self.tables, deadline=deadline)
+        answer = exhaustive.solve_uniform(self.pruned, deadline=deadline)
         self._uniform = answer.best if answer.proven else None
-        return answer.to_baseline(self.tables, time.monotonic() - began)
+        return answer.to_baseline(self.pruned, time.monotonic() - began)
 
     def _programmed(self, deadline: float, incumbent: float) -> PlannerResult:
         """The best plan of the space, or a bound on it."""
         began, kind = time.monotonic(), self.problem.config.space.kind
         if self._simulated:
             return dynamic_programming.find_plan(self.problem, budget=deadline - began)
-        answer = dynamic_programming.solve(self.tables, kind, incumbent, deadline, uniform=self._uniform)
-        return answer.to_baseline(self.tables, time.monotonic() - began)
+        answer = dynamic_programming.solve(self.pruned, kind, incumbent, deadline, uniform=self._uniform)
+        return answer.to_baseline(self.pruned, time.monotonic() - began)
 
     def tidied(self, result: SearchResult) -> SearchResult:
         """The result with the most even of the plans that cost the same."""

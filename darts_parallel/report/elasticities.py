@@ -168,9 +168,8 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
     if not bool(evaluate_batch(table, best).feasible[0]):
         return None
     kind, times = problem.config.space.kind, []
-    for factor in (1.0, STEP):
-        larger = build_table(_with_memory(problem, factor), space)
-        best, seconds, _ = polish(larger, best, kind, thorough=False)
+    for own in (table, build_table(_with_memory(problem, STEP), space)):
+        best, seconds, _ = polish(own, best, kind, thorough=False)
         times.append(seconds)
     return log(times[1] / times[0]) / log(STEP)
 

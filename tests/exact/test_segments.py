@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from darts_parallel.exact.segments import StageSegments, best_bottleneck, best_sum, forward_sums
+from darts_parallel.exact.segments import (
+    StageSegments,
+    best_bottleneck,
+    best_sum,
+    forward_sums,
+    rising_limits,
+    split_below,
+)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -21,6 +28,10 @@ def test_programs_over_a_list_equal_those_over_arrays(seed: int) -> None:
     assert listed.least_maximum(values) == best_bottleneck(dense)
     turned = forward_sums(np.ascontiguousarray(dense[::-1, ::-1, ::-1].swapaxes(1, 2)))[::-1, ::-1]
     assert (listed.after(values, np.add) == turned).all()
+    limits = list(rising_limits(dense))
+    assert list(listed.rising_limits(values)) == limits
+    for limit in limits[::5]:
+        assert listed.split_below(values, limit) == split_below(dense, limit)
 
 
 def test_every_stage_has_a_layer_and_begins_where_it_may() -> None:

@@ -139,6 +139,23 @@ def test_stage_solver_equals_brute_force(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
+def test_stages_that_share_an_answer_have_the_same_one_alone() -> None:
+    shared = 0
+    for seed in range(3):
+        table = random_table(seed, pp=3, num_layers=8, equal_layers=True, tightness=1.5)
+        solver = StageSolver(table, 0)
+        asked = [
+            (k, i, j, before if i else -1, after if j < 8 else -1)
+            for k, i, j, before, after in product(range(3), range(6), range(3, 9), (0, 1), (0, 1))
+            if 1 < j - i < 5 and (i > 0) == (k > 0) and (j < 8) == (k < 2)
+        ]
+        for key in asked:
+            assert solver.solve(*key) == StageSolver(table, 0).solve(*key)
+            assert solver.solve_by_layout(*key[:4]) == StageSolver(table, 0).solve_by_layout(*key[:4])
+        shared += 2 * len(set(asked)) - len(solver.known)
+    assert shared > 20
+
+
 def test_resolved_plans_keep_the_edges_and_contain_the_plan_itself(seed: int) -> None:
     (table,) = _tables(seed)
     plan = random_plans(table, 1, torch.Generator().manual_seed(seed))
