@@ -23,8 +23,7 @@ V_SHAPED = ("zero_bubble_v", "v_half", "v_min", "dualpipe")
 """Schedules of two stages a device, placed as a V."""
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble_h1", *V_SHAPED)
 ALIASES = {"zero_bubble": "zero_bubble_h1"}
-CLOSED_FORMS = ("1f1b", "interleaved")
-"""Schedules that have a closed form."""
+USUAL_SCHEDULES = ("1f1b", "interleaved")  # those that the number of chunks names
 COST_SCHEDULES = ("1f1b", "gpipe", "zero_bubble", "zero_bubble_h1")
 """What `cost.schedule` may say: schedules of one stage a device."""
 P2P = ("blocking", "overlapped")
@@ -42,8 +41,9 @@ class CostConfig:
     profile_gpu: str | None = None
     """The GPU as the profile spells it; null matches the names of the cluster's devices."""
     pipeline: str = "closed_form"
-    """`closed_form`, or `simulated`: the longest path through the schedule, slower and exact where stages
-    are uneven; gradient synchronisation then starts when the stage's last backward ends."""
+    """`closed_form` (of 1F1B; interleaved stages are simulated: unequal chunks wait for each other), or
+    `simulated`: the longest path through the schedule, slower, exact where stages are uneven; gradient
+    synchronisation then starts when the stage's last backward ends."""
     schedule: str = "1f1b"
     """`1f1b`; with `pipeline=simulated` also `gpipe` (all micro-batches in flight) and `zero_bubble`
     (ZB-H1; pp of them in every stage). Plans with virtual stages are interleaved whatever it says, and

@@ -9,7 +9,7 @@ from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.layer_costs import TIME_TERMS
 from darts_parallel.cost.memory import ROUNDING
 from darts_parallel.cost.offload.fractions import OffloadedPlans
-from darts_parallel.cost.pipeline import interleaved_ends, pipeline_seconds
+from darts_parallel.cost.pipeline import pipeline_seconds
 from darts_parallel.cost.searcher import searcher_breakdown
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable, build_table, plan_space
@@ -106,10 +106,7 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
         passes = pass_seconds(table, plans)
         total, ends = simulated_seconds(passes, sync_seconds, counts, table.pp, table.pipeline)
     else:
-        if table.virtual_stages > 1:
-            end = interleaved_ends(stage_seconds, counts, table.pp).amax(1)
-        else:
-            end = pipeline_seconds(stage_seconds, counts)
+        end = pipeline_seconds(stage_seconds, counts)
         total, ends = end + sync_seconds.amax(1), end.unsqueeze(1).expand_as(device_seconds)
     return BatchCost(
         total + reading.per_iteration, device_seconds, sync_seconds, ends, reading.memory, reading.feasible
@@ -250,7 +247,8 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost, *, has_exper
 
     The stage is the slowest, or by simulation the one that the iteration waits for.
     """
-    stages, simulated = table.stage_device[plans.stages()[0]], table.pipeline.simulated
+    stages = table.stage_device[plans.stages()[0]]
+    simulated = table.pipeline.simulated and not table.pipeline.together
     awaited = int((cost.pipeline_end + cost.sync_seconds)[0].argmax())
     slowest = awaited if simulated else int(cost.stage_seconds[0].argmax())
     mine = stages == slowest
@@ -276,7 +274,7 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost, *, has_exper
     parts["p2p_and_resharding"] = count * float(seconds[slowest]) - sum(parts.values())
     if abs(parts["p2p_and_resharding"]) < 1e-12 * float(seconds.sum()) or not mine.any():
         parts["p2p_and_resharding"] = 0.0
-    if simulated or table.virtual_stages > 1:
+    if table.pipeline.simulated:
         idle = float(cost.pipeline_end[0, slowest] - count * seconds[slowest])
         parts["pipeline_bubble"] = max(idle, 0.0)  # above 0 but for rounding
     else:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config.bilevel import ASYNCHRONOUS
-from darts_parallel.config.schema import ALIASES, CLOSED_FORMS, V_SHAPED, CostConfig
+from darts_parallel.config.schema import ALIASES, V_SHAPED, CostConfig
 from darts_parallel.cost.schedules import device_orders, waiting
 
 INTERLEAVED = "interleaved"
@@ -30,6 +30,8 @@ class PipelineModel:
     schedule: str = "1f1b"
     blocking: bool = True
     """Messages between stages occupy the later stage."""
+    together: bool = False
+    """Gradients are synchronised once all devices have ended, as in the closed form; else each at its end."""
 
     @staticmethod
     def from_config(
@@ -44,8 +46,11 @@ class PipelineModel:
         """
         usual = INTERLEAVED if virtual_stages > 1 else config.schedule
         name = waiting(ALIASES.get(schedule or usual, schedule or usual))
-        simulated = config.pipeline == "simulated" or name not in CLOSED_FORMS
-        return PipelineModel(simulated, name, config.p2p == "blocking")
+        closed = config.pipeline == "closed_form"
+        simulated = not closed or name != "1f1b"
+        # beside the closed form of 1F1B, so that plans differ by their passes alone
+        together = closed and name == INTERLEAVED
+        return PipelineModel(simulated, name, config.p2p == "blocking", together)
 
 
 def pipeline_seconds(
@@ -105,31 +110,6 @@ def by_device(values: Tensor, pp: int, schedule: str = "1f1b") -> Tensor:
     if schedule in V_SHAPED:
         return values[..., :pp] + values[..., pp:].flip(-1)
     return torch.unflatten(values, -1, (-1, pp)).sum(-2)
-
-
-def interleaved_ends(stage_seconds: Tensor, num_micro_batches: Tensor, pp: int) -> Tensor:
-    """Seconds of an interleaved pipeline if one device never waited once it has work, for every device.
-
-    Device k computes all micro-batches of all its stages; besides it waits until the first micro-batch
-    has crossed the first stages of the devices before, and until a micro-batch has gone through the last
-    stages of those after and come back. With equal stages all devices agree and the bubble is
-    `(pp - 1) / v` micro-batches of a device, the theory (Narayanan et al. 2021, arXiv 2104.04473,
-    section 2.2.2, v stages a device); with v = 1 the maximum is that of 1F1B. Uneven stages may wait
-    for each other in between, which only `simulation.py` sees.
-
-    Args:
-        stage_seconds: Shape `(..., K)`, `K` a multiple of `pp`.
-        num_micro_batches: Shape broadcastable to `(...)`.
-        pp: Devices.
-
-    Returns:
-        Seconds, shape `(..., pp)`; the pipeline takes the largest.
-    """
-    virtual_stage = torch.unflatten(stage_seconds, -1, (-1, pp))
-    first, last = virtual_stage[..., 0, :], virtual_stage[..., -1, :]
-    before = first.cumsum(-1) - first
-    after = last.sum(-1, keepdim=True) - last.cumsum(-1)
-    return num_micro_batches.unsqueeze(-1) * virtual_stage.sum(-2) + before + after
 
 
 def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtual_stages: int = 1) -> Tensor:

@@ -175,7 +175,9 @@ def simulated_seconds(
         index = torch.nonzero(num_micro_batches == count).squeeze(1)
         some = device_ends(passes[index], model.schedule, pp, count, whole=whole)
         ends = ends.index_copy(0, index, some)
-    return (ends + sync).amax(1), ends
+    if model.together:
+        ends = ends.amax(1, keepdim=True).expand_as(ends)
+    return ends.amax(1) + sync.amax(1) if model.together else (ends + sync).amax(1), ends
 
 
 def timeline(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int) -> list[Event]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darts_parallel.config.schema import CLOSED_FORMS, OFFLOADS
+from darts_parallel.config.schema import OFFLOADS, USUAL_SCHEDULES
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.offload.transfers import offload_fields
@@ -185,7 +185,9 @@ class CostTable:
     @property
     def schedule_name(self) -> str:
         """The schedule where neither the number of chunks nor the usual 1F1B says it; else empty."""
-        return self.asynchronous or ("" if self.pipeline.schedule in CLOSED_FORMS else self.pipeline.schedule)
+        return self.asynchronous or (
+            "" if self.pipeline.schedule in USUAL_SCHEDULES else self.pipeline.schedule
+        )
 
     @property
     def label(self) -> str:

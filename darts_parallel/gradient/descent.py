@@ -87,7 +87,7 @@ class GradientSearch:
                 # what does not fit is repaired: every outer choice deserves a plan that does
                 self.pool.add(TablePlans(index, balanced), torch.zeros(len(balanced), dtype=torch.float64))
         self.groups = self._initial_groups(tables)
-        for group in self.groups if simulated else ():
+        for group in (group for group in self.groups if group.table_index in simulated):
             for entry in self.pool.by_outer():
                 if entry.table == group.table_index:
                     group.begin_near(entry.plan, config.initial_preference)

@@ -11,7 +11,7 @@ from darts_parallel.cost.critical_paths import PathMemory
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.offload.fractions import OffloadedPlans
 from darts_parallel.cost.offload.transfers import ACTIVATION, OPTIMIZER
-from darts_parallel.cost.pipeline import interleaved_ends, pipeline_seconds
+from darts_parallel.cost.pipeline import pipeline_seconds
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.relaxation import smooth_max
@@ -189,17 +189,10 @@ def surrogate(
         total, sync = _simulated(choices, stages, table, kinds, inside, across, syncs, paths, longer)
     else:
         sync = smooth_max(syncs, sharpness)
-        total = _closed_form(stage_seconds, table, sharpness) + sync
+        count, slowest = table.num_micro_batches.unsqueeze(1), smooth_max(stage_seconds, sharpness)
+        total = pipeline_seconds(stage_seconds, count, slowest) + sync
     memory = _memory(weights, table, sharpness)
     return SurrogateCost(total + per_iteration, table.by_device(stage_seconds), memory, sync, capacity)
-
-
-def _closed_form(stage_seconds: Tensor, table: CostTable, sharpness: float | None) -> Tensor:
-    """Seconds of all micro-batches through the pipeline, `(O, R)`."""
-    count = table.num_micro_batches.unsqueeze(1)
-    if table.virtual_stages > 1:
-        return smooth_max(interleaved_ends(stage_seconds, count, table.pp), sharpness)
-    return pipeline_seconds(stage_seconds, count, smooth_max(stage_seconds, sharpness))
 
 
 def _simulated(

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from darts_parallel.config.schema import CLOSED_FORMS, COMM_BITS, OFFLOADS, RECOMPUTE
+from darts_parallel.config.schema import COMM_BITS, OFFLOADS, RECOMPUTE, USUAL_SCHEDULES
 from darts_parallel.errors import PlanError
 from darts_parallel.plan.chunk_placement import check_schedule, stage_devices, usual_schedule
 from darts_parallel.plan.fields import (
@@ -157,7 +157,7 @@ class Plan:
             *([f"cp {self.cp}"] if self.cp > 1 else []),
             *self._expert_degrees(span),
             f"pp {self.pp}" + (f" × {self.virtual_stages} chunks" if self.virtual_stages > 1 else ""),
-            *([self.schedule_name] if self.schedule_name not in CLOSED_FORMS else []),
+            *([self.schedule_name] if self.schedule_name not in USUAL_SCHEDULES else []),
             f"micro-batch {span(micro)} × {self.num_micro_batches}",
             f"ZeRO-{span([layer.zero_stage for layer in self.layers])}",
         ]

@@ -5,9 +5,10 @@ import re
 import pytest
 import torch
 
-from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.config.schema import CostConfig
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch, pass_seconds
 from darts_parallel.cost.hard_plans import even_uniform_plans
-from darts_parallel.cost.pipeline import PipelineModel, in_flight, interleaved_ends, pipeline_seconds
+from darts_parallel.cost.pipeline import PipelineModel, in_flight
 from darts_parallel.cost.schedules import device_orders
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable, build_tables
@@ -22,6 +23,7 @@ from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.text import render_text
+from tests.support.event_queue import event_queue_ends
 from tests.support.random_plans import random_plans
 
 TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2"]
@@ -33,26 +35,50 @@ def interleaved(*overrides: str, virtual_stages: str = "2") -> tuple[Problem, li
     return problem, build_tables(problem, outer_spaces(problem))
 
 
+EIGHTEEN = [*TOY[:3], "model.num_layers=18", "model.vocab_size=128", "training.global_batch_size=16"]
+
+
+def of_chunks(problem: Problem, *inner: int) -> Plan:
+    layers = (LayerStrategy(1, 2),) * problem.num_layers
+    return Plan(8, (0, *inner, problem.num_layers), layers, virtual_stages=2)
+
+
+def test_chunks_of_unequal_work_are_no_faster_than_their_schedule() -> None:
+    # devices have equal work, chunks of 0, 2, 3, 5, 4, 2, 2 and 0 blocks have not
+    problem = load_problem(EIGHTEEN)
+    uneven = evaluate(of_chunks(problem, 1, 3, 6, 11, 15, 17, 19), problem)
+    even = evaluate(of_chunks(problem, 4, 6, 8, 10, 12, 14, 17), problem)
+    assert max(uneven.stage_times_s) == pytest.approx(max(even.stage_times_s), rel=0.05)
+    assert even.iteration_time_s < 0.9 * uneven.iteration_time_s
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_chunks_take_the_seconds_of_an_event_queue_and_synchronise_together(seed: int) -> None:
+    problem = load_problem([*EIGHTEEN, f"space.virtual_stages={seed % 2 + 2}", "space.pp=[2,4]"])
+    for table in build_tables(problem, outer_spaces(problem)):
+        plans = random_plans(table, 4, torch.Generator().manual_seed(seed))
+        cost, passes = evaluate_batch(table, plans), pass_seconds(table, plans).blocking()
+        for plan in range(len(plans)):
+            outer = plans.outer[plan]
+            orders = device_orders(
+                "interleaved", table.pp, int(table.num_micro_batches[outer]), table.virtual_stages
+            )
+            seconds = {"F": passes.forward[plan].tolist(), "B": passes.backward[plan].tolist()}
+            ends, _ = event_queue_ends(orders, seconds, passes.message[plan].tolist())
+            once = table.per_iteration[outer, torch.arange(table.num_layers), plans.choices[plan]].sum()
+            expected = max(ends) + float(cost.sync_seconds[plan].max() + once)
+            assert float(cost.iteration_time[plan]) == pytest.approx(expected, rel=1e-11)
+
+
 @pytest.mark.parametrize(("pp", "v", "m"), [(2, 2, 2), (4, 2, 8), (4, 3, 4), (8, 2, 32), (3, 4, 6)])
-def test_equal_stages_have_the_bubble_of_the_theory_and_of_the_simulation(pp: int, v: int, m: int) -> None:
-    forward, backward = 1.0, 2.0
-    stages = torch.full((1, pp * v), forward + backward, dtype=torch.float64)
-    ends = interleaved_ends(stages, torch.tensor([m]), pp)
-    theory = m * v * (forward + backward) + (pp - 1) * (forward + backward)
-    assert ends[0].tolist() == pytest.approx([theory] * pp, rel=1e-12)
-    third = stages / 3
-    passes = PassSeconds(third, 2 * third, torch.zeros_like(stages), torch.zeros_like(stages[:, 1:]))
-    model = PipelineModel(simulated=True, schedule="interleaved")
-    total, _ = simulated_seconds(passes, torch.zeros(1, pp).double(), torch.tensor([m]), pp, model)
-    assert float(total) == pytest.approx(theory, rel=1e-12)
-
-
-@pytest.mark.parametrize("pp", [1, 2, 5])
-def test_one_stage_a_device_is_the_closed_form_of_1f1b(pp: int) -> None:
-    stages = torch.rand(20, pp, generator=torch.Generator().manual_seed(pp), dtype=torch.float64)
-    counts = torch.arange(1, 21)
-    closed = pipeline_seconds(stages, counts)
-    torch.testing.assert_close(interleaved_ends(stages, counts, pp).amax(1), closed, rtol=1e-12, atol=0)
+def test_equal_chunks_have_the_bubble_of_the_theory(pp: int, v: int, m: int) -> None:
+    # Narayanan et al. 2021, section 2.2.2: (pp - 1) / v micro-batches of a device
+    third, sync = torch.ones(1, pp * v, dtype=torch.float64), torch.arange(1.0, pp + 1).double()[None]
+    passes = PassSeconds(third, 2 * third, torch.zeros_like(third), torch.zeros_like(third[:, 1:]))
+    model = PipelineModel.from_config(CostConfig(), v)
+    total, ends = simulated_seconds(passes, sync, torch.tensor([m]), pp, model)
+    assert ends[0].tolist() == pytest.approx([3.0 * (m * v + pp - 1)] * pp, rel=1e-12)
+    assert float(total) == pytest.approx(3.0 * (m * v + pp - 1) + float(sync.max()), rel=1e-12)
 
 
 @pytest.mark.parametrize(("pp", "v", "m"), [(2, 2, 2), (4, 2, 8), (4, 3, 16), (4, 2, 4), (8, 2, 32)])
