@@ -14,7 +14,6 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -141,7 +140,7 @@ def memory_figure(cost: CostBreakdown) -> Figure:
                   fontsize=7)  # fmt: skip
     axes.set_ylim(0, 1.08 * highest)
     axes.set_xlim(-0.6, len(used) - 0.4)
-    axes.xaxis.set_major_locator(MaxNLocator(MAX_LABELS, integer=True))
+    axes.set_xticks(stages[:: -(-len(used) // MAX_LABELS)])
     axes.set_xlabel("pipeline stage")
     axes.set_ylabel("memory of a device [GiB]")
     axes.set_title("Peak memory", loc="left")
@@ -296,4 +295,5 @@ def thin_labels(axes: Axes, axis: str, labels: Sequence[str], limit: int) -> Non
 def _layer_axis(axes: Axes, names: Sequence[str]) -> None:
     """Layer names where they fit; of the numbered ones, only the number."""
     thin_labels(axes, "x", [name.rpartition(".")[2] for name in names], MAX_LABELS)
-    axes.set_xlabel("layer", labelpad=0)
+    # a search over products gives weights to prime factors of the number of GPUs, not to layers
+    axes.set_xlabel("prime factor" if names[0].startswith("factor ") else "layer", labelpad=0)

@@ -97,3 +97,11 @@ def test_every_picture_has_units_and_pixels(
         image = plots.to_image(figure)
         assert image.shape[2] == 3
         assert image.min() < 100 < image.max()
+
+
+@pytest.mark.parametrize("stages", [1, 3, 50])
+def test_stages_are_numbered_by_whole_numbers(cost: CostBreakdown, stages: int) -> None:
+    many = replace(cost, memory_bytes=(1e9,) * stages, capacity_bytes=(2e9,) * stages)
+    ticks = plots.memory_figure(many).axes[0].get_xticks()
+    assert set(ticks) <= set(range(stages))
+    assert 0 < len(ticks) <= plots.MAX_LABELS
