@@ -143,7 +143,8 @@ def _qwen3(r: Reader) -> dict[str, Any]:
     return read_rotary(r, qk_norm=True, linear_bias=bias, mlp_bias=False if bias else None, **found)
 
 
-def _gpt2(r: Reader) -> dict[str, Any]:
+def read_gpt2(r: Reader) -> dict[str, Any]:
+    """Sizes under the short keys of GPT-2 (`n_layer`, `n_embd`), which others have taken over."""
     return {
         "num_layers": r.integer("n_layer"),
         "hidden_size": r.integer("n_embd"),
@@ -234,7 +235,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[Reader], dict[str, Any]], dict[str, Any
     "qwen2": (_qwen2, _QWEN),
     "qwen3": (_qwen3, {**_QWEN, "head_dim": 128}),
     "gpt2": (
-        _gpt2,
+        read_gpt2,
         {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12,
          "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "tie_word_embeddings": True},
     ),

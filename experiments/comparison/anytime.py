@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from baselines import PLANNERS
+from experiments.comparison.panels import finish_figure, finish_panel, small_panels
 from experiments.comparison.quantiles import quantile, read_curve
 from experiments.comparison.runs import ORACLE, SEARCH, Run
 from experiments.comparison.standings import best_known
@@ -37,10 +38,8 @@ def anytime_figure(runs: Sequence[Run]) -> Figure:
     """One panel a problem: median over seeds of the gap to the best known plan; dots: planners that end."""
     names = list(dict.fromkeys(run.problem for run in runs))
     names = [names[i] for i in sorted({round(x) for x in np.linspace(0, len(names) - 1, PANELS)})]
-    best, columns = best_known(runs), min(len(names), 4)
-    rows = -(-len(names) // max(columns, 1))
-    figure = Figure(figsize=(3.4 * columns, 2.6 * rows + 0.6), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    best = best_known(runs)
+    figure, axes = small_panels(len(names), height=2.6)
     for panel, name in zip(axes, names, strict=False):
         mine = [run for run in runs if run.problem == name]
         for method in COLOURS:
@@ -53,17 +52,8 @@ def anytime_figure(runs: Sequence[Run]) -> Figure:
         panel.set_xscale("log")
         panel.set_yscale("symlog", linthresh=SMALLEST)
         panel.set_ylim(-0.3 * SMALLEST, 1.5 * WORST)
-        panel.set_title(name, fontsize=7, loc="left")
-        panel.tick_params(labelsize=6)
-        panel.grid(color="#eeeeee", linewidth=0.5)
-    for panel in axes[len(names) :]:
-        panel.set_visible(False)
-    figure.supxlabel("seconds", fontsize=8)
-    figure.supylabel("gap to the best known plan, %", fontsize=8)
-    handles = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(),
-                                                                        strict=True)}  # fmt: skip
-    if handles:
-        figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=6, fontsize=7)
+        finish_panel(panel, name)
+    finish_figure(figure, axes, "the best known plan", columns=6)
     return figure
 
 

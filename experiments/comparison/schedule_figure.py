@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.comparison.panels import finish_figure, finish_panel, small_panels
 from experiments.comparison.quantiles import quantile, read_curve
 from experiments.comparison.schedule_suite import METHODS, SEARCH, Solved
 
@@ -22,25 +23,14 @@ def curves_figure(solved: Sequence[Solved], budget: float) -> Figure:
         solved: All answers.
         budget: Seconds of every run.
     """
-    columns = min(len(solved), 4)
-    rows = -(-len(solved) // columns)
-    figure = Figure(figsize=(3.4 * columns, 2.5 * rows + 0.6), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    figure, panels = small_panels(len(solved), height=2.5)
     for panel, entry in zip(panels, solved, strict=False):
         for method in METHODS:
             _draw(panel, entry, method, budget)
-        panel.set_title(entry.case.name, fontsize=7, loc="left")
         panel.set_ylim(-0.5, WORST)
         panel.set_yscale("symlog", linthresh=1.0)
-        panel.tick_params(labelsize=6)
-        panel.grid(color="#eeeeee", linewidth=0.5)
-    for panel in panels[len(solved) :]:
-        panel.set_visible(False)
-    figure.supxlabel("seconds", fontsize=8)
-    figure.supylabel("gap to the best plan of all methods, %", fontsize=8)
-    found = {label: line for panel in panels for line, label in zip(*panel.get_legend_handles_labels(),
-                                                                    strict=True)}  # fmt: skip
-    figure.legend(list(found.values()), list(found), loc="outside upper center", ncols=5, fontsize=7)
+        finish_panel(panel, entry.case.name)
+    finish_figure(figure, panels, "the best plan of all methods", columns=5)
     return figure
 
 

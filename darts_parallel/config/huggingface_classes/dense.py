@@ -11,6 +11,7 @@ from typing import Any
 from darts_parallel.config.huggingface_architectures import (
     Reader,
     read_bert,
+    read_gpt2,
     read_llama,
     read_rotary,
     read_t5,
@@ -111,20 +112,12 @@ def _phi(r: Reader) -> Fields:
 
 
 def _gptj(r: Reader) -> Fields:
-    return {
-        "num_layers": r.integer("n_layer"),
-        "hidden_size": r.integer("n_embd"),
-        "num_heads": r.integer("n_head"),
-        "ffn_hidden_size": r.optional("n_inner"),
-        "vocab_size": r.integer("vocab_size"),
-        "tie_embeddings": r.flag("tie_word_embeddings"),
-        "max_seq_len": r.integer("n_positions"),
+    return read_gpt2(r) | {
         "learned_positions": False,
         "linear_bias": False,
         "mlp_bias": True,
         "output_bias": True,
         "block_norms": 1,
-        "dropout": r.positive("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     }
 
 
