@@ -12,8 +12,9 @@ LAYERS = ["errors", "config", "problem", "plan", "cost", "exact", "gradient", "p
 BRANCHES = {"export": "plan", "run": "cost", "bilevel": "report", "baselines": "gradient"}
 """Packages beside the stack, and the last layer that each may see; `bilevel` without `planner`."""
 LATE = ("matplotlib", "tensorboard", "torch.utils.tensorboard", "torch.distributed", "scipy", "resource",
-        "darts_parallel.report.plots", "darts_parallel.run.")  # fmt: skip
-"""What may be imported inside a function: it is slow, missing on some machines, or after a check of torch."""
+        "darts_parallel.report.plots", "darts_parallel.run.", "darts_parallel.bilevel.command")  # fmt: skip
+"""What may be imported inside a function: it is slow, missing on some machines, or after a check of torch;
+the bilevel loop is a sixth of the package's own seconds of importing, and few commands ask for it."""
 FILES = sorted([*ROOT.glob("darts_parallel/**/*.py"), *ROOT.glob("baselines/**/*.py")])
 
 

@@ -1,9 +1,11 @@
 """The command's arguments before Hydra sees them: flags first, and one sentence for a wrong one."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
+from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 
 from darts_parallel.cli.job_config import COMPOSED, PRINTED
@@ -16,6 +18,21 @@ _TAKES_VALUE = re.compile(
 VERBS = {"replan": "the plan that ran", "tune": "the plan of the job"}
 """Verbs of the command, and the plan that each names first."""
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+_SETS_MODE = ("hydra.mode", "hydra/", "--config", "-cd", "-cp", "-cn")
+"""Parts of arguments that may set `hydra.mode`: the override, and configuration files of the user's own."""
+
+
+@contextmanager
+def composed_once(arguments: Sequence[str]) -> Iterator[None]:
+    """Keep Hydra from composing all a first time only to read `hydra.mode`, where no argument can set it."""
+    asked = Hydra.get_mode
+    if not any(part in argument for argument in arguments for part in _SETS_MODE):
+        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Hydra.get_mode = asked  # type: ignore[method-assign]
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:

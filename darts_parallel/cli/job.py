@@ -10,7 +10,6 @@ from typing import NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from darts_parallel.bilevel.command import BilevelJob
 from darts_parallel.cli.tune import run_tuning
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
 from darts_parallel.errors import UnsupportedError
@@ -64,6 +63,8 @@ class Job(Watcher):
             self.tracker = Tracker(self.folder / "tensorboard", self.problem, self.overrides)
         try:
             if config.bilevel is not None and config.plan is None:
+                from darts_parallel.bilevel.command import BilevelJob
+
                 with self.progress("bilevel") as update:
                     return BilevelJob(self.problem, self.folder, self.console, self.tracker, update).run()
             if config.tune.get("from") is not None:

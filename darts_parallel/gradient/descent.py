@@ -16,8 +16,8 @@ from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.gradient.adam import Adam
 from darts_parallel.gradient.chain_rounding import stage_prices
 from darts_parallel.gradient.infeasibility import explain_infeasible
-from darts_parallel.gradient.polishing import polish_pool
 from darts_parallel.gradient.pool import PlanPool, TablePlans
+from darts_parallel.gradient.pool_polishing import polish_pool
 from darts_parallel.gradient.relaxation import Schedules, geometric
 from darts_parallel.gradient.relaxed_cost import (
     NodeOrderTables,

@@ -3,9 +3,7 @@
 The search reports its raw plan beside the polished one, so that this step hides nothing.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -13,13 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans, PricedPlan, unit_starts
+from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
-from darts_parallel.gradient.exact_polish import Work, solve_outer
 from darts_parallel.gradient.kernels.run_moves import RunMoves
-from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.screening import MoveScreen
 from darts_parallel.gradient.stage_moves import (
     repartitioned,
@@ -65,7 +60,7 @@ def polish(
         The plan, its seconds per iteration, and how many plans were evaluated.
     """
     levels = _neighbourhoods(table, kind, thorough=thorough, chains=chains)
-    by_runs = kind == "layerwise" and _plain(table) and not table.pipeline.simulated
+    by_runs = kind == "layerwise" and has_plain_stages(table) and not table.pipeline.simulated
     best = float(evaluate_batch(table, plan).iteration_time[0])
     screen, level = MoveScreen(table, stop), 0
     met = set() if visited is None else visited
@@ -98,7 +93,7 @@ def _is_known(plan: HardPlans, met: set[bytes]) -> bool:
     return known
 
 
-def _plain(table: CostTable) -> bool:
+def has_plain_stages(table: CostTable) -> bool:
     """Whether a device has one stage and nothing lies in host memory, as the solvers of stages need it."""
     return table.virtual_stages == 1 and not table.offload
 
@@ -120,7 +115,7 @@ def _neighbourhoods(
             solvers[outer] = StageSolver(table, outer)
         return solvers[outer]
 
-    single, layerwise = _plain(table), kind == "layerwise"
+    single, layerwise = has_plain_stages(table), kind == "layerwise"
     # runs of layers are priced apart, by what they change
     strategies = "uniform" if layerwise and single and not table.pipeline.simulated else kind
     levels: list[Callable[[HardPlans], HardPlans]] = [
@@ -293,107 +288,3 @@ def _two_changes(plan: HardPlans, a: Tensor, choice_a: Tensor, b: Tensor, choice
     choices.scatter_(1, a.unsqueeze(1), choice_a.unsqueeze(1))
     choices.scatter_(1, b.unsqueeze(1), choice_b.unsqueeze(1))
     return choices
-
-
-def polish_pool(
-    pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool, bounds: Sequence[Tensor] = ()
-) -> str | None:
-    """Polish the best plans quickly, then the best of those thoroughly; the best one first in a hurry.
-
-    Thoroughly means: by the exact solver's segment programs within `polish_labels`, else by all moves. With
-    as many labels together the programs then look at the outer choices that are still open: those whose
-    lower bound is below the best plan.
-
-    Args:
-        pool: Plans that the descent met.
-        kind: Space.
-        config: Settings.
-        hurry: Whether the time is over already.
-        bounds: Lower bounds of the outer choices of every table, each `(O,)`.
-
-    Returns:
-        What cut it short, `user` or `time_limit`; None where nothing did.
-    """
-    polisher = _PoolPolisher(pool, kind, config, bounds)
-    try:
-        polisher.by_moves(hurry=hurry)
-        polisher.by_programs()
-    except KeyboardInterrupt:
-        return "user"
-    return "time_limit" if polisher.late else None
-
-
-@dataclass
-class _PoolPolisher:
-    """Polishes the plans of a pool; arguments as of `polish_pool`."""
-
-    pool: PlanPool
-    kind: str
-    config: SearchConfig
-    bounds: Sequence[Tensor]
-    late: bool = False
-    """Whether the search's time is over."""
-    settled: set[tuple[int, int]] = field(default_factory=set)
-    """Table and outer choice of what the programs have solved or excluded."""
-    visited: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
-    """Plans of every table that quick descents came through."""
-
-    def stop(self) -> bool:
-        """Whether to end; asked often."""
-        self.late = self.late or self.pool.clock.seconds > self.config.max_seconds
-        return self.late
-
-    def by_moves(self, *, hurry: bool) -> None:
-        """Descend from the best plans by cheap moves, in a hurry first from the best one by all."""
-        for entry in self.pool.top(1 if hurry else 0):
-            self._improve(entry, thorough=True)
-        for entry in self.pool.top(self.config.polish_starts):
-            self._improve(entry, thorough=False)
-
-    def by_programs(self) -> None:
-        """Solve the finalists' outer choices, then those that are still open."""
-        for place, entry in enumerate(self.pool.top(self.config.polish_finalists)):
-            number, outer = entry.outer
-            bound = float(self.bounds[number][outer]) if self.bounds else None
-            if not self._solved(number, outer, Work(self.config.polish_labels), bound) and place == 0:
-                self._improve(entry, thorough=True)
-        work = Work(self.config.polish_labels)
-        rows = ((b, n, outer) for n, own in enumerate(self.bounds) for outer, b in enumerate(own.tolist()))
-        for bound, number, outer in sorted(rows):
-            if bound >= self.pool.best_time or self.stop():
-                break
-            self._solved(number, outer, work, bound)
-
-    def _improve(self, entry: PricedPlan, *, thorough: bool) -> None:
-        """Descend from a plan by moves."""
-        table = self.pool.tables[entry.table]
-        # what a screen of simulated plans remembers may change its next move
-        alike = not thorough and not table.pipeline.simulated
-        plan, _, evaluated = polish(
-            table,
-            entry.plan,
-            self.kind,
-            thorough=thorough,
-            chains=self.config.polish_chains,
-            stop=self.stop,
-            visited=self.visited[entry.table] if alike else None,
-        )
-        self.pool.evaluated += evaluated
-        self.pool.add(TablePlans(entry.table, plan))
-
-    def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:
-        """Whether the segment programs found or excluded a better plan of the outer choice."""
-        table, before = self.pool.tables[number], max(work.left, 0)
-        closed = _plain(table) and not table.pipeline.simulated and self.kind != "uniform"
-        if not closed or not before:
-            return False
-        if (number, outer) not in self.settled:
-            best = self.pool.best_time
-            found, proven = solve_outer(table, number, outer, self.kind, best, work, bound)
-            self.pool.evaluated += before - max(work.left, 0)
-            if found is not None:
-                self.pool.add(TablePlans(number, found.plan))
-            if not proven:
-                return False
-            self.settled.add((number, outer))
-        return True

@@ -290,15 +290,22 @@ def _memory_slopes(plan: Plan, problem: Problem, stack: str) -> Sequence[Slopes]
     total = usual + torch.tensor([device.reserved for device in stages], dtype=torch.float64)
     result: list[dict[tuple[str, str, str, str, str], float]] = [{} for _ in stages]
     for factor in ("state_factor", "activation_factor"):
-        groups = tuple(replace(g, device=_doubled(g.device, factor)) for g in problem.cluster.groups)
-        doubled = replace(problem, cluster=replace(problem.cluster, groups=groups))
-        part = (hard_plan(plan, doubled)[2].memory[0] - usual) / total
+        part = (hard_plan(plan, _with_doubled(problem, factor))[2].memory[0] - usual) / total
         for slopes, share, device in zip(result, part.tolist(), stages, strict=True):
             slopes[factor, _family(device.name), stack, "", ""] = share
     for slopes, device, bytes_ in zip(result, stages, total.tolist(), strict=True):
         place = _family(device.name)
         slopes["reserved_GiB", place, stack, "", ""] = float(device.reserved) / bytes_
     return result
+
+
+def _with_doubled(problem: Problem, factor: str) -> Problem:
+    """The problem with twice a factor of its devices; remembered, because the report asks three times."""
+    known: dict[str, Problem] = problem.priced
+    if factor not in known:
+        groups = tuple(replace(g, device=_doubled(g.device, factor)) for g in problem.cluster.groups)
+        known[factor] = replace(problem, cluster=replace(problem.cluster, groups=groups))
+    return known[factor]
 
 
 def _doubled(device: Device, factor: str) -> Device:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.hydra import Hydra
 
-from darts_parallel.cli.arguments import flags_first
+from darts_parallel.cli.arguments import composed_once, flags_first
 from darts_parallel.run.workers import preloaded
 from tests.support.commands import QUIET, TOY, Command
 from tests.support.processes import PATIENCE_S, told_command
@@ -208,3 +209,13 @@ def test_ctrl_c_in_the_verification_leaves_the_plan(
     plan = json.loads(command.plan_file().read_text())
     assert plan["search"]["stopped_by"] == "user"
     assert set(plan["verification"]) == {"exhaustive"}
+
+
+def test_hydra_is_asked_for_its_mode_only_where_an_argument_may_set_it() -> None:
+    asked = Hydra.get_mode
+    with composed_once(["model=toy", "hydra.run.dir=run"]):
+        assert Hydra.get_mode(None, None, []) is None  # type: ignore[arg-type]
+    for argument in ("hydra.mode=MULTIRUN", "--config-dir=own"):
+        with composed_once(["model=toy", argument]):
+            assert Hydra.get_mode is asked
+    assert Hydra.get_mode is asked

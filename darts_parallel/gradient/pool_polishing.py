@@ -1,0 +1,197 @@
+"""Polishing the plans of a search: by moves, and by the exact solver's segment programs for counted work.
+
+The descent chooses pipeline degree and number of micro-batches, and how the layers differ; inside an outer
+choice the label-setting programs of the exact planner often end in a fraction of a second, where moves of
+single layers and stages take many rounds. Where they would not end, they stop after a number of labels,
+never after a time, so that equal seeds keep giving equal plans.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.hard_plans import PricedPlan
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.bounds import lower_bound
+from darts_parallel.exact.layerwise import FIRST_MARGIN, growth
+from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
+from darts_parallel.exact.result import DeadlineError
+from darts_parallel.gradient.polishing import has_plain_stages, polish
+from darts_parallel.gradient.pool import PlanPool, TablePlans
+
+ALTERNATIVES = 5
+"""Outer choices beside the best one whose plans are polished although they cannot win: reports show them."""
+
+
+class Work:
+    """Labels that may still be made; asked like a deadline.
+
+    Attributes:
+        left: Labels left; below 0 the work is over.
+    """
+
+    def __init__(self, labels: int) -> None:
+        self.left = labels
+
+    def __call__(self, labels: int = 0) -> None:
+        """Count labels.
+
+        Errors:
+            DeadlineError: there were more than allowed.
+        """
+        self.left -= labels
+        if self.left < 0:
+            raise DeadlineError
+
+
+def solve_outer(
+    table: CostTable,
+    number: int,
+    outer: int,
+    kind: str,
+    incumbent: float,
+    work: Work,
+    bound: float | None = None,
+) -> tuple[PricedPlan | None, bool]:
+    """The best plan of one outer choice, if it costs at most `incumbent`.
+
+    Args:
+        table: Priced by the closed form, not interleaved.
+        number: Of the table, for the answer.
+        outer: Outer choice.
+        kind: `stagewise` or `layerwise`.
+        incumbent: Seconds per iteration of a known plan.
+        work: Counts the labels that are made.
+        bound: Known lower bound of the outer choice; None has it worked out.
+
+    Returns:
+        The plan, or None; and whether that is proven within the work.
+    """
+    case = OuterChoiceSolver(table, number, outer, 0.0 if bound is None else bound)
+    if bound is None:
+        case.bound = lower_bound(case.costs, kind)
+    lowest, margin, limit = case.bound, FIRST_MARGIN, incumbent * (1 + AGREEMENT)
+    try:
+        while case.bound <= limit:
+            before = case.labels
+            found = case.attempt(kind, min(lowest * (1 + margin), limit), work)
+            if found is not None:
+                return found, True
+            margin *= growth(case.labels - before)
+    except DeadlineError:
+        return None, False
+    return None, True
+
+
+def polish_pool(
+    pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool, bounds: Sequence[Tensor] = ()
+) -> str | None:
+    """Polish the best plans quickly, then the best of those thoroughly; the best one first in a hurry.
+
+    Thoroughly means: by the exact solver's segment programs within `polish_labels`, else by all moves. With
+    as many labels together the programs then look at the outer choices that are still open: those whose
+    lower bound is below the best plan.
+
+    Args:
+        pool: Plans that the descent met.
+        kind: Space.
+        config: Settings.
+        hurry: Whether the time is over already.
+        bounds: Lower bounds of the outer choices of every table, each `(O,)`.
+
+    Returns:
+        What cut it short, `user` or `time_limit`; None where nothing did.
+    """
+    polisher = _PoolPolisher(pool, kind, config, bounds)
+    try:
+        polisher.by_moves(hurry=hurry)
+        polisher.by_programs()
+    except KeyboardInterrupt:
+        return "user"
+    return "time_limit" if polisher.late else None
+
+
+@dataclass
+class _PoolPolisher:
+    """Polishes the plans of a pool; arguments as of `polish_pool`."""
+
+    pool: PlanPool
+    kind: str
+    config: SearchConfig
+    bounds: Sequence[Tensor]
+    late: bool = False
+    """Whether the search's time is over."""
+    settled: set[tuple[int, int]] = field(default_factory=set)
+    """Table and outer choice of what the programs have solved or excluded."""
+    visited: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    """Plans of every table that quick descents came through."""
+
+    def stop(self) -> bool:
+        """Whether to end; asked often."""
+        self.late = self.late or self.pool.clock.seconds > self.config.max_seconds
+        return self.late
+
+    def by_moves(self, *, hurry: bool) -> None:
+        """Descend from the best plans by cheap moves, in a hurry first from the best one by all."""
+        for entry in self.pool.top(1 if hurry else 0):
+            self._improve(entry, thorough=True)
+        alternatives = self.pool.by_outer()[: ALTERNATIVES + 1]
+        for entry in self.pool.top(self.config.polish_starts):
+            if self._can_win(entry) or any(entry is other for other in alternatives):
+                self._improve(entry, thorough=False)
+
+    def _can_win(self, entry: PricedPlan) -> bool:
+        """Whether the lower bound of a plan's outer choice is below the best plan."""
+        number, outer = entry.outer
+        return not self.bounds or float(self.bounds[number][outer]) <= self.pool.best_time
+
+    def by_programs(self) -> None:
+        """Solve the finalists' outer choices, then those that are still open."""
+        for place, entry in enumerate(self.pool.top(self.config.polish_finalists)):
+            number, outer = entry.outer
+            bound = float(self.bounds[number][outer]) if self.bounds else None
+            if not self._solved(number, outer, Work(self.config.polish_labels), bound) and place == 0:
+                self._improve(entry, thorough=True)
+        work = Work(self.config.polish_labels)
+        rows = ((b, n, outer) for n, own in enumerate(self.bounds) for outer, b in enumerate(own.tolist()))
+        for bound, number, outer in sorted(rows):
+            if bound >= self.pool.best_time or self.stop():
+                break
+            self._solved(number, outer, work, bound)
+
+    def _improve(self, entry: PricedPlan, *, thorough: bool) -> None:
+        """Descend from a plan by moves."""
+        table = self.pool.tables[entry.table]
+        # what a screen of simulated plans remembers may change its next move
+        alike = not thorough and not table.pipeline.simulated
+        plan, _, evaluated = polish(
+            table,
+            entry.plan,
+            self.kind,
+            thorough=thorough,
+            chains=self.config.polish_chains,
+            stop=self.stop,
+            visited=self.visited[entry.table] if alike else None,
+        )
+        self.pool.evaluated += evaluated
+        self.pool.add(TablePlans(entry.table, plan))
+
+    def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:
+        """Whether the segment programs found or excluded a better plan of the outer choice."""
+        table, before = self.pool.tables[number], max(work.left, 0)
+        closed = has_plain_stages(table) and not table.pipeline.simulated and self.kind != "uniform"
+        if not closed or not before:
+            return False
+        if (number, outer) not in self.settled:
+            best = self.pool.best_time
+            found, proven = solve_outer(table, number, outer, self.kind, best, work, bound)
+            self.pool.evaluated += before - max(work.left, 0)
+            if found is not None:
+                self.pool.add(TablePlans(number, found.plan))
+            if not proven:
+                return False
+            self.settled.add((number, outer))
+        return True
