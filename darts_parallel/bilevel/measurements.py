@@ -6,9 +6,8 @@ B sequences is `|G|^2 + trace / B`; two batch sizes give two equations.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, fsum, log
 
-import torch
 from torch import Tensor
 
 
@@ -133,14 +132,31 @@ def log_delay(curve: Sequence[float], behind: float, end: float) -> float:
     if behind <= 0.0:
         return 0.0
     first = max(int(len(curve) / exp(QUARTER)), 1)
-    place = torch.arange(first, len(curve) + 1, dtype=torch.float64).log() - log(end)
-    loss = torch.tensor(curve[first - 1 :], dtype=torch.float64)
-    parts = torch.stack([torch.ones_like(place), place, place.square()], 1)
-    slope, bend = torch.linalg.lstsq(parts, loss).solution[1:].tolist()
+    place = [log(step) - log(end) for step in range(first, len(curve) + 1)]
+    line, slope, bend = _least_squares(place, curve[first - 1 :])
     # bend x^2 + slope x = behind, at the root left of the vertex
     inside = slope * slope + 4.0 * bend * behind
     if slope < 0.0 <= inside and bend > 0.0:
         return float(2.0 * behind / (inside**0.5 - slope))
-    line = float(torch.linalg.lstsq(parts[:, :2], loss).solution[1])
     # a loss that does not fall says nothing of steps; its whole height stands for one e-fold then
-    return behind / -line if line < 0.0 else behind / float(loss[-1])
+    return behind / -line if line < 0.0 else behind / curve[-1]
+
+
+def _least_squares(place: Sequence[float], loss: Sequence[float]) -> tuple[float, float, float]:
+    """The slope of the straight line through some points, and slope (at 0) and bend of the parabola.
+
+    By orthogonal polynomials and exact sums: LAPACK's solution of equal numbers differs in the last bit with
+    the place of its arrays in memory, and a search that goes on must equal one that was never interrupted.
+
+    Args:
+        place: At least three different numbers.
+        loss: As many.
+    """
+    middle = fsum(place) / len(place)
+    first = [x - middle for x in place]
+    squares = fsum(x * x for x in first)
+    mean_square, skew = squares / len(first), fsum(x**3 for x in first) / squares
+    second = [x * x - skew * x - mean_square for x in first]
+    line = fsum(x * y for x, y in zip(first, loss, strict=True)) / squares
+    bend = fsum(x * y for x, y in zip(second, loss, strict=True)) / fsum(x * x for x in second)
+    return line, line - bend * (2.0 * middle + skew), bend

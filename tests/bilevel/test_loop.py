@@ -12,7 +12,7 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import load_problem
-from tests.support.bilevel_tiny import BILEVEL, corpus, records, same, tiny_search
+from tests.support.bilevel_tiny import BILEVEL, corpus, differences, records, tiny_search
 
 
 def test_logits_stay_where_they_are_during_warm_up() -> None:
@@ -32,7 +32,7 @@ def test_equal_seeds_search_alike_to_the_last_bit_and_others_do_not() -> None:
         search = tiny_search(seed=seed)
         search.run()
         states.append({key: value for key, value in search.state().items() if key != "seconds"})
-    assert same(states[0], states[1])
+    assert not differences(states[0], states[1])
     assert not torch.equal(states[0]["upper"]["parameters"][0], states[2]["upper"]["parameters"][0])
 
 
@@ -45,8 +45,8 @@ def test_stochastic_rounding_is_drawn_from_the_seed_and_goes_on_where_it_stopped
     resumed.restore(halved.state())
     resumed.run()
     states = [{k: v for k, v in search.state().items() if k != "seconds"} for search in (whole, resumed)]
-    assert same(*states)
-    assert not same(states[0]["trainer"], tiny_state(num_steps=9))
+    assert not differences(*states)
+    assert differences(states[0]["trainer"], tiny_state(num_steps=9))
 
 
 def tiny_state(**changes: Any) -> Any:

@@ -72,15 +72,18 @@ def tiny_search(seed: int = 0, **changes: Any) -> BilevelSearch:
     return BilevelSearch(BilevelSettings.of(problem, seed), problem, corpus())
 
 
-def same(a: Any, b: Any) -> bool:
-    """Whether two states are equal to the last bit."""
+def differences(a: Any, b: Any, key: str = "") -> list[str]:
+    """The keys at which two states differ in any bit, each with its two values."""
     if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)
+        return (
+            [] if torch.equal(a, b) else [f"{key}: by up to {float((a.double() - b.double()).abs().max())}"]
+        )
+    if isinstance(a, dict) and a.keys() == b.keys():
+        return [text for name in a for text in differences(a[name], b[name], f"{key}/{name}")]
+    if isinstance(a, (list, tuple)) and len(a) == len(b):
+        pairs = enumerate(zip(a, b, strict=True))
+        return [text for index, (x, y) in pairs for text in differences(x, y, f"{key}[{index}]")]
+    return [] if a == b else [f"{key}: {a} and {b}"]
 
 
 def records(search: BilevelSearch) -> list[BilevelRecord]:
