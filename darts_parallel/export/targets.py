@@ -57,10 +57,12 @@ def trainers_line(problem: Problem, plan: Plan) -> str:
     names = taken_by(problem, plan)
     if len(names) == len(TARGETS):
         return f"trainers: all of {', '.join(names)} take this plan"
-    other = next(name for name in TARGETS if name not in names)
+    others = [name for name in TARGETS if name not in names]
+    able = next((name for name in others if not _lacks(problem, name)), None)
+    found = "" if able is None else f", space.trainer={able} searches for a plan that it takes"
     return (
-        f"trainers that take this plan: {', '.join(names) or 'none'}; export={other} says why it does not, "
-        f"space.trainer={other} searches for a plan that it takes"
+        f"trainers that take this plan: {', '.join(names) or 'none'}; export={able or others[0]} says why it "
+        f"does not{found}"
     )
 
 
@@ -73,12 +75,22 @@ def require_trainers(problem: Problem) -> None:
     for target in dict.fromkeys((problem.config.export, problem.config.space.trainer)):
         if target is None or problem.config.plan is not None:
             continue
-        ranks = problem.cluster.num_devices
-        plain = Plan(1, (0, problem.num_layers), (LayerStrategy(1, ranks),) * problem.num_layers)
-        job = Job(target, problem, plain)
-        found = _refusals(problem, plain, target)
-        job.refusals.extend((what, way) for what, way in found if not way.startswith("space"))
+        job = Job(target, problem, _plain(problem))
+        job.refusals.extend(_lacks(problem, target))
         job.settle()
+
+
+def _plain(problem: Problem) -> Plan:
+    """Data parallelism alone, which every trainer runs."""
+    ranks = problem.cluster.num_devices
+    return Plan(1, (0, problem.num_layers), (LayerStrategy(1, ranks),) * problem.num_layers)
+
+
+def _lacks(problem: Problem, target: str) -> list[tuple[str, str]]:
+    """What a target refuses of the model and the job, whatever the plan."""
+    return [
+        entry for entry in _refusals(problem, _plain(problem), target) if not entry[1].startswith("space")
+    ]
 
 
 def _refusals(problem: Problem, plan: Plan, target: str) -> list[tuple[str, str]]:

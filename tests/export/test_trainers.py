@@ -68,6 +68,12 @@ def test_the_trainers_of_a_plan_are_named_with_what_to_do_for_another() -> None:
     line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8, 1), 2))
     names = line.removeprefix("trainers that take this plan: ").partition("; export=torchtitan says why")[0]
     assert names == "megatron, deepspeed, nanotron, torch"
+    # no space has a plan for a trainer that lacks the model: nobody is sent to search for one
+    problem = load_problem(TOY)
+    line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8), 2))
+    assert line.endswith("galvatron, torch; export=torchtitan says why it does not")
+    line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8, 1), 2))
+    assert "export=accelerate says why it does not, space.trainer=accelerate searches" in line
 
 
 def test_a_model_that_a_trainer_lacks_is_refused_before_the_search() -> None:
