@@ -15,7 +15,7 @@ The last stage lies beside the first, so the loss's gradient starts where the fo
 from collections import Counter, deque
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 
 Pass = tuple[str, int, int]
 """Kind (`F`, `B`, `W`), half of the V (0: on the way down) and micro-batch."""
@@ -41,7 +41,7 @@ def v_order(schedule: str, device: int, pp: int, count: int) -> Iterator[Pass]:
     elif schedule == "dualpipe":
         yield from _dualpipe(device, pp, count)
     else:
-        yield from _from_block(BLOCKS[schedule], device, pp, count)
+        yield from _from_block(BLOCKS[schedule], pp, count)[device]
 
 
 def _zero_bubble_v(device: int, pp: int, wanted: int) -> Iterator[Pass]:
@@ -130,8 +130,51 @@ def _dualpipe(device: int, pp: int, count: int) -> Iterator[Pass]:
         yield from weights()
 
 
-def _from_block(steps: tuple[int, int, int, int], device: int, pp: int, count: int) -> Iterator[Pass]:
-    """A building block repeated every `INTERVAL` passes; weights take the slots that it leaves free."""
+@lru_cache(maxsize=8)
+def _from_block(steps: tuple[int, int, int, int], pp: int, count: int) -> tuple[tuple[Pass, ...], ...]:
+    """A building block repeated every `INTERVAL` passes; weights take the slots that it leaves free.
+
+    Behind its last forward pass a device runs every backward pass as soon as its input is there, by passes of
+    equal seconds, and weights beside them (the cool-down of the authors' own schedules).
+    """
+    orders = [list(_repeated(steps, device, pp, count)) for device in range(pp)]
+    last = [max(at for at, entry in enumerate(order) if entry[0] == "F") + 1 for order in orders]
+    waiting = [deque(e for e in order[cut:] if e[0] == "B") for order, cut in zip(orders, last, strict=True)]
+    weights = [deque(e for e in order[cut:] if e[0] == "W") for order, cut in zip(orders, last, strict=True)]
+    result: list[list[Pass]] = [[] for _ in orders]
+    ended: dict[tuple[str, int, int], int] = {}
+
+    def ready(entry: Pass, device: int, now: int) -> bool:
+        kind, half, batch = entry
+        stage = 2 * pp - 1 - device if half else device
+        if kind == "W":
+            return ended.get(("B", stage, batch), now) < now
+        if kind == "F":
+            return stage == 0 or ended.get(("F", stage - 1, batch), now) < now
+        giver = ("F", stage) if stage == 2 * pp - 1 else ("B", stage + 1)
+        return ended.get((*giver, batch), now) < now
+
+    now, left = 0, sum(len(order) for order in orders)
+    while left:
+        for device, order in enumerate(orders):
+            done = len(result[device])
+            rest = chain(waiting[device], weights[device])
+            asked = [order[done]] if done < last[device] else rest
+            entry = next((e for e in asked if ready(e, device, now)), None)
+            if entry is None:
+                continue
+            if done >= last[device]:
+                (waiting if entry[0] == "B" else weights)[device].remove(entry)
+            kind, half, batch = entry
+            ended[kind, 2 * pp - 1 - device if half else device, batch] = now
+            result[device].append(entry)
+            left -= 1
+        now += 1
+    return tuple(tuple(order) for order in result)
+
+
+def _repeated(steps: tuple[int, int, int, int], device: int, pp: int, count: int) -> Iterator[Pass]:
+    """A building block repeated to the end, weights in the slots that it leaves free."""
     turns = _turns(steps, pp)
     starts = _starts(steps, turns, device, pp)
     planned = {
@@ -139,19 +182,18 @@ def _from_block(steps: tuple[int, int, int, int], device: int, pp: int, count: i
         for (kind, half), time in starts.items()
         for batch in range(count)
     }
-    order, waiting, done = [], deque[tuple[int, int]](), 0
+    waiting, done = deque[tuple[int, int]](), 0
     time = min(planned)
     while done < 2 * count:
         entry = planned.get(time)
         if entry is not None:
-            order.append(entry)
+            yield entry
             if entry[0] == "B":
                 waiting.append(entry[1:])
         elif waiting:
-            order.append(("W", *waiting.popleft()))
+            yield ("W", *waiting.popleft())
             done += 1
         time += 1
-    yield from order
 
 
 @lru_cache(maxsize=256)

@@ -186,6 +186,23 @@ def test_a_v_of_many_micro_batches_is_simulated_by_a_few(
     assert max(asked) < 120
 
 
+@pytest.mark.parametrize(("pp", "count"), [(2, 4), (4, 24), (5, 9), (8, 16)])
+def test_behind_its_last_forward_a_block_runs_backwards_before_weights(pp: int, count: int) -> None:
+    for schedule, most in (("v_half", 2.5), ("v_min", 4.0)):
+        line = timeline(equal_passes(2 * pp, 1.0, 2.0, 1.0), schedule, pp, count)
+        given = {("B", e.operation.stage - 1, e.operation.micro_batch): e.end
+                 for e in line if e.operation.kind == "B"}  # fmt: skip
+        last = {e.device: e.end for e in line if e.operation.kind == "F"}
+        for device in range(pp):
+            mine = [e for e in line if e.device == device and e.start >= last[device]]
+            waiting = [(given[e.operation], e.start) for e in mine if tuple(e.operation) in given
+                       and e.operation.kind == "B"]  # fmt: skip
+            for weight in (e for e in mine if e.operation.kind == "W"):
+                assert not [b for b in waiting if b[0] <= weight.start < b[1]]
+        # a bubble of the fill and the drain alone: passes of equal seconds repeat without one
+        assert max(e.end for e in line) - 6 * count <= most * pp + 4
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_blocking_messages_occupy_the_later_stage_both_ways(seed: int) -> None:
     passes = random_passes(seed, 4)
