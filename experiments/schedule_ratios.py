@@ -6,18 +6,21 @@
 Reads runs of one model under several schedules from a CSV file (columns as for validate_cost_model; a note
 `schedule NAME` names the schedule), prices each by simulation, and compares throughput and memory with those
 of 1F1B. Where the file does not print the batch, the number of micro-batches is the one value fitted to all
-runs, out of `micro_batches`; sequences are `seq_len` long and a micro-batch holds one. Layers are split
-evenly; memory is that of the first device, where an unnamed process reports. Leaves ratios.csv and ratios.md.
+runs, out of `micro_batches`; sequences are `seq_len` long and a micro-batch holds one. How many blocks ran
+follows from the FLOP of a token, TFLOP/s over tokens/s: benchmarks cut a model shorter and keep its name.
+Where that is known, a block's overhead is what gives 1F1B its measured tokens/s. Layers are split evenly;
+memory is that of the last device, whose process prints in Megatron-LM. Leaves ratios.csv and ratios.md.
 """
 
 import csv
 import io
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import brentq
 
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.options import run_main
@@ -35,7 +38,15 @@ NAMES = {
 }  # fmt: skip
 """Schedules as measured runs spell them."""
 REFERENCE = "1f1b"
+V_MIN = """\
+V-min repeats its passes without slack: with 8 devices the way of a micro-batch down and up the V and back
+(17 forward passes, 17 backward ones without the weights' gradient, 2 of weights, 32 messages) is as long as
+six micro-batches of work (12 of each) only where all passes take equal seconds and messages none. It loses
+what passes of weights are shorter than the others, and every message; other schedules have room for both."""
 MODELS = {"Llama2-7B": "llama2_7b"}
+MOST_OVERHEAD_US = 1e5
+SAME_FLOPS = 0.01
+"""Relative; a depth whose FLOP differ by more is not the one that ran."""
 
 
 @dataclass
@@ -45,7 +56,7 @@ class RatioOptions:
     data: str = ""
     """CSV file of runs of one model on one node."""
     out: str = "outputs/schedule_ratios"
-    micro_batches: list[int] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64])
+    micro_batches: list[int] = field(default_factory=lambda: [8, 16, 20, 24, 28, 32, 64])
     seq_len: int = 4096
     cluster: str = "mi300x_1x8"
     publish: bool = False
@@ -65,6 +76,8 @@ class MeasuredSchedule:
     tokens_per_s: float
     memory: float
     """In the file's unit; only ratios are used."""
+    flops_per_token: float | None = None
+    """As the run reports its FLOP/s over its tokens/s; None where it does not."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +107,9 @@ def read_runs(path: str) -> tuple[str, int, list[MeasuredSchedule]]:
     for row in rows:
         named = re.search(r"schedule ([\w-]+)", row.get("notes") or "")
         if named and named[1] in NAMES and row["model"] in MODELS:
-            runs.append(
-                MeasuredSchedule(NAMES[named[1]], float(row["tokens_per_s_per_gpu"]), float(row["memory_gb"]))
-            )
+            speed, reported = float(row["tokens_per_s_per_gpu"]), row.get("tflops_per_gpu")
+            flops = float(reported) * 1e12 / speed if reported else None
+            runs.append(MeasuredSchedule(NAMES[named[1]], speed, float(row["memory_gb"]), flops))
     if REFERENCE not in {run.schedule for run in runs}:
         raise ConfigError(
             f"data={path} must hold a run of {', '.join(MODELS)} under 1f1b; nearest legal: a file with "
@@ -106,28 +119,87 @@ def read_runs(path: str) -> tuple[str, int, list[MeasuredSchedule]]:
 
 
 @lru_cache(maxsize=64)
-def problem_of(model: str, cluster: str, seq_len: int, count: int) -> Problem:
-    """One pipeline of one micro-batch size, its messages beside the computation."""
+def problem_of(
+    model: str,
+    cluster: str,
+    seq_len: int,
+    count: int,
+    blocks: int | None = None,
+    overhead: float | None = None,
+) -> Problem:
+    """One pipeline of one micro-batch size, its messages beside the computation.
+
+    Args:
+        model, cluster: As shipped.
+        seq_len: Tokens of a micro-batch.
+        count: Micro-batches.
+        blocks: Of the model; None: all of its own.
+        overhead: Microseconds of every block besides its kernels, forward; None: as shipped.
+    """
     given = [f"model={model}", f"training={model}", f"cluster={cluster}", "space.schedules=[1f1b]"]
     job = [f"training.seq_len={seq_len}", f"training.global_batch_size={count}"]
-    return load_problem([*given, *job, "cost.pipeline=simulated", "cost.p2p=overlapped"])
+    cut = [] if blocks is None else [f"model.num_layers={blocks}"]
+    plain = load_problem([*given, *cut, *job, "cost.pipeline=simulated", "cost.p2p=overlapped"])
+    if overhead is None:
+        return plain
+    groups = tuple(
+        replace(group, device=replace(group.device, layer_overhead=overhead * 1e-6))
+        for group in plain.cluster.groups
+    )
+    return replace(plain, cluster=replace(plain.cluster, groups=groups))
+
+
+def blocks_run(model: str, seq_len: int, flops_per_token: float | None) -> int:
+    """Blocks with which a model has a token's FLOP; all of its own where none are reported or none fit."""
+
+    def flops(blocks: int | None) -> float:
+        problem = problem_of(model, "toy", seq_len, 8, blocks)
+        return problem.model.flops_per_token(seq_len)
+
+    whole = problem_of(model, "toy", seq_len, 8).model.config.num_layers
+    if flops_per_token is None:
+        return whole
+    block = flops(2) - flops(1)
+    found = max(round(1 + (flops_per_token - flops(1)) / block), 1)
+    return found if abs(flops(found) / flops_per_token - 1.0) < SAME_FLOPS else whole
+
+
+def overhead_of(options: RatioOptions, count: int) -> float | None:
+    """Microseconds of a block with which 1F1B has its measured tokens/s.
+
+    None where the file does not say how many blocks ran, or where the model is slower without any.
+    """
+    model, pp, runs = read_runs(options.data)
+    base = next(run for run in runs if run.schedule == REFERENCE)
+    if base.flops_per_token is None:
+        return None
+    blocks = blocks_run(model, options.seq_len, base.flops_per_token)
+    measured = count * options.seq_len / (base.tokens_per_s * pp)
+
+    def late(overhead: float) -> float:
+        problem = problem_of(model, options.cluster, options.seq_len, count, blocks, overhead)
+        return predict(problem, REFERENCE, pp, count)[0] - measured
+
+    return None if late(0.0) > 0 else float(brentq(late, 0.0, MOST_OVERHEAD_US, rtol=1e-6))
 
 
 def predict(problem: Problem, schedule: str, pp: int, count: int) -> tuple[float, float]:
-    """Seconds of an iteration with an even split, and bytes of the first device."""
+    """Seconds of an iteration with an even split, and bytes of the last device."""
     chunks, blocks = stages_a_device(schedule) or 2, problem.model.config.num_layers
     stages = pp * chunks
     inner = [1 + k * blocks // stages for k in range(1, stages)]
     layers = (LayerStrategy(1, 1),) * problem.num_layers
     plan = Plan(count, (0, *inner, problem.num_layers), layers, virtual_stages=chunks, schedule=schedule)
     cost = evaluate(plan, problem)
-    return cost.iteration_time_s, cost.memory_bytes[0]
+    return cost.iteration_time_s, cost.memory_bytes[-1]
 
 
 def compare(options: RatioOptions, count: int) -> list[Ratios]:
     """All schedules against 1F1B with one number of micro-batches."""
     model, pp, runs = read_runs(options.data)
-    problem = problem_of(model, options.cluster, options.seq_len, count)
+    blocks = blocks_run(model, options.seq_len, runs[0].flops_per_token)
+    overhead = overhead_of(options, count)
+    problem = problem_of(model, options.cluster, options.seq_len, count, blocks, overhead)
     found = {run.schedule: predict(problem, run.schedule, pp, count) for run in runs}
     base, (seconds, size) = next(r for r in runs if r.schedule == REFERENCE), found[REFERENCE]
     return [
@@ -181,9 +253,14 @@ def as_csv(rows: list[Ratios]) -> str:
 
 def table(fits: dict[int, list[Ratios]], best: int, options: RatioOptions) -> str:
     """Speeds and memory over those of 1F1B, as Markdown."""
+    model, pp, runs = read_runs(options.data)
+    blocks, overhead = blocks_run(model, options.seq_len, runs[0].flops_per_token), overhead_of(options, best)
+    added = "" if overhead is None else f" {overhead:.0f} us of overhead a block: 1F1B then has its tokens/s."
     lines = [
-        f"Sequences of {options.seq_len} tokens, {best} micro-batches: the one number fitted (mean distance "
-        "by number: " + ", ".join(f"{n}: {100 * misfit(rows):.1f} %" for n, rows in fits.items()) + ").",
+        f"{blocks} blocks on {pp} GPUs, by the FLOP of a token.{added} Sequences of {options.seq_len} "
+        f"tokens, {best} micro-batches: the one number fitted to the ratios (mean distance by number: "
+        + ", ".join(f"{n}: {100 * misfit(rows):.1f} %" for n, rows in fits.items())
+        + ").",
         "",
         "| schedule | speed, measured | predicted | off by | memory, measured | predicted | off by |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -198,6 +275,7 @@ def table(fits: dict[int, list[Ratios]], best: int, options: RatioOptions) -> st
     for what in ("speed", "memory"):
         orders = [_order(fits[best], f"{source}_{what}") for source in ("measured", "predicted")]
         lines += ["", f"Order of {what}, measured: {orders[0]}; predicted: {orders[1]}."]
+    lines += ["", V_MIN]
     return "\n".join(lines) + "\n"
 
 

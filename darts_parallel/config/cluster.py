@@ -61,6 +61,9 @@ class LinkConfig:
     """Share of the bandwidth that a large message reaches."""
     shared: bool = False
     """The GPUs of a node share this one link (PCIe host bridge) instead of a port each (NVSwitch)."""
+    peer_links: int = 0
+    """Links of a GPU that together have this bandwidth, each to one other GPU of its node (MI300X: 7), so
+    that a message to one of them has its share of it; 0: all of it goes to any GPU."""
 
     def __post_init__(self) -> None:
         require_at_least("cluster link bandwidth_GBps", self.bandwidth_GBps, 0, strict=True)
@@ -70,6 +73,12 @@ class LinkConfig:
         require_within("cluster link efficiency", self.efficiency, 1e-3, 1)
         require_within("cluster link bandwidth_GBps", self.bandwidth_GBps, 1e-5, 1e6)
         require_within("cluster link latency_us", self.latency_us, 0, 1e8)
+        require_within("cluster link peer_links", self.peer_links, 0, 1024)
+        if self.shared and self.peer_links:
+            raise ConfigError(
+                f"cluster link peer_links={self.peer_links} must be 0 where shared=true, since all GPUs of a "
+                "node then have one link; nearest legal: 0."
+            )
 
 
 @dataclass

@@ -93,7 +93,7 @@ def reduce_scatter(size: Tensor, group: RingGroup, intra: Link, inter: Link) -> 
     """
     d, n = group.local, group.nodes
     rings_inside = group.gpus / d if intra.shared else 1.0
-    inside = (d - 1) / d * size * rings_inside / intra.bandwidth + (d - 1) * intra.latency
+    inside = (d - 1) / d * size * rings_inside / intra.towards(d - 1) + (d - 1) * intra.latency
     across = (n - 1) / n * (size / d) * group.gpus / inter.bandwidth + (n - 1) * inter.latency
     return inside + across
 
@@ -106,4 +106,5 @@ def all_reduce(size: Tensor, group: RingGroup, intra: Link, inter: Link) -> Tens
 def p2p(size: Tensor, senders: int, link: Link, *, inside_node: bool) -> Tensor:
     """Seconds of one message of `size` bytes from each of `senders` GPUs of a node."""
     sharing: Scalar = senders if link.shared or not inside_node else 1
-    return size * sharing / link.bandwidth + link.latency
+    bandwidth = link.towards(torch.ones(())) if inside_node else link.bandwidth
+    return size * sharing / bandwidth + link.latency

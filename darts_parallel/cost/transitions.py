@@ -58,7 +58,7 @@ def reshard_seconds(
         link = problem.cluster.groups[group].intra_node
         sharing = most if link.shared else 1
         received = held.unsqueeze(-2) * missing
-        one_way = received * sharing / link.bandwidth + peers * (missing > 0) * link.latency
+        one_way = received * sharing / link.towards(peers) + peers * (missing > 0) * link.latency
         per_kind.append(one_way + one_way.transpose(-1, -2))
     return torch.stack(per_kind, dim=1)
 
@@ -105,7 +105,7 @@ def _gather_seconds(problem: Problem, at: tuple[int, int], held: Tensor, parts: 
     group, sharing = at
     link = problem.cluster.groups[group].intra_node
     rings = sharing if link.shared else 1
-    seconds = (parts - 1) / parts * held * rings / link.bandwidth + (parts - 1) * link.latency
+    seconds = (parts - 1) / parts * held * rings / link.towards(parts - 1) + (parts - 1) * link.latency
     return 2.0 * torch.maximum(seconds.unsqueeze(-1), seconds.unsqueeze(-2))
 
 

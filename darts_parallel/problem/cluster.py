@@ -24,12 +24,21 @@ class Link:
     bandwidth: Scalar
     latency: Scalar
     shared: bool = False
+    peer_links: int = 0
+    """Links that make up the bandwidth, each to one other GPU of the node; 0: a switch."""
 
     @staticmethod
     def from_config(config: LinkConfig) -> "Link":
         """Convert the units of the YAML keys."""
         bandwidth = config.bandwidth_GBps * 1e9 * config.efficiency
-        return Link(bandwidth, config.latency_us * 1e-6, config.shared)
+        return Link(bandwidth, config.latency_us * 1e-6, config.shared, config.peer_links)
+
+    def towards(self, others: Tensor) -> Scalar:
+        """Bytes/s of a GPU that sends to `others` GPUs of its node at once, shape of `others`."""
+        if not self.peer_links:
+            return self.bandwidth
+        # none is sent to where a group has one rank: any bandwidth does
+        return self.bandwidth * (others.clamp(min=1.0) / self.peer_links).clamp(max=1.0)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ class Network:
     name: str
     bandwidth: float
     shared: bool = False
+    peer_links: int = 0
 
 
 NVLINK2 = Network("nvlink2", 150.0)
@@ -24,7 +25,7 @@ NVLINK_A800 = Network("nvlink3", 200.0)
 PCIE3 = Network("pcie", 15.75, shared=True)
 PCIE4 = Network("pcie", 31.5, shared=True)
 PCIE5 = Network("pcie", 63.0, shared=True)
-XGMI = Network("xgmi", 448.0)
+XGMI = Network("xgmi", 448.0, peer_links=7)
 """MI300X: 7 links of 64 GB/s each way, one to every other GPU of the node (data sheet)."""
 XGMI_MI250 = Network("xgmi", 100.0)
 """MI250X: 50 to 200 GB/s each way between two dies of a node, by pair; the middle of it."""

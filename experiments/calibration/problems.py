@@ -94,7 +94,7 @@ def device_config(name: str) -> DeviceConfig:
 
 
 def _link(network: Network, place: str) -> LinkConfig:
-    return LinkConfig(network.bandwidth, LATENCY_US[place], 1.0, network.shared)
+    return LinkConfig(network.bandwidth, LATENCY_US[place], 1.0, network.shared, network.peer_links)
 
 
 def _model(run: Run) -> ModelConfig:

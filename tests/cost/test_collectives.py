@@ -36,6 +36,16 @@ def test_a_shared_link_inside_a_node_is_divided_by_its_groups() -> None:
     assert float(all_reduce(size, _group(2, 1, 8), shared, INTER)) == pytest.approx(4 * alone)
 
 
+def test_without_a_switch_a_group_has_the_links_between_its_gpus() -> None:
+    size, ways = torch.tensor([7e9], dtype=torch.float64), Link(70e9, 0.0, peer_links=7)
+    assert float(p2p(size, 1, ways, inside_node=True)) == pytest.approx(0.7)
+    # an all-gather of n GPUs: each sends its n-th part to the n - 1 others, by a link of 10 GB/s each
+    for n in (2, 4, 8):
+        assert float(reduce_scatter(size, _group(n, 1, 8), ways, INTER)) == pytest.approx(0.7 / n)
+    assert float(reduce_scatter(size, _group(1, 1, 8), ways, INTER)) == 0.0
+    assert float(p2p(size, 1, ways, inside_node=False)) == pytest.approx(0.1)
+
+
 def test_one_rank_communicates_nothing() -> None:
     size = torch.tensor([1e9], dtype=torch.float64)
     assert float(all_reduce(size, _group(1, 1, 8), INTRA, INTER)) == 0.0

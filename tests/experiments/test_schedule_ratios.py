@@ -34,6 +34,28 @@ def test_the_table_compares_every_schedule_with_1f1b_and_fits_the_micro_batches(
     )
 
 
+def test_a_model_cut_shorter_is_known_by_the_flop_of_a_token() -> None:
+    # 235.7 TFLOP/s at 10,057 tokens/s (AMD, Primus): Llama 2 7B with half of its blocks
+    assert schedule_ratios.blocks_run("llama2_7b", 4096, 235.7e12 / 10057) == 16
+    assert schedule_ratios.blocks_run("llama2_7b", 4096, 1.03 * 235.7e12 / 10057) == 32
+    assert schedule_ratios.blocks_run("llama2_7b", 4096, None) == 32
+
+
+def test_a_blocks_overhead_gives_1f1b_its_measured_speed(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "model,pp,tokens_per_s_per_gpu,tflops_per_gpu,memory_gb,notes\n"
+        "Llama2-7B,8,10057,235.7,16.3,schedule 1f1b\n"
+        "Llama2-7B,8,8897.2,208.5,11.9,schedule v-min\n"
+    )
+    options = parse(schedule_ratios.RatioOptions, [f"data={path}"])
+    overhead = schedule_ratios.overhead_of(options, 8)
+    problem = schedule_ratios.problem_of("llama2_7b", options.cluster, 4096, 8, 16, overhead)
+    seconds, _ = schedule_ratios.predict(problem, "1f1b", 8, 8)
+    # the shipped device is slower than these eight micro-batches already, or has the measured speed
+    assert overhead is None or 8 * 4096 / (8 * seconds) == pytest.approx(10057, rel=1e-4)
+
+
 def test_a_file_without_1f1b_is_refused(tmp_path: Path) -> None:
     data = measured(tmp_path / "runs.csv", ("zbv", 130.0, 22.0))
     with pytest.raises(ConfigError, match="under 1f1b"):

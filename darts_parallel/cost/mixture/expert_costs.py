@@ -175,7 +175,7 @@ def all_to_all(
         near = experts.top_k * (inside - 1) / choices.ep
     sharing = float(topology.gpus_per_node) if intra.shared else 1.0
     share = device.all_to_all_efficiency * (device.flex_gain if flex else 1.0)
-    within = size * near * sharing / (intra.bandwidth * share) + (inside > 1) * intra.latency
+    within = size * near * sharing / (intra.towards(inside - 1) * share) + (inside > 1) * intra.latency
     across = size * out * topology.gpus_per_node / (inter.bandwidth * share) + (domains > 1) * inter.latency
     return torch.maximum(within, across)
 
