@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil, floor, log10
 
 import torch
 
@@ -13,7 +14,7 @@ from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import DartsParallelError, InfeasibleError
 from darts_parallel.plan.degrees import tensor_degrees, wider_tensor_degrees
 from darts_parallel.plan.space import outer_spaces
-from darts_parallel.problem.cluster import GIB, Device
+from darts_parallel.problem.cluster import GIB, Device, memory_unit
 from darts_parallel.problem.problem import Problem
 
 ROUNDS = 6
@@ -25,7 +26,8 @@ def explain_infeasible(problem: Problem, tables: Sequence[CostTable]) -> Infeasi
     kind = problem.config.space.kind
     lightest = _lightest_of_all(tables, kind)
     device = max(lightest.devices(problem).items(), key=lambda entry: entry[1])[0]
-    needed = (device.memory + lightest.excess) / GIB
+    unit, size = memory_unit(device.memory)
+    needed, whole = (device.memory + lightest.excess) / size, device.memory / size
     ways = _memory_that_fits(problem, lightest)
     free = replace(problem.config.space, zero_stage=None, recompute=None, sequence_parallel=None,
                    pp=None, tp=None, dp=None, num_micro_batches=None, micro_batch_size=None)  # fmt: skip
@@ -39,8 +41,8 @@ def explain_infeasible(problem: Problem, tables: Sequence[CostTable]) -> Infeasi
     changes = " or ".join(ways) or "other GPUs or a smaller model"
     return InfeasibleError(
         f"memory: model={problem.model.config.name} fits in no {kind} plan on "
-        f"cluster={problem.cluster.name}; the lightest plan ({lightest.detail}) needs {needed:.2f} GiB of "
-        f"the {device.memory / GIB:.2f} GiB of {device.name}; smallest changes that help: {changes}."
+        f"cluster={problem.cluster.name}; the lightest plan ({lightest.detail}) needs {needed:.2f} {unit} of "
+        f"the {whole:.2f} {unit} of {device.name}; smallest changes that help: {changes}."
     )
 
 
@@ -53,13 +55,24 @@ def _memory_that_fits(problem: Problem, lightest: "_Lightest") -> list[str]:
     for _ in range(ROUNDS):
         for device, excess in lightest.devices(problem).items():
             if excess > 0:
-                wanted[device.name] = -(-(device.memory + excess) / GIB * 100 // 1) / 100
+                wanted[device.name] = _rounded_up(float(device.memory + excess) / GIB)
         problem = _with_memory(problem, wanted)
         lightest = _lightest_of_all(build_tables(problem, outer_spaces(problem)), problem.config.space.kind)
         if lightest.excess <= 0:
-            sizes = (f"cluster.devices.{name}.memory_GiB={size:.2f}" for name, size in wanted.items())
-            return [" and ".join(sizes)]
+            sizes = {name: f"{size:.{_digits(size)}f}" for name, size in wanted.items()}
+            return [" and ".join(f"cluster.devices.{name}.memory_GiB={text}" for name, text in sizes.items())]
     return []
+
+
+def _digits(size: float) -> int:
+    """Digits after the point that tell sizes apart by a hundredth, two at least."""
+    return max(2, 1 - floor(log10(size)))
+
+
+def _rounded_up(size: float) -> float:
+    """The next larger size with few digits."""
+    steps = 10 ** _digits(size)
+    return ceil(size * steps) / steps
 
 
 def _with_memory(problem: Problem, sizes: dict[str, float]) -> Problem:

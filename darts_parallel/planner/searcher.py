@@ -24,9 +24,9 @@ from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner.result import Planned
 from darts_parallel.planner.searcher_descent import Product, ProductSearch
 from darts_parallel.planner.watcher import Watcher
+from darts_parallel.problem.cluster import memory_unit
 from darts_parallel.problem.problem import Problem
 
-GIB = 2.0**30
 NAMED = 3
 """Faster products that do not run and are named in the report; configurations.json names all."""
 
@@ -86,7 +86,8 @@ class RunnableProducts:
             return plans.to_plan(min(fitting)[1], table), ""
         device = self.problem.cluster.groups[0].device
         need = float(cost.memory[mine].amax(1).min()) + device.reserved
-        return None, f"needs {need / GIB:.1f} GiB of {device.memory / GIB:.1f} GiB"
+        unit, size = memory_unit(device.memory)
+        return None, f"needs {need / size:.1f} {unit} of {device.memory / size:.1f} {unit}"
 
     def _illegal(self, dp: int, tp: int, pp: int) -> str:
         """The rule that a product breaks."""

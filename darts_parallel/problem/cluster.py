@@ -17,6 +17,11 @@ Scalar = float | Tensor
 GIB = 2.0**30
 
 
+def memory_unit(whole: Scalar) -> tuple[str, float]:
+    """Name and bytes of the unit that suits a memory of `whole` bytes: GiB, or MiB below 0.1 GiB."""
+    return ("GiB", GIB) if whole >= 0.1 * GIB else ("MiB", 2.0**20)
+
+
 @dataclass(frozen=True)
 class Link:
     """An alpha-beta link: `latency` seconds and `bandwidth` bytes/s, one direction."""

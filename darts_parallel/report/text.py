@@ -19,7 +19,7 @@ from darts_parallel.plan.degrees import batch_note
 from darts_parallel.plan.space import left_out
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.billing import bill
-from darts_parallel.problem.cluster import GIB
+from darts_parallel.problem.cluster import GIB, memory_unit
 from darts_parallel.problem.orders import order_label
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.elasticities import offload_slopes, strongest
@@ -267,7 +267,9 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown, sure: Interv
         used, capacity = cost.memory_bytes[k], cost.capacity_bytes[k]
         share = used / capacity
         colour = "red" if share > 1 else "yellow" if share > MEMORY_WARNING else ""
-        memory = Text(f"{used / GIB:.1f} / {capacity / GIB:.1f} GiB {100 * share:>3.0f} %", colour)
+        unit, size_of_unit = memory_unit(capacity)
+        pair = f"{used / size_of_unit:.1f} / {capacity / size_of_unit:.1f}"
+        memory = Text(f"{pair} {unit} {100 * share:>3.0f} %", colour)
         ranks = rank_ranges(cluster.pipeline_ranks[k * size : (k + 1) * size])
         if not cluster.homogeneous:
             ranks = f"{ranks} {escape(cluster.stage_group(k, plan.pp).device.name)}"
