@@ -23,8 +23,8 @@ from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.loop import BilevelSearch, resume
 from darts_parallel.bilevel.report import TIE
-from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED
-from darts_parallel.bilevel.scratch.trainings import Training, Trainings
+from darts_parallel.bilevel.retraining.retrain import FIRST_RETRAIN_SEED
+from darts_parallel.bilevel.retraining.trainings import Training, Trainings
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.upper.found import BilevelPlan, fixed_bits_optimum
 from darts_parallel.bilevel.upper.joint_space import JointSpace

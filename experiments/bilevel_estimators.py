@@ -38,7 +38,7 @@ from darts_parallel.bilevel.estimators.switches import switch_losses
 from darts_parallel.bilevel.estimators.trials import behind, middle_of_read, train_losses
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.measurements import MIN_POINTS, log_delay, measure
-from darts_parallel.bilevel.retrain import retrain, smoothed
+from darts_parallel.bilevel.retraining.retrain import retrain, smoothed
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trainer import WeightTrainer, hard
 from darts_parallel.bilevel.transformer import Weights, mixed_loss, plan_loss

@@ -18,11 +18,16 @@ from statistics import mean
 
 import torch
 
-from darts_parallel.bilevel.asynchronous import double_buffered, pipedream, train_local, train_stale
 from darts_parallel.bilevel.data import Corpus, load_corpus
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.measurements import measure
-from darts_parallel.bilevel.retrain import Retrained
+from darts_parallel.bilevel.retraining.asynchronous import (
+    double_buffered,
+    pipedream,
+    train_local,
+    train_stale,
+)
+from darts_parallel.bilevel.retraining.retrain import Retrained
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.cost.evaluation import evaluate

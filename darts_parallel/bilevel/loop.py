@@ -18,6 +18,7 @@ from darts_parallel.bilevel.estimators.mixture import gradient_shortfall, one_ho
 from darts_parallel.bilevel.estimators.switches import switch_losses
 from darts_parallel.bilevel.estimators.trials import Shares, TrialTable, try_pairs, widest
 from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.local_steps import local_way
 from darts_parallel.bilevel.measurements import measure
 from darts_parallel.bilevel.quantize import Pair
 from darts_parallel.bilevel.settings import BilevelSettings
@@ -77,7 +78,8 @@ class BilevelSearch:
     ) -> None:
         self.settings, self.problem, self.corpus = settings, problem, corpus
         self.jobs = jobs or Jobs()
-        self.space = JointSpace.build(problem, settings.batches, settings.schedules)
+        ways = (*settings.schedules, *(local_way(every) for every in settings.sync_every if every > 1))
+        self.space = JointSpace.build(problem, settings.batches, ways)
         self.generator = torch.Generator().manual_seed(settings.seed + 2)
         config = replace(problem.config.search, num_restarts=settings.num_restarts)
         logit_steps = -(-max(settings.num_steps - settings.warmup_steps, 1) // settings.logit_every)

@@ -16,9 +16,9 @@ from darts_parallel.bilevel.data import Corpus
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.loop import RETRAIN_ONLY, BilevelRecord, BilevelSearch, fingerprint, resume
 from darts_parallel.bilevel.report import write_report
-from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained
-from darts_parallel.bilevel.scratch.trainings import Training, Trainings
-from darts_parallel.bilevel.scratch.uniform_bits import UniformChoice, choose_uniform
+from darts_parallel.bilevel.retraining.retrain import FIRST_RETRAIN_SEED, Retrained
+from darts_parallel.bilevel.retraining.trainings import Training, Trainings
+from darts_parallel.bilevel.retraining.uniform_bits import UniformChoice, choose_uniform
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.tracking import BilevelTracker
 from darts_parallel.bilevel.upper.found import (

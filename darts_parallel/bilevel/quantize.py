@@ -8,7 +8,6 @@ from torch import Tensor
 
 from darts_parallel.cost.collectives import BLOCK as BLOCK
 from darts_parallel.cost.collectives import LOSSLESS
-from darts_parallel.cost.collectives import SCALE_BITS as SCALE_BITS
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,9 @@ class Rounding:
     """Numbers that share a scale; a power of two where they are rotated."""
     hadamard: bool = False
     """Rotate every block before it is rounded, and back after it."""
+    fp8: bool = False
+    """Send 8 bits as floating-point numbers of 4 exponent and 3 mantissa bits (E4M3, Micikevicius et al.
+    2022, arXiv 2209.05433), the largest of a block as 448; else as whole multiples of its step."""
     generator: torch.Generator | None = None
     """Source of stochastic rounding."""
 
@@ -36,12 +38,10 @@ class Rounding:
             return self
         return replace(self, generator=torch.Generator().manual_seed(seed))
 
-    def transmitted_bits(self, bits: int) -> float:
-        """Bits per number on the wire, the scales of the blocks included."""
-        return float(bits) if bits >= LOSSLESS else bits + SCALE_BITS / self.block
-
 
 NEAREST = Rounding()
+FP8_BITS = 8
+LARGEST_FP8 = 448
 
 
 def hadamard_matrix(size: int) -> Tensor:
@@ -74,11 +74,14 @@ def round_blocks(values: Tensor, bits: int, rounding: Rounding = NEAREST) -> Ten
     rotation = hadamard_matrix(block).to(rows.dtype) if rounding.hadamard else None
     if rotation is not None:
         blocks = blocks @ rotation
-    levels = 2 ** (bits - 1) - 1
+    floating = rounding.fp8 and bits == FP8_BITS
+    levels = LARGEST_FP8 if floating else 2 ** (bits - 1) - 1
     # the smallest normal number keeps an all-zero block from dividing by zero
     scale = blocks.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny * levels) / levels
     steps = blocks / scale
-    if rounding.stochastic:
+    if floating:
+        rounded = round_e4m3(steps) * scale
+    elif rounding.stochastic:
         steps = torch.floor(steps + torch.rand(steps.shape, generator=rounding.generator, dtype=rows.dtype))
         rounded = steps.clamp(-levels, levels) * scale
     else:
@@ -87,6 +90,13 @@ def round_blocks(values: Tensor, bits: int, rounding: Rounding = NEAREST) -> Ten
         rounded = rounded @ rotation
     result: Tensor = rounded.flatten(1)[:, :size].reshape(values.shape)
     return result
+
+
+def round_e4m3(values: Tensor) -> Tensor:
+    """Numbers of at most 448 as the nearest ones of 4 exponent and 3 mantissa bits, even ones at a tie."""
+    exponent = values.abs().clamp(min=2.0**-6).log2().floor()
+    step = torch.exp2(exponent - 3.0)
+    return torch.round(values / step) * step
 
 
 def lossy_sum(partials: Tensor, bits: int, rounding: Rounding = NEAREST) -> Tensor:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 
 from darts_parallel.bilevel.quantize import Rounding
 from darts_parallel.config.bilevel import BilevelConfig
+from darts_parallel.cost.collectives import BLOCK
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import Problem
 
@@ -68,6 +69,8 @@ class BilevelSettings(BilevelConfig):
     """Virtual devices; every layer divides them as `tp * dp`."""
     global_batch_size: int = 16
     """Sequences in one weight step."""
+    block: int = BLOCK
+    """Numbers that share a scale where few bits are sent (`cost.lossy_block`)."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -100,13 +103,15 @@ class BilevelSettings(BilevelConfig):
             )
         return BilevelSettings(
             **asdict(config), shape=shape, num_devices=problem.cluster.num_devices,
-            global_batch_size=problem.training.global_batch_size, seed=seed,
+            global_batch_size=problem.training.global_batch_size, block=problem.config.cost.lossy_block,
+            seed=seed,
         )  # fmt: skip
 
     @property
     def rounds(self) -> Rounding:
         """How few bits round, without a generator yet."""
-        return Rounding(stochastic=self.rounding == "stochastic", hadamard=self.hadamard)
+        stochastic, fp8 = self.rounding == "stochastic", self.eight_bits == "fp8"
+        return Rounding(stochastic=stochastic, block=self.block, hadamard=self.hadamard, fp8=fp8)
 
     @property
     def num_blocks(self) -> int:

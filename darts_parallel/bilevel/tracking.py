@@ -5,7 +5,7 @@ from typing import Any
 
 from darts_parallel.bilevel.loop import BilevelRecord
 from darts_parallel.bilevel.report import median_time, rows_of
-from darts_parallel.bilevel.retrain import Retrained, smoothed
+from darts_parallel.bilevel.retraining.retrain import Retrained, smoothed
 from darts_parallel.bilevel.settings import BilevelSettings
 
 

@@ -14,6 +14,7 @@ ESTIMATORS = ("trials", "mixture", "gumbel")
 ORDERS = ("first", "second")
 LEVELS = ("two", "one")
 ROUNDINGS = ("nearest", "stochastic")
+EIGHT_BITS = ("int8", "fp8")
 MIXES = ("collective", "block")
 ARMS = (
     "bilevel",
@@ -75,6 +76,8 @@ class BilevelConfig:
     """Of few bits, in trials, search and retraining: `nearest` level, or `stochastic`, which is unbiased."""
     hadamard: bool = False
     """Rotate every block of numbers before it is rounded, which spreads outliers, and back after it."""
+    eight_bits: str = "int8"
+    """What 8 bits are: `int8`, whole multiples of a step, or `fp8`, floating-point numbers (E4M3)."""
     mix: str = "collective"
     """Where a mixture is made: at each all-reduce, or at the output of the whole block."""
     retrain_steps: int = 100
@@ -93,6 +96,9 @@ class BilevelConfig:
     schedules: list[str] = field(default_factory=lambda: ["1f1b"])
     """Pipeline schedules to choose from: `1f1b`, and `async_1f1b`, `async_1f1b_predicted`, which do not wait
     for the pipeline to drain and train with weights one update old. Trials price them."""
+    sync_every: list[int] = field(default_factory=lambda: [1])
+    """Steps between averages of the data-parallel replicas' weights, to choose from: 1 sums the gradients of
+    every step; with more, replicas train alone in between (local SGD). Trials price it."""
     decay: float = 0.9
     """Of the moving averages behind the noise scale and the shares of the blocks."""
     validation_sequences: int = 64
@@ -124,14 +130,32 @@ class BilevelConfig:
             ("level", LEVELS),
             ("mix", MIXES),
             ("rounding", ROUNDINGS),
+            ("eight_bits", EIGHT_BITS),
         ):
             require_member(f"bilevel.{key}", getattr(self, key), members)
+        if self.eight_bits == "fp8" and self.rounding == "stochastic":
+            raise ConfigError(
+                "bilevel.eight_bits=fp8 rounds to the nearest number, so that bilevel.rounding=stochastic "
+                "must go without it; nearest legal: bilevel.rounding=nearest."
+            )
         for schedule in self.schedules:
             require_member("bilevel.schedules", schedule, ("1f1b", *ASYNCHRONOUS))
         if "1f1b" not in self.schedules:
             raise ConfigError(
                 f"bilevel.schedules={self.schedules} must hold 1f1b, which trials compare with; nearest "
                 f"legal: {['1f1b', *self.schedules]}."
+            )
+        for every in self.sync_every:
+            require_at_least("bilevel.sync_every", every, 1)
+        if 1 not in self.sync_every:
+            raise ConfigError(
+                f"bilevel.sync_every={self.sync_every} must hold 1, which trials compare with; nearest "
+                f"legal: {[1, *self.sync_every]}."
+            )
+        if len(self.sync_every) > 1 and self.estimator != "trials":
+            raise ConfigError(
+                f"bilevel.sync_every={self.sync_every} needs bilevel.estimator=trials: a mixture has no "
+                "slope of replicas that train alone; nearest legal: bilevel.estimator=trials."
             )
         if len(self.schedules) > 1 and self.estimator != "trials":
             raise ConfigError(

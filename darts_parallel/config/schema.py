@@ -45,12 +45,12 @@ class CostConfig:
     `simulated`: the longest path through the schedule, slower, exact where stages are uneven; gradient
     synchronisation then starts when the stage's last backward ends."""
     schedule: str = "1f1b"
-    """`1f1b`; with `pipeline=simulated` also `gpipe` (all micro-batches in flight) and `zero_bubble`
-    (ZB-H1; pp of them in every stage). Plans with virtual stages are interleaved whatever it says, and
-    `space.schedules` takes its place."""
+    """`1f1b`; with `pipeline=simulated` also `gpipe` (all micro-batches in flight) and `zero_bubble` (ZB-H1;
+    pp of them). Plans with virtual stages are interleaved; `space.schedules` takes its place."""
     p2p: str = "blocking"
-    """Messages between stages occupy the later stage (`blocking`) or only take time (`overlapped`, with
-    `pipeline=simulated`)."""
+    """Messages of stages occupy the later one (`blocking`) or only take time (`overlapped`, if simulated)."""
+    lossy_block: int = 64
+    """Numbers that share one scale of 16 bits where a collective sends few bits."""
 
     @property
     def knows_stages(self) -> bool:
@@ -63,6 +63,7 @@ class CostConfig:
         require_member("cost.schedule", self.schedule, COST_SCHEDULES)
         self.schedule = ALIASES.get(self.schedule, self.schedule)
         require_member("cost.p2p", self.p2p, P2P)
+        require_member("cost.lossy_block", self.lossy_block, LOSSY_BLOCKS)
         if self.pipeline == "simulated":
             if not self.knows_stages:
                 raise ConfigError(
@@ -112,13 +113,12 @@ class ObjectiveConfig:
 
 OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE = ("none", "selective", "full")
-RECOMPUTE_MODULES = (
-    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
-)  # fmt: skip
+RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 """Parts of a block that selective recomputation can name, in Megatron-LM's words."""
 DISPATCHERS = ("alltoall", "flex")
 COMM_BITS = (16, 8, 4, 2)
 """Bits per number of a collective; 16 sends the numbers as they are."""
+LOSSY_BLOCKS = (16, 32, 64, 128, 256)
 EXPORTS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "galvatron", "torch")
 SPACES = ("uniform", "stagewise", "layerwise")
 NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")

@@ -12,28 +12,30 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from darts_parallel.config.schema import CostConfig
 from darts_parallel.problem.cluster import Link, Scalar
 
 LOSSLESS = 16
 """Bits from which on a tensor travels as it is."""
-BLOCK = 64
-"""Numbers that share one scale in a lossy collective."""
+BLOCK = CostConfig.lossy_block
+"""Numbers that share one scale in a lossy collective where nothing else is said."""
 SCALE_BITS = 16
 
 
-def transmitted_bits(bits: int) -> float:
+def transmitted_bits(bits: int, block: int = BLOCK) -> float:
     """Bits per number on the wire, the scales of the blocks included."""
-    return float(bits) if bits >= LOSSLESS else bits + SCALE_BITS / BLOCK
+    return float(bits) if bits >= LOSSLESS else bits + SCALE_BITS / block
 
 
-def wire_bytes(width: float, bits: Tensor) -> Tensor:
+def wire_bytes(width: float, bits: Tensor, block: int = BLOCK) -> Tensor:
     """Bytes on the wire per number of a tensor, shape of `bits`.
 
     Args:
         width: Bytes of one number in memory.
         bits: Of the collective; from `LOSSLESS` on numbers travel as they are.
+        block: Numbers that share one scale.
     """
-    lossy = torch.tensor([transmitted_bits(int(b)) for b in bits.tolist()], dtype=torch.float64) / 8.0
+    lossy = torch.tensor([transmitted_bits(int(b), block) for b in bits.tolist()], dtype=torch.float64) / 8.0
     return torch.where(bits >= LOSSLESS, float(width), lossy)
 
 

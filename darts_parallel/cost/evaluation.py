@@ -12,8 +12,9 @@ from darts_parallel.cost.offload.fractions import OffloadedPlans
 from darts_parallel.cost.pipeline import pipeline_seconds
 from darts_parallel.cost.searcher import searcher_breakdown
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
-from darts_parallel.cost.table import CostTable, build_table, plan_space
+from darts_parallel.cost.table import CostTable, build_table
 from darts_parallel.plan.legality import check_plan as check_plan
+from darts_parallel.plan.space import plan_space
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
 

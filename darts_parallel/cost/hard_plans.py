@@ -55,6 +55,7 @@ class HardPlans:
             virtual_stages=table.virtual_stages,
             schedule=table.asynchronous or table.pipeline.schedule,
             offload=self._offloaded(index, table),
+            sync_every=table.sync_every,
         )
 
     def _offloaded(self, index: int, table: CostTable) -> tuple[tuple[float, float], ...]:

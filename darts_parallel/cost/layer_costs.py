@@ -209,9 +209,9 @@ def _micro_batch_seconds(
         sizes = choices.tokens / training.seq_len
         known = problem.measured.seconds(device.name, layer.kind, choices.tp, sizes)
         forward_pass, back = known or (forward_pass, back)
-    elements = choices.tokens * problem.model.config.hidden_size
+    elements, block = choices.tokens * problem.model.config.hidden_size, problem.config.cost.lossy_block
     ring, links = _tensor_group(topology, choices), problem.cluster.stage_links(topology)
-    collective = all_reduce(wire_bytes(width, choices.tp_comm_bits) * elements, ring, *links)
+    collective = all_reduce(wire_bytes(width, choices.tp_comm_bits, block) * elements, ring, *links)
     exact = all_reduce(width * elements, ring, *links)
     selective = (choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
     full = (choices.recompute == RECOMPUTE.index("full")) & layer.recomputable
@@ -310,13 +310,13 @@ def _sharding_seconds(
     """
     group = problem.cluster.groups[topology.group]
     links, software = problem.cluster.stage_links(topology), problem.software
-    width = software.gradient_bytes or state.gradient
+    width, block = software.gradient_bytes or state.gradient, problem.config.cost.lossy_block
     none = torch.zeros_like(forward)
     scatter, replicas, gather = none, none, none
     for part in parts:
         if software.single_ring:
             part = replace(part, inner=single_ring(part.inner, choices.zero_stage == 3))
-        gradients = part.parameters * wire_bytes(width, choices.grad_comm_bits)
+        gradients = part.parameters * wire_bytes(width, choices.grad_comm_bits, block)
         # a layer without parameters sends no message, and so has no latency
         there = part.parameters > 0
         scatter = scatter + there * reduce_scatter(gradients, part.inner, *links)

@@ -16,6 +16,7 @@ from torch import Tensor
 from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.config.schema import ALIASES, V_SHAPED, CostConfig
 from darts_parallel.cost.schedules import device_orders, waiting
+from darts_parallel.plan.space import OuterSpace
 
 INTERLEAVED = "interleaved"
 MICRO_BATCH_SECONDS = ("forward", "backward", "weight_gradient", "reshard", "p2p")
@@ -79,23 +80,29 @@ def weight_versions(schedule: str | None) -> int:
     return 2 if schedule in ASYNCHRONOUS else 1
 
 
-def unflushed(table: Any, schedule: str | None) -> dict[str, Any]:
-    """The fields of a cost table that differ where its schedule is asynchronous; none for one that waits.
+def across_steps(table: Any, space: OuterSpace) -> dict[str, Any]:
+    """The fields of a cost table that differ where steps do not wait for each other or share an average.
 
     `FLUSH_EVERY` steps of m micro-batches are one 1F1B pipeline of `FLUSH_EVERY * m` of them, whose seconds
-    they share: of a step remain `m max_k t_k` and next to nothing of the bubble.
+    they share: of a step remain `m max_k t_k` and next to nothing of the bubble. An average of the replicas'
+    weights moves as many bytes as a sum of their gradients, and each of `sync_every` steps pays its share.
 
     Args:
-        table: Of 1F1B, with as many micro-batches as the plan says.
-        schedule: Of the plan.
+        table: Of 1F1B with a sum of the gradients in every step, with as many micro-batches as the plan says.
+        space: Schedule and `sync_every`.
     """
-    if schedule not in ASYNCHRONOUS:
+    if space.sync_every > 1:
+        every = table.terms["gradient_sync"]
+        seldom = every / space.sync_every
+        terms = table.terms | {"gradient_sync": seldom}
+        return {"sync": table.sync - every + seldom, "terms": terms, "sync_every": space.sync_every}
+    if space.schedule not in ASYNCHRONOUS:
         return {}
     per_step = ("gradient_sync", "optimizer")
     return {name: getattr(table, name) / FLUSH_EVERY for name in MICRO_BATCH_SECONDS} | {
         "terms": {k: v if k in per_step else v / FLUSH_EVERY for k, v in table.terms.items()},
         "num_micro_batches": table.num_micro_batches * FLUSH_EVERY,
-        "asynchronous": schedule,
+        "asynchronous": space.schedule,
         "flush_every": FLUSH_EVERY,
     }
 

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darts_parallel.config.schema import OFFLOADS, USUAL_SCHEDULES
+from darts_parallel.config.schema import USUAL_SCHEDULES
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.offload.transfers import offload_fields
-from darts_parallel.cost.pipeline import PipelineModel, by_device, in_flight, unflushed, weight_versions
+from darts_parallel.cost.pipeline import PipelineModel, across_steps, by_device, in_flight, weight_versions
 from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds, tied_seconds
 from darts_parallel.plan.chunk_placement import stage_devices
 from darts_parallel.plan.space import OuterSpace, admits, micro_batch_legal
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import BoundaryTopology, Cluster, StageTopology
 from darts_parallel.problem.model import LayerSpec
 from darts_parallel.problem.orders import order_label
@@ -139,7 +139,9 @@ class CostTable:
     asynchronous: str = ""
     """A schedule that does not wait (`config.bilevel.ASYNCHRONOUS`); empty for the others."""
     flush_every: int = 1
-    """Steps that share one filling of the pipeline (`pipeline.unflushed`)."""
+    """Steps that share one filling of the pipeline (`pipeline.across_steps`)."""
+    sync_every: int = 1
+    """Steps between averages of the replicas, which share its seconds."""
     offload: tuple[str, ...] = ()
     """What a share of may lie in host memory; the rest is None where nothing may (`offload/transfers.py`)."""
     host_transfer: Tensor | None = field(default=None, metadata={"axes": "OQLC"})
@@ -194,6 +196,7 @@ class CostTable:
         """What its outer choices share, for sentences, e.g. `pp 4` or `pp 4, cp 2`."""
         parts = [f"pp {self.pp}"] + ([f"{self.virtual_stages} chunks"] if self.virtual_stages > 1 else [])
         parts += [f"schedule {self.schedule_name}"] if self.schedule_name else []
+        parts += [f"averaged every {self.sync_every} steps"] if self.sync_every > 1 else []
         return ", ".join(parts + ([f"cp {self.cp}"] if self.cp > 1 else []))
 
     @property
@@ -202,6 +205,7 @@ class CostTable:
         parts = (("pp", self.pp, 0), ("v", self.virtual_stages, 1), ("cp", self.cp, 1))
         name = " ".join(f"{word}{value}" for word, value, usual in parts if value > usual)
         name += f" {self.schedule_name}" if self.schedule_name else ""
+        name += f" every {self.sync_every}" if self.sync_every > 1 else ""
         return f"{name} ({self.order_name})" if self.order_name else name
 
     @cached_property
@@ -285,12 +289,14 @@ def build_placed(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable
     equal: dict[tuple[int, bool, OuterSpace], list[int]] = {}
     for index, (problem, space) in enumerate(placed):
         size = problem.cluster.num_devices // space.pp
-        shared = replace(space, pp=1, node_order=(), virtual_stages=1, schedule=None, num_micro_batches=())
+        shared = replace(
+            space, pp=1, node_order=(), virtual_stages=1, schedule=None, num_micro_batches=(), sync_every=1
+        )
         equal.setdefault((size, space.pp == 1, shared), []).append(index)
     tables: dict[int, CostTable] = {}
     for members in equal.values():
         tables |= zip(members, _tables_of_equal_stages([placed[i] for i in members]), strict=True)
-    return [replace(tables[i], **unflushed(tables[i], s.schedule)) for i, (_, s) in enumerate(placed)]
+    return [replace(tables[i], **across_steps(tables[i], space)) for i, (_, space) in enumerate(placed)]
 
 
 def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable]:
@@ -389,12 +395,3 @@ def _table(
         cp=space.cp,
         **offload_fields(space.offload, problem.cluster, kinds, lambda name: stack(costs, name)),
     )
-
-
-def plan_space(plan: Plan) -> OuterSpace:
-    """The smallest space that holds a plan: its own strategies."""
-    choices = tuple(dict.fromkeys(plan.layers))
-    return OuterSpace(
-        plan.pp, (plan.num_micro_batches,), choices, plan.cp, plan.virtual_stages,
-        node_order=plan.node_order, schedule=plan.schedule, offload=OFFLOADS if plan.offload else (),
-    )  # fmt: skip

@@ -163,6 +163,8 @@ class Job:
                     "has no setting for stage by stage",
                     "space.offload=null",
                 )
+        if self.plan.sync_every > 1:
+            self.refuse(f"sync_every={self.plan.sync_every}, and this trainer sums gradients in every step")
         if self.refusals:
             raise self._refused()
 

@@ -92,7 +92,8 @@ def group_by_order(tables: Sequence[CostTable]) -> list[list[int]]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, table in enumerate(tables):
         counts = tuple(table.num_micro_batches.tolist())
-        key = (table.pp, table.virtual_stages, table.pipeline.schedule, table.cp, counts, table.choices)
+        order = table.asynchronous or table.pipeline.schedule
+        key = (table.pp, table.virtual_stages, order, table.sync_every, table.cp, counts, table.choices)
         groups.setdefault(key, []).append(number)
     return list(groups.values())
 

@@ -1,7 +1,7 @@
 """Whether a plan belongs to a problem: layers, devices, heads, batch."""
 
 from darts_parallel.config.bilevel import ASYNCHRONOUS
-from darts_parallel.config.schema import COMM_BITS, RUNNABLE
+from darts_parallel.config.schema import COMM_BITS, RUNNABLE, CostConfig
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees
 from darts_parallel.plan.expert_degrees import expert_layer, legal_expert_degrees
@@ -24,6 +24,8 @@ def check_plan(plan: Plan, problem: Problem) -> None:
     if plan.virtual_stages > 1:
         _check_interleaving(plan)
     _check_versions(plan)
+    if plan.sync_every > 1:
+        _check_local_steps(plan, problem)
     if devices % plan.pp:
         near = min(divisors(devices), key=lambda d: abs(d - plan.pp))
         raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; nearest legal: {near}.")
@@ -70,6 +72,25 @@ def _check_versions(plan: Plan) -> None:
         raise PlanError(
             f"plan: schedule={plan.schedule_name} must go without offloading; nearest legal: schedule=1f1b."
         )
+
+
+def _check_local_steps(plan: Plan, problem: Problem) -> None:
+    """Replicas that train alone are whole and equal: one `dp` everywhere, nothing sharded or compressed."""
+    degrees_found = sorted({layer.dp for layer in plan.layers})
+    wanted: dict[str, tuple[object, object]] = {
+        "cp": (plan.cp, 1),
+        "schedule": (plan.schedule_name if plan.schedule_name in ASYNCHRONOUS else "1f1b", "1f1b"),
+        "zero_stage": (max(layer.zero_stage for layer in plan.layers), 0),
+        "grad_comm_bits": (min(layer.grad_comm_bits for layer in plan.layers), max(COMM_BITS)),
+        "dp": (degrees_found[0] if len(degrees_found) == 1 else degrees_found, max(degrees_found[-1], 2)),
+        "model.num_experts": (problem.model.config.num_experts, None),
+    }
+    for key, (value, legal) in wanted.items():
+        if value != legal:
+            raise PlanError(
+                f"plan: sync_every={plan.sync_every} averages whole replicas of all layers, so that {key}="
+                f"{value} must be {'null' if legal is None else legal}; nearest legal: sync_every=1."
+            )
 
 
 def _check_interleaving(plan: Plan) -> None:
@@ -191,6 +212,12 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
             f"plan: schedule={plan.schedule_name} cannot run here, where PyTorch runs {', '.join(RUNNABLE)}; "
             f"nearest legal: space.schedules=[{','.join(RUNNABLE)}]."
         )
+    if plan.sync_every > 1:
+        raise UnsupportedError(
+            f"plan: sync_every={plan.sync_every} cannot run here, where gradients are summed in every step; "
+            "nearest legal: 1."
+        )
+    _refuse_blocks(plan, problem)
     for spec, strategy in zip(problem.model.layers, plan.layers, strict=True):
         dense = spec.name.startswith("layers.") and spec.experts is None
         _refuse_bits(spec.name, strategy, block=dense)
@@ -199,6 +226,17 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
                 f"plan: {spec.name} has sequence_parallel=true with tp={strategy.tp}, which must divide "
                 f"training.seq_len={problem.training.seq_len}; nearest legal: sequence_parallel=false."
             )
+
+
+def _refuse_blocks(plan: Plan, problem: Problem) -> None:
+    """Refuse few bits in blocks of another size than those that are sent here."""
+    block, sent = problem.config.cost.lossy_block, CostConfig.lossy_block
+    lossy = any(min(own.tp_comm_bits, own.grad_comm_bits) < max(COMM_BITS) for own in plan.layers)
+    if lossy and block != sent:
+        raise UnsupportedError(
+            f"cost.lossy_block={block} cannot run here, where {sent} numbers share a scale; nearest "
+            f"legal: {sent}."
+        )
 
 
 def _refuse_bits(name: str, strategy: LayerStrategy, *, block: bool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from darts_parallel.config.schema import COMM_BITS, RECOMPUTE
+from darts_parallel.config.schema import COMM_BITS, OFFLOADS, RECOMPUTE
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.chunk_placement import stages_a_device
 from darts_parallel.plan.degrees import (
@@ -24,7 +24,7 @@ from darts_parallel.plan.degrees import tensor_degrees as tensor_degrees
 from darts_parallel.plan.expert_degrees import expert_degrees, require_expert_pins
 from darts_parallel.plan.legality import refuse_model, sequence_divides
 from darts_parallel.plan.pins import require_legal_pins, require_pure_stages
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.plan.trainers import trainer_runs, trainer_schedules
 from darts_parallel.problem.orders import node_orders, orders_are_all
 from darts_parallel.problem.problem import Problem
@@ -47,6 +47,18 @@ class OuterSpace:
     """Pipeline schedule; None: `cost.schedule`, or `interleaved` where a device holds several stages."""
     offload: tuple[str, ...] = ()
     """What a share of may lie in host memory (`OFFLOADS`)."""
+    sync_every: int = 1
+    """Steps between averages of the replicas (`Plan.sync_every`)."""
+
+
+def plan_space(plan: Plan) -> OuterSpace:
+    """The smallest space that holds a plan: its own strategies."""
+    choices = tuple(dict.fromkeys(plan.layers))
+    return OuterSpace(
+        plan.pp, (plan.num_micro_batches,), choices, plan.cp, plan.virtual_stages,
+        node_order=plan.node_order, schedule=plan.schedule, offload=OFFLOADS if plan.offload else (),
+        sync_every=plan.sync_every,
+    )  # fmt: skip
 
 
 def outer_spaces(problem: Problem) -> list[OuterSpace]:

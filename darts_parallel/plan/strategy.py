@@ -80,6 +80,9 @@ class Plan:
     offload: tuple[tuple[float, float], ...] = ()
     """Shares of activations and of optimizer state in host memory, of every device of the pipeline in order;
     empty: nothing."""
+    sync_every: int = 1
+    """Steps between averages of the weights of the data-parallel replicas, each of which trains alone in
+    between (local SGD, Stich 2019, arXiv 1805.09767); 1 sums the gradients of every step."""
 
     def __post_init__(self) -> None:
         ordered = all(a < b for a, b in pairwise(self.boundaries))
@@ -158,6 +161,7 @@ class Plan:
             *self._expert_degrees(span),
             f"pp {self.pp}" + (f" × {self.virtual_stages} chunks" if self.virtual_stages > 1 else ""),
             *([self.schedule_name] if self.schedule_name not in USUAL_SCHEDULES else []),
+            *([f"averaged every {self.sync_every} steps"] if self.sync_every > 1 else []),
             f"micro-batch {span(micro)} × {self.num_micro_batches}",
             f"ZeRO-{span([layer.zero_stage for layer in self.layers])}",
         ]
@@ -224,6 +228,7 @@ class Plan:
             "virtual_stages": self.virtual_stages,
             "schedule": self.schedule_name,
             "num_micro_batches": self.num_micro_batches,
+            **({"sync_every": self.sync_every} if self.sync_every > 1 else {}),
             "stages": stages,
             "layers": layers,
         }
@@ -260,6 +265,7 @@ class Plan:
             virtual_stages=field(data, "virtual_stages", int, minimum=1, default=1),
             node_order=node_order_of(data),
             schedule=field(data, "schedule", str) if "schedule" in data else None,
+            sync_every=field(data, "sync_every", int, minimum=1, default=1),
         )
         plan = replace(plan, offload=offload_of(data["stages"], plan.chunk_devices))
         pp = field(data, "pp", int)

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from math import exp
 from typing import Any
 
+from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.cost.evaluation import CostBreakdown
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.exact.verification import Verification
@@ -127,4 +128,4 @@ def _placed(plan: Plan, names: tuple[str, ...], problem: Problem) -> dict[str, A
     placed = plan.to_dict(
         names, cluster.num_devices, cluster.pipeline_ranks, experts=problem.model.has_experts
     )
-    return placed | {"schedule": model.schedule}
+    return placed | {"schedule": plan.schedule if plan.schedule in ASYNCHRONOUS else model.schedule}

@@ -1,6 +1,7 @@
 import pytest
 
-from darts_parallel.bilevel.asynchronous import (
+from darts_parallel.bilevel.candidates import Candidate
+from darts_parallel.bilevel.retraining.asynchronous import (
     EXACT,
     Staleness,
     double_buffered,
@@ -8,8 +9,7 @@ from darts_parallel.bilevel.asynchronous import (
     train_local,
     train_stale,
 )
-from darts_parallel.bilevel.candidates import Candidate
-from darts_parallel.bilevel.retrain import retrain
+from darts_parallel.bilevel.retraining.retrain import retrain
 from tests.support.bilevel_tiny import corpus, tiny_settings
 
 SETTINGS = tiny_settings()

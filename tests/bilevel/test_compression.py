@@ -8,6 +8,7 @@ from darts_parallel.bilevel.quantize import (
     hadamard_matrix,
     lossy_sum,
     round_blocks,
+    round_e4m3,
     straight_through_sum,
     unflatten_layer,
 )
@@ -109,4 +110,15 @@ def test_smaller_blocks_err_less_and_send_more_scales() -> None:
     values = numbers(0, 4, 512) * torch.linspace(0.1, 3.0, 512)
     small, large = Rounding(block=32), Rounding(block=256)
     assert (round_blocks(values, 4, small) - values).norm() < (round_blocks(values, 4, large) - values).norm()
-    assert small.transmitted_bits(4) == 4.5 > large.transmitted_bits(4)
+    assert transmitted_bits(4, small.block) == 4.5 > transmitted_bits(4, large.block)
+
+
+def test_fp8_is_the_format_that_hardware_has_and_scales_with_its_block() -> None:
+    values = torch.cat([numbers(0, 4000) * 40.0, 2.0 ** torch.arange(-12.0, 9.0), torch.tensor([448.0, 0.0])])
+    assert torch.equal(round_e4m3(values), values.to(torch.float8_e4m3fn).float())
+    small, fp8 = numbers(0, 2, 128) * 1e-3, Rounding(fp8=True)
+    sent = round_blocks(small, 8, fp8)
+    assert 0.0 < float(((sent - small) / small).abs().max()) < 2.0**-3
+    assert float(((sent - small) / small).abs().median()) < 2.0**-4
+    torch.testing.assert_close(round_blocks(small * 1e5, 8, fp8), sent * 1e5)
+    assert torch.equal(round_blocks(small, 4, fp8), round_blocks(small, 4))

@@ -167,19 +167,20 @@ def test_the_relaxed_objective_is_the_hard_one_at_one_hot_weights_and_the_logits
 
 
 TWO = tiny_problem(tp_bits=(16, 4, 2), grad_bits=(16, 2), space_num_micro_batches=(2,))
-WAYS = JointSpace.build(TWO, [8], ("1f1b", "async_1f1b"))
+WAYS = JointSpace.build(TWO, [8], ("1f1b", "async_1f1b", "local_4"))
+PRICES = {"async_1f1b": 0.2, "local_4": 0.3}
 WAITING = JointSpace.build(TWO, [8])
 
 
-def test_asynchronous_plans_cost_what_evaluate_says_and_are_chosen_when_their_steps_are_cheap() -> None:
-    assert WAYS.ways == ("1f1b", "async_1f1b")
+def test_plans_that_do_not_wait_cost_what_evaluate_says_and_are_chosen_when_their_steps_are_cheap() -> None:
+    assert WAYS.ways == ("1f1b", "async_1f1b", "local_4")
     assert WAYS.forward_pairs == SPACE.forward_pairs
     assert WAYS.gradient_pairs == SPACE.gradient_pairs
     known, chosen = prices(1), {}
     waiting = learned_optimum(WAITING, known, 60.0).plan
     assert waiting is not None
-    for price in (0.0, 2.0):
-        steps = replace(known, by_way={"async_1f1b": price})
+    for cheap in ("", "async_1f1b", "local_4"):
+        steps = replace(known, by_way={way: 0.0 if way == cheap else 2.0 for way in PRICES})
         found = learned_optimum(WAYS, steps, 60.0)
         assert found.plan is not None
         own = BilevelPlan.of(WAYS, found.plan)
@@ -191,9 +192,8 @@ def test_asynchronous_plans_cost_what_evaluate_says_and_are_chosen_when_their_st
         checks = verify(WAYS, own, 60.0)
         assert checks[1].gap == pytest.approx(0.0, abs=1e-9)
         assert all(check.plan is None or way_of(check.plan) == own.way for check in checks)
-        chosen[price] = own.way
-    assert chosen[2.0] == "1f1b"
-    assert chosen[0.0] == "async_1f1b"
+        chosen[cheap] = own.way
+    assert chosen == {"": "1f1b", "async_1f1b": "async_1f1b", "local_4": "local_4"}
 
 
 @pytest.mark.parametrize("table", range(len(WAYS.tables)))
@@ -201,7 +201,7 @@ def test_plans_of_every_schedule_cost_what_evaluate_says(table: int) -> None:
     plans = random_plans_of(WAYS, table, 6, seed=table)
     for index in range(6):
         one = plans[index : index + 1]
-        priced = price_plans(WAYS, table, one, replace(prices(0), by_way={"async_1f1b": 0.2}))
+        priced = price_plans(WAYS, table, one, replace(prices(0), by_way=PRICES))
         plan = WAYS.to_plan(table, one)
         assert priced is not None
         assert way_of(plan) == WAYS.way_of[table]

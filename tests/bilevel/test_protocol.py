@@ -11,7 +11,7 @@ from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.bilevel.report import COLUMNS, median_time, paired, sign_flip_p
-from darts_parallel.bilevel.retrain import crossing, retrain, smoothed
+from darts_parallel.bilevel.retraining.retrain import crossing, retrain, smoothed
 from darts_parallel.config.bilevel import ARMS
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plan.strategy import Plan

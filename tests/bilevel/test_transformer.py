@@ -4,7 +4,7 @@ import torch
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import sample, unigram_entropy
 from darts_parallel.bilevel.quantize import lossy_sum
-from darts_parallel.bilevel.retrain import retrain
+from darts_parallel.bilevel.retraining.retrain import retrain
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.transformer import (
     Weights,

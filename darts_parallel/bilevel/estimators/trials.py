@@ -19,10 +19,11 @@ from torch import Tensor
 
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.local_steps import LOCAL, plan_trainer
 from darts_parallel.bilevel.measurements import log_delay
 from darts_parallel.bilevel.quantize import NEAREST, Pair, Rounding
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.trainer import WeightTrainer, hard
+from darts_parallel.bilevel.trainer import hard
 from darts_parallel.bilevel.transformer import Weights, plan_loss
 from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.cost.collectives import LOSSLESS
@@ -42,7 +43,7 @@ class TrialTable:
         gradient: Nats that every lossy `(dp, grad_comm_bits)` is behind it.
         forward_log_steps: Log steps that every lossy `(tp, tp_comm_bits)` costs when all blocks sum by it.
         gradient_log_steps: Log steps that every lossy `(dp, grad_comm_bits)` costs.
-        way_log_steps: Log steps that every asynchronous pipeline schedule costs.
+        way_log_steps: Log steps that every asynchronous pipeline schedule costs, and local SGD.
         steps: Weight steps of all trials together.
     """
 
@@ -78,12 +79,10 @@ def train_losses(
         steps: Weight steps.
         seed: Of weights and batches: plans of equal seeds see equal batches.
         rounding: How few bits round.
-        way: Pipeline schedule.
+        way: Pipeline schedule, or local SGD.
     """
     rounding = rounding.seeded(seed)
-    trainer = WeightTrainer(
-        settings, settings.global_batch_size, seed, rounding, measure_noise=False, way=way
-    )
+    trainer = plan_trainer(settings, settings.global_batch_size, seed, plan, rounding, way)
     mixtures = [hard(candidate.gradient_pair) for candidate in plan]
 
     def loss(weights: Weights, tokens: Tensor) -> Tensor:
@@ -110,7 +109,8 @@ def try_pairs(
         gradient: `(dp, grad_comm_bits)` of the space.
         jobs: Runs trials side by side.
         rounding: How few bits round.
-        ways: Pipeline schedules; those that wait cost nothing and are not tried.
+        ways: Pipeline schedules and local SGD (at the most replicas); what waits costs nothing and is not
+            tried.
     """
     sums, sent = widest(forward), widest(gradient)
     plans: dict[tuple[str, Pair], Candidate] = {("exact", (1, LOSSLESS)): Candidate(1, 1)}
@@ -118,8 +118,8 @@ def try_pairs(
     plans |= {("gradient", pair): Candidate(1, pair[0], grad_comm_bits=pair[1]) for pair in sent.values()}
     steps = settings.trial_steps
     seeds = [settings.seed + NEXT_SEED * index for index in range(settings.trial_seeds)]
-    exactly = (Candidate(1, 1),) * settings.num_blocks
-    stale = [way for way in ways if way in ASYNCHRONOUS]
+    exactly = (Candidate(1, max(dp for dp, _ in gradient)),) * settings.num_blocks
+    stale = [way for way in ways if way in ASYNCHRONOUS or way.startswith(LOCAL)]
     arguments = [
         (settings, text, (candidate,) * settings.num_blocks, steps, seed, rounding, "")
         for candidate in plans.values()

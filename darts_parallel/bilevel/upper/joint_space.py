@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.bilevel.candidates import Candidate
+from darts_parallel.bilevel.local_steps import LOCAL, local_way
 from darts_parallel.bilevel.quantize import Pair
 from darts_parallel.bilevel.upper.refused import refuse_unsearched
 from darts_parallel.config.bilevel import ASYNCHRONOUS
@@ -101,7 +102,7 @@ class JointSpace:
         batches: Global batch sizes.
         whole: Tables of every batch size and pipeline degree with all strategies.
         batch_of: Global batch size of every table.
-        way_of: Pipeline schedule of every table.
+        way_of: Pipeline schedule of every table, or local SGD.
         tables: The same tables for the search: layers around the blocks cost what they cost at 16 bits,
             and of strategies that training cannot tell apart only those are left that no other dominates.
     """
@@ -129,7 +130,7 @@ class JointSpace:
             here = at_batch(problem, batch)
             spaces = outer_spaces(here)
             for way in ways:
-                own = build_tables(here, spaces if way == SYNCHRONOUS else _asynchronous(spaces, way))
+                own = build_tables(here, _spaces_of_way(spaces, way))
                 whole += own
                 batch_of += [batch] * len(own)
                 way_of += [way] * len(own)
@@ -144,7 +145,7 @@ class JointSpace:
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """Pipeline schedules that the plan chooses from."""
+        """Pipeline schedules, and ways of local SGD, that the plan chooses from."""
         return tuple(dict.fromkeys(self.way_of))
 
     @property
@@ -207,14 +208,34 @@ class JointSpace:
         )
 
     def of_batch(self, batch: int, way: str = SYNCHRONOUS) -> list[int]:
-        """Numbers of the tables of a global batch size and a pipeline schedule."""
+        """Numbers of the tables of a global batch size and a way of training."""
         kinds = zip(self.batch_of, self.way_of, strict=True)
         return [index for index, own in enumerate(kinds) if own == (batch, way)]
 
 
 def way_of(plan: Plan) -> str:
-    """The pipeline schedule of a plan, as training feels it."""
+    """The pipeline schedule of a plan, or its local SGD, as training feels it."""
+    if plan.sync_every > 1:
+        return local_way(plan.sync_every)
     return plan.schedule if plan.schedule in ASYNCHRONOUS else SYNCHRONOUS
+
+
+def _spaces_of_way(spaces: Sequence[OuterSpace], way: str) -> list[OuterSpace]:
+    """The entries that can train in a way."""
+    if way.startswith(LOCAL):
+        return _replicated(spaces, int(way.removeprefix(LOCAL)))
+    return list(spaces) if way == SYNCHRONOUS else _asynchronous(spaces, way)
+
+
+def _replicated(spaces: Sequence[OuterSpace], every: int) -> list[OuterSpace]:
+    """The entries whose replicas can train alone: one for each degree, nothing sharded or compressed."""
+    found = []
+    for space in spaces:
+        whole = [c for c in space.choices if c.zero_stage == 0 and c.grad_comm_bits == LOSSLESS]
+        for dp in sorted({choice.dp for choice in whole if choice.dp > 1}):
+            choices = tuple(choice for choice in whole if choice.dp == dp)
+            found.append(replace(space, choices=choices, sync_every=every))
+    return found
 
 
 def _asynchronous(spaces: Sequence[OuterSpace], way: str) -> list[OuterSpace]:

@@ -80,9 +80,10 @@ def trials_alone(search: BilevelSearch) -> LogSteps:
     )
 
 
-def bits_of(space: JointSpace, key: str) -> list[int]:
-    """Bits that the space allows for `key`, most first."""
-    found = {getattr(choice, key) for table in space.tables for choice in table.choices}
+def bits_of(space: JointSpace, key: str, way: str | None = None) -> list[int]:
+    """Bits that the space allows for `key`, most first; given a way of training, those of its tables."""
+    tables = [t for t, own in zip(space.tables, space.way_of, strict=True) if way in (None, own)]
+    found = {getattr(choice, key) for table in tables for choice in table.choices}
     return sorted(found, reverse=True)
 
 
@@ -114,6 +115,8 @@ def _at_bits(space: JointSpace, plan: BilevelPlan, bits: Tensor) -> tuple[list[P
 
 def _holds(space: JointSpace, number: int, plan: Plan) -> bool:
     table = space.whole[number]
+    if not set(plan.layers) <= set(table.choices):
+        return False
     return (table.pp, table.cp, table.virtual_stages, table.node_order or plan.node_order) == (
         plan.pp, plan.cp, plan.virtual_stages, plan.node_order or table.node_order
     )  # fmt: skip
@@ -131,7 +134,7 @@ def random_plans_of_equal_time(search: BilevelSearch, plan: BilevelPlan) -> list
     shape = (RANDOM_PLANS, search.settings.num_blocks)
     columns = []
     for key in ("tp_comm_bits", "grad_comm_bits"):
-        known = torch.tensor(bits_of(space, key))
+        known = torch.tensor(bits_of(space, key, plan.way))
         columns.append(known[torch.randint(len(known), shape, generator=generator)])
     plans, seconds, feasible = _at_bits(space, plan, torch.stack(columns, -1))
     away = (seconds / plan.seconds).log().abs()
@@ -162,7 +165,7 @@ def sensitivity_greedy(search: BilevelSearch, plan: BilevelPlan) -> BilevelPlan 
     """
     space, known = search.space, search.log_steps
     keys = ("tp_comm_bits", "grad_comm_bits")
-    ladders = [bits_of(space, key) for key in keys]
+    ladders = [bits_of(space, key, plan.way) for key in keys]
     bits = torch.tensor([[ladder[0] for ladder in ladders]] * len(plan.blocks))
     while True:
         _, now, _ = _at_bits(space, plan, bits.unsqueeze(0))

@@ -19,9 +19,10 @@ from torch.func import grad_and_value
 
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import Corpus, sample
-from darts_parallel.bilevel.retrain import TEST_SEED, Retrained
+from darts_parallel.bilevel.local_steps import local_way, plan_trainer
+from darts_parallel.bilevel.retraining.retrain import TEST_SEED, Retrained
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.trainer import WeightTrainer, hard
+from darts_parallel.bilevel.trainer import WeightTrainer
 from darts_parallel.bilevel.transformer import Weights, plan_loss
 
 EXACT = Candidate(1, 1)
@@ -99,32 +100,22 @@ def train_local(
 ) -> Retrained:
     """Train replicas on their shares of the global batch, averaging their weights every few steps.
 
-    Adam's moments stay with their replicas. The loss is that of the averaged weights.
+    The loss is that of the averaged weights.
 
     Args:
         settings: Sizes and learning rate.
         corpus: Bytes.
         replicas: A divisor of the global batch.
         every: Steps between averages; 1 averages after every step.
-        seed: Of weights and batches.
+        seed: Of weights and batches: batches are those of exact training.
         steps: Of every replica.
     """
-    share = settings.global_batch_size // replicas
-    trainers = [WeightTrainer(settings, share, seed, measure_noise=False) for _ in range(replicas)]
-    for index, trainer in enumerate(trainers):
-        trainer.generator.manual_seed(seed + 1 + 7919 * index)
     watch = _Watch(settings, corpus, seed, steps)
-    ways = [hard(EXACT.gradient_pair)] * settings.num_blocks
+    replicated = (Candidate(1, replicas),) * settings.num_blocks
+    trainer = plan_trainer(settings, settings.global_batch_size, seed, replicated, way=local_way(every))
     for step in range(1, steps + 1):
-        losses = [trainer.advance(corpus.train, watch.loss, ways).loss for trainer in trainers]
-        mean = {
-            name: torch.stack([t.weights[name] for t in trainers]).mean(0) for name in trainers[0].weights
-        }
-        if step % every == 0:
-            for trainer in trainers:
-                for name, weight in trainer.weights.items():
-                    weight.copy_(mean[name])
-        watch.see(step, sum(losses) / replicas, mean)
+        loss = trainer.advance(corpus.train, watch.loss, ()).loss
+        watch.see(step, loss, trainer.weights)
     return watch.curves()
 
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import Corpus, sample
+from darts_parallel.bilevel.local_steps import plan_trainer
 from darts_parallel.bilevel.quantize import NEAREST, Rounding
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.trainer import WeightTrainer, hard
+from darts_parallel.bilevel.trainer import hard
 from darts_parallel.bilevel.transformer import Weights, plan_loss
 
 TEST_SEED = 1_000_003
@@ -88,10 +89,10 @@ def retrain(
         target: Smoothed test loss at which to stop; None trains `retrain_steps`.
         rounding: How few bits round.
         factor: At most this many times `retrain_steps` for the target; None takes `retrain_factor`.
-        way: Pipeline schedule.
+        way: Pipeline schedule, or local SGD.
     """
     rounding = rounding.seeded(seed)
-    trainer = WeightTrainer(settings, batch, seed, rounding, measure_noise=False, way=way)
+    trainer = plan_trainer(settings, batch, seed, blocks, rounding, way)
     generator = torch.Generator().manual_seed(seed + TEST_SEED)
     held_out = sample(corpus.test, settings.validation_sequences, settings.context, generator)
     mixtures = [hard(candidate.gradient_pair) for candidate in blocks]

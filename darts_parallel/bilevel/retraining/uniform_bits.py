@@ -9,7 +9,7 @@ from itertools import product
 from statistics import mean
 
 from darts_parallel.bilevel.candidates import Candidate
-from darts_parallel.bilevel.scratch.trainings import Training, Trainings
+from darts_parallel.bilevel.retraining.trainings import Training, Trainings
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.upper.found import BilevelPlan, fixed_bits_optimum
 from darts_parallel.bilevel.upper.joint_space import JointSpace

@@ -10,16 +10,17 @@ from typing import Any
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import Corpus
 from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.retrain import Retrained, retrain
+from darts_parallel.bilevel.local_steps import LOCAL
+from darts_parallel.bilevel.retraining.retrain import Retrained, retrain
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.plan.file import write_json
 
 RETRAIN_KEYS = (
     "shape", "retrain_steps", "retrain_factor", "learning_rate", "learning_rate_warmup",
-    "validation_sequences", "evaluate_every", "rounding", "hadamard",
+    "validation_sequences", "evaluate_every", "rounding", "hadamard", "block", "eight_bits",
 )  # fmt: skip
 """What a retrained plan depends on besides itself, its target and the seed."""
+SYNCHRONOUS = "1f1b"
 EXACT = Candidate(1, 1)
 """A block that trains as a plan without lossy collectives does, whatever its degrees."""
 
@@ -34,7 +35,7 @@ class Training:
         seed: Of weights and batches.
         target: Smoothed test loss at which to stop; None trains `retrain_steps`.
         factor: At most this many times `retrain_steps` for the target; None takes the setting.
-        way: Pipeline schedule; training feels the asynchronous ones alone.
+        way: Pipeline schedule, or local SGD; training feels all but the one that waits.
     """
 
     blocks: tuple[Candidate, ...]
@@ -42,7 +43,7 @@ class Training:
     seed: int
     target: float | None
     factor: float | None = None
-    way: str = "1f1b"
+    way: str = SYNCHRONOUS
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Trainings:
 def _as_reference(training: Training, settings: BilevelSettings) -> Training:
     """The same training; one without lossy collectives is its seed's reference, whose end is the target."""
     exact = all(candidate.lossless for candidate in training.blocks)
-    if not exact or training.way in ASYNCHRONOUS or training.batch != settings.global_batch_size:
+    if not exact or training.way != SYNCHRONOUS or training.batch != settings.global_batch_size:
         return training
     return Training((EXACT,) * settings.num_blocks, training.batch, training.seed, None)
 
@@ -112,10 +113,12 @@ def _as_reference(training: Training, settings: BilevelSettings) -> Training:
 def _key(training: Training, settings: BilevelSettings) -> dict[str, Any]:
     values = asdict(settings)
     felt = [candidate.felt() for candidate in training.blocks]
+    local = training.way.startswith(LOCAL)
     factor = settings.retrain_factor if training.factor is None else training.factor
     return {name: values[name] for name in RETRAIN_KEYS} | {
         "seed": training.seed, "plan": felt, "batch": training.batch, "target": training.target,
-        "way": training.way, "retrain_factor": None if training.target is None else factor,
+        "way": training.way, "replicas": training.blocks[0].dp if local else 1,
+        "retrain_factor": None if training.target is None else factor,
     }  # fmt: skip
 
 
