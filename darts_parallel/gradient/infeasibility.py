@@ -71,7 +71,7 @@ def _digits(size: float) -> int:
 
 def _rounded_up(size: float) -> float:
     """The next larger size with few digits."""
-    steps = 10 ** _digits(size)
+    steps = 10.0 ** _digits(size)
     return ceil(size * steps) / steps
 
 
