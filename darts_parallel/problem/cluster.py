@@ -320,6 +320,16 @@ class Cluster:
 
     def stage_topology(self, stage: int, pp: int) -> StageTopology:
         """Topology of `stage` of `pp` equal stages of consecutive ranks (Megatron: pp slowest)."""
+        if (stage, pp) not in self._topologies:
+            self._topologies[stage, pp] = self._stage_topology(stage, pp)
+        return self._topologies[stage, pp]
+
+    @cached_property
+    def _topologies(self) -> dict[tuple[int, int], StageTopology]:
+        """Those of the stages that were asked for: each is counted GPU by GPU."""
+        return {}
+
+    def _stage_topology(self, stage: int, pp: int) -> StageTopology:
         places = self._places(stage, pp)
         counts = Counter(node for node, _ in places)
         domains = Counter(self.node_domains[node] for node, _ in places)

@@ -6,7 +6,7 @@ matrix of its figures (seconds, bytes, layouts), the sums over layers one of eve
 back through the same products transposed. `tests/gradient/test_fused_step.py` holds the two together.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,6 +36,23 @@ class StepFigures:
     """Which kind every boundary is of, `(K - 1, P)`, 0 or 1."""
     crossing: Tensor | None
     """Seconds of p2p where there is one layout, `(O, L - 1, P)`."""
+    _repeated: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def repeated(self, restarts: int) -> tuple[Tensor, Tensor]:
+        """Micro-batches less one, `(O * R, 1)`, and those in flight, `(O * R, K)`, for every restart."""
+        if restarts not in self._repeated:
+            followers = (self.table.num_micro_batches - 1.0).repeat_interleave(restarts).unsqueeze(1)
+            self._repeated[restarts] = followers, self.table.in_flight.repeat_interleave(restarts, 0)
+        return self._repeated[restarts]
+
+    def of_own_kind(self, values: Tensor) -> Tensor:
+        """Every stage's value of its own kind, `(..., K)`, of values by kind `(..., K, Q)`."""
+        return values.squeeze(-1) if values.shape[-1] == 1 else (values * self.kinds).sum(-1)
+
+    def to_own_kind(self, values: Tensor) -> Tensor:
+        """Values of stages `(..., K)` at their kinds, 0 elsewhere, `(..., K, Q)`."""
+        by_kind = values.unsqueeze(-1)
+        return by_kind if self.kinds.shape[-1] == 1 else by_kind * self.kinds
 
     @staticmethod
     def build(table: CostTable) -> "StepFigures":
@@ -144,19 +161,17 @@ class FusedStep:
 
     def _price(self) -> StepCost:
         """Seconds and bytes."""
-        table, given = self.own.table, self.given
+        given = self.given
         outer, restarts, layers, stages, kinds = self._shape
         summed = 2 * kinds + 2
         self.sums = torch.bmm(self.stages.transpose(1, 2), self.by_layer[..., :summed])  # (OR, K, 2 Q + 2)
-        seconds = (self.sums[..., :kinds] * self.own.kinds).sum(-1)
-        seconds = seconds + self._between()
-        sync = (self.sums[..., kinds : 2 * kinds] * self.own.kinds).sum(-1)
-        slowest, self.slow_share = _smooth_max(seconds, given.sharpness)
-        last, self.sync_share = _smooth_max(sync, given.sharpness)
-        self.followers = (table.num_micro_batches - 1.0).repeat_interleave(restarts).unsqueeze(1)
+        seconds = self.own.of_own_kind(self.sums[..., :kinds]) + self._between()
+        sync = self.own.of_own_kind(self.sums[..., kinds : 2 * kinds])
+        (slowest, last), shares = _smooth_max(torch.stack([seconds, sync]), given.sharpness)
+        self.slow_share, self.sync_share = shares
+        self.followers, self.flight = self.own.repeated(restarts)
         once = self.by_layer[..., summed + 1].sum(1)
         total = seconds.sum(-1) + self.followers[:, 0] * slowest + last + once
-        self.flight = table.in_flight.repeat_interleave(restarts, 0)
         at_work = self.stages * self.by_layer[..., summed, None]
         scale = at_work.amax(1, keepdim=True).clamp_(min=SMALLEST)
         self.work_share = at_work.div_(scale).sub_(1.0).mul_(given.sharpness).exp_()
@@ -188,7 +203,7 @@ class FusedStep:
             change = (self.reached * self.held_after).sum(-1).transpose(1, 2).flatten(0, 1)
             self.reshard, self.p2p = change[..., :kinds].contiguous(), change[..., kinds:].contiguous()
             self.both = before * after
-            seconds += (torch.bmm(self.both.transpose(1, 2), self.reshard) * self.own.kinds).sum(-1)
+            seconds += self.own.of_own_kind(torch.bmm(self.both.transpose(1, 2), self.reshard))
         elif self.own.crossing is not None:
             self.p2p = self.own.crossing.repeat_interleave(restarts, 0)
         self.crossed = stages > 1 and self.own.table.pipeline.blocking
@@ -212,8 +227,8 @@ class FusedStep:
             outer, restarts, layers, _, _ = self._shape
             paid, bytes_ = per_second.reshape(-1, 1), per_byte.flatten(0, 1)
             slope = paid * (1.0 + self.followers * self.slow_share)
-            by_kind = slope.unsqueeze(-1) * self.own.kinds
-            sync_by_kind = (paid * self.sync_share).unsqueeze(-1) * self.own.kinds
+            by_kind = self.own.to_own_kind(slope)
+            sync_by_kind = self.own.to_own_kind(paid * self.sync_share)
             rest = torch.stack([bytes_, bytes_ * self.flight], dim=-1)
             to_sums = torch.cat([by_kind, sync_by_kind, rest], dim=-1)
             summed = to_sums.shape[-1]
