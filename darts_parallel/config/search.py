@@ -9,6 +9,9 @@ METHODS = ("gradient", "exact", "auto")
 PLACEMENTS = ("enumerated", "relaxed")
 ROUNDINGS = ("argmax", "chain", "both")
 RELAXATIONS = ("softmax", "gumbel")
+WEIGHTS = ("softmax", "chain")
+STEPS = ("adam", "natural")
+FITTINGS = ("repair", "fill", "prices")
 PLAUSIBLE: dict[str, tuple[float, float]] = {
     "exact_seconds": (0.0, 1e8),
     "max_seconds": (1e-3, 1e8),
@@ -41,9 +44,19 @@ class SearchConfig:
     seed: int = 0
     relaxation: str = "softmax"
     """`softmax`, or `gumbel` for straight-through Gumbel-softmax samples."""
+    weights: str = "softmax"
+    """Weights of strategies in a layer-wise space: `softmax`, every layer's own, or `chain`, the marginals of
+    a chain whose terms are the logits, priced costs and what lies between neighbours."""
+    step: str = "adam"
+    """Slopes that Adam's steps on logits follow: `adam`, the gradient; `natural`, the gradient times the
+    inverse of the softmax's Fisher matrix, which does not vanish with a weight (a multiplicative update)."""
     rounding: str = "both"
     """Hard strategies of a relaxed plan: `argmax`, every layer's largest weight; `chain`, the best path
     through layers and layouts under the prices of seconds and bytes that the relaxation found; or `both`."""
+    fitting: str = "prices"
+    """How the best rounded plans meet the memory: `repair`, lighter strategies where they do not fit; `fill`,
+    also faster ones where memory is left; `prices`, also all strategies anew under the price of a stage's
+    bytes at which they fit."""
     placement: str = "enumerated"
     """Orders of unequal nodes: `enumerated`, each searched apart, or `relaxed`, with learned weights."""
     learning_rate: float = 0.1
@@ -106,7 +119,17 @@ class SearchConfig:
         require_member("search.method", self.method, METHODS)
         require_at_least("search.exact_seconds", self.exact_seconds, 0)
         require_member("search.relaxation", self.relaxation, RELAXATIONS)
+        require_member("search.weights", self.weights, WEIGHTS)
+        require_member("search.step", self.step, STEPS)
+        if self.weights == "chain" and (self.relaxation != "softmax" or self.step != "adam"):
+            key, value, legal = ("relaxation", self.relaxation, "softmax")
+            if value == legal:
+                key, value, legal = ("step", self.step, "adam")
+            raise ConfigError(
+                f"search.{key}={value} is not for search.weights=chain; nearest legal: search.{key}={legal}."
+            )
         require_member("search.rounding", self.rounding, ROUNDINGS)
+        require_member("search.fitting", self.fitting, FITTINGS)
         require_member("search.placement", self.placement, PLACEMENTS)
         for key in ("learning_rate", "boundary_learning_rate", "max_seconds"):
             require_at_least(f"search.{key}", getattr(self, key), 0, strict=True)

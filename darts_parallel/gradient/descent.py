@@ -14,11 +14,12 @@ from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact.balanced import balanced_plans
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.gradient.adam import Adam
-from darts_parallel.gradient.chain_rounding import stage_prices
+from darts_parallel.gradient.chain.rounding import stage_prices
+from darts_parallel.gradient.chain.weights import ChainPrices
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import polish_pool
-from darts_parallel.gradient.relaxation import Schedules, geometric
+from darts_parallel.gradient.relaxation import Schedules, geometric, raise_to_least
 from darts_parallel.gradient.relaxed_cost import (
     NodeOrderTables,
     RelaxedPlans,
@@ -128,7 +129,8 @@ class GradientSearch:
         learned = [x for group in self.groups for x in (group.order_logits, group.fraction_logits)]
         parameters += [(logits, c.learning_rate) for logits in learned if logits is not None]
         return Adam(
-            [*parameters, (self.outer_logits, c.learning_rate)], betas=(c.adam_betas[0], c.adam_betas[1])
+            [*parameters, (self.outer_logits, c.learning_rate)],
+            betas=(c.adam_betas[0], c.adam_betas[1]),
         )
 
     def schedules(self) -> Schedules:
@@ -182,14 +184,10 @@ class GradientSearch:
         self.optimizer.zero_grad()
         losses, costs, weights = [], [], []
         for group in self.groups:
-            if group.figures is not None and self.gumbel is None and not schedules.hard_choices:
-                relaxed, cost = group.fused_step(group.figures, schedules, self.config)
-            else:
-                relaxed = group.relax(schedules, self.gumbel)
-                cost = surrogate(relaxed, group.table, schedules.sharpness, group.paths)
-                losses.append(group.loss(cost, self.config).sum())
-            costs.append(cost)
+            relaxed, cost, loss = self._relaxed(group, schedules)
             weights.append(relaxed)
+            costs.append(cost)
+            losses += [] if loss is None else [loss.sum()]
         merits = [group.merit(cost) for group, cost in zip(self.groups, costs, strict=True)]
         leading = torch.cat([merit.amin(1) for merit in merits])
         total = (torch.softmax(self._live_outer_logits(), 0) * leading).sum() + sum(losses)
@@ -208,7 +206,25 @@ class GradientSearch:
                 outer_weights=self._weights_by_outer(),
             )
         self.optimizer.step()
+        if self.config.step == "natural":
+            for group in self.groups:
+                raise_to_least(group.logits, group.table.allowed[:, None, None, :], schedules.temperature)
         return record, merits
+
+    def _relaxed(
+        self, group: RestartBatch, schedules: Schedules
+    ) -> tuple[RelaxedPlans, SurrogateCost, Tensor | None]:
+        """Weights and costs of a group, and its loss `(O, R)`; None where the slopes are there already."""
+        c, table = self.config, group.table
+        plain = self.gumbel is None and not schedules.hard_choices and c.weights == "softmax"
+        if plain and group.figures is not None:
+            return *group.fused_step(group.figures, schedules, c), None
+        relaxed = group.relax(schedules, self.gumbel, natural=c.step == "natural", chain=c.weights == "chain")
+        cost = surrogate(relaxed, table, schedules.sharpness, group.paths)
+        if relaxed.pairs is not None:
+            prices = stage_prices(cost, table, group.multipliers, c.penalty, schedules.sharpness)
+            group.prices = ChainPrices(*prices, cost.iteration_time.detach())
+        return relaxed, cost, group.loss(cost, c)
 
     def _live_outer_logits(self) -> Tensor:
         live = set(self._live_keys())
@@ -276,9 +292,12 @@ class GradientSearch:
             score = group.merit(cost).flatten() if self.kind == "layerwise" else None
             prices = self._path_prices(group, cost)
             ways = [None, prices] if prices is not None and self.config.rounding == "both" else [prices]
-            for way in ways:
+            for number, way in enumerate(ways):
+                # both ways have equal stages: strategies under prices are the same
+                fitting = "fill" if number and self.config.fitting == "prices" else self.config.fitting
                 for candidate, rows in group.hard_plans(relaxed, way):
-                    self.pool.add(candidate, repair_score=None if score is None else score[rows])
+                    own = None if score is None else score[rows]
+                    self.pool.add(candidate, repair_score=own, fitting=fitting)
 
 
 def search(

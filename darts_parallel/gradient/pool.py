@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.pruning import canonical
 from darts_parallel.cost.table import CostTable
-from darts_parallel.gradient.rounding import repair
+from darts_parallel.gradient.rounding import fill, fit, repair
 from darts_parallel.gradient.stopwatch import Stopwatch
 from darts_parallel.plan.strategy import Plan
 
@@ -43,6 +43,7 @@ class PlanPool:
         self.curve: list[tuple[float, float]] = []
         """Seconds of the search and iteration time of every improvement of the best plan."""
         self.entries: dict[tuple[int, int], list[PricedPlan]] = {}
+        self._fitted: set[tuple[str | int, ...]] = set()
 
     @property
     def best(self) -> PricedPlan | None:
@@ -60,30 +61,58 @@ class PlanPool:
         for candidate in candidates:
             self.add(candidate)
 
-    def add(self, candidate: TablePlans, repair_score: torch.Tensor | None = None) -> None:
+    def add(
+        self, candidate: TablePlans, repair_score: torch.Tensor | None = None, *, fitting: str = "repair"
+    ) -> None:
         """Evaluate plans and keep what is good.
 
         Args:
             repair_score: How unpromising each plan is, shape `(B,)`; the best infeasible ones of every
                 outer choice are then repaired. None keeps only plans that fit as they are.
+            fitting: One of `config.search.FITTINGS`; what happens to the best plans besides repair.
         """
         table, plans = self.tables[candidate.table], candidate.plans
         cost = evaluate_batch(table, plans)
-        self.evaluated += len(plans)
-        self._keep(candidate.table, plans, cost.iteration_time, cost.feasible)
+        self._keep(candidate.table, plans, cost)
         if repair_score is None:
             return
-        score = repair_score.masked_fill(cost.feasible | (cost.iteration_time >= self.best_time), torch.inf)
         each = [plans.outer == outer for outer in sorted(set(plans.outer.tolist()))]
-        worth = [index for mine in each for index in _lowest(score, mine, self.REPAIRED)]
-        if worth:
-            index = torch.tensor(worth)
-            fixed, fixed_cost = repair(table, plans[index], self.best_time)
-            self.evaluated += len(worth)
-            self._keep(candidate.table, fixed, fixed_cost.iteration_time, fixed_cost.feasible)
 
-    def _keep(self, table: int, plans: HardPlans, times: torch.Tensor, feasible: torch.Tensor) -> None:
-        times = times.masked_fill(~feasible, torch.inf)
+        def best(score: torch.Tensor, barred: torch.Tensor) -> HardPlans:
+            masked = score.masked_fill(barred, torch.inf)
+            rows = [row for mine in each for row in _lowest(masked, mine, self.REPAIRED)]
+            return plans[torch.tensor(rows, dtype=torch.long)]
+
+        found = best(repair_score, cost.feasible | (cost.iteration_time >= self.best_time))
+        if len(found):
+            found, own = repair(table, found, self.best_time)
+            self._keep(candidate.table, found, own)
+        if fitting == "repair":
+            return
+        parts = [found, best(cost.iteration_time, ~cost.feasible)]
+        if fitting == "prices":
+            promising = best(repair_score, torch.zeros_like(cost.feasible))
+            new = self._new("prices", candidate.table, promising, table.layout[promising.choices])
+            parts.append(fit(table, new))
+        found = HardPlans.concatenate(parts)
+        found = fill(table, self._new("fill", candidate.table, found, found.choices))
+        if len(found):
+            self._keep(candidate.table, found, evaluate_batch(table, found))
+
+    def _new(self, fitting: str, table: int, plans: HardPlans, values: torch.Tensor) -> HardPlans:
+        """The plans that were not fitted before: equal edges and equal `values` `(B, L)` fit alike."""
+        rows = []
+        for row in range(len(plans)):
+            edges, own = plans.first_layers[row].tolist(), values[row].tolist()
+            key = (fitting, table, int(plans.outer[row]), *edges, *own)
+            if key not in self._fitted:
+                self._fitted.add(key)
+                rows.append(row)
+        return plans[torch.tensor(rows, dtype=torch.long)]
+
+    def _keep(self, table: int, plans: HardPlans, cost: BatchCost) -> None:
+        self.evaluated += len(plans)
+        times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
         for outer in sorted(set(plans.outer.tolist())):
             mine = torch.nonzero(plans.outer == outer).squeeze(1)
             mine = mine[times[mine].argsort(stable=True)[: self.PER_OUTER]]

@@ -1,30 +1,80 @@
 """Soft operators: logits to weights, stage edges to soft stages, smooth maxima, schedules."""
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+LEAST_WEIGHT = 1e-3
+"""Of a strategy, as a share of its layer's largest, where weights are updated by factors."""
 
-def softmax_weights(logits: Tensor, allowed: Tensor, temperature: float) -> Tensor:
+
+def softmax_weights(logits: Tensor, allowed: Tensor, temperature: float, *, natural: bool = False) -> Tensor:
     """Weights of the allowed choices, summing to 1 over the last axis.
 
     Args:
         logits: Shape `(..., C)`.
         allowed: Bool, broadcastable to it; at least one choice of each row is allowed.
         temperature: Above 0; near 0 the largest logit takes all.
+        natural: The gradient that goes back is the natural one.
     """
-    return torch.softmax(logits.masked_fill(~allowed, -torch.inf) / temperature, dim=-1)
+    masked = logits.masked_fill(~allowed, -torch.inf)
+    if natural:
+        found: Tensor = _NaturalSoftmax.apply(masked, temperature)  # type: ignore[no-untyped-call]
+        return found
+    return torch.softmax(masked / temperature, dim=-1)
 
 
-def gumbel_weights(logits: Tensor, allowed: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+class _NaturalSoftmax(torch.autograd.Function):
+    """Softmax whose backward pass gives the natural gradient of the logits.
+
+    With weights p and slopes v in them the gradient is `p (v - p.v) / T`, the Fisher matrix
+    `(diag(p) - p p^T) / T^2`, so that their quotient is `T (v - p.v)`: a step along it multiplies every
+    weight by an exponential of its own slope (Amari 1998; Beck and Teboulle 2003: mirror descent, entropy).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
+        weights = torch.softmax(logits / temperature, dim=-1)
+        ctx.save_for_backward(weights)
+        ctx.temperature = temperature
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        (weights,) = ctx.saved_tensors
+        return ctx.temperature * (slopes[0] - (weights * slopes[0]).sum(-1, keepdim=True)), None
+
+
+@torch.no_grad()
+def raise_to_least(logits: Tensor, allowed: Tensor, temperature: float) -> None:
+    """Let no weight of the last axis be less than `LEAST_WEIGHT` times the largest, in place.
+
+    A multiplicative update needs as many steps to bring a weight back as it took to make it vanish; with a
+    floor it follows what is best as that changes (fixed share: Herbster and Warmuth 1998). Shapes as
+    `softmax_weights`.
+    """
+    largest = logits.masked_fill(~allowed, -torch.inf).amax(-1, keepdim=True)
+    logits.copy_(torch.maximum(logits, largest + temperature * math.log(LEAST_WEIGHT)))
+
+
+def gumbel_weights(
+    logits: Tensor,
+    allowed: Tensor,
+    temperature: float,
+    generator: torch.Generator,
+    *,
+    natural: bool = False,
+) -> Tensor:
     """A one-hot sample whose gradient is that of the softmax (straight-through).
 
     Jang, Gu, Poole 2017 (arXiv 1611.01144), section 2.2. Shapes as `softmax_weights`.
     """
     uniform = torch.rand(logits.shape, generator=generator, dtype=logits.dtype)
     noise = -torch.log(-torch.log(uniform.clamp(1e-12, 1 - 1e-12)))
-    return straight_through(softmax_weights(logits + noise, allowed, temperature))
+    return straight_through(softmax_weights(logits + noise, allowed, temperature, natural=natural))
 
 
 def straight_through(soft: Tensor) -> Tensor:

@@ -105,13 +105,15 @@ class RelaxedPlans:
     `choices` (O, R, L, C): weights of every layer's strategies, summing to 1; `stages` (O, R, L, K):
     weights of every layer's stage, summing to 1; `placement` weighs the orders of the nodes, None where
     the table's own order is meant; `fractions` (O, R, pp, 2): shares of activations and of optimizer state in
-    host memory, None where the table's plans do not offload.
+    host memory, None where the table's plans do not offload; `pairs` (O, R, L - 1, Y, Y): weights of the
+    layouts of every two neighbours together, None where they are independent.
     """
 
     choices: Tensor
     stages: Tensor
     placement: NodeOrderWeights | None = None
     fractions: Tensor | None = None
+    pairs: Tensor | None = None
 
     @staticmethod
     def one_hot(
@@ -174,7 +176,7 @@ def surrogate(
         )
         capacity = placement.capacity()
     stage_seconds = _by_stage_kind(choices, stages, table.time, kinds)
-    inside, across = _neighbour_seconds(choices, stages, table, kinds, borders)
+    inside, across = _neighbour_seconds(weights, table, kinds, borders)
     stage_seconds = stage_seconds + inside
     longer = None
     if weights.fractions is not None:
@@ -250,14 +252,19 @@ def _by_stage_kind(choices: Tensor, stages: Tensor, values: Tensor, kinds: Tenso
 
 
 def _neighbour_seconds(
-    choices: Tensor, stages: Tensor, table: CostTable, kinds: Tensor, borders: Tensor
+    weights: RelaxedPlans, table: CostTable, kinds: Tensor, borders: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Resharding inside stages `(O, R, K)`, and p2p between them `(O, R, K - 1)`, both ways."""
+    choices, stages = weights.choices, weights.stages
     before, after = stages[..., :-1, :], stages[..., 1:, :]
     inside = torch.zeros_like(stages[..., 0, :])
     if table.num_layouts > 1:
-        layouts = torch.nn.functional.one_hot(table.layout, table.num_layouts).to(choices.dtype)
-        reshard, across = _between_layouts(choices @ layouts, table)
+        if weights.pairs is None:
+            layouts = torch.nn.functional.one_hot(table.layout, table.num_layouts).to(choices.dtype)
+            reshard, across = _between_layouts(choices @ layouts, table)
+        else:
+            reshard = torch.einsum("orlyz,oqlyz->orlq", weights.pairs, table.reshard)
+            across = torch.einsum("orlyz,oplyz->orlp", weights.pairs, table.p2p)
         inside = (before * after * on_stages(reshard, kinds)).sum(-2)
     else:
         across = table.p2p[..., 0, 0].transpose(1, 2).unsqueeze(1)

@@ -11,7 +11,8 @@ from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.critical_paths import PathMemory
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
-from darts_parallel.gradient.chain_rounding import best_paths
+from darts_parallel.gradient.chain.rounding import best_paths
+from darts_parallel.gradient.chain.weights import ChainPrices, chain_weights
 from darts_parallel.gradient.kernels.fused_step import FusedStep, StepFigures, StepInput
 from darts_parallel.gradient.pool import TablePlans
 from darts_parallel.gradient.relaxation import (
@@ -97,6 +98,8 @@ class RestartBatch:
     """Logits of the shares in host memory, shape `(O, R, pp, 2)`; None where plans do not offload."""
     paths: PathMemory | None = None
     """Critical paths of a simulated pipeline; None for the closed form."""
+    prices: ChainPrices | None = None
+    """Of the last step, where weights are a chain's."""
     units: Tensor = field(init=False)
     unit_of_layer: Tensor = field(init=False)
     figures: StepFigures | None = field(init=False)
@@ -194,24 +197,36 @@ class RestartBatch:
         """Inner stage edges in units, shape `(O, R, K - 1)`."""
         return stage_edges(self.widths, len(self.units))
 
-    def relax(self, schedules: Schedules, gumbel: torch.Generator | None) -> RelaxedPlans:
+    def relax(
+        self,
+        schedules: Schedules,
+        gumbel: torch.Generator | None,
+        *,
+        natural: bool = False,
+        chain: bool = False,
+    ) -> RelaxedPlans:
         """Weights of all outer choices and restarts.
 
         Args:
             schedules: Temperatures.
             gumbel: Source of straight-through samples; None for the plain softmax.
+            natural: Whether the slope of the logits is the natural one.
+            chain: Whether the weights are a chain's marginals; a table without `figures` has none.
         """
         table, allowed = self.table, self.table.allowed[:, None, None, :]
-        if gumbel is not None:
-            rows = gumbel_weights(self.logits, allowed, schedules.temperature, gumbel)
-        else:
-            rows = softmax_weights(self.logits, allowed, schedules.temperature)
         stages = soft_stages(self.edges, len(self.units), schedules.boundary_temperature)
         if schedules.hard_stages:
             stages = straight_through(stages)
+        stages = stages[..., self.unit_of_layer, :]
+        pairs = None
+        if chain and self.figures is not None:
+            rows, pairs = chain_weights(self.logits, stages, table, self.prices, schedules.temperature)
+        elif gumbel is not None:
+            rows = gumbel_weights(self.logits, allowed, schedules.temperature, gumbel, natural=natural)
+        else:
+            rows = softmax_weights(self.logits, allowed, schedules.temperature, natural=natural)
         if schedules.hard_choices:
             rows = straight_through(rows)
-        stages = stages[..., self.unit_of_layer, :]
         if self.kind == "stagewise":
             rows = stages @ rows
         placement = None
@@ -223,7 +238,7 @@ class RestartBatch:
         if self.fraction_logits is not None:
             free = torch.tensor([kind in table.offload for kind in OFFLOADS])
             fractions = torch.sigmoid(self.fraction_logits) * free
-        return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages, placement, fractions)
+        return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages, placement, fractions, pairs)
 
     def fused_step(
         self, figures: StepFigures, schedules: Schedules, config: SearchConfig
@@ -240,6 +255,7 @@ class RestartBatch:
                 boundary_temperature=schedules.boundary_temperature,
                 sharpness=schedules.sharpness,
                 hard_stages=schedules.hard_stages,
+                natural=config.step == "natural",
             ),
         )
         found, capacity = step.cost, self.table.capacity
@@ -329,6 +345,7 @@ class RestartBatch:
             for moment in moments[id(values)]:
                 moment.copy_(moment[rows, source])
         self.multipliers = self.multipliers[rows, source]
+        self.prices = self.prices and self.prices.select(rows, source)
         if self.paths is not None:
             self.paths.forget()
         return source
@@ -344,7 +361,11 @@ class RestartBatch:
         def take(values: Tensor) -> Tensor:
             return values.detach()[outer.unsqueeze(1), restarts].clone()
 
+        def learned(values: Tensor | None) -> Tensor | None:
+            return None if values is None else take(values).requires_grad_()
+
         return RestartBatch(
+            prices=self.prices and self.prices.select(outer.unsqueeze(1), restarts),
             table=self.table.select(outer),
             kind=self.kind,
             logits=_layer_major(take(self.logits)).requires_grad_(),
@@ -353,12 +374,10 @@ class RestartBatch:
             table_index=self.table_index,
             outer_index=self.outer_index[outer],
             names=[self.names[o] for o in outer.tolist()],
-            paths=None if self.paths is None else PathMemory(self.paths.every),
+            paths=self.paths and PathMemory(self.paths.every),
             orders=None if self.orders is None else self.orders.select(outer),
-            order_logits=None if self.order_logits is None else take(self.order_logits).requires_grad_(),
-            fraction_logits=None
-            if self.fraction_logits is None
-            else take(self.fraction_logits).requires_grad_(),
+            order_logits=learned(self.order_logits),
+            fraction_logits=learned(self.fraction_logits),
         )
 
 

@@ -23,6 +23,8 @@ from experiments.comparison.problems import suite
 
 PROBLEMS = {
     "gpt2_tight": "gpt2_xl on a10_4x4, tight",
+    "v100_tight": "gpt2_xl on v100_4x8, tight",
+    "mixed": "gpt2_xl on a10_a100_mixed, loose",
     "bert_tight": "bert_345m on a10_4x4, tight",
     "bert_uneven": "bert_345m on a10_8x4, uneven",
     "t5_loose": "t5_1_3b on a10_4x4, loose",
@@ -65,6 +67,12 @@ GRADIENT_ARMS = {
     ),
     "argmax_rounding": Arm("rounding by weights and by a chain's path", {"rounding": "argmax"}),
     "chain_rounding": Arm("rounding by weights and by a chain's path", {"rounding": "chain"}),
+    "repair_only": Arm("rounded plans fitted to the memory", {"fitting": "repair"}),
+    "fill_only": Arm("rounded plans fitted to the memory", {"fitting": "fill"}),
+    "natural_steps": Arm("Adam or natural steps on logits", {"step": "natural"}),
+    "chain_weights": Arm("softmax or a chain's marginals", {"weights": "chain"}),
+    # a chain's step takes about four times as long
+    "chain_weights_short": Arm("softmax or a chain's marginals", {"weights": "chain", "num_steps": 40}),
     "late_thinning": Arm("restarts halved four times, early", {"thin_at": [0.25, 0.5]}),
     "moves_only": Arm("polishing by exact segment programs", {"polish_labels": 0}),
     "soft_edges": Arm("edges rounded in the second half", {"hard_stages_from": 1.0}),

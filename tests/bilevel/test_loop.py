@@ -146,6 +146,7 @@ def test_every_estimator_of_the_ablation_prices_lossy_pairs_and_ends_with_a_plan
         (["space.shard_size=null"], "space.shard_size=null is not searched"),
         (["cost.pipeline=simulated"], "cost.pipeline=simulated is not searched.*nearest legal: closed_form"),
         (["search.relaxation=gumbel"], "search.relaxation=gumbel is not searched.*nearest legal: softmax"),
+        (["search.step=natural"], "search.step=natural is not searched.*nearest legal: adam"),
         (["export=megatron"], "export=megatron is not searched"),
     ],
 )

@@ -7,7 +7,7 @@ import torch
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import CostTable
-from darts_parallel.gradient.chain_rounding import best_paths, stage_prices
+from darts_parallel.gradient.chain.rounding import best_paths, stage_prices
 from darts_parallel.gradient.descent import search_tables
 from darts_parallel.gradient.relaxed_cost import SurrogateCost
 from tests.support.random_tables import random_table

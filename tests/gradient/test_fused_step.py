@@ -16,12 +16,13 @@ from tests.support.random_tables import random_table
 SHAPES = [(1, 1), (1, 3), (2, 1), (2, 2), (3, 3), (4, 2)]
 
 
-@pytest.mark.parametrize("hard_stages", [False, True])
+@pytest.mark.parametrize(("hard_stages", "step"), [(False, "adam"), (True, "adam"), (True, "natural")])
 @pytest.mark.parametrize(("pp", "layouts"), SHAPES)
 def test_the_fused_step_gives_the_costs_and_slopes_of_autograd(
-    pp: int, layouts: int, hard_stages: bool
+    pp: int, layouts: int, hard_stages: bool, step: str
 ) -> None:
-    schedules, config = Schedules(0.7, 0.6, 30.0, hard_stages=hard_stages), SearchConfig(num_restarts=3)
+    schedules = Schedules(0.7, 0.6, 30.0, hard_stages=hard_stages)
+    config = SearchConfig(num_restarts=3, step=step)
     for seed in range(4):
         table = random_table(seed, pp=pp, num_layers=6, num_choices=4, num_layouts=layouts)
         table = replace(table, pipeline=PipelineModel(blocking=seed != 3))
@@ -29,7 +30,7 @@ def test_the_fused_step_gives_the_costs_and_slopes_of_autograd(
         batch = RestartBatch.initial(table, "layerwise", config, rng, 0, torch.arange(table.num_outer))
         batch.multipliers = torch.rand(batch.multipliers.shape, generator=rng, dtype=torch.float64)
         before = batch.multipliers
-        relaxed = batch.relax(schedules, None)
+        relaxed = batch.relax(schedules, None, natural=step == "natural")
         cost = surrogate(relaxed, table, schedules.sharpness)
         loss = batch.loss(cost, config).sum()
         slopes = torch.autograd.grad(loss, (batch.logits, batch.widths))

@@ -5,7 +5,7 @@ from darts_parallel.cost.collectives import LOSSLESS
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import Problem
 
-FIXED_SEARCH = ("resample_at", "placement", "relaxation")
+FIXED_SEARCH = ("resample_at", "placement", "relaxation", "weights", "step")
 """Settings of the main search that have no counterpart in the loop."""
 UNUSED_SEARCH = ("num_steps", "num_restarts", "thin_at", "max_seconds")
 """Settings of the main search for which the loop has its own; a change of them is told, not refused."""

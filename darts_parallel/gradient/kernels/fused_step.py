@@ -95,6 +95,8 @@ class StepInput:
     boundary_temperature: float
     sharpness: float
     hard_stages: bool
+    natural: bool = False
+    """The slope of the logits is the natural one, as of `relaxation.softmax_weights`."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +282,13 @@ class FusedStep:
             to_expected.flatten(0, 1), self.own.figures.flatten(0, 1).transpose(1, 2)
         ).view_as(self.choices)
         mean = (to_choices * self.choices).sum(-1, keepdim=True)
-        to_choices.sub_(mean).mul_(self.choices).mul_(1.0 / self.given.temperature)
+        to_choices.sub_(mean)
+        if not self.given.natural:
+            to_choices.mul_(self.choices).mul_(1.0 / self.given.temperature)
+        else:
+            to_choices.mul_(self.given.temperature)
+            if self.own.barred is not None:
+                to_choices.masked_fill_(self.own.barred.isinf(), 0.0)
         return to_choices.transpose(1, 2)
 
     def _width_slopes(self, to_stages: Tensor) -> Tensor:
