@@ -70,7 +70,7 @@ def without_dominated(table: CostTable) -> CostTable:
         # what is not allowed counts as dear
         barred = [(~allowed).to(torch.float64) for allowed in legal]
         dominated[mine] = _dominated([*barred, *(values[:, mine] for values in rows)])
-    return table.keep_choices(torch.nonzero(~dominated).squeeze(1))
+    return table.keep_choices(torch.nonzero(~dominated).squeeze(1)) if bool(dominated.any()) else table
 
 
 def _distinct_layers(values: torch.Tensor) -> torch.Tensor:

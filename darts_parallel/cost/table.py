@@ -55,10 +55,9 @@ def stack(costs: list[list[LayerCosts]], name: str) -> Tensor:
 
 def terms(costs: list[list[LayerCosts]]) -> dict[str, Tensor]:
     """The seconds of a micro-batch by cause, each `(O, Q, L, C)`."""
-    names = costs[0][0].terms
     return {
         name: torch.stack([torch.stack([c.terms[name] for c in kind], dim=1) for kind in costs], dim=1)
-        for name in names
+        for name in costs[0][0].terms
     }
 
 
@@ -224,6 +223,11 @@ class CostTable:
         return self.p2p.shape[-1]
 
     @cached_property
+    def proven(self) -> dict[tuple[int, str], float]:
+        """Lower bounds of its outer choices that were worked out, by space (`exact.bounds`)."""
+        return {}
+
+    @cached_property
     def time(self) -> Tensor:
         """Seconds of one micro-batch forward and backward, `(O, Q, L, C)`."""
         return self.forward + self.backward
@@ -249,14 +253,13 @@ class CostTable:
         if self.state is None:
             return self
         static = self.static - self.state if "optimizer" in self.offload else self.static
-        kept = 0.0 if "activation" in self.offload else 1.0
-        return replace(self, static=static, activation=kept * self.activation, offload=(), state=None)
+        activation = self.activation * ("activation" not in self.offload)
+        return replace(self, static=static, activation=activation, offload=(), state=None)
 
     def runs(self, kinds: Tensor, choices: Tensor) -> Tensor:
         """Whether stages of `kinds` can run `choices`, bool, of their common shape."""
-        if self.kind_allowed is None:
-            return torch.ones_like(choices, dtype=torch.bool)
-        return self.kind_allowed[kinds, choices]
+        own = self.kind_allowed
+        return torch.ones_like(choices, dtype=torch.bool) if own is None else own[kinds, choices]
 
 
 def _taken(value: Any, axis: int, index: Tensor) -> Any:

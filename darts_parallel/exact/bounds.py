@@ -152,8 +152,15 @@ def outer_lower_bounds(table: CostTable, mode: str = "layerwise", known: float =
         return _work_bounds(table, mode)
     bounds = quick_lower_bounds(table)
     for outer in torch.nonzero(bounds <= known).flatten().tolist():
-        bounds[outer] = lower_bound(OuterCosts.read(table, outer), mode)
+        bounds[outer] = outer_bound(table, outer, mode)
     return bounds
+
+
+def outer_bound(table: CostTable, outer: int, mode: str) -> float:
+    """`lower_bound` of an outer choice, which its table remembers: a search and its check both ask."""
+    if (outer, mode) not in table.proven:
+        table.proven[outer, mode] = lower_bound(OuterCosts.read(table, outer), mode)
+    return table.proven[outer, mode]
 
 
 def _work_bounds(table: CostTable, mode: str) -> Tensor:

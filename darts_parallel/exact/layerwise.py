@@ -15,7 +15,7 @@ from torch import Tensor
 from darts_parallel.cost.hard_plans import PricedPlan
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact import simulated
-from darts_parallel.exact.bounds import MODES, lower_bound, outer_lower_bounds, quick_lower_bounds
+from darts_parallel.exact.bounds import MODES, outer_bound, outer_lower_bounds, quick_lower_bounds
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import OFFLOADING, DeadlineError, PlannerResult, TableResult
 from darts_parallel.exact.uniform import solve_uniform
@@ -133,7 +133,7 @@ class _Search:
         for case in self.cases:
             if case.bound <= known:
                 self._check()
-                case.bound = lower_bound(case.costs, self.mode)
+                case.bound = outer_bound(case.table, case.outer, self.mode)
 
     def _search(self) -> None:
         """Raise the limit until a plan is found, then exclude the other outer choices."""

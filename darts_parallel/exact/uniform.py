@@ -190,10 +190,11 @@ def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
         border = torch.nn.functional.pad(across[:, table.boundary_kind], (1, 0))
     else:
         border = torch.zeros(len(outer), 1, dtype=torch.float64)
-    greedy = _Greedy.build(table, outer, choice)
-    slowest = greedy.bottleneck(seconds, border)
-    largest_sync = greedy.bottleneck(sync, torch.zeros_like(border))
-    joint = greedy.bottleneck(rest.view(-1, 1, 1) * seconds + sync, rest.unsqueeze(1) * border)
+    # three questions at once: on so few configurations an operation costs what it costs to call it
+    both = rest.view(-1, 1, 1) * seconds + sync
+    edges = torch.cat([border, torch.zeros_like(border), rest.unsqueeze(1) * border])
+    greedy = _Greedy.build(table, outer.repeat(3), choice.repeat(3))
+    slowest, largest_sync, joint = greedy.bottleneck(torch.cat([seconds, sync, both]), edges).view(3, -1)
     per_iteration = _rows(table.per_iteration, outer, choice).sum(1)
     # without a feasible split both bottlenecks are infinite, and rest may be 0
     apart = _sum_and_bottleneck(table, seconds, slowest, rest) + largest_sync

@@ -15,7 +15,7 @@ from torch import Tensor
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.hard_plans import PricedPlan
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.bounds import lower_bound
+from darts_parallel.exact.bounds import outer_bound
 from darts_parallel.exact.layerwise import FIRST_MARGIN, growth
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import DeadlineError
@@ -72,7 +72,7 @@ def solve_outer(
     """
     case = OuterChoiceSolver(table, number, outer, 0.0 if bound is None else bound)
     if bound is None:
-        case.bound = lower_bound(case.costs, kind)
+        case.bound = outer_bound(table, outer, kind)
     lowest, margin, limit = case.bound, FIRST_MARGIN, incumbent * (1 + AGREEMENT)
     try:
         while case.bound <= limit:
