@@ -84,6 +84,7 @@ class PlanPool:
             return plans[torch.tensor(rows, dtype=torch.long)]
 
         found = best(repair_score, cost.feasible | (cost.iteration_time >= self.best_time))
+        found = self._new("repair", candidate.table, found, found.choices)
         if len(found):
             found, own = repair(table, found, self.best_time)
             self._keep(candidate.table, found, own)
