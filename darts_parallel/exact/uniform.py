@@ -194,7 +194,8 @@ def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
     both = rest.view(-1, 1, 1) * seconds + sync
     edges = torch.cat([border, torch.zeros_like(border), rest.unsqueeze(1) * border])
     greedy = _Greedy.build(table, outer.repeat(3), choice.repeat(3))
-    slowest, largest_sync, joint = greedy.bottleneck(torch.cat([seconds, sync, both]), edges).view(3, -1)
+    found = greedy.bottleneck(torch.cat([seconds, sync, both]), edges)
+    slowest, largest_sync, joint = found.view(3, len(outer))
     per_iteration = _rows(table.per_iteration, outer, choice).sum(1)
     # without a feasible split both bottlenecks are infinite, and rest may be 0
     apart = _sum_and_bottleneck(table, seconds, slowest, rest) + largest_sync
