@@ -15,10 +15,13 @@ from torch import Tensor
 
 from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.config.schema import ALIASES, V_SHAPED, CostConfig
-from darts_parallel.cost.schedules import device_orders, waiting
+from darts_parallel.cost.schedules import waiting
+from darts_parallel.cost.v_schedules import v_passes
 from darts_parallel.plan.space import OuterSpace
 
 INTERLEAVED = "interleaved"
+FILLS = 4
+"""Micro-batches a device of a V behind which no device holds more of them."""
 MICRO_BATCH_SECONDS = ("forward", "backward", "weight_gradient", "reshard", "p2p")
 """Fields of a cost table in seconds of one micro-batch."""
 
@@ -130,7 +133,9 @@ def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtua
     as a V the passes of each stage are counted at the moment when its device holds most of them.
     """
     if schedule in V_SHAPED:
-        rows = [_counted_in_flight(schedule, pp, count) for count in num_micro_batches.tolist()]
+        # more micro-batches repeat the steady part, in which a device holds most
+        few = num_micro_batches.clamp(max=FILLS * pp).tolist()
+        rows = [_counted_in_flight(schedule, pp, count) for count in few]
         return torch.tensor(rows, dtype=torch.float64)
     if virtual_stages > 1:
         return _interleaved_in_flight(pp, num_micro_batches, virtual_stages)
@@ -145,7 +150,7 @@ def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtua
 def _counted_in_flight(schedule: str, pp: int, num_micro_batches: int) -> tuple[int, ...]:
     """Micro-batches that each stage holds, from its forward pass to its weights' gradient."""
     result = [0] * (2 * pp)
-    for order in device_orders(schedule, pp, num_micro_batches, 2):
+    for order in v_passes(schedule, pp, num_micro_batches):
         held = Counter[int]()
         most = held.copy()
         for kind, stage, _ in order:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from darts_parallel.config.schema import V_SHAPED
-from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders, warm_up_passes
-from darts_parallel.cost.v_schedules import INTERVAL
+from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders, require_schedule, warm_up_passes
+from darts_parallel.cost.v_schedules import INTERVAL, v_passes
 
 Indices = NDArray[np.int64]
 
@@ -70,8 +70,7 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
         chunks: Stages of each device.
     """
     stages = pp * chunks
-    orders = device_orders(schedule, pp, num_micro_batches, chunks)
-    listed = np.array([(KINDS.index(kind), stage, batch) for order in orders for kind, stage, batch in order])
+    listed = np.concatenate(_orders(schedule, pp, num_micro_batches, chunks))
     kind, stage, batch = listed.T
     total, length = len(listed), len(listed) // pp
     place = np.full(3 * stages * num_micro_batches + 1, total)
@@ -97,6 +96,18 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
             else _frames(schedule, kind.reshape(pp, length), chunks)
         ],
     )
+
+
+def _orders(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> list[Indices]:
+    """Kind, stage and micro-batch of the passes of every device in their order, each `(N / pp, 3)`."""
+    v_shaped = schedule in V_SHAPED
+    if v_shaped:
+        require_schedule(schedule, pp, num_micro_batches, chunks)
+    orders = v_passes(schedule, pp, num_micro_batches) if v_shaped else device_orders(
+        schedule, pp, num_micro_batches, chunks
+    )  # fmt: skip
+    number = {kind: index for index, kind in enumerate(KINDS)}
+    return [np.array([(number[kind], stage, batch) for kind, stage, batch in order]) for order in orders]
 
 
 def _sources(kind: Indices, stage: Indices, batch: Indices, stages: int, count: int) -> Indices:
@@ -182,22 +193,20 @@ def _v_frames(schedule: str, order: Indices, source: Indices) -> Indices:
     count = int(order[..., 2].max()) + 1
     if not _exists(schedule, pp, count):
         return none
-    longer = np.array([
-        [(KINDS.index(kind), stage, batch) for kind, stage, batch in own]
-        for own in device_orders(schedule, pp, count + 1, 2)
-    ])  # fmt: skip
+    longer = np.stack(_orders(schedule, pp, count + 1, 2))
     later = np.array([0, 0, 1])
     differs = (order != longer[:, :length]).any(-1)
     end = np.where(differs.any(1), differs.argmax(1), length)
-    place = {tuple(entry): (device, at) for device, own in enumerate(longer.tolist()) for at, entry in
-             enumerate(map(tuple, own))}  # fmt: skip
+    place = np.full((3, 2 * pp, count + 1), -1)
+    place[tuple(longer.reshape(-1, 3).T)] = np.arange(pp * (length + INTERVAL))
     need, rows = end - 1, longest_period(schedule, pp) + 1
     for device in range(pp):
         if (longer[device, end[device] + INTERVAL :] != order[device, end[device] :] + later).any():
             return none
         # what the frame that is put in waits for, and what the drain does
         frame = longer[device, end[device] : end[device] + INTERVAL]
-        asked = [place[giver] for giver in _givers(frame, 2 * pp) if giver in place]
+        givers = (int(place[giver]) for giver in _givers(frame, 2 * pp))
+        asked = [divmod(at, length + INTERVAL) for at in givers if at >= 0]
         drain = source[device, end[device] :]
         asked += [divmod(int(at), length) for at in drain[drain < pp * length]]
         for other, at in asked:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.config.schema import ALIASES, SCHEDULES, V_SHAPED
-from darts_parallel.cost.v_schedules import v_order
+from darts_parallel.cost.v_schedules import v_passes
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.plan.chunk_placement import stages_a_device
 
@@ -56,13 +56,8 @@ def device_orders(
             tuple(_interleaved(device, pp, num_micro_batches, virtual_stages)) for device in range(pp)
         )
     if schedule in V_SHAPED:
-        return tuple(
-            tuple(
-                Operation(kind, 2 * pp - 1 - device if half else device, batch)
-                for kind, half, batch in v_order(schedule, device, pp, num_micro_batches)
-            )
-            for device in range(pp)
-        )
+        orders = v_passes(schedule, pp, num_micro_batches)
+        return tuple(tuple(Operation._make(entry) for entry in order) for order in orders)
     order = {"gpipe": _gpipe, "1f1b": _one_forward_one_backward}.get(schedule, _zero_bubble)
     return tuple(tuple(order(device, pp, num_micro_batches)) for device in range(pp))
 

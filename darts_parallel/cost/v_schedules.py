@@ -27,6 +27,21 @@ BLOCKS = {"v_half": (1, 2, 1, 2), "v_min": (1, 1, 1, 1)}
 """Passes between neighbours: forward down and up, backward down and up the V."""
 
 
+def v_passes(schedule: str, pp: int, count: int) -> tuple[tuple[Pass, ...], ...]:
+    """Kind, stage in the order of layers and micro-batch of the passes of every device.
+
+    Args:
+        schedule, pp, count: As in `v_order`.
+    """
+    return tuple(
+        tuple(
+            (kind, 2 * pp - 1 - device if half else device, batch)
+            for kind, half, batch in v_order(schedule, device, pp, count)
+        )
+        for device in range(pp)
+    )
+
+
 def v_order(schedule: str, device: int, pp: int, count: int) -> Iterator[Pass]:
     """The passes of a device in the order in which it runs them.
 

@@ -9,7 +9,7 @@ from darts_parallel.config.schema import SCHEDULES, V_SHAPED
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.pipeline import in_flight
+from darts_parallel.cost.pipeline import FILLS, _counted_in_flight, in_flight
 from darts_parallel.cost.schedules import device_orders
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError, PlanError, UnsupportedError
@@ -64,6 +64,13 @@ def test_a_v_holds_its_published_share_of_the_activations_of_1f1b(schedule: str,
     largest = torch.zeros(pp, dtype=held.dtype).scatter_add(0, devices, held / 2).amax()
     assert float(largest) <= share * pp
     assert float(largest) > (share - 0.21) * pp
+
+
+@pytest.mark.parametrize("schedule", V_SHAPED)
+def test_a_v_holds_no_more_where_more_micro_batches_repeat_its_steady_part(schedule: str) -> None:
+    for pp in (2, 3, 4, 6, 7):
+        held = {_counted_in_flight(schedule, pp, FILLS * pp + more) for more in (0, 1, 2, 3, 2 * pp + 1)}
+        assert len(held) == 1
 
 
 def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object) -> None:
