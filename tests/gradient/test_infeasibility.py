@@ -49,7 +49,7 @@ def test_a_model_that_fits_nowhere_is_refused_and_every_advice_works(overrides: 
     with pytest.raises(InfeasibleError) as caught:
         found(overrides)
     sentence = str(caught.value)
-    assert re.match(r"memory: model=\S+ fits in no .* needs \S+ GiB of the \S+ GiB of ", sentence)
+    assert re.match(r"memory: model=\S+ fits in no .* needs \S+ [GM]iB of the \S+ [GM]iB of ", sentence)
     assert "\n" not in sentence
     ways = sentence.rstrip(".").split("smallest changes that help: ")[1].split(" or ")
     assert ways
