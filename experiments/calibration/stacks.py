@@ -44,11 +44,11 @@ STACKS = (
     # eight adapters would take; `single_ring` says so, and waits for figures that are fitted with it
     Stack(
         "deepspeed_hf", "deepspeed", r"hf \+ deepspeed|hf trainer|transformers trainer",
-        False, False, True, 2,
+        False, False, True, 2, single_ring=True,
     ),
     Stack(
         "deepspeed", "deepspeed", r"deepspeed zero \(|deepspeed zero-?3|\bdeepspeed\b(?!.*3d)(?=.*zero-?3)",
-        False, False, True, 2,
+        False, False, True, 2, single_ring=True,
     ),
     Stack("bigscience", "megatron", r"bigscience|megatron-deepspeed|deepspeed 3d", False, False, True),
     Stack("nanotron", "nanotron", r"nanotron"),
