@@ -20,6 +20,11 @@ DATA_SHEET = "data sheet"
 NO_STACK = "default"
 
 
+def three_digits(value: float) -> str:
+    """A figure rounded to three digits, as YAML reads it: `1e+03`, without a point, would be a text."""
+    return f"{float(f'{value:.3g}'):g}"
+
+
 def device_names() -> list[str]:
     """The shipped devices whose comment names a data sheet; all others are invented, and never rewritten."""
     files = sorted((Path(config_dir()) / "device").glob("*.yaml"))
@@ -55,7 +60,7 @@ def write_device(folder: Path, name: str, fitted: Calibrated, provenance: Iterab
     for quantity in QUANTITIES:
         if quantity.name in DEVICE_FIELDS:
             value = fitted.value(quantity, place)
-            lines.append(f"{quantity.name}: {value:.3g}")
+            lines.append(f"{quantity.name}: {three_digits(value)}")
     # links to the host are no fitted quantity, and stand with their source
     lines += [line for line in text.splitlines() if line.startswith(HOST)]
     write_text(folder / f"{name}.yaml", "\n".join(lines) + "\n")

@@ -5,6 +5,7 @@ from pathlib import Path
 from darts_parallel.plan.file import write_text
 from darts_parallel.problem.software import ANY
 from experiments.calibration.calibrated import Calibrated
+from experiments.calibration.device_files import three_digits
 from experiments.calibration.parameters import FAMILY, PAIR, QUANTITIES, Place, Quantity
 from experiments.calibration.predict import DEVICE_FIELDS
 from experiments.calibration.stacks import Stack
@@ -33,12 +34,12 @@ def write_software(folder: Path, stack: Stack, fitted: Calibrated, note: str) ->
             continue
         if "device" in scopes and quantity.share:
             own = ", ".join(
-                f"{name}: {value:.3g}" for name, value in _offsets(quantity, stack, fitted).items()
+                f"{name}: {three_digits(value)}" for name, value in _offsets(quantity, stack, fitted).items()
             )
             offsets.append(f"  {quantity.name}: {{{own}}}")
         else:
             value = fitted.value(quantity, Place(NO_DEVICE, stack.name, "", ""))
-            lines.append(f"{quantity.name}: {value:.3g}")
+            lines.append(f"{quantity.name}: {three_digits(value)}")
     lines += ["# added to the logit of a device's share", "offsets:", *offsets]
     write_text(folder / f"{stack.name}.yaml", "\n".join(lines) + "\n")
 

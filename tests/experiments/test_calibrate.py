@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from darts_parallel.config.schema import config_dir
 from darts_parallel.report.uncertainty import pack_correlation, unpack_correlation
@@ -16,7 +17,7 @@ from experiments.calibrate import CalibrationOptions
 from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.coverage import Held, by_place, covered, cross_coverage, spread
 from experiments.calibration.crossvalidation import cross_validate, folds
-from experiments.calibration.device_files import MARK, names_data_sheet
+from experiments.calibration.device_files import MARK, names_data_sheet, three_digits
 from experiments.calibration.errors import ranks, spearman, summarise
 from experiments.calibration.fit import Residuals, fit, posterior, residuals
 from experiments.calibration.outcome import read_cases
@@ -251,3 +252,10 @@ def test_the_regret_of_ties_is_the_mean_over_their_orders(trials: int) -> None:
     orders = [order for order in permutations(range(5)) if (np.diff(scores[list(order)]) >= 0).all()]
     mean = np.mean([truth[list(order[:trials])].min() for order in orders])
     assert regret(scores, truth, trials) == pytest.approx(mean / truth.min() - 1.0)
+
+
+@pytest.mark.parametrize("value", [1000.0, 1400.0, 999.7, 0.00012345, 12.34, 3.0e7])
+def test_a_written_figure_is_read_as_a_number(value: float) -> None:
+    read = OmegaConf.create(f"figure: {three_digits(value)}").figure
+    assert isinstance(read, (int, float))
+    assert read == pytest.approx(value, rel=6e-3)
