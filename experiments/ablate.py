@@ -101,7 +101,8 @@ def ablate(options: AblateOptions, hydra_arguments: list[str], console: Console)
         sweep = [f"problem={','.join(problems)}", f"arm={','.join(arms)}"]
         _multirun(options, [*sweep, *hydra_arguments], folder / "runs" / f"{problems[0]}_{arms[0]}")
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("runs/*/*/row.json"))]
-    write_report(rows, folder, _note(options), console, publish_page=options.publish)
+    command = f"python -m experiments.ablate {' '.join([*sys.argv[1:], *hydra_arguments])}".rstrip()
+    write_report(rows, folder, _note(options), console, command if options.publish else None)
     return 0
 
 

@@ -29,9 +29,7 @@ COLUMNS = ("problem", "arm", "seed", "raw_gap", "gap", "gap_at_equal_seconds", "
            "evaluations", "time_to_target_ratio")  # fmt: skip
 
 
-def write_report(
-    rows: Sequence[Row], folder: Path, note: str, console: Console, *, publish_page: bool
-) -> None:
+def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console, command: str | None) -> None:
     """`ablate.csv`, `summary.md`, `ablate.png`, and the same on the terminal.
 
     Args:
@@ -39,7 +37,7 @@ def write_report(
         folder: Where to write.
         note: How it was run, one line.
         console: For the table.
-        publish_page: Whether to write experiments/results/ablate.md.
+        command: What the page experiments/results/ablate.md shows; None: there is no page.
     """
     done = with_gaps(rows)
     with (folder / "ablate.csv").open("w", newline="", encoding="utf-8") as file:
@@ -53,9 +51,9 @@ def write_report(
     text = "\n".join(lines).rstrip() + "\n"
     (folder / "summary.md").write_text(text, encoding="utf-8")
     save(figure(done), folder / "ablate.png")
-    if publish_page:
+    if command is not None:
         captions = {folder / "ablate.png": "gap of every run of every arm to the optimum"}
-        publish("ablate", "What matters in the search?", "python -m experiments.ablate", text, captions)
+        publish("ablate", "What matters in the search?", command, text, captions)
     console.print(f"rows: {folder / 'ablate.csv'}, picture: {folder / 'ablate.png'}", soft_wrap=True)
 
 
