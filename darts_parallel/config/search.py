@@ -11,7 +11,7 @@ ROUNDINGS = ("argmax", "chain", "both")
 RELAXATIONS = ("softmax", "gumbel")
 WEIGHTS = ("softmax", "chain")
 STEPS = ("adam", "natural")
-FITTINGS = ("repair", "fill", "prices")
+FITTINGS = ("repair", "fill", "prices", "splits")
 PLAUSIBLE: dict[str, tuple[float, float]] = {
     "exact_seconds": (0.0, 1e8),
     "max_seconds": (1e-3, 1e8),
@@ -56,7 +56,7 @@ class SearchConfig:
     fitting: str = "prices"
     """How the best rounded plans meet the memory: `repair`, lighter strategies where they do not fit; `fill`,
     also faster ones where memory is left; `prices`, also all strategies anew under the price of a stage's
-    bytes at which they fit."""
+    bytes at which they fit; `splits`, also stage edges anew, the best for these strategies."""
     placement: str = "enumerated"
     """Orders of unequal nodes: `enumerated`, each searched apart, or `relaxed`, with learned weights."""
     learning_rate: float = 0.1

@@ -294,7 +294,7 @@ class GradientSearch:
             ways = [None, prices] if prices is not None and self.config.rounding == "both" else [prices]
             for number, way in enumerate(ways):
                 # both ways have equal stages: strategies under prices are the same
-                fitting = "fill" if number and self.config.fitting == "prices" else self.config.fitting
+                fitting = "fill" if number and self.config.fitting != "repair" else self.config.fitting
                 for candidate, rows in group.hard_plans(relaxed, way):
                     own = None if score is None else score[rows]
                     self.pool.add(candidate, repair_score=own, fitting=fitting)

@@ -10,6 +10,7 @@ from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.pruning import canonical
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.rounding import fill, fit, repair
+from darts_parallel.gradient.stage_moves import repartitioned
 from darts_parallel.gradient.stopwatch import Stopwatch
 from darts_parallel.plan.strategy import Plan
 
@@ -91,10 +92,14 @@ class PlanPool:
         if fitting == "repair":
             return
         parts = [found, best(cost.iteration_time, ~cost.feasible)]
-        if fitting == "prices":
+        if fitting in ("prices", "splits"):
             promising = best(repair_score, torch.zeros_like(cost.feasible))
             new = self._new("prices", candidate.table, promising, table.layout[promising.choices])
             parts.append(fit(table, new))
+            if fitting == "splits" and table.virtual_stages == 1 and not table.offload:
+                whole = self._new("splits", candidate.table, parts[-1], parts[-1].choices)
+                split = [repartitioned(table, whole[row : row + 1]) for row in range(len(whole))]
+                parts += [fit(table, own) for own in split]
         found = HardPlans.concatenate(parts)
         found = fill(table, self._new("fill", candidate.table, found, found.choices))
         if len(found):

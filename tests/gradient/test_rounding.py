@@ -90,7 +90,7 @@ def test_strategies_under_prices_are_the_fastest_where_memory_is_free_and_fit_wh
 
 def test_a_pool_keeps_what_fitting_finds() -> None:
     best = {}
-    for fitting in ("repair", "fill", "prices"):
+    for fitting in ("repair", "fill", "prices", "splits"):
         for seed in range(6):
             table = random_table(seed, pp=2, num_layers=6, num_choices=5)
             pool = PlanPool([table], "layerwise")
@@ -98,5 +98,6 @@ def test_a_pool_keeps_what_fitting_finds() -> None:
             pool.add(TablePlans(0, plans), torch.zeros(12, dtype=torch.float64), fitting=fitting)
             best[fitting, seed] = pool.best_time
     for seed in range(6):
-        assert best["prices", seed] <= best["fill", seed] <= best["repair", seed]
+        assert best["splits", seed] <= best["prices", seed] <= best["fill", seed] <= best["repair", seed]
     assert sum(best["prices", seed] < best["repair", seed] for seed in range(6)) >= 2
+    assert any(best["splits", seed] < best["prices", seed] for seed in range(6))
