@@ -9,7 +9,7 @@ of 1F1B. Where the file does not print the batch, the number of micro-batches is
 runs, out of `micro_batches`; sequences are `seq_len` long and a micro-batch holds one. How many blocks ran
 follows from the FLOP of a token, TFLOP/s over tokens/s: benchmarks cut a model shorter and keep its name.
 Where that is known, a block's overhead is what gives 1F1B its measured tokens/s. Layers are split evenly;
-memory is that of the last device, whose process prints in Megatron-LM. Leaves ratios.csv and ratios.md.
+memory is that of the first device, where an unnamed process reports. Leaves ratios.csv and ratios.md.
 """
 
 import csv
@@ -184,14 +184,14 @@ def overhead_of(options: RatioOptions, count: int) -> float | None:
 
 
 def predict(problem: Problem, schedule: str, pp: int, count: int) -> tuple[float, float]:
-    """Seconds of an iteration with an even split, and bytes of the last device."""
+    """Seconds of an iteration with an even split, and bytes of the first device."""
     chunks, blocks = stages_a_device(schedule) or 2, problem.model.config.num_layers
     stages = pp * chunks
     inner = [1 + k * blocks // stages for k in range(1, stages)]
     layers = (LayerStrategy(1, 1),) * problem.num_layers
     plan = Plan(count, (0, *inner, problem.num_layers), layers, virtual_stages=chunks, schedule=schedule)
     cost = evaluate(plan, problem)
-    return cost.iteration_time_s, cost.memory_bytes[-1]
+    return cost.iteration_time_s, cost.memory_bytes[0]
 
 
 def compare(options: RatioOptions, count: int) -> list[Ratios]:
