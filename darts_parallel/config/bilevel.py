@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.checks import require_member, require_size, require_within
+from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.errors import ConfigError
 
 ASYNCHRONOUS = ("async_1f1b", "async_1f1b_predicted")
@@ -28,21 +29,15 @@ ARMS = (
     "trials_only",
     "all_4_bit",
 )
-POSITIVE = (
-    "num_steps",
-    "logit_every",
-    "switch_every",
-    "num_restarts",
-    "trial_steps",
-    "trial_seeds",
-    "retrain_steps",
-    "retrain_seeds",
-    "random_plans",
-    "validation_sequences",
-    "evaluate_every",
-    "processes",
-)
-"""Settings that are whole numbers above 0."""
+STEPS = 1_000_000
+LARGEST = {
+    "num_steps": STEPS, "logit_every": STEPS, "switch_every": STEPS, "trial_steps": STEPS,
+    "retrain_steps": STEPS, "evaluate_every": STEPS, "num_restarts": 1000, "trial_seeds": 100,
+    "retrain_seeds": 10, "random_plans": 1000, "validation_sequences": 100_000, "processes": 256,
+}  # fmt: skip
+"""Settings that are whole numbers above 0, with the largest that means anything."""
+LARGEST_SEED = 9_999
+"""Retrainings and selections have seeds of their own above those of searches."""
 
 
 @dataclass
@@ -118,12 +113,17 @@ class BilevelConfig:
     """Trainings that run side by side, each on one core."""
 
     def __post_init__(self) -> None:
-        for key in POSITIVE:
-            require_at_least(f"bilevel.{key}", getattr(self, key), 1)
-        for key in ("warmup_steps", "learning_rate_warmup", "exact_seconds"):
-            require_at_least(f"bilevel.{key}", getattr(self, key), 0)
-        require_at_least("bilevel.learning_rate", self.learning_rate, 0, strict=True)
-        require_at_least("bilevel.retrain_factor", self.retrain_factor, 1)
+        for key, largest in LARGEST.items():
+            require_size(f"bilevel.{key}", getattr(self, key), largest)
+        for key, least, most in (
+            ("warmup_steps", 0, STEPS),
+            ("learning_rate_warmup", 0, STEPS),
+            ("exact_seconds", 0, 1e8),
+            ("learning_rate", 1e-9, 1),
+            ("retrain_factor", 1, 1000),
+            ("decay", 0, 0.9999),
+        ):
+            require_within(f"bilevel.{key}", getattr(self, key), least, most)
         for key, members in (
             ("estimator", ESTIMATORS),
             ("order", ORDERS),
@@ -146,7 +146,7 @@ class BilevelConfig:
                 f"legal: {['1f1b', *self.schedules]}."
             )
         for every in self.sync_every:
-            require_at_least("bilevel.sync_every", every, 1)
+            require_size("bilevel.sync_every", every, STEPS)
         if 1 not in self.sync_every:
             raise ConfigError(
                 f"bilevel.sync_every={self.sync_every} must hold 1, which trials compare with; nearest "
@@ -165,9 +165,9 @@ class BilevelConfig:
         for arm in self.arms:
             require_member("bilevel.arms", arm, ARMS)
         for seed in self.seeds:
-            require_at_least("bilevel.seeds", seed, 0)
+            require_within("bilevel.seeds", seed, 0, LARGEST_SEED)
         for batch in self.batch_candidates:
-            require_at_least("bilevel.batch_candidates", batch, 1)
+            require_size("bilevel.batch_candidates", batch, MAX_SIZE)
         if not self.seeds or not self.arms:
             raise ConfigError(
                 "bilevel.seeds and bilevel.arms must each list at least one value; nearest legal: "

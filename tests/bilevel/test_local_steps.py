@@ -30,7 +30,7 @@ def test_replicas_are_equal_after_an_average_and_differ_in_between() -> None:
         copies = trained(2, steps).stacked["0.up"]
         assert bool((copies == copies[:1]).all()) == (steps == 2)
     drawn, known = (trained(2, 3, rounding).stacked["0.up"] for rounding in ("stochastic", "nearest"))
-    torch.testing.assert_close(drawn, known, rtol=1e-4, atol=1e-6)  # one replica after the other, or batched
+    torch.testing.assert_close(drawn, known, rtol=1e-4, atol=1e-5)  # one replica after the other, or batched
 
 
 def test_a_plan_of_local_steps_is_retrained_as_its_replicas_say() -> None:
