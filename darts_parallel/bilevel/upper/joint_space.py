@@ -19,7 +19,7 @@ from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.gradient.infeasibility import explain_infeasible
-from darts_parallel.plan.space import OuterSpace, outer_spaces
+from darts_parallel.plan.space import OuterSpace, micro_batch_legal, outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 
@@ -130,7 +130,7 @@ class JointSpace:
             here = at_batch(problem, batch)
             spaces = outer_spaces(here)
             for way in ways:
-                own = build_tables(here, _spaces_of_way(spaces, way))
+                own = build_tables(here, _spaces_of_way(here, spaces, way))
                 whole += own
                 batch_of += [batch] * len(own)
                 way_of += [way] * len(own)
@@ -220,21 +220,23 @@ def way_of(plan: Plan) -> str:
     return plan.schedule if plan.schedule in ASYNCHRONOUS else SYNCHRONOUS
 
 
-def _spaces_of_way(spaces: Sequence[OuterSpace], way: str) -> list[OuterSpace]:
+def _spaces_of_way(problem: Problem, spaces: Sequence[OuterSpace], way: str) -> list[OuterSpace]:
     """The entries that can train in a way."""
     if way.startswith(LOCAL):
-        return _replicated(spaces, int(way.removeprefix(LOCAL)))
+        return _replicated(problem, spaces, int(way.removeprefix(LOCAL)))
     return list(spaces) if way == SYNCHRONOUS else _asynchronous(spaces, way)
 
 
-def _replicated(spaces: Sequence[OuterSpace], every: int) -> list[OuterSpace]:
+def _replicated(problem: Problem, spaces: Sequence[OuterSpace], every: int) -> list[OuterSpace]:
     """The entries whose replicas can train alone: one for each degree, nothing sharded or compressed."""
     found = []
     for space in spaces:
         whole = [c for c in space.choices if c.zero_stage == 0 and c.grad_comm_bits == LOSSLESS]
         for dp in sorted({choice.dp for choice in whole if choice.dp > 1}):
             choices = tuple(choice for choice in whole if choice.dp == dp)
-            found.append(replace(space, choices=choices, sync_every=every))
+            counts = tuple(m for m in space.num_micro_batches if micro_batch_legal(problem, m, choices[0]))
+            if counts:
+                found.append(replace(space, num_micro_batches=counts, choices=choices, sync_every=every))
     return found
 
 
