@@ -5,7 +5,6 @@ micro-batches, the first crosses all stages and the others follow at the pace of
 `sum_k t_k + (m - 1) max_k t_k`. `simulation.py` is its referee.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,7 +19,7 @@ from darts_parallel.cost.v_schedules import v_passes
 from darts_parallel.plan.space import OuterSpace
 
 INTERLEAVED = "interleaved"
-FILLS = 4
+FILLS = 2
 """Micro-batches a device of a V behind which no device holds more of them."""
 MICRO_BATCH_SECONDS = ("forward", "backward", "weight_gradient", "reshard", "p2p")
 """Fields of a cost table in seconds of one micro-batch."""
@@ -150,16 +149,17 @@ def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtua
 def _counted_in_flight(schedule: str, pp: int, num_micro_batches: int) -> tuple[int, ...]:
     """Micro-batches that each stage holds, from its forward pass to its weights' gradient."""
     result = [0] * (2 * pp)
-    for order in v_passes(schedule, pp, num_micro_batches):
-        held = Counter[int]()
-        most = held.copy()
+    for device, order in enumerate(v_passes(schedule, pp, num_micro_batches)):
+        held, early, most = 0, 0, (0, 0)
         for kind, stage, _ in order:
-            held[stage] += {"F": 1, "B": 0, "W": -1}[kind]
+            if kind == "B":
+                continue
+            step = 1 if kind == "F" else -1
+            held += step
+            early += step if stage == device else 0
             # ties go to the moment with more of the earlier stage, which holds them longer
-            if (held.total(), held[min(held)]) > (most.total(), most[min(held)]):
-                most = held.copy()
-        for stage, count in most.items():
-            result[stage] = count
+            most = max(most, (held, early))
+        result[device], result[-1 - device] = most[1], most[0] - most[1]
     return tuple(result)
 
 
