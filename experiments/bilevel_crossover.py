@@ -111,9 +111,9 @@ def felt_by(plan: BilevelPlan) -> Felt:
 def run(options: CrossoverOptions) -> int:
     """Search once, plan at every bandwidth, train every plan, and draw."""
     torch.set_num_threads(1)
+    problem = load_problem(["experiment=bilevel", *options.problem])  # before anything is left behind
     corpus, folder = load_corpus(), Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
-    problem = load_problem(["experiment=bilevel", *options.problem])
     settings = BilevelSettings.of(problem, 0)
     with Jobs(options.processes) as jobs:
         search = BilevelSearch(settings, problem, corpus, jobs)

@@ -288,6 +288,7 @@ def _spearman(a: Sequence[float], b: Sequence[float]) -> float:
 def run(options: EstimatorOptions) -> int:
     """All seeds, the table and the files."""
     torch.set_num_threads(1)
+    load_problem(["experiment=bilevel", *options.problem])  # refused before anything is left behind
     corpus, folder = load_corpus(), Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     found = []

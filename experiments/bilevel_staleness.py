@@ -175,9 +175,9 @@ def _read(path: Path) -> Retrained:
 def run(options: StalenessOptions) -> int:
     """All ways and seeds."""
     torch.set_num_threads(1)
+    problem = load_problem(["experiment=bilevel", *options.problem])  # before anything is left behind
     corpus, folder = load_corpus(), Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
-    problem = load_problem(["experiment=bilevel", *options.problem])
     keys = [(way, seed) for seed in options.seeds for way in WAYS]
     settings = replace(BilevelSettings.of(problem, 0), retrain_steps=options.steps)
     done = {key: _read(path) for key in keys if (path := _path(folder, *key)).exists()}

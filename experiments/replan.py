@@ -147,9 +147,9 @@ def rows(options: ReplanOptions) -> Iterator[Row]:
 def study(options: ReplanOptions, console: Console) -> int:
     """Measure, print, and write `replan.csv`; returns the exit status."""
     folder = Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
     done: list[Row] = []
     for row in rows(options):
+        folder.mkdir(parents=True, exist_ok=True)  # what is refused leaves nothing behind
         done.append(row)
         console.print(
             f"{row.job}, {row.nodes} nodes left: {row.warm_seconds:.1f} s, cold {row.cold_seconds:.1f} s "

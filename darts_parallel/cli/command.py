@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 import torch
@@ -35,6 +36,20 @@ READER_LEFT = 141
 """Exit status where the reader of a pipe has gone: 128 and the number of SIGPIPE, as other programs."""
 
 
+class PipedConsole(Console):
+    """A console that leaves it to the command what follows where the reader of its pipe has gone."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what rich has caught, instead of an exit status of its own."""
+        raise BrokenPipeError
+
+
+def _leave_the_pipe() -> NoReturn:
+    """End: whoever read the output has enough of it; what was written to files is whole."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(READER_LEFT) from None
+
+
 def main() -> None:
     """Entry point: exit status 0, or 2 with one sentence for an error that the user can mend."""
     begin_command()
@@ -60,9 +75,7 @@ def main() -> None:
     except KeyboardInterrupt:
         fail("interrupted before any plan was found.")
     except BrokenPipeError:
-        # whoever read the output has enough of it; what was written to files is whole
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(READER_LEFT) from None
+        _leave_the_pipe()
     except Exception as error:
         sentence = error_sentence(error, [*sys.argv[1:], *held])
         if sentence is None:
@@ -97,8 +110,10 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
     try:
         with entered.own(named=named) as folder:
             return _run_in(folder, composed, given, swept=settings.mode == RunMode.MULTIRUN)
-    except (BrokenPipeError, KeyboardInterrupt):
+    except KeyboardInterrupt:
         raise
+    except BrokenPipeError:
+        _leave_the_pipe()  # here already: Hydra would print a sentence of its own
     except Exception as error:
         sentence = error_sentence(error, given)
         if sentence is None:
@@ -114,7 +129,7 @@ def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str], *, sw
         folder.require_writable()
         if swept:
             write_json(folder.path / OVERRIDES, given)
-        return Job(problem, folder.path, Console(), rental, given).run()
+        return Job(problem, folder.path, PipedConsole(), rental, given).run()
     except BaseException:
         folder.restore()
         raise

@@ -70,6 +70,10 @@ class Job(Watcher):
             if config.tune.get("from") is not None:
                 return run_tuning(self.problem, self.folder, self.console)
             return self._plan()
+        except BaseException:
+            if self.tracker is not None:
+                self.tracker.forget()
+            raise
         finally:
             if self.tracker is not None:
                 self.tracker.close()

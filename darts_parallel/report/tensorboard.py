@@ -128,6 +128,10 @@ class Tracker:
             layout |= write_winner(result.winner, plan, self._names, self._scalars)
         self._writer.add_custom_scalars(layout)
 
+    def forget(self) -> None:
+        """Drop what is still held: a run that failed has no use for it, and perhaps no room."""
+        self._held.clear()
+
     def close(self) -> None:
         """Write what is still held and close the file."""
         if self._held or self._opened is not None:

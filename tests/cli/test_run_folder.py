@@ -95,3 +95,29 @@ def test_a_terminal_of_few_signs_gets_the_report_with_question_marks(monkeypatch
     cli._print_whatever_comes()
     print("dp 4 · tp 2", flush=True)
     assert raw.getvalue() == b"dp 4 ? tp 2\n"
+
+
+def test_a_plan_that_cannot_be_written_leaves_no_curves_and_one_sentence(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError(27, "File too large", "run/plan.json")
+
+    monkeypatch.setattr(job, "write_json", fail)
+    outcome = command(*TOY, "verification.enabled=false", "hydra.run.dir=run")
+    assert outcome.status == 2
+    assert outcome.err.count("\n") == 1
+    assert not any("tfevents" in name for name in outcome.files)
+
+
+def test_a_reader_that_has_gone_ends_the_command_as_other_programs_end(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*arguments: Any) -> None:
+        cli.PipedConsole().on_broken_pipe()
+
+    monkeypatch.setattr(job, "render_ending", gone)
+    monkeypatch.setattr(cli.os, "dup2", lambda *handles: None)
+    outcome = command(*TOY, *QUIET, "hydra.run.dir=run")
+    assert (outcome.status, outcome.err) == (cli.READER_LEFT, "")
+    assert "run/plan.json" in outcome.files
