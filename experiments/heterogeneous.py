@@ -24,6 +24,7 @@ from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.cluster import Link
 from darts_parallel.problem.problem import Problem, load_problem
 from experiments.comparison.quantiles import EXACT
+from experiments.interruption import unless_interrupted
 
 PINS = ["space.num_micro_batches=[1,4]", "training.global_batch_size=4", "space.zero_stage=1",
         "space.recompute=[none,full]", "space.sequence_parallel=false"]  # fmt: skip
@@ -101,6 +102,8 @@ def rows(options: HeterogeneousOptions) -> Iterator[Row]:
             config = replace(problem.config.search, placement=placement, num_steps=options.num_steps)
             found = search_tables(tables, "layerwise", config, seed)
             seconds = time.process_time() - began
+            if found is not None:
+                unless_interrupted(found)
             polished, raw = (
                 (float("inf"),) * 2 if found is None else (found.iteration_time_s, found.raw_iteration_time_s)
             )

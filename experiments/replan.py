@@ -30,6 +30,7 @@ from darts_parallel.planner.replanning import replan
 from darts_parallel.planner.state_moves import state_moves
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.format import size
+from experiments.interruption import unless_interrupted
 
 JOBS = {
     "gpt2_xl on a10_8x4": ["cluster=a10_8x4"],
@@ -119,13 +120,13 @@ def rows(options: ReplanOptions) -> Iterator[Row]:
     for job in options.jobs:
         problem = load_problem([*JOBS[job], *options.overrides])
         rng = random.Random(f"{job} {options.seed}")
-        plan = search(problem, seed=options.seed).plan
+        plan = unless_interrupted(search(problem, seed=options.seed)).plan
         for _ in range(options.losses):
             smaller = lost(problem, rng)
             began = time.process_time()
-            warm = replan(smaller, plan, seed=options.seed)
+            warm = unless_interrupted(replan(smaller, plan, seed=options.seed))
             middle = time.process_time()
-            cold = search(smaller, seed=options.seed)
+            cold = unless_interrupted(search(smaller, seed=options.seed))
             end = time.process_time()
             tables = build_tables(smaller, outer_spaces(smaller))
             exact = solve(tables, "layerwise", deadline=time.monotonic() + options.exact_seconds)

@@ -19,6 +19,7 @@ from darts_parallel.gradient.descent import search_tables
 from experiments.comparison.layouts import OWN, chunks_of, default_chunks, first_layers, uniform_plans
 from experiments.comparison.quantiles import quantile, read_curve
 from experiments.comparison.schedule_problems import ScheduleCase
+from experiments.interruption import unless_interrupted
 
 SEARCH = "gradient_search"
 DEFAULT = "megatron_default"
@@ -92,6 +93,7 @@ def _search(case: ScheduleCase, tables: Sequence[CostTable], config: SearchConfi
     spent = time.monotonic() - began
     if found is None:
         return Answer(case.name, SEARCH, seed, float("inf"), "", spent, 0)
+    unless_interrupted(found)
     # its steps and batches of moves are not cut: what came after the last second does not count
     cost = read_curve(found.curve, config.max_seconds)
     return Answer(
