@@ -23,8 +23,8 @@ from darts_parallel.gradient.descent import search_tables
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.cluster import Link
 from darts_parallel.problem.problem import Problem, load_problem
+from experiments.comparison.interruption import unless_interrupted
 from experiments.comparison.quantiles import EXACT
-from experiments.interruption import unless_interrupted
 
 PINS = ["space.num_micro_batches=[1,4]", "training.global_batch_size=4", "space.zero_stage=1",
         "space.recompute=[none,full]", "space.sequence_parallel=false"]  # fmt: skip

@@ -30,7 +30,7 @@ from darts_parallel.planner.replanning import replan
 from darts_parallel.planner.state_moves import state_moves
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.format import size
-from experiments.interruption import unless_interrupted
+from experiments.comparison.interruption import unless_interrupted
 
 JOBS = {
     "gpt2_xl on a10_8x4": ["cluster=a10_8x4"],

@@ -16,10 +16,10 @@ from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.result import Curve, TableResult
 from darts_parallel.exact.schedule_bounds import simulated_lower_bound
 from darts_parallel.gradient.descent import search_tables
+from experiments.comparison.interruption import unless_interrupted
 from experiments.comparison.layouts import OWN, chunks_of, default_chunks, first_layers, uniform_plans
 from experiments.comparison.quantiles import quantile, read_curve
 from experiments.comparison.schedule_problems import ScheduleCase
-from experiments.interruption import unless_interrupted
 
 SEARCH = "gradient_search"
 DEFAULT = "megatron_default"

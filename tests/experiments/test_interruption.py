@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from darts_parallel import load_problem, search
-from experiments.interruption import unless_interrupted
+from experiments.comparison.interruption import unless_interrupted
 
 
 def test_ctrl_c_in_a_search_ends_the_study_too() -> None:
