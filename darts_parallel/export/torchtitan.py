@@ -76,21 +76,15 @@ def export(job: Job) -> Exported:
         lines += _assignments("parallelism", size, 8)
     lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if recompute else 'None'}"]
     lines += ["    return config"]
-    return Exported({"torchtitan_plan.py": "\n".join(lines) + "\n"}, tuple(_notes(job, strategy)))
+    return Exported({"torchtitan_plan.py": "\n".join(lines) + "\n"}, (_note(job),))
 
 
-def _notes(job: Job, strategy: LayerStrategy) -> list[str]:
+def _note(job: Job) -> str:
     config = job.model
-    notes = [
+    return (
         f"give apply_plan a configuration of {config.name}'s sizes: {config.num_layers} layers, hidden size "
         f"{config.hidden_size}, {config.num_heads} heads; torchtitan has Llama 3 and Qwen 3, not Mistral"
-    ]
-    if job.plan.pp > 1 and strategy.zero_stage > 1 and strategy.dp > 1:
-        notes.append(
-            "with a pipeline the gradients and parameters of a stage stay whole until its last micro-batch, "
-            "whatever sharding says: the plan's memory does not hold them"
-        )
-    return notes
+    )
 
 
 def _assignments(section: str, values: dict[str, Any], indent: int = 4) -> list[str]:
@@ -103,15 +97,24 @@ def _mixed(job: Job) -> str:
 
 def _check(job: Job, strategy: LayerStrategy) -> None:
     plan, precision = job.plan, job.problem.training.precision
-    if strategy.zero_stage == 1:
+    zero = strategy.zero_stage
+    if plan.pp == 1 and zero == 1:
         job.refuse(
             "zero_stage=1, and its data parallelism replicates all state or shards gradients too",
             "space=uniform space.zero_stage=[0,2,3]",
         )
-    if plan.cp > 1 and strategy.zero_stage < 2:
+    if plan.pp > 1 and zero > 1:
+        # torch.distributed.pipelining.stage lets go of neither before the last backward pass
         job.refuse(
-            f"cp={plan.cp} with zero_stage={strategy.zero_stage}, and its cp shards parameters",
-            "space=uniform space.zero_stage=[2,3]",
+            f"zero_stage={zero} with pp={plan.pp}, and its pipeline keeps the gradients and parameters of a "
+            "stage whole until the last micro-batch, which is zero_stage=1",
+            "space=uniform space.zero_stage=[0,1]",
+        )
+    if plan.cp > 1 and zero == 0:
+        stages = "[2,3]" if plan.pp == 1 else "1"
+        job.refuse(
+            f"cp={plan.cp} with zero_stage=0, and its cp shards parameters",
+            f"space=uniform space.zero_stage={stages}",
         )
     if job.model.tie_embeddings and plan.pp > 1:
         job.refuse(

@@ -29,9 +29,7 @@ WHOLE_LAYERS = ("none", "full")
 """Recomputation where a trainer recomputes layers whole or not at all."""
 TRAINERS: dict[str, Trainer] = {
     "megatron": Trainer(interleaved=True, context_parallel=True, shard_groups=True),
-    "torchtitan": Trainer(
-        (0, 2, 3), WHOLE_LAYERS, interleaved=True, context_parallel=True, shard_groups=True
-    ),
+    "torchtitan": Trainer(recompute=WHOLE_LAYERS, interleaved=True, context_parallel=True, shard_groups=True),
     "deepspeed": Trainer(recompute=WHOLE_LAYERS, sequence_parallel=False),
     "accelerate": Trainer(
         (0, 2, 3),
@@ -93,7 +91,10 @@ def _together(name: str, problem: Problem, pp: int, cp: int, strategy: LayerStra
         adam = problem.training.optimizer == "adam"
         return (zero < 2 or pp == 1) and (zero == 0 or adam)
     if name == "torchtitan":
-        return (zero >= 2 or cp == 1) and (pp == 1 or not problem.model.config.tie_embeddings)
+        # PyTorch's pipelines keep the gradients and parameters of a stage whole, whatever sharding says
+        shards = (2, 3) if pp == 1 else (1,)
+        known = zero in shards or (zero == 0 and cp == 1)
+        return known and (pp == 1 or not problem.model.config.tie_embeddings)
     if name == "deepspeed":
         return pp == 1 or (strategy.tp == 1 and zero < 2)
     if name == "accelerate":

@@ -28,6 +28,11 @@ def bare_toy() -> Problem:
 Z1 = LayerStrategy(2, 4, 1)
 REFUSED: list[tuple[str, LayerStrategy, dict[str, Any], str, str]] = [
     ("torchtitan", Z1, {}, "zero_stage=1", "space=uniform space.zero_stage=[0,2,3]"),
+    ("torchtitan", LayerStrategy(1, 4, 2), {"cuts": (5,)}, "zero_stage=2 with pp=2, and its pipeline keeps",
+     "space=uniform space.zero_stage=[0,1]"),
+    ("torchtitan", LayerStrategy(1, 4, 3), {"cuts": (5,)}, "which is zero_stage=1", "space.zero_stage=[0,1]"),
+    ("torchtitan", LayerStrategy(1, 2), {"cuts": (5,), "cp": 2}, "its cp shards parameters",
+     "space.zero_stage=1"),
     ("accelerate", Z1, {}, "zero_stage=1", "space.zero_stage=[0,2,3]"),
     ("accelerate", LayerStrategy(1, 4, 3), {"cuts": (5,)}, "pp=2, and it has no pipeline", "space.pp=1"),
     ("accelerate", LayerStrategy(2, 4), {}, "zero_stage=0 with dp=4 and tp=2", "space.zero_stage=[2,3]"),
@@ -220,7 +225,7 @@ def test_torchtitan_takes_pytorchs_schedules_and_megatron_refuses_them(
 ) -> None:
     problem, chunks = llama, 1 if schedule == "gpipe" else 2
     cuts = (5,) if chunks == 1 else (2, 5, 7)
-    layer = LayerStrategy(1, 4, 2)
+    layer = LayerStrategy(1, 4, 1)
     plan = replace(plan_of(problem, layer, 4, cuts, virtual_stages=chunks), schedule=schedule)
     files = export_plan(problem, plan, "torchtitan").files
     assert f'pipeline_parallel_schedule = "{name}"' in "".join(files.values())

@@ -73,7 +73,7 @@ def test_the_torchtitan_function_sets_what_the_plan_says(name: str) -> None:
     for degree in degrees:
         product *= degree
     assert product == problem.cluster.num_devices
-    assert (p.data_parallel_shard_degree > 1) == (strategy.zero_stage > 1)
+    assert (p.data_parallel_shard_degree > 1) == (strategy.zero_stage > 0)
     assert config.activation_checkpoint == ("full" if strategy.recompute == "full" else None)
     per_step = training.num_tokens_per_microbatch_per_dp_rank * strategy.dp * plan.num_micro_batches
     assert per_step == training.num_tokens_per_train_step == problem.tokens_per_iteration

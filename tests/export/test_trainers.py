@@ -46,18 +46,21 @@ def test_every_plan_of_a_trainers_space_is_exported(trainer: str) -> None:
         assert export_plan(problem, plan, trainer).files
 
 
-@pytest.mark.parametrize("trainer", EXPORTS)
-def test_a_trainers_space_leaves_out_only_what_it_refuses(trainer: str) -> None:
+@pytest.mark.parametrize(("trainer", "pp"), [*((name, 1) for name in EXPORTS), ("torchtitan", 2)])
+def test_a_trainers_space_leaves_out_only_what_it_refuses(trainer: str, pp: int) -> None:
     mine = load_problem([*MODELS[trainer], *FREE, f"space.trainer={trainer}"])
-    everything = load_problem([*MODELS[trainer], *FREE, "space=uniform", "space.pp=1"])
-    known = {(s.cp, c) for s in outer_spaces(mine) if s.pp == 1 for c in s.choices}
+    everything = load_problem(
+        [*MODELS[trainer], *FREE, "space=uniform", f"space.pp={pp}", "space.virtual_stages=1"]
+    )
+    known = {(s.cp, c) for s in outer_spaces(mine) if s.pp == pp for c in s.choices}
     layers = everything.num_layers
     for space in outer_spaces(everything):
         count = space.num_micro_batches[0]
         for choice in space.choices:
             if 16 % (choice.dp * count):
                 continue
-            plan = Plan(count, (0, layers), (choice,) * layers, cp=space.cp)
+            cuts = tuple(layers * stage // pp for stage in range(pp + 1))
+            plan = Plan(count, cuts, (choice,) * layers, cp=space.cp)
             assert ((space.cp, choice) in known) == (trainer in taken_by(everything, plan)), choice
 
 

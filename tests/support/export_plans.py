@@ -84,7 +84,7 @@ EVERYWHERE = ("megatron", "deepspeed", "accelerate", "galvatron", "torch")
 CASES = {
     "uneven_pipeline": Case(TOY, LayerStrategy(1, 2, 1), 4, ("megatron", "deepspeed"), (1, 4, 5)),
     "sequence_parallel": Case(
-        LLAMA, LayerStrategy(2, 2, 1, "full", True), 4, ("megatron", "nanotron"), (6,)
+        LLAMA, LayerStrategy(2, 2, 1, "full", True), 4, ("megatron", "nanotron", "torchtitan"), (6,)
     ),
     "interleaved": Case(
         LLAMA, LayerStrategy(2, 2, 0), 4, ("megatron", "torchtitan"), (3, 5, 7), cp=1, virtual_stages=2
