@@ -53,7 +53,7 @@ class SearchConfig:
     rounding: str = "both"
     """Hard strategies of a relaxed plan: `argmax`, every layer's largest weight; `chain`, the best path
     through layers and layouts under the prices of seconds and bytes that the relaxation found; or `both`."""
-    fitting: str = "prices"
+    fitting: str = "splits"
     """How the best rounded plans meet the memory: `repair`, lighter strategies where they do not fit; `fill`,
     also faster ones where memory is left; `prices`, also all strategies anew under the price of a stage's
     bytes at which they fit; `splits`, also stage edges anew, the best for these strategies."""

@@ -23,6 +23,10 @@ class TablePlans:
     plans: HardPlans
 
 
+SPLITS = 3
+"""Other splits of a fitted plan that are tried, those of the fastest slowest stage."""
+
+
 class PlanPool:
     """Keeps the best few distinct feasible plans of every outer choice.
 
@@ -98,8 +102,10 @@ class PlanPool:
             parts.append(fit(table, new))
             if fitting == "splits" and table.virtual_stages == 1 and not table.offload:
                 whole = self._new("splits", candidate.table, parts[-1], parts[-1].choices)
-                split = [repartitioned(table, whole[row : row + 1]) for row in range(len(whole))]
-                parts += [fit(table, own) for own in split]
+                split = [repartitioned(table, whole[row : row + 1], SPLITS) for row in range(len(whole))]
+                moved = HardPlans.concatenate([whole[:0], *split])
+                moved = self._new("prices", candidate.table, moved, table.layout[moved.choices])
+                parts.append(fit(table, moved))
         found = HardPlans.concatenate(parts)
         found = fill(table, self._new("fill", candidate.table, found, found.choices))
         if len(found):

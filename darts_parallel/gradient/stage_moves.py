@@ -18,15 +18,15 @@ LIMITS_ABOVE = 8
 """Limits above the smallest feasible one that are tried: a slower bottleneck may have a smaller sum."""
 
 
-def repartitioned(table: CostTable, plan: HardPlans) -> HardPlans:
-    """The plan with other edges: the best for its strategies under several limits.
+def repartitioned(table: CostTable, plan: HardPlans, most: int = LIMITS_ABOVE) -> HardPlans:
+    """The plan with other edges: the best for its strategies under each of `most` limits of the stages.
 
     Synchronisation is left out of the program; the caller evaluates what comes back.
     """
     if table.pp == 1:
         return plan
     stages, seconds = stage_seconds(table, plan)
-    limits = islice(stages.rising_limits(seconds), LIMITS_ABOVE)
+    limits = islice(stages.rising_limits(seconds), most)
     starts = [stages.split_below(seconds, limit)[1] for limit in limits]
     if not starts:
         return plan

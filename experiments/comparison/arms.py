@@ -69,7 +69,7 @@ GRADIENT_ARMS = {
     "chain_rounding": Arm("rounding by weights and by a chain's path", {"rounding": "chain"}),
     "repair_only": Arm("rounded plans fitted to the memory", {"fitting": "repair"}),
     "fill_only": Arm("rounded plans fitted to the memory", {"fitting": "fill"}),
-    "splits_too": Arm("rounded plans fitted to the memory", {"fitting": "splits"}),
+    "prices_only": Arm("rounded plans fitted to the memory", {"fitting": "prices"}),
     "natural_steps": Arm("Adam or natural steps on logits", {"step": "natural"}),
     "chain_weights": Arm("softmax or a chain's marginals", {"weights": "chain"}),
     # a chain's step takes about four times as long
