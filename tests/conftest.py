@@ -4,19 +4,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from darts_parallel.problem import problem
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.commands import Command
-from tests.support.composing import Composer
+from tests.support.composing import compose_groups_once
 
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def composed_once() -> Iterator[None]:
-    """`load_problem` composes equal groups once; the command and `load_config` itself always compose."""
+    """The command composes equal groups once, as `load_config` does in the product."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(problem, "load_config", Composer().load_config)
+        compose_groups_once(patch)
         yield
 
 

@@ -1,12 +1,18 @@
 """The problem: model x cluster x training job x space x cost model, frozen."""
 
+import os
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -74,9 +80,43 @@ def load_config(overrides: list[str] | None = None, extra_dir: str | None = None
 def composition(arguments: list[Any]) -> DictConfig:
     """What Hydra composes of the configuration files and `arguments`; not checked yet.
 
+    Groups take Hydra most of the time: equal choices of them are composed once, and it sets values in a copy.
+
     Errors:
         ConfigError: an argument names nothing, or has a value of another type.
     """
+    values = [argument for argument in arguments if _VALUE.match(argument)]
+    groups = tuple(argument for argument in arguments if argument not in values)
+    with suppress(Exception):  # Hydra says what is wrong when it composes all of the arguments
+        changes = OverridesParser.create().parse_overrides(values)
+        if not any(change.is_sweep_override() for change in changes):
+            composed = _composed_groups(groups, _file_times()).copy()
+            ConfigLoaderImpl._apply_overrides_to_config(changes, composed)
+            return composed
+    return composed_anew(arguments)
+
+
+_VALUE = re.compile(r"(?!hydra\.)[a-z_]\w*(\.\w+)+=")
+"""What sets a value and chooses no group."""
+
+
+def _file_times() -> frozenset[tuple[str, int]]:
+    """Names of all configuration files with the nanoseconds of their last change."""
+    walked = os.walk(config_dir())
+    return frozenset(
+        (path, os.stat(path).st_mtime_ns)
+        for folder, _, names in walked
+        for path in (os.path.join(folder, name) for name in names)
+    )
+
+
+@lru_cache(maxsize=256)
+def _composed_groups(groups: tuple[str, ...], file_times: frozenset[tuple[str, int]]) -> DictConfig:
+    return composed_anew(list(groups))
+
+
+def composed_anew(arguments: list[Any]) -> DictConfig:
+    """Compose all of `arguments` as `composition` does, without its memory."""
     register_schema()
     saved = dict(GlobalHydra.instance().__dict__)
     try:

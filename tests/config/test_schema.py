@@ -1,8 +1,10 @@
 from itertools import cycle, islice
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
+from darts_parallel.config import composition
 from darts_parallel.config.cluster import ClusterConfig, DeviceConfig, NodeGroupConfig
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.messages import all_keys
@@ -10,7 +12,6 @@ from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import load_problem
-from tests.support.composing import Composer
 
 NODE = (
     "  - {count: 8, gpus: 4, device: a10, intra_node: {bandwidth_GBps: 16.0, latency_us: 5.0}, "
@@ -124,8 +125,19 @@ def test_a_failed_load_leaves_hydra_usable() -> None:
         ["space=uniform", "space.recompute=[none,full]", "cost.pipeline=simulated"],
     ],
 )
-def test_the_tests_compose_what_hydra_does(overrides: list[str]) -> None:
-    assert Composer().load_config(overrides) == load_config(overrides)
+def test_groups_that_are_composed_once_give_what_hydra_composes(overrides: list[str]) -> None:
+    whole = composition.composed_anew(overrides)
+    assert composition.composition(overrides) == whole
+    assert composition.composition(overrides) == whole
+
+
+def test_a_file_that_changed_is_composed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copytree(config_dir(), tmp_path / "conf")
+    monkeypatch.setattr(composition, "config_dir", lambda: str(tmp_path / "conf"))
+    assert load_config(["search.seed=3"]).training.global_batch_size == 128
+    file = tmp_path / "conf/training/t5_1_3b.yaml"
+    file.write_text(file.read_text().replace("size: 128", "size: 64"))
+    assert load_config(["search.seed=3"]).training.global_batch_size == 64
 
 
 def stems(group: str) -> list[str]:

@@ -1,58 +1,50 @@
-"""Configurations for tests: Hydra, which takes a quarter of a second, composes each choice of groups once."""
+"""Hydra in tests: the command, too, composes each choice of the shipped groups once."""
 
-import re
-from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+import pytest
+from hydra._internal import defaults_list
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.defaults_list import Overrides
 
-from darts_parallel.config.composition import composition, load_config, to_config
-from darts_parallel.config.schema import Config
-from darts_parallel.errors import DartsParallelError
-
-NUMBER = r"-?\d+(\.\d+)?(e-?\d+)?"
-WORD = r"[a-z][a-z0-9_]*"
-PLAIN = re.compile(rf"({NUMBER}|{WORD}|\[(({NUMBER}|{WORD})(,({NUMBER}|{WORD}))*)?\])")
-"""Values that mean the same to Hydra and here: numbers, words, lists of them."""
-GROUP = re.compile(rf"{WORD}={WORD}")
-KEY = re.compile(rf"{WORD}(\.\w+)+")
-FILES = ("path", "profile")
-"""Last words of keys that name files, which may change between two calls."""
-WORDS = {"null": None, "true": True, "false": False}
+from darts_parallel.config.schema import config_dir
 
 
-class Composer:
-    """`load_config` with a memory of what Hydra composed of groups."""
+def compose_groups_once(patch: pytest.MonkeyPatch) -> None:
+    """Give Hydra a memory of what groups compose, a third of a second; it sets values as it always does."""
+    listed: dict[str, Any] = {}
+    composed: dict[str, Any] = {}
+    list_defaults = defaults_list._create_defaults_list
+    compose = ConfigLoaderImpl._compose_config_from_defaults_list
 
-    def __init__(self) -> None:
-        self._composed: dict[tuple[str, ...], DictConfig] = {}
+    def list_once(repo: Any, config_name: str, overrides: Overrides, **settings: bool) -> Any:
+        groups = {name: value for name, value in vars(overrides).items() if name != "config_overrides"}
+        key = repr((config_name, groups, settings))
+        if not shipped(repo):
+            return list_defaults(repo, config_name, overrides, **settings)
+        if key not in listed:
+            found = list_defaults(repo, config_name, overrides, **settings)
+            listed[key] = deepcopy((found, groups))
+        found, marked = deepcopy(listed[key])
+        vars(overrides).update(marked)
+        return found
 
-    def load_config(self, overrides: list[str] | None = None, extra_dir: str | None = None) -> Config:
-        """As `problem.load_config`, which says what is wrong where something is."""
-        given = list(overrides or [])
-        groups = [override for override in given if GROUP.fullmatch(override)]
-        values = [override.partition("=") for override in given if override not in groups]
-        plain = all(KEY.fullmatch(key) and PLAIN.fullmatch(value) for key, _, value in values)
-        if plain and extra_dir is None and not any(key.endswith(FILES) for key, _, _ in values):
-            with suppress(DartsParallelError, OmegaConfBaseException, AssertionError, AttributeError):
-                return self._changed(groups, [(key, parsed(value)) for key, _, value in values], given)
-        return load_config(overrides, extra_dir)
+    def compose_once(self: ConfigLoaderImpl, defaults: list[Any], repo: Any) -> Any:
+        key = repr(defaults)
+        if not shipped(repo):
+            return compose(self, defaults, repo)
+        if key not in composed:
+            composed[key] = compose(self, defaults, repo)
+        return deepcopy(composed[key])
 
-    def _changed(self, groups: list[str], values: list[tuple[str, Any]], given: list[str]) -> Config:
-        key = tuple(groups)
-        if key not in self._composed:
-            self._composed[key] = composition(groups)
-        composed = self._composed[key].copy()
-        for name, value in values:
-            OmegaConf.update(composed, name, value)
-        return to_config(composed, given)
+    patch.setattr(defaults_list, "_create_defaults_list", list_once)
+    patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", compose_once)
 
 
-def parsed(value: str) -> Any:
-    """The value of a `PLAIN` text."""
-    if value.startswith("["):
-        return [parsed(part) for part in value[1:-1].split(",") if part]
-    if re.fullmatch(NUMBER, value):
-        return int(value) if re.fullmatch(r"-?\d+", value) else float(value)
-    return WORDS.get(value, value)
+def shipped(repo: Any) -> bool:
+    """Whether no file of a test can change what Hydra reads."""
+    folders = {
+        source.path.removeprefix("file://") for source in repo.get_sources() if source.scheme() == "file"
+    }
+    return folders <= {config_dir()}
