@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that its command runs from any folder. No network."""
+"""The wheel: what is in it, and that a fresh process of it runs from any folder. No network."""
 
 import json
 import os
@@ -6,19 +6,15 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.commands import Command
+
 ROOT = Path(__file__).resolve().parent.parent
-TOY = (
-    "model=toy",
-    "cluster=toy",
-    "training=toy",
-    "search.num_steps=5",
-    "search.num_restarts=2",
-    "output.tensorboard=false",
-    "hydra.run.dir=run",
-)
+TOY = ("model=toy", "cluster=toy", "training=toy", "search=gradient", "search.num_steps=30",
+       "search.num_restarts=2", "search.polish_starts=2")  # fmt: skip
 
 pytestmark = pytest.mark.slow
 
@@ -61,28 +57,51 @@ def test_the_wheel_holds_the_configuration_the_licence_and_no_tests(wheel: Path)
     assert tops == {"darts_parallel", "baselines"}
 
 
-def test_the_module_of_the_wheel_runs_from_any_folder(installed: Path, tmp_path: Path) -> None:
-    done = run([sys.executable, "-c", AS_MODULE, *TOY], tmp_path, PYTHONPATH=str(installed))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert done.stdout.splitlines()[0] == str(installed / "darts_parallel" / "conf")
-    assert json.loads((tmp_path / "run/plan.json").read_text())["model"]["name"] == "toy"
+def test_wheel_in_a_fresh_process_refuses_in_one_sentence_then_finds_the_plan_of_a_warm_one(
+    installed: Path, tmp_path: Path, command: Command
+) -> None:
+    """matplotlib's and TensorBoard's first imports, with curves, take longer than all steps of the search."""
+    arguments = [*TOY, "search.max_seconds=5", "hydra.run.dir=fresh"]
+    fresh = run([sys.executable, "-c", WHEEL, *arguments], tmp_path, PYTHONPATH=str(installed))
+    assert fresh.returncode == 0, fresh.stderr
+    assert fresh.stdout.splitlines()[0] == str(installed / "darts_parallel" / "conf")
+    assert fresh.stderr.startswith("darts-parallel: model=tooy must name a file of the group model")
+    assert fresh.stderr.endswith("nearest legal: toy.\n")
+    assert fresh.stderr.count("\n") == 1
+    assert "Verification" in fresh.stdout
+    assert "30 steps" in fresh.stdout
+    found = json.loads((tmp_path / "fresh" / "plan.json").read_text())
+    assert (found["search"]["steps"], found["search"]["stopped_by"]) == (30, None)
+    quiet = ["output.tensorboard=false", "hydra.run.dir=quiet"]
+    assert command(*TOY, "search.max_seconds=5", *quiet).status == 0
+    again = json.loads((tmp_path / "quiet" / "plan.json").read_text())
+    assert without_seconds(found) == without_seconds(again)
 
 
-AS_MODULE = """
-import runpy
+WHEEL = """
+import runpy, sys
+from pathlib import Path
+import darts_parallel
 from darts_parallel.config.schema import config_dir
 print(config_dir(), flush=True)
+job, sys.argv = sys.argv, ["darts-parallel", "model=tooy"]
+try:
+    script = Path(darts_parallel.__file__).parent.parent / "bin/darts-parallel"
+    runpy.run_path(str(script), run_name="__main__")
+except SystemExit as refused:
+    assert refused.code == 2
+sys.argv = job
 runpy.run_module("darts_parallel", run_name="__main__", alter_sys=True)
 """
-"""What `python -m` does, after a line that says where the configuration lies."""
+"""The installed command and what `python -m` does, after a line that says where the configuration lies.
+
+Both in one process, since to import torch takes seconds."""
 
 
-def test_the_command_of_the_wheel_reads_its_configuration_from_any_folder(
-    installed: Path, tmp_path: Path
-) -> None:
-    script = installed / "bin" / "darts-parallel"
-    refused = run([sys.executable, str(script), "model=tooy"], tmp_path, PYTHONPATH=str(installed))
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("darts-parallel: model=tooy must name a file of the group model")
-    assert "nearest legal: toy." in refused.stderr
+def without_seconds(plan: Any) -> Any:
+    """`plan.json` without what may differ between equal searches."""
+    if isinstance(plan, dict):
+        return {
+            key: without_seconds(value) for key, value in plan.items() if key not in ("seconds", "output")
+        }
+    return [without_seconds(value) for value in plan] if isinstance(plan, list) else plan

@@ -113,6 +113,22 @@ class BilevelConfig:
     """Trainings that run side by side, each on one core."""
 
     def __post_init__(self) -> None:
+        self._check_values()
+        self._check_lists()
+        if self.eight_bits == "fp8" and self.rounding == "stochastic":
+            raise ConfigError(
+                "bilevel.eight_bits=fp8 rounds to the nearest number, so that bilevel.rounding=stochastic "
+                "must go without it; nearest legal: bilevel.rounding=nearest."
+            )
+        self._check_trials("schedules", "1f1b", "stale weights")
+        self._check_trials("sync_every", 1, "replicas that train alone")
+        if self.estimator == "trials" and (self.order, self.level) != ("first", "two"):
+            raise ConfigError(
+                f"bilevel.order={self.order} bilevel.level={self.level} need an estimator with a gradient in "
+                "the mixture, which trials have not; nearest legal: bilevel.estimator=mixture."
+            )
+
+    def _check_values(self) -> None:
         for key, largest in LARGEST.items():
             require_size(f"bilevel.{key}", getattr(self, key), largest)
         for key, least, most in (
@@ -133,35 +149,12 @@ class BilevelConfig:
             ("eight_bits", EIGHT_BITS),
         ):
             require_member(f"bilevel.{key}", getattr(self, key), members)
-        if self.eight_bits == "fp8" and self.rounding == "stochastic":
-            raise ConfigError(
-                "bilevel.eight_bits=fp8 rounds to the nearest number, so that bilevel.rounding=stochastic "
-                "must go without it; nearest legal: bilevel.rounding=nearest."
-            )
+
+    def _check_lists(self) -> None:
         for schedule in self.schedules:
             require_member("bilevel.schedules", schedule, ("1f1b", *ASYNCHRONOUS))
-        if "1f1b" not in self.schedules:
-            raise ConfigError(
-                f"bilevel.schedules={self.schedules} must hold 1f1b, which trials compare with; nearest "
-                f"legal: {['1f1b', *self.schedules]}."
-            )
         for every in self.sync_every:
             require_size("bilevel.sync_every", every, STEPS)
-        if 1 not in self.sync_every:
-            raise ConfigError(
-                f"bilevel.sync_every={self.sync_every} must hold 1, which trials compare with; nearest "
-                f"legal: {[1, *self.sync_every]}."
-            )
-        if len(self.sync_every) > 1 and self.estimator != "trials":
-            raise ConfigError(
-                f"bilevel.sync_every={self.sync_every} needs bilevel.estimator=trials: a mixture has no "
-                "slope of replicas that train alone; nearest legal: bilevel.estimator=trials."
-            )
-        if len(self.schedules) > 1 and self.estimator != "trials":
-            raise ConfigError(
-                f"bilevel.schedules={self.schedules} needs bilevel.estimator=trials: a mixture has no slope "
-                "of stale weights; nearest legal: bilevel.estimator=trials."
-            )
         for arm in self.arms:
             require_member("bilevel.arms", arm, ARMS)
         for seed in self.seeds:
@@ -173,8 +166,17 @@ class BilevelConfig:
                 "bilevel.seeds and bilevel.arms must each list at least one value; nearest legal: "
                 "bilevel.seeds=[0] bilevel.arms=[bilevel]."
             )
-        if self.estimator == "trials" and (self.order, self.level) != ("first", "two"):
+
+    def _check_trials(self, key: str, reference: str | int, other: str) -> None:
+        """Refuse ways to train that trials alone price where there are no trials, or no reference."""
+        values = getattr(self, key)
+        if reference not in values:
             raise ConfigError(
-                f"bilevel.order={self.order} bilevel.level={self.level} need an estimator with a gradient in "
-                "the mixture, which trials have not; nearest legal: bilevel.estimator=mixture."
+                f"bilevel.{key}={values} must hold {reference}, which trials compare with; nearest "
+                f"legal: {[reference, *values]}."
+            )
+        if len(values) > 1 and self.estimator != "trials":
+            raise ConfigError(
+                f"bilevel.{key}={values} needs bilevel.estimator=trials: a mixture has no slope of {other}; "
+                "nearest legal: bilevel.estimator=trials."
             )

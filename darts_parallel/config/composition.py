@@ -85,6 +85,8 @@ def composition(arguments: list[Any]) -> DictConfig:
     Errors:
         ConfigError: an argument names nothing, or has a value of another type.
     """
+    if any("hydra." in argument for argument in arguments):  # may name folders of other files
+        return composed_anew(arguments)
     values = [argument for argument in arguments if _VALUE.match(argument)]
     groups = tuple(argument for argument in arguments if argument not in values)
     with suppress(Exception):  # Hydra says what is wrong when it composes all of the arguments
@@ -96,7 +98,7 @@ def composition(arguments: list[Any]) -> DictConfig:
     return composed_anew(arguments)
 
 
-_VALUE = re.compile(r"(?!hydra\.)[a-z_]\w*(\.\w+)+=")
+_VALUE = re.compile(r"[a-z_]\w*(\.\w+)+=")
 """What sets a value and chooses no group."""
 
 

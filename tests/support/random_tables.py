@@ -1,5 +1,8 @@
 """Random small cost tables: all the terms that a real one can hold, at sizes that enumeration reaches."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -31,19 +34,12 @@ def random_table(
         tightness: Capacity of a device; 0: what the leanest even plan needs, 1: what a typical one needs.
     """
     rng = torch.Generator().manual_seed(seed)
-
-    def rand(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=rng, dtype=torch.float64)
-
+    rand = partial(torch.rand, generator=rng, dtype=torch.float64)
     kinds, borders = 1 + int(rand(1) * 2), 1 + int(rand(1) * 2)
     like = _layer_pattern(num_layers, equal_layers, rng)
-    by_layer = {name: rand(num_outer, num_layers, num_choices)[:, like]
-                for name in ("per_iteration", "static", "activation", "working")}  # fmt: skip
-    by_kind = {name: rand(num_outer, kinds, num_layers, num_choices)[:, :, like]
-               for name in ("forward", "backward", "sync")}  # fmt: skip
-    pair_like = like[1:]
-    by_kind["weight_gradient"] = 0.4 * by_kind["backward"]
-    reshard = 0.3 * rand(num_outer, kinds, num_layers, num_layouts, num_layouts)[:, :, pair_like]
+    by_layer, by_kind = _layer_costs(rand, num_outer, kinds, num_choices, like)
+    between = (num_layers, num_layouts, num_layouts)
+    reshard = 0.3 * rand(num_outer, kinds, *between)[:, :, like[1:]]
     counts = torch.tensor(sorted({1, 2, 3, 6}))[torch.randperm(4, generator=rng)[:num_outer]]
     in_flight = torch.minimum(pp - torch.arange(pp), counts.unsqueeze(1)).to(torch.float64)
     capacity = _capacity(by_layer, in_flight, tightness) * (0.9 + 0.4 * rand(pp))
@@ -52,9 +48,7 @@ def random_table(
     allowed = rand(num_outer, num_choices) < 0.85
     allowed[torch.arange(num_outer), torch.randint(num_choices, (num_outer,), generator=rng)] = True
     layout = torch.cat([torch.arange(num_layouts), torch.randint(num_layouts, (num_choices,), generator=rng)])
-    by_layer["per_iteration"] = (
-        by_layer["per_iteration"] * (torch.arange(num_layers) == 0).unsqueeze(1) * float(rand(1) < 0.5)
-    )
+    by_layer["per_iteration"] *= (torch.arange(num_layers) == 0).unsqueeze(1) * float(rand(1) < 0.5)
     return CostTable(
         num_micro_batches=counts,
         choices=tuple(LayerStrategy(1, c + 1) for c in range(num_choices)),
@@ -64,13 +58,24 @@ def random_table(
         boundary_kind=torch.randint(borders, (pp - 1,), generator=rng),
         fused_to_previous=fused_to_previous,
         reshard=reshard * float(rand(1) < 0.8),
-        p2p=0.3 * rand(num_outer, borders, num_layers, num_layouts, num_layouts)[:, :, pair_like],
+        p2p=0.3 * rand(num_outer, borders, *between)[:, :, like[1:]],
         capacity=capacity,
         in_flight=in_flight,
         terms={},
         **by_layer,
         **by_kind,
     )
+
+
+def _layer_costs(
+    rand: Callable[..., Tensor], outer: int, kinds: int, choices: int, like: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What layers cost whatever the stage, `(O, L, C)`, and by its kind, `(O, Q, L, C)`."""
+    by_layer = {name: rand(outer, len(like), choices)[:, like]
+                for name in ("per_iteration", "static", "activation", "working")}  # fmt: skip
+    by_kind = {name: rand(outer, kinds, len(like), choices)[:, :, like]
+               for name in ("forward", "backward", "sync")}  # fmt: skip
+    return by_layer, by_kind | {"weight_gradient": 0.4 * by_kind["backward"]}
 
 
 def _layer_pattern(num_layers: int, equal: bool, rng: torch.Generator) -> Tensor:
