@@ -36,7 +36,7 @@ def to_config(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
         composed = resolve_path(composed, overrides)
         if OmegaConf.get_type(composed) is not Config or not _follows_schema(composed):
             values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-            merged = OmegaConf.merge(OmegaConf.structured(Config), values)
+            merged = OmegaConf.unsafe_merge(OmegaConf.structured(Config), values)  # both are its own
             assert isinstance(merged, DictConfig)
             composed = merged
         config = OmegaConf.to_object(composed)

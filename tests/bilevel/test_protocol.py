@@ -23,6 +23,7 @@ from tests.support.commands import Command
 
 ARGUMENTS = [
     *OVERRIDES[1:], "bilevel.seeds=[0,1]", "bilevel.retrain_seeds=1", "bilevel.random_plans=1",
+    "space.num_micro_batches=1",
 ]  # fmt: skip
 
 
@@ -89,40 +90,45 @@ def test_the_command_chooses_a_whole_plan_that_is_searched_and_verified(
     assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir() if path.is_dir()) == ["seed-0"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
-@pytest.mark.parametrize("after", ["search", "first seed"])
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
-    after: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seeds = "bilevel.seeds=[0,1]" if after == "first seed" else "bilevel.seeds=[0]"
-    arguments = [*OVERRIDES, seeds, "bilevel.arms=[bilevel]", f"hydra.run.dir={tmp_path}"]
-    real, calls = Jobs.map, list[int]()
+    """Ctrl-C after the search of a seed, then after the seed, then no more."""
+    arguments = [*OVERRIDES, "bilevel.seeds=[0,1]", "bilevel.arms=[bilevel]", f"hydra.run.dir={tmp_path}"]
+    arguments += ["output.tensorboard=false", "space.num_micro_batches=1"]
+    real, first_seed = Jobs.map, tmp_path / "seed-0.json"
+    for after in ("search", "first seed"):
+        calls = list[int]()
 
-    def interrupted(self: Jobs, function: Any, jobs: Any, *rest: Any) -> Any:
-        calls.append(1)
-        # a seed has trials, references and arms
-        if len(calls) == (2 if after == "search" else 4):
-            raise KeyboardInterrupt
-        return real(self, function, jobs, *rest)
+        def interrupted(
+            self: Jobs, function: Any, jobs: Any, *rest: Any, after: str = after, calls: list[int] = calls
+        ) -> Any:
+            calls.append(1)
+            # a seed has trials, references and arms
+            if first_seed.is_file() if after == "first seed" else len(calls) == 2:
+                raise KeyboardInterrupt
+            return real(self, function, jobs, *rest)
 
-    monkeypatch.setattr(Jobs, "map", interrupted)
-    done = command(*arguments)
-    assert done.status == 0
-    assert f"hydra.run.dir={tmp_path} goes on" in done.err
-    assert (tmp_path / "plan.json").is_file()
-    assert (tmp_path / "seed-0.json").is_file() == (after == "first seed")
+        monkeypatch.setattr(Jobs, "map", interrupted)
+        done = command(*arguments)
+        assert done.status == 0
+        assert f"hydra.run.dir={tmp_path} goes on" in done.err
+        assert (tmp_path / "plan.json").is_file()
+        assert first_seed.is_file() == (after == "first seed")
     monkeypatch.setattr(Jobs, "map", real)
+    written = first_seed.stat().st_mtime_ns
     done = command(*arguments)
     assert done.status == 0, done.err
-    assert (tmp_path / "seed-0.json").is_file()
+    assert first_seed.stat().st_mtime_ns == written
+    assert (tmp_path / "seed-1.json").is_file()
     assert (tmp_path / "bilevel.csv").is_file()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
 def test_ctrl_c_in_the_search_keeps_its_checkpoint(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = [*OVERRIDES, "bilevel.num_steps=24", "bilevel.arms=[bilevel]", f"hydra.run.dir={tmp_path}"]
+    arguments += ["output.tensorboard=false", "space.num_micro_batches=1"]
     real = BilevelSearch.step
 
     def interrupted(self: BilevelSearch) -> Any:

@@ -38,19 +38,19 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_loop_closes_on_this_machine(command: Command, first: Path) -> None:
-    """Propose, run three plans with gloo, replan: the seconds of every plan follow the trials."""
+    """Propose, run two plans with gloo, replan: the seconds of every plan follow the trials."""
     shutil.copytree(first / "first", command.folder / "first")
-    first = command("tune", "first/plan.json", "--top", "3", *QUIET, "hydra.run.dir=tried")
+    first = command("tune", "first/plan.json", "--top", "2", *QUIET, "hydra.run.dir=tried")
     assert first.status == 0, first.err
     assert "Try next" in first.out
     state = json.loads((command.folder / "tried/plan.json").read_text())["tune"]
-    assert [entry["trials"] for entry in state["next"]] == [0, 0, 0]
+    assert [entry["trials"] for entry in state["next"]] == [0, 0]
     assert state["scale"] == 1.0
     problem_file = command.folder / "first/plan.json"
     trials = []
     settings = RunSettings(plan=str(problem_file), steps=2, warmup=1, device="cpu", timeout_s=60)
     with Workers(2, 60.0, "cpu") as workers:
-        for number in (1, 2, 3):
+        for number in (1, 2):
             path = command.folder / f"tried/plan_{number}.json"
             problem = read_own_problem(str(path))
             outcome = workers.run(execute, problem, read_plan(str(path), problem), settings, "cpu")[0]
