@@ -4,7 +4,7 @@ Passes that are equally many hops away from the start form a level: none of them
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
@@ -70,15 +70,12 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
         chunks: Stages of each device.
     """
     stages = pp * chunks
-    listed = np.concatenate(_orders(schedule, pp, num_micro_batches, chunks))
-    kind, stage, batch = listed.T
+    orders = _orders(schedule, pp, num_micro_batches, chunks)
+    listed, (previous, source) = orders.reshape(-1, 3), _waits(orders, stages)
+    kind, stage, _ = listed.T
     total, length = len(listed), len(listed) // pp
-    place = np.full(3 * stages * num_micro_batches + 1, total)
-    place[(kind * stages + stage) * num_micro_batches + batch] = np.arange(total)
-    source = place[_sources(kind, stage, batch, stages, num_micro_batches)]
-    previous = np.where(np.arange(total) % length, np.arange(total) - 1, total)
-    hops = _hops(source, pp)
-    order = np.lexsort((np.arange(total), hops))
+    hops = _hops(schedule, pp, num_micro_batches, chunks, previous, source)
+    order = np.argsort(hops, kind="stable")
     number = np.empty(total + 1, dtype=np.int64)
     number[order], number[total] = np.arange(total), total
     return Graph(
@@ -91,15 +88,104 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
         message=_messages(kind, stage, stages)[order],
         last=number[np.arange(pp) * length + length - 1],
         frames=number[
-            _v_frames(schedule, listed.reshape(pp, length, 3), source.reshape(pp, length))
+            _v_frames(schedule, orders, source.reshape(pp, length))
             if schedule in V_SHAPED
             else _frames(schedule, kind.reshape(pp, length), chunks)
         ],
     )
 
 
-def _orders(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> list[Indices]:
-    """Kind, stage and micro-batch of the passes of every device in their order, each `(N / pp, 3)`."""
+def _orders(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Indices:
+    """Kind, stage and micro-batch of the passes of every device in their order, `(pp, N / pp, 3)`."""
+    frames = _repeated_frames(schedule, pp, num_micro_batches, chunks)
+    if frames is None:
+        return _listed(schedule, pp, num_micro_batches, chunks)
+    later = np.array([0, 0, frame_batches(schedule, pp)])
+    return frames.grown(_listed(schedule, pp, frames.least, chunks), frames.inserted, later)
+
+
+def _hops(
+    schedule: str, pp: int, num_micro_batches: int, chunks: int, previous: Indices, source: Indices
+) -> Indices:
+    """Passes on the longest way to each pass, counted; passes come device by device, `(N,)`."""
+    frames = _repeated_frames(schedule, pp, num_micro_batches, chunks)
+    if frames is not None:
+        # a guess from fewer micro-batches, right where it says of every pass what the passes before it say
+        hops = frames.grown(frames.hops, frames.inserted_hops, frames.hops_of_frame).reshape(-1)
+        ended = np.append(hops, -1)
+        if (hops == 1 + np.maximum(ended[previous], ended[source])).all():
+            return hops
+    return _counted_hops(source, pp)
+
+
+@dataclass(frozen=True)
+class _RepeatedFrames:
+    """How a schedule grows: one frame of passes more on every device, wherever it has many already."""
+
+    least: int
+    """Micro-batches of the schedule that grows."""
+    frames: int
+    """Frames that are put in."""
+    place: Indices
+    """First pass of each device that comes behind them, `(pp,)`."""
+    inserted: Indices
+    """The first frame that is put in, `(pp, passes of one, 3)`."""
+    hops: Indices
+    """Of the passes of the schedule that grows, `(pp, N / pp)`."""
+    inserted_hops: Indices
+    """Of the first frame that is put in, `(pp, passes of one)`."""
+    hops_of_frame: int
+    """By which each frame is later than the one before."""
+
+    def grown(self, short: Indices, inserted: Indices, later: Indices | int) -> Indices:
+        """Put the frames into figures of the shorter schedule.
+
+        Args:
+            short: Of every pass, `(pp, N / pp, ...)`.
+            inserted: Of the first frame, `(pp, passes of one, ...)`.
+            later: What is added to the figures from one frame to the next.
+        """
+        turns = np.arange(self.frames).reshape(-1, *([1] * (inserted.ndim - 1)))
+        rows = []
+        for device, place in enumerate(self.place.tolist()):
+            middle = (inserted[device] + turns * later).reshape(-1, *inserted.shape[2:])
+            rows.append(
+                np.concatenate([short[device, :place], middle, short[device, place:] + self.frames * later])
+            )
+        return np.stack(rows)
+
+
+def _repeated_frames(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> _RepeatedFrames | None:
+    """How a schedule grows from few micro-batches; None where it has few, or does not repeat itself."""
+    step = frame_batches(schedule, pp)
+    least = (3 * pp // step) * step + num_micro_batches % step
+    if schedule == "gpipe" or num_micro_batches <= least + step:
+        return None
+    growth = _growth(schedule, pp, least, chunks)
+    return None if growth is None else replace(growth, frames=(num_micro_batches - least) // step)
+
+
+@lru_cache(maxsize=64)
+def _growth(schedule: str, pp: int, least: int, chunks: int) -> _RepeatedFrames | None:
+    """Compare a schedule with the one of a frame more; None where they differ by more than a frame."""
+    step = frame_batches(schedule, pp)
+    short, longer = (_listed(schedule, pp, count, chunks) for count in (least, least + step))
+    frame = longer.shape[1] - short.shape[1]
+    differs = (short != longer[:, : short.shape[1]]).any(-1)
+    place = np.where(differs.any(1), differs.argmax(1), short.shape[1])
+    for device, at in enumerate(place.tolist()):
+        if (longer[device, at + frame :] != short[device, at:] + np.array([0, 0, step])).any():
+            return None
+    few, more = (
+        _counted_hops(_waits(orders, pp * chunks)[1], pp).reshape(pp, -1) for orders in (short, longer)
+    )
+    new = np.arange(pp)[:, None], place[:, None] + np.arange(frame)
+    return _RepeatedFrames(least, 1, place, longer[new], few, more[new], int(more.max() - few.max()))
+
+
+@lru_cache(maxsize=64)
+def _listed(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Indices:
+    """As `_orders`, pass by pass as the schedule is written."""
     v_shaped = schedule in V_SHAPED
     if v_shaped:
         require_schedule(schedule, pp, num_micro_batches, chunks)
@@ -107,7 +193,17 @@ def _orders(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> list
         schedule, pp, num_micro_batches, chunks
     )  # fmt: skip
     number = {kind: index for index, kind in enumerate(KINDS)}
-    return [np.array([(number[kind], stage, batch) for kind, stage, batch in order]) for order in orders]
+    return np.array([[(number[kind], stage, batch) for kind, stage, batch in order] for order in orders])
+
+
+def _waits(orders: Indices, stages: int) -> tuple[Indices, Indices]:
+    """The pass before each one on its device, and the one that gives its input, `(N,)` each; N: none."""
+    total, length, (kind, stage, batch) = orders[..., 0].size, orders.shape[1], orders.reshape(-1, 3).T
+    count = int(batch.max()) + 1
+    place = np.full(3 * stages * count + 1, total)
+    place[(kind * stages + stage) * count + batch] = np.arange(total)
+    previous = np.where(np.arange(total) % length, np.arange(total) - 1, total)
+    return previous, place[_sources(kind, stage, batch, stages, count)]
 
 
 def _sources(kind: Indices, stage: Indices, batch: Indices, stages: int, count: int) -> Indices:
@@ -129,8 +225,8 @@ def _messages(kind: Indices, stage: Indices, stages: int) -> Indices:
     return rows
 
 
-def _hops(source: Indices, pp: int) -> Indices:
-    """Passes on the longest way to each pass, counted; passes come device by device."""
+def _counted_hops(source: Indices, pp: int) -> Indices:
+    """As `_hops`, pass by pass."""
     total = len(source)
     hops, sources = [-1] * total + [0], source.tolist()
     length = total // pp
@@ -193,7 +289,7 @@ def _v_frames(schedule: str, order: Indices, source: Indices) -> Indices:
     count = int(order[..., 2].max()) + 1
     if not _exists(schedule, pp, count):
         return none
-    longer = np.stack(_orders(schedule, pp, count + 1, 2))
+    longer = _orders(schedule, pp, count + 1, 2)
     later = np.array([0, 0, 1])
     differs = (order != longer[:, :length]).any(-1)
     end = np.where(differs.any(1), differs.argmax(1), length)

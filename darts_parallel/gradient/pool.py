@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
+from darts_parallel.cost.evaluation import BatchCost, evaluate_batch, table_reading
 from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.pruning import canonical
 from darts_parallel.cost.table import CostTable
@@ -13,6 +13,9 @@ from darts_parallel.gradient.rounding import fill, fit, repair
 from darts_parallel.gradient.stage_moves import repartitioned
 from darts_parallel.gradient.stopwatch import Stopwatch
 from darts_parallel.plan.strategy import Plan
+
+LOOSE = 1e-9
+"""Relative; sums of seconds in another order differ by less."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class PlanPool:
     """Plans that are kept of every outer choice."""
     REPAIRED = 2
     """Infeasible plans of every outer choice that are repaired at a time."""
+    AT_ONCE = 4
+    """Plans of every outer choice that are simulated at a time, where only the best are wanted."""
 
     def __init__(self, tables: list[CostTable], kind: str, clock: Stopwatch | None = None) -> None:
         self.tables, self.kind = tables, kind
@@ -77,6 +82,9 @@ class PlanPool:
             fitting: One of `config.search.FITTINGS`; what happens to the best plans besides repair.
         """
         table, plans = self.tables[candidate.table], candidate.plans
+        if repair_score is None and table.pipeline.simulated:
+            self._keep_promising(candidate.table, plans)
+            return
         cost = evaluate_batch(table, plans)
         self._keep(candidate.table, plans, cost)
         if repair_score is None:
@@ -121,6 +129,33 @@ class PlanPool:
                 self._fitted.add(key)
                 rows.append(row)
         return plans[torch.tensor(rows, dtype=torch.long)]
+
+    def _keep_promising(self, number: int, plans: HardPlans) -> None:
+        """Keep the same plans as `_keep`, without simulating those that fit not or are too slow for sure.
+
+        No schedule is faster than the work of a device: plans come in its order, until it exceeds the
+        seconds of those that are kept of their outer choice.
+        """
+        table, reading = self.tables[number], table_reading(self.tables[number], plans)
+        work = table.num_micro_batches[plans.outer].unsqueeze(1) * table.by_device(reading.stage_seconds)
+        least = (work + reading.sync).amax(1) + reading.per_iteration
+        least = (least * (1.0 - LOOSE)).masked_fill(~reading.feasible, torch.inf)
+        left = {
+            outer: torch.nonzero(plans.outer == outer).flatten()[least[plans.outer == outer].argsort()]
+            for outer in sorted(set(plans.outer.tolist()))
+        }
+        while left:
+            now = []
+            for outer, rows in list(left.items()):
+                kept = self.entries.get((number, outer), [])
+                worst = kept[-1].time if len(kept) == self.PER_OUTER else float("inf")
+                rows = rows[least[rows] < worst]
+                now.append(rows[: self.AT_ONCE])
+                left[outer] = rows[self.AT_ONCE :]
+                if not len(left[outer]):
+                    del left[outer]
+            some = plans[torch.cat(now)]
+            self._keep(number, some, evaluate_batch(table, some))
 
     def _keep(self, table: int, plans: HardPlans, cost: BatchCost) -> None:
         self.evaluated += len(plans)
