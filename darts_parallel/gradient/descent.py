@@ -1,7 +1,6 @@
 """The gradient search: all outer choices and restarts as one batch, annealed to hard plans."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from darts_parallel.gradient.chain.weights import ChainPrices
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import polish_pool
+from darts_parallel.gradient.promising_outers import promising_outers
 from darts_parallel.gradient.relaxation import Schedules, geometric, raise_to_least
 from darts_parallel.gradient.relaxed_cost import (
     NodeOrderTables,
@@ -343,17 +343,11 @@ def search_tables(
         starts: Known plans to begin near.
         loop: The optimisation loop; ablations give another one.
     """
-    with one_thread():
-        return _search_tables(tables, kind, config, seed, on_record, loop, starts)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread inside: sums then keep one order, and small tensors are faster."""
     threads = torch.get_num_threads()
+    # on one thread sums keep one order, and small tensors are faster
     torch.set_num_threads(1)
     try:
-        yield
+        return _search_tables(tables, kind, config, seed, on_record, loop, starts)
     finally:
         torch.set_num_threads(threads)
 
@@ -369,8 +363,11 @@ def _search_tables(
 ) -> SearchResult | None:
     clock = Stopwatch()
     # known plans name their strategies by number: their tables are without dominated ones already
-    pruned = tables if starts else [without_dominated(table) for table in tables]
-    run = loop(pruned, kind, config, seed, starts, clock)
+    pruned = list(tables) if starts else [without_dominated(table) for table in tables]
+    promising = pruned if starts else promising_outers(pruned)
+    run = loop(promising, kind, config, seed, starts, clock)
+    if run.pool.best is None and promising is not pruned:
+        run = loop(pruned, kind, config, seed, starts, clock)
     records = run.run(on_record)
     raw, stopped_by = run.pool.best, run.stopped_by
     if raw is None:

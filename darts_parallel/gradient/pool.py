@@ -10,12 +10,10 @@ from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.pruning import canonical
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.rounding import fill, fit, repair
+from darts_parallel.gradient.screening import work_seconds
 from darts_parallel.gradient.stage_moves import repartitioned
 from darts_parallel.gradient.stopwatch import Stopwatch
 from darts_parallel.plan.strategy import Plan
-
-LOOSE = 1e-9
-"""Relative; sums of seconds in another order differ by less."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +135,7 @@ class PlanPool:
         seconds of those that are kept of their outer choice.
         """
         table, reading = self.tables[number], table_reading(self.tables[number], plans)
-        work = table.num_micro_batches[plans.outer].unsqueeze(1) * table.by_device(reading.stage_seconds)
-        least = (work + reading.sync).amax(1) + reading.per_iteration
-        least = (least * (1.0 - LOOSE)).masked_fill(~reading.feasible, torch.inf)
+        least = work_seconds(table, plans, reading).masked_fill(~reading.feasible, torch.inf)
         left = {
             outer: torch.nonzero(plans.outer == outer).flatten()[least[plans.outer == outer].argsort()]
             for outer in sorted(set(plans.outer.tolist()))

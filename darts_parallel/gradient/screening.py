@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost.critical_paths import Criticalities
-from darts_parallel.cost.evaluation import evaluate_batch, pass_seconds, table_reading
+from darts_parallel.cost.evaluation import TableReading, evaluate_batch, pass_seconds, table_reading
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import CostTable
 
@@ -22,6 +22,16 @@ FIRST_BATCH = 32
 """Plans that are simulated at first; each further batch is twice as large."""
 MOST_PATHS = 12
 """Paths that are remembered of an outer choice."""
+
+LOOSE = 1e-9
+"""Relative; sums of seconds in another order differ by less."""
+
+
+def work_seconds(table: CostTable, plans: HardPlans, reading: TableReading) -> Tensor:
+    """Seconds that no schedule of B plans falls below, `(B,)`: a device computes all micro-batches."""
+    counts = table.num_micro_batches[plans.outer].unsqueeze(1)
+    work = counts * table.by_device(reading.stage_seconds) + reading.sync
+    return (work.amax(1) + reading.per_iteration) * (1.0 - LOOSE)
 
 
 @dataclass
