@@ -1,4 +1,4 @@
-"""Schema of the whole configuration: the groups `training`, `space`, `cost`, `objective`, and the root."""
+"""Schema of the whole configuration: the groups `space`, `cost`, `objective`, and the root."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,13 +8,21 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from darts_parallel.config.bilevel import BilevelConfig as BilevelConfig
-from darts_parallel.config.checks import require_at_least, require_member, require_size, require_within
+from darts_parallel.config.checks import (
+    require_at_least,
+    require_at_most,
+    require_member,
+    require_size,
+    require_within,
+)
 from darts_parallel.config.cluster import PRECISIONS as PRECISIONS
 from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
 from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.config.model import ModelConfig as ModelConfig
 from darts_parallel.config.names import require_printable_texts
 from darts_parallel.config.search import SearchConfig as SearchConfig
+from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
+from darts_parallel.config.training import TrainingConfig as TrainingConfig
 from darts_parallel.errors import ConfigError
 
 COSTS = ("analytic", "profiled", "searcher")
@@ -111,11 +119,7 @@ class ObjectiveConfig:
                 )
 
 
-OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE = ("none", "selective", "full")
-RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
-"""Parts of a block that selective recomputation can name, in Megatron-LM's words."""
-DISPATCHERS = ("alltoall", "flex")
 COMM_BITS = (16, 8, 4, 2)
 """Bits per number of a collective; 16 sends the numbers as they are."""
 LOSSY_BLOCKS = (16, 32, 64, 128, 256)
@@ -127,42 +131,6 @@ RUNNABLE = ("1f1b", "gpipe", "interleaved", "zero_bubble_v", "dualpipe")
 OFFLOADS = ("activation", "optimizer")
 EXECUTABLE = "executable"
 """Another name of `layerwise` with `space.executable`."""
-
-
-@dataclass
-class TrainingConfig:
-    """One training job."""
-
-    global_batch_size: int = MISSING
-    """Sequences in one optimizer step."""
-    seq_len: int = MISSING
-    precision: str = "bf16"
-    optimizer: str = "adam"
-    fused_attention: bool = True
-    """FlashAttention-like kernels: the score matrix never reaches memory."""
-    recompute_modules: list[str] = field(default_factory=lambda: ["core_attn"])
-    """What selective recomputation computes again (Megatron-LM's `--recompute-modules`)."""
-    moe_token_dispatcher_type: str = "alltoall"
-    """`alltoall`, or `flex`: a token travels once to every NVLink domain (DeepEP, HybridEP)."""
-    moe_load_imbalance: float = 1.1
-    """Rows of the busiest expert-parallel rank per row of an even load; 1 where routing is forced to balance.
-    Dropless routing measured 1.08 to 1.25 times as long as forced balance."""
-    overlap_moe_expert_parallel_comm: bool = False
-    """The experts' all-to-all runs beside another micro-batch's compute (Megatron-LM's flag)."""
-    moe_shared_expert_overlap: bool = False
-    """Shared experts run beside the all-to-all of the routed ones (Megatron-LM's flag of this name)."""
-    software: str | None = None
-    """Trainer whose measured habits and efficiencies hold (a file of conf/software); null: what is common."""
-
-    def __post_init__(self) -> None:
-        require_size("training.global_batch_size", self.global_batch_size, MAX_SIZE)
-        require_size("training.seq_len", self.seq_len, MAX_SIZE)
-        require_member("training.precision", self.precision, PRECISIONS)
-        require_member("training.optimizer", self.optimizer, OPTIMIZERS)
-        for module in self.recompute_modules:
-            require_member("training.recompute_modules", module, RECOMPUTE_MODULES)
-        require_member("training.moe_token_dispatcher_type", self.moe_token_dispatcher_type, DISPATCHERS)
-        require_at_least("training.moe_load_imbalance", self.moe_load_imbalance, 1)
 
 
 @dataclass
@@ -365,7 +333,22 @@ class Config:
         if self.cluster is not MISSING:
             self.cluster.require_host_links()
 
+    def _check_adapters(self) -> None:
+        rank, cost = self.training.lora_rank, self.cost
+        require_at_most("training.lora_rank", rank, self.model.hidden_size)
+        others = {
+            "a cost model other than analytic, which are of full training":
+                cost is not MISSING and cost.name != "analytic",
+            "space.executable, since darts_parallel.run trains every weight":
+                self.space is not MISSING and self.space.executable,
+            "a bilevel search, whose toy model trains every weight": self.bilevel is not None,
+        }  # fmt: skip
+        for words, given in others.items():
+            if rank and given:
+                raise ConfigError(f"training.lora_rank={rank} must not go with {words}; nearest legal: 0.")
+
     def _check_together(self) -> None:
+        self._check_adapters()
         if self.training.seq_len > self.model.max_seq_len:
             raise ConfigError(
                 f"training.seq_len={self.training.seq_len} must be at most "

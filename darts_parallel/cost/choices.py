@@ -69,3 +69,8 @@ class ChoiceTensors:
 def float_tensor(values: Sequence[float]) -> Tensor:
     """Numbers as float64."""
     return torch.tensor(values, dtype=torch.float64)
+
+
+def element_bytes(problem: Problem) -> int:
+    """Bytes of one activation element; fp8 training keeps activations in 16 bits."""
+    return 4 if problem.training.precision == "fp32" else 2

@@ -79,12 +79,12 @@ def weight_cast_seconds(layer: LayerSpec, share: Tensor, device: Device) -> Tens
     """Seconds per iteration to cast the block weights of a rank below 16 bits, shape of `share`.
 
     The weights change once an iteration, and the cast ones are kept between micro-batches (Transformer
-    Engine: `is_first_microbatch`).
+    Engine: `is_first_microbatch`); frozen ones do not change.
 
     Args:
         share: Part of the layer's weights that a rank casts.
     """
-    elements = sum(g.out_features * g.in_features for g in layer.gemms if g.split in ("column", "row"))
+    elements = sum(g.out_features * g.in_features for g in layer.trained if g.split in ("column", "row"))
     return stream_seconds(CAST_BYTES * elements * device.eight_bit * share, device)
 
 
@@ -102,8 +102,16 @@ def weight_gradient_seconds(
 
     Each has the sizes of its forward product in another order. Arguments as in `forward_seconds`.
     """
+    return products_seconds(layer.trained, tokens, tp, device, width)
+
+
+def products_seconds(gemms: Sequence[Gemm], tokens: Tensor, tp: Tensor, device: Device, width: int) -> Tensor:
+    """Forward seconds of weight products one after the other, shape `(O, C)`.
+
+    Arguments as in `forward_seconds`.
+    """
     total = torch.zeros_like(tokens)
-    for gemm in layer.gemms:
+    for gemm in gemms:
         total = total + gemm_seconds(gemm, tokens, tp, device, width)
     return total
 
@@ -188,9 +196,7 @@ def forward_seconds(
         * (layer.replicated_elements / sequence_shards + layer.sharded_elements / tp)
     )
     total = core + stream_seconds(streamed, device) + scan_seconds(layer.scan, tokens, tp, device, width)[0]
-    for gemm in layer.gemms:
-        total = total + gemm_seconds(gemm, tokens, tp, device, width)
-    return total, core
+    return total + products_seconds(layer.products, tokens, tp, device, width), core
 
 
 def recomputed_seconds(
@@ -211,8 +217,7 @@ def recomputed_seconds(
         kept = part.replicated_activation_bytes / sequence_shards + part.sharded_activation_bytes / tp
         if not part.gemms:  # a streaming kernel writes anew, in elements of 2 bytes, what was not kept
             total = total + device.streaming_factor * stream_seconds(width * tokens * kept, device)
-        for gemm in part.gemms:
-            total = total + gemm_seconds(gemm, tokens, tp, device, width)
+        total = total + products_seconds(part.gemms, tokens, tp, device, width)
     return total
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config.schema import RECOMPUTE
-from darts_parallel.cost.choices import ChoiceTensors, float_tensor
+from darts_parallel.cost.choices import ChoiceTensors, element_bytes, float_tensor
 from darts_parallel.cost.collectives import (
     RingGroup,
     all_reduce,
@@ -20,6 +20,7 @@ from darts_parallel.cost.compute import (
     FUSED_BACKWARD_FACTOR,
     exposed,
     forward_seconds,
+    products_seconds,
     recomputed_seconds,
     scan_seconds,
     stream_seconds,
@@ -91,7 +92,8 @@ def layer_costs(
     shards = shard_groups(problem, layer, topology, choices, counts_table=counts_table)
     experts = None
     if layer.experts is not None:
-        experts = expert_costs(problem, layer.experts, topology, choices, element_bytes(problem))
+        width = element_bytes(problem)
+        experts = expert_costs(problem, layer.experts, topology, choices, width, frozen=layer.frozen)
     terms, forward, backward, weights = _micro_batch_seconds(problem, layer, topology, choices, experts)
     accumulation = sum(accumulation_seconds(part, choices, state, device) for part in shards)
     accumulation = torch.as_tensor(accumulation).expand_as(backward)
@@ -109,10 +111,12 @@ def layer_costs(
     static, held, working = none, none, kept["none"] - activation
     for part in shards:
         mine = torch.where(zero >= 1, part.parameters / part.shards, part.parameters)
-        optimizer = optimizer + stream_seconds(mine * traffic, device)
-        held = held + mine * state.optimizer
-        static = static + static_bytes(part.parameters, part.shards, zero, choices.kept(state))
-        working = working + gathered_bytes(part.parameters, zero, state)
+        if not part.frozen:
+            optimizer = optimizer + stream_seconds(mine * traffic, device)
+        own_state = part.held(state)
+        held = held + mine * own_state.optimizer
+        static = static + static_bytes(part.parameters, part.shards, zero, choices.kept(own_state))
+        working = working + gathered_bytes(part.parameters, zero, own_state)
     if experts is not None:
         working = working + experts.buffers
     return LayerCosts(
@@ -133,7 +137,7 @@ def layer_costs(
 class ShardGroup:
     """Parameters of a layer on a rank, and the ranks that hold the same ones; tensors of shape `(C,)`.
 
-    A layer has one such group, and its experts another one.
+    A layer has one such group, its experts another one, and so have adapters.
     """
 
     parameters: Tensor
@@ -143,6 +147,12 @@ class ShardGroup:
     """Ranks of a shard group."""
     across: RingGroup
     """Ranks that hold the same shard."""
+    frozen: bool = False
+    """Not trained: no gradient, no optimizer state, and nothing travels but the gathers of ZeRO-3."""
+
+    def held(self, state: StateBytes) -> StateBytes:
+        """Bytes per parameter of this group, of those of trained ones."""
+        return StateBytes(state.parameter, 0.0, 0.0) if self.frozen else state
 
 
 def shard_groups(
@@ -156,13 +166,17 @@ def shard_groups(
     spec = layer if counts_table else replace(layer, vocabulary_parameters=0)
     parameters = parameters_per_rank(spec, problem.model.config.vocab_size, choices.tp)
     inner, across = split_group(_data_group(topology, choices), choices.ranks, choices.shards)
-    groups = [ShardGroup(parameters, choices.shards, inner, across)]
+    groups = [ShardGroup(parameters, choices.shards, inner, across, layer.frozen)]
+    if layer.frozen:
+        adapters = layer.adapter_parameters / choices.tp + layer.replicated_adapter_parameters
+        groups.append(ShardGroup(adapters, choices.shards, inner, across))
     if layer.experts is not None:
         degrees = (choices.ep * choices.etp).tolist()
         whole = _ring_group([topology.data_parallel(int(degree)) for degree in degrees], topology)
         replicas = choices.expert_replicas
         inner, across = split_group(whole, replicas, replicas)
-        groups.append(ShardGroup(expert_parameters(layer.experts, choices), replicas, inner, across))
+        numbers = expert_parameters(layer.experts, choices)
+        groups.append(ShardGroup(numbers, replicas, inner, across, layer.frozen))
     return groups
 
 
@@ -172,8 +186,10 @@ def accumulation_seconds(
     """Seconds to add the gradients of one micro-batch to those before it, shape `(C,)`.
 
     The sum is read and written at its own width and the new gradient read at that of the parameters;
-    with ZeRO-2 and 3 a rank adds its shard only (ZeRO, section 5).
+    with ZeRO-2 and 3 a rank adds its shard only (ZeRO, section 5). Frozen parameters have none.
     """
+    if part.frozen:
+        return torch.zeros_like(part.parameters)
     mine = torch.where(choices.zero_stage >= 2, part.parameters / part.shards, part.parameters)
     return stream_seconds(mine * (2.0 * state.gradient + state.parameter), device)
 
@@ -198,6 +214,8 @@ def _micro_batch_seconds(
     _, scanned_again = scan_seconds(layer.scan, choices.tokens, choices.tp, device, width)
     back = BACKWARD_FACTOR * forward_pass + extra * core + scanned_again
     of_weights = weight_gradient_seconds(layer, choices.tokens, choices.tp, device, width)
+    if layer.frozen:  # of a frozen product, backward has the gradient of the input alone
+        back = back - products_seconds(layer.gemms, choices.tokens, choices.tp, device, width)
     exchanged = torch.zeros_like(forward_pass), torch.zeros_like(forward_pass)
     if experts is not None:
         forward_pass, back = forward_pass + experts.forward, back + experts.backward
@@ -210,7 +228,8 @@ def _micro_batch_seconds(
         known = problem.measured.seconds(device.name, layer.kind, choices.tp, sizes)
         forward_pass, back = known or (forward_pass, back)
     elements, block = choices.tokens * problem.model.config.hidden_size, problem.config.cost.lossy_block
-    ring, links = _tensor_group(topology, choices), problem.cluster.stage_links(topology)
+    ring = _ring_group([topology.tensor_parallel(int(tp)) for tp in choices.tp.tolist()], topology)
+    links = problem.cluster.stage_links(topology)
     collective = all_reduce(wire_bytes(width, choices.tp_comm_bits, block) * elements, ring, *links)
     exact = all_reduce(width * elements, ring, *links)
     selective = (choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
@@ -311,7 +330,7 @@ def _sharding_seconds(
     group = problem.cluster.groups[topology.group]
     links, software = problem.cluster.stage_links(topology), problem.software
     width, block = software.gradient_bytes or state.gradient, problem.config.cost.lossy_block
-    none = torch.zeros_like(forward)
+    none, zero = torch.zeros_like(forward), choices.zero_stage
     scatter, replicas, gather = none, none, none
     for part in parts:
         if software.single_ring:
@@ -319,10 +338,12 @@ def _sharding_seconds(
         gradients = part.parameters * wire_bytes(width, choices.grad_comm_bits, block)
         # a layer without parameters sends no message, and so has no latency
         there = part.parameters > 0
+        gathers = there * reduce_scatter(part.parameters * state.parameter, part.inner, *links)
+        gather = gather + (gathers * (zero == 3) if part.frozen else gathers)
+        if part.frozen:
+            continue
         scatter = scatter + there * reduce_scatter(gradients, part.inner, *links)
         replicas = replicas + there * all_reduce(gradients / part.shards, part.across, *links)
-        gather = gather + there * reduce_scatter(part.parameters * state.parameter, part.inner, *links)
-    zero = choices.zero_stage
 
     def beside(compute: Tensor, communication: Tensor) -> Tensor:
         return exposed(compute, communication, group.device)
@@ -369,10 +390,6 @@ def _received_keys(problem: Problem, layer: LayerSpec, choices: ChoiceTensors) -
     return parts * key_value_bytes(layer, choices.tokens, choices.tp, element_bytes(problem))
 
 
-def _tensor_group(topology: StageTopology, choices: ChoiceTensors) -> RingGroup:
-    return _ring_group([topology.tensor_parallel(int(tp)) for tp in choices.tp.tolist()], topology)
-
-
 def _data_group(topology: StageTopology, choices: ChoiceTensors) -> RingGroup:
     return _ring_group([topology.data_parallel(int(tp)) for tp in choices.tp.tolist()], topology)
 
@@ -380,8 +397,3 @@ def _data_group(topology: StageTopology, choices: ChoiceTensors) -> RingGroup:
 def _ring_group(shapes: list[tuple[int, int]], topology: StageTopology) -> RingGroup:
     local, nodes = (float_tensor([shape[i] for shape in shapes]) for i in (0, 1))
     return RingGroup(local=local, nodes=nodes, gpus=torch.full_like(local, topology.gpus_per_node))
-
-
-def element_bytes(problem: Problem) -> int:
-    """Bytes of one activation element; fp8 training keeps activations in 16 bits."""
-    return 4 if problem.training.precision == "fp32" else 2

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.choices import ChoiceTensors
+from darts_parallel.cost.choices import ChoiceTensors, element_bytes
 from darts_parallel.cost.collectives import p2p
 from darts_parallel.cost.compute import padded_vocabulary
-from darts_parallel.cost.layer_costs import element_bytes
 from darts_parallel.cost.memory import state_bytes
 from darts_parallel.plan.space import OuterSpace
 from darts_parallel.plan.strategy import LayerStrategy
@@ -121,7 +120,7 @@ def tied_seconds(
     layers, state = problem.model.layers, state_bytes(problem.training.precision, problem.training.optimizer)
     result = torch.zeros(len(choices.tokens), len(layers), len(choices.tp), dtype=torch.float64)
     copies = min(sum(layer.tied for layer in layers), len(stages))
-    if copies < 2:
+    if copies < 2 or problem.model.lora_rank:  # frozen tables have no gradient
         return result
     inside = cluster.one_domain
     rows = padded_vocabulary(problem.model.config.vocab_size, choices.tp)

@@ -18,6 +18,8 @@ BLOCKS = (
 FULL_BITS = max(COMM_BITS)
 
 
+WITHOUT_MODEL = ("accelerate", "deepspeed")
+"""Targets whose files of plans without a pipeline leave the model, and so adapters, to the user."""
 WORDS = {"activation": "activations", "optimizer": "optimizer state"}
 """What may be offloaded, in a sentence."""
 
@@ -163,6 +165,12 @@ class Job:
                     "has no setting for stage by stage",
                     "space.offload=null",
                 )
+        rank = self.problem.training.lora_rank
+        if rank and (self.plan.pp > 1 or self.target not in WITHOUT_MODEL):
+            self.refuse(
+                f"training.lora_rank={rank}, and the written program trains all weights",
+                "training.lora_rank=0",
+            )
         if self.plan.sync_every > 1:
             self.refuse(f"sync_every={self.plan.sync_every}, and this trainer sums gradients in every step")
         if self.refusals:

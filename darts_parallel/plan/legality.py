@@ -281,6 +281,11 @@ def refuse_model(problem: Problem) -> None:
                 f"model={config.name} has model.{key}={value}, and only one chain of blocks can run here; "
                 "nearest legal: 0."
             )
+    if problem.training.lora_rank:
+        raise UnsupportedError(
+            f"training.lora_rank={problem.training.lora_rank} cannot run here, where every weight is "
+            "trained; nearest legal: 0."
+        )
     unbuilt = UNBUILT | (UNBUILT_WITH_EXPERTS if config.num_experts is not None else {})
     for key, near in unbuilt.items():
         value = getattr(config, key)

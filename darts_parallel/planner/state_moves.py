@@ -62,12 +62,15 @@ def state_moves(old_plan: Plan, old: Problem, new_plan: Plan, new: Problem) -> S
         again = layer.tied and tied[stages[index]] != index
         vocabulary = 0.0 if again else layer.vocabulary_parameters * new.model.config.vocab_size
         experts = 0.0 if layer.experts is None else float(layer.experts.parameters)
-        for numbers, split in (
-            (layer.sharded_parameters + vocabulary, "tp"),
-            (layer.replicated_parameters, "none"),
-            (experts, "experts"),
+        base = 0.0 if layer.frozen else bytes_of.optimizer
+        for numbers, split, state in (
+            (layer.sharded_parameters + vocabulary, "tp", base),
+            (layer.replicated_parameters, "none", base),
+            (experts, "experts", base),
+            (layer.adapter_parameters, "tp", bytes_of.optimizer),
+            (layer.replicated_adapter_parameters, "none", bytes_of.optimizer),
         ):
-            for sharded_from, width in ((3, bytes_of.parameter), (1, bytes_of.optimizer)):
+            for sharded_from, width in ((3, bytes_of.parameter), (1, state)):
                 was = _shares(before[index], sharded_from, split)
                 needs = _shares(after[index], sharded_from, split)
                 there = _union([share for gpu, share in was.items() if gpu in survivors])

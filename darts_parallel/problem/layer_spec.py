@@ -19,6 +19,8 @@ class Gemm:
     split: str
     """`column` divides `out_features`, `row` divides `in_features`, `vocabulary` pads and divides;
     `replicated` divides neither."""
+    module: str = ""
+    """What adapters call it (`training.lora_targets`); empty: none can stand beside it."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,33 @@ class LayerSpec:
     """Holds the embedding weights, and another layer holds them too."""
     experts: Experts | None = None
     """Routed experts, which none of the figures above hold; their router is in the replicated ones."""
+    frozen: bool = False
+    """None of its weights is trained but those of `adapters`."""
+    adapters: tuple[Gemm, ...] = ()
+    """Low-rank products beside frozen ones (`problem/adapters.py`)."""
+    adapter_parameters: int = 0
+    """Weights of `adapters` divided by `tp`."""
+    replicated_adapter_parameters: int = 0
     parts: tuple[RecomputedPart, ...] = ()
     """What `training.recompute_modules` can name beside the attention core and the experts."""
 
+    @property
+    def products(self) -> tuple[Gemm, ...]:
+        """All weight products of the forward pass."""
+        return (*self.gemms, *self.adapters)
+
+    @property
+    def trained(self) -> tuple[Gemm, ...]:
+        """Products whose weights have a gradient."""
+        return self.adapters if self.frozen else self.gemms
+
+    @property
+    def all_adapter_parameters(self) -> int:
+        """Number of parameters of the adapters."""
+        return self.adapter_parameters + self.replicated_adapter_parameters
+
     def parameters(self, vocab_size: int) -> int:
-        """Number of parameters with `vocab_size` rows in its vocabulary table."""
+        """Number of parameters with `vocab_size` rows in its vocabulary table, adapters left aside."""
         rows = self.vocabulary_parameters * vocab_size
         experts = 0 if self.experts is None else self.experts.parameters
         return self.sharded_parameters + self.replicated_parameters + rows + experts

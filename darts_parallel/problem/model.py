@@ -11,6 +11,7 @@ from functools import cached_property
 from darts_parallel.config.layer_pattern import ATTENTION, MAMBA, MLP, SYMBOLS, symbol, windowed
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.schema import TrainingConfig
+from darts_parallel.problem.adapters import with_adapters
 from darts_parallel.problem.experts import Experts, dense_width, experts_of, latent_attention
 from darts_parallel.problem.layer_spec import AttentionCore as AttentionCore
 from darts_parallel.problem.layer_spec import Gemm as Gemm
@@ -30,6 +31,9 @@ class Model:
     fused_attention: bool
     whole_ends: bool = False
     """Embedding and head each stay on the stage of the block beside them."""
+    lora_rank: int = 0
+    """Rank of the adapters that alone are trained; 0: everything is."""
+    lora_targets: tuple[str, ...] = ()
 
     @cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -42,6 +46,8 @@ class Model:
             chain.append(_block(config, index, self.fused_attention))
         chain += [_prediction(config, depth, self.fused_attention) for depth in range(config.mtp_num_layers)]
         layers = (*chain, _head(config), _loss(config))
+        if self.lora_rank:
+            layers = tuple(with_adapters(layer, self.lora_rank, self.lora_targets) for layer in layers)
         if not self.whole_ends:
             return layers
         ends = (1, len(layers) - 2)  # the first block, the head
@@ -59,6 +65,12 @@ class Model:
         return total - max(copies - 1, 0) * config.hidden_size * config.vocab_size
 
     @property
+    def num_trained_parameters(self) -> int:
+        """Parameters that have a gradient: all, or those of the adapters."""
+        adapters = sum(layer.all_adapter_parameters for layer in self.layers)
+        return adapters if self.lora_rank else self.num_parameters
+
+    @property
     def has_experts(self) -> bool:
         """Some layer has routed experts."""
         return any(layer.experts is not None for layer in self.layers)
@@ -70,7 +82,10 @@ class Model:
         return self.num_parameters - sum(layer.inactive for layer in experts)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Model FLOP (forward and backward, no recomputation) per token, Narayanan et al. 2021."""
+        """Model FLOP (forward and backward, no recomputation) per token, Narayanan et al. 2021.
+
+        Frozen weights have no gradient, which is a third of a product's FLOP.
+        """
         matmul = sum(
             gemm.in_features * (self.config.vocab_size if gemm.split == "vocabulary" else gemm.out_features)
             for layer in self.layers
@@ -84,12 +99,16 @@ class Model:
             for core in layer.cores
         )
         scans = sum(layer.scan.flops for layer in self.layers if layer.scan is not None)
-        return 6.0 * matmul + 6.0 * scores + 3.0 * scans
+        weights = 6.0 * matmul
+        if self.lora_rank:
+            weights = 4.0 * matmul + 6.0 * self.num_trained_parameters
+        return weights + 6.0 * scores + 3.0 * scans
 
 
 def build_model(config: ModelConfig, training: TrainingConfig) -> Model:
     """The model as the training job runs it."""
-    return Model(config, training.fused_attention)
+    targets = tuple(training.lora_targets)
+    return Model(config, training.fused_attention, lora_rank=training.lora_rank, lora_targets=targets)
 
 
 def _norm(config: ModelConfig) -> int:
@@ -131,7 +150,7 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
     latent = config.multi_latent_attention and attentions
     attention = _latent(config) if latent else _attention(config, attentions)
     inputs = (2 if config.gated_mlp else 1) * ffn
-    mlp = (Gemm(inputs, h, "column"), Gemm(h, ffn, "row")) if ffn else ()
+    mlp = (Gemm(inputs, h, "column", "linear_fc1"), Gemm(h, ffn, "row", "linear_fc2")) if ffn else ()
     masked = config.causal and kind != "encoder"
     first = replace(attention.core, causal=masked, window=window)
     cores = (first, replace(attention.core, causal=False))[:attentions]
@@ -208,7 +227,8 @@ def _attention(config: ModelConfig, attentions: int) -> _Attention:
     head_dim = config.head_dim or h // config.num_heads
     kv_heads = config.num_kv_heads or config.num_heads
     q_size, kv_size = config.num_heads * head_dim, kv_heads * head_dim
-    gemms = (Gemm(q_size + 2 * kv_size, h, "column"), Gemm(h, q_size, "row")) * attentions
+    ins = Gemm(q_size + 2 * kv_size, h, "column", "linear_qkv")
+    gemms = (ins, Gemm(h, q_size, "row", "linear_proj")) * attentions
     qkv_bias = config.linear_bias if config.qkv_bias is None else config.qkv_bias
     bias = attentions * (q_size + 2 * kv_size) * qkv_bias
     sinks = attentions * config.num_heads * config.attention_sinks
@@ -230,8 +250,8 @@ def _latent(config: ModelConfig) -> _Attention:
     """Multi-head latent attention, trained with its keys and values expanded (Megatron-LM)."""
     latent = latent_attention(config)
     assert latent is not None
-    down, up = (tuple(Gemm(*shape) for shape in shapes) for shapes in (latent.down, latent.up))
-    out = Gemm(*latent.out)
+    down, up = (tuple(Gemm(*s, "linear_qkv") for s in shapes) for shapes in (latent.down, latent.up))
+    out = Gemm(*latent.out, "linear_proj")
     up_part = RecomputedPart("mla_up_proj", up, sharded_activation_bytes=2.0 * latent.expanded)
     # queries and keys are longer than values; their mean gives the same products and bytes
     core = AttentionCore(latent.heads, latent.heads, (latent.query + latent.value) // 2, True)

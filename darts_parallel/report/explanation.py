@@ -10,17 +10,17 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from darts_parallel.cost.choices import ChoiceTensors
+from darts_parallel.cost.choices import ChoiceTensors, element_bytes
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
     FUSED_BACKWARD_FACTOR,
     attention_seconds,
-    gemm_seconds,
+    products_seconds,
     scan_seconds,
     stream_seconds,
 )
 from darts_parallel.cost.evaluation import evaluate, hard_plan, neighbour_seconds
-from darts_parallel.cost.layer_costs import ShardGroup, accumulation_seconds, element_bytes, shard_groups
+from darts_parallel.cost.layer_costs import ShardGroup, accumulation_seconds, shard_groups
 from darts_parallel.cost.memory import StateBytes, state_bytes, static_bytes
 from darts_parallel.cost.mixture.expert_costs import expert_costs
 from darts_parallel.cost.offload.fractions import OffloadedPlans
@@ -170,7 +170,9 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         choices = ChoiceTensors.build(problem, (plan.num_micro_batches,), (plan.layers[indices[0]],), plan.cp)
         for term, part in parts.items():
             groups = (group for i in indices for group in _shards(problem, plan, i, choices))
-            total = sum(float(static_bytes(g.parameters, g.shards, choices.zero_stage, part)) for g in groups)
+            total = sum(
+                float(static_bytes(g.parameters, g.shards, choices.zero_stage, g.held(part))) for g in groups
+            )
             yield _line(stage, words, term, float(_device(problem, plan, stage).state_factor) * total)
         chunks = plan.chunk_of_layer
         kept = sum(float(in_flight[chunks[i]] * table.activation[0, i, chosen[i]]) for i in indices)
@@ -245,7 +247,7 @@ def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float]
         sizes = tokens / training.seq_len
         if problem.measured.seconds(device.name, layer.kind, tp, sizes) is not None:
             return None
-    products = sum(float(gemm_seconds(gemm, tokens, tp, device, width)) for gemm in layer.gemms)
+    products = float(products_seconds(layer.products, tokens, tp, device, width))
     cores = (
         attention_seconds(core, tokens, training.seq_len, tp, device, fused=fused, width=width)
         for core in layer.cores
@@ -265,8 +267,11 @@ def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float]
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if fused else 0.0
     seconds |= {"attention": seconds["attention"] + extra * parts["attention"]}
     seconds["state-space scan"] += float(scanned_again)
+    if layer.frozen:
+        seconds["matrix products"] -= float(products_seconds(layer.gemms, tokens, tp, device, width))
     if layer.experts is not None:
-        costs = expert_costs(problem, layer.experts, _topology(problem, plan, stage), choices, width)
+        topology = _topology(problem, plan, stage)
+        costs = expert_costs(problem, layer.experts, topology, choices, width, frozen=layer.frozen)
         seconds["experts"] = float(costs.forward + costs.backward)
     return seconds
 

@@ -35,7 +35,11 @@ def plan_dict(
     names = tuple(layer.name for layer in problem.model.layers)
     return {
         "schema": SCHEMA,
-        "model": asdict(config.model) | {"num_parameters": problem.model.num_parameters},
+        "model": asdict(config.model)
+        | {
+            "num_parameters": problem.model.num_parameters,
+            "num_trained_parameters": problem.model.num_trained_parameters,
+        },
         "cluster": asdict(config.cluster),
         "training": asdict(config.training),
         **_placed(plan, names, problem),

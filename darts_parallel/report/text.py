@@ -229,6 +229,8 @@ def _headline(
 ) -> None:
     config = problem.config
     size = f"{problem.model.num_parameters:,} parameters"
+    if problem.training.lora_rank:
+        size += f", {problem.model.num_trained_parameters:,} trained"
     job = f"{config.model.name} ({size}) on {config.cluster.name}, {problem.cluster.num_devices} GPUs"
     console.print(Text(job, "bold"))
     console.print(Text(plan.describe(problem.training.global_batch_size), "bold cyan"))

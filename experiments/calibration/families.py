@@ -48,14 +48,13 @@ GPT = Family("", vocab=51200)
 """GPT-2 and GPT-3 as Megatron-LM trains them; the vocabulary is the padded one of its papers."""
 SPARSE = re.compile(r"\bmoe\b|mixture|mixtral|\d+x\d+b|dbrx|deepseek-?v[23]|grok|\bswitch|a\d+b\b")
 ENCODER_DECODER = re.compile(r"\bu?t5\b|\bul2\b")
-NOT_WHOLE = re.compile(r"\bq?lora\b|\bpeft\b|adapter")
 
 
 def family_of(row: Row) -> Family:
     """The family that the model's name says, else `GPT`.
 
     Errors:
-        RowError: a kind of model or of training that the cost model does not hold.
+        RowError: a kind of model that the cost model does not hold.
     """
     name = row.text("model").lower()
     experts = row.count("ep") or 1
@@ -65,8 +64,6 @@ def family_of(row: Row) -> Family:
         raise RowError("a mixture of experts whose sizes neither the row nor the model's name says")
     if ENCODER_DECODER.search(name):
         raise RowError("encoder-decoder models need their encoder layers, which the schema does not hold")
-    if NOT_WHOLE.search(f"{name} {row.text('notes').lower()}"):
-        raise RowError("adapter training (LoRA) is not in the cost model")
     return next((family for family in FAMILIES if re.search(family.words, name)), GPT)
 
 

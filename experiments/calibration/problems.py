@@ -19,7 +19,7 @@ from darts_parallel.problem.software import Software
 from experiments.calibration.hardware import NVLINK_DOMAINS, Network, node_groups
 from experiments.calibration.mixtures import expert_strategy, printed_layout, with_mixture
 from experiments.calibration.rows import RowError
-from experiments.calibration.rules import ALTERNATE, Run
+from experiments.calibration.rules import ALTERNATE, LORA_TARGETS, Run
 
 LATENCY_US = {"inside": 3.0, "between": 5.0}
 """Orders of magnitude of NCCL, before calibration."""
@@ -125,6 +125,8 @@ def _training(run: Run) -> TrainingConfig:
         seq_len=run.seq_len,
         precision=run.precision,
         fused_attention=run.stack.fused_attention,
+        lora_rank=run.lora_rank,
+        lora_targets=list(LORA_TARGETS),
     )
 
 

@@ -10,6 +10,7 @@
 | precision | bf16; mxfp8 and nvfp4 by their names, all other 8-bit kinds as fp8 |
 | sequence parallelism | by stack (`stacks.py`): on where tp > 1, off in software before 2022 |
 | recomputation | none |
+| rank and place of adapters | of rows that say LoRA: 16, beside `linear_qkv`, as NeMo's performance recipes set them (`finetune_recipe(peft_scheme="lora", performance_mode=True)`) |
 | interleaving stated without its degree | the smallest number above 1 that divides the blocks of a stage |
 | layers per stage | equal, the first stages take the remainder; `type:transformer|embedding` in the notes counts embedding and head as a layer each, and so do layouts whose blocks alone do not divide (126 of Llama-3 405B); "layers per stage ..." in the notes is taken as printed |
 | seconds per iteration | from tokens/s/GPU or samples/s, never from TFLOP/s |
@@ -32,6 +33,11 @@ ALTERNATE = "alternate"
 """Full recomputation of every second block; also the nearest to torchtitan's operator-wise selective
 recomputation, which repeats every second matrix product (torchtitan, `activation_checkpoint`)."""
 HEAD_SIZE = 128
+ADAPTERS = re.compile(r"\blora\b")
+NOT_MODELLED = re.compile(r"\bqlora\b|\bdora\b|prefix.tuning")
+LORA_RANK, LORA_TARGETS = 16, ("linear_qkv",)
+"""Of the performance recipes of NeMo 2 for Llama 3 70B; its rank for smaller models, 8, makes no difference
+that seconds or bytes show."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,8 @@ class Run:
     recompute: str
     """`none`, `selective`, `full` or `ALTERNATE`."""
     sequence_parallel: bool
+    lora_rank: int
+    """Rank of the adapters that alone are trained; 0: all weights are."""
     iteration_s: float | None
     memory_bytes: float | None
 
@@ -101,6 +109,7 @@ def read_run(row: Row, siblings: Sequence[Row]) -> Run:
         virtual_stages=_virtual_stages(row, layers, degrees["pp"]),
         micro_batch=micro, num_micro_batches=count, global_batch=batch, zero_stage=zero, shard_size=shard,
         recompute=_recompute(row), sequence_parallel=_sequence_parallel(row, stack, degrees["tp"]),
+        lora_rank=_lora_rank(row),
         iteration_s=iteration, memory_bytes=memory,
     )  # fmt: skip
 
@@ -215,6 +224,13 @@ def _sequence_parallel(row: Row, stack: Stack, tp: int) -> bool:
         True if re.match(r"1|true|yes|on\b", text) else False if re.match(r"0|false|no\b|off", text) else None
     )
     return tp > 1 and (stack.sequence_parallel if stated is None else stated)
+
+
+def _lora_rank(row: Row) -> int:
+    text = f"{row.text('model')} {row.text('notes')}".lower()
+    if NOT_MODELLED.search(text):
+        raise RowError("adapters on weights of 4 bits, or other than LoRA, are not in the cost model")
+    return LORA_RANK if ADAPTERS.search(text) else 0
 
 
 def _precision(row: Row) -> str:

@@ -13,7 +13,7 @@ from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.explanation import FORMULAS, Explanation, Line, explain, render_explanation
 from tests.support.commands import QUIET, TOY, Command
-from tests.support.export_plans import LLAMA, plan_of
+from tests.support.export_plans import LLAMA, MIXTURE, plan_of
 from tests.support.layer_kinds import HYBRID, PREDICTION
 from tests.support.random_plans import random_plans
 
@@ -24,6 +24,7 @@ PROBLEMS = {
                                  "space.pp=1"],
     "hybrid": HYBRID,
     "prediction": PREDICTION,
+    "adapters": [*MIXTURE, "training.lora_rank=4", "training.lora_targets=[linear_qkv,linear_fc2]"],
     "simulated": [*LLAMA, "cost.pipeline=simulated"],
 }  # fmt: skip
 

@@ -61,12 +61,19 @@ def expert_parameters(experts: Experts, choices: ChoiceTensors) -> Tensor:
 
 
 def expert_costs(
-    problem: Problem, experts: Experts, topology: StageTopology, choices: ChoiceTensors, width: int
+    problem: Problem,
+    experts: Experts,
+    topology: StageTopology,
+    choices: ChoiceTensors,
+    width: int,
+    *,
+    frozen: bool = False,
 ) -> ExpertCosts:
     """Seconds and bytes of `experts` on a stage of `topology`.
 
     Args:
         width: Bytes of one activation element.
+        frozen: Their weights are not trained: backward has the gradients of their inputs alone.
     """
     training, device = problem.training, problem.cluster.groups[topology.group].device
     tokens = choices.tokens / choices.sequence_shards
@@ -90,8 +97,9 @@ def expert_costs(
     return ExpertCosts(
         forward=forward,
         backward=BACKWARD_FACTOR * (forward - routing)
-        + device.permutation_factor * (2.0 * router + permutation),
-        weight_gradient=products,
+        + device.permutation_factor * (2.0 * router + permutation)
+        - frozen * products,
+        weight_gradient=(not frozen) * products,
         exchange=exchange,
         again={"moe_act": activation, "moe": forward + exchange},
         kept=kept,

@@ -1,0 +1,65 @@
+"""Schema of the group `training`: one job."""
+
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+from darts_parallel.config.checks import require_at_least, require_member, require_size
+from darts_parallel.config.cluster import PRECISIONS
+from darts_parallel.config.model import MAX_SIZE
+from darts_parallel.errors import ConfigError
+
+OPTIMIZERS = ("adam", "sgd")
+RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+"""Parts of a block that selective recomputation can name, in Megatron-LM's words."""
+DISPATCHERS = ("alltoall", "flex")
+LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+"""Products of a block that may have an adapter: both of the attention, both of the MLP."""
+
+
+@dataclass
+class TrainingConfig:
+    """One training job."""
+
+    global_batch_size: int = MISSING
+    """Sequences in one optimizer step."""
+    seq_len: int = MISSING
+    precision: str = "bf16"
+    optimizer: str = "adam"
+    fused_attention: bool = True
+    """FlashAttention-like kernels: the score matrix never reaches memory."""
+    recompute_modules: list[str] = field(default_factory=lambda: ["core_attn"])
+    """What selective recomputation computes again (Megatron-LM's `--recompute-modules`)."""
+    moe_token_dispatcher_type: str = "alltoall"
+    """`alltoall`, or `flex`: a token travels once to every NVLink domain (DeepEP, HybridEP)."""
+    moe_load_imbalance: float = 1.1
+    """Rows of the busiest expert-parallel rank per row of an even load; 1 where routing is forced to balance.
+    Dropless routing measured 1.08 to 1.25 times as long as forced balance."""
+    overlap_moe_expert_parallel_comm: bool = False
+    """The experts' all-to-all runs beside another micro-batch's compute (Megatron-LM's flag)."""
+    moe_shared_expert_overlap: bool = False
+    """Shared experts run beside the all-to-all of the routed ones (Megatron-LM's flag of this name)."""
+    lora_rank: int = 0
+    """Rank of the adapters that alone are trained (LoRA); 0: all weights are."""
+    lora_targets: list[str] = field(default_factory=lambda: list(LORA_TARGETS))
+    """Products beside which adapters stand (Megatron-Bridge's `target_modules`); routed experts have none."""
+    software: str | None = None
+    """Trainer whose measured habits and efficiencies hold (a file of conf/software); null: what is common."""
+
+    def __post_init__(self) -> None:
+        require_size("training.global_batch_size", self.global_batch_size, MAX_SIZE)
+        require_size("training.seq_len", self.seq_len, MAX_SIZE)
+        require_member("training.precision", self.precision, PRECISIONS)
+        require_member("training.optimizer", self.optimizer, OPTIMIZERS)
+        for module in self.recompute_modules:
+            require_member("training.recompute_modules", module, RECOMPUTE_MODULES)
+        require_at_least("training.lora_rank", self.lora_rank, 0)
+        for target in self.lora_targets:
+            require_member("training.lora_targets", target, LORA_TARGETS)
+        if self.lora_rank and not self.lora_targets:
+            raise ConfigError(
+                f"training.lora_targets=[] must name a product with training.lora_rank={self.lora_rank}; "
+                "nearest legal: [linear_qkv]."
+            )
+        require_member("training.moe_token_dispatcher_type", self.moe_token_dispatcher_type, DISPATCHERS)
+        require_at_least("training.moe_load_imbalance", self.moe_load_imbalance, 1)

@@ -1,0 +1,175 @@
+"""LoRA: what frozen weights and low-rank adapters cost, and who refuses them."""
+
+import pytest
+import torch
+
+from darts_parallel import Plan, evaluate, load_problem
+from darts_parallel.config.schema import TrainingConfig
+from darts_parallel.config.training import LORA_TARGETS
+from darts_parallel.cost.choices import ChoiceTensors
+from darts_parallel.cost.compute import products_seconds
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
+from darts_parallel.cost.table import build_tables
+from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.layerwise import solve
+from darts_parallel.export import export_plan
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
+from darts_parallel.plan.legality import refuse_unexecutable
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.planner.state_moves import state_moves
+from darts_parallel.problem.problem import Problem
+from tests.support.export_plans import LLAMA, MIXTURE, plan_of
+from tests.support.random_plans import random_plans
+
+RANK = 4
+
+
+def llama(*changes: str, rank: int = RANK) -> Problem:
+    return load_problem([*LLAMA, f"training.lora_rank={rank}", *changes])
+
+
+def costs(problem: Problem, strategy: LayerStrategy, index: int = 1) -> LayerCosts:
+    """Of one layer on all devices, one micro-batch."""
+    topology = problem.cluster.stage_topology(0, 1)
+    choices = ChoiceTensors.build(problem, (1,), (strategy,))
+    return layer_costs(problem, problem.model.layers[index], topology, choices, counts_table=True)
+
+
+def test_adapters_have_the_parameters_of_the_paper() -> None:
+    problem = llama()
+    block = problem.model.layers[1]
+    config = problem.config.model
+    hidden, ffn = config.hidden_size, config.ffn_hidden_size or 0
+    kv = hidden // config.num_heads * (config.num_kv_heads or 0)
+    # rank x (in + out) of each product: queries, keys and values together, output, both of the gated MLP
+    shapes = (hidden + hidden + 2 * kv, 2 * hidden, hidden + 2 * ffn, ffn + hidden)
+    assert block.all_adapter_parameters == RANK * sum(shapes)
+    assert problem.model.num_trained_parameters == config.num_layers * RANK * sum(shapes)
+    assert problem.model.num_parameters == llama(rank=0).model.num_parameters
+    some = llama("training.lora_targets=[linear_proj]")
+    assert some.model.layers[1].all_adapter_parameters == RANK * 2 * hidden
+
+
+def test_model_flops_leave_out_the_gradients_of_frozen_weights() -> None:
+    full, lora = llama(rank=0).model, llama().model
+    weights = full.flops_per_token(0)
+    expected = weights * 2 / 3 + 6.0 * lora.num_trained_parameters
+    assert lora.flops_per_token(0) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_frozen_weights_have_neither_gradient_nor_optimizer_state(zero_stage: int) -> None:
+    strategy, problem = LayerStrategy(2, 4, zero_stage), llama()
+    found, block = costs(problem, strategy), problem.model.layers[1]
+    base = block.sharded_parameters / 2 + block.replicated_parameters
+    adapters = block.adapter_parameters / 2
+    shards = [4.0 if zero_stage >= stage else 1.0 for stage in (3, 2, 1)]
+    # bf16: 2 bytes of each weight; 4 of a gradient and 12 of master weights and moments of a trained one
+    trained = 2.0 / shards[0] + 4.0 / shards[1] + 12.0 / shards[2]
+    assert float(found.static) == pytest.approx(base * 2.0 / shards[0] + adapters * trained)
+    assert float(found.state) == pytest.approx(adapters * 12.0 / shards[2])
+
+
+def test_backward_of_frozen_products_is_the_gradient_of_their_inputs() -> None:
+    strategy, full, lora = LayerStrategy(1, 8), llama(rank=0), llama()
+    block, device = lora.model.layers[1], lora.cluster.groups[0].device
+    choices = ChoiceTensors.build(lora, (1,), (strategy,))
+
+    def seconds(gemms):  # type: ignore[no-untyped-def]
+        return float(products_seconds(gemms, choices.tokens, choices.tp, device, 2))
+
+    before, after = costs(full, strategy), costs(lora, strategy)
+    assert float(after.forward) == pytest.approx(float(before.forward) + seconds(block.adapters))
+    whole = float(before.terms["compute"])
+    less = seconds(block.gemms) - 3.0 * seconds(block.adapters)
+    # and the sum of gradients over micro-batches is that of the adapters
+    summed = (block.sharded_parameters + block.replicated_parameters - block.adapter_parameters) * 10.0
+    less += summed / (device.memory_bandwidth * device.memory_efficiency)
+    assert float(after.terms["compute"]) == pytest.approx(whole - less)
+    assert float(after.gradient_sync) < float(before.gradient_sync)
+
+
+def test_only_what_an_adapter_or_another_kernel_reads_is_kept() -> None:
+    full, some = llama(rank=0).model.layers[1], llama("training.lora_targets=[linear_qkv]").model.layers[1]
+    config = llama().config.model
+    # the inputs of both products of the MLP go; the adapter's RANK numbers come
+    assert full.replicated_activation_bytes - some.replicated_activation_bytes == 2 * config.hidden_size
+    ffn = config.ffn_hidden_size or 0
+    assert full.sharded_activation_bytes - some.sharded_activation_bytes == 2 * ffn - 2 * RANK
+    every = llama().model.layers[1]
+    assert every.replicated_activation_bytes == full.replicated_activation_bytes
+
+
+def test_a_higher_rank_never_costs_less() -> None:
+    low, high = (costs(llama(rank=rank), LayerStrategy(2, 4, 1)) for rank in (2, 16))
+    for name in ("forward", "backward", "gradient_sync", "optimizer", "static", "activation"):
+        assert float(getattr(low, name)) <= float(getattr(high, name))
+
+
+@pytest.mark.parametrize("model", [LLAMA, MIXTURE])
+def test_surrogate_at_one_hot_weights_equals_evaluate_with_adapters(model: list[str]) -> None:
+    problem = load_problem([*model, f"training.lora_rank={RANK}", "model.num_layers=2", "space.pp=2"])
+    rng = torch.Generator().manual_seed(0)
+    for table in build_tables(problem, outer_spaces(problem)):
+        plans = random_plans(table, table.num_outer, rng)
+        hard, soft = evaluate_batch(table, plans), surrogate(RelaxedPlans.one_hot(plans, table), table)
+        torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
+        torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-6)
+
+
+def test_dynamic_programming_equals_brute_force_with_adapters() -> None:
+    problem = llama(
+        "model.num_layers=2", "space.tp=[1,2]", "space.recompute=none", "space.micro_batch_size=1"
+    )
+    tables = build_tables(problem, outer_spaces(problem))
+    assert solve(tables, "layerwise").cost == pytest.approx(brute_force(tables, "layerwise").cost, rel=1e-12)
+
+
+def test_moved_state_is_all_weights_and_the_state_of_the_adapters() -> None:
+    old, new = llama("cluster.nodes.0.count=1"), llama()
+    before, after = (
+        Plan(4, (0, old.num_layers), (LayerStrategy(1, problem.cluster.num_devices),) * old.num_layers)
+        for problem in (old, new)
+    )
+    moved = state_moves(before, old, after, new)
+    # every GPU of the second node needs weights of 2 bytes, of adapters master weights and moments too
+    each = 2.0 * old.model.num_parameters + (2.0 + 12.0) * old.model.num_trained_parameters
+    assert moved.moved_bytes == pytest.approx(4 * each, rel=1e-9)
+
+
+def test_what_cannot_train_adapters_refuses_them_in_a_sentence() -> None:
+    problem = llama("space.pp=1")
+    plan = plan_of(problem, LayerStrategy(1, 8, 3), 2)
+    with pytest.raises(UnsupportedError, match=r"lora_rank=4 cannot run here.*nearest legal: 0"):
+        refuse_unexecutable(plan, problem)
+    for target in ("megatron", "torchtitan", "galvatron"):
+        with pytest.raises(UnsupportedError, match="lora_rank=4, and the written program"):
+            export_plan(problem, plan, target)
+    assert export_plan(problem, plan_of(problem, LayerStrategy(1, 8, 2), 2), "deepspeed").files
+    assert evaluate(plan, problem).mfu > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["training.lora_rank=-1"], r"training.lora_rank=-1 must be at least 0; nearest legal: 0\."),
+        (["training.lora_rank=100000"], r"must be at most \d+; nearest legal: \d+\."),
+        (
+            ["training.lora_rank=4", "space.executable=true"],
+            r"must not go with space.executable, .*legal: 0\.",
+        ),
+        (["training.lora_rank=4", "cost=searcher"], r"must not go with a cost model other.*legal: 0\."),
+        (["training.lora_rank=4", "training.lora_targets=[]"], r"must name a product .*\[linear_qkv\]\."),
+        (["training.lora_targets=[query]"], "training.lora_targets=query must be one of linear_qkv"),
+    ],
+)
+def test_impossible_adapters_are_refused(changes: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load_problem([*LLAMA, *changes])
+
+
+def test_targets_default_to_every_product_of_a_block() -> None:
+    assert TrainingConfig(global_batch_size=1, seq_len=1).lora_targets == list(LORA_TARGETS)
