@@ -30,7 +30,7 @@ from darts_parallel.plan.file import write_text
 from darts_parallel.report.uncertainty import EXPERTS
 from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.coverage import by_place, cross_coverage, pair_spread, spread
-from experiments.calibration.crossvalidation import KINDS, HeldOut, cross_validate, held_out_errors
+from experiments.calibration.crossvalidation import KINDS, HeldOut, by_fold, cross_validate, held_out_errors
 from experiments.calibration.device_files import MARK, device_names, write_device
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, Residuals, fit, posterior
@@ -152,7 +152,7 @@ def fold_table(kind: str, results: Sequence[HeldOut]) -> Table:
     for header in ("runs", "median", "mean", "bias", "90 %") * 2:
         table.add_column(header, justify="right")
     seconds, memory = (held_out_errors(results, part) for part in PARTS)
-    for fold in sorted({*seconds, *memory}, key=lambda name: (name == "all", name)):
+    for fold in sorted({*seconds, *memory}, key=by_fold):
         cells = []
         for part in (seconds, memory):
             cells += [str(part[fold].count), *_percent(part[fold])] if fold in part else [""] * 5

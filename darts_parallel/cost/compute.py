@@ -196,7 +196,9 @@ def forward_seconds(
         * (layer.replicated_elements / sequence_shards + layer.sharded_elements / tp)
     )
     total = core + stream_seconds(streamed, device) + scan_seconds(layer.scan, tokens, tp, device, width)[0]
-    return total + products_seconds(layer.products, tokens, tp, device, width), core
+    for gemm in layer.products:
+        total = total + gemm_seconds(gemm, tokens, tp, device, width)
+    return total, core
 
 
 def recomputed_seconds(
@@ -217,7 +219,8 @@ def recomputed_seconds(
         kept = part.replicated_activation_bytes / sequence_shards + part.sharded_activation_bytes / tp
         if not part.gemms:  # a streaming kernel writes anew, in elements of 2 bytes, what was not kept
             total = total + device.streaming_factor * stream_seconds(width * tokens * kept, device)
-        total = total + products_seconds(part.gemms, tokens, tp, device, width)
+        for gemm in part.gemms:
+            total = total + gemm_seconds(gemm, tokens, tp, device, width)
     return total
 
 

@@ -36,6 +36,8 @@ UNKNOWN = "family"
 EXPERTS = "experts"
 """Spreads of mixtures, within those of a figure."""
 BASE = "base"
+GAUGE = "device"
+"""Gauge of the memory that answers speak of: all that is gone of a device."""
 FIGURES = {
     "layer_overhead_us": "layer_overhead", "expert_overhead_us": "expert_overhead",
     "reserved_GiB": "reserved",
@@ -106,7 +108,7 @@ class Posterior:
         others: dict[tuple[str, str, str], Tensor] = {}
         for row, slopes in enumerate(rows):
             for (quantity, device, stack, intra, inter), slope in slopes.items():
-                place = {"device": device, "stack": stack, "intra": intra, "inter": inter}
+                place = {"device": device, "stack": stack, "intra": intra, "inter": inter, "gauge": GAUGE}
                 for scope in self.quantities[quantity]["prior_sd"]:
                     name = "" if scope == BASE else "+".join(place[part] for part in scope.split("+"))
                     key = (quantity, "" if scope == BASE else scope, name)

@@ -15,6 +15,7 @@ from experiments.calibration.parameters import Parameters
 from experiments.calibration.predict import place_of, predict
 from experiments.calibration.problems import Case
 
+TOTALS = ("all dense", "all mixtures", "all")
 KINDS = ("model", "source", "family")
 """What is left out as a whole: models by name, files, families of software."""
 
@@ -97,14 +98,19 @@ def cross_validate(
 
 
 def held_out_errors(results: Sequence[HeldOut], part: str) -> dict[str, ErrorSummary]:
-    """Errors of `seconds` or `memory` by fold and, under "all", of all runs."""
+    """Errors of `seconds` or `memory` by fold, then of the runs that `TOTALS` names."""
     values: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for result in results:
         run = result.case.run
         predicted = result.seconds if part == PARTS[0] else result.memory_bytes
         measured = run.iteration_s if part == PARTS[0] else run.memory_bytes
         if measured is not None:
-            for name in (result.fold, "all"):
+            for name in (result.fold, TOTALS[result.case.problem.model.has_experts], TOTALS[-1]):
                 values[name][0].append(predicted)
                 values[name][1].append(measured)
-    return {name: summarise(*pair) for name, pair in values.items()}
+    return {name: summarise(*values[name]) for name in sorted(values, key=by_fold)}
+
+
+def by_fold(name: str) -> tuple[int, str]:
+    """Sorts the names of a table's lines: folds, then `TOTALS` in their order."""
+    return (TOTALS.index(name) + 1 if name in TOTALS else 0), name

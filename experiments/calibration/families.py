@@ -67,6 +67,12 @@ def family_of(row: Row) -> Family:
     return next((family for family in FAMILIES if re.search(family.words, name)), GPT)
 
 
+def names_experts(row: Row) -> bool:
+    """Whether a row is of a mixture of experts, expressible or not."""
+    experts = row.text("n_experts") not in ("", "0", "1")
+    return experts or bool(SPARSE.search(row.text("model").lower()))
+
+
 def gated_by_size(row: Row, family: Family, hidden: int, kv_width: int, ffn: int, vocab: int) -> bool:
     """Whether the MLP is gated: by the family's name, else by which count of parameters is nearer.
 

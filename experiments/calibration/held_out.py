@@ -72,7 +72,7 @@ class HeldOutReport:
         """Lines of the table of errors: every fold's seconds, then all seconds and bytes."""
         lines: list[tuple[str, ...]] = []
         for part in PARTS:
-            for fold, e in sorted(self.errors[part].items(), key=lambda entry: (entry[0] == "all", entry[0])):
+            for fold, e in self.errors[part].items():
                 figures = (f"{100 * e.median:.1f}", f"{100 * e.mean:.1f}", f"{100 * e.bias:+.1f}",
                            f"{100 * e.p90:.1f}")  # fmt: skip
                 share = f"{100 * self.coverage[part]:.0f}" if fold == "all" and part in self.coverage else ""

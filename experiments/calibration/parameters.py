@@ -13,16 +13,20 @@ from math import log
 import torch
 from torch import Tensor
 
-from darts_parallel.report.uncertainty import FAMILIES
+from darts_parallel.report.uncertainty import FAMILIES, GAUGE
 
 FAMILY = FAMILIES
 """Device files whose compute parameters are one: they differ in memory only."""
+POWER = 1400.0 / 1200.0, 500.0 / 700.0
+"""Watts of a GB300 per those of a GB200 (NVIDIA, most of a module's GPU), and of torchtitan's H100 with HBM2e
+per those of an H100 SXM5: large products run as fast as the power limit lets them."""
 BEST_SHAPE = {
     # share of the peak of the best bf16 matrix product (stas00/ml-engineering,
     # compute/accelerator/README.md @744d01e1); t4: NVIDIA developer forum, thread 264462 (power limit);
-    # gb300, b300: as gb200, b200
-    "a100": 0.869, "h100": 0.803, "h100_hbm2e": 0.803, "h100_pcie": 0.70, "b200": 0.776, "gb200": 0.729,
-    "gb300": 0.729, "b300": 0.776, "mi300x": 0.511, "mi250x": 0.60, "v100": 0.80, "t4": 0.37, "a10": 0.70,
+    # gb300, h100_hbm2e: as gb200 and h100, by their power; b300: as b200
+    "a100": 0.869, "h100": 0.803, "h100_hbm2e": 0.803 * POWER[1], "h100_pcie": 0.70, "b200": 0.776,
+    "gb200": 0.729, "gb300": 0.729 * POWER[0], "b300": 0.776, "mi300x": 0.511, "mi250x": 0.60, "v100": 0.80,
+    "t4": 0.37, "a10": 0.70,
 }  # fmt: skip
 BEST_LINK = {
     # share of the data sheet's rate in a large all-reduce (NVIDIA GTC24 s62129, figure in
@@ -36,6 +40,8 @@ BEST_LINK = {
 HIDDEN_TP = {"nemo": 0.5, "megatron_core": 0.3, "jax": 0.3}
 """Share of the tensor-parallel communication that runs beside the products: NeMo's recipes turn on
 `tp_comm_overlap`; of its published runs about half is hidden."""
+DEVICE, ALLOCATED = GAUGE, "allocated"
+"""Gauges of memory: all that is gone of a device, which is what runs out; the allocator's peak."""
 PAIR = "+"
 """Joins the scopes of a pair, and their names."""
 
@@ -50,8 +56,8 @@ class Quantity:
     base_sd: float
     """Standard deviation of the base, on the unbounded scale."""
     deviations: tuple[tuple[str, float], ...] = ()
-    """Scopes with a deviation of their own (`device`, `stack`, `intra`, `inter`, or two joined by `+`), and
-    its standard deviation."""
+    """Scopes with a deviation of their own (`device`, `stack`, `intra`, `inter`, `gauge`, or two joined by
+    `+`), and its standard deviation."""
     share: bool = False
     """In (0, 1); else any positive number."""
     offset: float = 0.0
@@ -87,9 +93,9 @@ QUANTITIES = (
              meaning="g of (a^g + b^g)^(1/g), compute a beside communication b; 1: no overlap"),
     Quantity("reserved_GiB", 3.0, 0.7, (("stack", 0.7), ("device", 0.3)),
              meaning="CUDA context, buffers of the framework and NCCL"),
-    Quantity("state_factor", 1.1, 0.2, (("stack", 0.3),),
+    Quantity("state_factor", 1.1, 0.2, (("stack", 0.3), ("gauge", 0.2)),
              meaning="bytes of parameters, gradients, optimizer state held, per byte of the formula"),
-    Quantity("activation_factor", 1.1, 0.2, (("stack", 0.3),),
+    Quantity("activation_factor", 1.1, 0.2, (("stack", 0.3), ("gauge", 0.2)),
              meaning="the same for activations that are kept"),
     Quantity("tp_hidden_share", 0.1, 0.7, (("stack", 1.0),), share=True,
              meaning="share of the tensor-parallel communication that runs beside the products"),
@@ -134,6 +140,7 @@ class Place:
     stack: str
     intra: str
     inter: str
+    gauge: str = DEVICE
 
     def of(self, scope: str) -> str:
         """The name within a scope, or two joined by `+`."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from darts_parallel.config.cluster import NARROW
 from darts_parallel.cost.evaluation import hard_plan
 from darts_parallel.problem.cluster import GIB, Cluster, Link, NodeGroup
-from experiments.calibration.parameters import FAMILY, Place
+from experiments.calibration.parameters import DEVICE, FAMILY, Place
 from experiments.calibration.problems import Case
 
 Values = Mapping[str, Tensor | float]
@@ -26,7 +26,7 @@ class Prediction:
 def place_of(case: Case) -> Place:
     """What the parameters of a run depend on."""
     device = FAMILY.get(case.device, case.device)
-    return Place(device, case.run.stack.name, case.intra.name, case.inter.name)
+    return Place(device, case.run.stack.name, case.intra.name, case.inter.name, case.run.gauge)
 
 
 def predict(case: Case, values: Values) -> Prediction:
@@ -39,7 +39,8 @@ def predict(case: Case, values: Values) -> Prediction:
     _, _, cost = hard_plan(case.plan, problem)
     reserved = values.get(RESERVED)
     reserve = case.problem.cluster.groups[0].device.reserved if reserved is None else reserved * GIB
-    return Prediction(cost.iteration_time[0], cost.memory[0].max() + reserve)
+    allocated = cost.memory[0].max()
+    return Prediction(cost.iteration_time[0], allocated + reserve * (case.run.gauge == DEVICE))
 
 
 DEVICE_FIELDS = {

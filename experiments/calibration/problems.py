@@ -139,7 +139,12 @@ def _plan(run: Run) -> Plan:
     blocks = [replace(base, recompute="full") if run.recompute == ALTERNATE and i % 2 else base
               for i in range(run.layers)]  # fmt: skip
     return Plan(
-        run.num_micro_batches, boundaries_of(run), (base, *blocks, base, base), run.cp, run.virtual_stages
+        run.num_micro_batches,
+        boundaries_of(run),
+        (base, *blocks, base, base),
+        run.cp,
+        run.virtual_stages,
+        offload=((0.0, 1.0),) * run.pp if run.offload else (),
     )
 
 

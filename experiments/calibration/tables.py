@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from experiments.calibration.errors import ErrorSummary, summarise
+from experiments.calibration.families import names_experts
 from experiments.calibration.held_out import HeldOutReport
 from experiments.calibration.outcome import Outcome
 from experiments.calibration.ranking import TRIALS, JobRanking, mean
@@ -120,16 +121,24 @@ def skipped_lines(outcomes: Sequence[Outcome], other_files: Sequence[tuple[str, 
 
 
 def skipped_summary(outcomes: Sequence[Outcome]) -> str:
-    """How many rows were used and how many not, by what is missing."""
-    without = sum(_nothing_measured(o.row, o.skipped) for o in outcomes)
-    used = sum(not o.skipped for o in outcomes)
-    measured = len(outcomes) - without
+    """How many rows were used and how many not, by what is missing; dense models and mixtures apart."""
     reasons = Counter(o.skipped.split(":")[0].split("=")[0] for o in outcomes if o.skipped)
-    share = 100.0 * used / measured if measured else 0.0
+    used = sum(not o.skipped for o in outcomes)
     most = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(4))
+    shares = []
+    for name, members in (
+        ("dense models", [o for o in outcomes if not names_experts(o.row)]),
+        ("mixtures of experts", [o for o in outcomes if names_experts(o.row)]),
+    ):
+        measured = [o for o in members if not _nothing_measured(o.row, o.skipped)]
+        expressed = sum(not o.skipped for o in measured)
+        if measured:
+            share = 100.0 * expressed / len(measured)
+            shares.append(f"of {len(measured)} of {name} {share:.1f} % are expressible")
+    without = sum(_nothing_measured(o.row, o.skipped) for o in outcomes)
     return (
         f"{used} of {len(outcomes)} rows used; {without} have no measured seconds or bytes; "
-        f"{share:.1f} % of the other {measured} are expressible. Most frequent reasons: {most or 'none'}."
+        f"{', '.join(shares) or 'none is expressible'}. Most frequent reasons: {most or 'none'}."
     )
 
 

@@ -10,6 +10,7 @@ from darts_parallel.errors import ConfigError
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.hardware import networks_of
 from experiments.calibration.outcome import COLUMNS, predict_rows, read_cases
+from experiments.calibration.predict import predict
 from experiments.calibration.problems import Case, boundaries_of, build_case
 from experiments.calibration.rows import Row, RowError, read_folder
 from experiments.calibration.rules import ALTERNATE, Run, read_run
@@ -223,11 +224,27 @@ def test_racks_are_one_domain_and_narrow_precisions_keep_their_names() -> None:
         assert len(case.problem.cluster.node_types) == 2
 
 
-def test_states_in_the_cpus_memory_are_skipped_and_context_ranks_share_them() -> None:
+def test_states_in_the_cpus_memory_take_longer_and_context_ranks_share_them() -> None:
+    without = build_case(run_of(notes="cpu offload=False; Opt Offl=N"))
+    assert without.plan.offload == ()
     for notes in ("ScatEmb=Y; full CPU offload", "Opt Offl=Y; Par Offl=N", "cpu offload=True; x"):
-        with pytest.raises(RowError, match="offload"):
-            run_of(notes=notes)
-    run_of(notes="cpu offload=False; Opt Offl=N")
+        case = build_case(run_of(notes=notes))
+        assert case.plan.offload == ((0.0, 1.0),) * case.plan.pp
+        found, before = (predict(c, {}) for c in (case, without))
+        assert float(found.seconds) > float(before.seconds)
+        assert float(found.memory) < float(before.memory)
+
+
+def test_rows_of_adapters_are_priced_with_frozen_weights() -> None:
+    case, whole = build_case(run_of(model="Llama3-8B LoRA")), build_case(run_of(model="Llama3-8B"))
+    assert case.problem.training.lora_rank == 16
+    assert case.problem.training.lora_targets == ["linear_qkv"]
+    assert float(predict(case, {}).seconds) < float(predict(whole, {}).seconds)
+    with pytest.raises(RowError, match="other than LoRA"):
+        run_of(notes="QLoRA")
+
+
+def test_context_ranks_share_states() -> None:
     shared = run_of(dp="1", tp="2", cp="4", zero="3 (FSDP2)", global_batch="8", num_microbatches="4")
     assert (shared.zero_stage, shared.shard_size) == (3, 0)
 
