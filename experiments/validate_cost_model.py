@@ -26,6 +26,7 @@ from experiments.calibration.crossvalidation import KINDS
 from experiments.calibration.held_out import HeldOutReport
 from experiments.calibration.outcome import Outcome, predict_rows, write_outcomes
 from experiments.calibration.ranking import MODEL, job_rankings, roofline_seconds, write_rankings
+from experiments.calibration.repeats import repeat_sentence
 from experiments.calibration.rows import read_folder
 from experiments.calibration.scatter import ranking_figure, scatter_figure
 from experiments.calibration.tables import (
@@ -108,7 +109,7 @@ def validate(options: ValidationOptions) -> int:
             out / "validation.png": "predicted against measured, by source",
             out / "ranking.png": "what the order of plans costs in every job",
         }
-        page = f"{METHOD}\n\n{skipped_summary(outcomes)}\n\n{text}"
+        page = f"{METHOD}\n\n{skipped_summary(outcomes)} {repeat_sentence(cases)}\n\n{text}"
         publish("validation", "How far is the cost model from measured runs?", command, page, captions)
     console.print(error_table(outcomes))
     console.print(ranking_table(jobs))
@@ -122,6 +123,7 @@ def validate(options: ValidationOptions) -> int:
     for line in lines:
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     console.print(skipped_summary(outcomes), highlight=False, soft_wrap=True)
+    console.print(repeat_sentence(cases), highlight=False, soft_wrap=True)
     console.print(f"{out}/validation.csv, ranking.csv, validation.md, pictures", highlight=False)
     return 0
 

@@ -12,6 +12,7 @@
 | recomputation | none |
 | rank and place of adapters | of rows that say LoRA: 16, beside `linear_qkv`, as NeMo's performance recipes set them (`finetune_recipe(peft_scheme="lora", performance_mode=True)`) |
 | gauge of the memory | what the device shows; `allocated` where notes or reading say that the allocator's peak or a formula is printed, in which neither context nor communication buffers nor unused blocks are |
+| memory of runs with a chunked loss | left out: the cost model holds all logits of a micro-batch |
 | CPU offload | the whole optimizer state lies in host memory and travels over its link in every step (`Plan.offload`); offloaded 16-bit parameters, an eighth of its bytes, are left aside |
 | interleaving stated without its degree | the smallest number above 1 that divides the blocks of a stage |
 | layers per stage | equal, the first stages take the remainder; `type:transformer|embedding` in the notes counts embedding and head as a layer each, and so do layouts whose blocks alone do not divide (126 of Llama-3 405B); "layers per stage ..." in the notes is taken as printed |
@@ -36,6 +37,8 @@ ALTERNATE = "alternate"
 """Full recomputation of every second block; also the nearest to torchtitan's operator-wise selective
 recomputation, which repeats every second matrix product (torchtitan, `activation_checkpoint`)."""
 HEAD_SIZE = 128
+CHUNKED_LOSS = re.compile(r"chunked loss")
+"""The logits of a whole micro-batch never exist, so that the model's memory is not the run's."""
 ALLOCATED_WORDS = re.compile(r"max allocated|peak_allocated|\banalytic\b")
 ADAPTERS = re.compile(r"\blora\b")
 NOT_MODELLED = re.compile(r"\bqlora\b|\bdora\b|prefix.tuning")
@@ -288,6 +291,8 @@ def _measured(row: Row, batch: int, seq_len: int, gpus: int) -> tuple[float | No
     if seconds is None and samples is not None:
         seconds = batch / samples
     memory = row.number("memory_gb")
+    if CHUNKED_LOSS.search(row.text("notes").lower()):
+        memory = None
     if seconds is None and memory is None:
         memory_out = re.match(r"1|yes|true|oom", row.text("oom").lower())
         raise RowError(

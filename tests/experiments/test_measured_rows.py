@@ -5,13 +5,16 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
 from darts_parallel.errors import ConfigError
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.hardware import networks_of
 from experiments.calibration.outcome import COLUMNS, predict_rows, read_cases
-from experiments.calibration.predict import predict
+from experiments.calibration.parameters import Parameters
+from experiments.calibration.predict import place_of, predict
 from experiments.calibration.problems import Case, boundaries_of, build_case
+from experiments.calibration.repeats import repeat_errors, repeat_sentence
 from experiments.calibration.rows import Row, RowError, read_folder
 from experiments.calibration.rules import ALTERNATE, Run, read_run
 from experiments.validate_cost_model import ValidationOptions, validate
@@ -242,6 +245,30 @@ def test_rows_of_adapters_are_priced_with_frozen_weights() -> None:
     assert float(predict(case, {}).seconds) < float(predict(whole, {}).seconds)
     with pytest.raises(RowError, match="other than LoRA"):
         run_of(notes="QLoRA")
+
+
+def test_what_the_allocator_counts_is_not_what_a_device_loses() -> None:
+    shown, counted = (
+        build_case(run_of(memory_gb="40", notes=notes)) for notes in ("", "memory GiB, max allocated")
+    )
+    assert (place_of(shown).gauge, place_of(counted).gauge) == ("device", "allocated")
+    reserved = {"reserved_GiB": torch.tensor(3.0)}
+    difference = predict(shown, reserved).memory - predict(counted, reserved).memory
+    assert float(difference) == pytest.approx(3.0 * 2**30)
+    parameters = Parameters([place_of(case) for case in (shown, counted)])
+    gauges = {key[2] for key in parameters.keys if key[1] == "gauge"}
+    assert gauges == {"device", "allocated"}
+    assert run_of(memory_gb="40", notes="TRL, chunked loss").memory_bytes is None
+
+
+def test_repeats_of_one_plan_bound_what_any_model_of_plans_can_know() -> None:
+    once, again, other = (build_case(run_of(iteration_s=s, notes=n)) for s, n in
+                          (("1.0", "25.02"), ("4.0", "26.04"), ("3.0", "26.04")))  # fmt: skip
+    alone = build_case(run_of(micro_batch="4", num_microbatches="", iteration_s="9"))
+    found = repeat_errors([once, again, alone])
+    assert (found.count, found.mean) == (2, pytest.approx((1.0 + 0.5) / 2))  # 2 s against 1 s and 4 s
+    assert "3 dense runs" in repeat_sentence([once, again, other, alone])
+    assert repeat_sentence([once, alone]) == ""
 
 
 def test_context_ranks_share_states() -> None:
