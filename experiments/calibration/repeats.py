@@ -1,4 +1,4 @@
-"""What no plan explains: one plan of one job, measured in several releases of a software or on several days."""
+"""What no plan explains: one plan of one job, measured in several releases or on several days."""
 
 from collections import defaultdict
 from collections.abc import Sequence
