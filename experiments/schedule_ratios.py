@@ -56,7 +56,7 @@ class RatioOptions:
     data: str = ""
     """CSV file of runs of one model on one node."""
     out: str = "outputs/schedule_ratios"
-    micro_batches: list[int] = field(default_factory=lambda: [8, 16, 20, 24, 28, 32, 64])
+    micro_batches: list[int] = field(default_factory=lambda: [8, 16, 24, 32, 40, 48, 64])
     seq_len: int = 4096
     cluster: str = "mi300x_1x8"
     publish: bool = False
@@ -223,6 +223,13 @@ def run(options: RatioOptions) -> int:
     """Compare, print and write; returns the exit status."""
     if not options.data:
         raise ConfigError("data is missing; write data=FILE, a CSV file of runs under several schedules.")
+    _, pp, runs = read_runs(options.data)
+    odd = next((count for count in options.micro_batches if count % pp), None)
+    if odd is not None and "interleaved" in {run.schedule for run in runs}:
+        raise ConfigError(
+            f"micro_batches={odd} must be a multiple of pp={pp}, as interleaved stages need; nearest "
+            f"legal: {max(round(odd / pp), 1) * pp}."
+        )
     fits = {count: compare(options, count) for count in options.micro_batches}
     best = min(fits, key=lambda count: misfit(fits[count]))
     out = Path(options.out)
