@@ -15,7 +15,7 @@ The last stage lies beside the first, so the loss's gradient starts where the fo
 from collections import Counter, deque
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import chain, product
+from itertools import product
 
 Pass = tuple[str, int, int]
 """Kind (`F`, `B`, `W`), half of the V (0: on the way down) and micro-batch."""
@@ -154,36 +154,48 @@ def _from_block(steps: tuple[int, int, int, int], pp: int, count: int) -> tuple[
     """
     orders = [list(_repeated(steps, device, pp, count)) for device in range(pp)]
     last = [max(at for at, entry in enumerate(order) if entry[0] == "F") + 1 for order in orders]
-    waiting = [deque(e for e in order[cut:] if e[0] == "B") for order, cut in zip(orders, last, strict=True)]
-    weights = [deque(e for e in order[cut:] if e[0] == "W") for order, cut in zip(orders, last, strict=True)]
+    # passes of one kind and half get ready one after the other: the first of each queue is the next
+    waiting = [
+        [
+            [deque(e for e in enumerate(order[cut:]) if e[1][:2] == (kind, half)) for half in (0, 1)]
+            for kind in "BW"
+        ]
+        for order, cut in zip(orders, last, strict=True)
+    ]
     result: list[list[Pass]] = [[] for _ in orders]
-    ended: dict[tuple[str, int, int], int] = {}
+    never = len(orders) * len(orders[0]) * INTERVAL
+    ended = {(kind, stage): [never] * count for kind in "FBW" for stage in range(2 * pp)}
 
     def ready(entry: Pass, device: int, now: int) -> bool:
         kind, half, batch = entry
         stage = 2 * pp - 1 - device if half else device
-        if kind == "W":
-            return ended.get(("B", stage, batch), now) < now
         if kind == "F":
-            return stage == 0 or ended.get(("F", stage - 1, batch), now) < now
-        giver = ("F", stage) if stage == 2 * pp - 1 else ("B", stage + 1)
-        return ended.get((*giver, batch), now) < now
+            return stage == 0 or ended["F", stage - 1][batch] < now
+        if kind == "W":
+            return ended["B", stage][batch] < now
+        return ended["F" if stage == 2 * pp - 1 else "B", min(stage + 1, 2 * pp - 1)][batch] < now
+
+    def drained(device: int, now: int) -> Pass | None:
+        """Take the next pass behind the last forward: backwards before weights, each as written."""
+        for queues in waiting[device]:
+            able = [queue for queue in queues if queue and ready(queue[0][1], device, now)]
+            if able:
+                return min(able, key=lambda queue: queue[0][0]).popleft()[1]
+        return None
 
     now, left = 0, sum(len(order) for order in orders)
     while left:
         for device, order in enumerate(orders):
             done = len(result[device])
-            rest = chain(waiting[device], weights[device])
-            asked = [order[done]] if done < last[device] else rest
-            entry = next((e for e in asked if ready(e, device, now)), None)
-            if entry is None:
-                continue
             if done >= last[device]:
-                (waiting if entry[0] == "B" else weights)[device].remove(entry)
-            kind, half, batch = entry
-            ended[kind, 2 * pp - 1 - device if half else device, batch] = now
-            result[device].append(entry)
-            left -= 1
+                entry = drained(device, now)
+            else:
+                entry = order[done] if ready(order[done], device, now) else None
+            if entry is not None:
+                kind, half, batch = entry
+                ended[kind, 2 * pp - 1 - device if half else device][batch] = now
+                result[device].append(entry)
+                left -= 1
         now += 1
     return tuple(tuple(order) for order in result)
 
