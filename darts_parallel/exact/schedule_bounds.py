@@ -7,6 +7,7 @@ fictitious play (Brown 1951, Iterative solution of games by fictitious play): th
 mixture, its critical path into the mixture, and so on. `bounds.py` has the bounds from the devices' work.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -155,7 +156,12 @@ def chain_bound(
 
 
 def simulated_lower_bound(
-    tables: list[CostTable], mode: str, *, known: float = np.inf, seconds: float = 4.0
+    tables: Sequence[CostTable],
+    mode: str,
+    *,
+    known: float = np.inf,
+    seconds: float = 4.0,
+    deadline: float = np.inf,
 ) -> float:
     """No feasible plan of any table is faster by its schedule.
 
@@ -164,8 +170,9 @@ def simulated_lower_bound(
         mode: `uniform`, `stagewise` or `layerwise`.
         known: Seconds of a plan: bounds of outer choices need not exceed it.
         seconds: Time for the bounds from paths; the outer choice of the least bound comes first.
+        deadline: `time.monotonic()` at which they end in any case.
     """
-    deadline, tables = monotonic() + seconds, [table.unburdened() for table in tables]
+    deadline, tables = min(monotonic() + seconds, deadline), [table.unburdened() for table in tables]
     bounds = [
         (float(b), n, o) for n, t in enumerate(tables) for o, b in enumerate(outer_lower_bounds(t, mode))
     ]

@@ -25,7 +25,13 @@ LIMIT = 20_000
 
 
 def find_plan(
-    problem: Problem, mode: str, exact: Callable[[Problem], PlannerResult], *, limit: int = LIMIT
+    problem: Problem,
+    mode: str,
+    exact: Callable[[Problem], PlannerResult],
+    *,
+    limit: int = LIMIT,
+    tables: Sequence[CostTable] | None = None,
+    deadline: float = float("inf"),
 ) -> PlannerResult:
     """The optimal plan of a small space, or the closed form's optimum priced by the simulation.
 
@@ -34,11 +40,13 @@ def find_plan(
         mode: `uniform`, `stagewise` or `layerwise`.
         exact: A planner that is exact by the closed form.
         limit: Plans that may be priced one by one.
+        tables: Of the whole space; None builds them.
+        deadline: `time.monotonic()` after which bounds are not improved any more.
     """
     begin = time.monotonic()
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem, outer_spaces(problem)) if tables is None else tables
     if any(table.offload for table in tables):
-        floor = simulated_lower_bound(tables, mode)
+        floor = simulated_lower_bound(tables, mode, deadline=deadline)
         result = TableResult(None, floor, False, 0, note=OFFLOADING)
         return result.to_baseline(tables, time.monotonic() - begin)
     if number_of_plans(tables, mode) <= limit:
@@ -59,7 +67,10 @@ def find_plan(
         plans_evaluated=answer.plans_evaluated,
         proven=False,
         lower_bound_s=simulated_lower_bound(
-            tables, mode, known=cost.iteration_time_s if cost is not None and fits else float("inf")
+            tables,
+            mode,
+            known=cost.iteration_time_s if cost is not None and fits else float("inf"),
+            deadline=deadline,
         ),
         note="its plan is the best by the closed form, priced by the simulation; only the bound is proven"
         if fits

@@ -7,6 +7,7 @@ What was found by descent is then checked by exhaustive search and dynamic progr
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -190,20 +191,26 @@ class PlanningJob:
         """The best uniform plan."""
         began = time.monotonic()
         if self._simulated:
-            return find_simulated(
-                self.problem,
-                "uniform",
-                lambda closed: exhaustive.find_plan(closed, budget=deadline - time.monotonic()),
-            )
+            return self._simulated_answer("uniform", exhaustive.find_plan, deadline)
         answer = exhaustive.solve_uniform(self.pruned, deadline=deadline)
         self._uniform = answer.best if answer.proven else None
         return answer.to_baseline(self.pruned, time.monotonic() - began)
+
+    def _simulated_answer(
+        self, mode: str, exact: Callable[..., PlannerResult], deadline: float
+    ) -> PlannerResult:
+        """What an exact method says of simulated pipelines."""
+
+        def closed_form(problem: Problem) -> PlannerResult:
+            return exact(problem, budget=max(deadline - time.monotonic(), 0.0))
+
+        return find_simulated(self.problem, mode, closed_form, tables=self.tables, deadline=deadline)
 
     def _programmed(self, deadline: float, incumbent: float) -> PlannerResult:
         """The best plan of the space, or a bound on it."""
         began, kind = time.monotonic(), self.problem.config.space.kind
         if self._simulated:
-            return dynamic_programming.find_plan(self.problem, budget=deadline - began)
+            return self._simulated_answer(kind, dynamic_programming.find_plan, deadline)
         answer = dynamic_programming.solve(self.pruned, kind, incumbent, deadline, uniform=self._uniform)
         return answer.to_baseline(self.pruned, time.monotonic() - began)
 
