@@ -30,6 +30,8 @@ NOTABLE = 5e-4
 """Relative changes below this read as none."""
 STEP = 1.1
 """Factor of memory whose worth is asked."""
+MOST_SIMULATED = 4_000
+"""Micro-batches times stages of a simulated plan whose moves are tried: a second or so for all of them."""
 NO_SECONDS = ("memory", "reserved", "state_factor", "activation_factor", "half_share")
 """Figures of a device that change no seconds of a given plan, or follow from others."""
 
@@ -46,7 +48,7 @@ def sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
 
     Returns:
         By name, e.g. `devices.a10.peak_flops`, `intra_node.bandwidth`, `inter_node.latency`, and `memory`
-        where the plan fits.
+        where the plan fits and is not too long to be simulated often.
 
     Errors:
         PlanError: the plan does not fit the problem.
@@ -152,13 +154,16 @@ def _link_name(groups: Sequence[NodeGroup], index: int) -> str:
 
 
 def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
-    """Elasticity in the memory of every device, by what local moves gain; None where the plan does not fit.
+    """Elasticity in the memory of every device, by what local moves gain.
 
-    The moves keep the outer choice but the number of micro-batches. They are tried with the present memory
-    first, so that only what memory buys is counted.
+    None where the plan does not fit, and where moves would be simulated through too many passes. The moves
+    keep the outer choice but the number of micro-batches. They are tried with the present memory first, so
+    that only what memory buys is counted.
     """
     space = _useful_space(plan, problem)
     table = build_table(problem, space)
+    if table.pipeline.simulated and table.num_stages * plan.num_micro_batches > MOST_SIMULATED:
+        return None
     index = {choice: number for number, choice in enumerate(table.choices)}
     best = HardPlans(
         outer=torch.tensor([space.num_micro_batches.index(plan.num_micro_batches)]),

@@ -12,6 +12,7 @@ from darts_parallel.cli.job import Job
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report import elasticities
 from darts_parallel.report import text as report
 from darts_parallel.report.elasticities import effect, sensitivity
 
@@ -77,6 +78,14 @@ def test_memory_is_worth_something_only_where_it_binds() -> None:
     assert sensitivity(plan, loose)["memory"] == 0.0
     small = load_problem([*TOY, f"cluster.devices.toy.memory_GiB={0.999 * need}"])
     assert "memory" not in sensitivity(plan, small)
+
+
+def test_a_long_simulated_plan_is_not_moved_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, plan = load_problem([*TOY, *SIMULATED, "space.pp=2"]), PLANS["mixed"]
+    monkeypatch.setattr(elasticities, "MOST_SIMULATED", 8)
+    assert "memory" in sensitivity(plan, problem)
+    monkeypatch.setattr(elasticities, "MOST_SIMULATED", 7)
+    assert set(sensitivity(plan, problem)) == set(elasticities.time_elasticities(plan, problem))
 
 
 def test_the_seed_reports_model_has_no_figures() -> None:
