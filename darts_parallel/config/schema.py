@@ -1,6 +1,7 @@
 """Schema of the whole configuration: the groups `space`, `cost`, `objective`, and the root."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,7 @@ class Config:
                 )
 
 
+@cache
 def register_schema() -> None:
     """Give Hydra the schema that `conf/config.yaml` and its groups are checked against."""
     ConfigStore.instance().store(name="schema", node=Config)

@@ -140,19 +140,19 @@ def test_stage_solver_equals_brute_force(seed: int) -> None:
 
 def test_stages_that_share_an_answer_have_the_same_one_alone() -> None:
     shared = 0
-    for seed in range(3):
-        table = random_table(seed, pp=3, num_layers=8, equal_layers=True, tightness=1.5)
+    for seed in range(2):
+        table = random_table(seed, pp=3, num_layers=7, equal_layers=True, tightness=1.5)
         solver = StageSolver(table, 0)
         asked = [
-            (k, i, j, before if i else -1, after if j < 8 else -1)
-            for k, i, j, before, after in product(range(3), range(6), range(3, 9), (0, 1), (0, 1))
-            if 1 < j - i < 5 and (i > 0) == (k > 0) and (j < 8) == (k < 2)
+            (k, i, j, before if i else -1, after if j < 7 else -1)
+            for k, i, j, before, after in product(range(3), range(5), range(3, 8), (0, 1), (0, 1))
+            if 1 < j - i < 5 and (i > 0) == (k > 0) and (j < 7) == (k < 2)
         ]
         for key in asked:
             assert solver.solve(*key) == StageSolver(table, 0).solve(*key)
             assert solver.solve_by_layout(*key[:4]) == StageSolver(table, 0).solve_by_layout(*key[:4])
         shared += len(set(asked)) + len({key[:4] for key in asked}) - len(solver.known)
-    assert shared > 20
+    assert shared > 15
 
 
 @pytest.mark.parametrize("seed", range(10))

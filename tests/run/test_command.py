@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -27,9 +26,9 @@ from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.run import workers
 from darts_parallel.run.__main__ import main
 from darts_parallel.run.hardware import Machine, device_for, require_torch
-from darts_parallel.run.workers import GroupError, Workers, process_group
+from darts_parallel.run.workers import GroupError, Workers, preloaded, process_group
 from experiments import measured_vs_predicted
-from tests.support.processes import run_ranks
+from tests.support.processes import run_ranks, torchrun
 from tests.support.running import TINY, die, hang, tiny, uniform
 
 LARGE = Machine((), 2.0**40)
@@ -74,15 +73,15 @@ ONE_STEP = ("verify=true", "steps=1", "timeout_s=120")
 @pytest.mark.slow
 def test_torchrun_runs_a_plan(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, uniform((0, 5), 2, LayerStrategy(1, 1)), tiny(1))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-    arguments = ["-m", "darts_parallel.run", f"plan={plan}", *ONE_STEP]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*launcher, *arguments], capture_output=True, text=True, timeout=120, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert "toy on 1 processes (cpu)" in done.stdout
-    assert "Warning" not in done.stderr, done.stderr
+    arguments = ["--standalone", "--nproc-per-node", "1", "-m", "darts_parallel.run", f"plan={plan}"]
+    arguments += ONE_STEP
+    process = preloaded().Process(target=torchrun, args=(tmp_path / "said.txt", arguments), daemon=True)
+    process.start()
+    process.join(120.0)
+    said = (tmp_path / "said.txt").read_text()
+    assert process.exitcode == 0, said
+    assert "toy on 1 processes (cpu)" in said
+    assert "Warning" not in said
 
 
 def as_rank(*arguments: str) -> None:

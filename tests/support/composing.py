@@ -1,4 +1,4 @@
-"""Hydra in tests: the command, too, composes each choice of the shipped groups once."""
+"""Hydra in tests: the command, too, composes each choice of the shipped groups once, and in less time."""
 
 from copy import deepcopy
 from typing import Any
@@ -15,7 +15,7 @@ def compose_groups_once(patch: pytest.MonkeyPatch) -> None:
     """Give Hydra a memory of what groups compose, a third of a second; it sets values as it always does."""
     listed: dict[str, Any] = {}
     composed: dict[str, Any] = {}
-    list_defaults = defaults_list._create_defaults_list
+    list_defaults, make_map = defaults_list._create_defaults_list, defaults_list._create_interpolation_map
     compose = ConfigLoaderImpl._compose_config_from_defaults_list
 
     def list_once(repo: Any, config_name: str, overrides: Overrides, **settings: bool) -> Any:
@@ -38,6 +38,11 @@ def compose_groups_once(patch: pytest.MonkeyPatch) -> None:
             composed[key] = compose(self, defaults, repo)
         return deepcopy(composed[key])
 
+    def map_where_needed(overrides: Overrides, defaults: list[Any], self_added: bool) -> Any:
+        """What Hydra makes of every list, a third of its time, to resolve the interpolations in it."""
+        return make_map(overrides, defaults, self_added) if "${" in repr(defaults) else None
+
+    patch.setattr(defaults_list, "_create_interpolation_map", map_where_needed)
     patch.setattr(defaults_list, "_create_defaults_list", list_once)
     patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", compose_once)
 

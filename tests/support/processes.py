@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import run as launcher
 
 from darts_parallel.cli import command as cli
 from darts_parallel.gradient.result import SearchResult
@@ -55,6 +56,15 @@ def _rank(
     torch.set_num_threads(1)
     with file.open("w") as out, redirect_stdout(out):
         job(*arguments)
+
+
+def torchrun(said: Path, arguments: list[str]) -> None:
+    """A job: torchrun's own main function; it and the ranks that it starts print into `said`."""
+    with said.open("w") as out:
+        for descriptor in (1, 2):
+            os.dup2(out.fileno(), descriptor)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    launcher.main(arguments)
 
 
 def run_program(file: Path, *arguments: str) -> None:
