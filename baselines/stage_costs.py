@@ -91,11 +91,6 @@ def plain(strategies: tuple[LayerStrategy, ...], *, recompute: tuple[str, ...] =
     return kept
 
 
-def _extras(strategy: LayerStrategy) -> tuple[int, ...]:
-    return (strategy.sequence_parallel, -strategy.tp_comm_bits, -strategy.grad_comm_bits, strategy.zero_stage,
-            strategy.shard_size)  # fmt: skip
-
-
 class UniformStages:
     """All stages of an outer choice whose layers share one strategy; arrays `(K, L + 1, L + 1)`."""
 

@@ -96,10 +96,10 @@ def write_results(folder: Path, jobs: Sequence[SweepJob], console: Console) -> N
         console.print(f"table: {folder / name}", soft_wrap=True, highlight=False)
     numbers = [row[0][columns[0]] for row in rows] if len(columns) == 1 else []
     if len(numbers) > 1 and all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers):
-        from darts_parallel.report.plots_sweep import write_curve
+        from darts_parallel.report.plots import write_sweep_curve
 
         points = [(float(overrides[columns[0]]), measured) for overrides, measured, _, _ in rows]
-        write_curve(folder / "results.png", columns[0], points)
+        write_sweep_curve(folder / "results.png", columns[0], points)
         console.print(f"curve: {folder / 'results.png'}", soft_wrap=True, highlight=False)
 
 

@@ -5,7 +5,6 @@ uniform plan with even stages that is legal and fits by the analytic memory mode
 """
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -108,25 +107,6 @@ class RunnableProducts:
             f"model={self.problem.model.config.name} on cluster={self.problem.cluster.name}; "
             "nearest legal: cost=analytic."
         )
-
-
-def first_plan_that_fits(problem: Problem, degrees: Iterable[Product]) -> Plan:
-    """The first (dp, tp, pp) that is legal and fits the memory, with its best remaining choices.
-
-    Args:
-        problem: What the plan is for.
-        degrees: In the order of preference.
-
-    Errors:
-        InfeasibleError: none of them fits.
-        UnsupportedError: the pins leave only plans that the Searcher report's model has no word for.
-    """
-    runnable = RunnableProducts.of(problem)
-    plans = (runnable.plan(product) for product in degrees)
-    found = next((plan for plan in plans if plan is not None), None)
-    if found is None:
-        raise runnable.nothing_runs()
-    return found
 
 
 def plan_products(problem: Problem, watcher: Watcher, folder: Path | None) -> Planned:

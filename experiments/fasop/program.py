@@ -150,21 +150,16 @@ def program_strategies(
         yield program_price(model.batch(degrees, placements), model), owner
 
 
-def program_plan(model: CostModel, counts: tuple[int, ...], *, must_fit: bool = True) -> FasopPlan | None:
-    """The plan that FASOP's program prints first for a cluster.
-
-    Args:
-        model: Costs of the job.
-        counts: Nodes of each type.
-        must_fit: Leave out plans that exceed the memory.
-    """
-    return program_plans(model, [counts], must_fit=must_fit)[0]
-
-
 def program_plans(
     model: CostModel, clusters: Sequence[tuple[int, ...]], *, must_fit: bool = True
 ) -> list[FasopPlan | None]:
-    """The plan that FASOP's program prints first for each of clusters with equally many nodes."""
+    """The plan that FASOP's program prints first for each of clusters with equally many nodes.
+
+    Args:
+        model: Costs of the job.
+        clusters: Nodes of each type.
+        must_fit: Leave out plans that exceed the memory.
+    """
     best: list[FasopPlan | None] = [None] * len(clusters)
     for priced, owner in program_strategies(model, clusters):
         seconds = np.where(priced.fits, priced.seconds, np.inf) if must_fit else priced.seconds

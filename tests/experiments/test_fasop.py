@@ -11,7 +11,7 @@ from experiments.fasop.cases import GPT2_XL, NODES_OF_8, study_clusters
 from experiments.fasop.costs import memory_bytes
 from experiments.fasop.improve import better_plans, num_orders, placements_of, refine
 from experiments.fasop.partition import exact_heads, exact_partition, exact_tails
-from experiments.fasop.program import FasopPlan, price, program_plan, program_plans
+from experiments.fasop.program import FasopPlan, price, program_plans
 from experiments.fasop.recurrence import stage_ends
 from experiments.fasop.setting import Degrees, count_strategies, cyclic_placements, enumerate_degrees
 from tests.support.fasop_tiny import cost_model, job, without_memory
@@ -280,7 +280,7 @@ def test_refining_never_makes_a_step_slower(tmp_path: Path) -> None:
 
 def test_a_cluster_that_nothing_fits_has_no_plan(tmp_path: Path) -> None:
     model = without_memory(cost_model(tmp_path, blocks=4))
-    assert program_plan(model, (1, 1)) is None
+    assert program_plans(model, [(1, 1)]) == [None]
     assert better_plans(model, [(1, 1)]) == [None]
 
 
@@ -288,4 +288,4 @@ def test_a_profile_with_other_layers_is_refused_with_one_sentence(tmp_path: Path
     model = cost_model(tmp_path, blocks=4)
     model.job = job(5)
     with pytest.raises(ConfigError, match=r"has 6 layers at tp=1, which must be 7; nearest legal: 7\."):
-        program_plan(model, (1, 1))
+        program_plans(model, [(1, 1)])

@@ -2,11 +2,10 @@ import re
 
 import pytest
 
-from darts_parallel.cost.searcher import products
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient.descent import search
 from darts_parallel.gradient.result import SearchResult
-from darts_parallel.planner.searcher import first_plan_that_fits
+from darts_parallel.planner.planning import plan
 from darts_parallel.problem.problem import load_problem
 
 SHORT = ["search.num_steps=5", "search.num_restarts=2", "search.polish=false"]
@@ -70,4 +69,4 @@ def test_a_hundredth_of_a_gibibyte_less_than_advised_is_too_little() -> None:
 def test_the_seed_reports_search_says_the_same() -> None:
     problem = load_problem([*TIGHT[0], "cost=searcher"])
     with pytest.raises(InfeasibleError, match="smallest changes that help"):
-        first_plan_that_fits(problem, products(problem.cluster.num_devices))
+        plan(problem)
