@@ -29,9 +29,9 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class OuterCosts:
-    """One outer choice of a table as arrays, with only the strategies that it allows.
+    """One outer choice of a table as arrays, with all of its strategies or only those that it allows.
 
-    Axes as in `CostTable`; C counts the allowed strategies.
+    Axes as in `CostTable`; C counts the strategies that are here.
     """
 
     num_micro_batches: int
@@ -54,8 +54,6 @@ class OuterCosts:
     fused_to_previous: NDArray[np.bool_]
     kind_allowed: NDArray[np.bool_]
     """Strategies that each kind of stage can run, `(Q, C)`."""
-    layer_class: Index
-    """Class of every layer, `(L,)`: layers of a class cost the same under every strategy."""
 
     @property
     def pp(self) -> int:
@@ -69,32 +67,40 @@ class OuterCosts:
 
     @staticmethod
     def read(table: CostTable, outer: int, choices: Index | None = None) -> "OuterCosts":
-        """Copy outer choice `outer` of `table`; `choices` restricts the strategies further."""
+        """Copy the legal strategies of outer choice `outer`; `choices` restricts them further."""
         allowed = np.flatnonzero(table.allowed[outer].numpy())
         if choices is not None:
             allowed = np.intersect1d(allowed, choices)
+        whole = OuterCosts.whole(table, outer)
+        rows = {name: getattr(whole, name)[..., allowed] for name in (*_BY_CHOICE, "kind_allowed")}
+        return replace(whole, choices=allowed, layout=whole.layout[allowed], **rows)
+
+    @staticmethod
+    def whole(table: CostTable, outer: int) -> "OuterCosts":
+        """See outer choice `outer` with all strategies, legal or not; nothing is copied."""
 
         def costs(name: str) -> Array:
             return np.asarray(getattr(table, name)[outer].detach().numpy())
 
-        names = ("time", "sync", "per_iteration", "static", "activation", "working")
-        rows = {name: costs(name)[..., allowed] for name in names}
-        features = np.concatenate([row.reshape(-1, *row.shape[-2:]) for row in rows.values()])
+        runs, shape = table.kind_allowed, (table.forward.shape[1], len(table.choices))
         return OuterCosts(
             num_micro_batches=int(table.num_micro_batches[outer]),
-            choices=allowed,
-            layout=table.layout.numpy()[allowed],
-            **rows,
-            reshard=costs("reshard"),
-            p2p=costs("p2p"),
+            choices=np.arange(len(table.choices)),
+            layout=table.layout.numpy(),
+            **{name: costs(name) for name in (*_BY_CHOICE, "reshard", "p2p", "in_flight")},
             capacity=table.stage_capacity.detach().numpy(),
-            in_flight=costs("in_flight"),
             stage_kind=table.stage_kind.numpy(),
             boundary_kind=table.boundary_kind.numpy(),
             fused_to_previous=table.fused_to_previous.numpy(),
-            kind_allowed=_kind_allowed(table, allowed),
-            layer_class=equal_rows(features.transpose(1, 0, 2)),
+            kind_allowed=np.ones(shape, dtype=bool) if runs is None else runs.numpy(),
         )
+
+    @cached_property
+    def layer_class(self) -> Index:
+        """Class of every layer, `(L,)`: layers of a class cost the same under every strategy."""
+        rows = [getattr(self, name) for name in _BY_CHOICE]
+        features = np.concatenate([row.reshape(-1, *row.shape[-2:]) for row in rows])
+        return equal_rows(features.transpose(1, 0, 2))
 
     @cached_property
     def stage_signatures(self) -> tuple[list[tuple[int, float, float]], Index]:
@@ -106,10 +112,8 @@ class OuterCosts:
         return list(number), of_stage
 
 
-def _kind_allowed(table: CostTable, choices: Index) -> NDArray[np.bool_]:
-    if table.kind_allowed is None:
-        return np.ones((table.forward.shape[1], len(choices)), dtype=bool)
-    return np.asarray(table.kind_allowed.numpy()[:, choices])
+_BY_CHOICE = ("time", "sync", "per_iteration", "static", "activation", "working")
+"""Costs of layers by strategy."""
 
 
 def equal_rows(features: Array) -> Index:
@@ -246,12 +250,12 @@ class SegmentGrid:
         )
 
     def lower_bounds(self, time: float = 0.0, sync: float = 0.0, per_iteration: float = 0.0) -> Array:
-        """Bound of `time * t + sync * y + once * o` of every stage and segment that fits the memory.
+        """Bound of `time * t + sync * y + per_iteration * o` of every stage and segment that fits the memory.
 
         Args:
             time: Weight of the seconds of one micro-batch, t.
             sync: Weight of the synchronisation seconds, y.
-            once: Weight of the seconds that are paid once, o.
+            per_iteration: Weight of the seconds that are paid once, o.
 
         Returns:
             Of `stages`, `(N,)`; infinite where no strategy fits.

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.bounds import equal_rows
+from darts_parallel.exact.bounds import OuterCosts, equal_rows
 
 Array = NDArray[np.float64]
 COARSE_LABELS = 12
@@ -89,19 +89,13 @@ class StageSolver:
 
     def __init__(self, table: CostTable, outer: int) -> None:
         self.table, self.outer = table, outer
-        self.time, self.sync = table.time[outer].numpy(), table.sync[outer].numpy()
-        self.per_iteration = table.per_iteration[outer].numpy()
-        self.reshard, self.p2p = table.reshard[outer].numpy(), table.p2p[outer].numpy()
-        self.static, self.activation = table.static[outer].numpy(), table.activation[outer].numpy()
-        self.working = table.working[outer].numpy()
-        self.layout = table.layout.numpy()
+        self.costs = OuterCosts.whole(table, outer)
+        self.layout, self.layer_class = self.costs.layout, self.costs.layer_class
         every, kinds = torch.arange(len(table.choices)), table.stage_kind.unsqueeze(1)
         runs = table.allowed[outer] & table.runs(kinds, every.expand(table.num_stages, -1))
         self.allowed = [np.flatnonzero(row) for row in runs.numpy()]
-        own = [self.time, self.sync, *(x[None] for x in (self.per_iteration, self.static, self.activation))]
-        features = np.concatenate([*own, self.working[None]])
-        self.layer_class = equal_rows(features.transpose(1, 0, 2))
-        self.pair_class = equal_rows(np.concatenate([self.reshard, self.p2p]).transpose(1, 0, 2, 3))
+        pairs = np.concatenate([self.costs.reshard, self.costs.p2p])
+        self.pair_class = equal_rows(pairs.transpose(1, 0, 2, 3))
         self.signature = self._signatures()
         self.known: dict[tuple[int | bytes, ...], list[list[int]]] = {}
         self.layers: dict[tuple[float, ...], _LayerCosts] = {}
@@ -175,9 +169,9 @@ class StageSolver:
         allowed = self.allowed[stage]
         if not len(allowed):
             return []
-        working = self.working[first:end][:, allowed]
+        working = self.costs.working[first:end][:, allowed]
         in_flight = float(self.table.in_flight[self.outer, stage])
-        kept = (self.static + in_flight * self.activation)[first:end][:, allowed]
+        kept = (self.costs.static + in_flight * self.costs.activation)[first:end][:, allowed]
         values = np.unique(working)
         values = values[values >= working.min(1).max()]
         values = values[kept.min(1).sum() + values <= float(self.table.stage_capacity[stage])]
@@ -226,10 +220,13 @@ class StageSolver:
         if key not in self.layers:
             kind, allowed = int(self.table.stage_kind[stage]), self.allowed[stage]
             in_flight = float(self.table.in_flight[self.outer, stage])
-            legal = allowed[self.working[layer, allowed] <= limit]
-            cost = per_time * self.time[kind, layer, legal] + per_sync * self.sync[kind, layer, legal]
-            cost = cost + self.per_iteration[layer, legal]
-            need = self.static[layer, legal] + in_flight * self.activation[layer, legal]
+            legal = allowed[self.costs.working[layer, allowed] <= limit]
+            cost = (
+                per_time * self.costs.time[kind, layer, legal]
+                + per_sync * self.costs.sync[kind, layer, legal]
+            )
+            cost = cost + self.costs.per_iteration[layer, legal]
+            need = self.costs.static[layer, legal] + in_flight * self.costs.activation[layer, legal]
             useful = _undominated(cost, need, self.layout[legal])
             cost, need = cost[useful], need[useful]
             faster, smaller = cost[None, :] - cost[:, None], need[:, None] - need[None, :]
@@ -284,15 +281,15 @@ class StageSolver:
             return np.zeros((len(held), len(wanted)))
         if entry:
             border = int(self.table.boundary_kind[stage - 1])
-            return np.asarray(self.p2p[border, layer - 1][held[:, None], wanted])
-        return np.asarray(self.reshard[kind, layer - 1][held[:, None], wanted])
+            return np.asarray(self.costs.p2p[border, layer - 1][held[:, None], wanted])
+        return np.asarray(self.costs.reshard[kind, layer - 1][held[:, None], wanted])
 
     def _leave(self, stage: int, end: int, held: NDArray[np.int64], after: int) -> Array:
         """Seconds of p2p into the next stage."""
         if after < 0:
             return np.zeros(len(held))
         border = int(self.table.boundary_kind[stage])
-        return np.asarray(self.p2p[border, end - 1][held, after])
+        return np.asarray(self.costs.p2p[border, end - 1][held, after])
 
 
 def _prices(rates: list[Array]) -> Array:
