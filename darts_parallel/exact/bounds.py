@@ -271,18 +271,9 @@ class SegmentGrid:
         solve = self._priced if self.mode == "layerwise" else self._single_choices
         kinds, in_flight, capacity = (np.array(column) for column in zip(*signatures, strict=True))
         values = solve(objective[kinds], in_flight, capacity)
-        result = values[of_stage[stages.stage], self.segment[stages.first, stages.end]]
-        least = time * costs.reshard.min(axis=(-1, -2))
-        if least.any():
-            kind = costs.stage_kind[stages.stage]
-            # the pair (l, l + 1) counts for segments that hold both
-            before = np.pad(np.cumsum(least, axis=1), ((0, 0), (2, 0)))
-            after = np.pad(np.cumsum(least, axis=1), ((0, 0), (1, 1)))
-            result += before[kind, stages.end] - after[kind, stages.first]
-        later = stages.stage > 0
-        border = time * costs.p2p.min(axis=(-1, -2))
-        result[later] += border[costs.boundary_kind[stages.stage[later] - 1], stages.first[later] - 1]
-        return np.asarray(result)
+        layers = values[of_stage[stages.stage], self.segment[stages.first, stages.end]]
+        between = (time * costs.reshard.min(axis=(-1, -2)), time * costs.p2p.min(axis=(-1, -2)))
+        return stages.with_transitions(layers, costs.stage_kind, costs.boundary_kind, *between)
 
     def _memory(self, in_flight: Array) -> Array:
         """Bytes of every class and strategy that add up over a stage, `(S, R, C)`."""

@@ -87,6 +87,26 @@ class StageSegments:
         rows = (self.stage[kept], self.first[kept], self.end[kept])
         return StageSegments(self.num_stages, self.num_layers, *rows)
 
+    def with_transitions(
+        self, values: Array, stage_kind: Index, boundary_kind: Index, reshard: Array, p2p: Array
+    ) -> Array:
+        """Add to seconds of layers `(N,)` what lies between them, and the way into their stage.
+
+        Args:
+            values: Seconds of the layers of every segment.
+            stage_kind: Of every stage, `(K,)`.
+            boundary_kind: Of every boundary, `(K - 1,)`.
+            reshard: Seconds between neighbours by kind of stage, `(Q, L - 1)`.
+            p2p: Seconds between them across a boundary by its kind, `(P, L - 1)`.
+        """
+        kind, sums = stage_kind[self.stage], np.pad(np.cumsum(reshard, axis=1), ((0, 0), (2, 0)))
+        # the pair (l, l + 1) counts for segments that hold both
+        result: Array = values + (sums[kind, self.end] - sums[kind, self.first + 1])
+        later = np.flatnonzero(self.stage > 0)
+        border = boundary_kind[self.stage[later] - 1]
+        result[later] += p2p[border, self.first[later] - 1]
+        return result
+
     @cached_property
     def _by_first(self) -> Index:
         """The segments in the order of stages and first layers."""

@@ -38,22 +38,16 @@ def stage_seconds(table: CostTable, plan: HardPlans) -> tuple[StageSegments, Arr
     """Segments that fit their stage under one plan's strategies, and the seconds of each as that stage."""
     stages = StageSegments.legal(table.pp, table.fused_to_previous.numpy())
     stages = stages.keep(_fits(table, plan, stages))
-    stage, first, end = stages.stage, stages.first, stages.end
     outer, layers = int(plan.outer[0]), torch.arange(table.num_layers)
     choices = plan.choices[0]
     layout = table.layout[choices]
     own = prefix_sums(table.time[outer][:, layers, choices].numpy())
-    change = table.reshard[outer][:, layers[:-1], layout[:-1], layout[1:]].numpy()
-    changes = np.pad(np.cumsum(change, axis=1), ((0, 0), (2, 0)))
-    kind = table.stage_kind.numpy()[stage]
-    # the pair (l, l + 1) counts for segments that hold both
-    inner = changes[kind, end] - changes[kind, first + 1]
-    seconds = own[kind, end] - own[kind, first] + inner
-    later = np.flatnonzero(stage > 0)
-    entry = table.p2p[outer][:, layers[:-1], layout[:-1], layout[1:]].numpy()
-    border = table.boundary_kind.numpy()[stage[later] - 1]
-    seconds[later] += entry[border, first[later] - 1]
-    return stages, seconds
+    kinds, borders = table.stage_kind.numpy(), table.boundary_kind.numpy()
+    kind = kinds[stages.stage]
+    seconds = own[kind, stages.end] - own[kind, stages.first]
+    between = (values[outer][:, layers[:-1], layout[:-1], layout[1:]].numpy()
+               for values in (table.reshard, table.p2p))  # fmt: skip
+    return stages, stages.with_transitions(seconds, kinds, borders, *between)
 
 
 def _fits(table: CostTable, plan: HardPlans, stages: StageSegments) -> NDArray[np.bool_]:

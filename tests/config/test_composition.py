@@ -24,6 +24,7 @@ LARGE = {
     "gpt3_175b_384xa100": ["space.pp=12", "space.tp=8"],
     "bloom_176b_384xa100": ["space.pp=12", "space.tp=8"],
     "t5_a10": ["space.pp=2"],
+    "tight_memory": ["space.pp=8"],
     "gumbel": ["space.pp=8"],
     "stagewise": ["space.pp=8"],
     "uniform": ["space.pp=8"],
