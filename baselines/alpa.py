@@ -28,7 +28,7 @@ CLUSTERS = 12
 
 
 def solve(
-    tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
 ) -> TableResult:
     """Search cost tables; arguments as `random_search.solve`."""
     incumbent = Incumbent(tables, deadline)

@@ -19,7 +19,7 @@ from darts_parallel.exact.segments import largest
 
 
 def solve(
-    tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
 ) -> TableResult:
     """Search cost tables; arguments as `random_search.solve`."""
     incumbent = Incumbent(tables, deadline, keep_all=True)

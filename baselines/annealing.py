@@ -30,7 +30,7 @@ WEIGHTS = MoveWeights(layer=0.2, run=0.2, stage=0.15, whole=0.05, edge=0.3, oute
 
 def solve(
     tables: Sequence[CostTable],
-    kind: str,
+    space_kind: str,
     *,
     deadline: float | None = None,
     seed: int = 0,
@@ -38,7 +38,7 @@ def solve(
 ) -> TableResult:
     """Search cost tables; arguments as `random_search.solve`, a step changes every chain once."""
     incumbent = Incumbent(tables, time_limit(deadline))
-    space = PlanSpace(incumbent, kind)
+    space = PlanSpace(incumbent, space_kind)
     generator = torch.Generator().manual_seed(seed)
     moves = RandomMoves(space, WEIGHTS, generator)
     chains, energy = best_starts(space, CHAINS)

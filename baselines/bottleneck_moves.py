@@ -18,7 +18,7 @@ from darts_parallel.exact.result import TableResult
 
 
 def solve(
-    tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
 ) -> TableResult:
     """The best plan that the moves reach; arguments as `random_search.solve`."""
     incumbent = Incumbent(tables, deadline)
@@ -33,18 +33,18 @@ def solve(
                 best = int(mine.argmin())
                 starts.append((float(mine[best]), number, plans[best : best + 1]))
     for seconds, number, plan in sorted(starts, key=lambda entry: entry[:2]):
-        _relieve(incumbent, number, plan, seconds, kind)
+        _relieve(incumbent, number, plan, seconds, space_kind)
     return incumbent.result()
 
 
 find_plan = on_problems(solve)
 
 
-def _relieve(incumbent: Incumbent, number: int, plan: HardPlans, seconds: float, kind: str) -> None:
+def _relieve(incumbent: Incumbent, number: int, plan: HardPlans, seconds: float, space_kind: str) -> None:
     """Take the best move of the busiest device while one helps."""
     table = incumbent.tables[number]
     while not incumbent.over():
-        moves = bottleneck_moves(table, plan, kind)
+        moves = bottleneck_moves(table, plan, space_kind)
         if not len(moves):
             return
         cost = incumbent.offer(number, moves)
@@ -55,7 +55,7 @@ def _relieve(incumbent: Incumbent, number: int, plan: HardPlans, seconds: float,
         plan, seconds = moves[best : best + 1], float(times[best])
 
 
-def bottleneck_moves(table: CostTable, plan: HardPlans, kind: str) -> HardPlans:
+def bottleneck_moves(table: CostTable, plan: HardPlans, space_kind: str) -> HardPlans:
     """All single moves that relieve the busiest device."""
     busiest = int(evaluate_batch(table, plan).stage_seconds[0].argmax())
     units = unit_starts(table.fused_to_previous)
@@ -73,7 +73,7 @@ def bottleneck_moves(table: CostTable, plan: HardPlans, kind: str) -> HardPlans:
     legal = [row for row in moved if bool((torch.cat([row, ends]).diff() > 0).all())]
     starts = units[torch.stack(legal)] if legal else plan.first_layers[:0]
     parts = [HardPlans(plan.outer.expand(len(starts)), plan.choices.expand(len(starts), -1), starts)]
-    if kind == "layerwise":
+    if space_kind == "layerwise":
         stages = plan.stages()[0]
         for stage in own:
             count = len(table.choices)

@@ -62,11 +62,11 @@ class PlanSpace:
 
     Args:
         incumbent: Holds the tables, which divide into the same units, and the best plan so far.
-        kind: `uniform`, `stagewise` or `layerwise`.
+        space_kind: `uniform`, `stagewise` or `layerwise`.
     """
 
-    def __init__(self, incumbent: Incumbent, kind: str) -> None:
-        self.incumbent, self.kind = incumbent, kind
+    def __init__(self, incumbent: Incumbent, space_kind: str) -> None:
+        self.incumbent, self.space_kind = incumbent, space_kind
         tables = incumbent.tables
         self.pp = torch.tensor([table.num_stages for table in tables])
         self.num_layers, self.most_stages = tables[0].num_layers, int(self.pp.max())
@@ -104,7 +104,8 @@ class PlanSpace:
         tables = self.incumbent.tables
         parts = [self._of_table(index, even_uniform_plans(table)) for index, table in enumerate(tables)]
         parts += [
-            self._of_table(index, plans) for index, plans in enumerate(lightest_plans(tables, self.kind))
+            self._of_table(index, plans)
+            for index, plans in enumerate(lightest_plans(tables, self.space_kind))
         ]
         return Chains.concatenate(parts)
 
@@ -150,13 +151,13 @@ class PlanSpace:
         allowed = self.allowed[chains.table, chains.outer].gather(1, chains.choices)
         other = self.random_choice(chains.table, chains.outer, generator).unsqueeze(1)
         choices = torch.where(allowed, chains.choices, other)
-        if self.kind == "uniform":
+        if self.space_kind == "uniform":
             choices = torch.where(allowed.all(1, keepdim=True), choices, other)
         return self.in_kind(Chains(chains.table, chains.outer, choices, chains.first_layers))
 
     def in_kind(self, chains: Chains) -> Chains:
         """Stage-wise, every layer takes the strategy of its stage's first."""
-        if self.kind != "stagewise":
+        if self.space_kind != "stagewise":
             return chains
         choices = chains.choices.gather(1, chains.first_layers.gather(1, chains.stages()))
         return Chains(chains.table, chains.outer, choices, chains.first_layers)

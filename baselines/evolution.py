@@ -27,7 +27,7 @@ KNOTS = 12
 
 def solve(
     tables: Sequence[CostTable],
-    kind: str,
+    space_kind: str,
     *,
     deadline: float | None = None,
     seed: int = 0,
@@ -35,7 +35,7 @@ def solve(
 ) -> TableResult:
     """Search cost tables; arguments as `random_search.solve`, a step is a generation."""
     incumbent = Incumbent(tables, time_limit(deadline))
-    space = PlanSpace(incumbent, kind)
+    space = PlanSpace(incumbent, space_kind)
     space.price(space.starting_plans())
     genome = _Genome(space)
     rng = np.random.default_rng(seed)
@@ -63,7 +63,7 @@ class _Genome:
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
         self.knots = {"uniform": 1, "stagewise": space.most_stages}.get(
-            space.kind, min(KNOTS, space.num_layers)
+            space.space_kind, min(KNOTS, space.num_layers)
         )
         self.size = 1 + space.most_stages + 2 * self.knots
 
@@ -93,7 +93,7 @@ class _Genome:
     def _knot_of_layer(self, places: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """Number of the knot that sets each layer's strategy, `(N, L)`."""
         layers = torch.arange(self.space.num_layers)
-        if self.space.kind == "stagewise":
+        if self.space.space_kind == "stagewise":
             return Chains(starts[:, 0], starts[:, 0], layers.expand(len(starts), -1), starts).stages()
         ordered = (places.sort(1).values * self.space.num_layers)[:, 1:].contiguous()
         return torch.searchsorted(ordered, (layers + 0.5).expand(len(places), -1).contiguous(), right=True)

@@ -113,13 +113,17 @@ def middle_comm(p2p: Floats) -> Integers:
 
 
 def solve(
-    tables: Sequence[CostTable], kind: str = "layerwise", *, deadline: float | None = None, seed: int = 0
+    tables: Sequence[CostTable],
+    space_kind: str = "layerwise",
+    *,
+    deadline: float | None = None,
+    seed: int = 0,
 ) -> TableResult:
     """Search cost tables, one for each pipeline degree.
 
     Args:
         tables: The tables.
-        kind: Ignored, its plans are uniform and lie in every space.
+        space_kind: Ignored, its plans are uniform and lie in every space.
         deadline: `time.monotonic()` at which to stop with what was found.
         seed: Ignored, nothing is random.
     """

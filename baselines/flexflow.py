@@ -33,7 +33,7 @@ WEIGHTS = MoveWeights(layer=0.7, edge=0.2, outer=0.05, jump=0.05)
 
 def solve(
     tables: Sequence[CostTable],
-    kind: str,
+    space_kind: str,
     *,
     deadline: float | None = None,
     seed: int = 0,
@@ -41,7 +41,7 @@ def solve(
 ) -> TableResult:
     """Search cost tables; arguments as `random_search.solve`, a step changes every chain once."""
     incumbent = Incumbent(tables, time_limit(deadline))
-    space = PlanSpace(incumbent, kind)
+    space = PlanSpace(incumbent, space_kind)
     moves = RandomMoves(space, WEIGHTS, torch.Generator().manual_seed(seed))
     known, known_energy = best_starts(space, CHAINS // 2)
     fresh = moves.random_plans(CHAINS - len(known))

@@ -22,7 +22,7 @@ from darts_parallel.problem.problem import Problem
 
 
 def solve(
-    tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
 ) -> TableResult:
     """Search cost tables; arguments as `random_search.solve`. A smaller tp only if nothing fits.
 

@@ -12,7 +12,7 @@ from darts_parallel.exact.result import TableResult
 
 
 def solve(
-    tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
 ) -> TableResult:
     """The best of them; arguments as `random_search.solve`."""
     incumbent = Incumbent(tables, deadline)

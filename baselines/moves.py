@@ -67,17 +67,17 @@ class RandomMoves:
         first = space.random_choice(table, outer, self.generator)
         chains = Chains(table, outer, first.unsqueeze(1).repeat(1, space.num_layers), starts)
         growing = torch.ones(count, dtype=torch.bool)
-        for _ in range(6 if space.kind != "uniform" else 0):
+        for _ in range(6 if space.space_kind != "uniform" else 0):
             growing = growing & (self._uniform(count) < 0.5)
             chains = self._region(chains, "run").where(growing, chains)
         return chains
 
     def propose(self, chains: Chains) -> Chains:
         """One change of every plan; a change that is not possible leaves the plan as it is."""
-        kind = torch.multinomial(self.weights, len(chains), replacement=True, generator=self.generator)
+        change = torch.multinomial(self.weights, len(chains), replacement=True, generator=self.generator)
         result = chains
-        for number in torch.unique(kind).tolist():
-            mine = torch.nonzero(kind == number).squeeze(1)
+        for number in torch.unique(change).tolist():
+            mine = torch.nonzero(change == number).squeeze(1)
             changed = self._change(chains[mine], self.names[number])
             result = Chains(
                 result.table.index_copy(0, mine, changed.table),
@@ -99,8 +99,8 @@ class RandomMoves:
     def _region(self, chains: Chains, name: str) -> Chains:
         """A layer, run, stage, or everything takes one other strategy."""
         size, count = self.space.num_layers, len(chains)
-        kind = self.space.kind
-        if kind == "stagewise" and name in ("layer", "run"):
+        space_kind = self.space.space_kind
+        if space_kind == "stagewise" and name in ("layer", "run"):
             name = "stage"
         first = self._below(torch.full((count,), size))
         end = first + 1
@@ -111,7 +111,7 @@ class RandomMoves:
             stage = self._below(self.space.pp[chains.table]).unsqueeze(1)
             bounds = torch.nn.functional.pad(chains.first_layers, (0, 1), value=size)
             first, end = bounds.gather(1, stage)[:, 0], bounds.gather(1, stage + 1)[:, 0]
-        if name == "whole" or kind == "uniform":
+        if name == "whole" or space_kind == "uniform":
             first, end = torch.zeros_like(first), torch.full_like(end, size)
         layers = torch.arange(size)
         inside = (layers >= first.unsqueeze(1)) & (layers < end.unsqueeze(1))

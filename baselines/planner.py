@@ -35,7 +35,9 @@ def on_problems(solve: Callable[..., TableResult]) -> FindPlan:
 
     def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
         return on_problem(
-            problem, lambda tables, kind, end: solve(tables, kind, deadline=end, seed=seed), budget
+            problem,
+            lambda tables, space_kind, end: solve(tables, space_kind, deadline=end, seed=seed),
+            budget,
         )
 
     return find_plan
@@ -55,13 +57,13 @@ class Planner:
     """Its plans may differ from layer to layer; the others' are uniform."""
 
     def solve(
-        self, tables: Sequence[CostTable], kind: str, *, deadline: float | None = None, seed: int = 0
+        self, tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
     ) -> TableResult:
         """Return the best plan until `deadline`, a `time.monotonic()`.
 
         Args:
             tables: One for each pipeline degree.
-            kind: `uniform`, `stagewise` or `layerwise`.
+            space_kind: `uniform`, `stagewise` or `layerwise`.
             deadline: When to stop; None: as long as it takes.
             seed: Of all random numbers.
 
@@ -75,5 +77,5 @@ class Planner:
                 f"methods={self.name} needs {error.name}; nearest legal: pip install "
                 f"'darts-parallel[{self.extra}]', or methods without it."
             ) from None
-        answer: TableResult = module.solve(tables, kind, deadline=deadline, seed=seed)
+        answer: TableResult = module.solve(tables, space_kind, deadline=deadline, seed=seed)
         return answer

@@ -17,7 +17,7 @@ BATCH = 256
 
 def solve(
     tables: Sequence[CostTable],
-    kind: str,
+    space_kind: str,
     *,
     deadline: float | None = None,
     seed: int = 0,
@@ -27,13 +27,13 @@ def solve(
 
     Args:
         tables: One for each pipeline degree.
-        kind: `uniform`, `stagewise` or `layerwise`.
+        space_kind: `uniform`, `stagewise` or `layerwise`.
         deadline: `time.monotonic()` at which to stop.
         seed: Of all random numbers.
         max_steps: Batches after which to stop in any case.
     """
     incumbent = Incumbent(tables, time_limit(deadline))
-    space = PlanSpace(incumbent, kind)
+    space = PlanSpace(incumbent, space_kind)
     moves = RandomMoves(space, MoveWeights(), torch.Generator().manual_seed(seed))
     space.price(space.starting_plans())
     step = 0

@@ -126,6 +126,7 @@ COMM_BITS = (16, 8, 4, 2)
 LOSSY_BLOCKS = (16, 32, 64, 128, 256)
 EXPORTS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "galvatron", "torch")
 SPACES = ("uniform", "stagewise", "layerwise")
+"""In order of growth: one strategy for all layers, one per stage, one per layer."""
 NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")
 RUNNABLE = ("1f1b", "gpipe", "interleaved", "zero_bubble_v", "dualpipe")
 """Schedules that `darts_parallel.run` executes."""

@@ -11,17 +11,17 @@ from darts_parallel.cost.table import CostTable
 BISECTIONS = 30
 
 
-def lightest_plans(tables: Sequence[CostTable], kind: str) -> list[HardPlans]:
+def lightest_plans(tables: Sequence[CostTable], space_kind: str) -> list[HardPlans]:
     """For every outer choice a plan of nearly the smallest peak memory.
 
     Layer-wise, each layer takes its lightest strategy for the stage it lies in; otherwise all layers
     share the strategy that is lightest in sum. Stages are filled to an equal share of their capacity,
     found by bisection.
     """
-    return [_lightest(table.unburdened(), kind) for table in tables]
+    return [_lightest(table.unburdened(), space_kind) for table in tables]
 
 
-def _lightest(table: CostTable, kind: str) -> HardPlans:
+def _lightest(table: CostTable, space_kind: str) -> HardPlans:
     units = unit_starts(table.fused_to_previous)
     plans = []
     for outer in range(table.num_outer):
@@ -32,13 +32,13 @@ def _lightest(table: CostTable, kind: str) -> HardPlans:
         legal = table.runs(
             table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.num_stages, -1)
         )
-        legal = legal if kind == "layerwise" else legal.all(0, keepdim=True)
+        legal = legal if space_kind == "layerwise" else legal.all(0, keepdim=True)
         need = need.masked_fill(~(table.allowed[outer] & legal).unsqueeze(1), torch.inf)
-        if kind != "layerwise":
+        if space_kind != "layerwise":
             shared = need.sum((0, 1)).argmin()
             need = need[:, :, shared : shared + 1]
         size, choice = need.min(-1)
-        if kind != "layerwise":
+        if space_kind != "layerwise":
             choice = torch.full_like(choice, int(shared))
         starts = units[_fill(_unit_sums(size, table), table.stage_capacity)]
         stages = torch.searchsorted(starts, torch.arange(table.num_layers), right=True) - 1

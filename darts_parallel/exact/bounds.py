@@ -20,9 +20,6 @@ from darts_parallel.exact.segments import Array as Array
 from darts_parallel.exact.segments import Index as Index
 from darts_parallel.exact.segments import StageSegments, prefix_sums
 
-MODES = ("uniform", "stagewise", "layerwise")
-"""Spaces in order of growth: one strategy for all layers, one per stage, one per layer."""
-
 ROUNDING = 1e-12
 """Relative slack of every comparison, so that rounding cannot make a bound exceed a true cost."""
 
@@ -136,7 +133,9 @@ def quick_lower_bounds(table: CostTable) -> Tensor:
     return (total + (table.num_micro_batches - 1) * slowest + sync + paid_once) * (1 - ROUNDING)
 
 
-def outer_lower_bounds(table: CostTable, mode: str = "layerwise", known: float = float("inf")) -> Tensor:
+def outer_lower_bounds(
+    table: CostTable, space_kind: str = "layerwise", known: float = float("inf")
+) -> Tensor:
     """A lower bound on the iteration time of any feasible plan, for every outer choice.
 
     Several stages a device have a loose bound only, which knows no memory (`schedule_bounds.py` has better
@@ -144,8 +143,8 @@ def outer_lower_bounds(table: CostTable, mode: str = "layerwise", known: float =
 
     Args:
         table: Costs of one pipeline degree.
-        mode: One of `MODES`. The bound of `layerwise` holds for all; `uniform` takes that of
-            `stagewise`, which is tighter.
+        space_kind: One of `config.schema.SPACES`. The bound of `layerwise` holds for all; `uniform` takes
+            that of `stagewise`, which is tighter.
         known: Seconds of a known plan; what a quick look already excludes gets that looser bound.
 
     Returns:
@@ -153,21 +152,21 @@ def outer_lower_bounds(table: CostTable, mode: str = "layerwise", known: float =
     """
     table = table.unburdened()
     if table.virtual_stages > 1 or table.pipeline.simulated:
-        return _work_bounds(table, mode)
+        return _work_bounds(table, space_kind)
     bounds = quick_lower_bounds(table)
     for outer in torch.nonzero(bounds <= known).flatten().tolist():
-        bounds[outer] = outer_bound(table, outer, mode)
+        bounds[outer] = outer_bound(table, outer, space_kind)
     return bounds
 
 
-def outer_bound(table: CostTable, outer: int, mode: str) -> float:
+def outer_bound(table: CostTable, outer: int, space_kind: str) -> float:
     """`lower_bound` of an outer choice, which its table remembers: a search and its check both ask."""
-    if (outer, mode) not in table.proven:
-        table.proven[outer, mode] = lower_bound(OuterCosts.read(table, outer), mode)
-    return table.proven[outer, mode]
+    if (outer, space_kind) not in table.proven:
+        table.proven[outer, space_kind] = lower_bound(OuterCosts.read(table, outer), space_kind)
+    return table.proven[outer, space_kind]
 
 
-def _work_bounds(table: CostTable, mode: str) -> Tensor:
+def _work_bounds(table: CostTable, space_kind: str) -> Tensor:
     """Bounds that hold for any schedule, `(O,)`: a device computes its share of all micro-batches.
 
     One stage a device: stages stay whole layers and fit the memory, and the first micro-batch crosses the
@@ -179,18 +178,18 @@ def _work_bounds(table: CostTable, mode: str) -> Tensor:
     even = spent.masked_fill(illegal, torch.inf).amin(-1).sum(-1) / table.pp
     per_iteration = table.per_iteration.detach().masked_fill(illegal, torch.inf).amin(-1).sum(-1)
     if table.virtual_stages == 1:
-        staged = [_staged_bound(table, outer, mode) for outer in range(table.num_outer)]
+        staged = [_staged_bound(table, outer, space_kind) for outer in range(table.num_outer)]
         even = torch.maximum(even, torch.tensor(staged, dtype=torch.float64))
     return (even + per_iteration) * (1 - ROUNDING)
 
 
-def _staged_bound(table: CostTable, outer: int, mode: str) -> float:
+def _staged_bound(table: CostTable, outer: int, space_kind: str) -> float:
     """Bound one stage a device: the way to it, its work, and the way back or its synchronisation."""
     costs = OuterCosts.read(table, outer)
     if not table.pipeline.blocking:
         # messages then pass beside the work
         costs = replace(costs, p2p=np.zeros_like(costs.p2p))
-    grid, count = SegmentGrid.build(costs, mode), float(costs.num_micro_batches)
+    grid, count = SegmentGrid.build(costs, space_kind), float(costs.num_micro_batches)
     chosen = torch.as_tensor(costs.choices)
 
     def before(seconds: Tensor) -> Array:
@@ -205,9 +204,9 @@ def _staged_bound(table: CostTable, outer: int, mode: str) -> float:
     return grid.stages.least_maximum(np.maximum(synced, crossed))
 
 
-def lower_bound(costs: OuterCosts, mode: str) -> float:
+def lower_bound(costs: OuterCosts, space_kind: str) -> float:
     """Lower bound on the seconds of any feasible plan of one outer choice; see `outer_lower_bounds`."""
-    rest, grid = costs.num_micro_batches - 1.0, SegmentGrid.build(costs, mode)
+    rest, grid = costs.num_micro_batches - 1.0, SegmentGrid.build(costs, space_kind)
     stages, seconds = grid.stages, grid.lower_bounds(time=1.0)
     least_sum = stages.least_sum(seconds)
     if not np.isfinite(least_sum):
@@ -230,7 +229,7 @@ class SegmentGrid:
     """The segments of one outer choice; those that hold equal layers are treated once."""
 
     costs: OuterCosts
-    mode: str
+    space_kind: str
     counts: Array
     """Layers of every class in every distinct segment, `(U, R)`."""
     segment: Index
@@ -241,12 +240,12 @@ class SegmentGrid:
     """The segments of every stage, N."""
 
     @staticmethod
-    def build(costs: OuterCosts, mode: str) -> "SegmentGrid":
+    def build(costs: OuterCosts, space_kind: str) -> "SegmentGrid":
         """Find the distinct segments."""
         members = np.unique(costs.layer_class, return_index=True)[1]
         stages = _legal_segments(costs.pp, costs.fused_to_previous.tobytes())
         return SegmentGrid(
-            costs, mode, *_distinct_segments(tuple(costs.layer_class.tolist())), members, stages
+            costs, space_kind, *_distinct_segments(tuple(costs.layer_class.tolist())), members, stages
         )
 
     def lower_bounds(self, time: float = 0.0, sync: float = 0.0, per_iteration: float = 0.0) -> Array:
@@ -268,7 +267,7 @@ class SegmentGrid:
         # what a kind cannot run is priced out, so that bounds are those of the legal strategies
         if not costs.kind_allowed.all():
             objective = objective + objective.max() * len(costs.layer_class) * ~costs.kind_allowed[:, None, :]
-        solve = self._priced if self.mode == "layerwise" else self._single_choices
+        solve = self._priced if self.space_kind == "layerwise" else self._single_choices
         kinds, in_flight, capacity = (np.array(column) for column in zip(*signatures, strict=True))
         values = solve(objective[kinds], in_flight, capacity)
         layers = values[of_stage[stages.stage], self.segment[stages.first, stages.end]]

@@ -32,12 +32,12 @@ def find_plan_brute_force(problem: Problem) -> PlannerResult:
     return result.to_baseline(tables, time.monotonic() - begin, "every plan was priced")
 
 
-def brute_force(tables: Sequence[CostTable], mode: str) -> TableResult:
+def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:
     """The cheapest feasible plan of all tables and outer choices.
 
     Args:
         tables: One for each pipeline degree; tiny.
-        mode: `uniform`, `stagewise` or `layerwise`.
+        space_kind: `uniform`, `stagewise` or `layerwise`.
 
     Errors:
         ValueError: there are more than `LIMIT` plans.
@@ -45,10 +45,10 @@ def brute_force(tables: Sequence[CostTable], mode: str) -> TableResult:
     best: PricedPlan | None = None
     count = 0
     for number, table in enumerate(tables):
-        for plans in _all_plans(table, mode):
+        for plans in _all_plans(table, space_kind):
             count += len(plans)
             if count > LIMIT:
-                raise ValueError(f"brute force: the {mode} space has more than {LIMIT} plans.")
+                raise ValueError(f"brute force: the {space_kind} space has more than {LIMIT} plans.")
             cost = evaluate_batch(table, plans)
             total = torch.where(cost.feasible, cost.iteration_time, torch.inf)
             row = int(total.argmin())
@@ -57,7 +57,7 @@ def brute_force(tables: Sequence[CostTable], mode: str) -> TableResult:
     return TableResult(best, float("inf") if best is None else best.time, True, count)
 
 
-def _all_plans(table: CostTable, mode: str) -> Iterator[HardPlans]:
+def _all_plans(table: CostTable, space_kind: str) -> Iterator[HardPlans]:
     """All plans of a table in batches: outer choices x splits x strategies."""
     layers = range(1, table.num_layers)
     for starts in combinations(
@@ -66,8 +66,8 @@ def _all_plans(table: CostTable, mode: str) -> Iterator[HardPlans]:
         split = torch.tensor([0, *starts])
         widths = torch.diff(split, append=torch.tensor([table.num_layers]))
         for outer in range(table.num_outer):
-            for block in _assignments(table, outer, mode):
-                if mode == "stagewise":
+            for block in _assignments(table, outer, space_kind):
+                if space_kind == "stagewise":
                     choices = block.repeat_interleave(widths, dim=1)
                 else:
                     choices = block.expand(-1, table.num_layers)
@@ -75,10 +75,10 @@ def _all_plans(table: CostTable, mode: str) -> Iterator[HardPlans]:
                 yield HardPlans(torch.full((size,), outer), choices, split.expand(size, -1))
 
 
-def _assignments(table: CostTable, outer: int, mode: str) -> Iterator[torch.Tensor]:
+def _assignments(table: CostTable, outer: int, space_kind: str) -> Iterator[torch.Tensor]:
     """Allowed strategies of the model, of every stage or of every layer: `(n, 1 | K | L)`."""
     allowed = np.flatnonzero(table.allowed[outer].numpy()).tolist()
-    slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[mode]
+    slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[space_kind]
     buffer = []
     for assignment in product(allowed, repeat=slots):
         buffer.append(assignment)

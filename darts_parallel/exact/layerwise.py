@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
+from darts_parallel.config.schema import SPACES
 from darts_parallel.cost.hard_plans import PricedPlan
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact import simulated
-from darts_parallel.exact.bounds import MODES, outer_bound, outer_lower_bounds, quick_lower_bounds
+from darts_parallel.exact.bounds import outer_bound, outer_lower_bounds, quick_lower_bounds
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import OFFLOADING, DeadlineError, PlannerResult, TableResult
 from darts_parallel.exact.uniform import solve_uniform
@@ -40,8 +41,8 @@ def find_plan(
         incumbent: Cost of a known plan, seconds; dearer plans are not looked for.
     """
     if problem.config.cost.pipeline == "simulated":
-        kind = problem.config.space.kind
-        return simulated.find_plan(problem, kind, lambda closed: find_plan(closed, budget=budget))
+        space_kind = problem.config.space.kind
+        return simulated.find_plan(problem, space_kind, lambda closed: find_plan(closed, budget=budget))
     begin = time.monotonic()
     tables = build_tables(problem, outer_spaces(problem))
     deadline = None if budget is None else begin + budget
@@ -51,7 +52,7 @@ def find_plan(
 
 def solve(
     tables: Sequence[CostTable],
-    mode: str,
+    space_kind: str,
     incumbent: float = float("inf"),
     deadline: float | None = None,
     *,
@@ -62,7 +63,7 @@ def solve(
 
     Args:
         tables: One for each pipeline degree.
-        mode: One of `MODES`.
+        space_kind: One of `config.schema.SPACES`.
         incumbent: Cost of a known plan; plans above it are not looked for.
         deadline: `time.monotonic()` at which to stop without a proof.
         merge: Share the work on segments of equal layers.
@@ -71,12 +72,12 @@ def solve(
     Returns:
         Proven unless the deadline came first. Without a plan and proven, none costs at most `incumbent`.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode={mode} must be one of {', '.join(MODES)}.")
+    if space_kind not in SPACES:
+        raise ValueError(f"space_kind={space_kind} must be one of {', '.join(SPACES)}.")
     if any(table.offload for table in tables):
-        floor = min(float(outer_lower_bounds(table, mode).min()) for table in tables)
+        floor = min(float(outer_lower_bounds(table, space_kind).min()) for table in tables)
         return TableResult(None, floor, False, 0, note=OFFLOADING)
-    if mode == "uniform":
+    if space_kind == "uniform":
         return solve_uniform(tables, incumbent, deadline)
     plain = [number for number, table in enumerate(tables) if table.virtual_stages == 1]
     own = [tables[number] for number in plain]
@@ -84,7 +85,9 @@ def solve(
         floor = min(float(outer_lower_bounds(table).min()) for table in tables)
         return TableResult(None, floor, False, 0, note=INTERLEAVED_ONLY)
     known = None if uniform is None or len(own) < len(tables) else uniform
-    result = _Search(own, mode, incumbent, deadline, merge, incumbent * (1 + AGREEMENT), fallback=known).run()
+    result = _Search(
+        own, space_kind, incumbent, deadline, merge, incumbent * (1 + AGREEMENT), fallback=known
+    ).run()
     others = [outer_lower_bounds(table) for table in tables if table.virtual_stages > 1]
     return _among_others(result, plain, others) if others else result
 
@@ -102,7 +105,7 @@ class _Search:
     """State of one exact search."""
 
     tables: Sequence[CostTable]
-    mode: str
+    space_kind: str
     incumbent: float
     deadline: float | None
     merge: bool
@@ -133,7 +136,7 @@ class _Search:
         for case in self.cases:
             if case.bound <= known:
                 self._check()
-                case.bound = outer_bound(case.table, case.outer, self.mode)
+                case.bound = outer_bound(case.table, case.outer, self.space_kind)
 
     def _search(self) -> None:
         """Raise the limit until a plan is found, then exclude the other outer choices."""
@@ -146,7 +149,7 @@ class _Search:
         while any(case.bound <= self.limit for case in self.cases):
             trial, before = min(lowest * (1 + margin), self.limit), self._labels()
             for case in sorted(self.cases, key=lambda case: case.bound):
-                found = case.attempt(self.mode, min(trial, self.limit), self._check, merge=self.merge)
+                found = case.attempt(self.space_kind, min(trial, self.limit), self._check, merge=self.merge)
                 if found is not None and found.time < (np.inf if self.best is None else self.best.time):
                     self.best, self.limit = found, min(self.limit, found.time)
             margin *= growth(self._labels() - before)

@@ -66,9 +66,9 @@ class SegmentBounds:
     rates: Array
 
     @staticmethod
-    def build(costs: OuterCosts, mode: str) -> "SegmentBounds":
+    def build(costs: OuterCosts, space_kind: str) -> "SegmentBounds":
         """Bounds of one outer choice without a limit, of the segments that fit the memory."""
-        grid, count = SegmentGrid.build(costs, mode), float(costs.num_micro_batches)
+        grid, count = SegmentGrid.build(costs, space_kind), float(costs.num_micro_batches)
         seconds = grid.lower_bounds(time=1.0)
         summed = grid.lower_bounds(time=1.0, per_iteration=1.0) if costs.per_iteration.any() else seconds
         # a second of a stage costs 1 to m seconds in the total, one of synchronisation 1 / K to 1

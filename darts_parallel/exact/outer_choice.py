@@ -41,11 +41,13 @@ class OuterChoiceSolver:
         """Read once they are asked for: most outer choices are excluded at a look."""
         return OuterCosts.read(self.table, self.outer, self.choices)
 
-    def attempt(self, mode: str, limit: float, check: Check, *, merge: bool = True) -> PricedPlan | None:
+    def attempt(
+        self, space_kind: str, limit: float, check: Check, *, merge: bool = True
+    ) -> PricedPlan | None:
         """The best plan within `limit`; None, and a raised bound, where there is none.
 
         Args:
-            mode: `stagewise` or `layerwise`; `uniform` is stagewise with one strategy in `costs`.
+            space_kind: `stagewise` or `layerwise`; `uniform` is stagewise with one strategy in `costs`.
             limit: Seconds.
             check: Called often; raises `DeadlineError` when the time is over.
             merge: Share the work on segments of equal layers.
@@ -53,10 +55,10 @@ class OuterChoiceSolver:
         if self.bound > limit:
             return None
         if self.segments is None:
-            self.segments = SegmentBounds.build(self.costs, mode)
+            self.segments = SegmentBounds.build(self.costs, space_kind)
         uses = UsableSegments.build(self.costs, self.segments, limit)
         source: LayerwiseFronts | StagewiseFronts
-        if mode == "layerwise":
+        if space_kind == "layerwise":
             if self.layers is None:
                 self.layers = LayerStructure.build(self.costs, merge)
             source = LayerwiseFronts(self.costs, uses, check, self.layers)

@@ -157,7 +157,7 @@ def chain_bound(
 
 def simulated_lower_bound(
     tables: Sequence[CostTable],
-    mode: str,
+    space_kind: str,
     *,
     known: float = np.inf,
     seconds: float = 4.0,
@@ -167,14 +167,16 @@ def simulated_lower_bound(
 
     Args:
         tables: One for each pipeline degree, number of chunks and schedule; simulated.
-        mode: `uniform`, `stagewise` or `layerwise`.
+        space_kind: `uniform`, `stagewise` or `layerwise`.
         known: Seconds of a plan: bounds of outer choices need not exceed it.
         seconds: Time for the bounds from paths; the outer choice of the least bound comes first.
         deadline: `time.monotonic()` at which they end in any case.
     """
     deadline, tables = min(monotonic() + seconds, deadline), [table.unburdened() for table in tables]
     bounds = [
-        (float(b), n, o) for n, t in enumerate(tables) for o, b in enumerate(outer_lower_bounds(t, mode))
+        (float(b), n, o)
+        for n, t in enumerate(tables)
+        for o, b in enumerate(outer_lower_bounds(t, space_kind))
     ]
     done: list[float] = []
     while bounds:

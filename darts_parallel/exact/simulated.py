@@ -26,7 +26,7 @@ LIMIT = 20_000
 
 def find_plan(
     problem: Problem,
-    mode: str,
+    space_kind: str,
     exact: Callable[[Problem], PlannerResult],
     *,
     limit: int = LIMIT,
@@ -37,7 +37,7 @@ def find_plan(
 
     Args:
         problem: With `cost.pipeline=simulated`.
-        mode: `uniform`, `stagewise` or `layerwise`.
+        space_kind: `uniform`, `stagewise` or `layerwise`.
         exact: A planner that is exact by the closed form.
         limit: Plans that may be priced one by one.
         tables: Of the whole space; None builds them.
@@ -46,11 +46,11 @@ def find_plan(
     begin = time.monotonic()
     tables = build_tables(problem, outer_spaces(problem)) if tables is None else tables
     if any(table.offload for table in tables):
-        floor = simulated_lower_bound(tables, mode, deadline=deadline)
+        floor = simulated_lower_bound(tables, space_kind, deadline=deadline)
         result = TableResult(None, floor, False, 0, note=OFFLOADING)
         return result.to_baseline(tables, time.monotonic() - begin)
-    if number_of_plans(tables, mode) <= limit:
-        result = brute_force(tables, mode)
+    if number_of_plans(tables, space_kind) <= limit:
+        result = brute_force(tables, space_kind)
         return result.to_baseline(tables, time.monotonic() - begin, "every plan was simulated")
     # the closed form knows the usual schedules alone
     usual = replace(problem.config.space, schedules=None)
@@ -68,7 +68,7 @@ def find_plan(
         proven=False,
         lower_bound_s=simulated_lower_bound(
             tables,
-            mode,
+            space_kind,
             known=cost.iteration_time_s if cost is not None and fits else float("inf"),
             deadline=deadline,
         ),
@@ -78,11 +78,11 @@ def find_plan(
     )
 
 
-def number_of_plans(tables: Sequence[CostTable], mode: str) -> int:
+def number_of_plans(tables: Sequence[CostTable], space_kind: str) -> int:
     """Plans of a space: splits times assignments of strategies."""
     total = 0
     for table in tables:
-        slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[mode]
+        slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[space_kind]
         cuts = int((~table.fused_to_previous[1:]).sum())
         choices = sum(int(row.sum()) ** slots for row in table.allowed)
         total += comb(cuts, table.num_stages - 1) * choices

@@ -51,7 +51,7 @@ class GradientSearch:
 
     Args:
         tables: One for each pipeline degree.
-        kind: `uniform`, `stagewise` or `layerwise`.
+        space_kind: `uniform`, `stagewise` or `layerwise`.
         config: Settings.
         seed: Of all random numbers.
         starts: Known plans; half of the restarts of their outer choices begin near them.
@@ -61,19 +61,19 @@ class GradientSearch:
     def __init__(
         self,
         tables: Sequence[CostTable],
-        kind: str,
+        space_kind: str,
         config: SearchConfig,
         seed: int,
         starts: Sequence[TablePlans] = (),
         clock: Stopwatch | None = None,
     ) -> None:
-        self.config, self.kind = config, kind
+        self.config, self.space_kind = config, space_kind
         self.generator = torch.Generator().manual_seed(seed)
         self.gumbel = self.generator if config.relaxation == "gumbel" else None
         self.clock = Stopwatch() if clock is None else clock
-        self.pool = PlanPool(list(tables), kind, self.clock)
+        self.pool = PlanPool(list(tables), space_kind, self.clock)
         if not starts:
-            lightest = enumerate(lightest_plans(tables, kind))
+            lightest = enumerate(lightest_plans(tables, space_kind))
             self.pool.add_all(TablePlans(index, plans) for index, plans in lightest)
         # where the restarts begin: one strategy for all layers, and even stages
         self.pool.add_all(TablePlans(index, even_uniform_plans(table)) for index, table in enumerate(tables))
@@ -118,7 +118,7 @@ class GradientSearch:
             alive = torch.nonzero(possible).squeeze(1)
             if len(alive):
                 part = table.select(alive)
-                settings = (self.kind, self.config, self.generator)
+                settings = (self.space_kind, self.config, self.generator)
                 groups.append(RestartBatch.initial(part, *settings, index, alive, orders))
         return groups
 
@@ -282,14 +282,14 @@ class GradientSearch:
         table, c = group.table, self.config
         plain = table.virtual_stages == 1 and not table.pipeline.simulated and group.orders is None
         plain = plain and not table.offload
-        if c.rounding == "argmax" or self.kind != "layerwise" or not plain:
+        if c.rounding == "argmax" or self.space_kind != "layerwise" or not plain:
             return None
         return stage_prices(cost, table, group.multipliers, c.penalty, self.schedules().sharpness)
 
     def _collect(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> None:
         """Discretize every relaxed plan, keep the best, repair the most promising that do not fit."""
         for group, relaxed, cost in zip(self.groups, weights, costs, strict=True):
-            score = group.merit(cost).flatten() if self.kind == "layerwise" else None
+            score = group.merit(cost).flatten() if self.space_kind == "layerwise" else None
             prices = self._path_prices(group, cost)
             ways = [None, prices] if prices is not None and self.config.rounding == "both" else [prices]
             for number, way in enumerate(ways):
@@ -329,7 +329,7 @@ def search(
 
 def search_tables(
     tables: Sequence[CostTable],
-    kind: str,
+    space_kind: str,
     config: SearchConfig,
     seed: int,
     *,
@@ -347,14 +347,14 @@ def search_tables(
     # on one thread sums keep one order, and small tensors are faster
     torch.set_num_threads(1)
     try:
-        return _search_tables(tables, kind, config, seed, on_record, loop, starts)
+        return _search_tables(tables, space_kind, config, seed, on_record, loop, starts)
     finally:
         torch.set_num_threads(threads)
 
 
 def _search_tables(
     tables: Sequence[CostTable],
-    kind: str,
+    space_kind: str,
     config: SearchConfig,
     seed: int,
     on_record: Callable[[StepRecord], None],
@@ -365,16 +365,16 @@ def _search_tables(
     # known plans name their strategies by number: their tables are without dominated ones already
     pruned = list(tables) if starts else [without_dominated(table) for table in tables]
     promising = pruned if starts else promising_outers(pruned)
-    run = loop(promising, kind, config, seed, starts, clock)
+    run = loop(promising, space_kind, config, seed, starts, clock)
     if run.pool.best is None and promising is not pruned:
-        run = loop(pruned, kind, config, seed, starts, clock)
+        run = loop(pruned, space_kind, config, seed, starts, clock)
     records = run.run(on_record)
     raw, stopped_by = run.pool.best, run.stopped_by
     if raw is None:
         return None
     if config.polish and stopped_by != "user":
         hurry = stopped_by is not None
-        stopped_by = polish_pool(run.pool, kind, config, hurry=hurry, bounds=run.bounds) or stopped_by
+        stopped_by = polish_pool(run.pool, space_kind, config, hurry=hurry, bounds=run.bounds) or stopped_by
     best = run.pool.best
     assert best is not None
     plan, raw_plan = run.pool.plan(best), run.pool.plan(raw)

@@ -23,8 +23,8 @@ ROUNDS = 6
 
 def explain_infeasible(problem: Problem, tables: Sequence[CostTable]) -> InfeasibleError:
     """The error for a problem that no plan fits: the binding constraint and the smallest way out."""
-    kind = problem.config.space.kind
-    lightest = _lightest_of_all(tables, kind)
+    space_kind = problem.config.space.kind
+    lightest = _lightest_of_all(tables, space_kind)
     device = max(lightest.devices(problem).items(), key=lambda entry: entry[1])[0]
     unit, size = memory_unit(device.memory)
     needed, whole = (device.memory + lightest.excess) / size, device.memory / size
@@ -40,7 +40,7 @@ def explain_infeasible(problem: Problem, tables: Sequence[CostTable]) -> Infeasi
         ways.append(f"{more} nodes instead of {problem.cluster.groups[0].count}")
     changes = " or ".join(ways) or "other GPUs or a smaller model"
     return InfeasibleError(
-        f"memory: model={problem.model.config.name} fits in no {kind} plan on "
+        f"memory: model={problem.model.config.name} fits in no {space_kind} plan on "
         f"cluster={problem.cluster.name}; the lightest plan ({lightest.detail}) needs {needed:.2f} {unit} of "
         f"the {whole:.2f} {unit} of {device.name}; smallest changes that help: {changes}."
     )
@@ -139,9 +139,9 @@ class _Lightest:
         return found
 
 
-def _lightest_of_all(tables: Sequence[CostTable], kind: str) -> _Lightest:
+def _lightest_of_all(tables: Sequence[CostTable], space_kind: str) -> _Lightest:
     best = _Lightest(None, torch.tensor([torch.inf]), "none")
-    for table, plans in zip(tables, lightest_plans(tables, kind), strict=True):
+    for table, plans in zip(tables, lightest_plans(tables, space_kind), strict=True):
         over = evaluate_batch(table, plans).memory - table.capacity * (1 + ROUNDING)
         excess = over.amax(1)
         index = int(excess.argmin())

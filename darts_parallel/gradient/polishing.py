@@ -36,7 +36,7 @@ MOST_RUNS = 20_000
 def polish(
     table: CostTable,
     plan: HardPlans,
-    kind: str,
+    space_kind: str,
     *,
     thorough: bool = True,
     chains: bool = True,
@@ -49,7 +49,7 @@ def polish(
 
     Args:
         plan: One plan.
-        kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
+        space_kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
         thorough: Whether to ask the dear neighbourhoods too.
         chains: Whether to ask the dearest of them.
         stop: Asked before every move; true ends the descent early.
@@ -59,8 +59,8 @@ def polish(
     Returns:
         The plan, its seconds per iteration, and how many plans were evaluated.
     """
-    levels = _neighbourhoods(table, kind, thorough=thorough, chains=chains)
-    by_runs = kind == "layerwise" and has_plain_stages(table) and not table.pipeline.simulated
+    levels = _neighbourhoods(table, space_kind, thorough=thorough, chains=chains)
+    by_runs = space_kind == "layerwise" and has_plain_stages(table) and not table.pipeline.simulated
     best = float(evaluate_batch(table, plan).iteration_time[0])
     screen, level = MoveScreen(table, stop), 0
     met = set() if visited is None else visited
@@ -99,7 +99,7 @@ def has_plain_stages(table: CostTable) -> bool:
 
 
 def _neighbourhoods(
-    table: CostTable, kind: str, *, thorough: bool, chains: bool
+    table: CostTable, space_kind: str, *, thorough: bool, chains: bool
 ) -> list[Callable[[HardPlans], HardPlans]]:
     """What a plan may change into, the cheapest neighbourhood first.
 
@@ -115,13 +115,13 @@ def _neighbourhoods(
             solvers[outer] = StageSolver(table, outer)
         return solvers[outer]
 
-    single, layerwise = has_plain_stages(table), kind == "layerwise"
+    single, layerwise = has_plain_stages(table), space_kind == "layerwise"
     # runs of layers are priced apart, by what they change
-    strategies = "uniform" if layerwise and single and not table.pipeline.simulated else kind
+    strategies = "uniform" if layerwise and single and not table.pipeline.simulated else space_kind
     levels: list[Callable[[HardPlans], HardPlans]] = [
-        lambda current: _moves(table, current, strategies, edges=kind)
+        lambda current: _moves(table, current, strategies, edges=space_kind)
     ]
-    if kind != "stagewise" and single:
+    if space_kind != "stagewise" and single:
         levels.append(lambda current: repartitioned(table, current))
     if not layerwise or not thorough:
         return levels
@@ -135,9 +135,11 @@ def _neighbourhoods(
     return levels
 
 
-def _moves(table: CostTable, plan: HardPlans, kind: str, *, edges: str) -> HardPlans:
-    """Changes of strategies as in the space `kind`, of edges as in `edges`, and of the outer choice."""
-    strategies = {"uniform": _whole, "stagewise": _per_stage, "layerwise": _every_run}[kind](table, plan)
+def _moves(table: CostTable, plan: HardPlans, space_kind: str, *, edges: str) -> HardPlans:
+    """Changes of strategies as in the space `space_kind`, of edges as in `edges`, and of the outer choice."""
+    strategies = {"uniform": _whole, "stagewise": _per_stage, "layerwise": _every_run}[space_kind](
+        table, plan
+    )
     parts = [plan, strategies, *_edge_moves(table, plan, edges)]
     outer = HardPlans(
         torch.arange(table.num_outer),
@@ -198,7 +200,7 @@ def _replace(table: CostTable, plan: HardPlans, masks: Tensor) -> Tensor:
     return replaced.reshape(-1, table.num_layers)
 
 
-def _edge_moves(table: CostTable, plan: HardPlans, kind: str) -> list[HardPlans]:
+def _edge_moves(table: CostTable, plan: HardPlans, space_kind: str) -> list[HardPlans]:
     """Every range of neighbouring edges moved by one unit either way.
 
     Layers that change stage keep their strategy, or take that of their new stage.
@@ -208,10 +210,10 @@ def _edge_moves(table: CostTable, plan: HardPlans, kind: str) -> list[HardPlans]
     if count == 0:
         return []
     kept = HardPlans(plan.outer.expand(count), plan.choices.expand(count, -1), starts)
-    if kind == "uniform":
+    if space_kind == "uniform":
         return [kept]
     adopted = HardPlans(kept.outer, _adopt(plan, kept), starts)
-    return [adopted] if kind == "stagewise" else [kept, adopted]
+    return [adopted] if space_kind == "stagewise" else [kept, adopted]
 
 
 def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:

@@ -33,7 +33,7 @@ class PlanPool:
 
     Args:
         tables: The cost tables that candidates refer to.
-        kind: Space of the plans; only layer-wise ones are tidied when they are put in words.
+        space_kind: Space of the plans; only layer-wise ones are tidied when they are put in words.
         clock: Of the search; None begins now.
     """
 
@@ -44,8 +44,8 @@ class PlanPool:
     AT_ONCE = 4
     """Plans of every outer choice that are simulated at a time, where only the best are wanted."""
 
-    def __init__(self, tables: list[CostTable], kind: str, clock: Stopwatch | None = None) -> None:
-        self.tables, self.kind = tables, kind
+    def __init__(self, tables: list[CostTable], space_kind: str, clock: Stopwatch | None = None) -> None:
+        self.tables, self.space_kind = tables, space_kind
         self.evaluated = 0
         self.clock = Stopwatch() if clock is None else clock
         self.curve: list[tuple[float, float]] = []
@@ -184,7 +184,7 @@ class PlanPool:
     def plan(self, entry: PricedPlan) -> Plan:
         """Read an entry as stages and strategies."""
         table = self.tables[entry.table]
-        plan = canonical(table, entry.plan) if self.kind == "layerwise" else entry.plan
+        plan = canonical(table, entry.plan) if self.space_kind == "layerwise" else entry.plan
         return plan.to_plan(0, table)
 
 

@@ -51,7 +51,7 @@ def solve_outer(
     table: CostTable,
     number: int,
     outer: int,
-    kind: str,
+    space_kind: str,
     incumbent: float,
     work: Work,
     bound: float | None = None,
@@ -62,7 +62,7 @@ def solve_outer(
         table: Priced by the closed form, not interleaved.
         number: Of the table, for the answer.
         outer: Outer choice.
-        kind: `stagewise` or `layerwise`.
+        space_kind: `stagewise` or `layerwise`.
         incumbent: Seconds per iteration of a known plan.
         work: Counts the labels that are made.
         bound: Known lower bound of the outer choice; None has it worked out.
@@ -72,12 +72,12 @@ def solve_outer(
     """
     case = OuterChoiceSolver(table, number, outer, 0.0 if bound is None else bound)
     if bound is None:
-        case.bound = outer_bound(table, outer, kind)
+        case.bound = outer_bound(table, outer, space_kind)
     lowest, margin, limit = case.bound, FIRST_MARGIN, incumbent * (1 + AGREEMENT)
     try:
         while case.bound <= limit:
             before = case.labels
-            found = case.attempt(kind, min(lowest * (1 + margin), limit), work)
+            found = case.attempt(space_kind, min(lowest * (1 + margin), limit), work)
             if found is not None:
                 return found, True
             margin *= growth(case.labels - before)
@@ -87,7 +87,7 @@ def solve_outer(
 
 
 def polish_pool(
-    pool: PlanPool, kind: str, config: SearchConfig, *, hurry: bool, bounds: Sequence[Tensor] = ()
+    pool: PlanPool, space_kind: str, config: SearchConfig, *, hurry: bool, bounds: Sequence[Tensor] = ()
 ) -> str | None:
     """Polish the best plans quickly, then the best of those thoroughly; the best one first in a hurry.
 
@@ -97,7 +97,7 @@ def polish_pool(
 
     Args:
         pool: Plans that the descent met.
-        kind: Space.
+        space_kind: Space.
         config: Settings.
         hurry: Whether the time is over already.
         bounds: Lower bounds of the outer choices of every table, each `(O,)`.
@@ -105,7 +105,7 @@ def polish_pool(
     Returns:
         What cut it short, `user` or `time_limit`; None where nothing did.
     """
-    polisher = _PoolPolisher(pool, kind, config, bounds)
+    polisher = _PoolPolisher(pool, space_kind, config, bounds)
     try:
         polisher.by_moves(hurry=hurry)
         polisher.by_programs()
@@ -119,7 +119,7 @@ class _PoolPolisher:
     """Polishes the plans of a pool; arguments as of `polish_pool`."""
 
     pool: PlanPool
-    kind: str
+    space_kind: str
     config: SearchConfig
     bounds: Sequence[Tensor]
     late: bool = False
@@ -170,7 +170,7 @@ class _PoolPolisher:
         plan, _, evaluated = polish(
             table,
             entry.plan,
-            self.kind,
+            self.space_kind,
             thorough=thorough,
             chains=self.config.polish_chains,
             stop=self.stop,
@@ -182,12 +182,12 @@ class _PoolPolisher:
     def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:
         """Whether the segment programs found or excluded a better plan of the outer choice."""
         table, before = self.pool.tables[number], max(work.left, 0)
-        closed = has_plain_stages(table) and not table.pipeline.simulated and self.kind != "uniform"
+        closed = has_plain_stages(table) and not table.pipeline.simulated and self.space_kind != "uniform"
         if not closed or not before:
             return False
         if (number, outer) not in self.settled:
             best = self.pool.best_time
-            found, proven = solve_outer(table, number, outer, self.kind, best, work, bound)
+            found, proven = solve_outer(table, number, outer, self.space_kind, best, work, bound)
             self.pool.evaluated += before - max(work.left, 0)
             if found is not None:
                 self.pool.add(TablePlans(number, found.plan))

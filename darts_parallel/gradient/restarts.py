@@ -78,7 +78,7 @@ class RestartBatch:
     """All outer choices O and restarts R of one pipeline degree."""
 
     table: CostTable
-    kind: str
+    space_kind: str
     logits: Tensor
     """Shape `(O, R, J, C)`; J is 1, K or L for uniform, stagewise and layerwise."""
     widths: Tensor
@@ -110,13 +110,13 @@ class RestartBatch:
         layers = torch.arange(self.table.num_layers)
         self.unit_of_layer = torch.searchsorted(self.units, layers, right=True) - 1
         closed = not self.table.pipeline.simulated and self.table.virtual_stages == 1
-        fused = closed and self.kind == "layerwise" and self.orders is None and not self.table.offload
+        fused = closed and self.space_kind == "layerwise" and self.orders is None and not self.table.offload
         self.figures = StepFigures.build(self.table) if fused else None
 
     @staticmethod
     def initial(
         table: CostTable,
-        kind: str,
+        space_kind: str,
         config: SearchConfig,
         generator: torch.Generator,
         table_index: int,
@@ -129,7 +129,7 @@ class RestartBatch:
         cover them as evenly as their number allows; they go through the node orders in the same way.
         """
         restarts, count = config.num_restarts, len(table.choices)
-        rows = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[kind]
+        rows = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[space_kind]
         shape = (table.num_outer, restarts, rows, count)
         logits = config.initial_noise * torch.randn(shape, generator=generator, dtype=torch.float64)
         rank = torch.rand(table.num_outer, count, generator=generator, dtype=torch.float64) + table.allowed
@@ -152,7 +152,7 @@ class RestartBatch:
             order_logits=first,
             fraction_logits=_first_fractions(noise[..., : table.pp]) if table.offload else None,
             table=table,
-            kind=kind,
+            space_kind=space_kind,
             logits=_layer_major(logits).requires_grad_(),
             widths=(WIDTH_NOISE * noise).requires_grad_(),
             multipliers=torch.zeros_like(noise[..., : table.pp]),
@@ -181,7 +181,7 @@ class RestartBatch:
                 for index in torch.nonzero(plans.outer == outer).flatten()[:1].tolist():
                     starts, choices = plans.first_layers[index], plans.choices[index]
                     rows = {"uniform": choices[:1], "stagewise": choices[starts], "layerwise": choices}[
-                        self.kind
+                        self.space_kind
                     ]
                     logits = self.logits[position, :near]
                     logits.sub_(logits.amax(-1, keepdim=True).clamp(min=0.0))
@@ -227,7 +227,7 @@ class RestartBatch:
             rows = softmax_weights(self.logits, allowed, schedules.temperature, natural=natural)
         if schedules.hard_choices:
             rows = straight_through(rows)
-        if self.kind == "stagewise":
+        if self.space_kind == "stagewise":
             rows = stages @ rows
         placement = None
         if self.orders is not None and self.order_logits is not None:
@@ -279,7 +279,7 @@ class RestartBatch:
             Plans of the whole table, and their places among the `O * R` relaxed ones, integer.
         """
         plans = harden(relaxed.choices.detach(), self.edges.detach(), self.table)
-        if self.kind == "stagewise":
+        if self.space_kind == "stagewise":
             first = plans.first_layers.gather(1, plans.stages())
             plans = replace(plans, choices=plans.choices.gather(1, first))
         if prices is not None:
@@ -367,7 +367,7 @@ class RestartBatch:
         return RestartBatch(
             prices=self.prices and self.prices.select(outer.unsqueeze(1), restarts),
             table=self.table.select(outer),
-            kind=self.kind,
+            space_kind=self.space_kind,
             logits=_layer_major(take(self.logits)).requires_grad_(),
             widths=take(self.widths).requires_grad_(),
             multipliers=take(self.multipliers),

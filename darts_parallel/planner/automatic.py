@@ -44,7 +44,7 @@ class _Exact:
     """The exact methods' answers so far."""
 
     tables: Sequence[CostTable]
-    kind: str
+    space_kind: str
     budget: float
     simulated: bool = False
     began: float = field(default_factory=time.monotonic)
@@ -57,7 +57,7 @@ class _Exact:
 
     def run(self, show: Callable[[str], None]) -> None:
         """Enumerate the uniform plans, then prove the best of the space."""
-        kind, deadline = self.kind, self.began + self.budget
+        space_kind, deadline = self.space_kind, self.began + self.budget
         show("exhaustive")
         if self.simulated:
             uniform = brute_force(self.tables, "uniform")
@@ -65,15 +65,15 @@ class _Exact:
             uniform = exhaustive.solve_uniform(self.tables, deadline=deadline, count=RANKED)
         self.others = tuple((entry.time, entry.to_plan(self.tables)) for entry in uniform.alternatives)
         self._keep("exhaustive", "uniform", uniform, self.began)
-        if kind == "uniform":
+        if space_kind == "uniform":
             return
         show("dynamic programming")
         start = time.monotonic()
         if self.simulated:
-            self._keep("exhaustive", kind, brute_force(self.tables, kind), start)
+            self._keep("exhaustive", space_kind, brute_force(self.tables, space_kind), start)
         else:
-            best = dynamic_programming.solve(self.tables, kind, deadline=deadline)
-            self._keep("dynamic_programming", kind, best, start)
+            best = dynamic_programming.solve(self.tables, space_kind, deadline=deadline)
+            self._keep("dynamic_programming", space_kind, best, start)
 
     def _keep(self, name: str, space: str, answer: TableResult, start: float) -> None:
         self.method, self.best = name, answer
@@ -92,7 +92,7 @@ class _Exact:
         """The plan as a search result; None without one."""
         if answer.best is None:
             return None
-        plan = _in_words(answer.best, self.tables, self.kind)
+        plan = _in_words(answer.best, self.tables, self.space_kind)
         return SearchResult(
             plan=plan,
             iteration_time_s=answer.cost,
@@ -177,16 +177,16 @@ def exact_budget(settings: SearchConfig) -> float:
     return min(settings.exact_seconds, settings.max_seconds)
 
 
-def solve(tables: Sequence[CostTable], kind: str, settings: SearchConfig, seed: int) -> PlannerResult:
+def solve(tables: Sequence[CostTable], space_kind: str, settings: SearchConfig, seed: int) -> PlannerResult:
     """The default's way over cost tables: exact methods, else the gradient search and a refinement.
 
     Args:
         tables: One for each pipeline degree, none interleaved and priced by the closed form.
-        kind: Space.
+        space_kind: Space.
         settings: Of the search; `max_seconds` limits the refinement as it does the search.
         seed: Of the gradient search.
     """
-    exact = _Exact(tables, kind, exact_budget(settings))
+    exact = _Exact(tables, space_kind, exact_budget(settings))
     exact.run(lambda title: None)
     assert exact.best is not None
     tried, done = exact.best, time.monotonic() - exact.began
@@ -194,10 +194,10 @@ def solve(tables: Sequence[CostTable], kind: str, settings: SearchConfig, seed: 
     first = tried.to_baseline(tables, done)
     if tried.proven:
         return replace(first, plans_evaluated=exact.plans_evaluated, curve=curve)
-    found = search_tables(tables, kind, settings, seed)
+    found = search_tables(tables, space_kind, settings, seed)
     known = min(tried.cost, float("inf") if found is None else found.iteration_time_s)
     searched = time.monotonic()
-    better = dynamic_programming.solve(tables, kind, known, searched + settings.max_seconds)
+    better = dynamic_programming.solve(tables, space_kind, known, searched + settings.max_seconds)
     steps = [*curve, *((done + at, cost) for at, cost in (found.curve if found else ()))]
     steps.append((time.monotonic() - exact.began, min(known, better.cost)))
     count = exact.plans_evaluated + (found.plans_evaluated if found else 0) + better.plans_evaluated
@@ -219,20 +219,20 @@ def running_minimum(steps: Sequence[tuple[float, float]]) -> Curve:
 
 def _out_of_reach(problem: Problem, tables: Sequence[CostTable]) -> str:
     """Why no exact method can prove anything here, in a clause; empty where one can."""
-    kind = problem.config.space.kind
+    space_kind = problem.config.space.kind
     if problem.config.space.offload is not None:
         return "no exact method knows shares in host memory (space.offload)"
-    if problem.config.cost.pipeline == "simulated" and number_of_plans(tables, kind) > LIMIT:
+    if problem.config.cost.pipeline == "simulated" and number_of_plans(tables, space_kind) > LIMIT:
         return "no exact method prices a simulated pipeline"
     if any(table.virtual_stages > 1 for table in tables):
         return "exact methods only bound interleaved plans"
     return ""
 
 
-def _in_words(best: PricedPlan, tables: Sequence[CostTable], kind: str) -> Plan:
+def _in_words(best: PricedPlan, tables: Sequence[CostTable], space_kind: str) -> Plan:
     """The plan without switches that bring nothing."""
     table = tables[best.table]
-    return (canonical(table, best.plan) if kind == "layerwise" else best.plan).to_plan(0, table)
+    return (canonical(table, best.plan) if space_kind == "layerwise" else best.plan).to_plan(0, table)
 
 
 def _good_plans(tables: Sequence[CostTable]) -> Iterator[tuple[float, Plan]]:
@@ -269,16 +269,16 @@ def _of_other_degrees(plan: Plan, ranked: Sequence[tuple[float, Plan]]) -> tuple
     return tuple(result)
 
 
-def refined(result: SearchResult, answers: Sequence[Verification], kind: str) -> SearchResult:
+def refined(result: SearchResult, answers: Sequence[Verification], space_kind: str) -> SearchResult:
     """The result with a better plan that an exact method found, starting from the gradient search's.
 
     Args:
         result: Of the gradient search.
         answers: Of the exact methods, with its plan as incumbent.
-        kind: Space of the problem; a uniform plan lies in every space.
+        space_kind: Space of the problem; a uniform plan lies in every space.
     """
     better = [entry for entry in answers if entry.plan is not None and entry.gap > 0
-              and entry.space in (kind, "uniform")]  # fmt: skip
+              and entry.space in (space_kind, "uniform")]  # fmt: skip
     if not better:
         return result
     best = min(better, key=lambda entry: entry.iteration_time_s)

@@ -145,8 +145,8 @@ class PlanningJob:
                 update(record.step, f"best {record.best_time_s:.4f} s/iteration")
                 self.watcher.record(record)
 
-            kind = self.problem.config.space.kind
-            result = search_tables(self.pruned, kind, config, config.seed, on_record=on_record)
+            space_kind = self.problem.config.space.kind
+            result = search_tables(self.pruned, space_kind, config, config.seed, on_record=on_record)
         if result is None:
             raise explain_infeasible(self.problem, self.tables)
         return result
@@ -166,16 +166,16 @@ class PlanningJob:
         settings = self.problem.config.verification
         if not settings.enabled or result.stopped_by == "user":
             return [], result.stopped_by == "user"
-        kind, found = self.problem.config.space.kind, result.iteration_time_s
+        space_kind, found = self.problem.config.space.kind, result.iteration_time_s
         deadline = time.monotonic() + settings.max_seconds
         answers: list[Verification] = []
         try:
             with self.watcher.progress("verification by exhaustive"):
                 answers.append(Verification.of("exhaustive", "uniform", self._enumerated(deadline), found))
-            if kind != "uniform":
+            if space_kind != "uniform":
                 with self.watcher.progress("verification by dynamic programming"):
                     best = self._programmed(deadline, found)
-                    answers.append(Verification.of("dynamic_programming", kind, best, found))
+                    answers.append(Verification.of("dynamic_programming", space_kind, best, found))
         except KeyboardInterrupt:
             self.watcher.say(
                 "verification interrupted: the plan stands, unverified by what is missing below."
@@ -208,10 +208,12 @@ class PlanningJob:
 
     def _programmed(self, deadline: float, incumbent: float) -> PlannerResult:
         """The best plan of the space, or a bound on it."""
-        began, kind = time.monotonic(), self.problem.config.space.kind
+        began, space_kind = time.monotonic(), self.problem.config.space.kind
         if self._simulated:
-            return self._simulated_answer(kind, dynamic_programming.find_plan, deadline)
-        answer = dynamic_programming.solve(self.pruned, kind, incumbent, deadline, uniform=self._uniform)
+            return self._simulated_answer(space_kind, dynamic_programming.find_plan, deadline)
+        answer = dynamic_programming.solve(
+            self.pruned, space_kind, incumbent, deadline, uniform=self._uniform
+        )
         return answer.to_baseline(self.pruned, time.monotonic() - began)
 
     def tidied(self, result: SearchResult) -> SearchResult:

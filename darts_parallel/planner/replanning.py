@@ -50,10 +50,10 @@ def replan(
     """
     began = time.perf_counter()
     chosen = problem.config.search.seed if seed is None else seed
-    kind = problem.config.space.kind
+    space_kind = problem.config.space.kind
     whole = build_tables(problem, outer_spaces(problem)) if tables is None else tables
     pruned = [without_dominated(table) for table in whole]
-    best = _promising(pruned, old_plan, kind)
+    best = _promising(pruned, old_plan, space_kind)
     config = problem.config.search
     warm = replace(
         config,
@@ -65,21 +65,21 @@ def replan(
         temperature=[WARM_TEMPERATURE, config.temperature[1]],
     )
     parts, starts = _selected(pruned, best)
-    result = search_tables(parts, kind, warm, chosen, starts=starts) if parts else None
+    result = search_tables(parts, space_kind, warm, chosen, starts=starts) if parts else None
     if result is None:
         result = search(problem, chosen)
     return replace(result, seconds=time.perf_counter() - began)
 
 
-def _promising(tables: list[CostTable], plan: Plan, kind: str) -> dict[tuple[int, int], HardPlans]:
+def _promising(tables: list[CostTable], plan: Plan, space_kind: str) -> dict[tuple[int, int], HardPlans]:
     """The carried-over plan of the outer choices where it is fastest, once its stages are cut anew."""
-    pool = PlanPool(tables, kind)
+    pool = PlanPool(tables, space_kind)
     for index, table in enumerate(tables):
-        plans = carried_over(plan, table, kind)
+        plans = carried_over(plan, table, space_kind)
         if len(plans):
-            score = torch.zeros(len(plans)) if kind == "layerwise" else None
+            score = torch.zeros(len(plans)) if space_kind == "layerwise" else None
             pool.add(TablePlans(index, plans), repair_score=score)
-            if kind != "stagewise" and table.virtual_stages == 1:
+            if space_kind != "stagewise" and table.virtual_stages == 1:
                 cut = [repartitioned(table, plans[i : i + 1]) for i in range(len(plans))]
                 pool.add(TablePlans(index, HardPlans.concatenate(cut)))
         # what the old plan does not suggest: one strategy for all layers
@@ -104,13 +104,13 @@ def _selected(
     return parts, starts
 
 
-def carried_over(plan: Plan, table: CostTable, kind: str) -> HardPlans:
+def carried_over(plan: Plan, table: CostTable, space_kind: str) -> HardPlans:
     """The plan as near as the outer choices of a table allow, one for each.
 
     Args:
         plan: Of the same model, on whatever cluster.
         table: Of the new cluster.
-        kind: Space; the result stays in it.
+        space_kind: Space; the result stays in it.
     """
     starts = _scaled_starts(plan, table)
     stages = torch.searchsorted(starts, torch.arange(table.num_layers), right=True) - 1
@@ -119,11 +119,11 @@ def carried_over(plan: Plan, table: CostTable, kind: str) -> HardPlans:
     )
     distinct = {s: torch.tensor([_distance(s, c) for c in table.choices]) for s in set(plan.layers)}
     distance = torch.stack([distinct[s] for s in plan.layers])
-    if kind == "uniform":
+    if space_kind == "uniform":
         distance = distance.sum(0, keepdim=True).expand_as(distance)
-    elif kind == "stagewise":
+    elif space_kind == "stagewise":
         distance = torch.zeros(table.num_stages, len(table.choices)).index_add(0, stages, distance)[stages]
-    legal = runs.all(0).expand(table.num_layers, -1) if kind == "uniform" else runs[stages]
+    legal = runs.all(0).expand(table.num_layers, -1) if space_kind == "uniform" else runs[stages]
     rows, outers = [], []
     for outer in range(table.num_outer):
         masked = distance.masked_fill(~(legal & table.allowed[outer]), torch.inf)

@@ -26,14 +26,19 @@ class RivalRun:
 
 
 def run_rival(
-    rival: Planner, tables: Sequence[CostTable], kind: str, seeds: Sequence[int], budget: float, limit: float
+    rival: Planner,
+    tables: Sequence[CostTable],
+    space_kind: str,
+    seeds: Sequence[int],
+    budget: float,
+    limit: float,
 ) -> list[RivalRun]:
     """All runs of a rival on one problem.
 
     Args:
         rival: Which.
         tables: The problem.
-        kind: Space.
+        space_kind: Space.
         seeds: For a rival that draws random numbers; others run once.
         budget: Seconds of a rival that never ends by itself.
         limit: Seconds after which one that does is stopped.
@@ -42,7 +47,7 @@ def run_rival(
     for seed in seeds if rival.seeded else (None,):
         began = time.monotonic()
         answer = rival.solve(
-            tables, kind, deadline=began + (budget if rival.seeded else limit), seed=seed or 0
+            tables, space_kind, deadline=began + (budget if rival.seeded else limit), seed=seed or 0
         )
         runs.append(RivalRun(rival, seed, answer, time.monotonic() - began))
     return runs

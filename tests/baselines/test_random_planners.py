@@ -47,9 +47,9 @@ def assert_legal(chains: Chains, space: PlanSpace) -> None:
         assert set(starts[:pp]) <= set(space.units.tolist())
         assert set(starts[pp:]) <= {space.num_layers}
     assert space.allowed[chains.table, chains.outer].gather(1, chains.choices).all()
-    if space.kind == "uniform":
+    if space.space_kind == "uniform":
         assert (chains.choices == chains.choices[:, :1]).all()
-    if space.kind == "stagewise":
+    if space.space_kind == "stagewise":
         firsts = chains.choices.gather(1, chains.first_layers.gather(1, chains.stages()))
         assert (chains.choices == firsts).all()
 

@@ -99,7 +99,7 @@ def test_a_deadline_in_the_past_proves_nothing_and_says_so(mode: str) -> None:
 
 
 def test_an_unknown_space_is_refused() -> None:
-    with pytest.raises(ValueError, match="mode=chaos"):
+    with pytest.raises(ValueError, match="space_kind=chaos"):
         solve([random_table(1)], "chaos")
 
 
