@@ -13,6 +13,7 @@ OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 """Parts of a block that selective recomputation can name, in Megatron-LM's words."""
 DISPATCHERS = ("alltoall", "flex")
+CUDA_GRAPHS = ("none", "full_iteration")
 LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """Products of a block that may have an adapter: both of the attention, both of the MLP."""
 
@@ -39,6 +40,11 @@ class TrainingConfig:
     """The experts' all-to-all runs beside another micro-batch's compute (Megatron-LM's flag)."""
     moe_shared_expert_overlap: bool = False
     """Shared experts run beside the all-to-all of the routed ones (Megatron-LM's flag of this name)."""
+    cuda_graphs: str = "none"
+    """`full_iteration`: one recorded graph holds the whole iteration, so that `layer_overhead_us` and
+    `expert_overhead_us` are not paid. Graphs of parts of a block count as `none`."""
+    fp8_dot_product_attention: bool = False
+    """Fused attention multiplies in 8 bits (Megatron-LM's flag of this name); with precision fp8 or mxfp8."""
     lora_rank: int = 0
     """Rank of the adapters that alone are trained (LoRA); 0: all weights are."""
     lora_targets: list[str] = field(default_factory=lambda: list(LORA_TARGETS))
@@ -62,4 +68,12 @@ class TrainingConfig:
                 "nearest legal: [linear_qkv]."
             )
         require_member("training.moe_token_dispatcher_type", self.moe_token_dispatcher_type, DISPATCHERS)
+        if self.fp8_dot_product_attention and (
+            self.precision not in ("fp8", "mxfp8") or not self.fused_attention
+        ):
+            raise ConfigError(
+                "training.fp8_dot_product_attention=true must go with precision fp8 or mxfp8 and fused "
+                "attention; nearest legal: false."
+            )
+        require_member("training.cuda_graphs", self.cuda_graphs, CUDA_GRAPHS)
         require_at_least("training.moe_load_imbalance", self.moe_load_imbalance, 1)

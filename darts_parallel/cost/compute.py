@@ -5,8 +5,8 @@ Matrix products lose efficiency with small shapes by a saturation curve in each 
 `e_max * prod(d / (d + d_half))`, so that a high `tp` or a tiny micro-batch costs (the trend that
 Narayanan et al. 2021, section 5.4, measure), and with shapes that do not fill 128 bytes or, worse, 16
 bytes (NVIDIA, Matrix Multiplication Background User's Guide, section "Tensor Core Requirements").
-In fp8 training the weight products of the blocks run in fp8 (mxfp8 and nvfp4 alike); attention and the
-head stay in 16 bits.
+In fp8 training the weight products of the blocks run in fp8 (mxfp8 and nvfp4 alike); the head stays in 16
+bits, and so does attention unless the job says otherwise (`training.fp8_dot_product_attention`).
 """
 
 from collections.abc import Sequence
@@ -122,19 +122,31 @@ def stream_seconds(size: Tensor, device: Device) -> Tensor:
 
 
 def attention_seconds(
-    core: AttentionCore, tokens: Tensor, seq_len: int, tp: Tensor, device: Device, *, fused: bool, width: int
+    core: AttentionCore,
+    tokens: Tensor,
+    seq_len: int,
+    tp: Tensor,
+    device: Device,
+    *,
+    fused: bool,
+    width: int,
+    eight_bit: bool = False,
 ) -> Tensor:
     """Forward seconds of scores, softmax and weighted sum, shape of `tokens * tp` broadcast.
 
     Fused (FlashAttention, Dao et al. 2022): half of the products are skipped under a causal mask, those
     before a window too, and the scores stay on chip. Unfused: two batched products and five passes over
     the score matrix.
+
+    Args:
+        eight_bit: Fused attention multiplies in 8 bits.
     """
     flops = 4.0 * tokens * (core.keys(seq_len) if fused else seq_len) * core.heads * core.head_dim / tp
     if fused:
         flops = flops * (0.5 if core.causal else 1.0)
         filled = core.head_dim / (core.head_dim + ATTENTION_HALF_SIZE)
-        return flops / (device.half_flops * device.attention_efficiency * filled)
+        speed = device.peak_flops * device.fp8_efficiency if eight_bit else device.half_flops
+        return flops / (speed * device.attention_efficiency * filled)
     saturation = core.head_dim / (core.head_dim + device.gemm_half_size)
     aligned = 1.0 if core.head_dim % SLOWEST_ALIGNED == 0 else UNALIGNED_FACTOR
     products = flops / (device.half_flops * device.gemm_efficiency * saturation * aligned)
@@ -174,10 +186,12 @@ def forward_seconds(
     *,
     fused: bool,
     width: int,
+    eight_bit: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Forward seconds of one micro-batch of a layer, and the part that is attention core.
 
     Args:
+        eight_bit: Fused attention multiplies in 8 bits.
         tokens: Tokens of a micro-batch on one rank, shape `(O, C)`.
         tp: Tensor-parallel degree, shape `(C,)`.
         sequence_shards: `tp` with sequence parallelism, else 1, shape `(C,)`.
@@ -188,7 +202,9 @@ def forward_seconds(
     """
     core = torch.zeros_like(tokens)
     for attention in layer.cores:
-        core = core + attention_seconds(attention, tokens, seq_len, tp, device, fused=fused, width=width)
+        core = core + attention_seconds(
+            attention, tokens, seq_len, tp, device, fused=fused, width=width, eight_bit=eight_bit
+        )
     streamed = (
         device.streaming_factor
         * width

@@ -207,9 +207,9 @@ def _micro_batch_seconds(
     width = element_bytes(problem)
     forward_pass, core = forward_seconds(
         layer, choices.tokens, training.seq_len, choices.tp, choices.sequence_shards, device,
-        fused=training.fused_attention, width=width,
+        fused=training.fused_attention, width=width, eight_bit=training.fp8_dot_product_attention,
     )  # fmt: skip
-    forward_pass = forward_pass + device.layer_overhead
+    forward_pass = forward_pass + problem.launches * device.layer_overhead
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if training.fused_attention else 0.0
     _, scanned_again = scan_seconds(layer.scan, choices.tokens, choices.tp, device, width)
     back = BACKWARD_FACTOR * forward_pass + extra * core + scanned_again

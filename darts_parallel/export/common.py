@@ -165,12 +165,17 @@ class Job:
                     "has no setting for stage by stage",
                     "space.offload=null",
                 )
-        rank = self.problem.training.lora_rank
+        training = self.problem.training
+        rank = training.lora_rank
         if rank and (self.plan.pp > 1 or self.target not in WITHOUT_MODEL):
             self.refuse(
                 f"training.lora_rank={rank}, and the written program trains all weights",
                 "training.lora_rank=0",
             )
+        for key, near in (("cuda_graphs", "none"), ("fp8_dot_product_attention", False)):
+            if (value := getattr(training, key)) != near:
+                off = f"training.{key}={str(near).lower()}"
+                self.refuse(f"training.{key}={str(value).lower()}, and no written file turns it on", off)
         if self.plan.sync_every > 1:
             self.refuse(f"sync_every={self.plan.sync_every}, and this trainer sums gradients in every step")
         if self.refusals:

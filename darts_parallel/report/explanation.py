@@ -249,7 +249,16 @@ def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float]
             return None
     products = float(products_seconds(layer.products, tokens, tp, device, width))
     cores = (
-        attention_seconds(core, tokens, training.seq_len, tp, device, fused=fused, width=width)
+        attention_seconds(
+            core,
+            tokens,
+            training.seq_len,
+            tp,
+            device,
+            fused=fused,
+            width=width,
+            eight_bit=training.fp8_dot_product_attention,
+        )
         for core in layer.cores
     )
     elements = layer.replicated_elements / choices.sequence_shards + layer.sharded_elements / tp
@@ -261,7 +270,7 @@ def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float]
         "streaming kernels": float(
             stream_seconds(device.streaming_factor * width * tokens * elements, device)
         ),
-        "launch overhead": float(device.layer_overhead),
+        "launch overhead": problem.launches * float(device.layer_overhead),
     }
     seconds = {name: (1.0 + BACKWARD_FACTOR) * value for name, value in parts.items()}
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if fused else 0.0

@@ -11,6 +11,7 @@
 | sequence length, batch | of torchtitan's runs: 4,096 tokens, one micro-batch a rank, its default recomputation |
 | seconds per iteration | from the printed MFU, or model FLOP/s, where nothing else is: model FLOP (half of the attention matrix) / (MFU * 989.5 TFLOP/s) |
 | dispatcher | DeepEP or HybridEP where the row or its source names them, as Megatron-Bridge's recipes and DGX Cloud's since release 25.08 do; else all-to-all |
+| CUDA graphs of whole iterations, all-to-all beside compute, attention in 8 bits | all on in the MXFP8 recipes of Megatron-Bridge for DeepSeek-V3, Qwen3 and GPT-OSS on GB200 and GB300 since container 26.06 (its pull requests 3983, 4173, 4226, 4249) |
 | balance | forced: benchmarks of speed route evenly |
 | capacity | the printed factor; 1 where the notes say that tokens are dropped |
 | stages | `pp_layout` as printed |
@@ -59,6 +60,9 @@ DEEPSEEK_V2 = {
 """DeepSeek-V2 (arXiv 2405.04434, section 3.1.2)."""
 NOT_MODELLED = re.compile(r"nemotron.?3(?!.?nano)|mamba|hybrid")
 FLEX = re.compile(r"deepep|hybridep|hybrid-ep|megatron-bridge|dgxc-benchmarking.*@v25\.(?:0[89]|1\d)")
+RECORDED = re.compile(r"\((26\.06(?:\.01)?|26\.08) nemo container\)")
+"""Containers of Megatron-Bridge whose MXFP8 recipes on Blackwell run whole iterations as CUDA graphs."""
+RECORDED_MODELS = re.compile(r"deepseek.?v3|qwen3|gpt.?oss")
 FOLDING = re.compile(r"2504\.14960")
 """MoE Parallel Folding: every method of its tables is Megatron-Core's."""
 TORCHTITAN_SEQ_LEN = 4096
@@ -238,15 +242,27 @@ def mixture_of(row: Row) -> Mixture | None:
         raise RowError(f"ep={ep} times etp={etp} does not divide the {stage} GPUs of a stage")
     words = " ".join(row.text(key) for key in ("dispatcher", "source", "notes")).lower()
     modules = [m for m in RECOMPUTE_MODULES if re.search(rf"\b{m}\b", row.text("recompute").lower())]
+    recorded = _is_recorded(row)
     training = {
+        "cuda_graphs": "full_iteration" if recorded else "none",
+        "fp8_dot_product_attention": recorded,
         "recompute_modules": modules or ["core_attn"],
         "moe_token_dispatcher_type": "flex" if FLEX.search(words) else "alltoall",
         "moe_load_imbalance": 1.0,
-        "overlap_moe_expert_parallel_comm": bool(
-            re.search(r"ep overlap on|with ep overlap|; ep overlap(?! off)", words)
-        ),
+        "overlap_moe_expert_parallel_comm": recorded
+        or bool(re.search(r"ep overlap on|with ep overlap|; ep overlap(?! off)", words)),
     }
     return Mixture(sizes, ep, etp, training, printed_layout(row))
+
+
+def _is_recorded(row: Row) -> bool:
+    cells = {key: row.text(key).lower() for key in ("source", "model", "gpu", "precision")}
+    return bool(
+        RECORDED.search(cells["source"])
+        and RECORDED_MODELS.search(cells["model"])
+        and re.search(r"gb[23]00", cells["gpu"])
+        and re.search(r"mxfp8|fp8-mx", cells["precision"])
+    )
 
 
 def printed_layout(row: Row) -> tuple[int, ...] | None:

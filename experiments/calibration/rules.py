@@ -39,7 +39,7 @@ recomputation, which repeats every second matrix product (torchtitan, `activatio
 HEAD_SIZE = 128
 CHUNKED_LOSS = re.compile(r"chunked loss")
 """The logits of a whole micro-batch never exist, so that the model's memory is not the run's."""
-ALLOCATED_WORDS = re.compile(r"max allocated|peak_allocated|\banalytic\b")
+ALLOCATED_WORDS = re.compile(r"(?:max|peak)[ _]allocated|\banalytic\b")
 ADAPTERS = re.compile(r"\blora\b")
 NOT_MODELLED = re.compile(r"\bqlora\b|\bdora\b|prefix.tuning")
 LORA_RANK, LORA_TARGETS = 16, ("linear_qkv",)

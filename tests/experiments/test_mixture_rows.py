@@ -75,6 +75,24 @@ def test_words_of_a_row_say_dispatcher_overlap_and_modules() -> None:
     assert mixture.training["recompute_modules"] == ["moe_act", "mlp"]
 
 
+def test_containers_say_whether_an_iteration_is_one_graph() -> None:
+    cells = {
+        "model": "Qwen3_30B_a3B", "gpu": "GB200", "precision": "MXFP8", "n_gpus": "8", "dp": "8", "tp": "1",
+        "ep": "8", "layers": "", "hidden": "", "heads": "", "kv_heads": "", "ffn": "", "vocab": "",
+        "gpus_per_node": "4", "micro_batch": "4", "global_batch": "512", "num_microbatches": "16",
+        "n_params": "",
+    }  # fmt: skip
+    for container, own in (("26.06", True), ("26.04.01", False)):
+        row = Row(
+            "a.csv", 2, {**RUN, **cells, "source": f"performance-summary.md L1 ({container} NeMo Container)"}
+        )
+        mixture = mixture_of(complete(row))
+        assert mixture is not None
+        assert (mixture.training["cuda_graphs"] == "full_iteration") is own
+        assert mixture.training["fp8_dot_product_attention"] is own
+        assert mixture.training["overlap_moe_expert_parallel_comm"] is own
+
+
 def test_rows_of_the_folding_paper_follow_megatrons_defaults() -> None:
     paper = {"source": "arXiv 2504.14960, Table 3", "etp": "", "vpp_chunks": ""}
     run = read_run(row(**paper), [row()])

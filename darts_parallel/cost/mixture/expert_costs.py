@@ -218,7 +218,7 @@ def exposed_exchange(
         shown = (exposed(beside, sent, device), exposed(BACKWARD_FACTOR * beside, sent, device))
     if problem.measured is not None:  # measured times hold the launches already
         return shown
-    launches = device.expert_overhead
+    launches = problem.launches * device.expert_overhead
     return (
         shown[0] + launch_gap(compute[0] + shown[0], launches),
         shown[1] + launch_gap(compute[1] + shown[1], BACKWARD_FACTOR * launches),

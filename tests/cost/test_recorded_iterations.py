@@ -1,0 +1,77 @@
+"""Whole iterations as one CUDA graph, and attention in 8 bits."""
+
+import pytest
+
+from darts_parallel import load_problem
+from darts_parallel.cost.choices import ChoiceTensors
+from darts_parallel.cost.compute import attention_seconds
+from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
+from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.export import export_plan
+from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.problem.problem import Problem
+from darts_parallel.report.explanation import explain
+from tests.support.export_plans import MIXTURE, plan_of
+
+SLOW = ["cluster.devices.toy.layer_overhead_us=1000", "cluster.devices.toy.expert_overhead_us=100000"]
+EIGHT = ["training.precision=fp8", "+cluster.devices.toy.peak_TFLOPs.fp8=100"]
+
+
+def costs(problem: Problem) -> LayerCosts:
+    topology = problem.cluster.stage_topology(0, 1)
+    choices = ChoiceTensors.build(problem, (1,), (LayerStrategy(1, 8),))
+    return layer_costs(problem, problem.model.layers[1], topology, choices, counts_table=True)
+
+
+def test_a_recorded_iteration_pays_no_launch() -> None:
+    launched, recorded = (
+        load_problem([*MIXTURE, *SLOW, f"training.cuda_graphs={kind}"]) for kind in ("none", "full_iteration")
+    )
+    without = load_problem([*MIXTURE, "cluster.devices.toy.layer_overhead_us=0",
+                            "cluster.devices.toy.expert_overhead_us=0"])  # fmt: skip
+    assert float(costs(recorded).forward) == float(costs(without).forward)
+    assert float(costs(recorded).backward) == float(costs(without).backward)
+    # longer launches than kernels: the layer waits for them
+    assert float(costs(launched).forward) > 0.1
+    plan = plan_of(recorded, LayerStrategy(1, 8), 2)
+    lines = explain(recorded, plan).micro_batch
+    assert sum(line.value for line in lines if line.term == "launch overhead") == 0.0
+
+
+def test_attention_in_8_bits_runs_at_the_8_bit_peak() -> None:
+    sixteen, eight = (
+        load_problem([*MIXTURE, *EIGHT, f"training.fp8_dot_product_attention={flag}"])
+        for flag in ("false", "true")
+    )
+    device, core = eight.cluster.groups[0].device, eight.model.layers[1].cores[0]
+    choices = ChoiceTensors.build(eight, (1,), (LayerStrategy(1, 8),))
+    seconds = [
+        float(
+            attention_seconds(
+                core, choices.tokens, 64, choices.tp, device, fused=True, width=2, eight_bit=own
+            )
+        )
+        for own in (False, True)
+    ]
+    assert seconds[0] / seconds[1] == pytest.approx(
+        device.peak_flops * device.fp8_efficiency / device.half_flops
+    )
+    # forward once, and two and a half times in backward
+    saved = float(costs(sixteen).terms["compute"]) - float(costs(eight).terms["compute"])
+    own = [
+        float(attention_seconds(core, choices.tokens, eight.training.seq_len, choices.tp, device, fused=True,
+                                width=2, eight_bit=flag)) for flag in (False, True)
+    ]  # fmt: skip
+    assert saved == pytest.approx(3.5 * (own[0] - own[1]))
+
+
+def test_what_no_file_turns_on_is_refused_in_a_sentence() -> None:
+    problem = load_problem([*MIXTURE, "training.cuda_graphs=full_iteration"])
+    with pytest.raises(
+        UnsupportedError, match=r"cuda_graphs=full_iteration, and no written .*cuda_graphs=none"
+    ):
+        export_plan(problem, plan_of(problem, LayerStrategy(1, 8, 2), 2), "deepspeed")
+    with pytest.raises(ConfigError, match=r"must go with precision fp8 or mxfp8 .*; nearest legal: false"):
+        load_problem([*MIXTURE, "training.fp8_dot_product_attention=true"])
+    with pytest.raises(ConfigError, match=r"cuda_graphs=all must be one of none, full_iteration"):
+        load_problem([*MIXTURE, "training.cuda_graphs=all"])
