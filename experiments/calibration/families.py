@@ -70,7 +70,7 @@ def family_of(row: Row) -> Family:
 def names_experts(row: Row) -> bool:
     """Whether a row is of a mixture of experts, expressible or not."""
     experts = row.text("n_experts") not in ("", "0", "1")
-    return experts or bool(SPARSE.search(row.text("model").lower()))
+    return experts or is_mixture(row) or bool(SPARSE.search(row.text("model").lower()))
 
 
 def gated_by_size(row: Row, family: Family, hidden: int, kv_width: int, ffn: int, vocab: int) -> bool:
