@@ -34,6 +34,7 @@ from rich.progress import (
 from baselines import PLANNERS
 from darts_parallel.config.checks import require_at_least, require_member
 from darts_parallel.config.composition import load_config
+from darts_parallel.config.interrupts import children_without_interrupts
 from darts_parallel.config.options import run_main
 from darts_parallel.config.search import SearchConfig
 from experiments import compare_schedules
@@ -189,7 +190,8 @@ def _solve_all(work: Sequence[Work], jobs: int, console: Console) -> Iterator[tu
     shown = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
     with _processes(min(jobs, len(work))) as pool, shown as progress:
         task = progress.add_task("", total=len(work))
-        futures: dict[Future[list[Run]], str] = {pool.submit(run_case, item): item.case.name for item in work}
+        with children_without_interrupts():
+            futures: dict[Future[list[Run]], str] = {pool.submit(run_case, x): x.case.name for x in work}
         for future in as_completed(futures):
             rows, name = future.result(), futures[future]
             worst = max((run.gap for run in rows if run.method == SEARCH), default=None)

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from darts_parallel.config.interrupts import children_without_interrupts
+
 Result = TypeVar("Result")
 
 
@@ -39,8 +41,9 @@ class Jobs:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([__name__])
             self._pool = ProcessPoolExecutor(self.processes, mp_context=context, initializer=_quiet)
-            for _ in range(self.processes):
-                self._pool.submit(_quiet)
+            with children_without_interrupts():
+                for _ in range(self.processes):
+                    self._pool.submit(_quiet)
 
     def map(
         self,

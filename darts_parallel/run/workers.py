@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from darts_parallel.config.interrupts import children_without_interrupts
 from darts_parallel.errors import DartsParallelError, UnsupportedError
 
 _LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out", "timeout",
@@ -150,7 +151,8 @@ class Workers:
             process = context.Process(
                 target=_serve, args=(theirs, rank, count, store, timeout_s, device), daemon=True
             )
-            process.start()
+            with children_without_interrupts():
+                process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
