@@ -130,7 +130,7 @@ def default_verdict(runs: Sequence[Run]) -> list[str]:
         return []
     count = f"{len(mine) - len(beaten)} of {len(mine)} problems"
     return [
-        f"- the default (`search=auto`) has the best plan on {count}"
+        f"- `search=auto` has the best plan on {count}"
         + (f"; worse on {', '.join(beaten)}" if beaten else "") + ".",
         f"- it needs more seconds than the slowest method with an equal plan on {len(slower)} problems"
         + (f": {', '.join(slower)}" if slower else "") + ".",
