@@ -14,6 +14,7 @@ from darts_parallel.cost.evaluation import table_reading
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.memory import ROUNDING
 from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.bounds import OuterCosts
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -55,6 +56,7 @@ class _Changes:
 
     def __init__(self, table: CostTable, plan: HardPlans, runs: Index) -> None:
         self.table, self.outer = table, int(plan.outer[0])
+        self.costs = OuterCosts.whole(table, self.outer)
         self.first, self.last = runs[:, 0], runs[:, 1] - 1
         self.chosen, self.layers = plan.choices[0].numpy(), np.arange(table.num_layers)
         stages = plan.stages()[0].numpy()
@@ -63,8 +65,7 @@ class _Changes:
         self.begins = starts[self.stage]
         self.ends = np.append(starts[1:], table.num_layers)[self.stage]
         self.reading = table_reading(table, plan)
-        self.layout = table.layout.numpy()
-        self.kind_of = table.stage_kind.numpy()[stages]
+        self.kind_of = self.costs.stage_kind[stages]
 
     def _added(self, values: Array) -> Array:
         """What the runs add to a sum over layers, `(N, C)`, for values `(L, C)`."""
@@ -74,37 +75,34 @@ class _Changes:
 
     def seconds(self) -> Array:
         """Seconds per iteration of every run and strategy, `(N, C)`."""
-        table, outer = self.table, self.outer
+        table, costs = self.table, self.costs
         own, following = self._stage_seconds()
         sync = self.reading.sync[0].numpy()
-        stage_sync = sync[self.stage][:, None] + self._added(
-            table.sync[outer].numpy()[self.kind_of, self.layers]
-        )
+        stage_sync = sync[self.stage][:, None] + self._added(costs.sync[self.kind_of, self.layers])
         before = self.reading.stage_seconds[0].numpy()
-        count = float(table.num_micro_batches[outer])
         slowest = np.maximum(_largest_but(before, self.stage, 2)[:, None], own)
         following_stage = np.minimum(self.stage + 1, table.pp - 1)
         old_following = np.where(self.stage + 1 < table.pp, before[following_stage], 0.0)[:, None]
         after = old_following + following
         slowest = np.maximum(slowest, np.where(self.stage[:, None] + 1 < table.pp, after, 0.0))
         total = before.sum() + (own - before[self.stage][:, None]) + following
-        total = total + (count - 1) * slowest
+        total = total + (costs.num_micro_batches - 1.0) * slowest
         total = total + np.maximum(_largest_but(sync, self.stage, 1)[:, None], stage_sync)
         total = total + float(self.reading.per_iteration[0])
-        total = total + self._added(table.per_iteration[outer].numpy())
+        total = total + self._added(costs.per_iteration)
         return np.where(self._fits(), total, np.inf)
 
     def _stage_seconds(self) -> tuple[Array, Array]:
         """Seconds of the run's stage, and what the next stage's entry adds, both `(N, C)`."""
-        table, outer = self.table, self.outer
+        table, costs = self.table, self.costs
         own = self.reading.stage_seconds[0].numpy()[self.stage][:, None]
-        own = own + self._added(table.time[outer].numpy()[self.kind_of, self.layers])
+        own = own + self._added(costs.time[self.kind_of, self.layers])
         following = np.zeros_like(own)
         if table.num_layers == 1:
             return own, following
-        held, every = self.layout[self.chosen], self.layout
+        held, every = costs.layout[self.chosen], costs.layout
         pair = self.layers[1:] - 1
-        reshard = table.reshard[outer].numpy()[self.kind_of[1:], pair]  # (L - 1, Y, Y)
+        reshard = costs.reshard[self.kind_of[1:], pair]  # (L - 1, Y, Y)
         # pairs inside the run: all of its layers hold one layout
         inside = reshard[:, every, every] - reshard[pair, held[:-1], held[1:]][:, None]
         sums = np.concatenate([np.zeros((1, len(every))), inside.cumsum(0)])
@@ -115,8 +113,8 @@ class _Changes:
         same = np.flatnonzero(self.last + 1 < self.ends)
         own[same] += _leaving(reshard, after[same], held, every)
         if table.pp > 1 and table.pipeline.blocking:
-            border = table.boundary_kind.numpy()[(self.stages[1:] - 1).clip(min=0)]
-            p2p = table.p2p[outer].numpy()[border, pair]
+            border = costs.boundary_kind[(self.stages[1:] - 1).clip(min=0)]
+            p2p = costs.p2p[border, pair]
             cut = np.flatnonzero((self.first == self.begins) & (self.first > 0))
             own[cut] += _entering(p2p, before[cut], held, every)
             cut = np.flatnonzero((self.last + 1 == self.ends) & (self.ends < table.num_layers))
@@ -125,21 +123,18 @@ class _Changes:
 
     def _fits(self) -> NDArray[np.bool_]:
         """Whether the changed stage fits its device and can run the strategy, `(N, C)`."""
-        table, outer = self.table, self.outer
-        flight = table.in_flight[outer].numpy()[self.stages][:, None]
-        kept = table.static[outer].numpy() + flight * table.activation[outer].numpy()
+        table, costs = self.table, self.costs
+        kept = costs.static + costs.in_flight[self.stages][:, None] * costs.activation
         held = np.bincount(self.stages, kept[self.layers, self.chosen], minlength=table.pp)
-        working = table.working[outer].numpy()
+        working = costs.working
         largest = _range_max(working, self.first, self.last + 1)
         now = working[self.layers, self.chosen][:, None]
         others = np.maximum(
             _range_max(now, self.begins, self.first), _range_max(now, self.last + 1, self.ends)
         )
         memory = held[self.stage][:, None] + self._added(kept) + np.maximum(largest, others)
-        fits = memory <= table.capacity.numpy()[self.stage][:, None] * (1 + ROUNDING)
-        fits &= table.allowed[outer].numpy()
-        if table.kind_allowed is not None:
-            fits &= table.kind_allowed.numpy()[table.stage_kind.numpy()[self.stage]]
+        fits = memory <= costs.capacity[self.stage][:, None] * (1 + ROUNDING)
+        fits &= table.allowed[self.outer].numpy() & costs.kind_allowed[costs.stage_kind[self.stage]]
         # a plan that breaks a limit elsewhere stays broken there
         over = (self.reading.memory[0] > table.capacity * (1 + ROUNDING)).numpy()
         return np.asarray(fits & ~_any_but(over, self.stage)[:, None])
