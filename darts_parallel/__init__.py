@@ -1,9 +1,9 @@
 """Search of parallel training plans for Transformers by gradient descent on relaxed choices."""
 
 # ruff: noqa: E402 - Ctrl-C is looked after before the imports that take long
-from darts_parallel.errors import end_quietly_while_importing
+from darts_parallel.errors import begin_imports, end_imports
 
-end_quietly_while_importing()
+_collecting = begin_imports()
 
 from darts_parallel.cost.evaluation import CostBreakdown as CostBreakdown
 from darts_parallel.cost.evaluation import evaluate as evaluate
@@ -20,3 +20,5 @@ from darts_parallel.planner import plan as plan
 from darts_parallel.planner.result import Planned as Planned
 from darts_parallel.problem.problem import Problem as Problem
 from darts_parallel.problem.problem import load_problem as load_problem
+
+end_imports(_collecting)

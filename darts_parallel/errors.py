@@ -3,6 +3,7 @@
 Ctrl-C is one of them: while a command still imports, nobody is there to catch it.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -34,21 +35,37 @@ class UnsupportedError(DartsParallelError, ValueError):
     """A legal wish that this version cannot serve."""
 
 
-def end_quietly_while_importing() -> None:
+def begin_imports() -> bool:
     """Let Ctrl-C end a command in one sentence until `begin_command`; a library's user keeps the traceback.
 
-    A command is what `python -m` or the script `darts-parallel` starts.
+    A command is what `python -m` or the script `darts-parallel` starts. Until `end_imports` no garbage is
+    looked for: what is imported stays, and to walk through it again and again takes a tenth of the seconds.
+
+    Returns:
+        Whether garbage was collected before.
     """
     command = Path(sys.argv[0]).name in ("-m", "darts-parallel") if sys.argv else False
     alone = threading.current_thread() is threading.main_thread()
     if command and alone and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_quietly)
+    collecting = gc.isenabled()
+    gc.disable()
+    return collecting
+
+
+def end_imports(collecting: bool) -> None:
+    """Let garbage be collected again, where it was; a command never looks into what it imported."""
+    if signal.getsignal(signal.SIGINT) is _end_quietly:
+        gc.freeze()
+    if collecting:
+        gc.enable()
 
 
 def begin_command() -> None:
     """Hand Ctrl-C over to the command, which catches `KeyboardInterrupt`."""
     if signal.getsignal(signal.SIGINT) is _end_quietly:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        gc.freeze()
 
 
 def _end_quietly(number: int, frame: FrameType | None) -> None:

@@ -7,6 +7,7 @@ The curves of a search that ends within `LIVE_AFTER` seconds are held until its 
 import json
 import time
 from collections.abc import Sequence
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,6 +216,7 @@ def _measures(result: SearchResult | None, cost: CostBreakdown) -> dict[str, flo
     return {name: value for name, value in measures.items() if isfinite(value)}
 
 
+@cache
 def _tag(name: str) -> str:
     """A name without the characters that TensorBoard's tags may not hold."""
     return "".join(c if c.isalnum() or c in "-/._" else "_" for c in name)
