@@ -51,7 +51,7 @@ class PlanPool:
         self.curve: list[tuple[float, float]] = []
         """Seconds of the search and iteration time of every improvement of the best plan."""
         self.entries: dict[tuple[int, int], list[PricedPlan]] = {}
-        self._fitted: set[tuple[str | int, ...]] = set()
+        self._fitted: set[tuple[str, int, bytes]] = set()
 
     @property
     def best(self) -> PricedPlan | None:
@@ -82,6 +82,8 @@ class PlanPool:
         table, plans = self.tables[candidate.table], candidate.plans
         if repair_score is None and table.pipeline.simulated:
             self._keep_promising(candidate.table, plans)
+            return
+        if not len(self._new(f"added, {fitting}", candidate.table, plans, plans.choices)):
             return
         cost = evaluate_batch(table, plans)
         self._keep(candidate.table, plans, cost)
@@ -119,10 +121,10 @@ class PlanPool:
 
     def _new(self, fitting: str, table: int, plans: HardPlans, values: torch.Tensor) -> HardPlans:
         """The plans that were not fitted before: equal edges and equal `values` `(B, L)` fit alike."""
+        numbers = torch.cat([plans.outer.unsqueeze(1), plans.first_layers, values], dim=1).numpy()
         rows = []
-        for row in range(len(plans)):
-            edges, own = plans.first_layers[row].tolist(), values[row].tolist()
-            key = (fitting, table, int(plans.outer[row]), *edges, *own)
+        for row, own in enumerate(numbers):
+            key = (fitting, table, own.tobytes())
             if key not in self._fitted:
                 self._fitted.add(key)
                 rows.append(row)
