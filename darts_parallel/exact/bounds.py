@@ -23,6 +23,9 @@ from darts_parallel.exact.segments import StageSegments, prefix_sums
 ROUNDING = 1e-12
 """Relative slack of every comparison, so that rounding cannot make a bound exceed a true cost."""
 
+MOST_BYTES = 1e30
+"""Of a strategy that may not be taken; finite, because a segment may hold none of a class of layers."""
+
 
 @dataclass(frozen=True)
 class OuterCosts:
@@ -285,6 +288,24 @@ class SegmentGrid:
         least = self.costs.working[self.members].min(axis=1)
         return np.asarray(np.where(self.counts > 0, least, 0.0).max(axis=1))
 
+    @cached_property
+    def _least_bytes(self) -> Array:
+        """Fewest bytes that any strategies of every distinct segment need, `(S, U)`.
+
+        Every limit of the working bytes is tried: within it a layer takes the strategy that keeps least.
+        """
+        signatures, _ = self.costs.stage_signatures
+        legal = self.costs.kind_allowed[[kind for kind, _, _ in signatures]][:, None, :]
+        memory = self._memory(np.array([in_flight for _, in_flight, _ in signatures]))
+        working = self.costs.working[self.members]
+        least, before = np.full((len(memory), len(self.counts)), np.inf), np.empty(0)
+        for limit in np.unique(working).tolist():
+            kept = np.where(legal & (working <= limit), memory, MOST_BYTES).min(axis=2)
+            if not np.array_equal(kept, before):
+                np.minimum(least, kept @ self.counts.T + limit, out=least)
+            before = kept
+        return least
+
     def _priced(self, objective: Array, in_flight: Array, capacity: Array) -> Array:
         """Best price bound of every distinct segment, `(S, U)`, for every stage signature.
 
@@ -300,7 +321,7 @@ class SegmentGrid:
         for row, prices in enumerate(grids):
             layers = (objective[row] + prices[:, None, None] * memory[row]).min(axis=-1)
             result[row] = (self.counts @ layers.T - free[row][:, None] * prices).max(axis=1)
-        return np.where(memory.min(axis=2) @ self.counts.T <= free, result, np.inf)
+        return np.where(self._least_bytes <= (capacity * (1 + ROUNDING))[:, None], result, np.inf)
 
     def _single_choices(self, objective: Array, in_flight: Array, capacity: Array) -> Array:
         """Smallest value of any one strategy that fits, `(S, U)`; arguments as of `_priced`."""
