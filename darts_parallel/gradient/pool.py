@@ -83,7 +83,8 @@ class PlanPool:
         if repair_score is None and table.pipeline.simulated:
             self._keep_promising(candidate.table, plans)
             return
-        if not len(self._new(f"added, {fitting}", candidate.table, plans, plans.choices)):
+        known = f"added, {fitting}"
+        if repair_score is not None and not len(self._new(known, candidate.table, plans, plans.choices)):
             return
         cost = evaluate_batch(table, plans)
         self._keep(candidate.table, plans, cost)
