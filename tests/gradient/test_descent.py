@@ -125,7 +125,7 @@ def test_what_a_time_limit_cuts_short_is_polished_and_what_ctrl_c_cuts_short_is_
             raise KeyboardInterrupt
 
     limited = search(problem, seed=0, config=config)
-    stopped = search(problem, seed=0, config=config, on_record=interrupt)
+    stopped = search(problem, seed=0, config=replace(config, max_seconds=600.0), on_record=interrupt)
     assert limited.stopped_by == "time_limit"
     assert stopped.stopped_by == "user"
     best = dynamic_programming.find_plan(problem).iteration_time_s
