@@ -2,12 +2,21 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from darts_parallel.config.interrupts import children_without_interrupts
 
 CHILD = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('alive')"
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_terminal() -> Iterator[None]:
+    """Jobs in the background of a shell ignore Ctrl-C, and so would their children."""
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, earlier)
 
 
 def child() -> str:
