@@ -15,6 +15,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
+from darts_parallel.config.training import TrainingConfig
 from darts_parallel.problem.cluster import Device, Scalar
 from darts_parallel.problem.model import VOCABULARY_MULTIPLE, AttentionCore, Gemm, LayerSpec
 from darts_parallel.problem.state_space import Scan
@@ -215,6 +216,40 @@ def forward_seconds(
     for gemm in layer.products:
         total = total + gemm_seconds(gemm, tokens, tp, device, width)
     return total, core
+
+
+def computation_seconds(
+    layer: LayerSpec,
+    training: TrainingConfig,
+    tokens: Tensor,
+    tp: Tensor,
+    sequence_shards: Tensor,
+    device: Device,
+    *,
+    width: int,
+    launches: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Seconds of one micro-batch without experts and messages, each of shape `(O, C)`.
+
+    Args:
+        training: Whether attention is fused, and in how many bits.
+        launches: Share of the launch overheads that is paid.
+        layer, tokens, tp, sequence_shards, device, width: As in `forward_seconds`.
+
+    Returns:
+        Forward, backward, the part of forward that is attention's, and the weights' gradients.
+    """
+    forward, core = forward_seconds(
+        layer, tokens, training.seq_len, tp, sequence_shards, device,
+        fused=training.fused_attention, width=width, eight_bit=training.fp8_dot_product_attention,
+    )  # fmt: skip
+    forward = forward + launches * device.layer_overhead
+    extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if training.fused_attention else 0.0
+    _, scanned_again = scan_seconds(layer.scan, tokens, tp, device, width)
+    backward = BACKWARD_FACTOR * forward + extra * core + scanned_again
+    if layer.frozen:  # of a frozen product, backward has the gradient of the input alone
+        backward = backward - products_seconds(layer.gemms, tokens, tp, device, width)
+    return forward, backward, core, weight_gradient_seconds(layer, tokens, tp, device, width)
 
 
 def recomputed_seconds(

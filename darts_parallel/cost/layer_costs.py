@@ -17,15 +17,11 @@ from darts_parallel.cost.collectives import (
 )
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
-    FUSED_BACKWARD_FACTOR,
+    computation_seconds,
     exposed,
-    forward_seconds,
-    products_seconds,
     recomputed_seconds,
-    scan_seconds,
     stream_seconds,
     weight_cast_seconds,
-    weight_gradient_seconds,
 )
 from darts_parallel.cost.memory import (
     StateBytes,
@@ -202,20 +198,12 @@ def _micro_batch_seconds(
     experts: ExpertCosts | None,
 ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
     """Terms, forward, backward, and the part of backward that is gradients of weights."""
-    group = problem.cluster.groups[topology.group]
-    device, training = group.device, problem.training
+    device, training = problem.cluster.groups[topology.group].device, problem.training
     width = element_bytes(problem)
-    forward_pass, core = forward_seconds(
-        layer, choices.tokens, training.seq_len, choices.tp, choices.sequence_shards, device,
-        fused=training.fused_attention, width=width, eight_bit=training.fp8_dot_product_attention,
+    forward_pass, back, core, of_weights = computation_seconds(
+        layer, training, choices.tokens, choices.tp, choices.sequence_shards, device,
+        width=width, launches=problem.launches,
     )  # fmt: skip
-    forward_pass = forward_pass + problem.launches * device.layer_overhead
-    extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if training.fused_attention else 0.0
-    _, scanned_again = scan_seconds(layer.scan, choices.tokens, choices.tp, device, width)
-    back = BACKWARD_FACTOR * forward_pass + extra * core + scanned_again
-    of_weights = weight_gradient_seconds(layer, choices.tokens, choices.tp, device, width)
-    if layer.frozen:  # of a frozen product, backward has the gradient of the input alone
-        back = back - products_seconds(layer.gemms, choices.tokens, choices.tp, device, width)
     exchanged = torch.zeros_like(forward_pass), torch.zeros_like(forward_pass)
     if experts is not None:
         forward_pass, back = forward_pass + experts.forward, back + experts.backward

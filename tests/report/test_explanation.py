@@ -45,12 +45,13 @@ def require_sums(problem: Problem, plan: Plan) -> Explanation:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_lines_of_random_plans_sum_to_the_totals(name: str) -> None:
     problem = load_problem(PROBLEMS[name])
-    rng = torch.Generator().manual_seed(0)
+    rng, explained = torch.Generator().manual_seed(0), 0
     for space in outer_spaces(problem):
         table = build_table(problem, space)
         plans = random_plans(table, 2, rng)
         for index in range(len(plans)):
-            require_sums(problem, plans.to_plan(index, table))
+            explained += len(require_sums(problem, plans.to_plan(index, table)).memory) > 0
+    assert explained >= 2
 
 
 def test_context_parallel_seconds_and_bytes_are_explained(llama_problem: Problem) -> None:
