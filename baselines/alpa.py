@@ -21,7 +21,7 @@ from baselines.stage_costs import OuterChoice, cheapest_split, outer_choices
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import lower_bound
 from darts_parallel.exact.result import TableResult
-from darts_parallel.exact.segments import Array, Index
+from darts_parallel.exact.segments import Array, Index, StageSegments
 
 CLUSTERS = 12
 """Layer clusters of a model; the paper finds that a few are enough."""
@@ -67,19 +67,18 @@ def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:
     edges = clusters(costs.fused_to_previous, costs.pp)
     number = len(edges) - 1
     program = _IntraOperator(outer, edges)
-    seconds = np.full((costs.pp, number + 1, number + 1), np.inf)
-    for stage in range(costs.pp):
-        for first in range(stage, number - (costs.pp - 1 - stage)):
-            if (first == 0) != (stage == 0):
-                continue
-            for end in range(first + 1, number - (costs.pp - 1 - stage) + 1):
-                if (end == number) != (stage == costs.pp - 1) or incumbent.over():
-                    continue
-                answer = program.solve(stage, first, end)
-                if answer is None:
-                    break  # more layers need more memory
-                seconds[stage, first, end] = answer[0]
-    split = cheapest_split(seconds, outer.rest)
+    segments = StageSegments.legal(costs.pp, np.zeros(number, dtype=bool))
+    seconds, full = np.full(len(segments), np.inf), set[tuple[int, int]]()
+    places = zip(segments.stage.tolist(), segments.first.tolist(), segments.end.tolist(), strict=True)
+    for row, (stage, first, end) in enumerate(places):
+        if (stage, first) in full or incumbent.over():
+            continue
+        answer = program.solve(stage, first, end)
+        if answer is None:
+            full.add((stage, first))  # more layers need more memory
+        else:
+            seconds[row] = answer[0]
+    split = cheapest_split(segments, seconds, outer.rest)
     if split is None:
         return
     starts, choices = split[1], list[int]()

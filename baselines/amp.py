@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from baselines.incumbent import Incumbent
 from baselines.planner import on_problems
-from baselines.stage_costs import OuterChoice, UniformStages, cheapest_split, outer_choices, plain
+from baselines.stage_costs import OuterChoice, cheapest_split, outer_choices, plain
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.exact.result import TableResult
-from darts_parallel.exact.segments import largest
 
 
 def solve(
@@ -26,11 +26,11 @@ def solve(
     ranked: list[tuple[float, int, OuterChoice, int, list[int]]] = []
     for outer in outer_choices(incumbent):
         for choice in plain(outer.strategies, recompute=RECOMPUTE):
-            stages = UniformStages(outer.costs, choice)
-            split = cheapest_split(stages.seconds(), outer.rest)
+            stages = ChosenStages.uniform(outer.costs, choice)
+            split = cheapest_split(stages.segments, stages.seconds(), outer.rest)
             if split is not None:
                 seconds, starts = split
-                sync = largest(stages.sync(), starts)
+                sync = float(stages.sync()[stages.segments.rows_of(starts)].max())
                 per_iteration = float(outer.costs.per_iteration[:, choice].sum())
                 ranked.append((seconds + sync + per_iteration, len(ranked), outer, choice, starts))
     for _, _, outer, choice, starts in sorted(ranked, key=lambda entry: entry[:2]):

@@ -9,13 +9,12 @@ parallelism and no ZeRO where the space leaves that free.
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from baselines.incumbent import Incumbent
 from baselines.planner import on_problems
-from baselines.stage_costs import UniformStages, cheapest_split, outer_choices, plain
+from baselines.stage_costs import cheapest_split, outer_choices, plain
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.exact.result import TableResult
 
 
@@ -28,8 +27,7 @@ def solve(
         candidates = plain(outer.strategies, recompute=RECOMPUTE)
         smallest = min((outer.strategies[c].tp for c in candidates), default=1)
         for choice in (c for c in candidates if outer.strategies[c].tp == smallest):
-            stages = UniformStages(outer.costs, choice)
-            split = cheapest_split(np.where(stages.fits(), stages.seconds(), np.inf), outer.rest)
+            split = cheapest_split(*ChosenStages.uniform(outer.costs, choice).fitting(), outer.rest)
             if split is not None:
                 incumbent.offer(outer.table, outer.uniform(split[1], choice))
     return incumbent.result()

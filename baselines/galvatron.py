@@ -14,11 +14,11 @@ import torch
 
 from baselines.incumbent import Incumbent
 from baselines.planner import on_problems
-from baselines.stage_costs import OuterChoice, UniformStages, bottleneck_split, outer_choices
+from baselines.stage_costs import OuterChoice, bottleneck_split, outer_choices
 from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
 from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.exact.result import TableResult
-from darts_parallel.exact.segments import Array
 from darts_parallel.gradient.stage_solver import StageSolver
 
 
@@ -47,19 +47,13 @@ def _cuts(outer: OuterChoice, even: list[int]) -> list[list[int]]:
     """Even stages, stages of about equal seconds, and of about equal memory; each at most once."""
     costs = outer.costs
     fastest = int(costs.time.sum(axis=(0, 1)).argmin())
-    stages = UniformStages(costs, fastest)
+    stages = ChosenStages.uniform(costs, fastest)
     kept = costs.static[None] + costs.in_flight[:, None, None] * costs.activation[None]
     smallest = int(kept.sum(axis=(0, 1)).argmin())
     share = kept[:, :, smallest] / costs.capacity[:, None].clip(min=1.0)
-    memory = np.stack([_within(stages.legal, row) for row in share])
-    found = [even, bottleneck_split(stages.seconds()), bottleneck_split(memory)]
+    values = (stages.seconds(), stages.segments.sums(share, np.arange(costs.pp)))
+    found = [even, *(bottleneck_split(stages.segments, value) for value in values)]
     return [list(starts) for starts in dict.fromkeys(tuple(s) for s in found if s is not None)]
-
-
-def _within(legal: Array, values: Array) -> Array:
-    """Sums of values `(L,)` over legal segments, infinite elsewhere."""
-    prefix = np.concatenate([np.zeros(1), np.cumsum(values)])
-    return np.where(legal, prefix[None, :] - prefix[:, None], np.inf)
 
 
 def _solve_stages(solver: StageSolver, starts: list[int]) -> list[int] | None:

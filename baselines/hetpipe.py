@@ -11,14 +11,12 @@ cluster of one kind this is PipeDream's plan chosen by throughput. No tensor par
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from baselines.incumbent import Incumbent
 from baselines.planner import on_problems
-from baselines.stage_costs import OuterChoice, UniformStages, bottleneck_split, outer_choices, plain
+from baselines.stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
 from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.exact.result import TableResult
-from darts_parallel.exact.segments import largest
 
 
 def solve(
@@ -29,12 +27,10 @@ def solve(
     ranked: list[tuple[float, int, OuterChoice, int, list[int]]] = []
     for outer in outer_choices(incumbent):
         for choice in plain(outer.strategies)[:1]:
-            stages = UniformStages(outer.costs, choice)
-            seconds = np.where(stages.fits(), stages.seconds(), np.inf)
-            starts = bottleneck_split(seconds)
+            segments, seconds = ChosenStages.uniform(outer.costs, choice).fitting()
+            starts = bottleneck_split(segments, seconds)
             if starts is not None:
-                slowest = largest(seconds, starts)
-                busy = outer.costs.num_micro_batches * slowest
+                busy = outer.costs.num_micro_batches * float(seconds[segments.rows_of(starts)].max())
                 ranked.append((busy, len(ranked), outer, choice, starts))
     for _, _, outer, choice, starts in sorted(ranked, key=lambda entry: entry[:2])[:1]:
         incumbent.offer(outer.table, outer.uniform(starts, choice))

@@ -7,7 +7,7 @@ import torch
 from baselines.incumbent import Incumbent
 from baselines.planner import on_problems
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.balanced import balanced
+from darts_parallel.exact.chosen_stages import balanced
 from darts_parallel.exact.result import TableResult
 
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from baselines.incumbent import Incumbent
 from baselines.planner import on_problems
-from baselines.stage_costs import UniformStages, bottleneck_split, outer_choices, plain
+from baselines.stage_costs import bottleneck_split, outer_choices, plain
 from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.exact.result import TableResult
 
 
@@ -26,9 +27,9 @@ def solve(
     for outer in outer_choices(incumbent):
         choice = plain(outer.strategies)[:1]  # the smallest tensor-parallel degree
         for c in choice:
-            stages = UniformStages(outer.costs, c)
+            stages = ChosenStages.uniform(outer.costs, c)
             load = stages.seconds() + stages.sync() / outer.costs.num_micro_batches
-            starts = bottleneck_split(np.where(stages.fits(), load, np.inf))
+            starts = bottleneck_split(stages.segments, np.where(stages.fits(), load, np.inf))
             if starts is not None:
                 incumbent.offer(outer.table, outer.uniform(starts, c))
     return incumbent.result()

@@ -13,10 +13,11 @@ import numpy as np
 
 from baselines.incumbent import Incumbent
 from baselines.planner import on_problems
-from baselines.stage_costs import OuterChoice, UniformStages, bottleneck_split, outer_choices, plain
+from baselines.stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
 from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.exact.result import TableResult
-from darts_parallel.exact.segments import Array, segment_max, spans
+from darts_parallel.exact.segments import Array, segment_max
 
 
 def solve(
@@ -27,14 +28,13 @@ def solve(
     for outer in outer_choices(incumbent):
         degrees = sorted({strategy.tp for strategy in outer.strategies})
         options = [_Recomputation.of(outer, tp) for tp in degrees]
-        loads = np.stack([option.load() for option in options])
-        starts = bottleneck_split(loads.min(axis=0))
+        segments, loads = options[0].segments, np.stack([option.load() for option in options])
+        starts = bottleneck_split(segments, loads.min(axis=0))
         if starts is None:
             continue
         choices: list[int] = []
-        for stage, (first, end) in enumerate(zip(starts, [*starts[1:], outer.costs.num_layers], strict=True)):
-            best = options[int(loads[:, stage, first, end].argmin())]
-            choices += best.strategies(stage, first, end)
+        for row in segments.rows_of(starts).tolist():
+            choices += options[int(loads[:, row].argmin())].strategies(row)
         incumbent.offer(outer.table, outer.plans(starts, choices))
     return incumbent.result()
 
@@ -53,7 +53,11 @@ class _Recomputation:
         memory = costs.static[None] + costs.in_flight[:, None, None] * costs.activation[None]
         self.saved = (memory[:, :, keep] - memory[:, :, again]).clip(min=0.0)
         self.order = np.argsort(-self.saved / (self.extra + 1e-12), axis=1, kind="stable")
-        self.peak = spans(memory[:, :, keep]) + segment_max(costs.working[:, [keep, again]].max(axis=1))
+        self.stages = ChosenStages.uniform(costs, keep)
+        segments = self.segments = self.stages.segments
+        working = segment_max(costs.working[:, [keep, again]].max(axis=1))[segments.first, segments.end]
+        peak = segments.sums(memory[:, :, keep], np.arange(costs.pp)) + working
+        self.missing = peak - costs.capacity[segments.stage]
 
     @staticmethod
     def of(outer: OuterChoice, tp: int) -> "_Recomputation":
@@ -69,23 +73,23 @@ class _Recomputation:
 
     def load(self) -> Array:
         """Seconds of every stage with what it must recompute, and its share of the synchronisation."""
-        stages = UniformStages(self.costs, self.keep)
+        stages, segments = self.stages, self.segments
         result = stages.seconds() + stages.sync() / self.costs.num_micro_batches
+        missing, added = self.missing.copy(), np.zeros(len(segments))
         for stage, order in enumerate(self.order):
-            missing = self.peak[stage] - self.costs.capacity[stage]
-            added = np.zeros_like(missing)
+            own = np.flatnonzero(segments.stage == stage)
             for layer in order.tolist():
-                inside = np.zeros(missing.shape, dtype=bool)
-                inside[: layer + 1, layer + 1 :] = True
-                take = inside & (missing > 0) & (self.saved[stage, layer] > 0)
-                missing = missing - np.where(take, self.saved[stage, layer], 0.0)
-                added = added + np.where(take, self.extra[stage, layer], 0.0)
-            result[stage] += np.where(missing > 0, np.inf, added)
-        return np.asarray(result)
+                inside = own[(segments.first[own] <= layer) & (layer < segments.end[own])]
+                if self.saved[stage, layer] > 0:
+                    take = inside[missing[inside] > 0]
+                    missing[take] -= self.saved[stage, layer]
+                    added[take] += self.extra[stage, layer]
+        return np.asarray(result + np.where(missing > 0, np.inf, added))
 
-    def strategies(self, stage: int, first: int, end: int) -> list[int]:
-        """Strategy of every layer of a stage."""
-        missing = self.peak[stage, first, end] - self.costs.capacity[stage]
+    def strategies(self, row: int) -> list[int]:
+        """Strategy of every layer of a stage, given by the row of its segment."""
+        missing, segments = self.missing[row], self.segments
+        stage, first, end = (int(x[row]) for x in (segments.stage, segments.first, segments.end))
         result = [self.keep] * (end - first)
         for layer in self.order[stage].tolist():
             if first <= layer < end and missing > 0 and self.saved[stage, layer] > 0:

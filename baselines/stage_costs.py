@@ -1,26 +1,16 @@
-"""Seconds and memory of every possible stage, and the splits that planners make of them."""
+"""Outer choices as the published systems see them, and the splits that they make of stages."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from baselines.incumbent import Incumbent
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import OuterCosts
-from darts_parallel.exact.segments import (
-    Array,
-    best_bottleneck,
-    best_sum,
-    largest,
-    rising_limits,
-    segment_max,
-    spans,
-    split_below,
-)
+from darts_parallel.exact.segments import Array, StageSegments
 from darts_parallel.plan.strategy import LayerStrategy
 
 STEP = 1e-4
@@ -91,65 +81,30 @@ def plain(strategies: tuple[LayerStrategy, ...], *, recompute: tuple[str, ...] =
     return kept
 
 
-class UniformStages:
-    """All stages of an outer choice whose layers share one strategy; arrays `(K, L + 1, L + 1)`."""
-
-    def __init__(self, costs: OuterCosts, choice: int) -> None:
-        self.costs, self.choice = costs, choice
-        size = costs.num_layers
-        self.legal = np.triu(np.ones((size + 1, size + 1), dtype=bool), 1)
-        self.legal[:-1] &= ~costs.fused_to_previous[:, None]
-        self.legal[:, :-1] &= ~costs.fused_to_previous[None, :]
-        self.runs = costs.kind_allowed[costs.stage_kind, choice]
-
-    def seconds(self) -> Array:
-        """Of one micro-batch, the boundary before the stage included; infinite where no stage can be."""
-        costs, layout = self.costs, self.costs.layout[self.choice]
-        own = spans(costs.time[:, :, self.choice])
-        pairs = np.pad(costs.reshard[:, :, layout, layout], ((0, 0), (1, 0)))
-        inside = spans(pairs)
-        inside[:, :-1] -= pairs[:, :, None]  # the pair before a stage's first layer is not inside
-        result = (own + inside)[costs.stage_kind]
-        result[1:, 1:-1] += costs.p2p[costs.boundary_kind][:, :, layout, layout, None]
-        return np.where(self.legal & self.runs[:, None, None], result, np.inf)
-
-    def sync(self) -> Array:
-        """Seconds of gradient synchronisation and optimizer."""
-        return np.where(self.legal, spans(self.costs.sync[:, :, self.choice])[self.costs.stage_kind], np.inf)
-
-    def fits(self) -> NDArray[np.bool_]:
-        """Whether the stage's memory suffices."""
-        costs, c = self.costs, self.choice
-        kept = costs.static[None, :, c] + costs.in_flight[:, None] * costs.activation[None, :, c]
-        peak = spans(kept) + segment_max(costs.working[:, c])
-        # rounding of prefix sums must not exclude what fits to the byte
-        enough = peak <= costs.capacity[:, None, None] * (1 + 1e-12)
-        return np.asarray(self.legal & self.runs[:, None, None] & enough)
-
-
-def bottleneck_split(stages: Array) -> list[int] | None:
+def bottleneck_split(segments: StageSegments, values: Array) -> list[int] | None:
     """First layers of the stages whose largest value is least (the sum breaks ties); None: no split."""
-    limit = best_bottleneck(stages)
-    return split_below(stages, limit)[1] if np.isfinite(limit) else None
+    limit = segments.least_maximum(values)
+    return segments.split_below(values, limit)[1] if np.isfinite(limit) else None
 
 
-def cheapest_split(stages: Array, rest: float) -> tuple[float, list[int]] | None:
+def cheapest_split(segments: StageSegments, seconds: Array, rest: float) -> tuple[float, list[int]] | None:
     """The split of least `sum + rest * max`, by trying bottlenecks from below (Alpa, section 5.2).
 
     Args:
-        stages: Seconds of every stage and segment, `(K, L + 1, L + 1)`.
+        segments: Every possible stage.
+        seconds: Of each, `(N,)`.
         rest: Micro-batches less one.
 
     Returns:
         Seconds and first layers, within `STEP` of the best; None where there is no split.
     """
-    least = best_sum(stages)
+    least = segments.least_sum(seconds)
     best: tuple[float, list[int]] | None = None
-    for limit in rising_limits(stages, STEP):
+    for limit in segments.rising_limits(seconds, STEP):
         if best is not None and least + rest * limit >= best[0]:
             break
-        total, starts = split_below(stages, limit)
-        seconds = total + rest * largest(stages, starts)
-        if best is None or seconds < best[0]:
-            best = (seconds, starts)
+        total, starts = segments.split_below(seconds, limit)
+        whole = total + rest * float(seconds[segments.rows_of(starts)].max())
+        if best is None or whole < best[0]:
+            best = (whole, starts)
     return best

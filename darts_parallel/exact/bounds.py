@@ -16,9 +16,10 @@ from torch import Tensor
 
 from darts_parallel.cost.schedules import SPLIT_BACKWARD
 from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.pareto import price_grids
 from darts_parallel.exact.segments import Array as Array
 from darts_parallel.exact.segments import Index as Index
-from darts_parallel.exact.segments import StageSegments, prefix_sums
+from darts_parallel.exact.segments import StageSegments, inside_sums, prefix_sums
 
 ROUNDING = 1e-12
 """Relative slack of every comparison, so that rounding cannot make a bound exceed a true cost."""
@@ -129,11 +130,25 @@ def quick_lower_bounds(table: CostTable) -> Tensor:
     def least(values: Tensor) -> Tensor:
         return values.detach().masked_fill(illegal, torch.inf).amin(-1)
 
-    seconds, sync = least(table.time.amin(1)), least(table.sync.amin(1)).sum(-1) / table.pp
-    total = seconds.sum(-1)
-    slowest = torch.maximum(total / table.pp, seconds.amax(-1))
-    paid_once = least(table.per_iteration).sum(-1)
-    return (total + (table.num_micro_batches - 1) * slowest + sync + paid_once) * (1 - ROUNDING)
+    seconds, sync = least(table.time.amin(1)), least(table.sync.amin(1))
+    return spread_bounds(seconds, sync, least(table.per_iteration), table.num_micro_batches, table.pp)
+
+
+def spread_bounds(seconds: Tensor, sync: Tensor, per_iteration: Tensor, count: Tensor, pp: int) -> Tensor:
+    """Sum and bottleneck of the closed form where any layer may lie on any stage, in seconds, `(B,)`.
+
+    The largest of `pp` stages is their mean at least, and holds a whole layer.
+
+    Args:
+        seconds: Least of every layer for one micro-batch, `(B, L)`.
+        sync: Least of every layer for synchronisation, `(B, L)`.
+        per_iteration: Least of every layer that are paid once, `(B, L)`.
+        count: Micro-batches, `(B,)`.
+        pp: Stages.
+    """
+    slowest, last = (torch.maximum(x.sum(-1) / pp, x.amax(-1)) for x in (seconds, sync))
+    total = seconds.sum(-1) + (count - 1) * slowest + last + per_iteration.sum(-1)
+    return total * (1 - ROUNDING)
 
 
 def outer_lower_bounds(
@@ -246,7 +261,7 @@ class SegmentGrid:
     def build(costs: OuterCosts, space_kind: str) -> "SegmentGrid":
         """Find the distinct segments."""
         members = np.unique(costs.layer_class, return_index=True)[1]
-        stages = _legal_segments(costs.pp, costs.fused_to_previous.tobytes())
+        stages = StageSegments.legal(costs.pp, costs.fused_to_previous)
         return SegmentGrid(
             costs, space_kind, *_distinct_segments(tuple(costs.layer_class.tolist())), members, stages
         )
@@ -274,8 +289,9 @@ class SegmentGrid:
         kinds, in_flight, capacity = (np.array(column) for column in zip(*signatures, strict=True))
         values = solve(objective[kinds], in_flight, capacity)
         layers = values[of_stage[stages.stage], self.segment[stages.first, stages.end]]
-        between = (time * costs.reshard.min(axis=(-1, -2)), time * costs.p2p.min(axis=(-1, -2)))
-        return stages.with_transitions(layers, costs.stage_kind, costs.boundary_kind, *between)
+        inside, kind = inside_sums(time * costs.reshard.min(axis=(-1, -2))), costs.stage_kind[stages.stage]
+        layers = layers + (inside[kind, stages.end] - inside[kind, stages.first + 1])
+        return layers + stages.entering(time * costs.p2p.min(axis=(-1, -2)), costs.boundary_kind)
 
     def _memory(self, in_flight: Array) -> Array:
         """Bytes of every class and strategy that add up over a stage, `(S, R, C)`."""
@@ -336,12 +352,6 @@ class SegmentGrid:
         return result
 
 
-@lru_cache(maxsize=64)
-def _legal_segments(num_stages: int, fused_to_previous: bytes) -> StageSegments:
-    """The segments of every outer choice of a pipeline degree."""
-    return StageSegments.legal(num_stages, np.frombuffer(fused_to_previous, dtype=np.bool_))
-
-
 @lru_cache(maxsize=16)
 def _distinct_segments(layer_class: tuple[int, ...]) -> tuple[Array, Index]:
     """`counts` and `segment` of a `SegmentGrid`; all outer choices of a problem share a few of them."""
@@ -353,47 +363,3 @@ def _distinct_segments(layer_class: tuple[int, ...]) -> tuple[Array, Index]:
     segment = equal_rows(rows)
     order = np.unique(segment, return_index=True)[1]
     return rows[order], segment.reshape(counts.shape[:2])
-
-
-def price_grids(value: Array, memory: Array, limit: int = 24) -> list[Array]:
-    """Memory prices at which some layer's cheapest strategy changes, and 0, of S stages.
-
-    Args:
-        value: Seconds of every layer and strategy, `(S, R, C)`.
-        memory: Bytes, the same shape.
-        limit: Largest number of prices; more are thinned to quantiles.
-
-    Returns:
-        S rows of seconds per byte, rising, at most `limit + 1` in each.
-    """
-    stages, layers, size = value.shape
-    rows = np.arange(stages * layers)
-    value, memory = value.reshape(-1, size), memory.reshape(-1, size)
-    # among the cheapest, the smallest: then walk the lower hull towards less memory
-    current = np.lexsort((memory, value), axis=1)[:, 0]
-    steps: list[Array] = [np.zeros(len(rows))]
-    for _ in range(size):
-        saved = memory[rows, current][:, None] - memory
-        extra = value - value[rows, current][:, None]
-        slope = np.where(saved > 0, extra / np.where(saved > 0, saved, 1.0), np.inf)
-        best = slope.min(axis=1)
-        if not np.isfinite(best).any():
-            break
-        steps.append(best)
-        tied = np.where(slope <= best[:, None] * (1 + 1e-12), memory, np.inf)
-        current = np.where(np.isfinite(best), tied.argmin(axis=1), current)
-    own = np.stack(steps, axis=-1).reshape(stages, -1)
-    return [_thinned(prices[np.isfinite(prices)], limit) for prices in own]
-
-
-def price_grid(value: Array, memory: Array, limit: int = 24) -> Array:
-    """The prices of one stage: `price_grids` of values and bytes `(R, C)`."""
-    return price_grids(value[None], memory[None], limit)[0]
-
-
-def _thinned(prices: Array, limit: int) -> Array:
-    """Distinct prices, rising, at most `limit` or so of them."""
-    found = np.unique(prices.clip(min=0.0))
-    if len(found) <= limit:
-        return found
-    return np.asarray(found[np.unique(np.linspace(0, len(found) - 1, limit).round().astype(int))])

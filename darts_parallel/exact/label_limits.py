@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from darts_parallel.exact.bounds import OuterCosts, price_grid
+from darts_parallel.exact.bounds import OuterCosts
+from darts_parallel.exact.pareto import price_grid
 from darts_parallel.exact.segments import Array, Index, NodeGroups, prefix_sums, segment_max
 
 Bools = NDArray[np.bool_]

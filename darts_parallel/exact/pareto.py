@@ -1,4 +1,4 @@
-"""Dominance between labels: vectors of which all entries are better smaller."""
+"""Dominance between labels, vectors better smaller in all entries, and the prices of memory on their hull."""
 
 from dataclasses import dataclass
 
@@ -84,3 +84,47 @@ def _staircase(points: Array, slack: Array) -> Index:
     second = points[order, 1]
     best = np.concatenate([[np.inf], np.minimum.accumulate(second)[:-1]])
     return np.asarray(order[second < best - slack[1]])
+
+
+def price_grids(value: Array, memory: Array, limit: int = 24) -> list[Array]:
+    """Memory prices at which some layer's cheapest strategy changes, and 0, of S stages.
+
+    Args:
+        value: Seconds of every layer and strategy, `(S, R, C)`.
+        memory: Bytes, the same shape.
+        limit: Largest number of prices; more are thinned to quantiles.
+
+    Returns:
+        S rows of seconds per byte, rising, at most `limit + 1` in each.
+    """
+    stages, layers, size = value.shape
+    rows = np.arange(stages * layers)
+    value, memory = value.reshape(-1, size), memory.reshape(-1, size)
+    # among the cheapest, the smallest: then walk the lower hull towards less memory
+    current = np.lexsort((memory, value), axis=1)[:, 0]
+    steps: list[Array] = [np.zeros(len(rows))]
+    for _ in range(size):
+        saved = memory[rows, current][:, None] - memory
+        extra = value - value[rows, current][:, None]
+        slope = np.where(saved > 0, extra / np.where(saved > 0, saved, 1.0), np.inf)
+        best = slope.min(axis=1)
+        if not np.isfinite(best).any():
+            break
+        steps.append(best)
+        tied = np.where(slope <= best[:, None] * (1 + 1e-12), memory, np.inf)
+        current = np.where(np.isfinite(best), tied.argmin(axis=1), current)
+    own = np.stack(steps, axis=-1).reshape(stages, -1)
+    return [_thinned(prices[np.isfinite(prices)], limit) for prices in own]
+
+
+def price_grid(value: Array, memory: Array, limit: int = 24) -> Array:
+    """The prices of one stage: `price_grids` of values and bytes `(R, C)`."""
+    return price_grids(value[None], memory[None], limit)[0]
+
+
+def _thinned(prices: Array, limit: int) -> Array:
+    """Distinct prices, rising, at most `limit` or so of them."""
+    found = np.unique(prices.clip(min=0.0))
+    if len(found) <= limit:
+        return found
+    return np.asarray(found[np.unique(np.linspace(0, len(found) - 1, limit).round().astype(int))])

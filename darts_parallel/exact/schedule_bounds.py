@@ -18,8 +18,9 @@ from darts_parallel.cost.critical_paths import Criticalities
 from darts_parallel.cost.evaluation import evaluate_batch, pass_seconds
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.bounds import ROUNDING, outer_lower_bounds, price_grid
-from darts_parallel.exact.segments import Array, prefix_sums, split_below
+from darts_parallel.exact.bounds import ROUNDING, outer_lower_bounds
+from darts_parallel.exact.pareto import price_grid
+from darts_parallel.exact.segments import Array, StageSegments
 
 ROUNDS = 24
 """Paths of a mixture."""
@@ -34,8 +35,8 @@ class _Chain:
     rows: Array
     """Seconds of forward, backward, weights' gradient and synchronisation, infinite where illegal,
     `(4, Q, L, C)`."""
-    fits: Array
-    """0 where a stage can hold layers [i, j) by the memory that they need at least, else infinite."""
+    segments: StageSegments
+    """Layers that a stage can hold by the memory that they need at least, N."""
     message: Array
     """Least seconds of a message one way, `(S - 1, L - 1)`."""
     per_iteration: float
@@ -84,10 +85,9 @@ class _Chain:
         priced = priced + np.einsum("rs,rslc->slc", passes, finite[:, kinds])
         priced = priced + price * self.need
         choice = priced.argmin(-1)
-        sums = prefix_sums(priced.min(-1))
-        segments = sums[:, None, :] - sums[:, :, None] + self.fits
-        segments[1:, 1:-1] += (messages[:, None] * self.message)[:, :, None]
-        value, starts = split_below(segments, np.inf)
+        seconds = self.segments.sums(priced.min(-1), np.arange(len(priced)))
+        seconds = seconds + self.segments.entering(messages[:, None] * self.message, np.arange(len(messages)))
+        value, starts = self.segments.split_below(seconds, np.inf)
         if not np.isfinite(value):
             return np.inf, HardPlans(*(torch.zeros(0, 1, dtype=torch.long) for _ in range(3)))
         first = torch.tensor([starts])
@@ -109,17 +109,14 @@ class _Chain:
         return rows.numpy(), found.message[0].numpy()
 
 
-def _room(table: CostTable, outer: int) -> Array:
-    """0 where layers [i, j) may fit on a stage, infinite where they cannot, `(S, L + 1, L + 1)`."""
+def _room(table: CostTable, outer: int) -> StageSegments:
+    """Segments that may fit on their stage."""
     held = table.in_flight[outer].view(-1, 1, 1)
     need = (table.static[outer] + held * table.activation[outer]).detach()
     least = need.masked_fill(~table.allowed[outer], torch.inf).amin(-1).numpy()
-    sums = prefix_sums(least)
     limit = table.capacity.detach().numpy()[table.stage_device.numpy()] * (1 + ROUNDING)
-    fits = sums[:, None, :] - sums[:, :, None] <= limit[:, None, None]
-    legal = np.triu(np.ones(fits.shape[1:], dtype=bool), 1)
-    legal[:-1] &= ~table.fused_to_previous.numpy()[:, None]
-    return np.where(fits & legal, 0.0, np.inf)
+    segments = StageSegments.legal(table.num_stages, table.fused_to_previous.numpy())
+    return segments.keep(segments.sums(least, np.arange(len(least))) <= limit[segments.stage])
 
 
 def chain_bound(

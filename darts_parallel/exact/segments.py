@@ -1,14 +1,13 @@
 """Cutting a chain of layers into stages, where the value of every possible stage is known.
 
-Values of stages lie in an array `(K, L + 1, L + 1)`: `[k, i, j]` is that of stage k when it holds layers
-[i, j), infinite where it cannot. Where few segments are left, they are a list instead (`StageSegments`). A
-split takes one segment for every stage, in order and without a gap; its best ones are found by dynamic
+Segments are a list (`StageSegments`): stage k holds layers [i, j), for every k, i and j that are possible.
+A split takes one segment for every stage, in order and without a gap; its best ones are found by dynamic
 programs over stages and boundaries (the linear partition problem, as PipeDream and DAPPLE use it).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,14 +69,7 @@ class StageSegments:
     @staticmethod
     def legal(num_stages: int, fused_to_previous: NDArray[np.bool_]) -> "StageSegments":
         """All that leave a layer to every other stage; none begins with a layer fused to the one before."""
-        size = len(fused_to_previous)
-        begins = ~np.append(fused_to_previous, False)
-        last, offset = np.tril_indices(max(size - num_stages + 1, 0))
-        stage = np.repeat(np.arange(num_stages), len(last))
-        first, end = stage + np.tile(offset, num_stages), stage + np.tile(last, num_stages) + 1
-        kept = begins[first] & begins[end] & ((first == 0) | (stage > 0))
-        kept &= (end == size) | (stage < num_stages - 1)
-        return StageSegments(num_stages, size, stage[kept], first[kept], end[kept])
+        return _legal(num_stages, fused_to_previous.tobytes())
 
     def __len__(self) -> int:
         return len(self.stage)
@@ -87,25 +79,32 @@ class StageSegments:
         rows = (self.stage[kept], self.first[kept], self.end[kept])
         return StageSegments(self.num_stages, self.num_layers, *rows)
 
-    def with_transitions(
-        self, values: Array, stage_kind: Index, boundary_kind: Index, reshard: Array, p2p: Array
-    ) -> Array:
-        """Add to seconds of layers `(N,)` what lies between them, and the way into their stage.
+    def sums(self, values: Array, row: Index) -> Array:
+        """Sums over the layers of every segment.
 
         Args:
-            values: Seconds of the layers of every segment.
-            stage_kind: Of every stage, `(K,)`.
-            boundary_kind: Of every boundary, `(K - 1,)`.
-            reshard: Seconds between neighbours by kind of stage, `(Q, L - 1)`.
-            p2p: Seconds between them across a boundary by its kind, `(P, L - 1)`.
+            values: Of every layer in R rows, `(R, L)`.
+            row: That of every stage, `(K,)`.
         """
-        kind, sums = stage_kind[self.stage], np.pad(np.cumsum(reshard, axis=1), ((0, 0), (2, 0)))
-        # the pair (l, l + 1) counts for segments that hold both
-        result: Array = values + (sums[kind, self.end] - sums[kind, self.first + 1])
-        later = np.flatnonzero(self.stage > 0)
-        border = boundary_kind[self.stage[later] - 1]
-        result[later] += p2p[border, self.first[later] - 1]
+        prefix, own = prefix_sums(values), row[self.stage]
+        return np.asarray(prefix[own, self.end] - prefix[own, self.first])
+
+    def entering(self, p2p: Array, boundary_kind: Index) -> Array:
+        """Seconds of the way into every segment's stage, 0 for the first stage.
+
+        Args:
+            p2p: Seconds between neighbours across a boundary by its kind, `(P, L - 1)`.
+            boundary_kind: Of every boundary, `(K - 1,)`.
+        """
+        result, later = np.zeros(len(self)), np.flatnonzero(self.stage > 0)
+        result[later] = p2p[boundary_kind[self.stage[later] - 1], self.first[later] - 1]
         return result
+
+    def rows_of(self, starts: list[int]) -> Index:
+        """Rows of the segments of one split, `(K,)`; it is made of segments that are here."""
+        split = zip(range(self.num_stages), starts, [*starts[1:], self.num_layers], strict=True)
+        return np.array([np.flatnonzero((self.stage == k) & (self.first == i) & (self.end == j))[0]
+                         for k, i, j in split])  # fmt: skip
 
     @cached_property
     def _by_first(self) -> Index:
@@ -167,7 +166,11 @@ class StageSegments:
         return float(self.before(values, np.maximum)[-1, -1])
 
     def split_below(self, values: Array, limit: float) -> tuple[float, list[int]]:
-        """The split of least sum whose stages all stay within `limit`, as the function of this name."""
+        """The split of least sum whose stages all stay within `limit`, where there is one.
+
+        Returns:
+            Its sum and the first layers of its stages; an infinite sum and no layer where there is none.
+        """
         small = values <= limit
         own, values = self.keep(small), values[small]
         reached = own.before(values, np.add)
@@ -182,10 +185,31 @@ class StageSegments:
             starts.append(end)
         return float(reached[-1, -1]), starts[::-1]
 
-    def rising_limits(self, values: Array) -> Iterator[float]:
-        """Values that the slowest stage of a split may have, from the least that any split reaches on."""
-        limit = self.least_maximum(values)
-        yield from np.unique(values[(values >= limit) & np.isfinite(values)]).tolist()
+    def rising_limits(self, values: Array, step: float = 0.0) -> Iterator[float]:
+        """Values that the slowest stage of a split may have, from the least that any split reaches on.
+
+        Args:
+            values: Of every segment.
+            step: Relative distance that a value must have from the one before.
+        """
+        limit, known = self.least_maximum(values), np.unique(values[np.isfinite(values)])
+        while np.isfinite(limit):
+            yield limit
+            later = np.searchsorted(known, limit * (1 + step), side="right")
+            limit = float(known[later]) if later < len(known) else np.inf
+
+
+@lru_cache(maxsize=64)
+def _legal(num_stages: int, fused_to_previous: bytes) -> StageSegments:
+    """Legal segments: all outer choices of a pipeline degree share them, and what they remember."""
+    fused = np.frombuffer(fused_to_previous, dtype=np.bool_)
+    size, begins = len(fused), ~np.append(fused, False)
+    last, offset = np.tril_indices(max(size - num_stages + 1, 0))
+    stage = np.repeat(np.arange(num_stages), len(last))
+    first, end = stage + np.tile(offset, num_stages), stage + np.tile(last, num_stages) + 1
+    kept = begins[first] & begins[end] & ((first == 0) | (stage > 0))
+    kept &= (end == size) | (stage < num_stages - 1)
+    return StageSegments(num_stages, size, stage[kept], first[kept], end[kept])
 
 
 def _group_starts(numbers: Index) -> Index:
@@ -198,12 +222,6 @@ def prefix_sums(values: Array) -> Array:
     return np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
 
 
-def spans(values: Array) -> Array:
-    """Sums over layers [i, j) of values `(..., L)`, shape `(..., L + 1, L + 1)`."""
-    prefix = prefix_sums(values)
-    return np.asarray(prefix[..., None, :] - prefix[..., :, None])
-
-
 def segment_max(values: Array) -> Array:
     """Maxima over layers [i, j) of values `(L,)`, `(L + 1, L + 1)`; 0 where there are none."""
     size = len(values)
@@ -213,75 +231,9 @@ def segment_max(values: Array) -> Array:
     return result
 
 
-def best_sum(segments: Array) -> float:
-    """Smallest sum over stages of any split."""
-    return float(forward_sums(segments)[-1, -1])
+def inside_sums(pairs: Array) -> Array:
+    """Prefix sums of what lies between neighbours `(..., L - 1)`, shape `(..., L + 1)`.
 
-
-def best_bottleneck(segments: Array) -> float:
-    """Smallest maximum over stages of any split."""
-    return float(forward_bottlenecks(segments)[-1, -1])
-
-
-def forward_sums(segments: Array) -> Array:
-    """Smallest sum of the first k stages when they hold layers [0, j), shape `(K + 1, L + 1)`."""
-    result = _start(segments)
-    for k, values in enumerate(segments):
-        result[k + 1] = (result[k][:, None] + values).min(axis=0)
-    return result
-
-
-def forward_bottlenecks(segments: Array) -> Array:
-    """Smallest maximum of the first k stages when they hold layers [0, j), shape `(K + 1, L + 1)`."""
-    result = _start(segments)
-    result[0, 0] = -np.inf
-    for k, values in enumerate(segments):
-        result[k + 1] = np.maximum(result[k][:, None], values).min(axis=0)
-    return result
-
-
-def _start(segments: Array) -> Array:
-    result = np.full((len(segments) + 1, segments.shape[1]), np.inf)
-    result[0, 0] = 0.0
-    return result
-
-
-def split_below(segments: Array, limit: float) -> tuple[float, list[int]]:
-    """The split of least sum whose stages all stay within `limit`, where there is one.
-
-    Returns:
-        Its sum and the first layers of its stages; an infinite sum where there is none.
+    The difference of those at j and at i + 1 is the sum over the pairs that layers [i, j) hold both of.
     """
-    reached = np.full(segments.shape[1], np.inf)
-    reached[0] = 0.0
-    origins = []
-    for values in np.where(segments <= limit, segments, np.inf):
-        total = reached[:, None] + values
-        origins.append(total.argmin(axis=0))
-        reached = total.min(axis=0)
-    end, starts = segments.shape[1] - 1, []
-    for origin in reversed(origins):
-        end = int(origin[end])
-        starts.append(end)
-    return float(reached[-1]), starts[::-1]
-
-
-def rising_limits(segments: Array, step: float = 0.0) -> Iterator[float]:
-    """Values that the slowest stage of a split may have, from the least that any split reaches on.
-
-    Args:
-        segments: Of every stage.
-        step: Relative distance that a value must have from the one before.
-    """
-    limit = best_bottleneck(segments)
-    known = np.unique(segments[np.isfinite(segments)])
-    while np.isfinite(limit):
-        yield limit
-        later = np.searchsorted(known, limit * (1 + step), side="right")
-        limit = float(known[later]) if later < len(known) else np.inf
-
-
-def largest(segments: Array, starts: list[int]) -> float:
-    """The largest value of a stage of one split."""
-    ends = [*starts[1:], -1]
-    return float(max(segments[k, i, j] for k, (i, j) in enumerate(zip(starts, ends, strict=True))))
+    return np.pad(np.cumsum(pairs, axis=-1), [(0, 0)] * (pairs.ndim - 1) + [(2, 0)])

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from darts_parallel.exact.bounds import OuterCosts, equal_rows
+from darts_parallel.exact.chosen_stages import WaySums
 from darts_parallel.exact.label_limits import LabelForms, LabelLimits
 from darts_parallel.exact.limits import UsableSegments
 from darts_parallel.exact.pareto import pareto
@@ -299,15 +300,11 @@ class _NodeOffsets:
 
 
 class StagewiseFronts:
-    """Every strategy that fits is one row of a front; prefix sums give its cost."""
+    """Every strategy that fits is one row of a front; sums over the stage's layers give its cost."""
 
     def __init__(self, costs: OuterCosts, uses: UsableSegments, check: Check) -> None:
         self.costs, self.uses, self._check = costs, uses, check
-        own = costs.reshard[..., costs.layout, costs.layout]
-        self._inside = _prefix(np.concatenate([np.zeros((len(own), 1, len(costs.layout))), own], axis=1))
-        self._time, self._sync = _prefix(costs.time), _prefix(costs.sync)
-        self._once = _prefix(costs.per_iteration)
-        self._static, self._activation = _prefix(costs.static), _prefix(costs.activation)
+        self._sums = WaySums(costs, np.arange(len(costs.layout))[:, None])
         self.labels_made = 0
         _, self.of_stage = costs.stage_signatures
         self._known: dict[tuple[int, int, int], Front | None] = {}
@@ -326,19 +323,12 @@ class StagewiseFronts:
 
     def _build(self, stage: int, first: int, end: int) -> Front | None:
         costs, kind = self.costs, self.costs.stage_kind[stage]
-        kept = self._static[end] - self._static[first]
-        kept = kept + costs.in_flight[stage] * (self._activation[end] - self._activation[first])
-        peak = kept + costs.working[first:end].max(axis=0)
+        peak = self._sums.kept_bytes(stage, first, end) + costs.working[first:end].max(axis=0)
         # prefix sums round; a strategy that fits to the byte must not be lost
         fits: Index = np.flatnonzero((peak <= costs.capacity[stage] * (1 + 1e-12)) & costs.kind_allowed[kind])
         self.labels_made += len(peak)
-        seconds = self._time[kind, end] - self._time[kind, first]
-        seconds = seconds + self._inside[kind, end] - self._inside[kind, first + 1]
-        per_iteration, sync = (
-            self._once[end] - self._once[first],
-            self._sync[kind, end] - self._sync[kind, first],
-        )
-        values = np.stack([seconds, per_iteration, sync], axis=1)[fits]
+        seconds, sync = self._sums.seconds(stage, first, end), self._sums.sync(stage, first, end)
+        values = np.stack([seconds, self._sums.per_iteration(first, end), sync], axis=1)[fits]
         # equal layouts are interchangeable at the boundaries, others are all kept
         rows = [group[pareto(values[group])] for y in np.unique(costs.layout[fits])
                 if len(group := np.flatnonzero(costs.layout[fits] == y))]  # fmt: skip
@@ -347,9 +337,3 @@ class StagewiseFronts:
         chosen = np.sort(np.concatenate(rows))
         layout = costs.layout[fits[chosen]]
         return Front(values[chosen], layout, layout, fits[chosen])
-
-
-def _prefix(values: Array) -> Array:
-    """Prefix sums along the layers, the last but one axis, from 0."""
-    zero = np.zeros((*values.shape[:-2], 1, values.shape[-1]))
-    return np.concatenate([zero, np.cumsum(values, axis=-2)], axis=-2)

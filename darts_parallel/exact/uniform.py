@@ -16,7 +16,7 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import PricedPlan, even_uniform_plans
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact import simulated
-from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.exact.bounds import outer_lower_bounds, spread_bounds
 from darts_parallel.exact.enumeration import brute_force, find_plan_brute_force
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import (
@@ -165,10 +165,8 @@ def _ranked(tables: Sequence[CostTable], known: float) -> list[tuple[float, int,
 def _quick_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
     """Lower bounds of configurations as of `uniform_bounds`, without memory and boundaries, `(B,)`."""
     seconds, sync = (_by_kind(x, outer, choice).amin(1) for x in (table.time, table.sync))
-    total, rest = seconds.sum(1), table.num_micro_batches[outer] - 1.0
-    slowest, last = (torch.maximum(x.sum(1) / table.pp, x.amax(1)) for x in (seconds, sync))
-    per_iteration = _rows(table.per_iteration, outer, choice).sum(1)
-    return (total + rest * slowest + last + per_iteration) * (1 - SLACK)
+    per_iteration = _rows(table.per_iteration, outer, choice)
+    return spread_bounds(seconds, sync, per_iteration, table.num_micro_batches[outer], table.pp)
 
 
 def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:

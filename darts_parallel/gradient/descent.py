@@ -10,8 +10,8 @@ from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.cost.lightest import lightest_plans
 from darts_parallel.cost.pruning import without_dominated
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.exact.balanced import balanced_plans
 from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.exact.chosen_stages import balanced_plans
 from darts_parallel.gradient.adam import Adam
 from darts_parallel.gradient.chain.rounding import stage_prices
 from darts_parallel.gradient.chain.weights import ChainPrices

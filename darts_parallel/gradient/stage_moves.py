@@ -4,14 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.segments import Array, StageSegments, prefix_sums, segment_max
+from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.gradient.stage_solver import StageSolver
 
 LIMITS_ABOVE = 8
@@ -25,41 +23,13 @@ def repartitioned(table: CostTable, plan: HardPlans, most: int = LIMITS_ABOVE) -
     """
     if table.pp == 1:
         return plan
-    stages, seconds = stage_seconds(table, plan)
+    stages, seconds = ChosenStages.of(table, plan).fitting()
     limits = islice(stages.rising_limits(seconds), most)
     starts = [stages.split_below(seconds, limit)[1] for limit in limits]
     if not starts:
         return plan
     count = len(starts)
     return HardPlans(plan.outer.expand(count), plan.choices.expand(count, -1), torch.tensor(starts))
-
-
-def stage_seconds(table: CostTable, plan: HardPlans) -> tuple[StageSegments, Array]:
-    """Segments that fit their stage under one plan's strategies, and the seconds of each as that stage."""
-    stages = StageSegments.legal(table.pp, table.fused_to_previous.numpy())
-    stages = stages.keep(_fits(table, plan, stages))
-    outer, layers = int(plan.outer[0]), torch.arange(table.num_layers)
-    choices = plan.choices[0]
-    layout = table.layout[choices]
-    own = prefix_sums(table.time[outer][:, layers, choices].numpy())
-    kinds, borders = table.stage_kind.numpy(), table.boundary_kind.numpy()
-    kind = kinds[stages.stage]
-    seconds = own[kind, stages.end] - own[kind, stages.first]
-    between = (values[outer][:, layers[:-1], layout[:-1], layout[1:]].numpy()
-               for values in (table.reshard, table.p2p))  # fmt: skip
-    return stages, stages.with_transitions(seconds, kinds, borders, *between)
-
-
-def _fits(table: CostTable, plan: HardPlans, stages: StageSegments) -> NDArray[np.bool_]:
-    """Segments that fit their stage, `(N,)`."""
-    outer, layers, choices = int(plan.outer[0]), torch.arange(table.num_layers), plan.choices[0]
-    static = table.static[outer, layers, choices].numpy()
-    activation = table.activation[outer, layers, choices].numpy()
-    working = segment_max(table.working[outer, layers, choices].numpy())
-    kept = prefix_sums(static + table.in_flight[outer].numpy()[:, None] * activation)
-    need = kept[stages.stage, stages.end] - kept[stages.stage, stages.first]
-    need = need + working[stages.first, stages.end]
-    return np.asarray(need <= table.capacity.numpy()[stages.stage])
 
 
 CHAIN_LIMIT = 40_000

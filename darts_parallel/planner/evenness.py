@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from darts_parallel.cost.evaluation import evaluate_batch, hard_plan
-from darts_parallel.gradient.stage_moves import stage_seconds
+from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
 
@@ -41,7 +41,7 @@ def most_even(plan: Plan, problem: Problem) -> Plan:
     if plan.pp == 1 or plan.virtual_stages > 1 or plan.offload or not same or not closed:
         return plan
     table, hard, cost = hard_plan(plan, problem)
-    stages, seconds = stage_seconds(table, hard)
+    stages, seconds = ChosenStages.of(table, hard).fitting()
     slowest = float(cost.stage_seconds.max())
     fast = seconds <= slowest * (1 + TOLERANCE)
     starts = stages.keep(fast).split_below(_spread(seconds[fast], slowest), np.inf)[1]

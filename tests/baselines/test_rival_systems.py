@@ -23,14 +23,14 @@ from baselines import (
     piper,
     random_search,
 )
-from baselines.incumbent import Incumbent
 from baselines.planner import on_problems
-from baselines.stage_costs import STEP, UniformStages, bottleneck_split, cheapest_split, outer_choices
-from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from baselines.stage_costs import STEP, bottleneck_split, cheapest_split
+from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.result import TableResult
+from darts_parallel.exact.segments import StageSegments
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import random_table
@@ -70,41 +70,22 @@ def test_without_a_pipeline_the_programs_inside_a_stage_reach_the_optimum(module
             assert module.solve(tables, "layerwise").cost == pytest.approx(best.cost, rel=1e-6)
 
 
-def test_the_seconds_and_the_memory_of_uniform_stages_are_those_of_evaluate() -> None:
-    for seed in range(5):
-        table = random_table(seed, pp=3, num_layers=7, tightness=1.0)
-        for outer in outer_choices(Incumbent([table], None, keep_all=True)):
-            for choice in range(len(outer.strategies)):
-                stages = UniformStages(outer.costs, choice)
-                seconds, sync, fits = stages.seconds(), stages.sync(), stages.fits()
-                for cut in combinations(range(1, 6), 2):
-                    if table.fused_to_previous[list(cut)].any():
-                        continue
-                    spans = list(zip((0, *cut), (*cut, 7), strict=True))
-                    cost = evaluate_batch(table, outer.uniform([0, *cut], choice))
-                    mine = [[x[k, i, j] for k, (i, j) in enumerate(spans)] for x in (seconds, sync)]
-                    np.testing.assert_allclose(mine[0], cost.stage_seconds[0], rtol=1e-12)
-                    np.testing.assert_allclose(mine[1], cost.sync_seconds[0], rtol=1e-12)
-                    each = (cost.memory <= table.capacity)[0].tolist()
-                    assert [bool(fits[k, i, j]) for k, (i, j) in enumerate(spans)] == each
-
-
 def test_splits_are_the_best_of_all_splits() -> None:
     rng = np.random.default_rng(0)
+    segments = StageSegments.legal(3, np.zeros(6, dtype=bool))
+    splits = [[0, *cut] for cut in combinations(range(1, 6), 2)]
     for _ in range(40):
-        stages = rng.random((3, 7, 7)) + np.where(np.triu(np.ones((7, 7)), 1) > 0, 0.0, np.inf)
-        rest = float(rng.integers(0, 9))
-        splits = [list(zip((0, *cut), (*cut, 6), strict=True)) for cut in combinations(range(1, 6), 2)]
-        values = [[stages[k, i, j] for k, (i, j) in enumerate(split)] for split in splits]
-        found = cheapest_split(stages, rest)
+        seconds, rest = rng.random(len(segments)), float(rng.integers(0, 9))
+        values = [seconds[segments.rows_of(split)] for split in splits]
+        found = cheapest_split(segments, seconds, rest)
         assert found is not None
         assert found[0] == pytest.approx(min(sum(v) + rest * max(v) for v in values), rel=STEP * (1 + rest))
-        slowest = bottleneck_split(stages)
+        slowest = bottleneck_split(segments, seconds)
         assert slowest is not None
-        starts = [[i for i, _ in split] for split in splits]
-        assert max(values[starts.index(slowest)]) == min(max(v) for v in values)
-    assert cheapest_split(np.full((2, 4, 4), np.inf), 1.0) is None
-    assert bottleneck_split(np.full((2, 4, 4), np.inf)) is None
+        assert max(values[splits.index(slowest)]) == min(max(v) for v in values)
+    nothing = np.full(len(segments), np.inf)
+    assert cheapest_split(segments, nothing, 1.0) is None
+    assert bottleneck_split(segments, nothing) is None
 
 
 def test_pipedream_balances_the_slowest_stage_by_hand() -> None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.exact.bounds import equal_rows, outer_lower_bounds, price_grid
+from darts_parallel.exact.bounds import equal_rows, outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.pareto import price_grid
 from darts_parallel.exact.uniform import find_plan
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import load_problem

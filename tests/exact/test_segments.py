@@ -1,37 +1,42 @@
-"""Segments as a list against the same programs on whole arrays."""
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 
-from darts_parallel.exact.segments import (
-    StageSegments,
-    best_bottleneck,
-    best_sum,
-    forward_sums,
-    rising_limits,
-    split_below,
-)
+from darts_parallel.exact.segments import StageSegments
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_programs_over_a_list_equal_those_over_arrays(seed: int) -> None:
+def test_programs_over_segments_equal_a_look_at_every_split(seed: int) -> None:
     rng = np.random.default_rng(seed)
     stages, layers = int(rng.integers(1, 6)), int(rng.integers(6, 12))
     fused = np.append(False, rng.random(layers - 1) < 0.15)
     every = StageSegments.legal(stages, fused)
-    listed = every.keep(rng.random(len(every)) < 0.9)
-    values = rng.random(len(listed))
-    dense = np.full((stages, layers + 1, layers + 1), np.inf)
-    dense[listed.stage, listed.first, listed.end] = values
-    assert (listed.before(values, np.add) == forward_sums(dense)).all()
-    assert listed.least_sum(values) == best_sum(dense)
-    assert listed.least_maximum(values) == best_bottleneck(dense)
-    turned = forward_sums(np.ascontiguousarray(dense[::-1, ::-1, ::-1].swapaxes(1, 2)))[::-1, ::-1]
-    assert (listed.after(values, np.add) == turned).all()
-    limits = list(rising_limits(dense))
-    assert list(listed.rising_limits(values)) == limits
+    segments = every.keep(rng.random(len(every)) < 0.9)
+    values = rng.random(len(segments))
+    known = dict(zip(zip(segments.stage, segments.first, segments.end, strict=True), values, strict=True))
+    splits = [[0, *cut] for cut in combinations(np.flatnonzero(~fused)[1:].tolist(), stages - 1)]
+    rows = {tuple(s): [known.get(row, np.inf) for row in zip(range(stages), s, [*s[1:], layers], strict=True)]
+            for s in splits}  # fmt: skip
+    sums = {split: sum(row) for split, row in rows.items()}
+    maxima = {split: max(row) for split, row in rows.items()}
+    assert segments.least_sum(values) == pytest.approx(min(sums.values(), default=np.inf), rel=1e-12)
+    assert segments.least_maximum(values) == min(maxima.values(), default=np.inf)
+    before, after = segments.before(values, np.add), segments.after(values, np.add)
+    # every plan meets one boundary after each stage
+    through = (before + after)[1:-1].min(axis=1)
+    np.testing.assert_allclose(through, segments.least_sum(values), rtol=1e-12)
+    limits = list(segments.rising_limits(values))
+    possible = sorted(v for v in values.tolist() if v >= segments.least_maximum(values))
+    assert limits == possible
     for limit in limits[::5]:
-        assert listed.split_below(values, limit) == split_below(dense, limit)
+        total, starts = segments.split_below(values, limit)
+        within = [split for split in sums if maxima[split] <= limit]
+        assert total == pytest.approx(min(sums[split] for split in within), rel=1e-12)
+        assert sums[tuple(starts)] == pytest.approx(total, rel=1e-12)
+        assert values[segments.rows_of(starts)].sum() == pytest.approx(total, rel=1e-12)
+    assert not any(later < before * 1.1 for before, later in pairwise(segments.rising_limits(values, 0.1)))
+    assert segments.split_below(values, -1.0) == (np.inf, [])
 
 
 def test_every_stage_has_a_layer_and_begins_where_it_may() -> None:

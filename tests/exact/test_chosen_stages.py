@@ -1,12 +1,13 @@
 from dataclasses import replace
 from itertools import combinations
 
+import numpy as np
 import pytest
 import torch
 
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import even_uniform_plans
-from darts_parallel.exact.balanced import balanced, balanced_plans
+from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
+from darts_parallel.exact.chosen_stages import ChosenStages, balanced, balanced_plans
 from tests.support.random_tables import random_table
 
 
@@ -24,6 +25,27 @@ def _chunks(table, starts):  # type: ignore[no-untyped-def]
     ends = [*starts[1:], table.num_layers]
     kinds = table.stage_kind.tolist()
     return torch.stack([table.time[0, q, a:b, 1].sum() for q, a, b in zip(kinds, starts, ends, strict=True)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_seconds_synchronisation_and_memory_of_stages_are_those_of_evaluate(seed: int) -> None:
+    table = random_table(seed, pp=3, num_layers=7, tightness=1.0)
+    cuts = [layer for layer in range(1, 7) if not bool(table.fused_to_previous[layer])]
+    pairs = list(combinations(cuts, 2))
+    choices = torch.randint(len(table.choices), (1, 7), generator=torch.Generator().manual_seed(seed))
+    for outer in range(table.num_outer):
+        starts = torch.tensor([[0, *pair] for pair in pairs])
+        plans = HardPlans(torch.full((len(pairs),), outer), choices.expand(len(pairs), -1), starts)
+        cost, stages = evaluate_batch(table, plans), ChosenStages.of(table, plans[:1])
+        rows = np.stack([stages.segments.rows_of(split) for split in starts.tolist()])
+        np.testing.assert_allclose(stages.seconds()[rows], cost.stage_seconds, rtol=1e-12)
+        np.testing.assert_allclose(stages.sync()[rows], cost.sync_seconds, rtol=1e-12)
+        fits = (cost.memory <= table.capacity).numpy()
+        assert (stages.fits()[rows] == fits).all()
+        fitting, seconds = stages.fitting()
+        assert len(fitting) == len(seconds) == stages.fits().sum()
+        refused = replace(stages.costs, kind_allowed=np.zeros_like(stages.costs.kind_allowed))
+        assert np.isinf(ChosenStages(refused, stages.choices).seconds()).all()
 
 
 def test_strategies_that_fit_come_first_and_the_lightest_where_none_does() -> None:

@@ -1,0 +1,156 @@
+"""Stages of layers whose strategies are chosen: what every segment costs, and balanced splits of them.
+
+The one place that adds up the layers of a stage: for the fronts of stages with one strategy each, for new
+edges of a known plan, for the rivals that split one strategy. Balanced chunks are the linear partition
+problem that PipeDream (Narayanan et al. 2019, SOSP, section 3.1) and DAPPLE solve for stages, asked of the
+chunks of any schedule: it balances chunks, and does not see how the schedule waits.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.bounds import ROUNDING, OuterCosts
+from darts_parallel.exact.segments import Array, Index, StageSegments, inside_sums, prefix_sums, segment_max
+
+
+class WaySums:
+    """Sums over layers [i, j) of an outer choice for X ways to run all layers.
+
+    Stages and layers are numbers or equally long arrays `(N,)`; answers have the shape `(X,)` or `(X, N)`.
+    """
+
+    def __init__(self, costs: OuterCosts, ways: Index) -> None:
+        """Add up.
+
+        Args:
+            costs: The outer choice.
+            ways: Strategy of every layer, `(X, L)`; or `(X, 1)`, one strategy for all.
+        """
+        self.costs, layers = costs, np.arange(costs.num_layers)
+        layout = np.broadcast_to(costs.layout[ways], (len(ways), len(layers)))
+        pairs = costs.reshard[:, layers[:-1], layout[:, :-1], layout[:, 1:]]
+        self._inside, self._time = inside_sums(pairs), prefix_sums(costs.time[:, layers, ways])
+        self._sync = prefix_sums(costs.sync[:, layers, ways])
+        self._per_iteration = prefix_sums(costs.per_iteration[layers, ways])
+        self._static, self._activation = (
+            prefix_sums(x[layers, ways]) for x in (costs.static, costs.activation)
+        )
+
+    def seconds(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:
+        """Seconds of one micro-batch, the boundary before the stage left out."""
+        kind = self.costs.stage_kind[stage]
+        layers = self._time[kind, :, end] - self._time[kind, :, first]
+        inside = self._inside[kind, :, end] - self._inside[kind, :, np.asarray(first) + 1]
+        return np.asarray(layers + inside).T
+
+    def sync(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:
+        """Seconds of synchronisation."""
+        kind = self.costs.stage_kind[stage]
+        return np.asarray(self._sync[kind, :, end] - self._sync[kind, :, first]).T
+
+    def per_iteration(self, first: int | Index, end: int | Index) -> Array:
+        """Seconds that are paid once an iteration."""
+        return np.asarray(self._per_iteration[:, end] - self._per_iteration[:, first])
+
+    def kept_bytes(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:
+        """Bytes that add up over the stage's layers."""
+        in_flight = self.costs.in_flight[stage]
+        activation = self._activation[:, end] - self._activation[:, first]
+        return np.asarray(self._static[:, end] - self._static[:, first] + in_flight * activation)
+
+
+class ChosenStages:
+    """Every possible stage of an outer choice whose layers have given strategies; arrays `(N,)`."""
+
+    def __init__(self, costs: OuterCosts, choices: Index) -> None:
+        """Add up.
+
+        Args:
+            costs: The outer choice.
+            choices: Strategy of every layer, `(L,)`.
+        """
+        self.costs, self.choices = costs, choices
+        self.segments = StageSegments.legal(costs.pp, costs.fused_to_previous)
+        self._sums = WaySums(costs, choices[None])
+        self._places = (self.segments.stage, self.segments.first, self.segments.end)
+
+    @staticmethod
+    def of(table: CostTable, plan: HardPlans) -> "ChosenStages":
+        """Stages of one plan's strategies; its own edges do not matter."""
+        return ChosenStages(OuterCosts.whole(table, int(plan.outer[0])), plan.choices[0].numpy())
+
+    @staticmethod
+    def uniform(costs: OuterCosts, choice: int) -> "ChosenStages":
+        """Stages of layers that share one strategy."""
+        return ChosenStages(costs, np.full(costs.num_layers, choice))
+
+    def seconds(self) -> Array:
+        """Of one micro-batch, the boundary before the stage included; infinite where its kind cannot run."""
+        costs, layout = self.costs, self.costs.layout[self.choices]
+        across = costs.p2p[:, np.arange(costs.num_layers - 1), layout[:-1], layout[1:]]
+        result: Array = self._sums.seconds(*self._places)[0]
+        result = result + self.segments.entering(across, costs.boundary_kind)
+        refused = ~costs.kind_allowed[:, self.choices]
+        if not refused.any():
+            return result
+        return np.where(self.segments.sums(refused.astype(float), costs.stage_kind) > 0, np.inf, result)
+
+    def sync(self) -> Array:
+        """Seconds of gradient synchronisation and optimizer."""
+        return np.asarray(self._sums.sync(*self._places)[0])
+
+    def fits(self) -> NDArray[np.bool_]:
+        """Whether the stage's memory suffices."""
+        costs, segments = self.costs, self.segments
+        working = segment_max(costs.working[np.arange(costs.num_layers), self.choices])
+        peak = self._sums.kept_bytes(*self._places)[0] + working[segments.first, segments.end]
+        # rounding of prefix sums must not exclude what fits to the byte
+        return np.asarray(peak <= costs.capacity[segments.stage] * (1 + ROUNDING))
+
+    def fitting(self) -> tuple[StageSegments, Array]:
+        """Segments that fit their stage and run there, and the seconds of each."""
+        seconds = self.seconds()
+        kept = self.fits() & np.isfinite(seconds)
+        return self.segments.keep(kept), seconds[kept]
+
+
+def balanced(table: CostTable, outer: int, choice: int) -> HardPlans:
+    """One plan whose longest chunk is as short as it can be."""
+    segments = StageSegments.legal(table.num_stages, table.fused_to_previous.numpy())
+    layers = table.time[outer, :, :, choice].detach().numpy()
+    seconds = segments.sums(layers, table.stage_kind.numpy())
+    _, starts = segments.split_below(seconds, segments.least_maximum(seconds))
+    choices = torch.full((1, table.num_layers), choice)
+    return HardPlans(torch.tensor([outer]), choices, torch.tensor([starts]))
+
+
+def balanced_plans(table: CostTable, outers: Iterable[int], count: int = 2) -> HardPlans | None:
+    """Balanced plans of the strategies that do best on even chunks.
+
+    Args:
+        table: Costs.
+        outers: Outer choices that count.
+        count: Strategies of each outer choice: the fastest that fit; where none does, the fastest, whose
+            plan may be repaired, and the lightest.
+
+    Returns:
+        At most `count` plans for each outer choice; None without any.
+    """
+    even, found = even_uniform_plans(table), []
+    cost = evaluate_batch(table, even)
+    peak = (cost.memory / table.capacity).amax(1)
+    # every plan that fits comes before every one that does not
+    rank = torch.where(cost.feasible, cost.iteration_time / cost.iteration_time.max(), 1.0 + peak)
+    for outer in outers:
+        mine = torch.nonzero(even.outer == outer).squeeze(1)
+        best = mine[rank[mine].argsort(stable=True)[:count]].tolist()
+        if not bool(cost.feasible[mine].any()):
+            best = [int(mine[cost.iteration_time[mine].argmin()]), *best[: count - 1]]
+        found += [balanced(table, outer, int(even.choices[row, 0])) for row in best]
+    return HardPlans.concatenate(found) if found else None
