@@ -46,7 +46,7 @@ class WaySums:
         """Seconds of one micro-batch, the boundary before the stage left out."""
         kind = self.costs.stage_kind[stage]
         layers = self._time[kind, :, end] - self._time[kind, :, first]
-        inside = self._inside[kind, :, end] - self._inside[kind, :, np.asarray(first) + 1]
+        inside = self._inside[kind, :, end] - self._inside[kind, :, first + 1]
         return np.asarray(layers + inside).T
 
     def sync(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:

@@ -102,9 +102,10 @@ class StageSegments:
 
     def rows_of(self, starts: list[int]) -> Index:
         """Rows of the segments of one split, `(K,)`; it is made of segments that are here."""
-        split = zip(range(self.num_stages), starts, [*starts[1:], self.num_layers], strict=True)
-        return np.array([np.flatnonzero((self.stage == k) & (self.first == i) & (self.end == j))[0]
-                         for k, i, j in split])  # fmt: skip
+        stages, ends = np.arange(self.num_stages), np.array([*starts[1:], self.num_layers])
+        size = self.num_layers + 1
+        known = (self.stage * size + self.end) * size + self.first
+        return np.asarray(np.searchsorted(known, (stages * size + ends) * size + np.array(starts)))
 
     @cached_property
     def _by_first(self) -> Index:
@@ -172,7 +173,7 @@ class StageSegments:
             Its sum and the first layers of its stages; an infinite sum and no layer where there is none.
         """
         small = values <= limit
-        own, values = self.keep(small), values[small]
+        own, values = (self, values) if small.all() else (self.keep(small), values[small])
         reached = own.before(values, np.add)
         end, starts = self.num_layers, list[int]()
         if not np.isfinite(reached[-1, end]):
