@@ -61,8 +61,10 @@ STACKS = (
     # owner of a shard (InternEvo, hybrid_zero_optim.py: `_sync_grad`, `broadcast_params`)
     Stack("internevo", "internevo", r"internevo|internlm", True, False, False, 2, 2.7),
     Stack("jax", "jax", r"maxtext|paxml|\bjax\b"),
+    # its simulator's own runs of Megatron-Core, whose recipes leave the overlap of tensor-parallel messages off
+    Stack("simumax", "nemo", r"simumax"),
     Stack("nemo", "nemo", r"dgxc|nemo\b|nemotron|megatron-bridge"),
-    Stack("megatron_core", "nemo", r"mcore|megatron.core|simumax|primus|2504\.14960"),
+    Stack("megatron_core", "nemo", r"mcore|megatron.core|primus|2504\.14960"),
     Stack(
         "megatron_2021", "megatron", r"megatron|2104\.04473|2205\.05198|2201\.11990|calculon|vtrain",
         False, False, True,

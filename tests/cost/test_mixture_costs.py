@@ -80,6 +80,15 @@ def uniform(problem: Problem, strategy: LayerStrategy, **plan: int) -> Plan:
     return Plan(plan.get("m", 1), (0, layers), (strategy,) * layers)
 
 
+@pytest.mark.parametrize(("ep", "slower"), [(1, True), (4, True), (8, False)])
+def test_one_expert_of_a_rank_is_a_plain_product(ep: int, slower: bool) -> None:
+    seconds = [
+        evaluate(uniform(problem, LayerStrategy(1, 8, ep=ep)), problem).breakdown_s["compute"]
+        for problem in (toy(f"cluster.devices.toy.grouped_gemm_efficiency={share}") for share in (1.0, 0.5))
+    ]
+    assert (seconds[1] > seconds[0] * (1 + 1e-9)) == slower
+
+
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [

@@ -114,14 +114,15 @@ def _grouped_seconds(
     """Seconds of one forward pass of all products of a rank's experts.
 
     Each expert multiplies its own rows, so that few rows an expert cost as small products do; kernels that
-    group them do not reach the speed of single ones (`grouped_gemm_efficiency`).
+    group them do not reach the speed of single ones (`grouped_gemm_efficiency`). A rank with one expert has
+    nothing to group.
     """
     local = experts.count / choices.ep
     each = rows / local
     one = torch.zeros_like(each)
     for gemm in (Gemm(experts.inputs, experts.hidden, "column"), Gemm(experts.hidden, experts.width, "row")):
         one = one + gemm_seconds(gemm, each, choices.etp, device, width)
-    return local * one / device.grouped_gemm_efficiency
+    return local * one / torch.where(local > 1.0, device.grouped_gemm_efficiency, 1.0)
 
 
 def _exchange_seconds(
