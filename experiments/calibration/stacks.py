@@ -61,7 +61,7 @@ STACKS = (
     # owner of a shard (InternEvo, hybrid_zero_optim.py: `_sync_grad`, `broadcast_params`)
     Stack("internevo", "internevo", r"internevo|internlm", True, False, False, 2, 2.7),
     Stack("jax", "jax", r"maxtext|paxml|\bjax\b"),
-    # its simulator's own runs of Megatron-Core, whose recipes leave the overlap of tensor-parallel messages off
+    # its own runs of Megatron-Core, whose recipes do not overlap tensor-parallel messages
     Stack("simumax", "nemo", r"simumax"),
     Stack("nemo", "nemo", r"dgxc|nemo\b|nemotron|megatron-bridge"),
     Stack("megatron_core", "nemo", r"mcore|megatron.core|primus|2504\.14960"),
