@@ -1,20 +1,24 @@
 """Are pipeline schedules as fast against each other, and as large, as they were measured?
 
     python -m experiments.schedule_ratios data=FILE
-    python -m experiments.schedule_ratios data=FILE micro_batches=[16,32] publish=true
+    python -m experiments.schedule_ratios data=FILE micro_batches=[16,24,32] publish=true
 
 Reads runs of one model under several schedules from a CSV file (columns as for validate_cost_model; a note
 `schedule NAME` names the schedule), prices each by simulation, and compares throughput and memory with those
-of 1F1B. Where the file does not print the batch, the number of micro-batches is the one value fitted to all
-runs, out of `micro_batches`; sequences are `seq_len` long and a micro-batch holds one. How many blocks ran
-follows from the FLOP of a token, TFLOP/s over tokens/s: benchmarks cut a model shorter and keep its name.
-Where that is known, a block's overhead is what gives 1F1B its measured tokens/s. Layers are split evenly;
-memory is that of the first device, where an unnamed process reports. Leaves ratios.csv and ratios.md.
+of 1F1B. Where the file does not print the batch, the number of micro-batches and `seq_len` are those of the
+publisher's own configuration (AMD's Primus, tests/trainer/test_megatron_trainer_zero_bubble.yaml: 16 blocks
+on 8 GPUs, 32 micro-batches of one sequence of 4,096 tokens); of several `micro_batches` the one nearest to
+all runs is taken. How many blocks ran follows from the FLOP of a token, TFLOP/s over tokens/s: benchmarks cut a
+model shorter and keep its name. Where that is known, a block's overhead is what gives 1F1B its measured
+tokens/s. Layers are split evenly; memory is that of the fullest device. A second table gives every pass the
+`shares` of forward, backward and weights that the publisher's trace of another model on the same software
+shows. Leaves ratios.csv and ratios.md.
 """
 
 import csv
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +28,8 @@ from scipy.optimize import brentq
 
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.options import run_main
-from darts_parallel.cost import evaluate
+from darts_parallel.cost.evaluation import hard_plan, pass_seconds
+from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan import LayerStrategy, Plan
 from darts_parallel.plan.chunk_placement import stages_a_device
@@ -38,6 +43,17 @@ NAMES = {
 }  # fmt: skip
 """Schedules as measured runs spell them."""
 REFERENCE = "1f1b"
+ORDERS = """\
+V-half and V-min run the passes in the order of AMD's scheduler, pass by pass (Primus,
+primus/core/pipeline_parallel/scheduler/algorithms/zbv_greedy.py: the authors' building block, weights in its
+gaps, everything moved together, backward passes first in the drain); for passes of equal seconds all six
+schedules take what AMD's own simulator prints (its blog primus_pipeline.md: 117.0, 106.5, 103.0, 99.5, 104.5,
+109.0 thousand)."""
+SHARES = """\
+The same total work with passes as long against each other as in AMD's trace of a larger model under V-min on
+this software (imgs/actual-perf.png of that blog: 32 passes a kind on each of 8 GPUs, widths read off to about
+5 %): a backward pass of the input is {0:.2f} and one of the weights {1:.2f} times as long as a forward pass;
+the cost model has {2:.2f} and {3:.2f} here. No figure of the runs below went into these two."""
 V_MIN = """\
 V-min repeats its passes without slack: with 8 devices the way of a micro-batch down and up the V and back
 (17 forward passes, 17 backward ones without the weights' gradient, 2 of weights, 32 messages) is as long as
@@ -56,7 +72,9 @@ class RatioOptions:
     data: str = ""
     """CSV file of runs of one model on one node."""
     out: str = "outputs/schedule_ratios"
-    micro_batches: list[int] = field(default_factory=lambda: [8, 16, 24, 32, 40, 48, 64])
+    micro_batches: list[int] = field(default_factory=lambda: [32])
+    shares: list[float] = field(default_factory=lambda: [1.71, 0.78])
+    """Seconds of a backward pass of the input, and of one of the weights, over a forward one; may be empty."""
     seq_len: int = 4096
     cluster: str = "mi300x_1x8"
     publish: bool = False
@@ -66,6 +84,11 @@ class RatioOptions:
         for value in self.micro_batches:
             require_at_least("micro_batches", value, 1)
         require_at_least("seq_len", self.seq_len, 1)
+        if len(self.shares) not in (0, 2) or any(share <= 0 for share in self.shares):
+            raise ConfigError(
+                f"shares={self.shares} must be two numbers above 0, a backward and a weight pass over a "
+                "forward one; nearest legal: [1.71,0.78]."
+            )
 
 
 @dataclass(frozen=True)
@@ -183,24 +206,64 @@ def overhead_of(options: RatioOptions, count: int) -> float | None:
     return None if late(0.0) > 0 else float(brentq(late, 0.0, MOST_OVERHEAD_US, rtol=1e-6))
 
 
-def predict(problem: Problem, schedule: str, pp: int, count: int) -> tuple[float, float]:
-    """Seconds of an iteration with an even split, and bytes of the first device."""
+def predict(
+    problem: Problem, schedule: str, pp: int, count: int, shares: Sequence[float] = ()
+) -> tuple[float, float]:
+    """Seconds of an iteration with an even split, and bytes of the fullest device.
+
+    Args:
+        problem: Of `problem_of`.
+        schedule, pp, count: Of the plan.
+        shares: As in `RatioOptions`; empty: passes as long as the cost model says.
+    """
+    table, hard, cost = hard_plan(_even_plan(problem, schedule, pp, count), problem)
+    seconds, size = float(cost.iteration_time), float(cost.memory.max())
+    if shares:
+        passes, counts = pass_seconds(table, hard), table.num_micro_batches[hard.outer]
+        rows = [
+            simulated_seconds(some, cost.sync_seconds, counts, pp, table.pipeline)[0]
+            for some in (passes, _shared(passes, *shares))
+        ]
+        seconds += float(rows[1] - rows[0])
+    return seconds, size
+
+
+def _even_plan(problem: Problem, schedule: str, pp: int, count: int) -> Plan:
     chunks, blocks = stages_a_device(schedule) or 2, problem.model.config.num_layers
     stages = pp * chunks
     inner = [1 + k * blocks // stages for k in range(1, stages)]
     layers = (LayerStrategy(1, 1),) * problem.num_layers
-    plan = Plan(count, (0, *inner, problem.num_layers), layers, virtual_stages=chunks, schedule=schedule)
-    cost = evaluate(plan, problem)
-    return cost.iteration_time_s, cost.memory_bytes[0]
+    return Plan(count, (0, *inner, problem.num_layers), layers, virtual_stages=chunks, schedule=schedule)
 
 
-def compare(options: RatioOptions, count: int) -> list[Ratios]:
-    """All schedules against 1F1B with one number of micro-batches."""
-    model, pp, runs = read_runs(options.data)
+def _shared(passes: PassSeconds, backward: float, weights: float) -> PassSeconds:
+    """Passes of the same seconds in sum, of other lengths against each other."""
+    unit = (passes.forward + passes.backward) / (1.0 + backward + weights)
+    return PassSeconds(unit, (backward + weights) * unit, weights * unit, passes.message)
+
+
+def shares_of(problem: Problem, pp: int, count: int) -> tuple[float, float]:
+    """`RatioOptions.shares` as the cost model has them, on a stage that holds blocks alone."""
+    table, hard, _ = hard_plan(_even_plan(problem, REFERENCE, pp, count), problem)
+    passes = pass_seconds(table, hard)
+    forward, backward, weights = (
+        float(row[0, pp // 2]) for row in (passes.forward, passes.backward, passes.weight_gradient)
+    )
+    return (backward - weights) / forward, weights / forward
+
+
+def problem_run(options: RatioOptions, count: int) -> Problem:
+    """What ran, with one number of micro-batches."""
+    model, _, runs = read_runs(options.data)
     blocks = blocks_run(model, options.seq_len, runs[0].flops_per_token)
-    overhead = overhead_of(options, count)
-    problem = problem_of(model, options.cluster, options.seq_len, count, blocks, overhead)
-    found = {run.schedule: predict(problem, run.schedule, pp, count) for run in runs}
+    return problem_of(model, options.cluster, options.seq_len, count, blocks, overhead_of(options, count))
+
+
+def compare(options: RatioOptions, count: int, shares: Sequence[float] = ()) -> list[Ratios]:
+    """All schedules against 1F1B with one number of micro-batches, and `shares` of their passes."""
+    _, pp, runs = read_runs(options.data)
+    problem = problem_run(options, count)
+    found = {run.schedule: predict(problem, run.schedule, pp, count, shares) for run in runs}
     base, (seconds, size) = next(r for r in runs if r.schedule == REFERENCE), found[REFERENCE]
     return [
         Ratios(
@@ -263,27 +326,40 @@ def table(fits: dict[int, list[Ratios]], best: int, options: RatioOptions) -> st
     model, pp, runs = read_runs(options.data)
     blocks, overhead = blocks_run(model, options.seq_len, runs[0].flops_per_token), overhead_of(options, best)
     added = "" if overhead is None else f" {overhead:.0f} us of overhead a block: 1F1B then has its tokens/s."
+    tried = ""
+    if len(fits) > 1:
+        distances = (f"{n}: {100 * misfit(rows):.1f} %" for n, rows in fits.items())
+        tried = f", of several the nearest (mean distance by number: {', '.join(distances)})"
     lines = [
         f"{blocks} blocks on {pp} GPUs, by the FLOP of a token.{added} Sequences of {options.seq_len} "
-        f"tokens, {best} micro-batches: the one number fitted to the ratios (mean distance by number: "
-        + ", ".join(f"{n}: {100 * misfit(rows):.1f} %" for n, rows in fits.items())
-        + ").",
+        f"tokens, {best} micro-batches{tried}; nothing is fitted to the ratios.",
         "",
+        *_as_markdown(fits[best]),
+    ]
+    for what in ("speed", "memory"):
+        orders = [_order(fits[best], f"{source}_{what}") for source in ("measured", "predicted")]
+        lines += ["", f"Order of {what}, measured: {orders[0]}; predicted: {orders[1]}."]
+    lines += ["", ORDERS, "", V_MIN]
+    if options.shares:
+        own = shares_of(problem_run(options, best), pp, best)
+        rows = compare(options, best, options.shares)
+        lines += ["", SHARES.format(*options.shares, *own), "", *_as_markdown(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _as_markdown(rows: list[Ratios]) -> list[str]:
+    lines = [
         "| schedule | speed, measured | predicted | off by | memory, measured | predicted | off by |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for row in fits[best]:
+    for row in rows:
         speed = row.predicted_speed / row.measured_speed - 1.0
         memory = row.predicted_memory / row.measured_memory - 1.0
         lines.append(
             f"| {row.schedule} | {row.measured_speed:.3f} | {row.predicted_speed:.3f} | {100 * speed:+.1f} % "
             f"| {row.measured_memory:.3f} | {row.predicted_memory:.3f} | {100 * memory:+.1f} % |"
         )
-    for what in ("speed", "memory"):
-        orders = [_order(fits[best], f"{source}_{what}") for source in ("measured", "predicted")]
-        lines += ["", f"Order of {what}, measured: {orders[0]}; predicted: {orders[1]}."]
-    lines += ["", V_MIN]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _order(rows: list[Ratios], key: str) -> str:

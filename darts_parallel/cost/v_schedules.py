@@ -15,13 +15,23 @@ The last stage lies beside the first, so the loss's gradient starts where the fo
 from collections import Counter, deque
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
 
 Pass = tuple[str, int, int]
 """Kind (`F`, `B`, `W`), half of the V (0: on the way down) and micro-batch."""
+Slots = list[dict[int, Pass]]
+"""The passes of every device by their slots."""
+Counts = NDArray[np.int64]
+Ends = dict[tuple[str, int], list[int]]
+"""Slots of the passes of a kind and stage by micro-batch."""
 
 INTERVAL = 6
 """Passes of one micro-batch on a device: forward, backward and weights of two stages."""
+
+STEPS = {"F": 1, "B": 0, "W": -1}
+"""By how many passes more a device holds what backward needs."""
 
 BLOCKS = {"v_half": (1, 2, 1, 2), "v_min": (1, 1, 1, 1)}
 """Passes between neighbours: forward down and up, backward down and up the V."""
@@ -56,7 +66,7 @@ def v_order(schedule: str, device: int, pp: int, count: int) -> Iterator[Pass]:
     elif schedule == "dualpipe":
         yield from _dualpipe(device, pp, count)
     else:
-        yield from _from_block(BLOCKS[schedule], pp, count)[device]
+        yield from _from_block(schedule, pp, count)[device]
 
 
 def _zero_bubble_v(device: int, pp: int, wanted: int) -> Iterator[Pass]:
@@ -146,103 +156,119 @@ def _dualpipe(device: int, pp: int, count: int) -> Iterator[Pass]:
 
 
 @lru_cache(maxsize=8)
-def _from_block(steps: tuple[int, int, int, int], pp: int, count: int) -> tuple[tuple[Pass, ...], ...]:
-    """A building block repeated every `INTERVAL` passes; weights take the slots that it leaves free.
+def _from_block(schedule: str, pp: int, count: int) -> tuple[tuple[Pass, ...], ...]:
+    """A building block repeated every `INTERVAL` passes, moved together where it leaves slots free.
 
-    Behind its last forward pass a device runs every backward pass as soon as its input is there, by passes of
-    equal seconds, and weights beside them (the cool-down of the authors' own schedules).
+    As in the authors' schedules: weights take the slots that the block leaves free; every pass moves to the
+    earliest free slot behind its input, by passes of equal seconds, while no device holds more than any does
+    without; behind its last forward pass a device runs its backward passes as early as they can.
     """
-    orders = [list(_repeated(steps, device, pp, count)) for device in range(pp)]
-    last = [max(at for at, entry in enumerate(order) if entry[0] == "F") + 1 for order in orders]
-    # passes of one kind and half get ready one after the other: the first of each queue is the next
-    waiting = [
-        [
-            [deque(e for e in enumerate(order[cut:]) if e[1][:2] == (kind, half)) for half in (0, 1)]
-            for kind in "BW"
-        ]
-        for order, cut in zip(orders, last, strict=True)
+    slots, ended = _repeated(schedule, pp, count)
+    _move_together(slots, ended, [_held(row) for row in slots], [-1] * pp)
+    last = [max(time for time, entry in row.items() if entry[0] == "F") for row in slots]
+    # weights leave the drain, and come back where its backward passes leave slots free
+    drained = [
+        [row.pop(time) for time in sorted(row) if time > end and row[time][0] == "W"]
+        for row, end in zip(slots, last, strict=True)
     ]
-    result: list[list[Pass]] = [[] for _ in orders]
-    never = len(orders) * len(orders[0]) * INTERVAL
-    ended = {(kind, stage): [never] * count for kind in "FBW" for stage in range(2 * pp)}
-
-    def ready(entry: Pass, device: int, now: int) -> bool:
-        kind, half, batch = entry
-        stage = 2 * pp - 1 - device if half else device
-        if kind == "F":
-            return stage == 0 or ended["F", stage - 1][batch] < now
-        if kind == "W":
-            return ended["B", stage][batch] < now
-        return ended["F" if stage == 2 * pp - 1 else "B", min(stage + 1, 2 * pp - 1)][batch] < now
-
-    def drained(device: int, now: int) -> Pass | None:
-        """Take the next pass behind the last forward: backwards before weights, each as written."""
-        for queues in waiting[device]:
-            able = [queue for queue in queues if queue and ready(queue[0][1], device, now)]
-            if able:
-                return min(able, key=lambda queue: queue[0][0]).popleft()[1]
-        return None
-
-    now, left = 0, sum(len(order) for order in orders)
-    while left:
-        for device, order in enumerate(orders):
-            done = len(result[device])
-            if done >= last[device]:
-                entry = drained(device, now)
-            else:
-                entry = order[done] if ready(order[done], device, now) else None
-            if entry is not None:
-                kind, half, batch = entry
-                ended[kind, 2 * pp - 1 - device if half else device][batch] = now
-                result[device].append(entry)
-                left -= 1
-        now += 1
-    return tuple(tuple(order) for order in result)
+    _move_together(slots, ended, None, last)
+    for device, entries in enumerate(drained):
+        for entry in entries:
+            time = max(_ready(ended, entry, device, pp), last[device]) + 1
+            while time in slots[device]:
+                time += 1
+            _put(slots, ended, device, time, entry)
+    return tuple(tuple(row[time] for time in sorted(row)) for row in slots)
 
 
-def _repeated(steps: tuple[int, int, int, int], device: int, pp: int, count: int) -> Iterator[Pass]:
+def _put(slots: Slots, ended: Ends, device: int, time: int, entry: Pass) -> None:
+    """Give a pass its slot."""
+    slots[device][time] = entry
+    ended[entry[0], _stage(entry[1], device, len(slots))][entry[2]] = time
+
+
+def _stage(half: int, device: int, pp: int) -> int:
+    """Stage in the order of layers."""
+    return 2 * pp - 1 - device if half else device
+
+
+def _repeated(schedule: str, pp: int, count: int) -> tuple[Slots, Ends]:
     """A building block repeated to the end, weights in the slots that it leaves free."""
-    turns = _turns(steps, pp)
-    starts = _starts(steps, turns, device, pp)
-    planned = {
-        time + INTERVAL * batch: (kind, half, batch)
-        for (kind, half), time in starts.items()
-        for batch in range(count)
-    }
-    waiting, done = deque[tuple[int, int]](), 0
-    time = min(planned)
-    while done < 2 * count:
-        entry = planned.get(time)
-        if entry is not None:
-            yield entry
-            if entry[0] == "B":
+    slots: Slots = [{} for _ in range(pp)]
+    ended: Ends = {(kind, stage): [0] * count for kind in "FBW" for stage in range(2 * pp)}
+    for device, row in enumerate(slots):
+        for (kind, half), time in _starts(schedule, device, pp).items():
+            for batch in range(count):
+                _put(slots, ended, device, time + INTERVAL * batch, (kind, half, batch))
+        waiting, time, left = deque[tuple[int, int]](), min(row), 2 * count
+        while left:
+            entry = row.get(time)
+            if entry is None and waiting:
+                _put(slots, ended, device, time, ("W", *waiting.popleft()))
+                left -= 1
+            elif entry is not None and entry[0] == "B":
                 waiting.append(entry[1:])
-        elif waiting:
-            yield ("W", *waiting.popleft())
-            done += 1
-        time += 1
+            time += 1
+    return slots, ended
 
 
-@lru_cache(maxsize=256)
-def _turns(steps: tuple[int, int, int, int], pp: int) -> tuple[int, int, int]:
-    """The shortest stays at the three turns of the V for which no device has two passes at once."""
-    stays = range(1, INTERVAL + 1)
-    for turns in sorted(product(stays, stays, stays), key=lambda t: (sum(t), t)):
-        slots = [[t % INTERVAL for t in _starts(steps, turns, k, pp).values()] for k in range(pp)]
-        if all(len(set(row)) == len(row) for row in slots):
-            return turns
-    raise AssertionError("a building block that fits no pipeline")
+def _held(row: dict[int, Pass]) -> Counts:
+    """Passes that a device holds behind each of its slots, from their forward to their weights."""
+    return np.cumsum([STEPS[row[time][0]] if time in row else 0 for time in range(max(row) + 1)])
 
 
-def _starts(
-    steps: tuple[int, int, int, int], turns: tuple[int, int, int], device: int, pp: int
-) -> dict[tuple[str, int], int]:
-    """When a device runs the first micro-batch, in passes."""
-    down, up, back_down, back_up = steps
-    far = pp - 1 - device
-    bottom = (pp - 1) * down + turns[0]
-    top = bottom + (pp - 1) * up + turns[1]
-    again = top + (pp - 1) * back_down + turns[2]
+def _ready(ended: Ends, entry: Pass, device: int, pp: int) -> int:
+    """The slot behind which the input of a pass is there and the micro-batch before has had its own."""
+    kind, stage, batch = entry[0], _stage(entry[1], device, pp), entry[2]
+    before = ended[kind, stage][batch - 1] if batch else -1
+    if kind == "F":
+        return max(before, ended["F", stage - 1][batch] if stage else -1)
+    if kind == "W":
+        return max(before, ended["B", stage][batch])
+    turned = stage == 2 * pp - 1
+    return max(before, ended["F" if turned else "B", stage if turned else stage + 1][batch])
+
+
+def _move_together(slots: Slots, ended: Ends, held: list[Counts] | None, after: list[int]) -> None:
+    """Move passes in the order of their slots, each to the earliest free one at which it can run.
+
+    Args:
+        slots, ended: Are changed.
+        held: Of every slot of every device, what no slot may pass is the largest; is changed. None: no limit.
+        after: Slot of every device behind which passes move.
+    """
+    pp, most = len(slots), max(int(row.max()) for row in held) if held else 0
+    for now in range(max(map(max, slots)) + 1):
+        for device, row in enumerate(slots):
+            entry = row.get(now)
+            if entry is None or now <= after[device]:
+                continue
+            first = max(_ready(ended, entry, device, pp), after[device]) + 1
+            while first < now and first in row:
+                first += 1
+            if first >= now:
+                continue
+            if held and entry[0] == "F":
+                full = np.flatnonzero(held[device][first:now] >= most)
+                first += int(full[-1]) + 1 if len(full) else 0
+                while first < now and first in row:
+                    first += 1
+            if held and entry[0] != "B":
+                held[device][first:now] += STEPS[entry[0]]
+            _put(slots, ended, device, first, row.pop(now))
+
+
+def _starts(schedule: str, device: int, pp: int) -> dict[tuple[str, int], int]:
+    """When a device runs the first micro-batch, in passes.
+
+    Where a device would have two passes at once, the loss waits.
+    """
+    down, up, back_down, back_up = BLOCKS[schedule]
+    far, half = pp - 1 - device, schedule == "v_half"
+    bottom = (pp - 1) * down + 1
+    waits = (3 if pp % 2 == 0 else 0) if half else (2 if pp % 3 == 0 else 0)
+    top = bottom + (pp - 1) * up + 1 + waits
+    again = top + (pp - 1) * back_down + (2 if half else 1)
     return {
         ("F", 0): device * down,
         ("F", 1): bottom + far * up,

@@ -3,7 +3,7 @@ import pytest
 from darts_parallel import evaluate, load_problem, search
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact import layerwise as dynamic_programming
-from darts_parallel.exact import simulated
+from darts_parallel.exact import schedule_bounds, simulated
 from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.plan.space import outer_spaces
 
@@ -53,3 +53,20 @@ def test_a_closed_form_plan_of_a_schedule_that_is_not_listed_is_no_answer() -> N
     listed = dynamic_programming.find_plan(load_problem([*given, "space.schedules=[zero_bubble_v,1f1b]"]))
     assert listed.plan is not None
     assert listed.plan.schedule_name == "1f1b"
+
+
+def test_bounds_end_with_their_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = load_problem(["model=toy", "cluster=toy", "training=toy", "cost.pipeline=simulated"])
+    tables, now, asked = build_tables(problem, outer_spaces(problem)), [0.0], []
+
+    def slow_bound(table: object, outer: int, *, deadline: float, **given: object) -> float:
+        assert deadline == 2.5
+        asked.append(outer)
+        now[0] += 1.0
+        return 1e9
+
+    monkeypatch.setattr(schedule_bounds, "monotonic", lambda: now[0])
+    monkeypatch.setattr(schedule_bounds, "chain_bound", slow_bound)
+    assert sum(table.num_outer for table in tables) > 3
+    schedule_bounds.simulated_lower_bound(tables, "layerwise", seconds=2.5)
+    assert len(asked) == 3

@@ -56,6 +56,22 @@ def test_a_blocks_overhead_gives_1f1b_its_measured_speed(tmp_path: Path) -> None
     assert overhead is None or 8 * 4096 / (8 * seconds) == pytest.approx(10057, rel=1e-4)
 
 
+def test_shares_give_passes_other_lengths_and_the_same_work() -> None:
+    problem = schedule_ratios.problem_of("llama2_7b", "mi300x_1x8", 4096, 8, 16)
+    own = schedule_ratios.shares_of(problem, 8, 8)
+    plain, reshaped = (
+        [schedule_ratios.predict(problem, name, 8, 8, some)[0] for name in ("1f1b", "v_min")]
+        for some in ((), (1.71, 0.78))
+    )
+    again = schedule_ratios.predict(problem, "v_min", 8, 8, own)[0]
+    assert 1.0 < own[0] < 1.71
+    assert again == pytest.approx(plain[1], rel=0.02)
+    assert reshaped[0] == pytest.approx(plain[0], rel=0.02)
+    assert reshaped[1] > 1.02 * plain[1]
+    with pytest.raises(ConfigError, match="shares"):
+        schedule_ratios.RatioOptions(shares=[1.0])
+
+
 def test_a_file_without_1f1b_is_refused(tmp_path: Path) -> None:
     data = measured(tmp_path / "runs.csv", ("zbv", 130.0, 22.0))
     with pytest.raises(ConfigError, match="under 1f1b"):

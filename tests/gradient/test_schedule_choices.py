@@ -9,10 +9,10 @@ from darts_parallel.config.schema import SCHEDULES, V_SHAPED
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.pipeline import FILLS, _counted_in_flight, in_flight
+from darts_parallel.cost.pipeline import FILLS, _counted_in_flight, by_device, in_flight
 from darts_parallel.cost.schedules import device_orders
+from darts_parallel.cost.simulation import PassSeconds, device_ends
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.cost.v_schedules import BLOCKS, _repeated, v_order
 from darts_parallel.errors import ConfigError, PlanError, UnsupportedError
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force
@@ -67,40 +67,20 @@ def test_a_v_holds_its_published_share_of_the_activations_of_1f1b(schedule: str,
     assert float(largest) > (share - 0.21) * pp
 
 
-@pytest.mark.parametrize("schedule", BLOCKS)
-def test_a_v_is_drained_by_the_first_written_backward_whose_input_is_there(schedule: str) -> None:
-    pp, count = 4, 11
-    orders = [[*v_order(schedule, device, pp, count)] for device in range(pp)]
-    written = [[*_repeated(BLOCKS[schedule], device, pp, count)] for device in range(pp)]
-    began: dict[tuple[str, int, int], int] = {}
-
-    def ready(entry: tuple[str, int, int], device: int, now: int) -> bool:
-        kind, half, batch = entry
-        stage = 2 * pp - 1 - device if half else device
-        if kind == "F":
-            giver = ("F", stage - 1, batch)
-        else:
-            giver = (
-                ("B", stage + (kind == "B"), batch) if stage + (kind == "B") < 2 * pp else ("F", stage, batch)
-            )
-        return giver[1] < 0 or began.get(giver, now) < now
-
-    done, now, choices = [0] * pp, 0, 0
-    while any(done[device] < len(orders[device]) for device in range(pp)):
-        for device in range(pp):
-            rest = orders[device][done[device] :]
-            if not rest or not ready(rest[0], device, now):
-                continue
-            if all(entry[0] != "F" for entry in rest):
-                order = sorted(rest, key=written[device].index)
-                able = [entry for entry in order if ready(entry, device, now)]
-                assert rest[0] == min(able, key=lambda entry: entry[0] == "W")
-                choices += len(able) > 1
-            kind, half, batch = rest[0]
-            began[kind, 2 * pp - 1 - device if half else device, batch] = now
-            done[device] += 1
-        now += 1
-    assert choices > pp
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "seconds", "held"),
+    [("1f1b", 1, 117.0, 8.0), ("zero_bubble_h1", 1, 103.0, 8.0), ("interleaved", 2, 106.5, 11.5),
+     ("zero_bubble_v", 2, 99.5, 8.0), ("v_half", 2, 104.5, 5.0), ("v_min", 2, 109.0, 4.0)],
+)  # fmt: skip
+def test_equal_passes_take_the_published_seconds_and_memory(
+    schedule: str, chunks: int, seconds: float, held: float
+) -> None:
+    # AMD's simulator, pp 8 and 32 micro-batches (Primus, docs: primus_pipeline.md, simulator_shell.png)
+    passes = torch.full((1, 8 * chunks), 1.0 / chunks, dtype=torch.float64)
+    given = PassSeconds(passes, 2 * passes, passes, torch.zeros(1, 8 * chunks - 1, dtype=torch.float64))
+    assert float(device_ends(given, schedule, 8, 32).amax()) == pytest.approx(seconds)
+    stages = in_flight(8, torch.tensor([32]), schedule, chunks)[0] / chunks
+    assert float(by_device(stages, 8, schedule).amax()) == held
 
 
 @pytest.mark.parametrize("schedule", V_SHAPED)

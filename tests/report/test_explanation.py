@@ -26,6 +26,7 @@ PROBLEMS = {
     "prediction": PREDICTION,
     "adapters": [*MIXTURE, "training.lora_rank=4", "training.lora_targets=[linear_qkv,linear_fc2]"],
     "simulated": [*LLAMA, "cost.pipeline=simulated"],
+    "recorded iterations": [*LLAMA, "training.cuda_graphs=full_iteration"],
 }  # fmt: skip
 
 
