@@ -8,8 +8,8 @@ Reads runs of one model under several schedules from a CSV file (columns as for 
 of 1F1B. Where the file does not print the batch, the number of micro-batches and `seq_len` are those of the
 publisher's own configuration (AMD's Primus, tests/trainer/test_megatron_trainer_zero_bubble.yaml: 16 blocks
 on 8 GPUs, 32 micro-batches of one sequence of 4,096 tokens); of several `micro_batches` the one nearest to
-all runs is taken. How many blocks ran follows from the FLOP of a token, TFLOP/s over tokens/s: benchmarks cut a
-model shorter and keep its name. Where that is known, a block's overhead is what gives 1F1B its measured
+all runs is taken. How many blocks ran follows from the FLOP of a token, TFLOP/s over tokens/s: benchmarks cut
+a model shorter and keep its name. Where that is known, a block's overhead is what gives 1F1B its measured
 tokens/s. Layers are split evenly; memory is that of the fullest device. A second table gives every pass the
 `shares` of forward, backward and weights that the publisher's trace of another model on the same software
 shows. Leaves ratios.csv and ratios.md.
@@ -74,7 +74,7 @@ class RatioOptions:
     out: str = "outputs/schedule_ratios"
     micro_batches: list[int] = field(default_factory=lambda: [32])
     shares: list[float] = field(default_factory=lambda: [1.71, 0.78])
-    """Seconds of a backward pass of the input, and of one of the weights, over a forward one; may be empty."""
+    """Seconds of a backward pass of the input and of one of the weights over a forward one; may be empty."""
     seq_len: int = 4096
     cluster: str = "mi300x_1x8"
     publish: bool = False
