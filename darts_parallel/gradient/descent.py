@@ -19,7 +19,7 @@ from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import polish_pool
 from darts_parallel.gradient.promising_outers import promising_outers
-from darts_parallel.gradient.relaxation import Schedules, geometric, raise_to_least
+from darts_parallel.gradient.relaxation import OuterLogits, Schedules, geometric, raise_to_least
 from darts_parallel.gradient.relaxed_cost import (
     NodeOrderTables,
     RelaxedPlans,
@@ -94,8 +94,7 @@ class GradientSearch:
                     group.begin_near(entry.plan, config.initial_preference)
         for start, group in ((s, g) for s in starts for g in self.groups if g.table_index == s.table):
             group.begin_near(start.plans, config.initial_preference)
-        self.outer_keys = self._live_keys()
-        self.outer_logits = torch.zeros(len(self.outer_keys), dtype=torch.float64, requires_grad=True)
+        self.outer_logits = OuterLogits(self._live_keys())
         self.optimizer = self._new_optimizer()
         self.step = 0
         self.histories = Histories(max(config.num_steps // PAGES, 1))
@@ -129,7 +128,7 @@ class GradientSearch:
         learned = [x for group in self.groups for x in (group.order_logits, group.fraction_logits)]
         parameters += [(logits, c.learning_rate) for logits in learned if logits is not None]
         return Adam(
-            [*parameters, (self.outer_logits, c.learning_rate)],
+            [*parameters, (self.outer_logits.values, c.learning_rate)],
             betas=(c.adam_betas[0], c.adam_betas[1]),
         )
 
@@ -190,8 +189,9 @@ class GradientSearch:
             losses += [] if loss is None else [loss.sum()]
         merits = [group.merit(cost) for group, cost in zip(self.groups, costs, strict=True)]
         leading = torch.cat([merit.amin(1) for merit in merits])
-        total = (torch.softmax(self._live_outer_logits(), 0) * leading).sum() + sum(losses)
-        total.backward()  # type: ignore[no-untyped-call]
+        self.outer_logits.find_slope(leading)
+        if losses:
+            torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         self.merits = merits
         self.histories.record(self.step, self.groups, weights, costs)
         record = None
@@ -226,18 +226,13 @@ class GradientSearch:
             group.prices = ChainPrices(*prices, cost.iteration_time.detach())
         return relaxed, cost, group.loss(cost, c)
 
-    def _live_outer_logits(self) -> Tensor:
-        live = set(self._live_keys())
-        return self.outer_logits[[i for i, key in enumerate(self.outer_keys) if key in live]]
-
     def _live_keys(self) -> list[tuple[int, int]]:
         """Table and outer choice of all that are searched; names of two tables may be equal."""
         return [(group.table_index, outer) for group in self.groups for outer in group.outer_index.tolist()]
 
     def _weights_by_outer(self) -> dict[str, float]:
         names = [name for group in self.groups for name in group.names]
-        weights = torch.softmax(self._live_outer_logits().detach(), 0).tolist()
-        return dict(zip(names, weights, strict=True))
+        return dict(zip(names, self.outer_logits.weights.tolist(), strict=True))
 
     def _thin(self, merits: list[Tensor]) -> None:
         """Keep the better half of the restarts, and the outer choices that can still win."""
@@ -271,6 +266,7 @@ class GradientSearch:
             groups.append(thinner)
             kept.append((place, outer, restarts))
         self.groups = groups
+        self.outer_logits.keep(self._live_keys())
         self.merits = [merits[place][outer.unsqueeze(1), restarts] for place, outer, restarts in kept]
         self.histories.keep(kept)
         steps = self.optimizer.steps

@@ -1,6 +1,7 @@
 """Soft operators: logits to weights, stage edges to soft stages, smooth maxima, schedules."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,3 +152,34 @@ class Schedules:
     """Stage weights are rounded in the forward pass (straight-through)."""
     hard_choices: bool = False
     """So are strategy weights."""
+
+
+class OuterLogits:
+    """Logits of the outer choices of a search, of which some stay while others are dropped.
+
+    Args:
+        keys: Table and outer choice of each.
+
+    Attributes:
+        values: One logit a key, `(N,)`; a leaf that an optimizer moves.
+    """
+
+    def __init__(self, keys: Sequence[tuple[int, int]]) -> None:
+        self._place = {key: place for place, key in enumerate(keys)}
+        self._live = torch.arange(len(keys))
+        self.values = torch.zeros(len(keys), dtype=torch.float64, requires_grad=True)
+
+    def keep(self, keys: Sequence[tuple[int, int]]) -> None:
+        """Drop all but some."""
+        self._live = torch.tensor([self._place[key] for key in keys], dtype=torch.long)
+
+    @property
+    def weights(self) -> Tensor:
+        """Of those that stay, in their order; they sum to 1."""
+        return torch.softmax(self.values.detach()[self._live], 0)
+
+    def find_slope(self, losses: Tensor) -> None:
+        """Set the gradient of `values` to that of the weighted mean of losses, one of each that stays."""
+        weights = self.weights
+        self.values.grad = torch.zeros_like(self.values)
+        self.values.grad[self._live] = weights * (losses - (weights * losses).sum())

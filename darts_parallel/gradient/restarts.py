@@ -13,7 +13,8 @@ from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.chain.rounding import best_paths
 from darts_parallel.gradient.chain.weights import ChainPrices, chain_weights
-from darts_parallel.gradient.kernels.fused_step import FusedStep, StepFigures, StepInput
+from darts_parallel.gradient.kernels.fused_step import FusedStep
+from darts_parallel.gradient.kernels.step_parts import StepFigures
 from darts_parallel.gradient.pool import TablePlans
 from darts_parallel.gradient.relaxation import (
     Schedules,
@@ -104,6 +105,7 @@ class RestartBatch:
     unit_of_layer: Tensor = field(init=False)
     figures: StepFigures | None = field(init=False)
     """For the fused step; None where autograd has to find the slope."""
+    _step: FusedStep | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.units = unit_starts(self.table.fused_to_previous)
@@ -244,23 +246,14 @@ class RestartBatch:
         self, figures: StepFigures, schedules: Schedules, config: SearchConfig
     ) -> tuple[RelaxedPlans, SurrogateCost]:
         """What `relax`, `surrogate` and `loss` do, and the slopes of the loss in logits and widths."""
-        step = FusedStep(
-            figures,
-            StepInput(
-                logits=self.logits,
-                widths=self.widths,
-                unit_of_layer=self.unit_of_layer,
-                num_units=len(self.units),
-                temperature=schedules.temperature,
-                boundary_temperature=schedules.boundary_temperature,
-                sharpness=schedules.sharpness,
-                hard_stages=schedules.hard_stages,
-                natural=config.step == "natural",
-            ),
-        )
-        found, capacity = step.cost, self.table.capacity
+        if self._step is None:
+            units = self.unit_of_layer, len(self.units)
+            self._step = FusedStep(figures, self.logits, self.widths, *units)
+        found, capacity = self._step.forward(schedules), self.table.capacity
         shifted = self._shifted_multipliers(found.memory / capacity - 1.0, config)
-        self.logits.grad, self.widths.grad = step.backward(1.0 / found.iteration_time, shifted / capacity)
+        self.logits.grad, self.widths.grad = self._step.backward(
+            schedules, 1.0 / found.iteration_time, shifted / capacity, natural=config.step == "natural"
+        )
         cost = SurrogateCost(
             found.iteration_time, found.stage_seconds, found.memory, found.sync, self.table.capacity
         )

@@ -94,10 +94,10 @@ class LeadingPlan:
             pp=table.pp,
             choices=tuple(choice.label() for choice in table.choices),
             probabilities=probabilities.clone(),
-            memory=cost.memory[place].detach(),
+            memory=cost.memory[place].detach().clone(),
             capacity=cost.capacity.detach().expand_as(cost.memory)[place],
             multipliers=self.group.multipliers[place],
-            stage_seconds=cost.stage_seconds[place].detach(),
+            stage_seconds=cost.stage_seconds[place].detach().clone(),
             terms=self._terms(),
         )
 

@@ -7,7 +7,7 @@ import torch
 
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.pipeline import PipelineModel
-from darts_parallel.gradient.kernels.fused_step import StepFigures
+from darts_parallel.gradient.kernels.step_parts import StepFigures
 from darts_parallel.gradient.relaxation import Schedules
 from darts_parallel.gradient.relaxed_cost import surrogate
 from darts_parallel.gradient.restarts import RestartBatch
