@@ -16,10 +16,11 @@ from darts_parallel.gradient.adam import Adam
 from darts_parallel.gradient.chain.rounding import stage_prices
 from darts_parallel.gradient.chain.weights import ChainPrices
 from darts_parallel.gradient.infeasibility import explain_infeasible
+from darts_parallel.gradient.polishing import has_plain_stages
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import polish_pool
 from darts_parallel.gradient.promising_outers import promising_outers
-from darts_parallel.gradient.relaxation import OuterLogits, Schedules, geometric, raise_to_least
+from darts_parallel.gradient.relaxation import OuterLogits, Schedules, raise_to_least
 from darts_parallel.gradient.relaxed_cost import (
     NodeOrderTables,
     RelaxedPlans,
@@ -39,6 +40,11 @@ PAGES = 100
 """Steps of which the history of the winning restart holds the weights."""
 SLACK = 1.0 + 1e-9
 """An outer choice is dropped when its lower bound exceeds the best plan by more than rounding."""
+LEFT_BEHIND = 0.01
+"""Share of the seconds by which an outer choice leaves at the end, half of the steps before twice as far; its
+plans stay, and polishing looks at it where its lower bound does not exclude it."""
+FAR = 3.0
+"""So many times as far behind in hard plans alone, it leaves as well."""
 
 
 def descent_seconds(config: SearchConfig) -> float:
@@ -109,8 +115,7 @@ class GradientSearch:
         relaxed = self.config.placement == "relaxed"
         for members in group_by_order(tables) if relaxed else [[index] for index in range(len(tables))]:
             index, table = members[0], tables[members[0]]
-            bound = torch.stack([self.bounds[member] for member in members]).amin(0)
-            self.bounds[index] = bound
+            self.bounds[index] = bound = torch.stack([self.bounds[member] for member in members]).amin(0)
             orders = NodeOrderTables.stack(tables, members) if len(members) > 1 else None
             # an infinite bound means that no plan fits, whatever the best known one
             possible = bound.isfinite() & (bound <= self.pool.best_time * SLACK) & table.allowed.any(1)
@@ -127,21 +132,12 @@ class GradientSearch:
         parameters += [(group.widths, c.boundary_learning_rate) for group in self.groups]
         learned = [x for group in self.groups for x in (group.order_logits, group.fraction_logits)]
         parameters += [(logits, c.learning_rate) for logits in learned if logits is not None]
-        return Adam(
-            [*parameters, (self.outer_logits.values, c.learning_rate)],
-            betas=(c.adam_betas[0], c.adam_betas[1]),
-        )
+        parameters.append((self.outer_logits.values, c.learning_rate))
+        return Adam(parameters, betas=(c.adam_betas[0], c.adam_betas[1]))
 
     def schedules(self) -> Schedules:
         """Annealed quantities of the current step."""
-        c, step, steps = self.config, self.step, self.config.num_steps
-        return Schedules(
-            geometric(c.temperature[0], c.temperature[1], step, steps),
-            geometric(c.boundary_temperature[0], c.boundary_temperature[1], step, steps),
-            geometric(c.sharpness[0], c.sharpness[1], step, steps),
-            hard_stages=step >= c.hard_stages_from * steps,
-            hard_choices=step >= c.hard_choices_from * steps,
-        )
+        return Schedules.at(self.config, self.step, self.config.num_steps)
 
     def run(self, on_record: Callable[[StepRecord], None] = lambda record: None) -> list[StepRecord]:
         """Take all steps, or those that Ctrl-C or the time limit leave; returns the records."""
@@ -235,8 +231,12 @@ class GradientSearch:
         return dict(zip(names, self.outer_logits.weights.tolist(), strict=True))
 
     def _thin(self, merits: list[Tensor]) -> None:
-        """Keep the better half of the restarts, and the outer choices that can still win."""
-        self._keep(merits, [max(merit.shape[1] // 2, 1) for merit in merits])
+        """Keep the better half of the restarts, and the outer choices that can still win, most likely."""
+        self._keep(
+            merits,
+            [max(merit.shape[1] // 2, 1) for merit in merits],
+            LEFT_BEHIND * self.config.num_steps / self.step,
+        )
 
     def _drop_excluded(self, merits: list[Tensor]) -> None:
         """Keep the outer choices that can still win; how the others go on changes nothing for them."""
@@ -247,13 +247,26 @@ class GradientSearch:
         """Lower bounds of a group's outer choices, `(O,)`."""
         return self.bounds[group.table_index][group.outer_index]
 
-    def _keep(self, merits: list[Tensor], counts: list[int]) -> None:
-        """Keep of every group so many of the best restarts, of the outer choices that can still win."""
+    def _behind(self, group: RestartBatch, merit: Tensor, leading: float) -> Tensor:
+        """How far outer choices are behind, `(O,)`: in relaxed and hard plans, or far in hard ones alone."""
+        # not at all where polishing has no programs that would look at what left
+        if group.table.pipeline.simulated or group.orders is not None or not has_plain_stages(group.table):
+            return torch.zeros(len(merit), dtype=torch.float64)
+        hard = self.pool.behind(group.table_index, group.outer_index)
+        return torch.minimum(merit.amin(1) - leading, hard).maximum(hard.nan_to_num(posinf=0.0) / FAR)
+
+    def _keep(self, merits: list[Tensor], counts: list[int], margin: float = torch.inf) -> None:
+        """Keep of every group so many of the best restarts, of the outer choices that can still win.
+
+        Outer choices that are behind by more than `margin` go, too.
+        """
+        leading = min(float(merit.min()) for merit in merits)
         groups: list[RestartBatch] = []
         kept: list[tuple[int, Tensor, Tensor]] = []
         moments = self.optimizer.state()
         for place, (group, merit, count) in enumerate(zip(self.groups, merits, counts, strict=True)):
-            outer = torch.nonzero(self._own_bounds(group) <= self.pool.best_time * SLACK).squeeze(1)
+            possible = self._own_bounds(group) <= self.pool.best_time * SLACK
+            outer = torch.nonzero(possible & (self._behind(group, merit, leading) <= margin)).squeeze(1)
             if not len(outer):
                 continue
             order = merit[outer].argsort(dim=1, stable=True)
@@ -273,24 +286,18 @@ class GradientSearch:
         self.optimizer = self._new_optimizer()
         self.optimizer.restore(moments, steps)
 
-    def _path_prices(self, group: RestartBatch, cost: SurrogateCost) -> tuple[Tensor, Tensor] | None:
-        """Prices of `stage_prices` where rounding follows a chain; None where it does not."""
-        table, c = group.table, self.config
-        plain = table.virtual_stages == 1 and not table.pipeline.simulated and group.orders is None
-        plain = plain and not table.offload
-        if c.rounding == "argmax" or self.space_kind != "layerwise" or not plain:
-            return None
-        return stage_prices(cost, table, group.multipliers, c.penalty, self.schedules().sharpness)
-
     def _collect(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> None:
         """Discretize every relaxed plan, keep the best, repair the most promising that do not fit."""
+        c, sharpness = self.config, self.schedules().sharpness
         for group, relaxed, cost in zip(self.groups, weights, costs, strict=True):
             score = group.merit(cost).flatten() if self.space_kind == "layerwise" else None
-            prices = self._path_prices(group, cost)
-            ways = [None, prices] if prices is not None and self.config.rounding == "both" else [prices]
+            priced, prices = c.rounding != "argmax" and group.figures is not None, None
+            if priced:
+                prices = stage_prices(cost, group.table, group.multipliers, c.penalty, sharpness)
+            ways = [None, prices] if prices is not None and c.rounding == "both" else [prices]
             for number, way in enumerate(ways):
                 # both ways have equal stages: strategies under prices are the same
-                fitting = "fill" if number and self.config.fitting != "repair" else self.config.fitting
+                fitting = "fill" if number and c.fitting != "repair" else c.fitting
                 for candidate, rows in group.hard_plans(relaxed, way):
                     own = None if score is None else score[rows]
                     self.pool.add(candidate, repair_score=own, fitting=fitting)

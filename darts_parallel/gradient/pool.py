@@ -1,5 +1,6 @@
 """The best hard plans that a search has met."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ class TablePlans:
 
 SPLITS = 3
 """Other splits of a fitted plan that are tried, those of the fastest slowest stage."""
+MOST_SECONDS = 1e300
+"""Stands for an infinite time in differences."""
 
 
 class PlanPool:
@@ -174,6 +177,13 @@ class PlanPool:
                 self.entries[(table, outer)] = sorted(kept, key=lambda entry: entry.time)[: self.PER_OUTER]
         if self.best_time < (self.curve[-1][1] if self.curve else float("inf")):
             self.curve.append((self.clock.seconds, self.best_time))
+
+    def behind(self, table: int, outers: torch.Tensor) -> torch.Tensor:
+        """Logarithm of every outer choice's fastest plan over the best one, `(O,)`; infinite without any."""
+        kept = [self.entries.get((table, outer)) for outer in outers.tolist()]
+        times = [entries[0].time if entries else float("inf") for entries in kept]
+        # without any plan at all the best of all is infinite, too
+        return torch.tensor(times, dtype=torch.float64).log() - math.log(min(self.best_time, MOST_SECONDS))
 
     def top(self, count: int) -> list[PricedPlan]:
         """The fastest entries, at most two of an outer choice so that several are tried."""

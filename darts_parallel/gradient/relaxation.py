@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from darts_parallel.config.search import SearchConfig
+
 LEAST_WEIGHT = 1e-3
 """Of a strategy, as a share of its layer's largest, where weights are updated by factors."""
 
@@ -152,6 +154,18 @@ class Schedules:
     """Stage weights are rounded in the forward pass (straight-through)."""
     hard_choices: bool = False
     """So are strategy weights."""
+
+    @staticmethod
+    def at(config: SearchConfig, step: int, num_steps: int) -> "Schedules":
+        """Those of step number `step` of `num_steps`."""
+        c = config
+        return Schedules(
+            geometric(c.temperature[0], c.temperature[1], step, num_steps),
+            geometric(c.boundary_temperature[0], c.boundary_temperature[1], step, num_steps),
+            geometric(c.sharpness[0], c.sharpness[1], step, num_steps),
+            hard_stages=step >= c.hard_stages_from * num_steps,
+            hard_choices=step >= c.hard_choices_from * num_steps,
+        )
 
 
 class OuterLogits:

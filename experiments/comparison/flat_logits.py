@@ -42,9 +42,8 @@ class FlatSearch(GradientSearch):
 
     def _outer_weights(self) -> list[Tensor]:
         """Probability of every outer choice within its group, `(O,)` each."""
-        logits = self._live_outer_logits().detach()
         ends = torch.tensor([len(group.names) for group in self.groups]).cumsum(0)
-        return [torch.softmax(part, 0) for part in torch.tensor_split(logits, ends[:-1])]
+        return [p / p.sum() for p in torch.tensor_split(self.outer_logits.weights, ends[:-1])]
 
     def _thin(self, merits: list[Tensor]) -> None:
         """Keep equal restarts for all outer choices, the best by their best outer choice."""

@@ -21,7 +21,7 @@ from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.gradient.adam import Adam
-from darts_parallel.gradient.relaxation import Schedules, geometric
+from darts_parallel.gradient.relaxation import Schedules
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost, surrogate
 from darts_parallel.gradient.restarts import RestartBatch
 from darts_parallel.gradient.rounding import repair
@@ -99,14 +99,7 @@ class UpperLevel:
 
     def schedules(self) -> Schedules:
         """Annealed quantities of the current step."""
-        c, step, steps = self.config, self.step_number, self.num_steps
-        return Schedules(
-            geometric(c.temperature[0], c.temperature[1], step, steps),
-            geometric(c.boundary_temperature[0], c.boundary_temperature[1], step, steps),
-            geometric(c.sharpness[0], c.sharpness[1], step, steps),
-            hard_stages=step >= c.hard_stages_from * steps,
-            hard_choices=step >= c.hard_choices_from * steps,
-        )
+        return Schedules.at(self.config, self.step_number, self.num_steps)
 
     def leading_weights(self, log_steps: LogSteps) -> tuple[tuple[Candidate, ...], Tensor, int]:
         """What the leading relaxed plan lets every block choose from.
