@@ -250,7 +250,7 @@ class GradientSearch:
     def _behind(self, group: RestartBatch, merit: Tensor, leading: float) -> Tensor:
         """How far outer choices are behind, `(O,)`: in relaxed and hard plans, or far in hard ones alone."""
         # not at all where polishing has no programs that would look at what left
-        if group.table.pipeline.simulated or group.orders is not None or not has_plain_stages(group.table):
+        if group.paths or group.orders or self.space_kind == "uniform" or not has_plain_stages(group.table):
             return torch.zeros(len(merit), dtype=torch.float64)
         hard = self.pool.behind(group.table_index, group.outer_index)
         return torch.minimum(merit.amin(1) - leading, hard).maximum(hard.nan_to_num(posinf=0.0) / FAR)

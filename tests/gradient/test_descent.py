@@ -11,6 +11,7 @@ from darts_parallel.config.search import SearchConfig
 from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.exact.result import PlannerResult
+from darts_parallel.gradient import descent
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.legality import check_plan
 from darts_parallel.problem.problem import Problem, load_problem
@@ -47,6 +48,15 @@ def test_the_plan_is_legal_feasible_and_never_beats_the_oracle(kind: str) -> Non
 def test_wider_spaces_are_never_worse() -> None:
     times = [oracle(kind).iteration_time_s for kind in ("uniform", "stagewise", "layerwise")]
     assert times[0] > times[1] > times[2]
+
+
+def test_an_outer_choice_that_left_is_polished_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = load_problem([*TIGHT, "space=layerwise"])
+    monkeypatch.setattr(descent, "LEFT_BEHIND", 1e-9)
+    result = search(problem, seed=0, config=replace(QUICK, num_steps=20))
+    lives = [len(record.outer_weights) for record in result.history]
+    assert lives[0] > lives[-1] == 1
+    assert result.iteration_time_s == pytest.approx(oracle("layerwise").iteration_time_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("relaxation", ["softmax", "gumbel"])
