@@ -93,8 +93,8 @@ class BilevelJob:
             write_json(self.folder / "plan.json", plan.plan_dict())
 
     def _on_record(self, seed: int, record: StepRecord) -> None:
-        hard_every = self.problem.config.search.hard_every
-        if self.tracker is not None and seed == self.first and record.step % hard_every == 0:
+        record_every = self.problem.config.search.record_every
+        if self.tracker is not None and seed == self.first and record.step % record_every == 0:
             self.tracker.record(record)
 
     def _on_progress(self, text: str, done: int, total: int) -> None:

@@ -22,6 +22,7 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "multiplier_step": (0.0, 1e6),
     "penalty": (0.0, 1e6),
     "hard_every": (1, 10**6),
+    "record_every": (1, 10**6),
     "simulate_every": (1, 10**6),
     "polish_labels": (0, 10**9),
     "polish_starts": (1, 4096),
@@ -84,8 +85,10 @@ class SearchConfig:
     """Share of the steps after which stage edges are rounded in the forward pass (straight-through)."""
     hard_choices_from: float = 1.0
     """Share of the steps after which strategies are hard; 1 keeps them soft to the end."""
-    hard_every: int = 10
+    hard_every: int = 20
     """Steps between discretizations of all restarts."""
+    record_every: int = 10
+    """Steps between two points of the curves."""
     simulate_every: int = 5
     """With `cost.pipeline=simulated`: steps between simulations of all restarts; in between the seconds
     are those along the last critical paths. Hard plans are always simulated."""
@@ -106,6 +109,7 @@ class SearchConfig:
             "num_steps",
             "num_restarts",
             "hard_every",
+            "record_every",
             "simulate_every",
             "polish_starts",
             "polish_finalists",

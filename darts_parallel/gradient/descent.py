@@ -184,17 +184,16 @@ class GradientSearch:
             costs.append(cost)
             losses += [] if loss is None else [loss.sum()]
         merits = [group.merit(cost) for group, cost in zip(self.groups, costs, strict=True)]
-        leading = torch.cat([merit.amin(1) for merit in merits])
-        self.outer_logits.find_slope(leading)
+        self.outer_logits.find_slope(torch.cat([merit.amin(1) for merit in merits]))
         if losses:
             torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         self.merits = merits
         self.histories.record(self.step, self.groups, weights, costs)
-        record = None
-        if self.step == self.config.num_steps - 1 or self.step % self.config.hard_every == 0:
+        record, last = None, self.step == self.config.num_steps - 1
+        if last or self.step % self.config.hard_every == 0:
             self._collect(weights, costs)
-            mine = LeadingPlan.of(self.groups, merits, weights, costs)
-            record = mine.record(
+        if last or self.step % self.config.record_every == 0:
+            record = LeadingPlan.of(self.groups, merits, weights, costs).record(
                 step=self.step,
                 seconds=self.clock.seconds,
                 schedules=schedules,
@@ -316,7 +315,7 @@ def search(
         problem: What to search for.
         seed: Of all random numbers; None takes `problem.config.search.seed`.
         config: Settings; None takes the problem's.
-        on_record: Called every `hard_every` steps.
+        on_record: Called every `record_every` steps.
 
     Errors:
         InfeasibleError: no plan of the space fits; names the binding constraint.

@@ -97,7 +97,7 @@ class ProductSearch:
             seconds = torch.stack(list(self.model.terms(*degrees.unbind(-1)).values())).sum(0)
             optimizer.zero_grad()
             seconds.log().sum().backward()  # type: ignore[no-untyped-call]
-            if step % c.hard_every == 0 or step == c.num_steps - 1:
+            if step % c.record_every == 0 or step == c.num_steps - 1:
                 self.price([_rounded(row, primes) for row in weights.argmax(-1).tolist()])
                 record = self._record(step, temperature, weights.detach(), seconds.detach())
                 self.history.append(record)

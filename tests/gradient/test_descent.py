@@ -16,7 +16,7 @@ from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.legality import check_plan
 from darts_parallel.problem.problem import Problem, load_problem
 
-QUICK = SearchConfig(num_steps=60, num_restarts=8, hard_every=5, polish_starts=4)
+QUICK = SearchConfig(num_steps=60, num_restarts=8, hard_every=5, record_every=5, polish_starts=4)
 TIGHT = ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_4x4", "model.num_layers=12",
          "cluster.devices.a10.memory_GiB=5.2"]  # fmt: skip
 """The best plan of each space is another one."""
