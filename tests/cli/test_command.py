@@ -3,13 +3,18 @@ import math
 import os
 import re
 import signal
+from io import StringIO
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 from hydra._internal.hydra import Hydra
+from rich.console import Console
 
 from darts_parallel.cli.arguments import composed_once, flags_first
+from darts_parallel.cli.job import Job
+from darts_parallel.problem.problem import load_problem
 from darts_parallel.run.workers import preloaded
 from tests.support.commands import QUIET, TOY, Command
 from tests.support.processes import PATIENCE_S, told_command
@@ -28,20 +33,21 @@ def test_a_bug_of_ours_keeps_its_traceback(command: Command, monkeypatch: pytest
     assert not list(command.folder.iterdir())
 
 
-def test_a_refused_run_leaves_the_files_of_an_earlier_one_alone(command: Command) -> None:
-    assert command(*TOY, *QUIET, "hydra.run.dir=here").status == 0
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the plan of an earlier run."""
+    folder = tmp_path_factory.mktemp("earlier")
+    Job(load_problem([*TOY, *QUIET]), folder, Console(file=StringIO())).run()
+    return folder
+
+
+def test_a_refused_run_leaves_the_files_of_an_earlier_one_alone(command: Command, earlier: Path) -> None:
+    copytree(earlier, command.folder / "here")
     before = (command.folder / "here/plan.json").read_bytes()
     outcome = command(*TOY, "space.pp=3", "hydra.run.dir=here")
     assert outcome.status == 2
     assert outcome.files == ("here", "here/plan.json")
     assert (command.folder / "here/plan.json").read_bytes() == before
-
-
-def test_flags_may_stand_anywhere_and_a_sweep_runs_every_value(command: Command) -> None:
-    outcome = command(*TOY, *QUIET, "--multirun", "search.seed=0,1")
-    assert outcome.status == 0, outcome.err
-    plans = [json.loads(path.read_text()) for path in sorted(command.folder.rglob("plan.json"))]
-    assert [plan["search"]["seed"] for plan in plans] == [0, 1]
 
 
 def test_a_sweep_with_a_bad_value_ends_in_one_sentence(command: Command) -> None:
@@ -129,8 +135,8 @@ def test_the_plan_file_keeps_the_contract(command: Command) -> None:
     assert list((path.parent / "tensorboard").iterdir())
 
 
-def test_a_written_plan_is_evaluated_to_the_same_numbers(command: Command) -> None:
-    assert command(*TOY, *QUIET, "hydra.run.dir=one").status == 0
+def test_a_written_plan_is_evaluated_to_the_same_numbers(command: Command, earlier: Path) -> None:
+    copytree(earlier, command.folder / "one")
     outcome = command(*TOY, *QUIET, "plan=one/plan.json", "hydra.run.dir=two")
     assert outcome.status == 0, outcome.err
     first, second = (json.loads((command.folder / n / "plan.json").read_text()) for n in ("one", "two"))

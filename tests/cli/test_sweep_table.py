@@ -16,8 +16,12 @@ def job(seconds: float, gap: float | None = 0.01, **overrides: int | str) -> Swe
     return SweepJob({"model": "toy", **values}, measures, f"1/2/{int(seconds)}")
 
 
-def test_a_sweep_ends_with_a_table_of_medians_over_seeds_and_files(command: Command) -> None:
-    outcome = command(*TOY, *QUIET, "--multirun", "search.num_steps=2,4", "search.seed=0,1")
+def test_a_sweep_runs_every_value_and_ends_with_a_table_of_medians_over_seeds_and_files(
+    command: Command,
+) -> None:
+    # a flag may stand anywhere; one pipeline degree and few strategies make four jobs short
+    small = ("space.pp=2", "space.zero_stage=1", "space.recompute=none", "space.num_micro_batches=[2,4]")
+    outcome = command(*TOY, *QUIET, *small, "--multirun", "search.num_steps=2,4", "search.seed=0,1")
     assert outcome.status == 0, outcome.err
     (folder,) = {path.parent for path in command.folder.rglob("results.csv")}
     names = sorted(path.name for path in folder.iterdir() if path.is_dir())
@@ -31,6 +35,7 @@ def test_a_sweep_ends_with_a_table_of_medians_over_seeds_and_files(command: Comm
     for row, name in zip(rows, names, strict=True):
         plan = json.loads((folder / name / "plan.json").read_text())
         assert float(row["iteration_time_s"]) == plan["predicted"]["iteration_time_s"]
+        assert plan["search"]["seed"] == int(row["search.seed"])
         assert row["dp_tp_pp"].endswith(f"/{plan['pp']}")
     lines = (folder / "results.md").read_text().splitlines()
     assert lines[0].startswith("| search.num_steps | seeds | s/iteration |")

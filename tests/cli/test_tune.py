@@ -24,7 +24,7 @@ from tests.support.running import TINY
 
 SMALL = (*TINY, *QUIET, "cluster.nodes.0.count=1", "cluster.nodes.0.gpus=2", "space=executable",
          "space.kind=uniform", "space.recompute=[none,full]", "space.num_micro_batches=[2,4]",
-         "search.exact_seconds=20")  # fmt: skip
+         "search.exact_seconds=20", "search.num_steps=10", "search.num_restarts=2")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,11 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_loop_closes_on_this_machine(command: Command, first: Path) -> None:
+def test_the_loop_closes_on_this_machine(
+    command: Command, first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Propose, run two plans with gloo, replan: the seconds of every plan follow the trials."""
+    monkeypatch.setattr("darts_parallel.report.tuning.CANDIDATES", 8)
     shutil.copytree(first / "first", command.folder / "first")
     first = command("tune", "first/plan.json", "--top", "2", *QUIET, "hydra.run.dir=tried")
     assert first.status == 0, first.err

@@ -47,7 +47,7 @@ def assert_same_optimum(table: CostTable, mode: str) -> float:
     return found.cost
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize("first", range(0, 40, 20))
 def test_layerwise_optimum_equals_brute_force(first: int) -> None:
     costs = [assert_same_optimum(table_of(seed), "layerwise") for seed in range(first, first + 20)]
     # enough tables have a plan, and some have none, so that the comparison means something

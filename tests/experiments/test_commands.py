@@ -11,6 +11,7 @@ from rich.console import Console
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.options import describe, parse, run_main
 from darts_parallel.errors import ConfigError, DartsParallelError
+from darts_parallel.run.workers import preloaded
 from experiments import benchmark, results_page
 from experiments.benchmark import BenchmarkOptions, Job, time_job
 from experiments.compare import INTERRUPTED, CompareOptions, compare
@@ -64,7 +65,10 @@ def test_a_tight_problem_has_less_memory_and_an_uneven_one_other_layers() -> Non
     assert float(factors.std()) > 0.1
 
 
-def test_compare_leaves_rows_a_summary_and_a_picture(tmp_path: Path) -> None:
+def test_compare_leaves_rows_a_summary_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # its processes are forked from the server that other tests have started, too, instead of importing torch
+    context = preloaded()
+    monkeypatch.setattr("experiments.compare.multiprocessing.get_context", lambda method: context)
     arguments = ["problems=toy on toy, loose", "seeds=1", "jobs=1", f"out={tmp_path}", "search.num_steps=20",
                  "methods=[gradient_search,exhaustive_uniform,annealing,amp]", "budget=0.2"]  # fmt: skip
     console = quiet_console()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from darts_parallel.cli.arguments import flags_first
 from darts_parallel.cli.job import Job
 from darts_parallel.cli.job_config import replan_config
 from darts_parallel.config.composition import composition
@@ -172,14 +173,17 @@ def old(old_plan: Path, command: Command) -> None:
 
 @pytest.mark.usefixtures("old")
 def test_the_command_replans_from_a_file_and_refuses_what_it_cannot_keep(command: Command) -> None:
-    fewer = ["cluster=toy_mixed", "cluster.nodes.0.count=1", "cluster.nodes.1.count=1"]
+    # the second node group is the plan's own: the default cluster has one group only
+    fewer = ["cluster.nodes.0.count=1", "cluster.nodes.1.count=1"]
     outcome = command("replan.from=old/plan.json", *fewer, *QUIET, "hydra.run.dir=new")
     assert outcome.status == 0, outcome.err
     assert "replanned in " in outcome.out
+    assert "B of state move" in outcome.out or " bytes of state move" in outcome.out
     data = json.loads((command.folder / "new/plan.json").read_text())
     assert data["training"]["global_batch_size"] == 16
     assert data["config"]["search"]["num_restarts"] == 2  # the old plan's own settings
     assert sum(len(stage["ranks"]) for stage in data["stages"]) == 4
+    assert data["cluster"]["nodes"][0]["count"] == 1
     assert data["replan"]["from"] == "old/plan.json"
     assert data["replan"]["kept_bytes"] > 0
     refused = command("replan.from=old/plan.json", "model.num_layers=6", "hydra.run.dir=refused")
@@ -199,13 +203,11 @@ def test_the_command_replans_from_a_file_and_refuses_what_it_cannot_keep(command
 
 @pytest.mark.usefixtures("old")
 def test_replan_as_a_verb_is_the_same_command(command: Command) -> None:
-    # the second node group is the plan's own: the default cluster has one group only
-    changes = ["cluster.nodes.0.count=1", "cluster.nodes.1.count=1"]
-    outcome = command(*QUIET, "replan", "old/plan.json", *changes, "hydra.run.dir=new")
-    assert outcome.status == 0, outcome.err
-    assert "replanned in " in outcome.out
-    assert " bytes of state move" in outcome.out or "B of state move" in outcome.out
-    assert json.loads((command.folder / "new/plan.json").read_text())["cluster"]["nodes"][0]["count"] == 1
+    assert flags_first([*QUIET, "replan", "old/plan.json", "a=1"]) == [
+        *QUIET,
+        "replan.from=old/plan.json",
+        "a=1",
+    ]
     refused = command("replan", "cluster.nodes.0.count=1")
     assert refused.status == 2
     assert "nearest legal: darts-parallel replan plan.json." in refused.err
