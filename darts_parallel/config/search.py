@@ -12,6 +12,15 @@ RELAXATIONS = ("softmax", "gumbel")
 WEIGHTS = ("softmax", "chain")
 STEPS = ("adam", "natural")
 FITTINGS = ("repair", "fill", "prices", "splits")
+NAMED = {"method": METHODS, "relaxation": RELAXATIONS, "weights": WEIGHTS, "step": STEPS,
+         "rounding": ROUNDINGS, "fitting": FITTINGS, "placement": PLACEMENTS}  # fmt: skip
+"""Values of the settings that are names."""
+LEAST = {
+    **dict.fromkeys(("num_steps", "num_restarts", "hard_every", "record_every", "simulate_every"), 1),
+    **dict.fromkeys(("polish_starts", "polish_finalists"), 1),
+    **dict.fromkeys(("seed", "polish_labels", "exact_seconds"), 0),
+    **dict.fromkeys(("initial_noise", "initial_preference", "multiplier_step", "penalty"), 0),
+}
 PLAUSIBLE: dict[str, tuple[float, float]] = {
     "exact_seconds": (0.0, 1e8),
     "max_seconds": (1e-3, 1e8),
@@ -105,42 +114,26 @@ class SearchConfig:
     """The search stops cleanly after this long and returns its best plan; descent gets the first half."""
 
     def __post_init__(self) -> None:
-        for key in (
-            "num_steps",
-            "num_restarts",
-            "hard_every",
-            "record_every",
-            "simulate_every",
-            "polish_starts",
-            "polish_finalists",
-        ):
-            require_at_least(f"search.{key}", getattr(self, key), 1)
-        require_at_most("search.num_steps", self.num_steps, 10**6)
-        require_at_most("search.num_restarts", self.num_restarts, 4096)
-        require_at_least("search.polish_labels", self.polish_labels, 0)
-        require_at_least("search.seed", self.seed, 0)
-        require_at_most("search.seed", self.seed, 2**63 - 1)
-        require_member("search.method", self.method, METHODS)
-        require_at_least("search.exact_seconds", self.exact_seconds, 0)
-        require_member("search.relaxation", self.relaxation, RELAXATIONS)
-        require_member("search.weights", self.weights, WEIGHTS)
-        require_member("search.step", self.step, STEPS)
-        if self.weights == "chain" and (self.relaxation != "softmax" or self.step != "adam"):
-            key, value, legal = ("relaxation", self.relaxation, "softmax")
-            if value == legal:
-                key, value, legal = ("step", self.step, "adam")
-            raise ConfigError(
-                f"search.{key}={value} is not for search.weights=chain; nearest legal: search.{key}={legal}."
-            )
-        require_member("search.rounding", self.rounding, ROUNDINGS)
-        require_member("search.fitting", self.fitting, FITTINGS)
-        require_member("search.placement", self.placement, PLACEMENTS)
+        for key, named in NAMED.items():
+            require_member(f"search.{key}", getattr(self, key), named)
+        for key, least in LEAST.items():
+            require_at_least(f"search.{key}", getattr(self, key), least)
+        for key, most in (("num_steps", 10**6), ("num_restarts", 4096), ("seed", 2**63 - 1)):
+            require_at_most(f"search.{key}", getattr(self, key), most)
         for key in ("learning_rate", "boundary_learning_rate", "max_seconds"):
             require_at_least(f"search.{key}", getattr(self, key), 0, strict=True)
-        for key in ("initial_noise", "initial_preference", "multiplier_step", "penalty"):
-            require_at_least(f"search.{key}", getattr(self, key), 0)
-        for key, (least, most) in PLAUSIBLE.items():
-            require_within(f"search.{key}", getattr(self, key), least, most)
+        for key, (low, high) in PLAUSIBLE.items():
+            require_within(f"search.{key}", getattr(self, key), low, high)
+        shares = [(key, share) for key in ("thin_at", "resample_at") for share in getattr(self, key)]
+        shares += [(key, getattr(self, key)) for key in ("hard_stages_from", "hard_choices_from")]
+        for key, share in shares:
+            require_at_least(f"search.{key}", share, 0)
+            require_at_most(f"search.{key}", share, 1)
+        self._require_pairs()
+        self._require_what_chains_take()
+
+    def _require_pairs(self) -> None:
+        """Values from the first step to the last, and Adam's two decays."""
         for key in ("temperature", "boundary_temperature", "sharpness", "adam_betas"):
             values = getattr(self, key)
             if len(values) != 2:
@@ -152,12 +145,16 @@ class SearchConfig:
                 require_at_least(f"search.{key}", value, 0, strict=True)
                 if key != "adam_betas":
                     require_within(f"search.{key}", value, 1e-4, 1e6)
-        shares = [(key, share) for key in ("thin_at", "resample_at") for share in getattr(self, key)]
-        shares += [(key, getattr(self, key)) for key in ("hard_stages_from", "hard_choices_from")]
-        for key, share in shares:
-            require_at_least(f"search.{key}", share, 0)
-            require_at_most(f"search.{key}", share, 1)
         if max(self.adam_betas) >= 1:
             raise ConfigError(
                 f"search.adam_betas={list(self.adam_betas)} must lie in (0, 1); nearest legal: 0.999."
             )
+
+    def _require_what_chains_take(self) -> None:
+        """Weights of chains are softmax weights that Adam moves."""
+        for key, legal in (("relaxation", "softmax"), ("step", "adam")):
+            if self.weights == "chain" and getattr(self, key) != legal:
+                raise ConfigError(
+                    f"search.{key}={getattr(self, key)} is not for search.weights=chain; "
+                    f"nearest legal: search.{key}={legal}."
+                )

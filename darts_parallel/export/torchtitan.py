@@ -37,6 +37,28 @@ def export(job: Job) -> Exported:
     job.shard_degrees(strategy)
     job.settle()
     recompute = job.recompute() == "full"
+    lines = _head(job, recompute)
+    lines += _assignments("parallelism", parallelism_fields(job, strategy))
+    lines += ["    config.training.mixed_precision_param = " + _literal(_mixed(job))]
+    lines += ['    config.training.mixed_precision_reduce = "float32"']
+    if job.plan.pp > 1:
+        lines += ["    config.training.disable_cuda_graphs = True  # they do not run with a pipeline yet"]
+    lines += ['    if hasattr(config.training, "num_tokens_per_train_step"):  # main']
+    lines += _assignments("training", _token_fields(job, strategy), 8)
+    if job.plan.pp > 1:
+        lines += _assignments("parallelism", {"num_pp_microbatches": job.plan.num_micro_batches}, 8)
+    lines += ["    else:  # 0.3.0"]
+    lines += _assignments("training", _batch_fields(job, strategy), 8)
+    if job.plan.pp > 1:
+        size = {"pipeline_parallel_microbatch_size": job.micro_batch_size(strategy)}
+        lines += _assignments("parallelism", size, 8)
+    lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if recompute else 'None'}"]
+    lines += ["    return config"]
+    return Exported({"torchtitan_plan.py": "\n".join(lines) + "\n"}, (_note(job),))
+
+
+def _head(job: Job, recompute: bool) -> list[str]:
+    """The module down to the function's first lines, which refuse a model of another depth."""
     lines = [
         '"""torchtitan configuration of a plan, for release 0.3.0 and for main of 2026.',
         "",
@@ -55,28 +77,12 @@ def export(job: Job) -> Exported:
     lines += [
         '    """`config` with the parallelism, token budgets and activation checkpointing of the plan."""'
     ]
-    lines += [
+    return [
+        *lines,
         '    layers = getattr(getattr(config.model_spec, "model", None), "layers", None)',
         f"    if layers is not None and len(layers) != {job.model.num_layers}:",
         f'        raise ValueError(f"{{len(layers)}} layers, but the plan has {job.model.num_layers}")',
     ]
-    lines += _assignments("parallelism", parallelism_fields(job, strategy))
-    lines += ["    config.training.mixed_precision_param = " + _literal(_mixed(job))]
-    lines += ['    config.training.mixed_precision_reduce = "float32"']
-    if job.plan.pp > 1:
-        lines += ["    config.training.disable_cuda_graphs = True  # they do not run with a pipeline yet"]
-    lines += ['    if hasattr(config.training, "num_tokens_per_train_step"):  # main']
-    lines += _assignments("training", _token_fields(job, strategy), 8)
-    if job.plan.pp > 1:
-        lines += _assignments("parallelism", {"num_pp_microbatches": job.plan.num_micro_batches}, 8)
-    lines += ["    else:  # 0.3.0"]
-    lines += _assignments("training", _batch_fields(job, strategy), 8)
-    if job.plan.pp > 1:
-        size = {"pipeline_parallel_microbatch_size": job.micro_batch_size(strategy)}
-        lines += _assignments("parallelism", size, 8)
-    lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if recompute else 'None'}"]
-    lines += ["    return config"]
-    return Exported({"torchtitan_plan.py": "\n".join(lines) + "\n"}, (_note(job),))
 
 
 def _note(job: Job) -> str:
