@@ -80,11 +80,17 @@ def uniform(problem: Problem, strategy: LayerStrategy, **plan: int) -> Plan:
     return Plan(plan.get("m", 1), (0, layers), (strategy,) * layers)
 
 
-@pytest.mark.parametrize(("ep", "slower"), [(1, True), (4, True), (8, False)])
-def test_one_expert_of_a_rank_is_a_plain_product(ep: int, slower: bool) -> None:
+@pytest.mark.parametrize(
+    ("ep", "capacity", "slower"),
+    [(1, "null", True), (4, "null", True), (8, "null", False), (1, "1.0", False)],
+)
+def test_one_expert_of_a_rank_and_padded_ones_are_plain_products(
+    ep: int, capacity: str, slower: bool
+) -> None:
+    given = [f"model.moe_expert_capacity_factor={capacity}", "cluster.devices.toy.grouped_gemm_efficiency="]
     seconds = [
         evaluate(uniform(problem, LayerStrategy(1, 8, ep=ep)), problem).breakdown_s["compute"]
-        for problem in (toy(f"cluster.devices.toy.grouped_gemm_efficiency={share}") for share in (1.0, 0.5))
+        for problem in (toy(given[0], f"{given[1]}{share}") for share in (1.0, 0.5))
     ]
     assert (seconds[1] > seconds[0] * (1 + 1e-9)) == slower
 

@@ -115,14 +115,15 @@ def _grouped_seconds(
 
     Each expert multiplies its own rows, so that few rows an expert cost as small products do; kernels that
     group them do not reach the speed of single ones (`grouped_gemm_efficiency`). A rank with one expert has
-    nothing to group.
+    nothing to group, and experts that are padded to their capacity are one batch of equal products.
     """
     local = experts.count / choices.ep
     each = rows / local
     one = torch.zeros_like(each)
     for gemm in (Gemm(experts.inputs, experts.hidden, "column"), Gemm(experts.hidden, experts.width, "row")):
         one = one + gemm_seconds(gemm, each, choices.etp, device, width)
-    return local * one / torch.where(local > 1.0, device.grouped_gemm_efficiency, 1.0)
+    uneven = (local > 1.0) & (experts.capacity_factor is None)
+    return local * one / torch.where(uneven, device.grouped_gemm_efficiency, 1.0)
 
 
 def _exchange_seconds(
