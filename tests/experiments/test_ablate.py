@@ -46,7 +46,7 @@ def test_flat_logits_are_equal_for_all_outer_choices_of_a_table_to_the_end() -> 
     # equal counts: no outer choice is so dear that its bound excludes it
     same = {"num_micro_batches": torch.full((4,), 2)}
     tables = [replace(random_table(seed, pp=2, num_outer=4, tightness=1.5), **same)
-              for seed in (1, 2)]  # fmt: skip
+              for seed in (9, 10)]  # fmt: skip
     search = FlatSearch(tables, "layerwise", SearchConfig(num_steps=24, num_restarts=4), 0)
     first = [group.logits.detach().clone() for group in search.groups]
     search.run()
