@@ -9,7 +9,6 @@ training had the test loss that a way ends with. Seconds of an asynchronous step
 synchronous plan of the same pipeline degree without its bubble; time to target is their product.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import exp
@@ -166,12 +165,6 @@ def _path(folder: Path, way: str, seed: int) -> Path:
     return folder / f"{way.replace(' ', '_').replace(',', '')}-{seed}.json"
 
 
-def _read(path: Path) -> Retrained:
-    data = json.loads(path.read_text(encoding="utf-8"))
-    training, test = (tuple((step, loss) for step, loss in data[name]) for name in ("training", "test"))
-    return Retrained(training, test)
-
-
 def run(options: StalenessOptions) -> int:
     """All ways and seeds."""
     torch.set_num_threads(1)
@@ -180,7 +173,7 @@ def run(options: StalenessOptions) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     keys = [(way, seed) for seed in options.seeds for way in WAYS]
     settings = replace(BilevelSettings.of(problem, 0), retrain_steps=options.steps)
-    done = {key: _read(path) for key in keys if (path := _path(folder, *key)).exists()}
+    done = {key: Retrained.read(path) for key in keys if (path := _path(folder, *key)).exists()}
     left = [key for key in keys if key not in done]
     arguments = [(way, settings, corpus, 100_000 + seed, options.steps) for way, seed in left]
 

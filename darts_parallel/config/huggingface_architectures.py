@@ -131,7 +131,8 @@ def _mistral(r: Reader) -> dict[str, Any]:
     return read_rotary(r, **windows(r))
 
 
-def _qwen2(r: Reader) -> dict[str, Any]:
+def read_qwen2(r: Reader) -> dict[str, Any]:
+    """Biases of queries, keys and values; windows from a layer on, where they are used at all."""
     return read_rotary(
         r, qkv_bias=True, **windows(r, only_if="use_sliding_window", first="max_window_layers")
     )
@@ -232,7 +233,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[Reader], dict[str, Any]], dict[str, Any
         {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
          "sliding_window": 4096},
     ),
-    "qwen2": (_qwen2, _QWEN),
+    "qwen2": (read_qwen2, _QWEN),
     "qwen3": (_qwen3, {**_QWEN, "head_dim": 128}),
     "gpt2": (
         read_gpt2,

@@ -38,11 +38,6 @@ MIXED = ["model=toy", "cluster=toy_mixed", "training=toy", "space.num_micro_batc
 PINS = ["space.zero_stage=1", "space.recompute=none", "space.sequence_parallel=false", "search.num_steps=40"]
 
 
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(tmp_path, monkeypatch, capsys)
-
-
 def plan_of(problem: Problem, pp: int, tp: int, zero: int = 0) -> Plan:
     strategy = LayerStrategy(tp, problem.cluster.num_devices // pp // tp, zero)
     edges = {1: (0, 7), 2: (0, 3, 7), 4: (0, 2, 3, 4, 7)}[pp]
@@ -154,7 +149,7 @@ def test_the_study_compares_warm_cold_and_exact_plans_of_the_same_loss() -> None
     assert min(row.moved_bytes, row.restored_bytes) > 0
 
 
-FAST = ["search.num_steps=10", "search.num_restarts=2"]
+FAST = ["search.num_steps=10", "search.num_restarts=2", "search.polish_starts=2"]
 
 
 @pytest.fixture(scope="module")

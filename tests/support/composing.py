@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.defaults_list import Overrides
 
 from darts_parallel.config.schema import config_dir
@@ -15,6 +16,8 @@ def compose_groups_once(patch: pytest.MonkeyPatch) -> None:
     """Give Hydra a memory of what groups compose, a third of a second; it sets values as it always does."""
     listed: dict[str, Any] = {}
     composed: dict[str, Any] = {}
+    files: dict[str, Any] = {}
+    load = FileConfigSource.load_config
     list_defaults, make_map = defaults_list._create_defaults_list, defaults_list._create_interpolation_map
     compose = ConfigLoaderImpl._compose_config_from_defaults_list
 
@@ -42,6 +45,15 @@ def compose_groups_once(patch: pytest.MonkeyPatch) -> None:
         """What Hydra makes of every list, a third of its time, to resolve the interpolations in it."""
         return make_map(overrides, defaults, self_added) if "${" in repr(defaults) else None
 
+    def load_once(self: FileConfigSource, config_path: str) -> Any:
+        """A file as it was read the first time."""
+        if self.path.removeprefix("file://") != config_dir():
+            return load(self, config_path)
+        if config_path not in files:
+            files[config_path] = load(self, config_path)
+        return deepcopy(files[config_path])
+
+    patch.setattr(FileConfigSource, "load_config", load_once)
     patch.setattr(defaults_list, "_create_interpolation_map", map_where_needed)
     patch.setattr(defaults_list, "_create_defaults_list", list_once)
     patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", compose_once)

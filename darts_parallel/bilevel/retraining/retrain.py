@@ -1,8 +1,10 @@
 """The DARTS protocol: a discretized plan is judged by training from scratch, on bytes no search saw."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -34,6 +36,13 @@ class Retrained:
     """Mean loss of every step's batch."""
     test: Curve
     """Loss on the fixed test batch, every `evaluate_every` steps."""
+
+    @staticmethod
+    def read(path: Path) -> "Retrained":
+        """The curves that `asdict` left in a JSON file."""
+        data = json.loads(path.read_text(encoding="utf-8"))
+        training, test = (tuple((step, loss) for step, loss in data[name]) for name in ("training", "test"))
+        return Retrained(training, test)
 
     @property
     def final_loss(self) -> float:

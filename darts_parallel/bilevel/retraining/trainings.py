@@ -99,7 +99,7 @@ class Trainings:
             for t, _ in missing.values()
         ]
         self.jobs.map(retrain, arguments, keep)
-        return [_read(path) for path in paths]
+        return [Retrained.read(path) for path in paths]
 
 
 def _as_reference(training: Training, settings: BilevelSettings) -> Training:
@@ -124,9 +124,3 @@ def _key(training: Training, settings: BilevelSettings) -> dict[str, Any]:
 
 def _digest(key: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _read(path: Path) -> Retrained:
-    data = json.loads(path.read_text(encoding="utf-8"))
-    training, test = (tuple((step, loss) for step, loss in data[name]) for name in ("training", "test"))
-    return Retrained(training, test)

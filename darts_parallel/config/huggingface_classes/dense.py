@@ -13,6 +13,7 @@ from darts_parallel.config.huggingface_architectures import (
     read_bert,
     read_gpt2,
     read_llama,
+    read_qwen2,
     read_rotary,
     read_t5,
 )
@@ -43,12 +44,6 @@ def _gemma3(r: Reader) -> Fields:
 
 def _olmo2(r: Reader) -> Fields:
     return _gemma(r, qk_norm=True, qk_norm_whole=True)
-
-
-def _qwen2_5_vl(r: Reader) -> Fields:
-    return read_rotary(
-        r, qkv_bias=True, **windows(r, only_if="use_sliding_window", first="max_window_layers")
-    )
 
 
 def _ministral(r: Reader) -> Fields:
@@ -239,7 +234,7 @@ FAMILIES: dict[str, tuple[Read, Fields]] = {
                       "feed_forward_proj": "gated-gelu", "tie_word_embeddings": True}),
     "olmo2": (_olmo2, {**_SMALL, "vocab_size": 50304, "hidden_size": 4096, "intermediate_size": 11008,
                        "max_position_embeddings": 2048}),
-    "qwen2_5_vl": (_qwen2_5_vl, {"vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568,
+    "qwen2_5_vl": (read_qwen2, {"vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568,
                                  "num_hidden_layers": 80, "num_attention_heads": 64,
                                  "num_key_value_heads": 8, "max_position_embeddings": 32768,
                                  "sliding_window": 4096, "max_window_layers": 80}),
