@@ -39,7 +39,7 @@ class Retrained:
 
     @staticmethod
     def read(path: Path) -> "Retrained":
-        """The curves that `asdict` left in a JSON file."""
+        """The curves of a JSON file with the fields `training` and `test`."""
         data = json.loads(path.read_text(encoding="utf-8"))
         training, test = (tuple((step, loss) for step, loss in data[name]) for name in ("training", "test"))
         return Retrained(training, test)
