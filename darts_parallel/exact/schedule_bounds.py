@@ -2,125 +2,75 @@
 
 For any fixed path through the schedule the seconds are a sum over layers, weighted by how often the path
 takes the stage; the cheapest plan of that sum is found by dynamic programming, and no plan is faster by the
-true schedule, whose longest path is longer. So it is for any mixture of paths. The mixture is made by
-fictitious play (Brown 1951, Iterative solution of games by fictitious play): the cheapest plan against the
-mixture, its critical path into the mixture, and so on. `bounds.py` has the bounds from the devices' work.
+true schedule, whose longest path is longer. So it is for any mixture of paths, less a price for the bytes
+that a device lacks. Mixture and prices are those of a matrix game of the paths and plans known so far
+(a double oracle: McMahan et al. 2003, Planning in the presence of cost functions controlled by an adversary),
+solved by regret matching (Tammelin 2014, arXiv 1407.5042): the cheapest plan against them is added, and its
+critical path. A mixture of plans can share layers that no device can split; where stages are placed as a V
+a dynamic programme over nested stages keeps layers whole, for the paths through all passes of one device.
+`bounds.py` has the bounds from the devices' work.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from time import monotonic
 
 import numpy as np
-import torch
 
-from darts_parallel.cost.critical_paths import Criticalities
-from darts_parallel.cost.evaluation import evaluate_batch, pass_seconds
-from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.config.schema import V_SHAPED
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import ROUNDING, outer_lower_bounds
 from darts_parallel.exact.pareto import price_grid
-from darts_parallel.exact.segments import Array, StageSegments
+from darts_parallel.exact.paths.chain import Chain, Point, weights_behind
+from darts_parallel.exact.paths.folded import DeviceCosts, FoldedSplits
+from darts_parallel.exact.segments import Array, prefix_sums
 
-ROUNDS = 24
-"""Paths of a mixture."""
-
-
-@dataclass(frozen=True)
-class _Chain:
-    """One outer choice with the layers' costs by stage; S stages, L layers, C strategies."""
-
-    table: CostTable
-    outer: int
-    rows: Array
-    """Seconds of forward, backward, weights' gradient and synchronisation, infinite where illegal,
-    `(4, Q, L, C)`."""
-    segments: StageSegments
-    """Layers that a stage can hold by the memory that they need at least, N."""
-    message: Array
-    """Least seconds of a message one way, `(S - 1, L - 1)`."""
-    per_iteration: float
-    need: Array
-    """Bytes of a layer that add up over a device, `(S, L, C)`."""
-    capacity: float
-    """Bytes of all devices."""
-
-    @staticmethod
-    def read(table: CostTable, outer: int) -> "_Chain":
-        legal = table.allowed[outer].expand(table.forward.shape[1], -1)
-        legal = legal if table.kind_allowed is None else legal & table.kind_allowed
-        rows = torch.stack(
-            [values[outer].detach() for values in (table.forward, table.backward, table.weight_gradient,
-                                                   table.sync)]
-        ).masked_fill(~legal[:, None, :], torch.inf)  # fmt: skip
-        per_iteration = (
-            table.per_iteration[outer].detach().masked_fill(~table.allowed[outer], torch.inf).amin(-1).sum()
-        )
-        across = table.p2p[outer].detach().amin((-1, -2))[table.boundary_kind] / 2
-        need = table.static[outer] + table.in_flight[outer].view(-1, 1, 1) * table.activation[outer]
-        return _Chain(
-            table, outer, rows.numpy(), _room(table, outer), across.numpy(), float(per_iteration),
-            need.detach().numpy(), float(table.capacity.sum()),
-        )  # fmt: skip
-
-    def best_price(self, weights: tuple[Array, Array]) -> float:
-        """The price of memory, in seconds per byte, that gives the best bound."""
-        legal = np.isfinite(self.rows[0]).any(0).all(0)
-        seconds = np.where(np.isfinite(self.rows), self.rows, 0.0).sum(0).min(0)[:, legal]
-        prices = price_grid(seconds * weights[0][0].mean(), self.need.mean(0)[:, legal])
-        return float(max(prices, key=lambda price: self.cheapest(weights, float(price))[0]))
-
-    def cheapest(self, weights: tuple[Array, Array], price: float = 0.0) -> tuple[float, HardPlans]:
-        """The least weighted sum of any plan, and the plan.
-
-        Args:
-            weights: Of the passes and the synchronisation `(4, S)`, and of the messages `(S - 1,)`.
-            price: Seconds per byte above the memory of all devices together (a Lagrange multiplier).
-        """
-        passes, messages = weights
-        kinds = self.table.stage_kind.numpy()
-        # a weight of 0 does not make an illegal strategy legal
-        priced = np.where(np.isinf(self.rows[0]), np.inf, 0.0)[kinds]
-        finite = np.where(np.isinf(self.rows), 0.0, self.rows)
-        priced = priced + np.einsum("rs,rslc->slc", passes, finite[:, kinds])
-        priced = priced + price * self.need
-        choice = priced.argmin(-1)
-        seconds = self.segments.sums(priced.min(-1), np.arange(len(priced)))
-        seconds = seconds + self.segments.entering(messages[:, None] * self.message, np.arange(len(messages)))
-        value, starts = self.segments.split_below(seconds, np.inf)
-        if not np.isfinite(value):
-            return np.inf, HardPlans(*(torch.zeros(0, 1, dtype=torch.long) for _ in range(3)))
-        first = torch.tensor([starts])
-        layers = np.arange(priced.shape[1])
-        stage = np.searchsorted(starts, layers, side="right") - 1
-        chosen = torch.as_tensor(choice[stage, layers]).unsqueeze(0)
-        return value + self.per_iteration - price * self.capacity, HardPlans(
-            torch.tensor([self.outer]), chosen, first
-        )
-
-    def path(self, plans: HardPlans) -> tuple[Array, Array]:
-        """How often a critical path of one plan takes every stage's passes, and the messages."""
-        cost, model = evaluate_batch(self.table, plans), self.table.pipeline
-        count = self.table.num_micro_batches[plans.outer]
-        passes = pass_seconds(self.table, plans)
-        found = Criticalities.of(passes, cost.sync_seconds, count, self.table.pp, model, whole=True)
-        sync = found.sync[:, self.table.stage_device]
-        rows = torch.stack([found.forward, found.backward, found.weight_gradient, sync])[:, 0]
-        return rows.numpy(), found.message[0].numpy()
+ROUNDS = 40
+"""Plans and paths of a game."""
+SOLVED = 5e-4
+"""Relative distance of a game's value on the known plans from what is proven at which it counts as solved."""
+TURNS = 400
+"""Steps of regret matching."""
+MEANS = 4
+"""Ways in which the bound of an outer choice is made better, one after the other."""
+SCALE = 0.2
+"""Of the shares of a device's bytes against those of the seconds: the game is solved to a share of both."""
+LEAST_WALKED = 0.1
+"""Share of a mixture that at least counts as paths."""
+PRICES = 8
+"""Prices of memory."""
+MOST = 3.0
+"""Times its bound from the devices' work beyond which a V is not looked at without a known plan."""
 
 
-def _room(table: CostTable, outer: int) -> StageSegments:
-    """Segments that may fit on their stage."""
-    held = table.in_flight[outer].view(-1, 1, 1)
-    need = (table.static[outer] + held * table.activation[outer]).detach()
-    least = need.masked_fill(~table.allowed[outer], torch.inf).amin(-1).numpy()
-    limit = table.capacity.detach().numpy()[table.stage_device.numpy()] * (1 + ROUNDING)
-    segments = StageSegments.legal(table.num_stages, table.fused_to_previous.numpy())
-    return segments.keep(segments.sums(least, np.arange(len(least))) <= limit[segments.stage])
+def _mixture(payoff: Array) -> Array:
+    """Shares of the rows in the mixture that makes the least column most, `(rows,)`, by regret matching."""
+    regrets = [np.zeros(size) for size in payoff.shape]
+    mean = np.zeros(len(payoff))
+
+    def shares(regret: Array) -> Array:
+        total = regret.sum()
+        return regret / total if total > 0 else np.full(len(regret), 1.0 / len(regret))
+
+    for turn in range(1, TURNS + 1):
+        rows = shares(regrets[0])
+        loss = rows @ payoff
+        columns = shares(regrets[1])
+        regrets[1] = np.maximum(regrets[1] + columns @ loss - loss, 0.0)
+        gain = payoff @ shares(regrets[1])
+        regrets[0] = np.maximum(regrets[0] + gain - rows @ gain, 0.0)
+        mean += turn * rows
+    return np.asarray(mean / mean.sum())
 
 
 def chain_bound(
-    table: CostTable, outer: int, *, enough: float = np.inf, rounds: int = ROUNDS, deadline: float = np.inf
+    table: CostTable,
+    outer: int,
+    *,
+    enough: float = np.inf,
+    rounds: int = ROUNDS,
+    deadline: float = np.inf,
+    splits: FoldedSplits | None = None,
 ) -> float:
     """Bound from mixtures of paths, for one outer choice.
 
@@ -128,28 +78,119 @@ def chain_bound(
         table: Costs of one pipeline degree.
         outer: Its outer choice.
         enough: Seconds beyond which a better bound is of no use.
-        rounds: Paths of the mixture.
+        rounds: Plans of the game.
         deadline: `time.monotonic()` after which no further path is added.
+        splits: Those of the plans that are bounded; None: all.
 
     Returns:
         Seconds; infinite where no plan fits the memory.
     """
-    chain = _Chain.read(table, outer)
-    count = float(table.num_micro_batches[outer])
-    # before any path is known: a device's share of all passes
-    passes = np.full((4, table.num_stages), count / table.pp)
-    passes[2:] = 0.0
-    weights, best = (passes, np.zeros(table.num_stages - 1)), 0.0
-    price = chain.best_price(weights)
-    for turn in range(rounds):
-        value, plans = chain.cheapest(weights, price)
+    chain, best = Chain.read(table, outer), 0.0
+    paths, points = chain.devices_paths(), list[Point]()
+    shares, prices = np.full(len(paths), 1.0 / len(paths)), np.zeros(table.pp)
+    for _ in range(rounds):
+        passes, messages = (np.tensordot(shares, np.stack(rows), 1) for rows in zip(*paths, strict=True))
+        value, plans, point = chain.cheapest((passes, messages), prices, splits)
         best = max(best, value)
-        if best >= enough or monotonic() > deadline:
+        if point is None or best >= enough or monotonic() > deadline:
             break
-        share = 1.0 / (turn + 1.0)
-        new = chain.path(plans)
-        weights = (weights[0] + share * (new[0] - weights[0]), weights[1] + share * (new[1] - weights[1]))
+        points.append(point)
+        paths.append(chain.path(plans))
+        seconds = chain.per_iteration + np.array(
+            [[(row * at.seconds).sum() + (ways * at.message).sum() for at in points] for row, ways in paths]
+        )
+        # as shares of what is proven, so that a device's lack of bytes compares with a path's length
+        lacking = SCALE * np.stack([at.lacking for at in points], axis=1)
+        payoff = np.concatenate([seconds / best - 1.0, lacking])
+        found = _mixture(payoff)
+        walked = found[: len(paths)].sum()
+        if walked > LEAST_WALKED and (found @ payoff).min() < SOLVED * walked:
+            break
+        # where every known plan lacks bytes the mixture is of prices alone
+        shares = found[: len(paths)] / walked if walked else np.full(len(paths), 1.0 / len(paths))
+        prices = best * SCALE * found[len(paths) :] / max(walked, LEAST_WALKED)
     return best * (1 - ROUNDING)
+
+
+def packed_bound(table: CostTable, outer: int) -> float:
+    """Bound by counting whole layers, wherever they lie, for one outer choice: some device has many.
+
+    Of the j dearest layers every device holds some number, and n of them cost it at least as much as its n
+    cheapest. So the devices' least seconds for 1, 2, 3, ... of them are put in order: the j-th is a bound.
+    Every device pays the way to its first pass, too, and has a price for memory.
+    """
+    chain, count = Chain.read(table, outer), float(table.num_micro_batches[outer])
+    legal, devices = np.isfinite(chain.rows[0]), table.stage_device.numpy()
+    forward, backward, _, sync = np.where(legal, chain.rows, 0.0)
+    spent = np.where(legal, count * (forward + backward) + sync, np.inf)
+    way = np.where(legal, forward, np.inf).min()
+    message = chain.message.min(-1, initial=np.inf) if chain.message.shape[-1] else np.zeros(0)
+    charged = np.full((table.pp, PRICES + 2, spent.shape[1]), -np.inf)
+    rooms = np.zeros((table.pp, PRICES + 2))
+    for device in range(table.pp):
+        values = spent[table.stage_kind[device]]
+        need, usable = chain.need[devices == device].min(0), np.isfinite(values).all(0)
+        prices = price_grid(values[:, usable], need[:, usable], PRICES)
+        ways = device * way + (0.0 if table.pipeline.blocking else message[:device].sum())
+        charged[device, : len(prices)] = (values + prices[:, None, None] * need).min(-1)
+        rooms[device, : len(prices)] = ways - prices * chain.capacity[device]
+    best, dearest = 0.0, np.argsort(-spent.min((0, -1)), kind="stable")
+    for number in range(1, len(dearest) + 1):
+        sums = np.sort(charged[..., dearest[:number]], axis=-1).cumsum(-1) + rooms[..., None]
+        best = max(best, float(np.sort(sums.max(1), axis=None)[number - 1]))
+    return (best + chain.per_iteration) * (1 - ROUNDING)
+
+
+def folded_splits(table: CostTable, outer: int, limit: float) -> FoldedSplits:
+    """The splits into a V, for one outer choice, with which no device alone needs more than `limit` seconds.
+
+    Every device takes the way to its first pass and all its passes, with its synchronisation or, but for the
+    weights' gradients behind the last backward, with the way back. Memory is priced, for both runs together.
+    A plan that is faster than `limit` has one of these splits.
+    """
+    return _splits(Chain.read(table, outer), limit)
+
+
+def folded_bound(table: CostTable, outer: int, limit: float) -> float:
+    """Bound by the slowest device of `folded_splits`; seconds, at most `limit`."""
+    chain = Chain.read(table, outer)
+    return min((_splits(chain, limit).slowest + chain.per_iteration) * (1 - ROUNDING), limit)
+
+
+def _splits(chain: Chain, limit: float) -> FoldedSplits:
+    devices = [_device_costs(chain, device) for device in range(chain.table.pp)]
+    begins = ~np.append(chain.table.fused_to_previous.numpy(), False)
+    return FoldedSplits.below((limit - chain.per_iteration) * (1 + ROUNDING), begins, devices)
+
+
+def _device_costs(chain: Chain, device: int) -> DeviceCosts:
+    """Seconds of a device of a V, under two paths for every price of memory."""
+    table, count = chain.table, float(chain.table.num_micro_batches[chain.outer])
+    model, stages = table.pipeline, (device, table.num_stages - 1 - device)
+    behind = weights_behind(model.schedule, table.pp, int(count))
+    message = chain.message.min(-1, initial=np.inf) if chain.message.shape[-1] else np.zeros(0)
+    forward, backward, weight, sync = chain.rows[:, table.stage_kind.numpy()[list(stages)]]
+    legal = np.isfinite(forward)
+    forward, backward, weight, sync = (np.where(legal, row, 0.0) for row in (forward, backward, weight, sync))
+    work = count * (forward + backward)
+    late = behind[list(stages)][:, None, None] * weight
+    values = np.where(legal, np.stack([work + sync, work - late]), np.inf)
+    need, usable = chain.need[list(stages)], legal.all((0, 1))
+    prices = price_grid(values[0, 0][:, usable], need[0][:, usable], PRICES)
+    charged = values[:, None] + prices[:, None, None, None] * need
+    runs = np.moveaxis(np.stack([[prefix_sums(row) for row in rows] for rows in charged.min(-1)]), 2, 0)
+    illegal = np.isinf(chain.rows[0])
+    rows = np.where(illegal, 0.0, chain.rows)
+    there = np.where(illegal, np.inf, rows[0]).min((0, -1))
+    back = np.where(illegal, np.inf, rows[1] - rows[2]).min((0, -1))
+    ways = np.stack([prefix_sums(there), prefix_sums(there + back)])
+    passed = message[: max(device - model.blocking, 0)].sum()
+    ways += passed * np.array([[1.0], [2.0]])
+    if model.blocking:
+        ways += 2 * count * sum(message[stage - 1] for stage in stages if stage)
+    added = ways[:, None] - (prices * chain.capacity[device])[:, None]
+    flat = (-1, added.shape[-1])
+    return DeviceCosts(runs[0].reshape(flat), runs[1].reshape(flat), added.reshape(flat))
 
 
 def simulated_lower_bound(
@@ -171,17 +212,28 @@ def simulated_lower_bound(
     """
     deadline, tables = min(monotonic() + seconds, deadline), [table.unburdened() for table in tables]
     bounds = [
-        (float(b), n, o)
-        for n, t in enumerate(tables)
-        for o, b in enumerate(outer_lower_bounds(t, space_kind))
+        (float(bound), 0, number, outer)
+        for number, table in enumerate(tables)
+        for outer, bound in enumerate(outer_lower_bounds(table, space_kind))
     ]
-    done: list[float] = []
-    while bounds:
-        bounds.sort()
-        least, number, outer = bounds[0]
-        if least >= min([known, *done]) or monotonic() > deadline:
-            break
-        better = chain_bound(tables[number], outer, enough=known, deadline=deadline)
-        done.append(max(least, better))
-        del bounds[0]
-    return min([known, *done, *(bound for bound, _, _ in bounds)])
+    heapify(bounds)
+    # the least bound is made better, from the cheapest means to the dearest, until no better one is known
+    while bounds and bounds[0][0] < known and bounds[0][1] < MEANS and monotonic() <= deadline:
+        least, means, number, outer = bounds[0]
+        better = _better(tables[number], outer, means, least, known, deadline)
+        heapreplace(bounds, (max(least, better), means + 1, number, outer))
+    return min([known, *(bound for bound, *_ in bounds[:1])])
+
+
+def _better(table: CostTable, outer: int, means: int, least: float, known: float, deadline: float) -> float:
+    """Bound by one of the `MEANS`; `least` is known already."""
+    folded = table.pipeline.schedule in V_SHAPED
+    if means == 0:
+        packed = packed_bound(table, outer)
+        return max(packed, folded_bound(table, outer, min(known, MOST * least))) if folded else packed
+    if not folded or np.isinf(known):
+        return chain_bound(table, outer, enough=known, deadline=deadline) if means == 1 else least
+    # plans below the target have one of its splits: either they are bounded, or there are none
+    target = known if means == 1 else (least + known) / 2
+    splits = folded_splits(table, outer, target)
+    return min(target, chain_bound(table, outer, enough=target, deadline=deadline, splits=splits))

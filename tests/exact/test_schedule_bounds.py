@@ -1,0 +1,89 @@
+"""Bounds of simulated pipelines against every plan of random small tables."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from darts_parallel.cost.pipeline import PipelineModel, in_flight
+from darts_parallel.cost.schedules import device_orders
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.paths.chain import weights_behind
+from darts_parallel.exact.schedule_bounds import (
+    _mixture,
+    chain_bound,
+    folded_bound,
+    folded_splits,
+    packed_bound,
+    simulated_lower_bound,
+)
+from tests.support.random_tables import random_table
+
+CHUNKS = {"1f1b": 1, "zero_bubble_h1": 1, "interleaved": 2, "zero_bubble_v": 2, "v_half": 2, "v_min": 2}
+
+
+def simulated(seed: int, schedule: str, *, pp: int = 2, count: int = 4, **given: object) -> CostTable:
+    chunks = CHUNKS[schedule]
+    table = random_table(seed, pp=pp * chunks, num_layers=6, num_choices=2, num_outer=1, **given)  # type: ignore[arg-type]
+    counts = torch.tensor([count])
+    model = PipelineModel(True, schedule, blocking=bool(seed % 2))
+    held = in_flight(pp, counts, schedule, chunks)
+    # stages of a device are of one kind
+    table = replace(table, pipeline=model, capacity=table.capacity[:pp] * chunks, in_flight=held,
+                    num_micro_batches=counts)  # fmt: skip
+    return replace(table, stage_kind=table.stage_kind[:pp][table.stage_device])
+
+
+def optimum(table: CostTable) -> float:
+    return brute_force([table], "layerwise").cost
+
+
+@pytest.mark.parametrize("schedule", CHUNKS)
+def test_no_plan_is_below_a_bound(schedule: str) -> None:
+    infeasible, gaps = 0, []
+    for seed in range(3):
+        table = simulated(seed, schedule, count=4 + 2 * (seed == 1), tightness=(0.3, 1.0)[seed % 2])
+        best, chain = optimum(table), chain_bound(table, 0, rounds=6)
+        infeasible += best == float("inf")
+        packed = packed_bound(table, 0)
+        found = [float(outer_lower_bounds(table)[0]), chain, packed]
+        if CHUNKS[schedule] == 2 and schedule != "interleaved":
+            limit = min(2.0 * best, 1e3)
+            found.append(folded_bound(table, 0, limit))
+            assert folded_bound(table, 0, 0.5 * found[-1]) == pytest.approx(0.5 * found[-1])
+            # among the splits that a fast plan can have, the game has the same optimum or a dearer one
+            few = folded_splits(table, 0, limit)
+            found.append(min(limit, chain_bound(table, 0, rounds=4, splits=few)))
+        assert all(0 < bound <= best * (1 + 1e-12) for bound in found)
+        together = simulated_lower_bound([table], "layerwise", known=best, seconds=1e3)
+        assert 0.95 * min(max(found), best) <= together <= best
+        gaps += [best / together] * (best < float("inf"))
+    assert infeasible < 3
+    assert np.median(gaps) < 1.5
+
+
+def test_regret_matching_finds_the_mixture_of_a_matrix_game() -> None:
+    # rock, paper, scissors with a win of rock that counts twice: shares 1/4, 1/2, 1/4
+    game = np.array([[0.0, -1.0, 2.0], [1.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])
+    rows = _mixture(game)
+    assert rows.sum() == pytest.approx(1.0)
+    assert (rows @ game).min() > -0.01
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        payoff = rng.normal(size=(6, 4))
+        shares, columns = _mixture(payoff), _mixture(-payoff.T)
+        assert (shares @ payoff).min() >= (payoff @ columns).max() - 0.02
+
+
+@pytest.mark.parametrize("schedule", ["zero_bubble_h1", "zero_bubble_v", "v_half", "v_min"])
+def test_weights_behind_the_last_backward_are_those_of_the_whole_order(schedule: str) -> None:
+    for pp, count in ((2, 9), (4, 17)):
+        expected = np.zeros(pp * CHUNKS[schedule])
+        for order in device_orders(schedule, pp, count, CHUNKS[schedule]):
+            last = max(place for place, entry in enumerate(order) if entry.kind == "B")
+            np.add.at(expected, [entry.stage for entry in order[last:] if entry.kind == "W"], 1)
+        assert np.array_equal(weights_behind(schedule, pp, count), expected)
+        assert expected.sum() > 0
