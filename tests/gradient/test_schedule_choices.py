@@ -93,7 +93,7 @@ def test_a_v_holds_no_more_where_more_micro_batches_repeat_its_steady_part(sched
 def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object) -> None:
     problem, tables = tables_of("space.pp=2", *SMALL)
     assert {table.pipeline.schedule for table in tables} == set(SCHEDULES)
-    settings = SearchConfig(num_steps=5, num_restarts=4, hard_every=5, polish_starts=2)
+    settings = SearchConfig(num_steps=20, num_restarts=4, hard_every=5, polish_starts=2)
     result = search(problem, seed=0, config=settings)
     best = brute_force(tables, "uniform")
     assert result.iteration_time_s == pytest.approx(best.cost, rel=1e-9)

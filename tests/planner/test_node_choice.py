@@ -33,7 +33,7 @@ def exact(problem: Problem) -> float:
 
 
 def test_the_batch_finds_the_optimum_of_every_choice_of_nodes() -> None:
-    problem = toy("objective=cost", "space.recompute=none", "space.sequence_parallel=false")
+    problem = toy("objective=cost")
     found = rentals(problem)
     assert [rental.counts for rental in found] == node_choices(problem)
     for rental in found:
