@@ -45,6 +45,10 @@ class FlatSearch(GradientSearch):
         ends = torch.tensor([len(group.names) for group in self.groups]).cumsum(0)
         return [p / p.sum() for p in torch.tensor_split(self.outer_logits.weights, ends[:-1])]
 
+    def _behind(self, group: RestartBatch, merit: Tensor, leading: float) -> Tensor:
+        """None leaves before its bound excludes it: all learn together."""
+        return torch.zeros(len(merit), dtype=torch.float64)
+
     def _thin(self, merits: list[Tensor]) -> None:
         """Keep equal restarts for all outer choices, the best by their best outer choice."""
         super()._thin([merit.amin(0, keepdim=True).expand_as(merit) for merit in merits])

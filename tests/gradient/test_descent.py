@@ -15,10 +15,11 @@ from darts_parallel.gradient import descent
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.legality import check_plan
 from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.random_tables import random_table
 
 QUICK = SearchConfig(num_steps=60, num_restarts=8, hard_every=5, record_every=5, polish_starts=4)
 TIGHT = ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_4x4", "model.num_layers=12",
-         "cluster.devices.a10.memory_GiB=5.2"]  # fmt: skip
+         "cluster.devices.a10.memory_GiB=7.1"]  # fmt: skip
 """The best plan of each space is another one."""
 
 
@@ -51,12 +52,17 @@ def test_wider_spaces_are_never_worse() -> None:
 
 
 def test_an_outer_choice_that_left_is_polished_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = load_problem([*TIGHT, "space=layerwise"])
-    monkeypatch.setattr(descent, "LEFT_BEHIND", 1e-9)
-    result = search(problem, seed=0, config=replace(QUICK, num_steps=20))
-    lives = [len(record.outer_weights) for record in result.history]
-    assert lives[0] > lives[-1] == 1
-    assert result.iteration_time_s == pytest.approx(oracle("layerwise").iteration_time_s, rel=1e-9)
+    monkeypatch.setattr(
+        descent, "outer_lower_bounds", lambda table, known: torch.zeros(table.num_outer, dtype=torch.float64)
+    )  # bounds exclude none
+    tables = [random_table(1, pp=2, num_outer=4, tightness=1.5)]
+    results = []
+    for margin in (1e9, 1e-9):
+        monkeypatch.setattr(descent, "LEFT_BEHIND", margin)
+        results.append(descent.search_tables(tables, "layerwise", QUICK, 0))
+    all_stay, one_stays = (result for result in results if result is not None)
+    assert [len(found.history[-1].outer_weights) for found in (all_stay, one_stays)] == [4, 1]
+    assert one_stays.iteration_time_s == pytest.approx(all_stay.iteration_time_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("relaxation", ["softmax", "gumbel"])
