@@ -94,8 +94,9 @@ class SearchConfig:
     """Share of the steps after which stage edges are rounded in the forward pass (straight-through)."""
     hard_choices_from: float = 1.0
     """Share of the steps after which strategies are hard; 1 keeps them soft to the end."""
-    hard_every: int = 20
-    """Steps between discretizations of all restarts."""
+    hard_every: int = 10
+    """Steps between discretizations of all restarts. With 20 a search of BERT in tight memory has a raw plan
+    17 % behind, and no fewer seconds: it polishes more."""
     record_every: int = 10
     """Steps between two points of the curves."""
     simulate_every: int = 5
