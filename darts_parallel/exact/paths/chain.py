@@ -104,7 +104,7 @@ class Chain:
         taken = finite[:, stage, layers, chosen]
         point = Point(
             np.stack([np.bincount(stage, row, minlength=len(kinds)) for row in taken]),
-            self.message[np.arange(len(kinds) - 1), np.asarray(starts[1:]) - 1],
+            self.message[np.arange(len(kinds) - 1), np.asarray(starts[1:], dtype=np.int64) - 1],
             held / self.capacity - 1.0,
         )
         plans = HardPlans(torch.tensor([self.outer]), torch.as_tensor(chosen)[None], torch.tensor([starts]))
