@@ -6,6 +6,7 @@ import pytest
 from darts_parallel.config.options import parse
 from darts_parallel.errors import ConfigError
 from experiments import schedule_ratios
+from experiments.calibration import schedule_runs
 
 HEADER = ("model", "pp", "tokens_per_s_per_gpu", "memory_gb", "notes")
 
@@ -17,7 +18,7 @@ def measured(path: Path, *rows: tuple[str, float, float]) -> Path:
     return path
 
 
-def test_the_table_compares_every_schedule_with_1f1b_and_fits_the_micro_batches(tmp_path: Path) -> None:
+def test_the_table_compares_with_1f1b_and_takes_the_nearest_micro_batches(tmp_path: Path) -> None:
     data = measured(tmp_path / "runs.csv", ("1f1b", 100.0, 20.0), ("zbv", 130.0, 22.0))
     given = [f"data={data}", f"out={tmp_path}", "micro_batches=[8,16]"]
     assert schedule_ratios.run(parse(schedule_ratios.RatioOptions, given)) == 0
@@ -36,9 +37,9 @@ def test_the_table_compares_every_schedule_with_1f1b_and_fits_the_micro_batches(
 
 def test_a_model_cut_shorter_is_known_by_the_flop_of_a_token() -> None:
     # 235.7 TFLOP/s at 10,057 tokens/s (AMD, Primus): Llama 2 7B with half of its blocks
-    assert schedule_ratios.blocks_run("llama2_7b", 4096, 235.7e12 / 10057) == 16
-    assert schedule_ratios.blocks_run("llama2_7b", 4096, 1.03 * 235.7e12 / 10057) == 32
-    assert schedule_ratios.blocks_run("llama2_7b", 4096, None) == 32
+    assert schedule_runs.blocks_run("llama2_7b", 4096, 235.7e12 / 10057) == 16
+    assert schedule_runs.blocks_run("llama2_7b", 4096, 1.03 * 235.7e12 / 10057) == 32
+    assert schedule_runs.blocks_run("llama2_7b", 4096, None) == 32
 
 
 def test_a_blocks_overhead_gives_1f1b_its_measured_speed(tmp_path: Path) -> None:
@@ -49,21 +50,22 @@ def test_a_blocks_overhead_gives_1f1b_its_measured_speed(tmp_path: Path) -> None
         "Llama2-7B,8,8897.2,208.5,11.9,schedule v-min\n"
     )
     options = parse(schedule_ratios.RatioOptions, [f"data={path}"])
-    overhead = schedule_ratios.overhead_of(options, 8)
-    problem = schedule_ratios.problem_of("llama2_7b", options.cluster, 4096, 8, 16, overhead)
-    seconds, _ = schedule_ratios.predict(problem, "1f1b", 8, 8)
+    reference = schedule_runs.read_runs(str(path)).reference
+    overhead = schedule_runs.overhead_of("llama2_7b", options.cluster, 4096, 8, 8, reference)
+    problem = schedule_runs.problem_of("llama2_7b", options.cluster, 4096, 8, 16, overhead)
+    seconds, _ = schedule_runs.predict(problem, "1f1b", 8, 8)
     # the shipped device is slower than these eight micro-batches already, or has the measured speed
     assert overhead is None or 8 * 4096 / (8 * seconds) == pytest.approx(10057, rel=1e-4)
 
 
 def test_shares_give_passes_other_lengths_and_the_same_work() -> None:
-    problem = schedule_ratios.problem_of("llama2_7b", "mi300x_1x8", 4096, 8, 16)
-    own = schedule_ratios.shares_of(problem, 8, 8)
+    problem = schedule_runs.problem_of("llama2_7b", "mi300x_1x8", 4096, 8, 16)
+    own = schedule_runs.shares_of(problem, 8, 8)
     plain, reshaped = (
-        [schedule_ratios.predict(problem, name, 8, 8, some)[0] for name in ("1f1b", "v_min")]
+        [schedule_runs.predict(problem, name, 8, 8, some)[0] for name in ("1f1b", "v_min")]
         for some in ((), (1.71, 0.78))
     )
-    again = schedule_ratios.predict(problem, "v_min", 8, 8, own)[0]
+    again = schedule_runs.predict(problem, "v_min", 8, 8, own)[0]
     assert 1.0 < own[0] < 1.71
     assert again == pytest.approx(plain[1], rel=0.02)
     assert reshaped[0] == pytest.approx(plain[0], rel=0.02)
