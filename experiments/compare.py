@@ -85,7 +85,7 @@ class CompareOptions:
     """Problems solved at the same time, each in a process of one thread."""
     out: str = "outputs/compare"
     publish: bool = False
-    """Write experiments/results/compare.md, too."""
+    """Write experiments/results/compare.md, too; of the whole suite compare_whole.md."""
 
     def __post_init__(self) -> None:
         require_at_least("seeds", self.seeds, 1)
@@ -160,7 +160,8 @@ def _write(options: CompareOptions, folder: Path, runs: list[Run], asked: int, c
             folder / "gaps.png": "gap of the gradient search to the optimum, raw and polished",
         }
         command = f"python -m experiments.compare {' '.join(sys.argv[1:])}"
-        publish("compare", "Which method finds the best plan?", command, text, captions)
+        page = "compare" if options.problems else "compare_whole"
+        publish(page, "Which method finds the best plan?", command, text, captions)
     console.print(
         f"rows: {folder / 'compare.csv'}, picture: {folder / 'gaps.png'}", soft_wrap=True, highlight=False
     )
