@@ -5,6 +5,7 @@ micro-batches, the first crosses all stages and the others follow at the pace of
 `sum_k t_k + (m - 1) max_k t_k`. `simulation.py` is its referee.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -124,8 +125,8 @@ def by_device(values: Tensor, pp: int, schedule: str = "1f1b") -> Tensor:
 def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtual_stages: int = 1) -> Tensor:
     """Micro-batches whose activations every stage holds, shape `(O, K)`.
 
-    `min(pp - k, m)` under 1F1B, all under GPipe, `min(pp, m)` under ZB-H1 (Qi et al. 2023;
-    what a micro-batch holds between its two backward passes counts in full). Interleaved, device k of v
+    `min(pp - k, m)` under 1F1B, all under GPipe, `min(pp, m)` under ZB-H1 (Qi et al. 2023; what a
+    micro-batch holds between its two backward passes counts, as `held_fields` says). Interleaved, device k of v
     stages holds `2 (pp - k - 1) + (v - 1) pp + 1` passes (Megatron-LM's warm-up and one more); they are
     counted where the warm-up puts them, pp micro-batches a stage in turn. Later the earlier stages may
     hold one more and the later ones one less: with equal stages the sum is exact. Of a schedule placed
@@ -143,6 +144,59 @@ def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtua
     counts = num_micro_batches.unsqueeze(1)
     held = counts.expand(-1, pp) if depth is None else torch.minimum(depth, counts)
     return held.to(torch.float64)
+
+
+def held_fields(table: Any, shares: Sequence[float], virtual_stages: int) -> dict[str, Any]:
+    """The fields of a cost table that say what its schedule holds.
+
+    A split backward keeps of a micro-batch, between the gradient of the input and that of the weights, what
+    products of weights need: their inputs and the gradients of their outputs. Of a block that is as much as
+    before (`32 s b h` of `34 s b h` bytes, Qi et al. 2023, arXiv 2401.10241, table 1: masks and attention's
+    inside are gone, gradients have come), so that its micro-batches count in full. Of the loss little is left.
+    Layers with a share below 1 lie on the last stage.
+
+    Args:
+        table: Costs, but for what is held.
+        shares: Of the bytes of every layer that are left for the weights' gradient, `L` of them.
+        virtual_stages: Stages of a device.
+    """
+    schedule, pp, counts = table.pipeline.schedule, table.pp, table.num_micro_batches
+    flying = in_flight(pp, counts, schedule, virtual_stages)
+    split = _split_in_flight(schedule, pp, counts)
+    if split is None:
+        return {"in_flight": flying}
+    # at one moment or another: with the bytes of other layers at theirs that is never too little
+    left = torch.tensor(shares, dtype=torch.float64)
+    most = (split[..., 0, None] + split[..., 1, None] * left).amax(1)
+    scale = torch.minimum(most / flying[:, -1:], torch.ones_like(most)).where(left < 1.0, torch.ones_like(most))
+    return {"in_flight": flying, "activation": table.activation * scale.unsqueeze(-1)}
+
+
+def _split_in_flight(schedule: str, pp: int, num_micro_batches: Tensor) -> Tensor | None:
+    """Micro-batches on the last stage before their backward pass, and between it and their weights' gradient.
+
+    Of every moment at which it may hold most, `(O, moments, 2)`; None where backward passes are whole.
+    """
+    if schedule in V_SHAPED:
+        rows = [_last_stage(schedule, pp, count) for count in num_micro_batches.clamp(max=FILLS * pp).tolist()]
+        longest = max(len(row) for row in rows)
+        return torch.tensor([row + row[-1:] * (longest - len(row)) for row in rows], dtype=torch.float64)
+    if ALIASES.get(schedule, schedule) != "zero_bubble_h1":
+        return None
+    late = num_micro_batches.clamp(max=pp) - 1
+    return torch.stack([torch.ones_like(late), late], dim=1).unsqueeze(1).to(torch.float64)
+
+
+@lru_cache(maxsize=256)
+def _last_stage(schedule: str, pp: int, num_micro_batches: int) -> list[tuple[int, int]]:
+    """The moments of `_split_in_flight` of a V, whose first device holds the last stage."""
+    before, between, moments = 0, 0, {(0, 0)}
+    for kind, stage, _ in v_passes(schedule, pp, num_micro_batches)[0]:
+        if stage == 2 * pp - 1:
+            before += {"F": 1, "B": -1, "W": 0}[kind]
+            between += {"F": 0, "B": 1, "W": -1}[kind]
+            moments.add((before, between))
+    return sorted(moments)
 
 
 @lru_cache(maxsize=256)

@@ -18,7 +18,7 @@ from darts_parallel.config.schema import USUAL_SCHEDULES
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.offload.transfers import offload_fields
-from darts_parallel.cost.pipeline import PipelineModel, across_steps, by_device, in_flight, weight_versions
+from darts_parallel.cost.pipeline import PipelineModel, across_steps, by_device, held_fields, weight_versions
 from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds, tied_seconds
 from darts_parallel.plan.chunk_placement import stage_devices
 from darts_parallel.plan.space import OuterSpace, admits, micro_batch_legal
@@ -339,8 +339,8 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
         )
         if space.num_micro_batches != counts:
             table = table.select([counts.index(count) for count in space.num_micro_batches])
-        flying = in_flight(space.pp, table.num_micro_batches, model.schedule, space.virtual_stages)
-        tables.append(replace(table, in_flight=flying))
+        shares = [layer.share_for_weights for layer in problem.model.layers]
+        tables.append(replace(table, **held_fields(table, shares, space.virtual_stages)))
     return tables
 
 

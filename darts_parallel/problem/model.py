@@ -360,5 +360,7 @@ def _loss(config: ModelConfig) -> LayerSpec:
         kind="loss",
         sharded_elements=6.0 * logits,
         sharded_activation_bytes=6.0 * logits,
+        # the logits' gradient, which the head's product needs, takes the place of the logits
+        share_for_weights=2.0 / 6.0,
         fused_to_previous=True,
     )

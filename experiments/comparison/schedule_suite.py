@@ -144,15 +144,16 @@ def gaps_table(solved: Sequence[Solved]) -> str:
     """Median gaps to the best plan of all methods, as Markdown, with what they say."""
     methods = METHODS
     lines = [
-        "| problem | " + " | ".join(methods) + " | best schedule | best above the bound |",
-        "| --- |" + " ---: |" * len(methods) + " --- | ---: |",
+        "| problem | " + " | ".join(methods) + " | best schedule | best plan | proven bound | within |",
+        "| --- |" + " ---: |" * len(methods) + " --- | ---: | ---: | ---: |",
     ]
     for entry in solved:
         winner = min(entry.answers, key=lambda answer: answer.seconds_per_iteration)
         tried = {answer.method for answer in entry.answers}
         cells = [_percent(entry.median_gap(method)) if method in tried else "-" for method in methods]
-        above = _percent(entry.best / entry.bound - 1.0)
-        lines.append(f"| {entry.case.name} | " + " | ".join(cells) + f" | {winner.schedule} | {above} |")
+        ends = (winner.schedule, f"{entry.best:.4g} s", f"{entry.bound:.4g} s")
+        row = (entry.case.name, *cells, *ends, _percent(entry.best / entry.bound - 1.0))
+        lines.append("| " + " | ".join(row) + " |")
     return "\n".join([*lines, "", *_verdict(solved, methods)]) + "\n"
 
 

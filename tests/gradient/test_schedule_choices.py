@@ -10,7 +10,7 @@ from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pipeline import FILLS, _counted_in_flight, by_device, in_flight
-from darts_parallel.cost.schedules import device_orders
+from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders
 from darts_parallel.cost.simulation import PassSeconds, device_ends
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError, PlanError, UnsupportedError
@@ -88,6 +88,31 @@ def test_a_v_holds_no_more_where_more_micro_batches_repeat_its_steady_part(sched
     for pp in (2, 3, 4, 6, 7):
         held = {_counted_in_flight(schedule, pp, FILLS * pp + more) for more in (0, 1, 2, 3, 2 * pp + 1)}
         assert len(held) == 1
+
+
+def test_between_two_backward_passes_the_loss_keeps_a_third_and_blocks_everything() -> None:
+    problem, tables = tables_of("space.pp=4", *SMALL)
+    whole = next(table for table in tables if table.pipeline.schedule == "1f1b")
+    loss = [layer.kind for layer in problem.model.layers].index("loss")
+    for table in tables:
+        name, chunks = table.pipeline.schedule, table.virtual_stages
+        others = torch.arange(table.num_layers) != loss
+        assert torch.equal(table.activation[:, others], whole.activation[:, others])
+        counts = table.num_micro_batches.tolist()
+        for outer, count in enumerate(counts):
+            held, most = 0.0, 0.0
+            device = stage_devices(name, 4, 4 * chunks)[-1]
+            for kind, stage, _ in device_orders(name, 4, count, chunks)[device]:
+                split = name in SPLIT_BACKWARD
+                step = {"F": 1.0, "B": -2.0 / 3.0 if split else -1.0, "W": -1.0 / 3.0}[kind]
+                held += step if stage == 4 * chunks - 1 else 0.0
+                most = max(most, held)
+            share = table.activation[outer, loss] / whole.activation[outer, loss]
+            flying = float(table.in_flight[outer, -1])
+            expected = min(most / flying, 1.0) if name in SPLIT_BACKWARD else 1.0
+            assert share.tolist() == pytest.approx([expected] * len(share))
+            if name == "zero_bubble_h1":
+                assert expected == pytest.approx((1 + (min(4, count) - 1) / 3) / min(4, count))
 
 
 def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object) -> None:
