@@ -125,9 +125,9 @@ def by_device(values: Tensor, pp: int, schedule: str = "1f1b") -> Tensor:
 def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtual_stages: int = 1) -> Tensor:
     """Micro-batches whose activations every stage holds, shape `(O, K)`.
 
-    `min(pp - k, m)` under 1F1B, all under GPipe, `min(pp, m)` under ZB-H1 (Qi et al. 2023; what a
-    micro-batch holds between its two backward passes counts, as `held_fields` says). Interleaved, device k of v
-    stages holds `2 (pp - k - 1) + (v - 1) pp + 1` passes (Megatron-LM's warm-up and one more); they are
+    `min(pp - k, m)` under 1F1B, all under GPipe, `min(pp, m)` under ZB-H1 (Qi et al. 2023; `held_fields`
+    says what a micro-batch keeps between its two backward passes). Interleaved, device k of v stages holds
+    `2 (pp - k - 1) + (v - 1) pp + 1` passes (Megatron-LM's warm-up and one more); they are
     counted where the warm-up puts them, pp micro-batches a stage in turn. Later the earlier stages may
     hold one more and the later ones one less: with equal stages the sum is exact. Of a schedule placed
     as a V the passes of each stage are counted at the moment when its device holds most of them.
@@ -149,15 +149,15 @@ def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtua
 def held_fields(table: Any, shares: Sequence[float], virtual_stages: int) -> dict[str, Any]:
     """The fields of a cost table that say what its schedule holds.
 
-    A split backward keeps of a micro-batch, between the gradient of the input and that of the weights, what
-    products of weights need: their inputs and the gradients of their outputs. Of a block that is as much as
-    before (`32 s b h` of `34 s b h` bytes, Qi et al. 2023, arXiv 2401.10241, table 1: masks and attention's
-    inside are gone, gradients have come), so that its micro-batches count in full. Of the loss little is left.
-    Layers with a share below 1 lie on the last stage.
+    Between the gradient of the input and that of the weights a split backward keeps what products of weights
+    need, their inputs and the gradients of their outputs. Of a block that is about what it had before
+    (`32 s b h` of `34 s b h` bytes, Qi et al. 2023, arXiv 2401.10241, table 1: masks and the inside of
+    attention are gone, gradients have come), and it counts in full. Of the loss only a part is left.
 
     Args:
         table: Costs, but for what is held.
-        shares: Of the bytes of every layer that are left for the weights' gradient, `L` of them.
+        shares: Of the bytes of every layer that are left for the weights' gradient, `L` of them; below 1 on
+            the last stage alone.
         virtual_stages: Stages of a device.
     """
     schedule, pp, counts = table.pipeline.schedule, table.pp, table.num_micro_batches
@@ -165,10 +165,9 @@ def held_fields(table: Any, shares: Sequence[float], virtual_stages: int) -> dic
     split = _split_in_flight(schedule, pp, counts)
     if split is None:
         return {"in_flight": flying}
-    # at one moment or another: with the bytes of other layers at theirs that is never too little
     left = torch.tensor(shares, dtype=torch.float64)
     most = (split[..., 0, None] + split[..., 1, None] * left).amax(1)
-    scale = torch.minimum(most / flying[:, -1:], torch.ones_like(most)).where(left < 1.0, torch.ones_like(most))
+    scale = (most / flying[:, -1:]).clamp(max=1.0).masked_fill(left == 1.0, 1.0)
     return {"in_flight": flying, "activation": table.activation * scale.unsqueeze(-1)}
 
 
@@ -178,7 +177,8 @@ def _split_in_flight(schedule: str, pp: int, num_micro_batches: Tensor) -> Tenso
     Of every moment at which it may hold most, `(O, moments, 2)`; None where backward passes are whole.
     """
     if schedule in V_SHAPED:
-        rows = [_last_stage(schedule, pp, count) for count in num_micro_batches.clamp(max=FILLS * pp).tolist()]
+        # more micro-batches repeat the steady part, in which a device holds most
+        rows = [_last_stage(schedule, pp, m) for m in num_micro_batches.clamp(max=FILLS * pp).tolist()]
         longest = max(len(row) for row in rows)
         return torch.tensor([row + row[-1:] * (longest - len(row)) for row in rows], dtype=torch.float64)
     if ALIASES.get(schedule, schedule) != "zero_bubble_h1":

@@ -18,7 +18,7 @@ from darts_parallel.gradient.chain.weights import ChainPrices
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.polishing import has_plain_stages
 from darts_parallel.gradient.pool import PlanPool, TablePlans
-from darts_parallel.gradient.pool_polishing import polish_pool
+from darts_parallel.gradient.pool_polishing import polish_pool, polish_starts
 from darts_parallel.gradient.promising_outers import promising_outers
 from darts_parallel.gradient.relaxation import OuterLogits, Schedules, raise_to_least
 from darts_parallel.gradient.relaxed_cost import (
@@ -86,20 +86,21 @@ class GradientSearch:
         self.pool.add_all(starts)
         known = self.pool.best_time * SLACK
         self.bounds = [outer_lower_bounds(table, known=known) for table in tables]
-        simulated = [] if starts else [i for i, table in enumerate(tables) if table.pipeline.simulated]
+        simulated = [i for i, table in enumerate(tables) if table.pipeline.simulated and not starts]
         for index in simulated:
             alive = torch.nonzero(self.bounds[index] <= self.pool.best_time * SLACK).flatten()
             balanced = balanced_plans(tables[index], alive.tolist())
             if balanced is not None:
                 # what does not fit is repaired: every outer choice deserves a plan that does
                 self.pool.add(TablePlans(index, balanced), torch.zeros(len(balanced), dtype=torch.float64))
+        if simulated and config.polish:
+            polish_starts(self.pool, space_kind, config)
         self.groups = self._initial_groups(tables)
-        for group in (group for group in self.groups if group.table_index in simulated):
-            for entry in self.pool.by_outer():
-                if entry.table == group.table_index:
-                    group.begin_near(entry.plan, config.initial_preference)
-        for start, group in ((s, g) for s in starts for g in self.groups if g.table_index == s.table):
-            group.begin_near(start.plans, config.initial_preference)
+        near = [(entry.table, entry.plan) for entry in self.pool.by_outer() if entry.table in simulated]
+        near += [(start.table, start.plans) for start in starts]
+        for group in self.groups:
+            for plans in (plans for number, plans in near if number == group.table_index):
+                group.begin_near(plans, config.initial_preference)
         self.outer_logits = OuterLogits(self._live_keys())
         self.optimizer = self._new_optimizer()
         self.step = 0
@@ -226,7 +227,7 @@ class GradientSearch:
         return [(group.table_index, outer) for group in self.groups for outer in group.outer_index.tolist()]
 
     def _weights_by_outer(self) -> dict[str, float]:
-        names = [name for group in self.groups for name in group.names]
+        names = (name for group in self.groups for name in group.names)
         return dict(zip(names, self.outer_logits.weights.tolist(), strict=True))
 
     def _thin(self, merits: list[Tensor]) -> None:

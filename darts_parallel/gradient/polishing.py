@@ -42,6 +42,7 @@ def polish(
     chains: bool = True,
     stop: Callable[[], bool] = lambda: False,
     visited: set[bytes] | None = None,
+    most: float = float("inf"),
 ) -> tuple[HardPlans, float, int]:
     """Descend from a feasible plan until no move of any neighbourhood helps.
 
@@ -55,6 +56,7 @@ def polish(
         stop: Asked before every move; true ends the descent early.
         visited: Plans that equal descents of this table came through, to which its own are added: where a
             descent meets one of them it ends, because it would go on as that one did.
+        most: Plans of a simulated pipeline after whose pricing the descent ends.
 
     Returns:
         The plan, its seconds per iteration, and how many plans were evaluated.
@@ -62,11 +64,12 @@ def polish(
     levels = _neighbourhoods(table, space_kind, thorough=thorough, chains=chains)
     by_runs = space_kind == "layerwise" and has_plain_stages(table) and not table.pipeline.simulated
     best = float(evaluate_batch(table, plan).iteration_time[0])
-    screen, level = MoveScreen(table, stop), 0
-    met = set() if visited is None else visited
-    while level < len(levels) and not stop():
-        if level == 0 and _is_known(plan, met):
+    screen = MoveScreen(table, lambda: screen.simulated >= most or stop())
+    met, level = set() if visited is None else visited, 0
+    while level < len(levels) and not screen.stop():
+        if level == 0 and plan_key(plan) in met:
             break
+        met.add(plan_key(plan))
         candidates = levels[level](plan)
         times = screen.seconds(candidates, best)
         index = int(times.argmin())
@@ -85,12 +88,9 @@ def polish(
     return plan, best, screen.simulated
 
 
-def _is_known(plan: HardPlans, met: set[bytes]) -> bool:
-    """Whether a descent came through a plan before; from now on one did."""
-    name = torch.cat([plan.outer, plan.first_layers[0], plan.choices[0]]).numpy().tobytes()
-    known = name in met
-    met.add(name)
-    return known
+def plan_key(plan: HardPlans) -> bytes:
+    """One plan of a table as a key of sets."""
+    return torch.cat([plan.outer, plan.first_layers[0], plan.choices[0]]).numpy().tobytes()
 
 
 def has_plain_stages(table: CostTable) -> bool:

@@ -19,9 +19,13 @@ from darts_parallel.exact.bounds import outer_bound
 from darts_parallel.exact.layerwise import FIRST_MARGIN, growth
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import DeadlineError
-from darts_parallel.gradient.polishing import has_plain_stages, polish
+from darts_parallel.gradient.polishing import has_plain_stages, plan_key, polish
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 
+FIRST_PASSES = 2**21
+"""Passes that are simulated, about, before the descent."""
+STARTS = 2
+"""Outer choices whose best known plans are polished before the descent."""
 ALTERNATIVES = 5
 """Outer choices beside the best one whose plans are polished although they cannot win: reports show them."""
 
@@ -114,6 +118,24 @@ def polish_pool(
     return "time_limit" if polisher.late else None
 
 
+def polish_starts(pool: PlanPool, space_kind: str, config: SearchConfig) -> None:
+    """Descend from the best known plans by cheap moves, before relaxed plans are simulated step by step.
+
+    Where the best one is that of a simulated pipeline: a descent of relaxed plans takes longer to pass it.
+
+    Args:
+        pool: The plans that a search begins with; better ones are added.
+        space_kind: Space.
+        config: Settings.
+    """
+    polisher = _PoolPolisher(pool, space_kind, config, ())
+    for entry in pool.by_outer()[:STARTS]:
+        table = pool.tables[entry.table]
+        if table.pipeline.simulated:
+            one = 3 * table.num_stages * int(table.num_micro_batches[entry.plan.outer[0]])
+            polisher.improve(entry, thorough=False, most=FIRST_PASSES / one)
+
+
 @dataclass
 class _PoolPolisher:
     """Polishes the plans of a pool; arguments as of `polish_pool`."""
@@ -137,11 +159,11 @@ class _PoolPolisher:
     def by_moves(self, *, hurry: bool) -> None:
         """Descend from the best plans by cheap moves, in a hurry first from the best one by all."""
         for entry in self.pool.top(1 if hurry else 0):
-            self._improve(entry, thorough=True)
+            self.improve(entry, thorough=True)
         alternatives = self.pool.by_outer()[: ALTERNATIVES + 1]
         for entry in self.pool.top(self.config.polish_starts):
             if self._can_win(entry) or any(entry is other for other in alternatives):
-                self._improve(entry, thorough=False)
+                self.improve(entry, thorough=False)
 
     def _can_win(self, entry: PricedPlan) -> bool:
         """Whether the lower bound of a plan's outer choice is below the best plan."""
@@ -154,7 +176,7 @@ class _PoolPolisher:
             number, outer = entry.outer
             bound = float(self.bounds[number][outer]) if self.bounds else None
             if not self._solved(number, outer, Work(self.config.polish_labels), bound) and place == 0:
-                self._improve(entry, thorough=True)
+                self.improve(entry, thorough=True)
         work = Work(self.config.polish_labels)
         rows = ((b, n, outer) for n, own in enumerate(self.bounds) for outer, b in enumerate(own.tolist()))
         for bound, number, outer in sorted(rows):
@@ -162,9 +184,11 @@ class _PoolPolisher:
                 break
             self._solved(number, outer, work, bound)
 
-    def _improve(self, entry: PricedPlan, *, thorough: bool) -> None:
+    def improve(self, entry: PricedPlan, *, thorough: bool, most: float = float("inf")) -> None:
         """Descend from a plan by moves."""
         table = self.pool.tables[entry.table]
+        if not thorough and plan_key(entry.plan) in self.pool.settled[entry.table]:
+            return
         # what a screen of simulated plans remembers may change its next move
         alike = not thorough and not table.pipeline.simulated
         plan, _, evaluated = polish(
@@ -175,8 +199,11 @@ class _PoolPolisher:
             chains=self.config.polish_chains,
             stop=self.stop,
             visited=self.visited[entry.table] if alike else None,
+            most=most,
         )
         self.pool.evaluated += evaluated
+        if evaluated < most and not self.stop():
+            self.pool.settled[entry.table].add(plan_key(plan))
         self.pool.add(TablePlans(entry.table, plan))
 
     def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from darts_parallel.cost.critical_paths import Criticalities
 from darts_parallel.cost.evaluation import TableReading, evaluate_batch, pass_seconds, table_reading
 from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable
 
 FIRST_BATCH = 32
@@ -61,46 +62,65 @@ class MoveScreen:
             self.simulated += len(plans)
             return cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
         reading = table_reading(self.table, plans)
-        left = torch.nonzero(reading.feasible).squeeze(1)
-        size = FIRST_BATCH
-        bound = self._bounds(plans[left], reading.sync[left], reading.per_iteration[left])
+        feasible = torch.nonzero(reading.feasible).squeeze(1)
+        priced = _Priced.of(self.table, plans[feasible], reading, feasible)
+        left, size, bound = torch.arange(len(feasible)), FIRST_BATCH, self._bounds(priced)
         while len(left):
             order = torch.argsort(bound, stable=True)
             order = order[bound[order] < best]
             batch, rest = left[order[:size]], order[size:]
             if not len(batch):
                 break
-            some = plans[batch]
-            times = evaluate_batch(self.table, some).iteration_time
+            some = priced[batch]
+            times = some.simulated(self.table)
             self.simulated += len(batch)
-            result[batch] = torch.where(times < best, times, torch.inf)
+            result[feasible[batch]] = torch.where(times < best, times, torch.inf)
             self._remember(some[times.argmin().unsqueeze(0)])
             if bool((times < best).any()) or self.stop():
                 break
             left, size = left[rest], 2 * size
-            newest = self._bounds(plans[left], reading.sync[left], reading.per_iteration[left], newest=True)
-            bound = torch.maximum(bound[rest], newest)
+            bound = torch.maximum(bound[rest], self._bounds(priced[left], newest=True))
         return result
 
-    def _remember(self, plan: HardPlans) -> None:
+    def _remember(self, plan: "_Priced") -> None:
         """Keep a critical path of one plan."""
         table, outer = self.table, int(plan.outer[0])
         count = table.num_micro_batches[plan.outer]
-        passes, sync = pass_seconds(table, plan), table_reading(table, plan).sync
-        path = Criticalities.of(passes, sync, count, table.pp, table.pipeline, whole=True)
+        path = Criticalities.of(plan.passes, plan.sync, count, table.pp, table.pipeline, whole=True)
         self.paths[outer] = [*self.paths[outer][1 - MOST_PATHS :], path]
 
-    def _bounds(
-        self, plans: HardPlans, sync: Tensor, per_iteration: Tensor, *, newest: bool = False
-    ) -> Tensor:
+    def _bounds(self, plans: "_Priced", *, newest: bool = False) -> Tensor:
         """Seconds that plans need at least, `(B,)`, by all paths of their outer choices or the newest."""
-        result = torch.zeros(len(plans), dtype=torch.float64)
-        if not len(plans):
-            return result
-        passes = pass_seconds(self.table, plans)
+        result = torch.zeros(len(plans.outer), dtype=torch.float64)
         for outer, paths in self.paths.items():
             mine = torch.nonzero(plans.outer == outer).squeeze(1)
+            own = plans[mine]
             for path in paths[-1:] if newest else paths:
-                length = path.seconds(passes[mine], sync[mine]) + per_iteration[mine]
+                length = path.seconds(own.passes, own.sync) + own.per_iteration
                 result[mine] = torch.maximum(result[mine], length)
         return result
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """B plans as what a simulation and a path ask of them."""
+
+    outer: Tensor
+    passes: PassSeconds
+    sync: Tensor
+    per_iteration: Tensor
+
+    @staticmethod
+    def of(table: CostTable, plans: HardPlans, reading: TableReading, rows: Tensor) -> "_Priced":
+        """Price plans, which are the `rows` of a reading."""
+        passes = pass_seconds(table, plans)
+        return _Priced(plans.outer, passes, reading.sync[rows], reading.per_iteration[rows])
+
+    def __getitem__(self, rows: Tensor) -> "_Priced":
+        return _Priced(self.outer[rows], self.passes[rows], self.sync[rows], self.per_iteration[rows])
+
+    def simulated(self, table: CostTable) -> Tensor:
+        """Seconds per iteration, `(B,)`."""
+        counts = table.num_micro_batches[self.outer]
+        total, _ = simulated_seconds(self.passes, self.sync, counts, table.pp, table.pipeline)
+        return total + self.per_iteration

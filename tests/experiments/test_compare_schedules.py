@@ -56,7 +56,8 @@ def test_every_method_is_compared_at_equal_seconds_with_a_bound_below_all() -> N
     text = gaps_table([solved])
     assert "of 1 problems" in text
     assert text.count("\n| toy |") == 1
-    assert f"| {solved.best:.4g} s | {solved.bound:.4g} s | {100 * (solved.best / solved.bound - 1):.2f} % |" in text
+    ends = f"{solved.best:.4g} s | {solved.bound:.4g} s | {100 * (solved.best / solved.bound - 1):.2f} % |"
+    assert f"| {ends}" in text
     torch.set_num_threads(1)
 
 
