@@ -16,12 +16,12 @@ from torch import Tensor
 from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.config.schema import ALIASES, V_SHAPED, CostConfig
 from darts_parallel.cost.schedules import waiting
-from darts_parallel.cost.v_schedules import v_passes
+from darts_parallel.cost.v_schedules import v_order, v_passes
 from darts_parallel.plan.space import OuterSpace
 
 INTERLEAVED = "interleaved"
-FILLS = 2
-"""Micro-batches a device of a V behind which no device holds more of them."""
+FILLS = 3
+"""Micro-batches a device of a V behind which no device holds more of them; a simulation begins with as many."""
 MICRO_BATCH_SECONDS = ("forward", "backward", "weight_gradient", "reshard", "p2p")
 """Fields of a cost table in seconds of one micro-batch."""
 
@@ -191,8 +191,8 @@ def _split_in_flight(schedule: str, pp: int, num_micro_batches: Tensor) -> Tenso
 def _last_stage(schedule: str, pp: int, num_micro_batches: int) -> list[tuple[int, int]]:
     """The moments of `_split_in_flight` of a V, whose first device holds the last stage."""
     before, between, moments = 0, 0, {(0, 0)}
-    for kind, stage, _ in v_passes(schedule, pp, num_micro_batches)[0]:
-        if stage == 2 * pp - 1:
+    for kind, upwards, _ in v_order(schedule, 0, pp, num_micro_batches):
+        if upwards:
             before += {"F": 1, "B": -1, "W": 0}[kind]
             between += {"F": 0, "B": 1, "W": -1}[kind]
             moments.add((before, between))

@@ -28,6 +28,8 @@ Floats = NDArray[np.float64]
 
 STEADY = 1e-13
 """Relative; steps of a steady state that differ by rounding alone."""
+AT_ONCE = 200
+"""Passes of all plans, by levels of the graph, up to which all are asked at once what they waited for."""
 MAX_NUMBERS = 2**22
 """Numbers that one pass over a batch holds at a time."""
 
@@ -319,6 +321,8 @@ def _critical_paths(
         Passes, `(H, E)` with N where a path has begun already, and whether each waited for its message.
     """
     count, plans = start.shape
+    if count * plans > AT_ONCE * len(graph.bounds):
+        return _walked_paths(graph, end, start, last, plan)
     late = start > end[graph.previous]
     follows = np.where(late, graph.source[:, None], graph.previous[:, None])
     # as places in one flat array, so that a hop is a single look-up
@@ -334,3 +338,18 @@ def _critical_paths(
     paths = places // plans
     waited = np.concatenate([late.reshape(-1), np.zeros(plans, dtype=bool)])[places]
     return paths, waited
+
+
+def _walked_paths(
+    graph: Graph, end: Floats, start: Floats, last: Indices, plan: Indices
+) -> tuple[Indices, NDArray[np.bool_]]:
+    """As `_critical_paths`, asking what a pass waited for on the paths alone."""
+    count = len(graph)
+    previous, source = (np.append(waits, count) for waits in (graph.previous, graph.source))
+    here, paths, waited = last, [last], []
+    while (here < count).any():
+        late = (start[np.minimum(here, count - 1), plan] > end[previous[here], plan]) & (here < count)
+        here = np.where(late, source[here], previous[here])
+        paths.append(here)
+        waited.append(late)
+    return np.stack(paths), np.stack([*waited, np.zeros(len(last), dtype=bool)])

@@ -55,8 +55,8 @@ class PlanPool:
         self.curve: list[tuple[float, float]] = []
         """Seconds of the search and iteration time of every improvement of the best plan."""
         self.entries: dict[tuple[int, int], list[PricedPlan]] = {}
-        self.settled: dict[int, set[bytes]] = defaultdict(set)
-        """Plans of every table that no cheap move makes better."""
+        self.unmoved: dict[int, set[bytes]] = defaultdict(set)
+        """Plans of simulated tables that no cheap move makes better."""
         self._fitted: set[tuple[str, int, bytes]] = set()
 
     @property

@@ -159,11 +159,17 @@ class _PoolPolisher:
     def by_moves(self, *, hurry: bool) -> None:
         """Descend from the best plans by cheap moves, in a hurry first from the best one by all."""
         for entry in self.pool.top(1 if hurry else 0):
-            self.improve(entry, thorough=True)
+            # where no cheap move is left, those of other plans come before dear ones
+            if not self._unmoved(entry):
+                self.improve(entry, thorough=True)
         alternatives = self.pool.by_outer()[: ALTERNATIVES + 1]
         for entry in self.pool.top(self.config.polish_starts):
             if self._can_win(entry) or any(entry is other for other in alternatives):
                 self.improve(entry, thorough=False)
+
+    def _unmoved(self, entry: PricedPlan) -> bool:
+        """Whether no cheap move makes a plan better."""
+        return plan_key(entry.plan) in self.pool.unmoved[entry.table]
 
     def _can_win(self, entry: PricedPlan) -> bool:
         """Whether the lower bound of a plan's outer choice is below the best plan."""
@@ -187,7 +193,7 @@ class _PoolPolisher:
     def improve(self, entry: PricedPlan, *, thorough: bool, most: float = float("inf")) -> None:
         """Descend from a plan by moves."""
         table = self.pool.tables[entry.table]
-        if not thorough and plan_key(entry.plan) in self.pool.settled[entry.table]:
+        if not thorough and self._unmoved(entry):
             return
         # what a screen of simulated plans remembers may change its next move
         alike = not thorough and not table.pipeline.simulated
@@ -202,8 +208,8 @@ class _PoolPolisher:
             most=most,
         )
         self.pool.evaluated += evaluated
-        if evaluated < most and not self.stop():
-            self.pool.settled[entry.table].add(plan_key(plan))
+        if table.pipeline.simulated and evaluated < most and not self.stop():
+            self.pool.unmoved[entry.table].add(plan_key(plan))
         self.pool.add(TablePlans(entry.table, plan))
 
     def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:

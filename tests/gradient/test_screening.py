@@ -2,9 +2,13 @@ import pytest
 import torch
 
 from darts_parallel import load_problem
+from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.table import CostTable, build_table
+from darts_parallel.gradient import pool_polishing
+from darts_parallel.gradient.descent import GradientSearch
 from darts_parallel.gradient.polishing import polish
+from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.gradient.screening import MoveScreen
 from darts_parallel.plan.space import outer_spaces
 from tests.support.random_plans import random_plans
@@ -48,3 +52,21 @@ def test_a_polished_plan_of_a_simulated_pipeline_has_no_better_neighbour() -> No
     others = type(plan)(plan.outer.expand(len(changed)), changed, plan.first_layers.expand(len(changed), -1))
     cost = evaluate_batch(table, others)
     assert (cost.iteration_time[cost.feasible] >= seconds * (1 - 1e-9)).all()
+
+
+def test_the_best_known_plan_is_polished_before_the_descent_for_counted_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = table_of("zero_bubble_v")
+
+    def begun(passes: int, *, polished: bool = True) -> PlanPool:
+        monkeypatch.setattr(pool_polishing, "FIRST_PASSES", passes)
+        config = SearchConfig(polish=polished, num_restarts=2)
+        return GradientSearch([table], "layerwise", config, 0).pool
+
+    plain, cut, full, again = begun(0, polished=False), begun(1), begun(2**21), begun(2**21)
+    assert full.best_time < plain.best_time
+    assert plain.evaluated <= cut.evaluated < full.evaluated
+    assert (again.best_time, again.evaluated) == (full.best_time, full.evaluated)
+    assert full.best is not None
+    assert polish(table, full.best.plan, "layerwise", thorough=False)[1] == full.best.time
