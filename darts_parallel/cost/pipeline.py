@@ -21,7 +21,7 @@ from darts_parallel.plan.space import OuterSpace
 
 INTERLEAVED = "interleaved"
 FILLS = 3
-"""Micro-batches a device of a V behind which no device holds more of them; a simulation begins with as many."""
+"""Micro-batches a device of a V behind which no device holds more; a simulation begins with as many."""
 MICRO_BATCH_SECONDS = ("forward", "backward", "weight_gradient", "reshard", "p2p")
 """Fields of a cost table in seconds of one micro-batch."""
 

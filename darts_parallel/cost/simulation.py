@@ -273,9 +273,9 @@ def pass_ends(graph: Graph, duration: Floats, message: Floats) -> tuple[Floats, 
     # `clip` takes rows without a check of their numbers
     for cut, previous, source in graph.levels:
         ready, before = start[cut], waits[: len(previous)]
-        np.take(end, source, axis=0, out=before, mode="clip")
+        end.take(source, axis=0, out=before, mode="clip")
         ready += before
-        np.take(end, previous, axis=0, out=before, mode="clip")
+        end.take(previous, axis=0, out=before, mode="clip")
         np.maximum(ready, before, out=ready)
         np.add(ready, duration[cut], out=end[cut])
     return end, start
