@@ -90,14 +90,14 @@ class GradientSearch:
         for index in simulated:
             alive = torch.nonzero(self.bounds[index] <= self.pool.best_time * SLACK).flatten()
             balanced = balanced_plans(tables[index], alive.tolist())
-            if balanced is not None:
-                # what does not fit is repaired: every outer choice deserves a plan that does
+            if balanced is not None:  # what does not fit is repaired: every outer choice deserves a plan
                 self.pool.add(TablePlans(index, balanced), torch.zeros(len(balanced), dtype=torch.float64))
+        # restarts begin at plans that are not polished: where those would lead to, polishing has been
+        near = [(entry.table, entry.plan) for entry in self.pool.by_outer() if entry.table in simulated]
+        near += [(start.table, start.plans) for start in starts]
         if simulated and config.polish:
             polish_starts(self.pool, space_kind, config)
         self.groups = self._initial_groups(tables)
-        near = [(entry.table, entry.plan) for entry in self.pool.by_outer() if entry.table in simulated]
-        near += [(start.table, start.plans) for start in starts]
         for group in self.groups:
             for plans in (plans for number, plans in near if number == group.table_index):
                 group.begin_near(plans, config.initial_preference)
