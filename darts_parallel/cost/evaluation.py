@@ -54,6 +54,8 @@ class TableReading:
     """Peak bytes, reserve excluded, `(B, pp)`."""
     feasible: Tensor
     """Fits the memory, legal strategies and stages, `(B,)` bool."""
+    between: tuple[Tensor, Tensor]
+    """What `neighbour_seconds` gives."""
 
 
 def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
@@ -88,7 +90,7 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     if table.kind_allowed is not None:
         legal &= table.runs(kinds, plans.choices).all(1)
     fits = legal & (memory <= table.capacity * (1 + ROUNDING)).all(1)
-    return TableReading(stage_seconds, sync_seconds, per_iteration, memory, fits)
+    return TableReading(stage_seconds, sync_seconds, per_iteration, memory, fits, (inside, across))
 
 
 def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
@@ -104,7 +106,7 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
     device_seconds = table.by_device(stage_seconds)
     counts = table.num_micro_batches[plans.outer]
     if table.pipeline.simulated:
-        passes = pass_seconds(table, plans)
+        passes = pass_seconds(table, plans, reading.between)
         total, ends = simulated_seconds(passes, sync_seconds, counts, table.pp, table.pipeline)
     else:
         end = pipeline_seconds(stage_seconds, counts)
@@ -114,12 +116,15 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
     )
 
 
-def pass_seconds(table: CostTable, plans: HardPlans) -> PassSeconds:
+def pass_seconds(
+    table: CostTable, plans: HardPlans, between: tuple[Tensor, Tensor] | None = None
+) -> PassSeconds:
     """Seconds of the passes of every stage; resharding inside a stage is half forward, half backward.
 
     Args:
         table: Costs of their pipeline degree.
         plans: B plans.
+        between: What `neighbour_seconds` gives of them, where it is known.
     """
     stages = plans.stages()
     outer, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
@@ -131,7 +136,7 @@ def pass_seconds(table: CostTable, plans: HardPlans) -> PassSeconds:
         offloaded = OffloadedPlans.of(table, plans.outer, plans.choices, stages)
         longer = offloaded.lengthening(offloaded.fractions())
         forward, backward = forward + longer[0], backward + longer[1]
-    inside, across = neighbour_seconds(table, plans, stages)
+    inside, across = neighbour_seconds(table, plans, stages) if between is None else between
     return PassSeconds(forward + inside / 2, backward + inside / 2, weight, across / 2)
 
 
@@ -144,7 +149,10 @@ def neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tup
     """Resharding inside stages `(B, K)`, and p2p across their boundaries `(B, K - 1)`, both ways."""
     later, pairs = stages[:, 1:], torch.arange(table.num_layers - 1)
     outer = plans.outer.unsqueeze(1)
-    before, after = table.layout[plans.choices[:, :-1]], table.layout[plans.choices[:, 1:]]
+    before: Tensor | int = 0
+    after: Tensor | int = 0
+    if table.num_layouts > 1:
+        before, after = table.layout[plans.choices[:, :-1]], table.layout[plans.choices[:, 1:]]
     cut = later != stages[:, :-1]
     inside = table.reshard[outer, table.stage_kind[later], pairs, before, after]
     if table.pp == 1:

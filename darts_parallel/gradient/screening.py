@@ -113,7 +113,8 @@ class _Priced:
     @staticmethod
     def of(table: CostTable, plans: HardPlans, reading: TableReading, rows: Tensor) -> "_Priced":
         """Price plans, which are the `rows` of a reading."""
-        passes = pass_seconds(table, plans)
+        inside, across = reading.between
+        passes = pass_seconds(table, plans, (inside[rows], across[rows]))
         return _Priced(plans.outer, passes, reading.sync[rows], reading.per_iteration[rows])
 
     def __getitem__(self, rows: Tensor) -> "_Priced":
