@@ -3,8 +3,8 @@
 A prediction's logarithm has the variance of its parameters (Laplace) plus that of what no parameter holds:
 release, tuning, disturbance, structure. The second is read off runs that were held out, in three steps of
 nearness: a software family without any run, a source without any run, a device and software with runs of
-their own. It is the smallest spread whose 80 % interval holds 80 % of those runs, each fold counted as one: what
-is asked for next is one more source, not one more run of the source with the most.
+their own. It is the smallest spread whose 80 % interval holds 80 % of those runs, each fold counted as one:
+what is asked for next is one more source, not one more run of the source with the most.
 """
 
 from collections import Counter, defaultdict
@@ -44,7 +44,7 @@ class Held:
 
 
 def spread(held: Sequence[Held]) -> float:
-    """The smallest standard deviation, beside those of the parameters, whose interval holds `SHARE` of the runs.
+    """The smallest standard deviation, beside those of the parameters, whose interval holds `SHARE`.
 
     Every fold weighs as much as any other, however many runs it has.
     """

@@ -22,8 +22,8 @@ POWER = 1400.0 / 1200.0, 500.0 / 700.0
 per those of an H100 SXM5: large products run as fast as the power limit lets them."""
 BEST_SHAPE = {
     # share of the peak of the best bf16 matrix product (stas00/ml-engineering,
-    # compute/accelerator/README.md @744d01e1); v100: 83 of 125 TFLOP/s (arXiv 1803.04014, abstract); t4: NVIDIA
-    # developer forum, thread 264462 (power limit);
+    # compute/accelerator/README.md @744d01e1); v100: 83 of 125 TFLOP/s (arXiv 1803.04014, abstract);
+    # t4: NVIDIA developer forum, thread 264462 (power limit);
     # gb300, h100_hbm2e: as gb200 and h100, by their power; b300: as b200
     "a100": 0.869, "h100": 0.803, "h100_hbm2e": 0.803 * POWER[1], "h100_pcie": 0.70, "b200": 0.776,
     "gb200": 0.729, "gb300": 0.729 * POWER[0], "b300": 0.776, "mi300x": 0.511, "mi250x": 0.60, "v100": 0.664,
