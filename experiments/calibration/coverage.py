@@ -3,8 +3,9 @@
 A prediction's logarithm has the variance of its parameters (Laplace) plus that of what no parameter holds:
 release, tuning, disturbance, structure. The second is read off runs that were held out, in three steps of
 nearness: a software family without any run, a source without any run, a device and software with runs of
-their own. It is the smallest spread whose 80 % interval holds 80 % of those runs, each fold counted as one:
-what is asked for next is one more source, not one more run of the source with the most.
+their own. It is the smallest spread whose 80 % interval holds 80 % of those runs, a fold counted as the root of
+its runs: what is asked for next is one more source, not one more run of the source with the most, and yet the
+runs of one source are not all alike.
 """
 
 from collections import Counter, defaultdict
@@ -46,16 +47,14 @@ class Held:
 def spread(held: Sequence[Held]) -> float:
     """The smallest standard deviation, beside those of the parameters, whose interval holds `SHARE`.
 
-    Every fold weighs as much as any other, however many runs it has.
+    A fold weighs as much as the root of the number of its runs.
     """
     if not held:
         return FLOOR
     runs = Counter(h.fold for h in held)
-    needed = sorted(
-        (max((h.error / NORMAL) ** 2 - h.variance, FLOOR**2), 1.0 / (runs[h.fold] * len(runs))) for h in held
-    )
+    needed = sorted((max((h.error / NORMAL) ** 2 - h.variance, FLOOR**2), runs[h.fold] ** -0.5) for h in held)
     inside = np.cumsum([weight for _, weight in needed])
-    return float(np.sqrt(needed[int(np.searchsorted(inside, SHARE * (1.0 - 1e-12)))][0]))
+    return float(np.sqrt(needed[int(np.searchsorted(inside, SHARE * (1.0 - 1e-12) * inside[-1]))][0]))
 
 
 def by_place(near: Sequence[Held], wide: float) -> dict[str, float]:

@@ -15,7 +15,7 @@ from darts_parallel.report.uncertainty import pack_correlation, unpack_correlati
 from experiments import calibrate as command
 from experiments.calibrate import CalibrationOptions
 from experiments.calibration.calibrated import SHIPPED, Calibrated
-from experiments.calibration.coverage import NORMAL, Held, by_place, covered, cross_coverage, spread
+from experiments.calibration.coverage import FLOOR, NORMAL, Held, by_place, covered, cross_coverage, spread
 from experiments.calibration.crossvalidation import cross_validate, folds
 from experiments.calibration.device_files import MARK, names_data_sheet, three_digits
 from experiments.calibration.errors import ranks, spearman, summarise
@@ -192,11 +192,13 @@ def test_deviations_of_device_software_and_their_pair_add_up() -> None:
     assert fitted.value(quantity, place) == pytest.approx(float(whole))
 
 
-def test_a_fold_with_many_runs_speaks_once() -> None:
-    # nine sources of one run each are 10 % off, the tenth, with ninety runs, not at all
-    few = [Held(str(k), "a", "b", 0.1, 0.0) for k in range(9)]
-    many = [Held("9", "a", "b", 0.0, 0.0)] * 90
-    assert spread(few + many) == pytest.approx(0.1 / NORMAL)
+@pytest.mark.parametrize(("runs", "needed"), [(36, 0.0), (16, 0.1)])
+def test_a_fold_speaks_as_the_root_of_its_runs(runs: int, needed: float) -> None:
+    # one source is right in all its runs, one is 10 % off in its only one: six against one, four against one
+    held = [*[Held("many", "a", "b", 0.0, 0.0)] * runs, Held("one", "a", "b", 0.1, 0.0)] + [
+        Held("three", "a", "b", 0.1, 0.0)
+    ] * (runs == 16)
+    assert spread(held) == pytest.approx(max(needed / NORMAL, FLOOR))
 
 
 def test_spreads_hold_the_share_that_they_promise() -> None:
