@@ -3,9 +3,9 @@
 A prediction's logarithm has the variance of its parameters (Laplace) plus that of what no parameter holds:
 release, tuning, disturbance, structure. The second is read off runs that were held out, in three steps of
 nearness: a software family without any run, a source without any run, a device and software with runs of
-their own. It is the smallest spread whose 80 % interval holds 80 % of those runs, a fold counted as the root of
-its runs: what is asked for next is one more source, not one more run of the source with the most, and yet the
-runs of one source are not all alike.
+their own. It is the smallest spread whose 80 % interval holds 80 % of those runs, a fold counted as the root
+of its runs: what is asked for next is one more source, not one more run of the source with the most, and yet
+the runs of one source are not all alike.
 """
 
 from collections import Counter, defaultdict
