@@ -9,8 +9,8 @@ ARGS ?=
 search: install  ## the main job on the default config; ARGS="model=llama3_8b ..." overrides
 	$(VENV)/bin/darts-parallel $(ARGS)
 
-test: develop  ## all tests
-	$(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+test: develop  ## all tests; compiled files are kept, or every process compiles all again
+	PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-clients: $(CLIENTS)/installed  ## the real trainers read the golden exports; MEGATRON=FOLDER: Megatron-LM's flags too
 	MEGATRON="$(MEGATRON)" $(CLIENTS)/bin/python -m pytest -c /dev/null -p no:cacheprovider --rootdir clients -q clients $(ARGS)

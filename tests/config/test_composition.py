@@ -18,12 +18,12 @@ NAMED_RUNS = sorted(path.stem for path in (Path(config_dir()) / "experiment").gl
 SHORT = ["search.method=gradient", "search.num_steps=5", "search.num_restarts=2", "search.polish_starts=1",
          "search.max_seconds=2"]  # fmt: skip
 LARGE = {
-    "llama3_8b_a10": ["space.pp=4"],
+    "llama3_8b_a10": ["space.pp=4", "search.polish=false"],
     "llama3_70b_64xh100": ["space.pp=8", "search.polish=false"],
     "gpt3_175b_384xa100": ["space.pp=12", "space.tp=8"],
     "bloom_176b_384xa100": ["space.pp=12", "space.tp=8"],
     "t5_a10": ["space.pp=2"],
-    "tight_memory": ["space.pp=8"],
+    "tight_memory": ["space.pp=8", "search.polish=false"],
     "gumbel": ["space.pp=8"],
     "stagewise": ["space.pp=8"],
     "uniform": ["space.pp=8"],

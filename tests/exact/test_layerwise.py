@@ -47,21 +47,21 @@ def assert_same_optimum(table: CostTable, mode: str) -> float:
     return found.cost
 
 
-@pytest.mark.parametrize("first", range(0, 40, 20))
+@pytest.mark.parametrize("first", range(0, 28, 14))
 def test_layerwise_optimum_equals_brute_force(first: int) -> None:
-    costs = [assert_same_optimum(table_of(seed), "layerwise") for seed in range(first, first + 20)]
+    costs = [assert_same_optimum(table_of(seed), "layerwise") for seed in range(first, first + 14)]
     # enough tables have a plan, and some have none, so that the comparison means something
-    assert 7 <= sum(map(math.isfinite, costs)) < 20
+    assert 5 <= sum(map(math.isfinite, costs)) < 14
 
 
 @pytest.mark.parametrize("mode", ["stagewise", "uniform"])
 def test_smaller_spaces_equal_brute_force(mode: str) -> None:
-    for seed in range(20):
+    for seed in range(14):
         assert_same_optimum(table_of(seed), mode)
 
 
 def test_sharing_the_work_of_equal_layers_changes_nothing() -> None:
-    for seed in range(8):
+    for seed in range(5):
         table = random_table(seed, pp=2, num_layers=7, num_choices=3, equal_layers=True)
         shared, apart = (solve([table], "layerwise", merge=merge) for merge in (True, False))
         assert shared.cost == pytest.approx(apart.cost, rel=1e-12)
@@ -115,9 +115,8 @@ def test_the_default_problem_is_solved_and_its_plan_costs_what_was_claimed() -> 
 
 
 def test_more_room_for_choice_never_costs_more() -> None:
-    problems = [
-        load_problem([f"space={kind}", "space.pp=4"]) for kind in ("uniform", "stagewise", "layerwise")
-    ]
+    few = ["space.pp=4", "space.num_micro_batches=[8,16]"]
+    problems = [load_problem([f"space={kind}", *few]) for kind in ("uniform", "stagewise", "layerwise")]
     costs = [find_plan(problem).iteration_time_s for problem in problems]
     assert costs[0] * (1 + 1e-12) >= costs[1]
     assert costs[1] * (1 + 1e-12) >= costs[2]

@@ -44,7 +44,7 @@ def optimum(table: CostTable) -> float:
 @pytest.mark.parametrize("schedule", CHUNKS)
 def test_no_plan_is_below_a_bound(schedule: str) -> None:
     infeasible, gaps = 0, []
-    for seed in range(3):
+    for seed in range(2):
         table = simulated(seed, schedule, count=4 + 2 * (seed == 1), tightness=(0.3, 1.0)[seed % 2])
         best, chain = optimum(table), chain_bound(table, 0, rounds=6)
         infeasible += best == float("inf")
@@ -61,7 +61,7 @@ def test_no_plan_is_below_a_bound(schedule: str) -> None:
         together = simulated_lower_bound([table], "layerwise", known=best, seconds=1e3)
         assert 0.95 * min(max(found), best) <= together <= best
         gaps += [best / together] * (best < float("inf"))
-    assert infeasible < 3
+    assert infeasible < 2
     assert np.median(gaps) < 1.5
 
 

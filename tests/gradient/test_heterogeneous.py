@@ -108,10 +108,9 @@ def test_equal_node_groups_give_exactly_the_answer_of_one_group(mode: str) -> No
     assert first.best.to_plan(tables) == second.best.to_plan(again)
 
 
-@pytest.mark.parametrize("first", range(0, 4, 2))
-def test_exact_planners_equal_brute_force_over_all_node_orders(first: int) -> None:
+def test_exact_planners_equal_brute_force_over_all_node_orders() -> None:
     feasible = 0
-    for seed in range(first, first + 2):
+    for seed in range(3):
         problem = random_mixed(seed)
         tables = build_tables(problem, outer_spaces(problem))
         for mode in ("uniform", "stagewise", "layerwise"):
@@ -120,15 +119,16 @@ def test_exact_planners_equal_brute_force_over_all_node_orders(first: int) -> No
             assert found.proven
             assert found.cost == pytest.approx(expected.cost, rel=1e-12)
             feasible += expected.best is not None
-        assert solve_uniform(tables).cost == pytest.approx(brute_force(tables, "uniform").cost, rel=1e-12)
-    assert feasible
+            if mode == "uniform":
+                assert solve_uniform(tables).cost == pytest.approx(expected.cost, rel=1e-12)
+    assert feasible > 3
 
 
 def test_a_plan_with_an_order_of_nodes_survives_its_file() -> None:
     problem = mixed("space.pp=4")
     rng = torch.Generator().manual_seed(0)
     seen = set()
-    for table in build_tables(problem, outer_spaces(problem))[:4]:
+    for table in build_tables(problem, outer_spaces(problem)[:4]):
         plan = random_plans(table, 1, rng).to_plan(0, table)
         data = json.loads(json.dumps(plan_dict(problem, plan, evaluate(plan, problem), None, [])))
         assert Plan.from_dict(data) == plan
@@ -139,7 +139,7 @@ def test_a_plan_with_an_order_of_nodes_survives_its_file() -> None:
 
 def test_ranks_that_tear_a_node_apart_are_refused() -> None:
     problem = mixed("space.pp=4")
-    table = build_tables(problem, outer_spaces(problem))[0]
+    table = build_tables(problem, outer_spaces(problem)[:1])[0]
     plan = random_plans(table, 1, torch.Generator().manual_seed(0)).to_plan(0, table)
     data = plan_dict(problem, plan, evaluate(plan, problem), None, [])
     data["stages"][0]["ranks"], data["stages"][1]["ranks"] = [0, 2], [1, 3]
@@ -151,7 +151,7 @@ def test_tensor_parallel_groups_divide_the_nodes_of_their_stage() -> None:
     problem = mixed("training.global_batch_size=12", "space.num_micro_batches=1", "space.pp=2")
     slow, fast = problem.cluster.groups
     problem = with_groups(problem, replace(slow, count=2, gpus=3), replace(fast, count=3, gpus=2))
-    table = build_tables(problem, outer_spaces(problem))[0]
+    table = build_tables(problem, outer_spaces(problem)[:1])[0]
     plans = random_plans(table, 60, torch.Generator().manual_seed(0))
     plans = replace(plans, choices=torch.cat([plans.choices[:40], plans.choices[40:, :1].expand(-1, 7)]))
     cost = evaluate_batch(table, plans)
@@ -199,7 +199,7 @@ def test_links_slower_inside_a_node_than_between_nodes_are_planned() -> None:
 
 def test_a_stage_that_mixes_node_types_is_decided_by_its_slowest_member() -> None:
     problem = mixed()
-    table = next(t for t in build_tables(problem, outer_spaces(problem)) if t.pp == 2)
+    (table,) = build_tables(problem, [s for s in outer_spaces(problem) if s.pp == 2][:1])
     plan = random_plans(table, 1, torch.Generator().manual_seed(0)).to_plan(0, table)
     torn = replace(plan, node_order=(0, 2, 1, 3))
     pure, mixes = evaluate(plan, problem), evaluate(torn, problem)

@@ -139,20 +139,17 @@ def test_stage_solver_equals_brute_force(seed: int) -> None:
 
 
 def test_stages_that_share_an_answer_have_the_same_one_alone() -> None:
-    shared = 0
-    for seed in range(2):
-        table = random_table(seed, pp=3, num_layers=7, equal_layers=True, tightness=1.5)
-        solver = StageSolver(table, 0)
-        asked = [
-            (k, i, j, before if i else -1, after if j < 7 else -1)
-            for k, i, j, before, after in product(range(3), range(5), range(3, 8), (0, 1), (0, 1))
-            if 1 < j - i < 5 and (i > 0) == (k > 0) and (j < 7) == (k < 2)
-        ]
-        for key in asked:
-            assert solver.solve(*key) == StageSolver(table, 0).solve(*key)
-            assert solver.solve_by_layout(*key[:4]) == StageSolver(table, 0).solve_by_layout(*key[:4])
-        shared += len(set(asked)) + len({key[:4] for key in asked}) - len(solver.known)
-    assert shared > 15
+    table = random_table(0, pp=3, num_layers=7, equal_layers=True, tightness=1.5)
+    solver = StageSolver(table, 0)
+    asked = [
+        (k, i, j, before if i else -1, after if j < 7 else -1)
+        for k, i, j, before, after in product(range(3), range(5), range(3, 8), (0, 1), (0, 1))
+        if 1 < j - i < 5 and (i > 0) == (k > 0) and (j < 7) == (k < 2)
+    ]
+    for key in asked:
+        assert solver.solve(*key) == StageSolver(table, 0).solve(*key)
+        assert solver.solve_by_layout(*key[:4]) == StageSolver(table, 0).solve_by_layout(*key[:4])
+    assert len(set(asked)) + len({key[:4] for key in asked}) - len(solver.known) > 7
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -167,7 +164,7 @@ def test_resolved_plans_keep_the_edges_and_contain_the_plan_itself(seed: int) ->
 
 def test_repair_brings_an_overfull_plan_under_the_memory() -> None:
     problem = load_problem(["model=gpt2_xl", "training=gpt2_xl", "cluster.devices.a10.memory_GiB=11.5"])
-    table = next(t for t in build_tables(problem, outer_spaces(problem)) if t.pp == 8)
+    (table,) = build_tables(problem, [s for s in outer_spaces(problem) if s.pp == 8])
     heavy = next(i for i, c in enumerate(table.choices) if c.zero_stage == 0 and c.recompute == "none")
     starts = torch.tensor([[0, 7, 13, 19, 25, 31, 37, 43]])
     outer = int((table.num_micro_batches == 16).nonzero()[0])

@@ -87,7 +87,7 @@ def test_gradients_of_a_simulated_surrogate_match_finite_differences(cost: list[
 
 
 def _first_table(problem: Problem, pp: int) -> CostTable:
-    return next(t for t in build_tables(problem, outer_spaces(problem)) if t.pp == pp)
+    return build_tables(problem, [s for s in outer_spaces(problem) if s.pp == pp][:1])[0]
 
 
 # smooth maxima divide by a detached maximum, which their gradient leaves out on purpose: their error is

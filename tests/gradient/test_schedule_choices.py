@@ -116,7 +116,7 @@ def test_between_two_backward_passes_the_loss_keeps_a_third_and_blocks_everythin
 
 
 def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object) -> None:
-    problem, tables = tables_of("space.pp=2", *SMALL)
+    problem, tables = tables_of("space.pp=2", "space.num_micro_batches=[4,8]", *SMALL)
     assert {table.pipeline.schedule for table in tables} == set(SCHEDULES)
     settings = SearchConfig(num_steps=20, num_restarts=4, hard_every=5, polish_starts=2)
     result = search(problem, seed=0, config=settings)
@@ -130,7 +130,7 @@ def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object
     assert evaluate(again, problem).iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_surrogate_of_one_hot_weights_is_the_true_cost_under_every_schedule(seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     _, tables = tables_of("space.pp=[2,3]", "space.zero_stage=[0,1,3]", "model.num_layers=8")
@@ -144,7 +144,7 @@ def test_the_surrogate_of_one_hot_weights_is_the_true_cost_under_every_schedule(
 
 
 def test_no_plan_is_below_the_bounds_of_its_outer_choice() -> None:
-    _, tables = tables_of("space.pp=[2,4]", *SMALL, "space.tp=1")
+    _, tables = tables_of("space.pp=[2,4]", *SMALL, "space.tp=1", "space.num_micro_batches=[4,8]")
     least: dict[int, float] = {}
     for number, table in enumerate(tables):
         bounds = outer_lower_bounds(table, "uniform")

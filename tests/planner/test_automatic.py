@@ -23,7 +23,12 @@ from darts_parallel.planner import planning
 from darts_parallel.problem.problem import Problem, load_problem
 from experiments.comparison.problems import tables_of
 
-TOY = ["experiment=quick", "output.tensorboard=false", "output.progress=false"]
+TOY = [
+    "experiment=quick",
+    "output.tensorboard=false",
+    "output.progress=false",
+    "space.num_micro_batches=[4,8]",
+]
 FEW = ["search.num_steps=5", "search.num_restarts=2", "search.polish=false"]
 
 

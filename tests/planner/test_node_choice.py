@@ -21,7 +21,8 @@ from experiments.heterogeneous import random_mixed
 from experiments.pareto import ParetoOptions, study
 from tests.support.commands import QUIET, Command
 
-TOY = ["model=toy", "cluster=toy_mixed", "training=toy", "space=uniform", "space.num_micro_batches=[2,8]"]
+TOY = ["model=toy", "cluster=toy_mixed", "training=toy", "space=uniform", "space.num_micro_batches=[2,8]",
+       "space.recompute=none", "space.sequence_parallel=false"]  # fmt: skip
 
 
 def toy(*overrides: str) -> Problem:

@@ -112,7 +112,7 @@ def test_a_carried_over_plan_is_legal_and_the_same_where_it_can_be(kind: str) ->
 
 def test_restarts_begin_at_the_known_plan() -> None:
     problem = load_problem([*TOY, "space.pp=2"])
-    table = without_dominated(build_tables(problem, outer_spaces(problem))[0])
+    table = without_dominated(build_tables(problem, outer_spaces(problem)[:1])[0])
     rng = torch.Generator().manual_seed(0)
     plans = random_plans(table, table.num_outer, rng)
     group = RestartBatch.initial(

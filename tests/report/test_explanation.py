@@ -49,10 +49,9 @@ def test_the_lines_of_random_plans_sum_to_the_totals(name: str) -> None:
     rng, explained = torch.Generator().manual_seed(0), 0
     for space in outer_spaces(problem):
         table = build_table(problem, space)
-        plans = random_plans(table, 2, rng)
-        for index in range(len(plans)):
-            explained += len(require_sums(problem, plans.to_plan(index, table)).memory) > 0
-    assert explained >= 2
+        plan = random_plans(table, 1, rng).to_plan(0, table)
+        explained += len(require_sums(problem, plan).memory) > 0
+    assert explained >= 1
 
 
 def test_context_parallel_seconds_and_bytes_are_explained(llama_problem: Problem) -> None:

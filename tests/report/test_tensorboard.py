@@ -21,7 +21,8 @@ SMALL = ["space.pp=2", "space.dp=4", "space.tp=1", "space.recompute=none", "spac
 
 
 def load(*overrides: str) -> Problem:
-    job = ["model=toy", "cluster=toy", "training=toy", "search.num_steps=21", "search.num_restarts=2"]
+    job = ["model=toy", "cluster=toy", "training=toy", "search.num_steps=21", "search.num_restarts=2",
+           "search.polish_starts=1"]  # fmt: skip
     return load_problem([*job, *overrides])
 
 
