@@ -8,7 +8,8 @@ from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.plan.space import outer_spaces
 
 TINY = ["model=toy", "cluster=toy", "training=toy", "cost.pipeline=simulated", "space=uniform",
-        "space.pp=[1,2]", "space.sequence_parallel=false", "space.num_micro_batches=[4,8]", "search.num_steps=30"]  # fmt: skip
+        "space.pp=[1,2]", "space.sequence_parallel=false", "space.num_micro_batches=[4,8]",
+        "search.num_steps=30"]  # fmt: skip
 
 
 def test_a_small_uniform_space_is_proven_by_simulating_every_plan() -> None:

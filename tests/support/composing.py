@@ -15,7 +15,7 @@ from darts_parallel.config.schema import config_dir
 
 
 def compose_groups_once(patch: pytest.MonkeyPatch) -> None:
-    """Give Hydra a memory of what files and groups say, a third of a second; it sets values as it always does.
+    """Give Hydra a memory of what files and groups say, a third of a second; it sets values anew.
 
     What it remembers it pickles: to copy OmegaConf's nodes takes it seven times as long.
     """
