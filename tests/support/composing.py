@@ -37,7 +37,7 @@ def compose_groups_once(patch: pytest.MonkeyPatch) -> None:
         def make() -> Any:
             return list_defaults(repo, config_name, overrides, **settings), groups
 
-        found, marked = once(repo, ("list", config_name, groups, settings), make)
+        found, marked = once(repo.get_sources(), ("list", config_name, groups, settings), make)
         vars(overrides).update(marked)
         return found
 
