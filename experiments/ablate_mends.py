@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from darts_parallel.config.checks import require_member
@@ -24,6 +23,7 @@ from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_text
 from darts_parallel.problem.problem import Problem
+from darts_parallel.report.tables import filled_table, markdown_table
 from experiments.calibrate import usable_cases
 from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.crossvalidation import KINDS, folds
@@ -140,16 +140,8 @@ def ablate(options: AblationOptions) -> int:
             lines.append((kind, f"without {part.name}", str(int(touched.sum())), *_figures(error),
                           *_figures(error[touched], base[touched])))  # fmt: skip
             console.print(f"{kind}: without {part.name}")
-    table = Table(title="Held-out error of the seconds, %", title_justify="left")
-    for header in HEADERS:
-        table.add_column(header, justify="left" if header in HEADERS[:2] else "right")
-    for line in lines:
-        table.add_row(*line)
-    console.print(table)
-    page = "\n".join(
-        ["| " + " | ".join(HEADERS) + " |", "| --- | --- |" + " ---: |" * (len(HEADERS) - 2)]
-        + ["| " + " | ".join(line) + " |" for line in lines]
-    )
+    console.print(filled_table("Held-out error of the seconds, %", HEADERS, lines, (0, 1)))
+    page = "\n".join(markdown_table(HEADERS, lines, (0, 1)))
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "ablate_mends.md", page + "\n")

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from darts_parallel.config.checks import require_at_least, require_within
+from darts_parallel.report.tables import markdown_table
 from experiments.options import run_main
 from experiments.results_page import publish
 from experiments.robustness import experiment_options, inputs, problems, processes
@@ -106,10 +107,8 @@ def run(options: AttackOptions) -> int:
 
 def _table(found: Sequence[tuple[Try, Verdict]], log: Log) -> list[str]:
     mended = bool(log.once_wrong)
-    lines = [
-        f"| attack | tried | wrong | {'once wrong, mended | ' if mended else ''}of the others |",
-        f"| --- | ---: | ---: | {'---: | ' if mended else ''}--- |",
-    ]
+    header = ["attack", "tried", "wrong", *(["once wrong, mended"] if mended else []), "of the others"]
+    lines = []
     for kind in dict.fromkeys(wanted.kind for wanted, _ in found):
         mine = [(wanted, verdict) for wanted, verdict in found if wanted.kind == kind]
         wrong = sum(verdict.wrong for _, verdict in mine)
@@ -118,10 +117,8 @@ def _table(found: Sequence[tuple[Try, Verdict]], log: Log) -> list[str]:
         plans = sum(verdict.plans for _, verdict in mine)
         words += [f"{plans:,} plans enumerated"] if plans else []
         once = sum((wanted.kind, wanted.name) in log.once_wrong for wanted, _ in mine) - wrong
-        lines.append(
-            f"| {kind} | {len(mine):,} | {wrong} | {f'{once} | ' if mended else ''}{', '.join(words)} |"
-        )
-    return lines
+        lines.append([kind, f"{len(mine):,}", str(wrong), *([str(once)] if mended else []), ", ".join(words)])
+    return markdown_table(header, lines, (0, len(header) - 1))
 
 
 def _list(wrong: Sequence[Verdict]) -> list[str]:

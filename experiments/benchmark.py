@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.options import run_main
@@ -26,7 +25,7 @@ from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.gradient.descent import search
 from darts_parallel.problem.problem import load_problem
-from experiments.comparison.summary import markdown_table
+from darts_parallel.report.tables import filled_table, markdown_table
 from experiments.results_page import processor, publish
 
 LLAMA = ["model=llama3_70b", "training=llama3_70b"]
@@ -130,12 +129,7 @@ def benchmark(options: BenchmarkOptions, jobs: Sequence[Job], console: Console) 
     except KeyboardInterrupt:
         interrupted = True
     note = f"Median of {options.repeats}, one thread, on {processor()}."
-    table = Table(title=note, title_justify="left", box=None)
-    for name in COLUMNS:
-        table.add_column(name, justify="right" if name.endswith(" s") else "left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    console.print(filled_table(note, COLUMNS, rows, (0, len(COLUMNS) - 2, len(COLUMNS) - 1)))
     if options.publish and rows and not interrupted:
         text = "\n".join([note, "", *markdown_table(COLUMNS, rows)])
         publish("benchmark", "How long does it take?", "python -m experiments.benchmark", text)

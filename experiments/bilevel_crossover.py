@@ -15,8 +15,8 @@ from math import exp, log
 from pathlib import Path
 from statistics import mean, median
 
-import matplotlib
 import torch
+from matplotlib.figure import Figure
 
 from darts_parallel.bilevel.candidates import Candidate, plan_words
 from darts_parallel.bilevel.data import load_corpus
@@ -33,6 +33,7 @@ from darts_parallel.bilevel.upper.log_steps import LogSteps
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.plan.file import write_text
 from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.tables import markdown_table
 from experiments.options import run_main
 from experiments.results_page import publish
 
@@ -182,8 +183,7 @@ def page(
     """Mean times to target, how far the loop's plan is from the best other, and where it is not the best."""
     names = [*(f"{bits} bits" for bits in BITS), LOOP]
     header = ("GB/s", *(f"{name} (ms)" for name in names), "best other", "loop / best other", "loop's plan")
-    lines = ["| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]
-    above = []
+    lines, above = [], []
     for bandwidth, own in points.items():
         best, ratio = ratios(own)
         chosen = plans[bandwidth][LOOP]
@@ -192,7 +192,7 @@ def page(
         ]
         cells += [best, f"{exp(mean(map(log, ratio))):.3f} ({min(ratio):.3f} to {max(ratio):.3f})"]
         cells += [f"{chosen.plan.describe(chosen.global_batch_size)}: {plan_words(chosen.blocks)}"]
-        lines.append("| " + " | ".join([f"{bandwidth:g}", *cells]) + " |")
+        lines.append([f"{bandwidth:g}", *cells])
         if min(ratio) > 1.0 + TIE:
             above.append(_why(bandwidth, best, own, median(ratio)))
     note = (
@@ -205,7 +205,7 @@ def page(
         if not above
         else "The loop's plan is above the lower envelope on every seed at:\n\n" + "\n".join(above)
     )
-    return note + "\n\n" + "\n".join(lines) + "\n\n" + verdict + "\n"
+    return "\n".join([note, "", *markdown_table(header, lines), "", verdict, ""])
 
 
 def _why(bandwidth: float, best: str, own: dict[str, Point], ratio: float) -> str:
@@ -221,10 +221,8 @@ def _why(bandwidth: float, best: str, own: dict[str, Point], ratio: float) -> st
 
 def draw(path: Path, times: dict[float, dict[str, list[float]]]) -> Path:
     """Time to target of every plan against bandwidth; returns the picture's file."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7.0, 4.5), dpi=120)
+    figure = Figure(figsize=(7.0, 4.5), dpi=120, layout="constrained")
+    axes = figure.subplots()
     for name in next(iter(times.values())):
         middle = [1e3 * median(own[name]) for own in times.values()]
         strong = name == LOOP
@@ -235,9 +233,7 @@ def draw(path: Path, times: dict[float, dict[str, list[float]]]) -> Path:
     axes.set_xlabel("bandwidth of a link (GB/s)")
     axes.set_ylabel("time to target (ms, predicted seconds x measured steps)")
     axes.legend()
-    figure.tight_layout()
     figure.savefig(path)
-    pyplot.close(figure)
     return path
 
 

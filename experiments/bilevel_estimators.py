@@ -19,8 +19,6 @@ A seed that stands in the folder `out` is not run again. Writes `bilevel_estimat
 publish=true, `experiments/results/bilevel_estimators.md`.
 """
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +43,8 @@ from darts_parallel.bilevel.transformer import Weights, mixed_loss, plan_loss
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.plan.file import write_json, write_text
 from darts_parallel.problem.problem import load_problem
+from darts_parallel.report.tables import csv_text, markdown_table
+from experiments.calibration.errors import spearman
 from experiments.options import run_main
 from experiments.results_page import publish
 
@@ -252,17 +252,17 @@ def table(seeds: Sequence[dict[str, Row]]) -> str:
     blocks = sorted(name for name in seeds[0]["truth"] if name.isdigit())
     names = ["all", "all steps", *blocks, "gradients", "gradients steps"]
     words = ["all blocks", "log steps", *(f"block {name}" for name in blocks), "gradients", "log steps"]
-    lines = ["| estimator | " + " | ".join(words) + " | order of blocks |", "| --- " * (len(names) + 2) + "|"]
+    lines = []
     true = [mean(row["truth"][name] for row in seeds) for name in blocks]
     for estimator in seeds[0]:
         rows = [row[estimator] for row in seeds]
         cells = [_cell([row[name] for row in rows if name in row]) for name in names]
         known = all(name in rows[0] for name in blocks)
         rank = (
-            f"{_spearman([mean(row[name] for row in rows) for name in blocks], true):+.1f}" if known else "-"
+            f"{spearman([mean(row[name] for row in rows) for name in blocks], true):+.1f}" if known else "-"
         )
-        lines.append(f"| {estimator} | " + " | ".join([*cells, rank]) + " |")
-    return "\n".join(lines)
+        lines.append([estimator, *cells, rank])
+    return "\n".join(markdown_table(("estimator", *words, "order of blocks"), lines))
 
 
 def sums_of_blocks(seeds: Sequence[dict[str, Row]]) -> str:
@@ -279,12 +279,6 @@ def _cell(values: Sequence[float]) -> str:
     return f"{mean(values):+.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
 
 
-def _spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Rank correlation of two short lists without ties."""
-    ranks = [torch.tensor(values, dtype=torch.float64).argsort().argsort().double() for values in (a, b)]
-    return float(torch.corrcoef(torch.stack(ranks))[0, 1])
-
-
 def run(options: EstimatorOptions) -> int:
     """All seeds, the table and the files."""
     torch.set_num_threads(1)
@@ -299,12 +293,13 @@ def run(options: EstimatorOptions) -> int:
                 write_json(path, one_seed(options, corpus, seed, jobs))
             found.append(json.loads(path.read_text(encoding="utf-8")))
             print(f"seed {seed} done", flush=True)
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["seed", "estimator", "judged", "cost"])
-    for seed, rows in zip(options.seeds, found, strict=True):
-        writer.writerows([seed, name, what, cost] for name, row in rows.items() for what, cost in row.items())
-    write_text(folder / "bilevel_estimators.csv", text.getvalue())
+    lines = [
+        (seed, name, what, cost)
+        for seed, rows in zip(options.seeds, found, strict=True)
+        for name, row in rows.items()
+        for what, cost in row.items()
+    ]
+    write_text(folder / "bilevel_estimators.csv", csv_text(("seed", "estimator", "judged", "cost"), lines))
     note = (
         f"Nats that 2 bits cost, mean ± standard deviation over {len(options.seeds)} seeds; trainings from "
         f"scratch of {options.steps} steps, trials of at most {options.trial_steps}, other weights after "

@@ -33,6 +33,7 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.exact.layerwise import find_plan
 from darts_parallel.plan.file import write_json, write_text
 from darts_parallel.problem.problem import load_problem
+from darts_parallel.report.tables import markdown_table
 from experiments.options import run_main
 from experiments.results_page import publish
 
@@ -132,7 +133,7 @@ def table(options: StalenessOptions, runs: dict[tuple[str, int], Retrained]) -> 
         "predicted ms/step",
         "time to target, ratio",
     )
-    lines = ["| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]
+    lines = []
     for way in WAYS:
         pairs = [(runs[way, seed], runs["synchronous", seed]) for seed in options.seeds]
         gaps = [own.final_loss - other.final_loss for own, other in pairs]
@@ -147,7 +148,7 @@ def table(options: StalenessOptions, runs: dict[tuple[str, int], Retrained]) -> 
         time = f"{ratio * per_step / best:.3f}" if per_step else "-"
         spread = f"{mean(gaps):+.4f} ({min(gaps):+.4f} to {max(gaps):+.4f})"
         shown = f"{1e3 * per_step:.3f}" if per_step else "-"
-        lines.append(f"| {way} | {spread} | {ratio:.3f} | {shown} | {time} |")
+        lines.append((way, spread, f"{ratio:.3f}", shown, time))
     degrees = ", ".join(
         f"pp {pp} {1e3 * whole:.3f} ({1e3 * busy:.3f} without bubble)"
         for pp, (whole, busy) in seconds.items()
@@ -157,7 +158,7 @@ def table(options: StalenessOptions, runs: dict[tuple[str, int], Retrained]) -> 
         f"by pipeline degree, ms/step: {degrees}. Two buffers are priced at pp 4; local SGD as the fastest "
         f"plan of pp 1 and dp {REPLICAS} that synchronises gradients every so many steps."
     )
-    return f"{note}\n\n" + "\n".join(lines) + "\n"
+    return "\n".join([note, "", *markdown_table(header, lines), ""])
 
 
 def _path(folder: Path, way: str, seed: int) -> Path:

@@ -11,8 +11,6 @@ of those runs the 80 % intervals hold. Leaves calibrated.yaml (parameters, their
 device/*.yaml, cluster/*.yaml and software/*.yaml (for --config-dir), cross_validation.csv in `out`.
 """
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -27,6 +25,7 @@ from darts_parallel.config.options import run_main
 from darts_parallel.config.schema import config_dir
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_text
+from darts_parallel.report.tables import csv_text, filled_table
 from darts_parallel.report.uncertainty import EXPERTS
 from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.coverage import by_place, cross_coverage, pair_spread, spread
@@ -133,31 +132,27 @@ def in_sample(found: Residuals) -> dict[str, ErrorSummary]:
 
 def summary_table(summaries: dict[str, dict[str, ErrorSummary]]) -> Table:
     """Errors in sample and held out, percent."""
-    table = Table(title="Error, %", title_justify="left")
-    for header in ("", "figure", "runs", "median", "mean", "bias", "90 % below"):
-        table.add_column(header, justify="right" if header not in ("", "figure") else "left")
-    for name, parts in summaries.items():
-        for part, e in parts.items():
-            if e.count:
-                table.add_row(name, part, str(e.count), *_percent(e))
-    return table
+    rows = [
+        (name, part, str(e.count), *_percent(e))
+        for name, parts in summaries.items()
+        for part, e in parts.items()
+        if e.count
+    ]
+    header = ("", "figure", "runs", "median", "mean", "bias", "90 % below")
+    return filled_table("Error, %", header, rows, (0, 1))
 
 
 def fold_table(kind: str, results: Sequence[HeldOut]) -> Table:
     """Held-out errors of every fold, percent."""
-    table = Table(
-        title=f"Held out by {kind}: error of the seconds and of the memory, %", title_justify="left"
-    )
-    table.add_column(kind)
-    for header in ("runs", "median", "mean", "bias", "90 %") * 2:
-        table.add_column(header, justify="right")
+    title = f"Held out by {kind}: error of the seconds and of the memory, %"
+    rows = []
     seconds, memory = (held_out_errors(results, part) for part in PARTS)
     for fold in sorted({*seconds, *memory}, key=by_fold):
         cells = []
         for part in (seconds, memory):
             cells += [str(part[fold].count), *_percent(part[fold])] if fold in part else [""] * 5
-        table.add_row(fold, *cells)
-    return table
+        rows.append((fold, *cells))
+    return filled_table(title, (kind, *("runs", "median", "mean", "bias", "90 %") * 2), rows)
 
 
 def _percent(e: ErrorSummary) -> list[str]:
@@ -246,18 +241,17 @@ def write_hardware(folder: Path, fitted: Calibrated) -> None:
 
 def held_out_csv(held_out: dict[str, list[HeldOut]]) -> str:
     """Every held-out prediction, one line a run and kind of fold."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["fold_kind", "fold", "file", "row", "measured_iteration_s", "predicted_iteration_s",
-                     "measured_memory_gb", "predicted_memory_gb"])  # fmt: skip
+    header = ("fold_kind", "fold", "file", "row", "measured_iteration_s", "predicted_iteration_s",
+              "measured_memory_gb", "predicted_memory_gb")  # fmt: skip
+    rows = []
     for kind, results in held_out.items():
         for r in results:
             run = r.case.run
             memory = "" if run.memory_bytes is None else f"{run.memory_bytes / 2**30:.6g}"
             seconds = "" if run.iteration_s is None else f"{run.iteration_s:.6g}"
-            writer.writerow([kind, r.fold, run.row.file, run.row.line, seconds, f"{r.seconds:.6g}",
-                             memory, f"{r.memory_bytes / 2**30:.6g}"])  # fmt: skip
-    return text.getvalue()
+            rows.append((kind, r.fold, run.row.file, run.row.line, seconds, f"{r.seconds:.6g}",
+                         memory, f"{r.memory_bytes / 2**30:.6g}"))  # fmt: skip
+    return csv_text(header, rows)
 
 
 def main() -> int:

@@ -37,6 +37,7 @@ from darts_parallel.config.composition import load_config
 from darts_parallel.config.interrupts import children_without_interrupts
 from darts_parallel.config.options import run_main
 from darts_parallel.config.search import SearchConfig
+from darts_parallel.report.tables import filled_table, markdown_table
 from experiments import compare_schedules
 from experiments.compare_schedules import ScheduleComparison
 from experiments.comparison.anytime import anytime_figure, write_curves
@@ -54,7 +55,7 @@ from experiments.comparison.runs import (
     write_csv,
 )
 from experiments.comparison.standings import HEADER, default_verdict, duels, standings
-from experiments.comparison.summary import markdown, markdown_table, render, render_table
+from experiments.comparison.summary import markdown, render
 from experiments.results_page import processor, publish
 
 METHODS = (AUTO, SEARCH, UNIFORM, *PLANNERS)
@@ -145,7 +146,7 @@ def _write(options: CompareOptions, folder: Path, runs: list[Run], asked: int, c
         [standing.cells() for standing in standings(runs)],
         [*default_verdict(runs), *duels(runs)],
     )
-    console.print(render_table("Gap to the best known plan, medians over seeds", HEADER, rows))
+    console.print(filled_table("Gap to the best known plan, medians over seeds", HEADER, rows))
     for sentence in sentences:
         console.print(sentence, highlight=False, soft_wrap=True)
     note = _note(options, findings, asked)

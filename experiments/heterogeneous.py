@@ -5,10 +5,9 @@ brute force in the tests) answers every problem. Both relaxations of the placeme
 settings: `enumerated` orders, and `relaxed` weights of them. Writes `heterogeneous.csv`.
 """
 
-import csv
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,9 +19,11 @@ from darts_parallel.config.search import PLACEMENTS
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.layerwise import solve
 from darts_parallel.gradient.descent import search_tables
+from darts_parallel.plan.file import write_text
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.cluster import Link
 from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.tables import csv_of
 from experiments.comparison.interruption import unless_interrupted
 from experiments.comparison.quantiles import EXACT
 
@@ -115,10 +116,7 @@ def study(options: HeterogeneousOptions, console: Console) -> int:
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     done = list(rows(options))
-    with (folder / "heterogeneous.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [entry.name for entry in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in done)
+    write_text(folder / "heterogeneous.csv", csv_of(Row, done))
     for placement in options.placements:
         mine = [row for row in done if row.placement == placement]
         if not mine:

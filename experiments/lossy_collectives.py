@@ -13,6 +13,7 @@ from pathlib import Path
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.cost.collectives import LOSSLESS, transmitted_bits
 from darts_parallel.plan.file import write_text
+from darts_parallel.report.tables import markdown_table
 from darts_parallel.run.lossy import time_all_reduce
 from darts_parallel.run.workers import Workers
 from experiments.options import run_main
@@ -41,7 +42,7 @@ class CollectiveOptions:
 def run(options: CollectiveOptions) -> int:
     """All sizes and bits, one table."""
     header = ("numbers", "bits", "measured ms", "ratio to exact", "ratio of bytes")
-    lines = ["| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]
+    lines = []
     with Workers(options.processes, timeout_s=120.0) as workers:
         for size in options.sizes:
             exact = max(workers.run(time_all_reduce, size, LOSSLESS, options.repeats))
@@ -49,14 +50,13 @@ def run(options: CollectiveOptions) -> int:
                 lossy = bits < LOSSLESS
                 seconds = max(workers.run(time_all_reduce, size, bits, options.repeats)) if lossy else exact
                 wire = (transmitted_bits(bits) if lossy else EXACT_BITS) / EXACT_BITS
-                cells = (f"{size:,}", f"{bits if lossy else 'exact'}", f"{1e3 * seconds:.2f}",
-                         f"{seconds / exact:.2f}", f"{wire:.3f}")  # fmt: skip
-                lines.append("| " + " | ".join(cells) + " |")
+                lines.append((f"{size:,}", f"{bits if lossy else 'exact'}", f"{1e3 * seconds:.2f}",
+                         f"{seconds / exact:.2f}", f"{wire:.3f}"))  # fmt: skip
     load = f"load average {os.getloadavg()[0]:.0f} on {os.cpu_count()} CPUs"
     text = (
         f"Medians of {options.repeats}, the slowest of {options.processes} processes of one machine, whose "
         f"memory is the network; {load}.\n\n"
-    ) + "\n".join(lines)
+    ) + "\n".join(markdown_table(header, lines))
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "table.md", text + "\n")

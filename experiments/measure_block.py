@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from darts_parallel.bilevel.measured_speed import LayerProfile, profile_block, write_profile
+from darts_parallel.bilevel.measured_speed import profile_block, write_profile
 from darts_parallel.bilevel.settings import shape_of
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.options import run_main
 from darts_parallel.plan.degrees import divisors, tensor_degrees
 from darts_parallel.problem.problem import load_problem
+from darts_parallel.report.tables import filled_table
 
 
 @dataclass
@@ -50,21 +50,15 @@ def run(options: MeasureOptions) -> int:
     )
     write_profile(Path(options.out), rows)
     console = Console()
-    console.print(_table(rows))
+    header = ("tp", "micro-batch", "forward ms", "backward ms", "kept for backward, KiB")
+    cells = [
+        (str(row.tp), str(row.micro_batch), f"{1e3 * row.forward_s:.3f}", f"{1e3 * row.backward_s:.3f}",
+         f"{row.saved_bytes / 1024:.0f}")
+        for row in rows
+    ]  # fmt: skip
+    console.print(filled_table(f"{rows[0].model}, one block on {rows[0].gpu}", header, cells, ()))
     console.print(f"profile: {options.out}", soft_wrap=True, highlight=False)
     return 0
-
-
-def _table(rows: list[LayerProfile]) -> Table:
-    table = Table(title=f"{rows[0].model}, one block on {rows[0].gpu}")
-    for name in ("tp", "micro-batch", "forward ms", "backward ms", "kept for backward, KiB"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            str(row.tp), str(row.micro_batch), f"{1e3 * row.forward_s:.3f}", f"{1e3 * row.backward_s:.3f}",
-            f"{row.saved_bytes / 1024:.0f}",
-        )  # fmt: skip
-    return table
 
 
 if __name__ == "__main__":

@@ -12,29 +12,30 @@ own: where two share one, each message waits until the scheduler lets the other 
 the plans becomes that of their messages. Read the spread beside the median.
 """
 
-import csv
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
 from darts_parallel.config.checks import require_at_least, require_size
 from darts_parallel.config.options import run_main
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.plan.file import write_text
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.space import layer_choices, outer_spaces
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.tables import csv_of, filled_table
 from darts_parallel.run.hardware import require_torch
 from darts_parallel.run.settings import measured_cluster
+from experiments.calibration.errors import spearman
 
 MODEL = ("model=toy", "model.hidden_size=256", "model.num_heads=8", "model.vocab_size=1024", "training=toy")
 
@@ -144,30 +145,6 @@ def measure_in_turn(problem: Problem, plans: Sequence[Plan], repeats: int, seed:
     return seconds
 
 
-def ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 0; equal values share the mean of theirs."""
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    result = [0.0] * len(values)
-    first = 0
-    while first < len(order):
-        end = first
-        while end < len(order) and values[order[end]] == values[order[first]]:
-            end += 1
-        for place in range(first, end):
-            result[order[place]] = (first + end - 1) / 2
-        first = end
-    return result
-
-
-def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
-    """Spearman's: the correlation of the ranks; NaN where one side is constant."""
-    a, b = ranks(left), ranks(right)
-    mean = (len(a) - 1) / 2
-    product = sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
-    squares = sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b)
-    return product / squares**0.5 if squares else float("nan")
-
-
 def figure_of(rows: Sequence[Row], correlation: float) -> Figure:
     """Measured over predicted seconds, both logarithmic; bars span fastest to slowest step."""
     figure = Figure(figsize=(7.0, 5.5), layout="constrained")
@@ -188,25 +165,14 @@ def figure_of(rows: Sequence[Row], correlation: float) -> Figure:
     return figure
 
 
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """All rows as CSV; whole or as it was before."""
-    partial = path.with_suffix(".partial")
-    with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [entry.name for entry in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    partial.replace(path)
-
-
 def print_rows(rows: Sequence[Row], correlation: float, console: Console) -> None:
     """The table, fastest measured plan first."""
-    table = Table(box=None, header_style="dim")
-    for name in ("plan", "predicted s", "measured s", "fastest", "slowest", "measured / predicted"):
-        table.add_column(name, justify="left" if name == "plan" else "right")
+    header = ("plan", "predicted s", "measured s", "fastest", "slowest", "measured / predicted")
+    lines = []
     for row in sorted(rows, key=lambda row: row.measured_s):
         seconds = (row.predicted_s, row.measured_s, row.fastest_s, row.slowest_s)
-        table.add_row(row.plan, *(f"{s:.4f}" for s in seconds), f"{row.measured_s / row.predicted_s:.2f}")
-    console.print(table)
+        lines.append((row.plan, *(f"{s:.4f}" for s in seconds), f"{row.measured_s / row.predicted_s:.2f}"))
+    console.print(filled_table("", header, lines))
     ratio = median(row.measured_s / row.predicted_s for row in rows)
     console.print(
         f"{len(rows)} plans on {os.cpu_count()} cores: rank correlation {correlation:.3f}, median measured / "
@@ -233,9 +199,9 @@ def run(options: MeasuredOptions) -> int:
         Row(plan.describe(batch), seconds, median(took), min(took), max(took))
         for plan, seconds, took in zip(plans, predicted, times, strict=True)
     ]
-    correlation = rank_correlation(predicted, [row.measured_s for row in rows])
+    correlation = spearman(predicted, [row.measured_s for row in rows])
     print_rows(rows, correlation, Console())
-    write_rows(folder / "measured_vs_predicted.csv", rows)
+    write_text(folder / "measured_vs_predicted.csv", csv_of(Row, rows))
     figure_of(rows, correlation).savefig(folder / "measured_vs_predicted.png", dpi=120)
     print(f"written: {folder}")
     return 0

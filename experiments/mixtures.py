@@ -23,6 +23,7 @@ from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.tables import markdown_table
 from experiments.options import run_main
 from experiments.results_page import publish
 
@@ -165,22 +166,19 @@ def _fits(cost: CostBreakdown) -> str:
 
 def markdown(rows: list[Row]) -> str:
     """The table of results."""
-    lines = [
-        "| job | plan found | s/iteration | claim | search, CPU s | published mapping, s | without "
-        "interleaving, s | found plan ahead by |",
-        "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: |",
-    ]
+    header = ("job", "plan found", "s/iteration", "claim", "search, CPU s", "published mapping, s",
+              "without interleaving, s", "found plan ahead by")  # fmt: skip
+    cells = []
     for row in rows:
         batch = load_problem(list(JOBS[row.job].overrides)).training.global_batch_size
-        claim = _claim(row)
         ahead = row.published.iteration_time_s / row.cost.iteration_time_s - 1.0
-        cells = (
-            row.job, row.plan.describe(batch), f"{row.cost.iteration_time_s:.2f}", claim,
+        cells.append((
+            row.job, row.plan.describe(batch), f"{row.cost.iteration_time_s:.2f}", _claim(row),
             f"{row.seconds:.0f}",
             f"{row.published.iteration_time_s:.2f}{_fits(row.published)}",
             f"{row.plain.iteration_time_s:.2f}{_fits(row.plain)}", f"{ahead:.1%}",
-        )  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
+        ))  # fmt: skip
+    lines = markdown_table(header, cells, (0, 1, 3))
     sources = [f"- {name}: {JOBS[name].source}" for name in (row.job for row in rows)]
     return "\n".join([*lines, "", "Published mappings:", "", *sources])
 

@@ -15,7 +15,6 @@ Prints medians and the paired differences to `single`, and writes `parallel_star
 the idea stands in the ablation (`plain_restarts`, `resampled`, `resampled_early` of `experiments.ablate`).
 """
 
-import csv
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -28,8 +27,9 @@ from darts_parallel.bilevel.parallel_start import ParallelStarts
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.options import run_main
+from darts_parallel.plan.file import write_text
 from darts_parallel.problem.problem import load_problem
-from experiments.comparison.summary import markdown_table
+from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.results_page import publish
 
 ARMS = ("single", "filtered", "best_after_drop", "best_at_once")
@@ -100,10 +100,7 @@ def run(options: StartOptions) -> int:
             print(f"seed {seed} {arm}: {loss:.4f} nats, chosen at step {chosen}", flush=True)
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "parallel_start.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_text(folder / "parallel_start.csv", csv_text(list(rows[0]), [list(row.values()) for row in rows]))
     table = summary(rows, len(options.seeds))
     print(table)
     if options.publish:

@@ -6,7 +6,6 @@ batch (`darts_parallel.exact.many_clusters`), the order of the nodes and the sta
 GPT-2 XL, up to 8 nodes of 8 A100 and 8 of 8 A10, 12.5 million iterations.
 """
 
-import csv
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,9 +18,11 @@ from rich.console import Console
 
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.options import run_main
+from darts_parallel.plan.file import write_text
 from darts_parallel.planner.node_choice import Rental, node_choices, pareto_front, rentals
 from darts_parallel.problem.orders import order_label
 from darts_parallel.problem.problem import load_problem
+from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.comparison.picture import save
 from experiments.results_page import processor
 
@@ -56,14 +57,19 @@ def study(options: ParetoOptions, console: Console) -> int:
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"{group.device.name}_nodes" for group in problem.cluster.groups]
-    _write_csv(folder / "pareto.csv", found, set(front), names)
+    header = [*names, "seconds_per_iteration", "hours", "dollars", "on_front", "plan", "node_order", "layers"]
+    rows = [
+        [*r.counts, r.iteration_time_s, r.bill.hours, r.bill.dollars, index in front, *_cells(r)]
+        for index, r in enumerate(found)
+    ]
+    write_text(folder / "pareto.csv", csv_text(header, rows))
     asked = len(node_choices(problem))
     note = (
         f"{asked} choices of nodes, {len(found)} with a plan; searched in one batch in {seconds:.1f} s "
         f"({cpu:.1f} CPU seconds, one thread) on {processor()}."
     )
     text = markdown([found[i] for i in front], names, note)
-    (folder / "pareto.md").write_text(text, encoding="utf-8")
+    write_text(folder / "pareto.md", text)
     title = f"{problem.config.model.name}, {options.num_iterations:,.0f} iterations: {asked} choices of nodes"
     save(pareto_figure(found, front, title), folder / "pareto.png")
     console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -80,17 +86,6 @@ def _cells(rental: Rental) -> list[str]:
     return [rental.plan.describe(batch), order, layers]
 
 
-def _write_csv(path: Path, found: Sequence[Rental], front: set[int], names: Sequence[str]) -> None:
-    """Every choice of nodes, one a row."""
-    header = [*names, "seconds_per_iteration", "hours", "dollars", "on_front", "plan", "node_order", "layers"]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        for index, rental in enumerate(found):
-            figures = [rental.iteration_time_s, rental.bill.hours, rental.bill.dollars, index in front]
-            writer.writerow([*rental.counts, *figures, *_cells(rental)])
-
-
 def markdown(front: Sequence[Rental], names: Sequence[str], note: str) -> str:
     """The front as a table, fastest first."""
     header = [*names, "s/iteration", "hours", "dollars", "plan", "nodes along the pipeline"]
@@ -99,8 +94,7 @@ def markdown(front: Sequence[Rental], names: Sequence[str], note: str) -> str:
          *_cells(r)[:2]]
         for r in front
     ]  # fmt: skip
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{note}\n"
+    return "\n".join([*markdown_table(header, rows, (len(header) - 2, len(header) - 1)), "", note, ""])
 
 
 def pareto_figure(found: Sequence[Rental], front: Sequence[int], title: str) -> Figure:

@@ -8,11 +8,10 @@ scratch (one thread, so that a shared machine counts little), how far both plans
 it proves, and the state that moves. Writes `replan.csv`.
 """
 
-import csv
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -25,11 +24,13 @@ from darts_parallel.config.options import run_main
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.layerwise import solve
 from darts_parallel.gradient.descent import search
+from darts_parallel.plan.file import write_text
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.planner.replanning import replan
 from darts_parallel.planner.state_moves import state_moves
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.format import size
+from darts_parallel.report.tables import csv_of
 from experiments.comparison.interruption import unless_interrupted
 
 JOBS = {
@@ -160,10 +161,7 @@ def study(options: ReplanOptions, console: Console) -> int:
             highlight=False,
             soft_wrap=True,
         )
-        with (folder / "replan.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [entry.name for entry in fields(Row)])
-            writer.writeheader()
-            writer.writerows(asdict(entry) for entry in done)
+        write_text(folder / "replan.csv", csv_of(Row, done))
     speedups, gaps = [row.speedup for row in done], [row.gap for row in done]
     proven = [row.gap_to_optimum for row in done if isfinite(row.optimum_s)]
     console.print(

@@ -11,8 +11,6 @@ the end of its last operation. Leaves replay.csv (`trace, step, measured_s, pred
 `out`.
 """
 
-import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +19,7 @@ import numpy as np
 from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_text
+from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.results_page import publish
 from experiments.traces.recorded import read_steps, trace_files
 from experiments.traces.replay import predicted_seconds
@@ -65,7 +64,8 @@ def replay(options: ReplayOptions) -> int:
     ]
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "replay.csv", as_csv(steps))
+    rows = [(s.trace, s.step, f"{s.measured_s:.6f}", f"{s.predicted_s:.6f}") for s in steps]
+    write_text(out / "replay.csv", csv_text(COLUMNS, rows))
     text = error_table(steps)
     write_text(out / "replay.md", text)
     print(text + f"\n{out}/replay.csv, replay.md")
@@ -75,22 +75,20 @@ def replay(options: ReplayOptions) -> int:
     return 0
 
 
-def as_csv(steps: list[Replayed]) -> str:
-    """One line a step."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows((s.trace, s.step, f"{s.measured_s:.6f}", f"{s.predicted_s:.6f}") for s in steps)
-    return file.getvalue()
-
-
 def error_table(steps: list[Replayed]) -> str:
     """Errors by trace and overall, as Markdown."""
     names = list(dict.fromkeys(step.trace for step in steps))
-    lines = [
-        "| trace | steps | measured, s | predicted, s | median error | 90 % below | largest | bias |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    header = (
+        "trace",
+        "steps",
+        "measured, s",
+        "predicted, s",
+        "median error",
+        "90 % below",
+        "largest",
+        "bias",
+    )
+    lines = []
     for name in [*names, *(["all"] if len(names) > 1 else [])]:
         own = [step for step in steps if name in (step.trace, "all")]
         errors = np.array([step.error for step in own])
@@ -99,8 +97,8 @@ def error_table(steps: list[Replayed]) -> str:
         shares = (np.median(size), np.quantile(size, 0.9), size.max())
         cells = [name, str(len(own)), *(f"{mean:.3f}" for mean in means)]
         cells += [*(f"{100 * share:.2f} %" for share in shares), f"{100 * np.median(errors):+.2f} %"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return "\n".join(markdown_table(header, lines)) + "\n"
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ tokens/s. Layers are split evenly; memory is that of the fullest device. A secon
 shows. Leaves ratios.csv and ratios.md; docs/where-it-is-off.md says what was found on AMD's runs.
 """
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +30,7 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.plan.chunk_placement import stages_a_device
 from darts_parallel.plan.file import write_text
 from darts_parallel.problem import Problem
+from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.calibration import schedule_runs
 from experiments.calibration.schedule_runs import REFERENCE, MeasuredRuns, predict, read_runs
 from experiments.results_page import publish as publish_page
@@ -124,7 +123,9 @@ def run(options: RatioOptions) -> int:
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     text = table(fits, best, options)
-    write_text(out / "ratios.csv", as_csv(fits[best]))
+    figures = [tuple(f"{value:.4f}" for value in astuple(row)[1:]) for row in fits[best]]
+    lines = [(row.schedule, *some) for row, some in zip(fits[best], figures, strict=True)]
+    write_text(out / "ratios.csv", csv_text([field.name for field in fields(Ratios)], lines))
     write_text(out / "ratios.md", text)
     print(text + f"\n{out}/ratios.csv, ratios.md")
     if options.publish:
@@ -134,17 +135,6 @@ def run(options: RatioOptions) -> int:
             f"python -m experiments.schedule_ratios data=FOLDER/{name}", text,
         )  # fmt: skip
     return 0
-
-
-def as_csv(rows: list[Ratios]) -> str:
-    """One line a schedule."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(("schedule", "measured_speed", "predicted_speed", "measured_memory", "predicted_memory"))
-    for row in rows:
-        figures = (row.measured_speed, row.predicted_speed, row.measured_memory, row.predicted_memory)
-        writer.writerow((row.schedule, *(f"{value:.4f}" for value in figures)))
-    return file.getvalue()
 
 
 def table(fits: dict[int, list[Ratios]], best: int, options: RatioOptions) -> str:
@@ -209,18 +199,15 @@ def memory_by_held(measured: MeasuredRuns, problem: Problem, count: int) -> str:
 
 
 def _as_markdown(rows: list[Ratios]) -> list[str]:
-    lines = [
-        "| schedule | speed, measured | predicted | off by | memory, measured | predicted | off by |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    header = ("schedule", "speed, measured", "predicted", "off by", "memory, measured", "predicted", "off by")
+    lines = []
     for row in rows:
-        speed = row.predicted_speed / row.measured_speed - 1.0
-        memory = row.predicted_memory / row.measured_memory - 1.0
-        lines.append(
-            f"| {row.schedule} | {row.measured_speed:.3f} | {row.predicted_speed:.3f} | {100 * speed:+.1f} % "
-            f"| {row.measured_memory:.3f} | {row.predicted_memory:.3f} | {100 * memory:+.1f} % |"
+        speed, memory = (
+            (f"{measured:.3f}", f"{predicted:.3f}", f"{100 * (predicted / measured - 1.0):+.1f} %")
+            for measured, predicted in (astuple(row)[1:3], astuple(row)[3:])
         )
-    return lines
+        lines.append((row.schedule, *speed, *memory))
+    return markdown_table(header, lines)
 
 
 def _order(rows: list[Ratios], key: str) -> str:

@@ -10,7 +10,6 @@ with the simulated 1F1B schedule, where messages block or overlap. Its error is
 `closed form / simulated - 1`: above 0 it is too slow. It prints Markdown tables; `out=FILE` writes them.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from darts_parallel.config.checks import require_at_least, require_at_most
 from darts_parallel.config.options import run_main
 from darts_parallel.cost.pipeline import pipeline_seconds
 from darts_parallel.cost.simulation import PassSeconds, device_ends
+from darts_parallel.report.tables import markdown_table
 
 
 @dataclass
@@ -84,20 +84,23 @@ def run(options: ScheduleOptions) -> int:
     return 0
 
 
-def _uneven_table(options: ScheduleOptions) -> Iterator[str]:
-    yield from _header(options, [f"unevenness {u:g}" for u in options.unevenness])
+def _uneven_table(options: ScheduleOptions) -> list[str]:
+    rows = []
     for pp in options.pp:
         for ratio in options.micro_batches_per_stage:
             errors = [
                 closed_form_error(_draw(options, pp, uneven, 0.0), ratio * pp, blocking=True)
                 for uneven in options.unevenness
             ]
-            yield _row(pp, ratio * pp, errors)
+            rows.append(_row(pp, ratio * pp, errors))
+    return markdown_table(
+        ("pp", "micro-batches", *(f"unevenness {u:g}" for u in options.unevenness)), rows, ()
+    )
 
 
-def _message_table(options: ScheduleOptions) -> Iterator[str]:
+def _message_table(options: ScheduleOptions) -> list[str]:
+    rows = []
     names = [f"messages {x:g}, {kind}" for x in options.message for kind in ("blocking", "overlapped")]
-    yield from _header(options, names)
     for pp in options.pp:
         for ratio in options.micro_batches_per_stage:
             errors = [
@@ -105,7 +108,8 @@ def _message_table(options: ScheduleOptions) -> Iterator[str]:
                 for message in options.message
                 for blocking in (True, False)
             ]
-            yield _row(pp, ratio * pp, errors)
+            rows.append(_row(pp, ratio * pp, errors))
+    return markdown_table(("pp", "micro-batches", *names), rows, ())
 
 
 def _draw(options: ScheduleOptions, pp: int, uneven: float, message: float) -> PassSeconds:
@@ -113,17 +117,9 @@ def _draw(options: ScheduleOptions, pp: int, uneven: float, message: float) -> P
     return random_pipelines(options.pipelines, pp, uneven, message, rng)
 
 
-def _header(options: ScheduleOptions, names: list[str]) -> list[str]:
-    return [
-        "| pp | micro-batches | " + " | ".join(names) + " |",
-        "| ---: | ---: |" + " ---: |" * len(names),
-    ]
-
-
-def _row(pp: int, count: int, errors: list[Tensor]) -> str:
-    cells = [f"{_percent(error.median())} ({_percent(error.min())} to {_percent(error.max())})"
-             for error in errors]  # fmt: skip
-    return f"| {pp} | {count} | " + " | ".join(cells) + " |"
+def _row(pp: int, count: int, errors: list[Tensor]) -> list[str]:
+    spreads = (f"{_percent(e.median())} ({_percent(e.min())} to {_percent(e.max())})" for e in errors)
+    return [str(pp), str(count), *spreads]
 
 
 def _percent(value: Tensor) -> str:

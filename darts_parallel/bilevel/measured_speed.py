@@ -6,13 +6,10 @@ published layer profiles (`source, model, gpu, tp, layer_index, layer_kind, forw
 them, what those lack.
 """
 
-import csv
-import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -21,6 +18,8 @@ import torch
 
 from darts_parallel.bilevel.settings import TransformerShape
 from darts_parallel.bilevel.transformer import Weights, block, initial_weights
+from darts_parallel.plan.file import write_text
+from darts_parallel.report.tables import csv_of
 
 Case = Callable[[], Sequence[float]]
 """Runs once and returns its seconds, always as many."""
@@ -166,9 +165,4 @@ def _bytes(weights: Weights) -> int:
 
 def write_profile(path: Path, rows: Sequence[LayerProfile]) -> None:
     """Write the CSV in one piece."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*asdict(rows[0])])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    os.replace(name, path)
+    write_text(path, csv_of(LayerProfile, rows))

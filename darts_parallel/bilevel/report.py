@@ -1,7 +1,5 @@
 """Tables of the bilevel protocol: `bilevel.csv` and `report.md` from the seeds' JSON files."""
 
-import csv
-import io
 import json
 from collections.abc import Callable, Sequence
 from math import exp, log
@@ -13,6 +11,7 @@ import torch
 
 from darts_parallel.config.bilevel import ARMS
 from darts_parallel.plan.file import write_text
+from darts_parallel.report.tables import csv_text, markdown_table
 
 COLUMNS = ("arm", "seed", "retrain_seed", "plan", "seconds_per_step", "test_loss", "target", "reached",
            "steps_to_target", "time_to_target_s", "search_steps")  # fmt: skip
@@ -44,11 +43,7 @@ def write_report(folder: Path) -> str:
     """Write both files from all seeds in the folder; returns the text of `report.md`."""
     seeds = read_seeds(folder)
     rows = [row for data in seeds for row in rows_of(data)]
-    table = io.StringIO(newline="")
-    writer = csv.DictWriter(table, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(folder / "bilevel.csv", table.getvalue())
+    write_text(folder / "bilevel.csv", csv_text(COLUMNS, [list(row.values()) for row in rows]))
     parts = [medians(rows), paired(rows), costs(seeds), plans(seeds)]
     text = "\n\n".join(part for part in parts if part) + "\n"
     write_text(folder / "report.md", text)
@@ -65,23 +60,21 @@ def medians(rows: list[Row]) -> str:
         ("steps of the search", lambda row: float(row["search_steps"]), ".0f"),
     ]
     header = ["arm", *(name for name, _, _ in figures), "reached"]
-    lines = ["| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]
+    lines = []
     for arm in ARMS:
         mine = [row for row in rows if row["arm"] == arm]
         if mine:
             cells = [spread([value(row) for row in mine], form) for _, value, form in figures]
             reached = f"{sum(bool(row['reached']) for row in mine)} of {len(mine)}"
-            lines.append("| " + " | ".join([arm, *cells, reached]) + " |")
-    return "\n".join(lines)
+            lines.append([arm, *cells, reached])
+    return "\n".join(markdown_table(header, lines))
 
 
 def paired(rows: list[Row]) -> str:
     """Bilevel against every other arm under equal retraining seeds: time to target, wins, and p."""
     mine = {(row["seed"], row["retrain_seed"]): row for row in rows if row["arm"] == "bilevel"}
-    lines = [
-        "| bilevel against | loss difference (nats) | time to target, ratio | won, tied, lost | p |",
-        "| --- " * 5 + "|",
-    ]
+    header = ("bilevel against", "loss difference (nats)", "time to target, ratio", "won, tied, lost", "p")
+    lines = []
     for arm in ARMS[1:]:
         pairs = [(mine[row["seed"], row["retrain_seed"]], row) for row in rows
                  if row["arm"] == arm and (row["seed"], row["retrain_seed"]) in mine]  # fmt: skip
@@ -90,10 +83,9 @@ def paired(rows: list[Row]) -> str:
         losses = [a["test_loss"] - b["test_loss"] for a, b in pairs]
         logs = [log(a["time_to_target_s"] / b["time_to_target_s"]) for a, b in pairs]
         won, lost = sum(x < -TIE for x in logs), sum(x > TIE for x in logs)
-        cells = [arm, spread(losses, "+.4f"), spread([exp(x) for x in logs], ".3f"),
-                 f"{won}, {len(logs) - won - lost}, {lost}", f"{sign_flip_p(logs):.3f}"]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) if len(lines) > 2 else ""
+        lines.append([arm, spread(losses, "+.4f"), spread([exp(x) for x in logs], ".3f"),
+                 f"{won}, {len(logs) - won - lost}, {lost}", f"{sign_flip_p(logs):.3f}"])  # fmt: skip
+    return "\n".join(markdown_table(header, lines)) if lines else ""
 
 
 def costs(seeds: list[dict[str, Any]]) -> str:

@@ -1,7 +1,5 @@
 """What `--multirun` leaves behind: one table of all jobs, medians over seeds, and a curve of one number."""
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +11,9 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.table import Table
 
 from darts_parallel.plan.file import write_text
+from darts_parallel.report.tables import csv_text, filled_table, markdown_table
 from darts_parallel.report.tensorboard import override_values
 
 OVERRIDES = "overrides.json"
@@ -81,17 +79,15 @@ def write_results(folder: Path, jobs: Sequence[SweepJob], console: Console) -> N
     rows = medians(jobs, columns)
     titles = [*columns, *(["seeds"] if SEED in keys else []), *TITLES.values(), "dp/tp/pp"]
     words = [_words(row, columns, seeds=SEED in keys) for row in rows]
-    table = Table(
-        title=f"{len(jobs)} jobs{', medians over seeds' if SEED in keys else ''}", title_justify="left"
-    )
-    for title in titles:
-        table.add_column(title, justify="right", overflow="fold")
-    for row in words:
-        table.add_row(*row)
-    console.print(table)
-    lines = [titles, ["---:"] * len(titles), *words]
-    write_text(folder / "results.md", "".join(f"| {' | '.join(line)} |\n" for line in lines))
-    write_text(folder / "results.csv", _csv(jobs, keys))
+    over = ", medians over seeds" if SEED in keys else ""
+    console.print(filled_table(f"{len(jobs)} jobs{over}", titles, words, range(len(columns))))
+    write_text(folder / "results.md", "\n".join([*markdown_table(titles, words, ()), ""]))
+    measured = ([job.measures[name] for name in MEASURES] for job in jobs)
+    lines = [
+        [*(job.overrides.get(key, "") for key in keys), *values, job.degrees]
+        for job, values in zip(jobs, measured, strict=True)
+    ]
+    write_text(folder / "results.csv", csv_text([*keys, *MEASURES, "dp_tp_pp"], lines))
     for name in ("results.csv", "results.md"):
         console.print(f"table: {folder / name}", soft_wrap=True, highlight=False)
     numbers = [row[0][columns[0]] for row in rows] if len(columns) == 1 else []
@@ -138,17 +134,6 @@ def _words(row: Row, columns: Sequence[str], *, seeds: bool) -> list[str]:
         percent = name in ("raw_gap", "gap")
         texts.append("-" if value is None else f"{100 * value + 0.0:.3f} %" if percent else f"{value:.5g}")
     return [*texts, degrees]
-
-
-def _csv(jobs: Sequence[SweepJob], keys: Sequence[str]) -> str:
-    """One row a job."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow([*keys, *MEASURES, "dp_tp_pp"])
-    for job in jobs:
-        measured = ["" if job.measures[name] is None else job.measures[name] for name in MEASURES]
-        writer.writerow([*(job.overrides.get(key, "") for key in keys), *measured, job.degrees])
-    return out.getvalue()
 
 
 def sweep_folder(number: int, overrides: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report import text as report
+from darts_parallel.report.tables import markdown_table
 from darts_parallel.report.uncertainty import intervals, uncertainty_scalars
 from darts_parallel.report.winner_curves import write_winner
 
@@ -170,8 +171,8 @@ class Tracker:
         rows = {**metrics, "tokens_per_s": cost.tokens_per_s, "mfu": cost.mfu}
         rows |= {f"{name}, seconds": seconds for name, seconds in cost.breakdown_s.items()}
         rows |= {f"sensitivity to {name}": change for name, change in elasticities.items()}
-        lines = ["| figure | value |", "| --- | ---: |"]
-        lines += [f"| {name.replace('_', ' ')} | {value:.6g} |" for name, value in rows.items()]
+        cells = [(name.replace("_", " "), f"{value:.6g}") for name, value in rows.items()]
+        lines = markdown_table(("figure", "value"), cells)
         self._writer.add_text("figures", "\n".join(lines), self._step)
 
     def _hyperparameters(self, result: SearchResult | None, cost: CostBreakdown) -> None:

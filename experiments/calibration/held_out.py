@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from darts_parallel.report.tables import filled_table, markdown_table
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.coverage import cross_coverage
 from experiments.calibration.crossvalidation import HeldOut, cross_validate, held_out_errors
@@ -93,16 +94,10 @@ class HeldOutReport:
 
     def table(self) -> Table:
         """Errors of every fold for the terminal."""
-        table = Table(title=f"Held out by {self.kind}", title_justify="left", caption=self.summary())
-        table.add_column(self.kind)
-        for header in HEADERS:
-            table.add_column(header, justify="left" if header == "figure" else "right")
-        for line in self.rows():
-            table.add_row(*line)
-        return table
+        title = f"Held out by {self.kind}. {self.summary()}"
+        return filled_table(title, (self.kind, *HEADERS), self.rows(), (0, 1))
 
     def markdown(self) -> list[str]:
         """Write the table as Markdown."""
-        lines = [f"Held out by {self.kind}. {self.summary()}", ""]
-        lines += [f"| {self.kind} | " + " | ".join(HEADERS) + " |", "| --- | --- |" + " ---: |" * 6]
-        return lines + ["| " + " | ".join(line) + " |" for line in self.rows()]
+        table = markdown_table((self.kind, *HEADERS), self.rows(), (0, 1))
+        return [f"Held out by {self.kind}. {self.summary()}", "", *table]

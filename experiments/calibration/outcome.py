@@ -1,7 +1,5 @@
 """Every row of a folder with its prediction or the reason why it has none; `validation.csv`."""
 
-import csv
-import io
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ import torch
 
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.plan.file import write_text
+from darts_parallel.report.tables import csv_text
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.predict import place_of, predict
 from experiments.calibration.problems import Case, build_case
@@ -72,19 +71,17 @@ def _outcome(row: Row, case: Case, parameters: Calibrated) -> Outcome:
 
 def write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
     """Write `validation.csv`: one line a row; seconds, and GiB as the tools print them."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows = []
     for outcome in outcomes:
         run = outcome.case.run if outcome.case and not outcome.skipped else None
         memory = run.memory_bytes if run else None
-        writer.writerow([
+        rows.append([
             outcome.row.file, outcome.row.line, outcome.row.text("model"),
             _cell(run.iteration_s if run else None), _cell(outcome.seconds),
             _cell(memory and memory / 2**30), _cell(outcome.memory_bytes and outcome.memory_bytes / 2**30),
             outcome.skipped,
         ])  # fmt: skip
-    write_text(path, text.getvalue())
+    write_text(path, csv_text(COLUMNS, rows))
 
 
 def _cell(value: float | None) -> str:

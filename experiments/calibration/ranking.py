@@ -7,8 +7,6 @@ alone); plans of the smallest tp x pp first, which is what one tries who knows n
 chance (the mean over all orders).
 """
 
-import csv
-import io
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from darts_parallel.plan.file import write_text
+from darts_parallel.report.tables import csv_text
 from experiments.calibration.errors import SMALLEST_GROUP, spearman, strategy_group
 from experiments.calibration.predict import predict
 from experiments.calibration.problems import Case
@@ -154,22 +153,20 @@ def _ways(size: int, taken: int) -> float:
 
 def write_rankings(path: Path, rankings: Sequence[JobRanking]) -> None:
     """Write `ranking.csv`: one line a job, regrets as fractions."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     others = [name for name in (rankings[0].spearman if rankings else ()) if name != MODEL]
     head = ["job", "plans", "spearman", *(f"regret_{k}" for k in TRIALS), "best_place"]
     head += [f"random_regret_{k}" for k in TRIALS]
     for name in others:
         head += [f"{name}_spearman", *(f"{name}_regret_{k}" for k in TRIALS)]
-    writer.writerow(head)
+    rows = []
     for job in rankings:
         cells: list[object] = [job.name, job.plans, _cell(job.spearman[MODEL])]
         cells += [_cell(job.regret[MODEL, k]) for k in TRIALS] + [job.best_place]
         cells += [_cell(job.random[k]) for k in TRIALS]
         for name in others:
             cells += [_cell(job.spearman[name]), *(_cell(job.regret[name, k]) for k in TRIALS)]
-        writer.writerow(cells)
-    write_text(path, text.getvalue())
+        rows.append(cells)
+    write_text(path, csv_text(head, rows))
 
 
 def _cell(value: float) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from darts_parallel.report.tables import filled_table, markdown_table
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.families import names_experts
 from experiments.calibration.held_out import HeldOutReport
@@ -13,7 +14,8 @@ from experiments.calibration.ranking import TRIALS, JobRanking, mean
 from experiments.calibration.rows import Row
 
 OVERALL = "all"
-HEADERS = ("rows", "used", "median", "mean", "bias", "90 %", "rows", "median", "mean", "bias", "90 %")
+HEADERS = ("source", "rows", "s: used", "median %", "mean %", "bias %", "90 % below",
+           "memory: used", "median %", "mean %", "bias %", "90 % below")  # fmt: skip
 
 
 def pairs(outcomes: Sequence[Outcome], what: str) -> tuple[list[float], list[float]]:
@@ -61,16 +63,8 @@ def _cells(errors: ErrorSummary) -> tuple[str, ...]:
 
 def error_table(outcomes: Sequence[Outcome]) -> Table:
     """Errors by source and overall, percent."""
-    table = Table(
-        title="Error of the prediction, % (bias: median of predicted / measured - 1)", title_justify="left"
-    )
-    table.add_column("source")
-    groups = ["", *["seconds per iteration"] + [""] * 4, *["memory"] + [""] * 4]
-    for group, header in zip(groups, HEADERS, strict=True):
-        table.add_column(f"{group}\n{header}", justify="right", no_wrap=True)
-    for line in error_rows(outcomes):
-        table.add_row(*line, end_section=line[0] != OVERALL and line[0] == "")
-    return table
+    title = "Error of the prediction, % (bias: median of predicted / measured - 1)"
+    return filled_table(title, HEADERS, error_rows(outcomes))
 
 
 ORDERS = ("", "roofline", "smallest")
@@ -105,13 +99,7 @@ RANKING_HEADERS = ("plans", "Spearman", "model 1", "model 3", "roofline 1", "roo
 def ranking_table(jobs: Sequence[JobRanking]) -> Table:
     """Rank correlation and regret, percent, of every job."""
     title = "Orders of plans within one job: regret of the first choice and of the best of three, %"
-    table = Table(title=title, title_justify="left")
-    table.add_column("job")
-    for header in RANKING_HEADERS:
-        table.add_column(header, justify="right")
-    for line in ranking_rows(jobs):
-        table.add_row(*line)
-    return table
+    return filled_table(title, ("job", *RANKING_HEADERS), ranking_rows(jobs))
 
 
 def skipped_lines(outcomes: Sequence[Outcome], other_files: Sequence[tuple[str, str]]) -> list[str]:
@@ -152,16 +140,7 @@ def markdown(
     outcomes: Sequence[Outcome], jobs: Sequence[JobRanking], held_out: Sequence[HeldOutReport] = ()
 ) -> str:
     """The error and ranking tables as Markdown."""
-    head = ["source", "rows", "s: used", "median %", "mean %", "bias %", "90 % below",
-            "memory: used", "median %", "mean %", "bias %", "90 % below"]  # fmt: skip
-    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
-    lines += ["| " + " | ".join(line) + " |" for line in error_rows(outcomes)]
+    lines = markdown_table(HEADERS, error_rows(outcomes))
     for report in held_out:
         lines += ["", *report.markdown()]
-    lines += [
-        "",
-        "| job | " + " | ".join(RANKING_HEADERS) + " |",
-        "| --- |" + " ---: |" * len(RANKING_HEADERS),
-    ]
-    lines += ["| " + " | ".join(line) + " |" for line in ranking_rows(jobs)]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *markdown_table(("job", *RANKING_HEADERS), ranking_rows(jobs))])

@@ -1,6 +1,5 @@
 """Tables and pictures of the ablation."""
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.plan.file import write_text
+from darts_parallel.report.tables import csv_text, filled_table, markdown_table
 from experiments.comparison.arms import (
     BILEVEL,
     BILEVEL_ARMS,
@@ -21,7 +22,6 @@ from experiments.comparison.arms import (
 from experiments.comparison.gaps import percent
 from experiments.comparison.picture import save
 from experiments.comparison.quantiles import quantile, read_curve
-from experiments.comparison.summary import markdown_table, render_table
 from experiments.results_page import publish
 
 Row = dict[str, Any]
@@ -40,16 +40,15 @@ def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console,
         command: What the page experiments/results/ablate.md shows; None: there is no page.
     """
     done = with_gaps(rows)
-    with (folder / "ablate.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", restval="")
-        writer.writeheader()
-        writer.writerows(done)
+    write_text(
+        folder / "ablate.csv", csv_text(COLUMNS, [[row.get(name) for name in COLUMNS] for row in done])
+    )
     header, cells = table(done)
     title = "Gap to the optimum in the model, raw / polished: median over seeds (smallest to largest)"
-    console.print(render_table(title, header, cells))
+    console.print(filled_table(title, header, cells))
     lines = [note, "", *markdown_table(header, cells), "", *bilevel_lines(done)]
     text = "\n".join(lines).rstrip() + "\n"
-    (folder / "summary.md").write_text(text, encoding="utf-8")
+    write_text(folder / "summary.md", text)
     save(figure(done), folder / "ablate.png")
     if command is not None:
         captions = {folder / "ablate.png": "gap of every run of every arm to the optimum"}

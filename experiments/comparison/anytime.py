@@ -1,6 +1,5 @@
 """Anytime curves of a comparison: the best hard plan so far against wall-clock."""
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from baselines import PLANNERS
+from darts_parallel.plan.file import write_text
+from darts_parallel.report.tables import csv_text
 from experiments.comparison.panels import finish_figure, finish_panel, small_panels
 from experiments.comparison.quantiles import quantile, read_curve
 from experiments.comparison.runs import ORACLE, SEARCH, Run
@@ -26,12 +27,9 @@ WORST = 100.0
 
 def write_curves(path: Path, runs: Sequence[Run]) -> None:
     """Every improvement of every run: `problem, method, seed, at_s, iteration_time_s`."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("problem", "method", "seed", "at_s", "iteration_time_s"))
-        for run in runs:
-            seed = "" if run.seed is None else run.seed
-            writer.writerows((run.problem, run.method, seed, at, cost) for at, cost in run.curve)
+    header = ("problem", "method", "seed", "at_s", "iteration_time_s")
+    rows = ((run.problem, run.method, run.seed, at, cost) for run in runs for at, cost in run.curve)
+    write_text(path, csv_text(header, rows))
 
 
 def anytime_figure(runs: Sequence[Run]) -> Figure:

@@ -1,10 +1,9 @@
 """One problem solved by every method: the rows of `compare.csv`."""
 
-import csv
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +15,9 @@ from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.exact.result import Curve, TableResult
 from darts_parallel.gradient.descent import search_tables
+from darts_parallel.plan.file import write_text
 from darts_parallel.planner import automatic as auto
+from darts_parallel.report.tables import csv_of
 from experiments.comparison.problems import Case
 from experiments.comparison.quantiles import quantile
 from experiments.comparison.rivals import run_rival
@@ -149,10 +150,4 @@ def _search(work: Work, tables: Sequence[CostTable], seed: int, reference: float
 
 def write_csv(path: Path, runs: Sequence[Run]) -> None:
     """All rows, problems in the order in which they are given; complete or as it was before."""
-    partial = path.with_suffix(".partial")
-    with partial.open("w", newline="", encoding="utf-8") as file:
-        names = [field.name for field in fields(Run) if field.name != "curve"]
-        writer = csv.DictWriter(file, names, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(asdict(run) for run in runs)
-    partial.replace(path)
+    write_text(path, csv_of(Run, runs, without=("curve",)))

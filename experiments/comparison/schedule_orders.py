@@ -13,6 +13,7 @@ from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.schedules import device_orders
 from darts_parallel.cost.table import CostTable
 from darts_parallel.errors import UnsupportedError
+from darts_parallel.report.tables import markdown_table
 from experiments.comparison.schedule_problems import ScheduleCase, small_case
 
 SMALL: tuple[ScheduleCase, ...] = (
@@ -99,15 +100,11 @@ def _most_held(order: Sequence[tuple[str, int, int]], held: np.ndarray) -> float
 
 def orders_table(gaps: Sequence[OrderGap]) -> str:
     """All schedules as Markdown."""
-    lines = [
-        "| problem | schedule | order by rule | best order found | proven least | rule above it |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
-    ]
+    header = ("problem", "schedule", "order by rule", "best order found", "proven least", "rule above it")
+    lines = []
     for gap in gaps:
         found = f"{gap.best:.4g} s" if np.isfinite(gap.best) else "none in time"
         least = min(gap.best, gap.rule)
         above = f"{100 * (gap.rule / least - 1):.2f} %"
-        lines.append(
-            f"| {gap.problem} | {gap.schedule} | {gap.rule:.4g} s | {found} | {gap.bound:.4g} s | {above} |"
-        )
-    return "\n".join(lines) + "\n"
+        lines.append((gap.problem, gap.schedule, f"{gap.rule:.4g} s", found, f"{gap.bound:.4g} s", above))
+    return "\n".join(markdown_table(header, lines, (0, 1))) + "\n"

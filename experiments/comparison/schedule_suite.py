@@ -1,7 +1,5 @@
 """Every method at equal seconds on problems whose schedule is free."""
 
-import csv
-import io
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +14,7 @@ from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.result import Curve, TableResult
 from darts_parallel.exact.schedule_bounds import simulated_lower_bound
 from darts_parallel.gradient.descent import search_tables
+from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.comparison.interruption import unless_interrupted
 from experiments.comparison.layouts import OWN, chunks_of, default_chunks, first_layers, uniform_plans
 from experiments.comparison.quantiles import quantile, read_curve
@@ -128,33 +127,37 @@ def _fixed(case: ScheduleCase, tables: Sequence[CostTable]) -> Iterator[Answer]:
 
 def answers_csv(solved: Sequence[Solved]) -> str:
     """One line a run."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(
-        ("problem", "method", "seed", "iteration_time_s", "schedule", "seconds", "plans", "best_s", "bound_s")
+    header = (
+        "problem",
+        "method",
+        "seed",
+        "iteration_time_s",
+        "schedule",
+        "seconds",
+        "plans",
+        "best_s",
+        "bound_s",
     )
-    for entry in solved:
-        for a in entry.answers:
-            row = (a.problem, a.method, a.seed, repr(a.seconds_per_iteration), a.schedule, f"{a.seconds:.3f}")
-            writer.writerow((*row, a.evaluated, repr(entry.best), repr(entry.bound)))
-    return file.getvalue()
+    rows = [
+        (a.problem, a.method, a.seed, a.seconds_per_iteration, a.schedule, f"{a.seconds:.3f}", a.evaluated,
+         entry.best, entry.bound)
+        for entry in solved
+        for a in entry.answers
+    ]  # fmt: skip
+    return csv_text(header, rows)
 
 
 def gaps_table(solved: Sequence[Solved]) -> str:
     """Median gaps to the best plan of all methods, as Markdown, with what they say."""
-    methods = METHODS
-    lines = [
-        "| problem | " + " | ".join(methods) + " | best schedule | best plan | proven bound | within |",
-        "| --- |" + " ---: |" * len(methods) + " --- | ---: | ---: | ---: |",
-    ]
+    methods, lines = METHODS, []
     for entry in solved:
         winner = min(entry.answers, key=lambda answer: answer.seconds_per_iteration)
         tried = {answer.method for answer in entry.answers}
         cells = [_percent(entry.median_gap(method)) if method in tried else "-" for method in methods]
         ends = (winner.schedule, f"{entry.best:.4g} s", f"{entry.bound:.4g} s")
-        row = (entry.case.name, *cells, *ends, _percent(entry.best / entry.bound - 1.0))
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join([*lines, "", *_verdict(solved, methods)]) + "\n"
+        lines.append((entry.case.name, *cells, *ends, _percent(entry.best / entry.bound - 1.0)))
+    header = ("problem", *methods, "best schedule", "best plan", "proven bound", "within")
+    return "\n".join([*markdown_table(header, lines), "", *_verdict(solved, methods)]) + "\n"
 
 
 def _verdict(solved: Sequence[Solved], methods: Sequence[str]) -> list[str]:

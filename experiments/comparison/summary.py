@@ -1,10 +1,8 @@
 """A comparison as tables: tables for the terminal, Markdown for the README."""
 
-from collections.abc import Sequence
-
 from rich.console import Console
-from rich.table import Table
 
+from darts_parallel.report.tables import filled_table, markdown_table
 from experiments.comparison.gaps import SHARES, Distribution, Findings, ProblemSummary, percent
 from experiments.comparison.quantiles import quantile
 from experiments.comparison.runs import Run
@@ -57,40 +55,17 @@ def _remarks(findings: Findings) -> list[str]:
 
 def render(findings: Findings, console: Console) -> None:
     """Print the table of problems, the distribution, and every failure by name."""
-    table = _table("Gap to the exact oracle, layer-wise space", COLUMNS)
-    for summary in findings.problems:
-        table.add_row(*_cells(summary))
-    console.print(table)
+    cells = [_cells(summary) for summary in findings.problems]
+    console.print(filled_table("Gap to the exact oracle, layer-wise space", COLUMNS, cells))
     rows = _distribution_rows(findings)
     if rows:
-        distribution = _table("Distribution over all runs", _distribution_header())
-        for row in rows:
-            distribution.add_row(*row)
-        console.print(distribution)
+        console.print(filled_table("Distribution over all runs", _distribution_header(), rows))
     for target, measured, met in findings.targets():
         console.print(f"{'met   ' if met else 'MISSED'}  {target}: {measured}", highlight=False)
     if findings.polished is not None:
         console.print(f"Runs above 0 % when polished: {len(findings.misses)}", highlight=False)
     for line in [f"  {_miss(run)}" for run in findings.misses] + _remarks(findings):
         console.print(line, highlight=False)
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=None)
-    for index, name in enumerate(columns):
-        if index == 0:
-            table.add_column(name)
-        else:  # a word a line: narrow enough for the numbers to stay whole
-            table.add_column(name.replace(" ", "\n"), justify="right", vertical="bottom", no_wrap=True)
-    return table
-
-
-def render_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table for the terminal: first column to the left, numbers to the right."""
-    table = _table(title, header)
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def markdown(findings: Findings, note: str) -> str:
@@ -115,9 +90,3 @@ def markdown(findings: Findings, note: str) -> str:
     lines += [f"- {remark}" for remark in remarks] + ([""] if remarks else [])
     lines += markdown_table(COLUMNS, [_cells(summary) for summary in findings.problems])
     return "\n".join(lines) + "\n"
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table: first column to the left, numbers to the right."""
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]

@@ -35,10 +35,6 @@ def test_estimators_are_held_against_trainings_from_scratch(
     assert len(rows) == 1 + 6 + 2 * 4 + 4 * 3 + 1
 
 
-def test_the_rank_correlation_of_a_reversed_order_is_minus_one() -> None:
-    assert bilevel_estimators._spearman([1.0, 2.0, 3.0], [0.3, 0.2, 0.1]) == pytest.approx(-1.0)
-
-
 def test_ways_that_do_not_wait_are_priced_in_steps_and_in_seconds(tmp_path: Path) -> None:
     options = bilevel_staleness.StalenessOptions(
         seeds=[0], steps=8, problem=TINY, processes=1, out=str(tmp_path)

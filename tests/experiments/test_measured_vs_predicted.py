@@ -8,26 +8,12 @@ from darts_parallel.plan.legality import refuse_unexecutable
 from experiments.measured_vs_predicted import (
     MeasuredOptions,
     problem_of,
-    rank_correlation,
-    ranks,
     run,
     uniform_plans,
 )
 
 SMALL = ["model.hidden_size=16", "model.num_layers=2", "model.vocab_size=100", "training.seq_len=8",
          "model.max_seq_len=8", "training.global_batch_size=4"]  # fmt: skip
-
-
-def test_equal_values_share_their_rank() -> None:
-    assert ranks([3.0, 1.0, 3.0, 2.0]) == [2.5, 0.0, 2.5, 1.0]
-
-
-def test_the_rank_correlation_sees_order_only() -> None:
-    values = [0.1, 5.0, 2.0, 7.0]
-    assert rank_correlation(values, [v**3 for v in values]) == pytest.approx(1.0)
-    assert rank_correlation(values, [-v for v in values]) == pytest.approx(-1.0)
-    # Spearman by hand: 1 - 6 * (1 + 1) / (4 * 15)
-    assert rank_correlation([1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0]) == pytest.approx(0.8)
 
 
 def test_the_plans_cover_every_degree_and_all_run() -> None:
