@@ -173,7 +173,6 @@ def main() -> int:
     passed = [argument for argument in sys.argv[1:] if argument.startswith(("hydra.", "hydra/", "+hydra"))]
     sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in passed]
     console = Console(width=140)
-    console = Console(width=140)
     return run_main("experiments.ablate", __doc__, AblateOptions, lambda o: ablate(o, passed, console))
 
 

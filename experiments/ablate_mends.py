@@ -243,10 +243,5 @@ def _predicted(
     return result
 
 
-def main() -> int:
-    """Run the command line."""
-    return run_main("experiments.ablate_mends", __doc__, AblationOptions, ablate)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_main("experiments.ablate_mends", __doc__, AblationOptions, ablate))

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from darts_parallel.config.checks import require_at_least, require_within
+from darts_parallel.config.options import run_main
 from darts_parallel.report.tables import markdown_table
-from experiments.options import run_main
 from experiments.results_page import publish
 from experiments.robustness import experiment_options, inputs, problems, processes
 from experiments.robustness.verdict import GOOD, Log, Try, Verdict

@@ -155,10 +155,5 @@ def _run(options: BenchmarkOptions) -> int:
     return benchmark(options, select(options.only), console if console.is_terminal else Console(width=160))
 
 
-def main() -> int:
-    """Entry point; returns the exit status."""
-    return run_main("experiments.benchmark", __doc__, BenchmarkOptions, _run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_main("experiments.benchmark", __doc__, BenchmarkOptions, _run))

@@ -31,10 +31,10 @@ from darts_parallel.bilevel.upper.joint_space import JointSpace
 from darts_parallel.bilevel.upper.learned_optimum import learned_optimum
 from darts_parallel.bilevel.upper.log_steps import LogSteps
 from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.options import run_main
 from darts_parallel.plan.file import write_text
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.tables import markdown_table
-from experiments.options import run_main
 from experiments.results_page import publish
 
 BITS = (16, 8, 4, 2)

@@ -41,11 +41,11 @@ from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trainer import WeightTrainer, hard
 from darts_parallel.bilevel.transformer import Weights, mixed_loss, plan_loss
 from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.options import run_main
 from darts_parallel.plan.file import write_json, write_text
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.calibration.errors import spearman
-from experiments.options import run_main
 from experiments.results_page import publish
 
 PAIRS = ((1, 16), (4, 8), (4, 4), (4, 2))

@@ -29,12 +29,12 @@ from darts_parallel.bilevel.retraining.asynchronous import (
 from darts_parallel.bilevel.retraining.retrain import Retrained
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.options import run_main
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.exact.layerwise import find_plan
 from darts_parallel.plan.file import write_json, write_text
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.tables import markdown_table
-from experiments.options import run_main
 from experiments.results_page import publish
 
 REPLICAS = 4

@@ -254,10 +254,5 @@ def held_out_csv(held_out: dict[str, list[HeldOut]]) -> str:
     return csv_text(header, rows)
 
 
-def main() -> int:
-    """Run the command line."""
-    return run_main("experiments.calibrate", __doc__, CalibrationOptions, calibrate)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_main("experiments.calibrate", __doc__, CalibrationOptions, calibrate))

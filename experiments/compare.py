@@ -233,10 +233,5 @@ def _run(options: CompareOptions) -> int:
     return compare(options, console if console.is_terminal else Console(width=FILE_WIDTH))
 
 
-def main() -> int:
-    """Entry point; returns the exit status."""
-    return run_main("experiments.compare", __doc__, CompareOptions, _run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_main("experiments.compare", __doc__, CompareOptions, _run))

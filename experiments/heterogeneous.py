@@ -134,11 +134,12 @@ def study(options: HeterogeneousOptions, console: Console) -> int:
     return 0
 
 
-def main() -> int:
-    """Entry point; returns the exit status."""
-    about = "experiments.heterogeneous"
-    return run_main(about, __doc__, HeterogeneousOptions, lambda options: study(options, Console()))
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(
+        run_main(
+            "experiments.heterogeneous",
+            __doc__,
+            HeterogeneousOptions,
+            lambda options: study(options, Console()),
+        )
+    )

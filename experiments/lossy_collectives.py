@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.options import run_main
 from darts_parallel.cost.collectives import LOSSLESS, transmitted_bits
 from darts_parallel.plan.file import write_text
 from darts_parallel.report.tables import markdown_table
 from darts_parallel.run.lossy import time_all_reduce
 from darts_parallel.run.workers import Workers
-from experiments.options import run_main
 from experiments.results_page import publish
 
 EXACT_BITS = 32

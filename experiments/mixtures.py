@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.options import run_main
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError
@@ -24,7 +25,6 @@ from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.tables import markdown_table
-from experiments.options import run_main
 from experiments.results_page import publish
 
 BALANCED = ["training.moe_load_imbalance=1", "training.moe_token_dispatcher_type=flex"]
@@ -198,10 +198,5 @@ def study(options: MixtureOptions) -> int:
     return 0
 
 
-def main() -> int:
-    """Run the command line."""
-    return run_main("experiments.mixtures", __doc__, MixtureOptions, study)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_main("experiments.mixtures", __doc__, MixtureOptions, study))

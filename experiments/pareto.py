@@ -130,10 +130,7 @@ def pareto_figure(found: Sequence[Rental], front: Sequence[int], title: str) -> 
     return figure
 
 
-def main() -> int:
-    """Entry point; returns the exit status."""
-    return run_main("experiments.pareto", __doc__, ParetoOptions, lambda options: study(options, Console()))
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(
+        run_main("experiments.pareto", __doc__, ParetoOptions, lambda options: study(options, Console()))
+    )

@@ -179,10 +179,7 @@ def _spread(values: Sequence[float], digits: int = 1) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def main() -> int:
-    """Entry point; returns the exit status."""
-    return run_main("experiments.replan", __doc__, ReplanOptions, lambda options: study(options, Console()))
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(
+        run_main("experiments.replan", __doc__, ReplanOptions, lambda options: study(options, Console()))
+    )

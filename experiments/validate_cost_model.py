@@ -148,10 +148,5 @@ def worst_lines(outcomes: list[Outcome], count: int) -> list[str]:
     return [text for _, text in sorted(found, key=lambda entry: -entry[0])[:count]]
 
 
-def main() -> int:
-    """Run the command line."""
-    return run_main("experiments.validate_cost_model", __doc__, ValidationOptions, validate)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_main("experiments.validate_cost_model", __doc__, ValidationOptions, validate))
