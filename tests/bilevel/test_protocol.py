@@ -87,7 +87,8 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
 ) -> None:
     """Ctrl-C after the search of a seed, then after the seed, then no more."""
     arguments = [*OVERRIDES, "bilevel.seeds=[0,1]", "bilevel.arms=[bilevel]", f"hydra.run.dir={tmp_path}"]
-    arguments += ["output.tensorboard=false", "space.num_micro_batches=1"]
+    arguments += ["output.tensorboard=false", "space.num_micro_batches=1", "bilevel.num_steps=8",
+                  "bilevel.trial_steps=4"]  # fmt: skip
     real, first_seed = Jobs.map, tmp_path / "seed-0.json"
     for after in ("search", "first seed"):
         calls = list[int]()

@@ -169,7 +169,7 @@ def test_the_seed_reports_model_writes_every_product(command: Command) -> None:
 
 def test_a_mixed_cluster_is_planned_and_every_rank_is_used_once(command: Command) -> None:
     outcome = command(
-        "model=toy", "training=toy", "cluster=toy_mixed", "search.num_steps=20", *FEW, *QUIET
+        *TOY, "cluster=toy_mixed", *FEW, *QUIET
     )  # fmt: skip
     assert outcome.status == 0
     assert "nodes along the pipeline: " in outcome.out
