@@ -122,7 +122,8 @@ def test_the_command_writes_them_into_the_plan_and_the_curves(tmp_path: Path) ->
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     problem = load_problem([*TOY, "space.pp=2", "search.num_steps=5", "verification.enabled=false",
-                            "space.tp=1", "space.recompute=none", "search.num_restarts=2", "search.polish=false"])  # fmt: skip
+                            "space.tp=1", "space.recompute=none", "search.num_restarts=2",
+                            "search.polish=false"])  # fmt: skip
     Job(problem, tmp_path, Console(quiet=True)).run()
     data = json.loads((tmp_path / "plan.json").read_text())
     assert data["sensitivity"] == sensitivity(Plan.from_dict(data), problem)
