@@ -12,7 +12,7 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import load_problem
-from tests.support.bilevel_tiny import BILEVEL, SIZES, corpus, differences, records, tiny_search
+from tests.support.bilevel_tiny import BILEVEL, corpus, differences, records, tiny_search
 
 
 def test_logits_stay_where_they_are_during_warm_up() -> None:
@@ -159,7 +159,7 @@ def test_illegal_settings_and_what_is_not_searched_are_refused_with_a_sentence(
 
 def test_a_device_without_memory_is_refused_before_anything_trains() -> None:
     with pytest.raises(InfeasibleError, match="memory"):
-        begin([*SIZES, "cluster.devices.small.memory_GiB=0.0001"])
+        begin(["cluster.devices.small.memory_GiB=0.0001"])
 
 
 @pytest.mark.parametrize(

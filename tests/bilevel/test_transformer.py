@@ -78,8 +78,8 @@ def test_a_mixture_weights_gradient_is_the_inner_product_with_what_its_candidate
 
 def test_a_short_training_beats_the_unigram_entropy() -> None:
     settings = tiny_settings(
-        width=32, context=16, global_batch_size=8, learning_rate=2e-2, retrain_steps=50, evaluate_every=25,
+        width=32, context=16, global_batch_size=8, learning_rate=2e-2, retrain_steps=80, evaluate_every=40,
         validation_sequences=64,
     )  # fmt: skip
     curves = retrain((Candidate(2, 4, 8, 8),) * 2, 8, settings, corpus(), 0, None)
-    assert curves.test[-1][1] < unigram_entropy(corpus().train) - 0.1
+    assert curves.test[-1][1] < unigram_entropy(corpus().train) - 0.2

@@ -139,7 +139,7 @@ def test_what_an_exact_method_finds_from_a_poor_start_is_the_answer(
         )
 
     monkeypatch.setattr(planning, "search_tables", poor)
-    data, report = run(tmp_path, *FEW)
+    data, report = run(tmp_path, "space.num_micro_batches=null", *FEW)
     exact = data["verification"]["dynamic_programming"]
     assert exact["proven"]
     assert exact["gap"] == 0.0
