@@ -223,8 +223,9 @@ class CostTable:
         return self.p2p.shape[-1]
 
     @cached_property
-    def proven(self) -> dict[tuple[int, str], float]:
-        """Lower bounds of its outer choices that were worked out, by space (`exact.bounds`)."""
+    def proven(self) -> dict[tuple[int, str], tuple[float, float]]:
+        """Lower bounds of its outer choices by space, each as good as a known plan's seconds, the second
+        number, asked for (`exact.bounds`)."""
         return {}
 
     @cached_property

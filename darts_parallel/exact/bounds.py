@@ -163,7 +163,7 @@ def outer_lower_bounds(
         table: Costs of one pipeline degree.
         space_kind: One of `config.schema.SPACES`. The bound of `layerwise` holds for all; `uniform` takes
             that of `stagewise`, which is tighter.
-        known: Seconds of a known plan; what a quick look already excludes gets that looser bound.
+        known: Seconds of a known plan; what a looser bound already excludes keeps that.
 
     Returns:
         Seconds, shape `(O,)`; infinite where no plan fits the memory.
@@ -173,15 +173,17 @@ def outer_lower_bounds(
         return _work_bounds(table, space_kind)
     bounds = quick_lower_bounds(table)
     for outer in torch.nonzero(bounds <= known).flatten().tolist():
-        bounds[outer] = outer_bound(table, outer, space_kind)
+        bounds[outer] = outer_bound(table, outer, space_kind, known)
     return bounds
 
 
-def outer_bound(table: CostTable, outer: int, space_kind: str) -> float:
+def outer_bound(table: CostTable, outer: int, space_kind: str, known: float = float("inf")) -> float:
     """`lower_bound` of an outer choice, which its table remembers: a search and its check both ask."""
-    if (outer, space_kind) not in table.proven:
-        table.proven[outer, space_kind] = lower_bound(OuterCosts.read(table, outer), space_kind)
-    return table.proven[outer, space_kind]
+    bound, asked = table.proven.get((outer, space_kind), (0.0, 0.0))
+    if bound <= known and asked < known:
+        bound = lower_bound(OuterCosts.read(table, outer), space_kind, known)
+        table.proven[outer, space_kind] = bound, known if bound > known else float("inf")
+    return bound
 
 
 def _work_bounds(table: CostTable, space_kind: str) -> Tensor:
@@ -222,7 +224,7 @@ def _staged_bound(table: CostTable, outer: int, space_kind: str) -> float:
     return grid.stages.least_maximum(np.maximum(synced, crossed))
 
 
-def lower_bound(costs: OuterCosts, space_kind: str) -> float:
+def lower_bound(costs: OuterCosts, space_kind: str, known: float = float("inf")) -> float:
     """Lower bound on the seconds of any feasible plan of one outer choice; see `outer_lower_bounds`."""
     rest, grid = costs.num_micro_batches - 1.0, SegmentGrid.build(costs, space_kind)
     stages, seconds = grid.stages, grid.lower_bounds(time=1.0)
@@ -231,10 +233,12 @@ def lower_bound(costs: OuterCosts, space_kind: str) -> float:
         return float("inf")
     if costs.per_iteration.any():
         least_sum = stages.least_sum(grid.lower_bounds(time=1.0, per_iteration=1.0))
-    bottleneck, sync = (
-        rest * stages.least_maximum(seconds),
-        stages.least_maximum(grid.lower_bounds(sync=1.0)),
-    )
+    bottleneck = rest * stages.least_maximum(seconds)
+    if (least_sum + bottleneck) * (1 - ROUNDING) > known:
+        return (least_sum + bottleneck) * (1 - ROUNDING)
+    sync = stages.least_maximum(grid.lower_bounds(sync=1.0))
+    if (least_sum + bottleneck + sync) * (1 - ROUNDING) > known:
+        return (least_sum + bottleneck + sync) * (1 - ROUNDING)
     # no strategy is best in time and synchronisation: bound the two together, as the two maxima
     # of one stage, and with the largest synchronisation replaced by the mean
     joint = least_sum + stages.least_maximum(grid.lower_bounds(time=rest, sync=1.0))
@@ -305,22 +309,36 @@ class SegmentGrid:
         return np.asarray(np.where(self.counts > 0, least, 0.0).max(axis=1))
 
     @cached_property
-    def _least_bytes(self) -> Array:
-        """Fewest bytes that any strategies of every distinct segment need, `(S, U)`.
+    def _fits(self) -> NDArray[np.bool_]:
+        """Whether any strategies of a distinct segment fit a stage signature's memory, `(S, U)`.
 
-        Every limit of the working bytes is tried: within it a layer takes the strategy that keeps least.
+        Where the fewest kept bytes decide with the least and the most working bytes alike, they do; for the
+        other segments every limit of the working bytes is tried that lets a layer keep less.
         """
         signatures, _ = self.costs.stage_signatures
         legal = self.costs.kind_allowed[[kind for kind, _, _ in signatures]][:, None, :]
-        memory = self._memory(np.array([in_flight for _, in_flight, _ in signatures]))
-        working = self.costs.working[self.members]
-        least, before = np.full((len(memory), len(self.counts)), np.inf), np.empty(0)
-        for limit in np.unique(working).tolist():
-            kept = np.where(legal & (working <= limit), memory, MOST_BYTES).min(axis=2)
-            if not np.array_equal(kept, before):
-                np.minimum(least, kept @ self.counts.T + limit, out=least)
-            before = kept
-        return least
+        _, in_flight, capacity = (np.array(column) for column in zip(*signatures, strict=True))
+        room = (capacity * (1 + ROUNDING))[:, None]
+        # what a layer keeps at least within a limit: strategies by their working bytes, and the least so far
+        order = np.argsort(self.costs.working[self.members], axis=1, kind="stable")
+        working = np.take_along_axis(self.costs.working[self.members], order, 1)
+        kept = np.where(legal, self._memory(in_flight), MOST_BYTES)
+        kept = np.minimum.accumulate(np.take_along_axis(kept, order[None], 2), axis=2)
+        better = np.diff(kept, axis=2, prepend=np.inf) < 0
+        least = kept[..., -1] @ self.counts.T
+        needed = working[np.arange(len(working)), better.shape[2] - 1 - better[..., ::-1].argmax(axis=2)]
+        most = np.zeros(least.shape)
+        for held, own in zip(self.counts.T, needed.T, strict=True):
+            np.maximum(most, np.where(held > 0, own[:, None], 0.0), out=most)
+        fits = (least + most) * (1 + ROUNDING) <= room
+        open_ = np.flatnonzero((~fits & ((least + self._working) * (1 - ROUNDING) <= room)).any(axis=0))
+        fewest, rows = np.full((len(kept), len(open_)), np.inf), np.arange(len(working))
+        for limit in np.unique(working[better.any(axis=0)]).tolist() if len(open_) else ():
+            within = (working <= limit).sum(axis=1)
+            now = np.where(within > 0, kept[:, rows, np.maximum(within, 1) - 1], MOST_BYTES)
+            np.minimum(fewest, now @ self.counts[open_].T + limit, out=fewest)
+        fits[:, open_] = fewest <= room
+        return np.asarray(fits)
 
     def _priced(self, objective: Array, in_flight: Array, capacity: Array) -> Array:
         """Best price bound of every distinct segment, `(S, U)`, for every stage signature.
@@ -337,7 +355,7 @@ class SegmentGrid:
         for row, prices in enumerate(grids):
             layers = (objective[row] + prices[:, None, None] * memory[row]).min(axis=-1)
             result[row] = (self.counts @ layers.T - free[row][:, None] * prices).max(axis=1)
-        return np.where(self._least_bytes <= (capacity * (1 + ROUNDING))[:, None], result, np.inf)
+        return np.where(self._fits, result, np.inf)
 
     def _single_choices(self, objective: Array, in_flight: Array, capacity: Array) -> Array:
         """Smallest value of any one strategy that fits, `(S, U)`; arguments as of `_priced`."""

@@ -5,7 +5,7 @@ A split takes one segment for every stage, in order and without a gap; its best 
 programs over stages and boundaries (the linear partition problem, as PipeDream and DAPPLE use it).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -115,13 +115,17 @@ class StageSegments:
     def before(self, values: Array, join: np.ufunc) -> Array:
         """Least sum (`np.add`) or maximum (`np.maximum`) of the first k stages on layers [0, j).
 
+        Args:
+            values: Of every segment, `(N, ...)`.
+            join: What is done with the stages' values.
+
         Returns:
-            Shape `(K + 1, L + 1)`; infinite where there is no way.
+            Shape `(K + 1, L + 1, ...)`; infinite where there is no way.
         """
-        result = self._start(join, 0, 0)
+        result = self._start(join, 0, 0, values.shape[1:])
         for k, rows, places, groups in self._to_ends:
             reached = join(result[k, self.first[rows]], values[rows])
-            result[k + 1, places] = np.minimum.reduceat(reached, groups)
+            result[k + 1, places] = np.minimum.reduceat(reached, groups, axis=0)
         return result
 
     def after(self, values: Array, join: np.ufunc) -> Array:
@@ -142,8 +146,8 @@ class StageSegments:
     def _to_firsts(self) -> list[tuple[int, slice, Index, Index]]:
         return self._steps(self.first[self._by_first])
 
-    def _start(self, join: np.ufunc, stage: int, layer: int) -> Array:
-        result = np.full((self.num_stages + 1, self.num_layers + 1), np.inf)
+    def _start(self, join: np.ufunc, stage: int, layer: int, more: tuple[int, ...] = ()) -> Array:
+        result = np.full((self.num_stages + 1, self.num_layers + 1, *more), np.inf)
         result[stage, layer] = -np.inf if join is np.maximum else 0.0
         return result
 
@@ -172,19 +176,26 @@ class StageSegments:
         Returns:
             Its sum and the first layers of its stages; an infinite sum and no layer where there is none.
         """
-        small = values <= limit
+        return self.splits_below(values, [limit])[0]
+
+    def splits_below(self, values: Array, limits: Sequence[float]) -> list[tuple[float, list[int]]]:
+        """`split_below` of several limits; close ones share most of their segments, and one program."""
+        small = values <= max(limits)
         own, values = (self, values) if small.all() else (self.keep(small), values[small])
-        reached = own.before(values, np.add)
-        end, starts = self.num_layers, list[int]()
-        if not np.isfinite(reached[-1, end]):
-            return float("inf"), starts
-        place = own.stage * (self.num_layers + 1) + own.end
-        for k in range(self.num_stages - 1, -1, -1):
-            first, last = np.searchsorted(place, k * (self.num_layers + 1) + end + np.arange(2))
-            sums = reached[k, own.first[first:last]] + values[first:last]
-            end = int(own.first[first + int(sums.argmin())])
-            starts.append(end)
-        return float(reached[-1, -1]), starts[::-1]
+        within = np.where(values[:, None] <= np.array(limits), values[:, None], np.inf)
+        reached = own.before(within, np.add)
+        size = self.num_layers + 1
+        rows = np.searchsorted(own.stage * size + own.end, np.arange(self.num_stages * size + 1)).tolist()
+        found = []
+        for column, total in enumerate(reached[-1, -1].tolist()):
+            end, starts = self.num_layers, list[int]()
+            for k in range(self.num_stages - 1, -1, -1) if np.isfinite(total) else ():
+                mine = slice(rows[k * size + end], rows[k * size + end + 1])
+                sums = reached[k, own.first[mine], column] + within[mine, column]
+                end = int(own.first[mine.start + int(sums.argmin())])
+                starts.append(end)
+            found.append((total, starts[::-1]))
+        return found
 
     def rising_limits(self, values: Array, step: float = 0.0) -> Iterator[float]:
         """Values that the slowest stage of a split may have, from the least that any split reaches on.
@@ -193,11 +204,10 @@ class StageSegments:
             values: Of every segment.
             step: Relative distance that a value must have from the one before.
         """
-        limit, known = self.least_maximum(values), np.unique(values[np.isfinite(values)])
+        limit = self.least_maximum(values)
         while np.isfinite(limit):
             yield limit
-            later = np.searchsorted(known, limit * (1 + step), side="right")
-            limit = float(known[later]) if later < len(known) else np.inf
+            limit = float(values[values > limit * (1 + step)].min(initial=np.inf))
 
 
 @lru_cache(maxsize=64)

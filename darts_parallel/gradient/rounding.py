@@ -6,7 +6,7 @@ exchanges by seconds per byte, the greedy rule of the multiple-choice knapsack t
 Zoltners 1979). They read the table's figures of single layers and price no plan: that is left to polishing.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ def repair(table: CostTable, plans: HardPlans, limit: float) -> tuple[HardPlans,
         if not exchanges.one_round():
             break
     choices = plans.choices.clone()
-    choices[rows] = torch.from_numpy(exchanges.choices)
+    choices[rows] = exchanges.plan_choices
     plans = replace(plans, choices=choices)
     return plans, evaluate_batch(table, plans)
 
@@ -73,7 +73,7 @@ def fit(table: CostTable, plans: HardPlans) -> HardPlans:
         return plans
     exchanges = _Exchanges.of(table, plans)
     exchanges.fit_prices()
-    return replace(plans, choices=torch.from_numpy(exchanges.choices))
+    return replace(plans, choices=exchanges.plan_choices)
 
 
 def fill(table: CostTable, plans: HardPlans) -> HardPlans:
@@ -88,29 +88,39 @@ def fill(table: CostTable, plans: HardPlans) -> HardPlans:
     for _ in range(2 * table.num_layers):
         if not exchanges.one_filling():
             break
-    return replace(plans, choices=torch.from_numpy(exchanges.choices))
+    return replace(plans, choices=exchanges.plan_choices)
 
 
 @dataclass
 class _Exchanges:
-    """B plans on their way into memory; arrays, because a round is many operations on little data."""
+    """B plans on their way into memory; arrays, because a round is many operations on little data.
 
+    N = B L layers of all plans, one plan after the other, on B pp devices.
+    """
+
+    size: tuple[int, int]
+    """B and L."""
     choices: Index
-    """Shape `(B, L)`."""
-    devices: Index
-    """Device of every layer, `(B, L)`."""
+    """Shape `(N,)`."""
+    device: Index
+    """Device of every layer among those of all plans, `(N,)`."""
     layout: Index
     """Shape `(C,)`."""
     capacity: Array
-    """Shape `(pp,)`."""
+    """Shape `(B * pp,)`."""
     kept: Array
-    """Bytes that add up over a device, `(B, L, C)`."""
+    """Bytes that add up over a device, `(N, C)`."""
     working: Array
     """Bytes of which a device needs the largest, the same shape."""
     seconds: Array
     """Seconds per iteration of every layer alone, the same shape."""
     legal: NDArray[np.bool_]
     """The same shape."""
+    live: Index = field(init=False)
+    """Layers of the devices that the last round changed, rising: the others stay as they are for good."""
+
+    def __post_init__(self) -> None:
+        self.live = np.arange(len(self.choices))
 
     @staticmethod
     def of(table: CostTable, plans: HardPlans) -> "_Exchanges":
@@ -124,104 +134,106 @@ class _Exchanges:
         every = torch.arange(len(table.choices)).expand_as(seconds)
         legal = table.allowed[outer].unsqueeze(1) & table.runs(kinds.unsqueeze(-1), every)
         return _Exchanges(
-            choices=plans.choices.numpy().copy(),
-            devices=table.stage_device[stages].numpy(),
+            size=(len(plans), table.num_layers),
+            choices=plans.choices.numpy().flatten(),
+            device=(table.stage_device[stages] + table.pp * torch.arange(len(plans)).unsqueeze(1))
+            .flatten()
+            .numpy(),
             layout=table.layout.numpy(),
-            capacity=table.capacity.numpy(),
-            kept=(table.static[outer] + flight * table.activation[outer]).numpy(),
-            working=table.working[outer].numpy(),
-            seconds=seconds.numpy(),
-            legal=legal.numpy(),
+            capacity=table.capacity.repeat(len(plans)).numpy(),
+            kept=(table.static[outer] + flight * table.activation[outer]).flatten(0, 1).numpy(),
+            working=table.working[outer].flatten(0, 1).numpy(),
+            seconds=seconds.flatten(0, 1).numpy(),
+            legal=legal.flatten(0, 1).numpy(),
         )
+
+    @property
+    def plan_choices(self) -> Tensor:
+        """Strategies of every layer, `(B, L)`."""
+        return torch.from_numpy(self.choices.reshape(self.size))
 
     def one_round(self) -> bool:
         """One exchange in every overfull stage; whether any plan changed."""
-        kept, working, seconds = self._current()
-        over = self._over(kept[..., 0], working[..., 0])
-        active = np.flatnonzero((over > 0).any(1))
-        if not len(active):
+        rows = self.live
+        kept, working, seconds = self._current(rows)
+        need = self._over(rows, kept, working)[0][self.device[rows]]
+        full = np.flatnonzero(need > 0)
+        if not len(full):
             return False
-        need = np.take_along_axis(over, self.devices, 1)[active, :, None]
-        saved = (kept + working)[active] - (self.kept + self.working)[active]
-        loss = (self.seconds[active] - seconds[active]).clip(min=1e-12)
+        rows, before = rows[full], (kept + working)[full, None]
+        saved = before - (self.kept[rows] + self.working[rows])
+        loss = (self.seconds[rows] - seconds[full, None]).clip(min=1e-12)
         # a change of layout also costs resharding: only where nothing else helps
-        same = self.layout[self.choices[active]][..., None] == self.layout
-        gain = np.minimum(saved, need) / loss * np.where(same, 1.0, 1e-3)
-        return self._exchange(active, np.where(self.legal[active] & (saved > 0) & (need > 0), gain, -1.0))
+        gain = np.minimum(saved, need[full, None]) / loss * np.where(self._same_layout(rows), 1.0, 1e-3)
+        return self._exchange(rows, np.where(self.legal[rows] & (saved > 0), gain, -1.0))
 
     def one_filling(self) -> bool:
         """One faster strategy in every stage that one fits into; whether any plan changed."""
-        kept, working, seconds = self._current()
-        over = self._over(kept[..., 0], working[..., 0])
-        largest = self._largest(working[..., 0])
-        room = -np.take_along_axis(over, self.devices, 1)[..., None]
-        highest = np.take_along_axis(largest, self.devices, 1)[..., None]
-        more = self.kept - kept + (self.working - highest).clip(min=0.0)
-        saved = seconds - self.seconds
-        same = self.layout[self.choices][..., None] == self.layout
-        useful = self.legal & same & (saved > LEAST_SAVING * seconds) & (more <= room)
-        gain = np.where(useful, saved / more.clip(min=1.0), -1.0)
-        active = np.flatnonzero(useful.any((1, 2)))
-        return bool(len(active)) and self._exchange(active, gain[active])
+        rows = self.live
+        kept, working, seconds = (values[:, None] for values in self._current(rows))
+        over, largest = self._over(rows, kept[:, 0], working[:, 0])
+        room, highest = -over[self.device[rows], None], largest[self.device[rows], None]
+        more = self.kept[rows] - kept + (self.working[rows] - highest).clip(min=0.0)
+        saved = seconds - self.seconds[rows]
+        useful = self.legal[rows] & self._same_layout(rows)
+        useful &= (saved > LEAST_SAVING * seconds) & (more <= room)
+        some = np.flatnonzero(useful.any(1))
+        gain = np.where(useful[some], saved[some] / more[some].clip(min=1.0), -1.0)
+        return bool(len(some)) and self._exchange(rows[some], gain)
 
     def fit_prices(self) -> None:
         """The best strategies under a price of every device's bytes, the lowest at which they fit.
 
         Bisection of the multipliers of the memory constraints; the layouts of the layers stay.
         """
-        size = self.kept.shape[:1] + self.capacity.shape
-        group = np.arange(size[0])[:, None] * size[1] + self.devices
-        same = self.legal & (self.layout[self.choices][..., None] == self.layout)
-        seconds = np.where(same, self.seconds, np.inf)
-        current = np.take_along_axis(self.seconds, self.choices[..., None], -1)[..., 0]
-        total = np.bincount(group.ravel(), current.ravel(), minlength=size[0] * size[1])
-        scale = total.reshape(size) / self.capacity
-        low, high = np.full(size, -PRICE_RANGE), np.full(size, PRICE_RANGE)
+        rows = self.live
+        seconds = np.where(self.legal & self._same_layout(rows), self.seconds, np.inf)
+        total = np.bincount(self.device, self._current(rows)[2], minlength=len(self.capacity))
+        scale = total / self.capacity
+        low, high = np.full(len(scale), -PRICE_RANGE), np.full(len(scale), PRICE_RANGE)
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             self._take_cheapest(seconds, scale * np.exp(middle))
-            kept, working, _ = self._current()
-            over = self._over(kept[..., 0], working[..., 0]) > 0
+            kept, working, _ = self._current(rows)
+            over = self._over(rows, kept, working)[0] > 0
             low, high = np.where(over, middle, low), np.where(over, high, middle)
         self._take_cheapest(seconds, scale * np.exp(high))
 
     def _take_cheapest(self, seconds: Array, prices: Array) -> None:
-        """Every layer's least sum of seconds `(B, L, C)` and of bytes at the prices `(B, pp)`."""
-        own = np.take_along_axis(prices, self.devices, 1)[..., None]
-        self.choices = (seconds + own * self.kept).argmin(-1)
+        """Every layer's least sum of seconds `(N, C)` and of bytes at the prices of its device."""
+        self.choices = (seconds + prices[self.device, None] * self.kept).argmin(-1)
 
-    def _current(self) -> tuple[Array, Array, Array]:
-        """Bytes that add up, bytes at work and seconds of every layer as it is, `(B, L, 1)` each."""
-        current = self.choices[..., None]
-        kept, working, seconds = (
-            np.take_along_axis(values, current, -1) for values in (self.kept, self.working, self.seconds)
-        )
-        return kept, working, seconds
+    def _same_layout(self, rows: Index) -> NDArray[np.bool_]:
+        """Strategies of the layout that each of some layers has, `(n, C)`."""
+        return np.asarray(self.layout[self.choices[rows], None] == self.layout)
 
-    def _exchange(self, active: Index, gain: Array) -> bool:
-        """The exchange of the largest gain `(A, L, C)` in every device of the plans `active`, if above 0."""
-        choice = gain.argmax(-1)
-        best = np.take_along_axis(gain, choice[..., None], -1)[..., 0]
-        # the best layer of every device of every plan: the first of its group in falling order
-        group = np.arange(len(active))[:, None] * len(self.capacity) + self.devices[active]
-        order = np.lexsort((-best.ravel(), group.ravel()))
-        first = order[np.unique(group.ravel()[order], return_index=True)[1]]
-        first = first[best.ravel()[first] > 0]
-        row, layer = np.divmod(first, best.shape[1])
-        self.choices[active[row], layer] = choice[row, layer]
+    def _current(self, rows: Index) -> tuple[Array, Array, Array]:
+        """Bytes that add up, bytes at work and seconds of some layers as they are, `(n,)` each."""
+        chosen = self.choices[rows]
+        return self.kept[rows, chosen], self.working[rows, chosen], self.seconds[rows, chosen]
+
+    def _exchange(self, rows: Index, gain: Array) -> bool:
+        """The exchange of the largest gain `(n, C)` in every device of the layers `rows`, if above 0."""
+        choice, device = gain.argmax(-1), self.device[rows]
+        best = gain[np.arange(len(rows)), choice]
+        # the best layer of every device: the first of its group in falling order
+        order = np.lexsort((-best, device))
+        first = order[np.flatnonzero(np.diff(device[order], prepend=-1))]
+        first = first[best[first] > 0]
+        self.choices[rows[first]] = choice[first]
+        changed = np.zeros(len(self.capacity), dtype=bool)
+        changed[device[first]] = True
+        self.live = self.live[changed[self.device[self.live]]]
         return len(first) > 0
 
-    def _largest(self, working: Array) -> Array:
-        """Largest bytes at work of every device, `(B, pp)`, from those of the layers `(B, L)`."""
-        size = (len(working), len(self.capacity))
-        group = (np.arange(len(working))[:, None] * size[1] + self.devices).ravel()
-        largest = np.zeros(size[0] * size[1])
-        np.maximum.at(largest, group, working.ravel())
-        return largest.reshape(size)
+    def _over(self, rows: Index, kept: Array, working: Array) -> tuple[Array, Array]:
+        """Bytes of every device above its capacity and the largest at work, `(B * pp,)`.
 
-    def _over(self, kept: Array, working: Array) -> Array:
-        """Bytes of every device above its capacity, `(B, pp)`, from those of the layers `(B, L)`."""
-        size = (len(kept), len(self.capacity))
-        group = (np.arange(len(kept))[:, None] * size[1] + self.devices).ravel()
-        held = np.bincount(group, kept.ravel(), minlength=size[0] * size[1]).reshape(size)
-        return np.asarray(held + self._largest(working) - self.capacity)
+        Args:
+            rows: All layers of the devices that count.
+            kept, working: Of these layers, `(n,)`.
+        """
+        device, largest = self.device[rows], np.zeros(len(self.capacity))
+        np.maximum.at(largest, device, working)
+        held = np.bincount(device, kept, minlength=len(largest))
+        return held + largest - self.capacity, largest

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
 import torch
 
 from darts_parallel.cost.evaluation import evaluate_batch
@@ -23,11 +24,13 @@ def repartitioned(table: CostTable, plan: HardPlans, most: int = LIMITS_ABOVE) -
     """
     if table.pp == 1:
         return plan
-    stages, seconds = ChosenStages.of(table, plan).fitting()
-    limits = islice(stages.rising_limits(seconds), most)
-    starts = [stages.split_below(seconds, limit)[1] for limit in limits]
-    if not starts:
+    chosen = ChosenStages.of(table, plan)
+    # all outer choices share the segments, and what they remember
+    seconds = np.where(chosen.fits(), chosen.seconds(), np.inf)
+    limits = list(islice(chosen.segments.rising_limits(seconds), most))
+    if not limits:
         return plan
+    starts = [starts for _, starts in chosen.segments.splits_below(seconds, limits)]
     count = len(starts)
     return HardPlans(plan.outer.expand(count), plan.choices.expand(count, -1), torch.tensor(starts))
 

@@ -1,12 +1,14 @@
 """Lower bounds: never above a true optimum, and close to it on the default problem."""
 
 import math
+from itertools import combinations, product
 
+import numpy as np
 import pytest
 import torch
 
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.exact.bounds import equal_rows, outer_lower_bounds
+from darts_parallel.exact.bounds import OuterCosts, SegmentGrid, equal_rows, outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.pareto import price_grid
 from darts_parallel.exact.uniform import find_plan
@@ -81,3 +83,25 @@ def test_prices_are_the_breakpoints_of_the_lower_hull() -> None:
 def test_equal_rows_share_a_class() -> None:
     rows = torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 2.0]], dtype=torch.float64).numpy()
     assert equal_rows(rows).tolist() == [0, 1, 0]
+
+
+def test_a_segment_fits_where_some_strategies_of_its_layers_do() -> None:
+    met = set()
+    for seed in range(40):
+        table = small_table(seed)
+        for costs in (OuterCosts.read(table, outer) for outer in range(table.num_outer)):
+            grid = SegmentGrid.build(costs, "layerwise")
+            signatures, _ = costs.stage_signatures
+            for s, (kind, in_flight, capacity) in enumerate(signatures):
+                legal = np.flatnonzero(costs.kind_allowed[kind])
+                kept = (costs.static + in_flight * costs.activation)[:, legal]
+                for first, end in combinations(range(costs.num_layers + 1), 2):
+                    fewest = min(
+                        kept[range(first, end), chosen].sum()
+                        + costs.working[range(first, end), legal[list(chosen)]].max()
+                        for chosen in product(range(len(legal)), repeat=end - first)
+                    )
+                    fits = bool(grid._fits[s, grid.segment[first, end]])
+                    assert fits == (fewest <= capacity * (1 + 1e-12))
+                    met.add(fits)
+    assert met == {True, False}
