@@ -63,21 +63,22 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     stages = plans.stages()
     outer, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
     kinds = table.stage_kind[stages]
-    seconds = table.time[outer, kinds, layers, plans.choices]
-    sync = table.sync[outer, kinds, layers, plans.choices]
+    # places in the figures of an outer choice, and of its kinds of stages: four indices take five times longer
+    chosen = (outer * table.num_layers + layers) * len(table.choices) + plans.choices
+    by_kind, size = chosen, table.num_layers * len(table.choices)
+    if table.time.shape[1] > 1:
+        by_kind = chosen + (outer * (table.time.shape[1] - 1) + kinds) * size
+    seconds, sync = table.time.take(by_kind), table.sync.take(by_kind)
     inside, across = neighbour_seconds(table, plans, stages)
     stage_seconds = _per_stage(seconds, stages, table.num_stages) + inside
     if table.pipeline.blocking:
         stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
     devices = table.stage_device[stages]
     sync_seconds = _per_stage(sync, devices, table.pp)
-    per_iteration = table.per_iteration[outer, layers, plans.choices].sum(1)
+    per_iteration = table.per_iteration.take(chosen).sum(1)
     in_flight = table.in_flight[outer, stages]
-    kept = (
-        table.static[outer, layers, plans.choices]
-        + in_flight * table.activation[outer, layers, plans.choices]
-    )
-    working = table.working[outer, layers, plans.choices]
+    kept = table.static.take(chosen) + in_flight * table.activation.take(chosen)
+    working = table.working.take(chosen)
     largest = torch.zeros_like(sync_seconds).scatter_reduce(1, devices, working, "amax")
     memory = _per_stage(kept, devices, table.pp) + largest
     if table.offload:
@@ -149,16 +150,20 @@ def neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tup
     """Resharding inside stages `(B, K)`, and p2p across their boundaries `(B, K - 1)`, both ways."""
     later, pairs = stages[:, 1:], torch.arange(table.num_layers - 1)
     outer = plans.outer.unsqueeze(1)
-    before: Tensor | int = 0
-    after: Tensor | int = 0
-    if table.num_layouts > 1:
-        before, after = table.layout[plans.choices[:, :-1]], table.layout[plans.choices[:, 1:]]
+    count, between = table.num_layouts, pairs.unsqueeze(0)
+    if count > 1:
+        held = table.layout[plans.choices]
+        between = (pairs * count + held[:, :-1]) * count + held[:, 1:]
     cut = later != stages[:, :-1]
-    inside = table.reshard[outer, table.stage_kind[later], pairs, before, after]
+
+    def of_kind(values: Tensor, kind: Tensor) -> Tensor:
+        return values.take((outer * values.shape[1] + kind) * (len(pairs) * count**2) + between)
+
+    inside = of_kind(table.reshard, table.stage_kind[later])
     if table.pp == 1:
         return _per_stage(inside, later, 1), inside[:, :0]
     border = table.boundary_kind[(later - 1).clamp(min=0)]
-    across = table.p2p[outer, border, pairs, before, after]
+    across = of_kind(table.p2p, border)
     none = torch.zeros_like(inside)
     return (
         _per_stage(torch.where(cut, none, inside), later, table.num_stages),

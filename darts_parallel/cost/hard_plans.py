@@ -40,8 +40,9 @@ class HardPlans:
 
     def stages(self) -> Tensor:
         """Stage of every layer, shape `(B, L)`."""
-        positions = torch.arange(self.choices.shape[1]).expand_as(self.choices).contiguous()
-        return torch.searchsorted(self.first_layers.contiguous(), positions, right=True) - 1
+        begun = torch.zeros_like(self.choices)
+        begun.scatter_add_(1, self.first_layers, torch.ones_like(self.first_layers))
+        return begun.cumsum(1) - 1
 
     def to_plan(self, index: int, table: CostTable) -> Plan:
         """Read plan number `index` as stages and strategies."""

@@ -224,8 +224,7 @@ class CostTable:
 
     @cached_property
     def proven(self) -> dict[tuple[int, str], tuple[float, float]]:
-        """Lower bounds of its outer choices by space, each as good as a known plan's seconds, the second
-        number, asked for (`exact.bounds`)."""
+        """Lower bound of an outer choice by space, and the seconds up to which it is as good as it can be."""
         return {}
 
     @cached_property
