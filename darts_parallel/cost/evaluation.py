@@ -63,7 +63,7 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     stages = plans.stages()
     outer, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
     kinds = table.stage_kind[stages]
-    # places in the figures of an outer choice, and of its kinds of stages: four indices take five times longer
+    # places in the figures by outer choice, and by kind of stage: several indices take five times as long
     chosen = (outer * table.num_layers + layers) * len(table.choices) + plans.choices
     by_kind, size = chosen, table.num_layers * len(table.choices)
     if table.time.shape[1] > 1:

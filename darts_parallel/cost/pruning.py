@@ -20,15 +20,14 @@ def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
     """
     outer, choices = int(plan.outer[0]), plan.choices[0].tolist()
     common = [choice for choice, _ in Counter(choices).most_common()]
-    order = common + [c for c in range(len(table.choices)) if c not in common]
-    same = _same_cost(table, outer)
-    legal = table.allowed[outer]
-    result = [next(c for c in order if legal[c] and same[layer, old, c]) for layer, old in enumerate(choices)]
-    return HardPlans(plan.outer, torch.tensor([result]), plan.first_layers)
+    order = torch.tensor(common + [c for c in range(len(table.choices)) if c not in common])
+    alike = _costs_like(table, outer, plan.choices[0]) & table.allowed[outer]
+    result = order[alike[:, order].to(torch.uint8).argmax(1)]
+    return HardPlans(plan.outer, result.unsqueeze(0), plan.first_layers)
 
 
-def _same_cost(table: CostTable, outer: int) -> torch.Tensor:
-    """Pairs of strategies of one layout and equal costs, shape `(L, C, C)`."""
+def _costs_like(table: CostTable, outer: int, choices: torch.Tensor) -> torch.Tensor:
+    """Strategies of the layout and the costs of every layer's own `(L,)`, shape `(L, C)`."""
     kinds = [table.forward[outer], table.backward[outer], table.sync[outer]]
     bytes_and_once = [
         table.per_iteration[outer],
@@ -40,8 +39,8 @@ def _same_cost(table: CostTable, outer: int) -> torch.Tensor:
         kinds += [table.host_transfer[outer], table.state_transfer[outer]]
         bytes_and_once.append(table.state[outer])
     figures = torch.cat([torch.cat(kinds), torch.stack(bytes_and_once)])
-    equal = (figures.unsqueeze(-1) == figures.unsqueeze(-2)).all(0)
-    return equal & (table.layout.unsqueeze(0) == table.layout.unsqueeze(1))
+    own = figures[:, torch.arange(len(choices)), choices].unsqueeze(-1)
+    return (figures == own).all(0) & (table.layout == table.layout[choices].unsqueeze(1))
 
 
 def without_dominated(table: CostTable) -> CostTable:
