@@ -21,11 +21,29 @@ from numpy.typing import NDArray
 
 Pass = tuple[str, int, int]
 """Kind (`F`, `B`, `W`), half of the V (0: on the way down) and micro-batch."""
-Slots = list[dict[int, Pass]]
-"""The passes of every device by their slots."""
 Counts = NDArray[np.int64]
 Ends = dict[tuple[str, int], list[int]]
 """Slots of the passes of a kind and stage by micro-batch."""
+
+
+class _Turn:
+    """The passes of a kind and a stage, in the order of micro-batches."""
+
+    def __init__(self, kind: str, half: int, ended: list[int], given: list[int] | None) -> None:
+        self.kind, self.half = kind, half
+        self.ended = ended
+        """Their slots."""
+        self.given = given
+        """Those of the passes that give their input; None: there is none."""
+
+    def ready(self, batch: int) -> int:
+        """The slot behind which the input of a pass is there and the micro-batch before has had its own."""
+        before = self.ended[batch - 1] if batch else -1
+        return before if self.given is None else max(before, self.given[batch])
+
+
+Slots = list[dict[int, tuple[_Turn, int]]]
+"""Turn and micro-batch of every pass, by its slot, of every device."""
 
 INTERVAL = 6
 """Passes of one micro-batch on a device: forward, backward and weights of two stages."""
@@ -163,99 +181,95 @@ def _from_block(schedule: str, pp: int, count: int) -> tuple[tuple[Pass, ...], .
     earliest free slot behind its input, by passes of equal seconds, while no device holds more than any does
     without; behind its last forward pass a device runs its backward passes as early as they can.
     """
-    slots, ended = _repeated(schedule, pp, count)
-    _move_together(slots, ended, [_held(row) for row in slots], [-1] * pp)
-    last = [max(time for time, entry in row.items() if entry[0] == "F") for row in slots]
+    slots = _repeated(schedule, pp, count)
+    _move_together(slots, [_held(row) for row in slots], [-1] * pp)
+    last = [max(time for time, (turn, _) in row.items() if turn.kind == "F") for row in slots]
     # weights leave the drain, and come back where its backward passes leave slots free
     drained = [
-        [row.pop(time) for time in sorted(row) if time > end and row[time][0] == "W"]
+        [row.pop(time) for time in sorted(row) if time > end and row[time][0].kind == "W"]
         for row, end in zip(slots, last, strict=True)
     ]
-    _move_together(slots, ended, None, last)
-    for device, entries in enumerate(drained):
-        for entry in entries:
-            time = max(_ready(ended, entry, device, pp), last[device]) + 1
-            while time in slots[device]:
+    _move_together(slots, None, last)
+    for row, entries, end in zip(slots, drained, last, strict=True):
+        for turn, batch in entries:
+            time = max(turn.ready(batch), end) + 1
+            while time in row:
                 time += 1
-            _put(slots, ended, device, time, entry)
-    return tuple(tuple(row[time] for time in sorted(row)) for row in slots)
+            row[time], turn.ended[batch] = (turn, batch), time
+    return tuple(
+        tuple((turn.kind, turn.half, batch) for turn, batch in (row[time] for time in sorted(row)))
+        for row in slots
+    )
 
 
-def _put(slots: Slots, ended: Ends, device: int, time: int, entry: Pass) -> None:
-    """Give a pass its slot."""
-    slots[device][time] = entry
-    ended[entry[0], _stage(entry[1], device, len(slots))][entry[2]] = time
+def _turns(device: int, ended: Ends, pp: int) -> dict[tuple[str, int], _Turn]:
+    """The passes of a device by kind and half of the V."""
+    last, turns = 2 * pp - 1, {}
+    for half, stage in enumerate((device, last - device)):
+        before = ended["F", stage - 1] if stage else None
+        behind = ended["F", last] if stage == last else ended["B", stage + 1]
+        for kind, given in (("F", before), ("B", behind), ("W", ended["B", stage])):
+            turns[kind, half] = _Turn(kind, half, ended[kind, stage], given)
+    return turns
 
 
-def _stage(half: int, device: int, pp: int) -> int:
-    """Stage in the order of layers."""
-    return 2 * pp - 1 - device if half else device
-
-
-def _repeated(schedule: str, pp: int, count: int) -> tuple[Slots, Ends]:
+def _repeated(schedule: str, pp: int, count: int) -> Slots:
     """A building block repeated to the end, weights in the slots that it leaves free."""
-    slots: Slots = [{} for _ in range(pp)]
     ended: Ends = {(kind, stage): [0] * count for kind in "FBW" for stage in range(2 * pp)}
+    slots: Slots = [{} for _ in range(pp)]
     for device, row in enumerate(slots):
-        for (kind, half), time in _starts(schedule, device, pp).items():
-            for batch in range(count):
-                _put(slots, ended, device, time + INTERVAL * batch, (kind, half, batch))
-        waiting, time, left = deque[tuple[int, int]](), min(row), 2 * count
+        turns = _turns(device, ended, pp)
+        for key, first in _starts(schedule, device, pp).items():
+            turn = turns[key]
+            turn.ended[:] = times = range(first, first + INTERVAL * count, INTERVAL)
+            row.update((time, (turn, batch)) for batch, time in enumerate(times))
+        waiting, time, left = deque[tuple[_Turn, int]](), min(row), 2 * count
         while left:
             entry = row.get(time)
             if entry is None and waiting:
-                _put(slots, ended, device, time, ("W", *waiting.popleft()))
+                turn, batch = row[time] = waiting.popleft()
+                turn.ended[batch] = time
                 left -= 1
-            elif entry is not None and entry[0] == "B":
-                waiting.append(entry[1:])
+            elif entry is not None and entry[0].kind == "B":
+                waiting.append((turns["W", entry[0].half], entry[1]))
             time += 1
-    return slots, ended
+    return slots
 
 
-def _held(row: dict[int, Pass]) -> Counts:
+def _held(row: dict[int, tuple[_Turn, int]]) -> Counts:
     """Passes that a device holds behind each of its slots, from their forward to their weights."""
-    return np.cumsum([STEPS[row[time][0]] if time in row else 0 for time in range(max(row) + 1)])
+    return np.cumsum([STEPS[row[time][0].kind] if time in row else 0 for time in range(max(row) + 1)])
 
 
-def _ready(ended: Ends, entry: Pass, device: int, pp: int) -> int:
-    """The slot behind which the input of a pass is there and the micro-batch before has had its own."""
-    kind, stage, batch = entry[0], _stage(entry[1], device, pp), entry[2]
-    before = ended[kind, stage][batch - 1] if batch else -1
-    if kind == "F":
-        return max(before, ended["F", stage - 1][batch] if stage else -1)
-    if kind == "W":
-        return max(before, ended["B", stage][batch])
-    turned = stage == 2 * pp - 1
-    return max(before, ended["F" if turned else "B", stage if turned else stage + 1][batch])
-
-
-def _move_together(slots: Slots, ended: Ends, held: list[Counts] | None, after: list[int]) -> None:
+def _move_together(slots: Slots, held: list[Counts] | None, after: list[int]) -> None:
     """Move passes in the order of their slots, each to the earliest free one at which it can run.
 
     Args:
-        slots, ended: Are changed.
+        slots: Are changed.
         held: Of every slot of every device, what no slot may pass is the largest; is changed. None: no limit.
         after: Slot of every device behind which passes move.
     """
-    pp, most = len(slots), max(int(row.max()) for row in held) if held else 0
+    most = max(int(row.max()) for row in held) if held else 0
     for now in range(max(map(max, slots)) + 1):
         for device, row in enumerate(slots):
             entry = row.get(now)
             if entry is None or now <= after[device]:
                 continue
-            first = max(_ready(ended, entry, device, pp), after[device]) + 1
-            while first < now and first in row:
+            turn, batch = entry
+            first = max(turn.ready(batch), after[device]) + 1
+            while first in row:  # ends at its own slot
                 first += 1
             if first >= now:
                 continue
-            if held and entry[0] == "F":
-                full = np.flatnonzero(held[device][first:now] >= most)
+            if held and turn.kind == "F":
+                (full,) = (held[device][first:now] >= most).nonzero()
                 first += int(full[-1]) + 1 if len(full) else 0
-                while first < now and first in row:
+                while first in row:
                     first += 1
-            if held and entry[0] != "B":
-                held[device][first:now] += STEPS[entry[0]]
-            _put(slots, ended, device, first, row.pop(now))
+            if held and turn.kind != "B":
+                held[device][first:now] += STEPS[turn.kind]
+            del row[now]
+            row[first], turn.ended[batch] = entry, first
 
 
 def _starts(schedule: str, device: int, pp: int) -> dict[tuple[str, int], int]:
