@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best plan, the best before polishing, and how the search went."""
+    """The best plan, the best before polishing, and how the search went.
+
+    Where pipelines are simulated the plans that a search begins with are polished before it descends, too.
+    """
 
     plan: Plan
     iteration_time_s: float
