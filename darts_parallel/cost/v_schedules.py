@@ -264,7 +264,7 @@ def _move_together(slots: Slots, held: list[Counts] | None, after: list[int]) ->
             if held and turn.kind == "F":
                 (full,) = (held[device][first:now] >= most).nonzero()
                 first += int(full[-1]) + 1 if len(full) else 0
-                while first in row:
+                while first < now and first in row:
                     first += 1
             if held and turn.kind != "B":
                 held[device][first:now] += STEPS[turn.kind]
