@@ -340,6 +340,14 @@ class SegmentGrid:
         fits[:, open_] = fewest <= room
         return np.asarray(fits)
 
+    @cached_property
+    def _possible(self) -> list[Index]:
+        """Distinct segments that some stage of a signature may hold and that fit its memory, S rows."""
+        held = np.zeros(self._fits.shape, dtype=bool)
+        signature = self.costs.stage_signatures[1][self.stages.stage]
+        held[signature, self.segment[self.stages.first, self.stages.end]] = True
+        return [np.flatnonzero(row) for row in held & self._fits]
+
     def _priced(self, objective: Array, in_flight: Array, capacity: Array) -> Array:
         """Best price bound of every distinct segment, `(S, U)`, for every stage signature.
 
@@ -350,12 +358,14 @@ class SegmentGrid:
         """
         memory = self._memory(in_flight)
         free = (capacity * (1 + ROUNDING))[:, None] - self._working
-        grids = price_grids(objective, memory)
-        result = np.empty(free.shape)
-        for row, prices in enumerate(grids):
-            layers = (objective[row] + prices[:, None, None] * memory[row]).min(axis=-1)
-            result[row] = (self.counts @ layers.T - free[row][:, None] * prices).max(axis=1)
-        return np.where(self._fits, result, np.inf)
+        first, end = np.divmod(np.unique(self.segment, return_index=True)[1], len(self.segment))
+        result = np.full(free.shape, np.inf)
+        for row, (prices, own) in enumerate(zip(price_grids(objective, memory), self._possible, strict=True)):
+            layers = (objective[row].T + prices[:, None, None] * memory[row].T).min(axis=1)
+            sums = prefix_sums(layers[:, self.costs.layer_class])
+            inside = sums.take(end[own], axis=1) - sums.take(first[own], axis=1)
+            result[row, own] = (inside - prices[:, None] * free[row, own]).max(axis=0, initial=-np.inf)
+        return result
 
     def _single_choices(self, objective: Array, in_flight: Array, capacity: Array) -> Array:
         """Smallest value of any one strategy that fits, `(S, U)`; arguments as of `_priced`."""
