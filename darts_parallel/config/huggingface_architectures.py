@@ -100,19 +100,26 @@ class Reader:
         return UnsupportedError(f"{self.place}: {what}; nearest legal: {near}.")
 
 
-def read_rotary(r: Reader, **changes: Any) -> dict[str, Any]:
-    """A decoder with RMSNorm, gated MLP and rotary positions: Llama and its kin."""
+def read_sizes(r: Reader) -> dict[str, Any]:
+    """Sizes under the keys that most classes have."""
     return {
         "num_layers": r.integer("num_hidden_layers"),
         "hidden_size": r.integer("hidden_size"),
         "num_heads": r.integer("num_attention_heads"),
+        "vocab_size": r.integer("vocab_size"),
+        "tie_embeddings": r.flag("tie_word_embeddings"),
+        "max_seq_len": r.integer("max_position_embeddings"),
+    }
+
+
+def read_rotary(r: Reader, **changes: Any) -> dict[str, Any]:
+    """A decoder with RMSNorm, gated MLP and rotary positions: Llama and its kin."""
+    return {
+        **read_sizes(r),
         "num_kv_heads": r.optional("num_key_value_heads"),
         "head_dim": r.optional("head_dim"),
         "ffn_hidden_size": r.integer("intermediate_size"),
         "gated_mlp": True,
-        "vocab_size": r.integer("vocab_size"),
-        "tie_embeddings": r.flag("tie_word_embeddings"),
-        "max_seq_len": r.integer("max_position_embeddings"),
         "learned_positions": False,
         "dropout": False,
         "linear_bias": False,
@@ -161,15 +168,10 @@ def read_gpt2(r: Reader) -> dict[str, Any]:
 def _gpt_neox(r: Reader) -> dict[str, Any]:
     bias = r.flag("attention_bias")
     return {
+        **read_sizes(r),
         "linear_bias": bias,
         "mlp_bias": None if bias else True,
-        "num_layers": r.integer("num_hidden_layers"),
-        "hidden_size": r.integer("hidden_size"),
-        "num_heads": r.integer("num_attention_heads"),
         "ffn_hidden_size": r.integer("intermediate_size"),
-        "vocab_size": r.integer("vocab_size"),
-        "tie_embeddings": r.flag("tie_word_embeddings"),
-        "max_seq_len": r.integer("max_position_embeddings"),
         "learned_positions": False,
         "dropout": r.positive("hidden_dropout", "attention_dropout"),
     }
@@ -178,13 +180,8 @@ def _gpt_neox(r: Reader) -> dict[str, Any]:
 def read_bert(r: Reader) -> dict[str, Any]:
     """The encoder with its masked-language head (`BertForMaskedLM`): no pooler, no sentence head."""
     return {
-        "num_layers": r.integer("num_hidden_layers"),
-        "hidden_size": r.integer("hidden_size"),
-        "num_heads": r.integer("num_attention_heads"),
+        **read_sizes(r),
         "ffn_hidden_size": r.integer("intermediate_size"),
-        "vocab_size": r.integer("vocab_size"),
-        "tie_embeddings": r.flag("tie_word_embeddings"),
-        "max_seq_len": r.integer("max_position_embeddings"),
         "causal": False,
         "dropout": r.positive("hidden_dropout_prob", "attention_probs_dropout_prob"),
         "embedding_norm": True,

@@ -15,6 +15,7 @@ from darts_parallel.config.huggingface_architectures import (
     read_llama,
     read_qwen2,
     read_rotary,
+    read_sizes,
     read_t5,
 )
 from darts_parallel.config.huggingface_classes.windows import windows
@@ -117,22 +118,14 @@ def _gptj(r: Reader) -> Fields:
 
 
 def _falcon(r: Reader) -> Fields:
-    heads, grouped, parallel = (
-        r.integer("num_attention_heads"),
-        r.flag("new_decoder_architecture"),
-        r.flag("parallel_attn"),
-    )
+    heads, parallel = r.integer("num_attention_heads"), r.flag("parallel_attn")
+    grouped = r.flag("new_decoder_architecture")
     kv_heads = (r.optional("num_kv_heads") or heads) if grouped else 1 if r.flag("multi_query") else heads
     two_norms = r.optional("num_ln_in_parallel_attn") != 1 if grouped else not parallel
     return {
-        "num_layers": r.integer("num_hidden_layers"),
-        "hidden_size": r.integer("hidden_size"),
-        "num_heads": heads,
+        **read_sizes(r),
         "num_kv_heads": kv_heads,
         "ffn_hidden_size": r.optional("ffn_hidden_size"),
-        "vocab_size": r.integer("vocab_size"),
-        "tie_embeddings": r.flag("tie_word_embeddings"),
-        "max_seq_len": r.integer("max_position_embeddings"),
         "learned_positions": False,
         "linear_bias": r.flag("bias"),
         "block_norms": None if two_norms else 1,
@@ -165,13 +158,8 @@ def _opt(r: Reader) -> Fields:
     if not r.flag("layer_norm_elementwise_affine"):
         raise r.refuse("norms without scale (layer_norm_elementwise_affine=False) are not modelled", "true")
     return {
-        "num_layers": r.integer("num_hidden_layers"),
-        "hidden_size": h,
-        "num_heads": r.integer("num_attention_heads"),
+        **read_sizes(r),
         "ffn_hidden_size": r.integer("ffn_dim"),
-        "vocab_size": r.integer("vocab_size"),
-        "tie_embeddings": r.flag("tie_word_embeddings"),
-        "max_seq_len": r.integer("max_position_embeddings"),
         "position_offset": 2,
         "linear_bias": r.flag("enable_bias"),
         "final_norm": r.flag("do_layer_norm_before") and not r.flag("_remove_final_layer_norm"),
