@@ -10,7 +10,7 @@ from darts_parallel.config.composition import to_config
 from darts_parallel.config.raw_values import refuse_silent_overrides
 from darts_parallel.config.schema import Config
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.plan.file import own_config
+from darts_parallel.plan.file import own_config, required_config
 
 COMPOSED = ("output", "replan", "tune", "verification")
 """Root keys that always come from the command."""
@@ -68,12 +68,7 @@ def replan_config(
         PlanError: the file is no plan with a configuration, or of another model.
         ConfigError: the global batch would change, or a value breaks a rule.
     """
-    own = own_config(path, key=source)
-    if own is None:
-        raise PlanError(
-            f"{source}={path}: the field config is missing; nearest legal: a plan.json as the command "
-            "writes it."
-        )
+    own = required_config(path, source)
     config = changed_config(own, f"{source}={path}", composed, given, COMPOSED)
     if asdict(config.model) != asdict(own.model):
         raise PlanError(

@@ -85,15 +85,27 @@ def read_own_problem(path: str) -> Problem:
     """The problem that a `plan.json` was made for, from the configuration that it holds.
 
     Errors:
+        PlanError, ConfigError: as `required_config`.
+    """
+    return Problem.from_config(required_config(path))
+
+
+def required_config(path: str, key: str = "plan") -> Config:
+    """The configuration in a `plan.json`.
+
+    Args:
+        key: Of the configuration, under which the path was given.
+
+    Errors:
         PlanError: the file is missing, broken, or holds no configuration.
         ConfigError: its configuration breaks a rule of this version.
     """
-    config = own_config(path)
+    config = own_config(path, key=key)
     if config is None:
         raise PlanError(
-            f"plan={path}: the field config is missing; nearest legal: a plan.json as the command writes it."
+            f"{key}={path}: the field config is missing; nearest legal: a plan.json as the command writes it."
         )
-    return Problem.from_config(config)
+    return config
 
 
 def own_config(path: str, *, key: str = "plan", **changes: Any) -> Config | None:
@@ -104,7 +116,7 @@ def own_config(path: str, *, key: str = "plan", **changes: Any) -> Config | None
         changes: Root keys that get another value.
 
     Errors:
-        PlanError, ConfigError: as `read_own_problem`.
+        PlanError, ConfigError: as `required_config`, of a file that is broken.
     """
     data = _read(path, key)
     config = data.get("config") if isinstance(data, dict) else None

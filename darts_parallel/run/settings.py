@@ -1,17 +1,13 @@
 """Settings of a run; every field can be set as `key=value` on the command line."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
 
 from darts_parallel.config.checks import require_at_least, require_member
-from darts_parallel.config.composition import load_config, to_config
+from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import Config
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.plan.file import read_plan
+from darts_parallel.plan.file import read_plan, required_config
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
@@ -62,31 +58,11 @@ def load(settings: RunSettings) -> tuple[Problem, Plan]:
     """
     if not settings.plan:
         raise PlanError("plan is missing; nearest legal: plan=plan.json, which darts-parallel writes.")
-    config = _config(settings.plan)
-    problem = measured_cluster(Problem.from_config(_in_float32(config)), settings.cluster)
+    config = _in_float32(required_config(settings.plan))
+    problem = measured_cluster(Problem.from_config(config), settings.cluster)
     plan = read_plan(settings.plan, problem)
     refuse_unexecutable(plan, problem)
     return problem, plan
-
-
-def _config(path: str) -> Config:
-    try:
-        data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError(
-            f"plan={path} cannot be read ({error.strerror}); nearest legal: the plan.json of an earlier run."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise PlanError(
-            f"plan={path} is not valid JSON ({error}); nearest legal: the plan.json of an earlier run."
-        ) from None
-    if not isinstance(data, dict) or not isinstance(data.get("config"), dict):
-        raise PlanError(
-            f"plan={path} holds no configuration; nearest legal: a plan.json as the command writes it."
-        )
-    composed = OmegaConf.create(data["config"])
-    assert isinstance(composed, DictConfig)
-    return to_config(composed)
 
 
 def measured_cluster(problem: Problem, path: str) -> Problem:
