@@ -212,11 +212,7 @@ def _as_markdown(rows: list[Ratios]) -> list[str]:
 
 def _order(rows: list[Ratios], key: str) -> str:
     """Schedules from the largest figure to the smallest."""
-    return " > ".join(sorted((row.schedule for row in rows), key=lambda name: -_figure(rows, name, key)))
-
-
-def _figure(rows: list[Ratios], schedule: str, key: str) -> float:
-    return float(next(getattr(row, key) for row in rows if row.schedule == schedule))
+    return " > ".join(row.schedule for row in sorted(rows, key=lambda row: -float(getattr(row, key))))
 
 
 if __name__ == "__main__":

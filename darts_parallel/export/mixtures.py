@@ -101,7 +101,8 @@ def _expert_flags(job: Job) -> list[Flag]:
     }
     flags: list[Flag] = [(name, value) for name, value in values.items() if value is not None]
     if training.moe_token_dispatcher_type == "flex":
-        flags.append(("moe-flex-dispatcher-backend", "hybridep" if _wide_domain(job) else "deepep"))
+        wide = any(group.domain_nodes > 1 for group in job.problem.cluster.groups)
+        flags.append(("moe-flex-dispatcher-backend", "hybridep" if wide else "deepep"))
     switches = {
         "moe-grouped-gemm": True,
         "moe-router-enable-expert-bias": config.moe_router_enable_expert_bias,
@@ -130,11 +131,6 @@ def layer_frequency(config: ModelConfig) -> str | int:
         if sizes:
             return f"({pattern[: sizes[0]]}*{length // sizes[0]})".replace(" ", "")
     return "(" + "+".join(f"[{has}]*{count}" for has, count in runs) + ")"
-
-
-def _wide_domain(job: Job) -> bool:
-    """Whether NVLink joins more GPUs than those of a node."""
-    return any(group.domain_nodes > 1 for group in job.problem.cluster.groups)
 
 
 def megatron_recompute_modules(job: Job) -> list[Flag]:

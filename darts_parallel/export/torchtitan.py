@@ -39,7 +39,10 @@ def export(job: Job) -> Exported:
     recompute = job.recompute() == "full"
     lines = _head(job, recompute)
     lines += _assignments("parallelism", parallelism_fields(job, strategy))
-    lines += ["    config.training.mixed_precision_param = " + _literal(_mixed(job))]
+    lines += [
+        "    config.training.mixed_precision_param = "
+        + _literal(MIXED_PARAMETER[job.problem.training.precision])
+    ]
     lines += ['    config.training.mixed_precision_reduce = "float32"']
     if job.plan.pp > 1:
         lines += ["    config.training.disable_cuda_graphs = True  # they do not run with a pipeline yet"]
@@ -95,10 +98,6 @@ def _note(job: Job) -> str:
 
 def _assignments(section: str, values: dict[str, Any], indent: int = 4) -> list[str]:
     return [f"{' ' * indent}config.{section}.{name} = {_literal(value)}" for name, value in values.items()]
-
-
-def _mixed(job: Job) -> str:
-    return MIXED_PARAMETER[job.problem.training.precision]
 
 
 def _check(job: Job, strategy: LayerStrategy) -> None:

@@ -77,7 +77,8 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     require_expert_pins(problem)
     space, result = problem.config.space, []
     mode = space.node_orders
-    for pp, cp in product(pipeline_degrees(problem), _context_degrees(problem)):
+    context = [cp for cp in context_degrees(problem) if _allowed(space.pinned("cp"), cp)]
+    for pp, cp in product(pipeline_degrees(problem), context):
         for virtual_stage, schedule in schedule_choices(problem, pp):
             outer = _outer_space(problem, pp, cp, virtual_stage, schedule)
             if outer is not None and trainer_schedules(problem, schedule):
@@ -133,10 +134,6 @@ def pipeline_degrees(problem: Problem) -> list[int]:
     """Those of them that the pins allow."""
     pinned = problem.config.space.pinned("pp")
     return [pp for pp in legal_pipeline_degrees(problem) if _allowed(pinned, pp)]
-
-
-def _context_degrees(problem: Problem) -> list[int]:
-    return [cp for cp in context_degrees(problem) if _allowed(problem.config.space.pinned("cp"), cp)]
 
 
 def schedule_choices(problem: Problem, pp: int) -> list[tuple[int, str | None]]:

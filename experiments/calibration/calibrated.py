@@ -132,7 +132,8 @@ class Calibrated:
             len(lines) - 1, "# latent mean and standard deviation, on the unbounded scale of each quantity"
         )
         for quantity in QUANTITIES:
-            lines += [f"  # {quantity.meaning}", f"  {quantity.name}:", f"    scale: {_scale(quantity)}"]
+            scale = "share" if quantity.share else f"{{above: {quantity.offset:g}}}"
+            lines += [f"  # {quantity.meaning}", f"  {quantity.name}:", f"    scale: {scale}"]
             lines += [f"    prior: {_prior(quantity)}"]
             sds = {BASE: quantity.base_sd} | dict(quantity.deviations)
             lines += [f"    prior_sd: {_flow(sds)}", f"    {BASE}: {self._pair((quantity.name, '', ''))}"]
@@ -149,10 +150,6 @@ class Calibrated:
     def _pair(self, key: Key) -> str:
         place = self.index[key]
         return f"[{float(self.mean[place]):.4g}, {float(self.sd[place]):.3g}]"
-
-
-def _scale(quantity: Quantity) -> str:
-    return "share" if quantity.share else f"{{above: {quantity.offset:g}}}"
 
 
 def _prior(quantity: Quantity) -> str:

@@ -63,15 +63,18 @@ class CostModel:
         chains = [self._chain(kind.device, tp) for kind in self.offer.types]
         ticks = np.zeros((len(chains), job.num_layers + 1), dtype=np.int64)
         for row, chain in zip(ticks, chains, strict=True):
+            # the program prices both embeddings by the encoder's
             factor = {
-                kind: self.profiles.multiplier(job.model, chain.gpu, _priced_as(kind), micro_batch_size)
+                kind: self.profiles.multiplier(
+                    job.model, chain.gpu, kind.replace("decoder_emb", "encoder_emb"), micro_batch_size
+                )
                 for kind in set(chain.kinds)
             }
             seconds = [
                 3.0 * time * factor[kind] for time, kind in zip(chain.forward_s, chain.kinds, strict=True)
             ]
             row[1:] = np.rint(np.array(seconds) / TICK).astype(np.int64).cumsum()
-        has_vocabulary = np.array([_has_vocabulary(kind) for kind in chains[0].kinds])
+        has_vocabulary = np.array([k.endswith("embedding") or k == "post_process" for k in chains[0].kinds])
         block = (12 * job.hidden_size**2 + BIAS_PARAMETERS) / tp
         matrices = np.pad(has_vocabulary.astype(np.int64).cumsum(), (1, 0))
         return LayerCosts(ticks, _prefix(np.where(has_vocabulary, 0.0, block)), matrices)
@@ -233,12 +236,3 @@ def memory_bytes(batch: Batch, counts: Integers, job: Job) -> Floats:
 def _prefix(values: Floats) -> Floats:
     """Prefix sums from 0."""
     return np.pad(values.cumsum(), (1, 0))
-
-
-def _has_vocabulary(kind: str) -> bool:
-    return kind.endswith("embedding") or kind == "post_process"
-
-
-def _priced_as(kind: str) -> str:
-    """Kind whose multipliers the program takes: the encoder's embedding stands for both embeddings."""
-    return "encoder_embedding" if kind == "decoder_embedding" else kind

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from darts_parallel.cost.collectives import RingGroup, all_reduce, p2p, reduce_scatter, single_ring
-from darts_parallel.problem.cluster import Cluster, Link
+from darts_parallel.problem.cluster import Link
 from darts_parallel.problem.problem import load_problem
 
 INTRA, INTER = Link(100e9, 2e-6), Link(20e9, 10e-6)
@@ -57,12 +57,8 @@ def test_p2p_divides_the_link_between_nodes_by_its_senders() -> None:
     assert float(p2p(size, 4, INTRA, inside_node=True)) == pytest.approx(1e6 / 100e9 + 2e-6)
 
 
-def _cluster() -> Cluster:
-    return load_problem(["model=gpt2_xl", "training=gpt2_xl"]).cluster
-
-
 def test_stages_lie_on_consecutive_ranks() -> None:
-    cluster = _cluster()  # 8 nodes of 4
+    cluster = load_problem(["model=gpt2_xl", "training=gpt2_xl"]).cluster  # 8 nodes of 4
     assert cluster.stage_topology(0, 4).counts == (4, 4)
     assert cluster.stage_topology(0, 16).counts == (2,)
     assert cluster.boundary_topology(0, 16).inside_node

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
-from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.cost.table import build_tables
 from darts_parallel.gradient.relaxation import soft_stages, softmax_weights, stage_edges
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
 from darts_parallel.plan.space import outer_spaces
@@ -86,10 +86,6 @@ def test_gradients_of_a_simulated_surrogate_match_finite_differences(cost: list[
     assert slope == pytest.approx(float(ahead - behind) / 2e-6, rel=1e-5, abs=1e-7)
 
 
-def _first_table(problem: Problem, pp: int) -> CostTable:
-    return build_tables(problem, [s for s in outer_spaces(problem) if s.pp == pp][:1])[0]
-
-
 # smooth maxima divide by a detached maximum, which their gradient leaves out on purpose: their error is
 # of the order of log(n) / sharpness; exact maxima are differentiated exactly
 @pytest.mark.parametrize(("sharpness", "tolerance"), [(None, 1e-6), (20.0, 0.02)])
@@ -97,7 +93,7 @@ def _first_table(problem: Problem, pp: int) -> CostTable:
 def test_surrogate_gradients_match_finite_differences(
     toy_problem: Problem, pp: int, sharpness: float | None, tolerance: float
 ) -> None:
-    table = _first_table(toy_problem, pp)
+    (table,) = build_tables(toy_problem, [s for s in outer_spaces(toy_problem) if s.pp == pp][:1])
     rng = torch.Generator().manual_seed(pp)
     shape = (table.num_outer, 2, table.num_layers, len(table.choices))
     logits = torch.randn(shape, generator=rng, dtype=torch.float64, requires_grad=True)
