@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.table import Table
 
 from darts_parallel.config.checks import require_member
 from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.plan.file import write_json
 from darts_parallel.problem.layer_profiles import Profiles, read_profiles
+from darts_parallel.report.tables import filled_table
 from experiments.fasop.cases import (
     GPT2_XL,
     JOB_STEPS,
@@ -101,17 +101,15 @@ def run_cases(options: FasopOptions, profiles: Profiles, console: Console) -> li
             f"model={options.model} cluster={options.cluster} must be part of a case's name; "
             f"nearest legal: parts of {names}."
         )
-    table = Table(title="Seconds per step under FASOP's costs", title_justify="left", box=None)
-    for name in ("case", "plan of", "tp,dp,pp,mbs", "layers per stage", "nodes"):
-        table.add_column(name)
-    for name in ("s/step", "published", "off by", "CPU s"):
-        table.add_column(name, justify="right")
-    rows = [_case_rows(case, profiles, table) for case in cases]
-    console.print(table)
+    lines: list[tuple[str, ...]] = []
+    rows = [_case_rows(case, profiles, lines) for case in cases]
+    header = ("case", "plan of", "tp,dp,pp,mbs", "layers per stage", "nodes", "s/step", "published", "off by",
+              "CPU s")  # fmt: skip
+    console.print(filled_table("Seconds per step under FASOP's costs", header, lines, range(5)))
     return rows
 
 
-def _case_rows(case: Case, profiles: Profiles, table: Table) -> dict[str, Any]:
+def _case_rows(case: Case, profiles: Profiles, lines: list[tuple[str, ...]]) -> dict[str, Any]:
     model = CostModel(case.job, NODES_OF_4, profiles)
     clusters = [case.counts]
     answers, theirs_s = _timed(lambda: program_plans(model, clusters))
@@ -124,10 +122,9 @@ def _case_rows(case: Case, profiles: Profiles, table: Table) -> dict[str, Any]:
         same = published.layers_per_stage == theirs.layers_per_stage
         off = f"{theirs.seconds / published.seconds - 1:+.2%}{'' if same else ', other layers'}"
         beside = (f"{published.seconds:.4f}", off)
-    table.add_row(case.name, "FASOP", *_cells(theirs), *beside, f"{theirs_s:.1f}")
-    table.add_row(
-        "", f"ours {ours.seconds / theirs.seconds - 1:+.2%}", *_cells(ours), "", "", f"{ours_s:.1f}"
-    )
+    lines.append((case.name, "FASOP", *_cells(theirs), *beside, f"{theirs_s:.1f}"))
+    gain = f"ours {ours.seconds / theirs.seconds - 1:+.2%}"
+    lines.append(("", gain, *_cells(ours), "", "", f"{ours_s:.1f}"))
     return {"case": case.name, "fasop": entry(theirs, NODES_OF_4), "ours": entry(ours, NODES_OF_4),
             "cpu_seconds": {"fasop": theirs_s, "ours": ours_s}}  # fmt: skip
 
@@ -194,11 +191,7 @@ def on_front(points: list[tuple[float, float]]) -> list[bool]:
 
 def _show_pareto(rows: list[dict[str, Any]], console: Console) -> None:
     """The clusters where FASOP's or our plan is on its front."""
-    table = Table(title="Front of seconds and dollars, GPT2-XL, 12.5 M steps", title_justify="left", box=None)
-    for name in ("cluster", "plan of", "tp,dp,pp,mbs", "layers per stage"):
-        table.add_column(name)
-    for name in ("s/step", "M$", "front"):
-        table.add_column(name, justify="right")
+    lines = []
     for row in sorted(rows, key=lambda r: float(r["ours"]["s_per_step"])):
         if not (row["fasop"]["on_front"] or row["ours"]["on_front"]):
             continue
@@ -208,8 +201,11 @@ def _show_pareto(rows: list[dict[str, Any]], console: Console) -> None:
             layers = " ".join(str(count) for count in part["layers_per_stage"])
             figures = (f"{part['s_per_step']:.4f}", f"{part['dollars'] / 1e6:.3f}")
             name = row["case"] if key == "fasop" else ""
-            table.add_row(name, key, numbers, layers, *figures, "yes" if part["on_front"] else "")
-    console.print(table)
+            lines.append((name, key, numbers, layers, *figures, "yes" if part["on_front"] else ""))
+    header = ("cluster", "plan of", "tp,dp,pp,mbs", "layers per stage", "s/step", "M$", "front")
+    console.print(
+        filled_table("Front of seconds and dollars, GPT2-XL, 12.5 M steps", header, lines, range(4))
+    )
 
 
 def reproduce(options: FasopOptions, console: Console) -> int:

@@ -159,7 +159,7 @@ def test_illegal_settings_and_what_is_not_searched_are_refused_with_a_sentence(
 
 def test_a_device_without_memory_is_refused_before_anything_trains() -> None:
     with pytest.raises(InfeasibleError, match="memory"):
-        begin(["cluster.devices.small.memory_GiB=0.0001"])
+        begin(["cluster.devices.small.memory_GiB=0.0001", "space.pp=1", "space.num_micro_batches=1"])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from darts_parallel.run.workers import preloaded
 
 BILEVEL: dict[str, Any] = {
     "num_steps": 12, "warmup_steps": 6, "retrain_steps": 8, "evaluate_every": 2, "validation_sequences": 4,
-    "trial_steps": 8, "trial_seeds": 1, "num_restarts": 2, "processes": 1, "retrain_factor": 1.5,
+    "trial_steps": 4, "trial_seeds": 1, "num_restarts": 2, "processes": 1, "retrain_factor": 1.5,
 }  # fmt: skip
 SIZES = [
     "model.num_layers=2", "model.hidden_size=16", "training.seq_len=8", "training.global_batch_size=8",
