@@ -24,6 +24,7 @@ import torch
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import Corpus, load_corpus, sample
 from darts_parallel.bilevel.parallel_start import ParallelStarts
+from darts_parallel.bilevel.report import spread
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.options import run_main
@@ -115,9 +116,14 @@ def summary(rows: list[dict[str, float | str]], seeds: int) -> str:
     cells = []
     for arm, losses in by_arm.items():
         differences = [a - b for a, b in zip(losses, by_arm["single"], strict=True)]
-        spread = f"{median(differences):+.4f} ({min(differences):+.4f} to {max(differences):+.4f})"
         better = f"{sum(d < 0 for d in differences)} of {seeds}"
-        cells.append([arm, f"{median(losses):.4f}", *(("", "") if arm == "single" else (spread, better))])
+        cells.append(
+            [
+                arm,
+                f"{median(losses):.4f}",
+                *(("", "") if arm == "single" else (spread(differences, "+.4f"), better)),
+            ]
+        )
     header = ("arm", "validation loss (nats)", "difference to single", "seeds better")
     return "\n".join(markdown_table(header, cells))
 

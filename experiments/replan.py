@@ -10,15 +10,15 @@ it proves, and the state that moves. Writes `replan.csv`.
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from statistics import median
 
 import torch
 from rich.console import Console
 
+from darts_parallel.bilevel.report import spread
 from darts_parallel.config.checks import require_at_least, require_member
 from darts_parallel.config.options import run_main
 from darts_parallel.cost.table import build_tables
@@ -165,18 +165,13 @@ def study(options: ReplanOptions, console: Console) -> int:
     speedups, gaps = [row.speedup for row in done], [row.gap for row in done]
     proven = [row.gap_to_optimum for row in done if isfinite(row.optimum_s)]
     console.print(
-        f"{len(done)} losses: {_spread(speedups)} times faster than cold; plan slower than the cold search's "
-        f"by {_spread([100 * gap for gap in gaps], 2)} %, than the {len(proven)} proven optima by "
-        f"{_spread([100 * gap for gap in proven], 2) if proven else '-'} %: medians (smallest to largest).",
+        f"{len(done)} losses: {spread(speedups, '.1f')} times faster than cold; plan slower than the cold search's "
+        f"by {spread([100 * gap for gap in gaps], '.2f')} %, than the {len(proven)} proven optima by "
+        f"{spread([100 * gap for gap in proven], '.2f') if proven else '-'} %: medians (smallest to largest).",
         highlight=False,
         soft_wrap=True,
     )
     return 0
-
-
-def _spread(values: Sequence[float], digits: int = 1) -> str:
-    low, middle, high = (f"{value + 0.0:.{digits}f}" for value in (min(values), median(values), max(values)))
-    return f"{middle} ({low} to {high})"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from darts_parallel.planner import automatic as auto
 from darts_parallel.report.tables import csv_of
 from experiments.comparison.problems import Case
 from experiments.comparison.quantiles import quantile
-from experiments.comparison.rivals import run_rival
 
 ORACLE, UNIFORM, SEARCH = "dynamic_programming", "exhaustive_uniform", "gradient_search"
 AUTO = "auto"
@@ -119,12 +118,17 @@ def _auto(work: Work, tables: Sequence[CostTable], reference: float) -> Run:
 
 
 def _rival(work: Work, name: str, tables: Sequence[CostTable], reference: float, budget: float) -> list[Run]:
-    runs = run_rival(PLANNERS[name], tables, work.case.space, work.seeds, budget, work.oracle_seconds)
-    return [
-        Run(work.case.name, name, run.seed, run.answer.cost, run.seconds, run.answer.plans_evaluated, False,
-            gap(run.answer.cost, reference), curve=run.curve)
-        for run in runs
-    ]  # fmt: skip
+    """Its runs by seed, or the one where nothing is random; what never ends by itself has `budget`."""
+    rival, runs = PLANNERS[name], []
+    for seed in work.seeds if rival.seeded else (None,):
+        began = time.monotonic()
+        deadline = began + (budget if rival.seeded else work.oracle_seconds)
+        answer = rival.solve(tables, work.case.space, deadline=deadline, seed=seed or 0)
+        runs.append(Run(
+            work.case.name, name, seed, answer.cost, time.monotonic() - began, answer.plans_evaluated, False,
+            gap(answer.cost, reference), curve=answer.curve,
+        ))  # fmt: skip
+    return runs
 
 
 def _search(work: Work, tables: Sequence[CostTable], seed: int, reference: float) -> Run:
