@@ -162,12 +162,13 @@ def study(options: ReplanOptions, console: Console) -> int:
             soft_wrap=True,
         )
         write_text(folder / "replan.csv", csv_of(Row, done))
-    speedups, gaps = [row.speedup for row in done], [row.gap for row in done]
-    proven = [row.gap_to_optimum for row in done if isfinite(row.optimum_s)]
+    faster = spread([row.speedup for row in done], ".1f")
+    slower = spread([100 * row.gap for row in done], ".2f")
+    proven = [100 * row.gap_to_optimum for row in done if isfinite(row.optimum_s)]
     console.print(
-        f"{len(done)} losses: {spread(speedups, '.1f')} times faster than cold; plan slower than the cold search's "
-        f"by {spread([100 * gap for gap in gaps], '.2f')} %, than the {len(proven)} proven optima by "
-        f"{spread([100 * gap for gap in proven], '.2f') if proven else '-'} %: medians (smallest to largest).",
+        f"{len(done)} losses: {faster} times faster than cold; plan slower than the cold search's by {slower} %, "
+        f"than the {len(proven)} proven optima by {spread(proven, '.2f') if proven else '-'} %: medians "
+        "(smallest to largest).",
         highlight=False,
         soft_wrap=True,
     )
