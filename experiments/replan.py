@@ -167,8 +167,8 @@ def study(options: ReplanOptions, console: Console) -> int:
     proven = [100 * row.gap_to_optimum for row in done if isfinite(row.optimum_s)]
     console.print(
         f"{len(done)} losses: {faster} times faster than cold; plan slower than the cold search's by "
-        f"{slower} %, than the {len(proven)} proven optima by {spread(proven, '.2f') if proven else '-'} %: medians "
-        "(smallest to largest).",
+        f"{slower} %, than the {len(proven)} proven optima by {spread(proven, '.2f') if proven else '-'} %: "
+        "medians (smallest to largest).",
         highlight=False,
         soft_wrap=True,
     )
