@@ -16,7 +16,7 @@ from torch import Tensor
 from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.config.schema import ALIASES, V_SHAPED, CostConfig
 from darts_parallel.cost.schedules import waiting
-from darts_parallel.cost.v_schedules import v_order, v_passes
+from darts_parallel.cost.v_schedules import v_passes
 from darts_parallel.plan.space import OuterSpace
 
 INTERLEAVED = "interleaved"
@@ -24,6 +24,8 @@ FILLS = 3
 """Micro-batches a device of a V behind which no device holds more; a simulation begins with as many."""
 MICRO_BATCH_SECONDS = ("forward", "backward", "weight_gradient", "reshard", "p2p")
 """Fields of a cost table in seconds of one micro-batch."""
+Moment = tuple[int, int]
+"""Micro-batches before their backward pass, and between it and their weights' gradient."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtua
     if schedule in V_SHAPED:
         # more micro-batches repeat the steady part, in which a device holds most
         few = num_micro_batches.clamp(max=FILLS * pp).tolist()
-        rows = [_counted_in_flight(schedule, pp, count) for count in few]
+        rows = [_counted_in_flight(schedule, pp, count)[0] for count in few]
         return torch.tensor(rows, dtype=torch.float64)
     if virtual_stages > 1:
         return _interleaved_in_flight(pp, num_micro_batches, virtual_stages)
@@ -178,7 +180,8 @@ def _split_in_flight(schedule: str, pp: int, num_micro_batches: Tensor) -> Tenso
     """
     if schedule in V_SHAPED:
         # more micro-batches repeat the steady part, in which a device holds most
-        rows = [_last_stage(schedule, pp, m) for m in num_micro_batches.clamp(max=FILLS * pp).tolist()]
+        few = num_micro_batches.clamp(max=FILLS * pp).tolist()
+        rows = [_counted_in_flight(schedule, pp, count)[1] for count in few]
         longest = max(len(row) for row in rows)
         return torch.tensor([row + row[-1:] * (longest - len(row)) for row in rows], dtype=torch.float64)
     if ALIASES.get(schedule, schedule) != "zero_bubble_h1":
@@ -188,22 +191,13 @@ def _split_in_flight(schedule: str, pp: int, num_micro_batches: Tensor) -> Tenso
 
 
 @lru_cache(maxsize=256)
-def _last_stage(schedule: str, pp: int, num_micro_batches: int) -> list[tuple[int, int]]:
-    """The moments of `_split_in_flight` of a V, whose first device holds the last stage."""
-    before, between, moments = 0, 0, {(0, 0)}
-    for kind, upwards, _ in v_order(schedule, 0, pp, num_micro_batches):
-        if upwards:
-            before += {"F": 1, "B": -1, "W": 0}[kind]
-            between += {"F": 0, "B": 1, "W": -1}[kind]
-            moments.add((before, between))
-    return sorted(moments)
+def _counted_in_flight(schedule: str, pp: int, num_micro_batches: int) -> tuple[list[int], list[Moment]]:
+    """Micro-batches that each stage of a V holds, from its forward pass to its weights' gradient.
 
-
-@lru_cache(maxsize=256)
-def _counted_in_flight(schedule: str, pp: int, num_micro_batches: int) -> tuple[int, ...]:
-    """Micro-batches that each stage holds, from its forward pass to its weights' gradient."""
-    result = [0] * (2 * pp)
-    for device, order in enumerate(v_passes(schedule, pp, num_micro_batches)):
+    Also the moments of `_split_in_flight` on the first device, which holds the last stage.
+    """
+    result, orders = [0] * (2 * pp), v_passes(schedule, pp, num_micro_batches)
+    for device, order in enumerate(orders):
         held, early, most = 0, 0, (0, 0)
         for kind, stage, _ in order:
             if kind == "B":
@@ -214,7 +208,13 @@ def _counted_in_flight(schedule: str, pp: int, num_micro_batches: int) -> tuple[
             # ties go to the moment with more of the earlier stage, which holds them longer
             most = max(most, (held, early))
         result[device], result[-1 - device] = most[1], most[0] - most[1]
-    return tuple(result)
+    before, between, moments = 0, 0, {(0, 0)}
+    for kind, stage, _ in orders[0]:
+        if stage == 2 * pp - 1:
+            before += {"F": 1, "B": -1, "W": 0}[kind]
+            between += {"F": 0, "B": 1, "W": -1}[kind]
+            moments.add((before, between))
+    return result, sorted(moments)
 
 
 def _interleaved_in_flight(pp: int, num_micro_batches: Tensor, virtual_stages: int) -> Tensor:

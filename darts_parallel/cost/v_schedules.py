@@ -250,26 +250,39 @@ def _move_together(slots: Slots, held: list[Counts] | None, after: list[int]) ->
         after: Slot of every device behind which passes move.
     """
     most = max(int(row.max()) for row in held) if held else 0
-    for now in range(max(map(max, slots)) + 1):
+    end = max(map(max, slots)) + 1
+    # of every slot behind `now`, one from which on the next free slot is looked for
+    free = [list(range(end + 1)) for _ in slots]
+    for now in range(end):
         for device, row in enumerate(slots):
             entry = row.get(now)
             if entry is None or now <= after[device]:
                 continue
-            turn, batch = entry
+            (turn, batch), ways = entry, free[device]
             first = max(turn.ready(batch), after[device]) + 1
-            while first in row:  # ends at its own slot
-                first += 1
-            if first >= now:
-                continue
-            if held and turn.kind == "F":
+            if first < now and ways[first] != first:
+                first = _next_free(ways, first, now)
+            if first < now and held and turn.kind == "F":
                 (full,) = (held[device][first:now] >= most).nonzero()
-                first += int(full[-1]) + 1 if len(full) else 0
-                while first < now and first in row:
-                    first += 1
+                first = _next_free(ways, first + int(full[-1]) + 1, now) if len(full) else first
+            if first >= now:
+                ways[now] = now + 1
+                continue
             if held and turn.kind != "B":
                 held[device][first:now] += STEPS[turn.kind]
             del row[now]
-            row[first], turn.ended[batch] = entry, first
+            row[first], turn.ended[batch], ways[first] = entry, first, first + 1
+
+
+def _next_free(ways: list[int], slot: int, end: int) -> int:
+    """The first free slot from `slot` on, or `end`; shortens the ways to it."""
+    found = slot
+    while found < end and ways[found] != found:
+        found = ways[found]
+    found = min(found, end)
+    while slot < found:
+        slot, ways[slot] = ways[slot], found
+    return found
 
 
 def _starts(schedule: str, device: int, pp: int) -> dict[tuple[str, int], int]:
