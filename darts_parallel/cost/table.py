@@ -24,7 +24,6 @@ from darts_parallel.plan.chunk_placement import stage_devices
 from darts_parallel.plan.space import OuterSpace, admits, micro_batch_legal
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import BoundaryTopology, Cluster, StageTopology
-from darts_parallel.problem.model import LayerSpec
 from darts_parallel.problem.orders import order_label
 from darts_parallel.problem.problem import Problem
 
@@ -33,16 +32,15 @@ def all_layer_costs(
     problem: Problem, pp: int, kinds: list[StageTopology], choices: ChoiceTensors
 ) -> list[list[LayerCosts]]:
     """Costs by stage kind and layer; equal layers are computed once."""
-    layers = problem.model.layers
-    result = []
+    model, result = problem.model, []
+    specs, kind_of_layer = model.kinds
     for kind in kinds:
-        known: dict[LayerSpec, LayerCosts] = {}
-        for layer in layers:
-            spec = replace(layer, name=layer.kind)
-            if spec not in known:
-                shared = layer.tied and pp == 1 and layer is not layers[0]
-                known[spec] = layer_costs(problem, spec, kind, choices, counts_table=not shared)
-        result.append([known[replace(layer, name=layer.kind)] for layer in layers])
+        known: dict[int, LayerCosts] = {}
+        for layer, number in zip(model.layers, kind_of_layer, strict=True):
+            if number not in known:
+                shared = layer.tied and pp == 1 and layer is not model.layers[0]
+                known[number] = layer_costs(problem, specs[number], kind, choices, counts_table=not shared)
+        result.append([known[number] for number in kind_of_layer])
     return result
 
 

@@ -56,7 +56,14 @@ class Model:
             for i, layer in enumerate(layers)
         )
 
-    @property
+    @cached_property
+    def kinds(self) -> tuple[tuple[LayerSpec, ...], tuple[int, ...]]:
+        """The distinct layers, named by their kind, and the number of every layer's."""
+        known: dict[LayerSpec, int] = {}
+        numbers = [known.setdefault(replace(one, name=one.kind), len(known)) for one in self.layers]
+        return tuple(known), tuple(numbers)
+
+    @cached_property
     def num_parameters(self) -> int:
         """Parameters of the whole model, tied tables counted once, vocabulary not padded."""
         config = self.config
@@ -70,7 +77,7 @@ class Model:
         adapters = sum(layer.all_adapter_parameters for layer in self.layers)
         return adapters if self.lora_rank else self.num_parameters
 
-    @property
+    @cached_property
     def has_experts(self) -> bool:
         """Some layer has routed experts."""
         return any(layer.experts is not None for layer in self.layers)
