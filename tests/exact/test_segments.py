@@ -35,6 +35,9 @@ def test_programs_over_segments_equal_a_look_at_every_split(seed: int) -> None:
         assert total == pytest.approx(min(sums[split] for split in within), rel=1e-12)
         assert sums[tuple(starts)] == pytest.approx(total, rel=1e-12)
         assert values[segments.rows_of(starts)].sum() == pytest.approx(total, rel=1e-12)
+    alone = [segments.split_below(values, limit) for limit in limits]
+    if limits:
+        assert segments.splits_below(values, limits) == alone
     assert not any(later < before * 1.1 for before, later in pairwise(segments.rising_limits(values, 0.1)))
     assert segments.split_below(values, -1.0) == (np.inf, [])
 

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem.model import Model
+from darts_parallel.problem.model import Model, build_model
 
 # published totals: the models' own safetensors indices and model cards (exact), SC21 table 1 (GPT-3),
 # MegatronBert with pooler, sentence head and token types, which are not modelled (0.33 %)
@@ -42,6 +44,16 @@ def test_encoder_and_decoder_layers_differ() -> None:
     layers = {layer.kind: layer for layer in Model(config, True).layers}
     assert layers["decoder"].parameters(0) > layers["encoder"].parameters(0)
     assert layers["decoder"].output_elements == 2 * layers["encoder"].output_elements
+
+
+def test_layers_of_one_kind_are_equal_but_for_their_names() -> None:
+    config = load_config(["model=t5_1_3b", "training=t5_1_3b"])
+    model = build_model(config.model, config.training)
+    specs, numbers = model.kinds
+    # both embeddings are one kind: embedding, encoder and decoder blocks, head, loss
+    assert len(specs) == 5
+    for layer, number in zip(model.layers, numbers, strict=True):
+        assert replace(specs[number], name=layer.name) == layer
 
 
 def test_an_encoder_needs_a_decoder() -> None:
