@@ -50,8 +50,7 @@ def test_layers_of_one_kind_are_equal_but_for_their_names() -> None:
     config = load_config(["model=t5_1_3b", "training=t5_1_3b"])
     model = build_model(config.model, config.training)
     specs, numbers = model.kinds
-    # both embeddings are one kind: embedding, encoder and decoder blocks, head, loss
-    assert len(specs) == 5
+    assert len(set(specs)) == len(specs) < 10 < len(numbers)
     for layer, number in zip(model.layers, numbers, strict=True):
         assert replace(specs[number], name=layer.name) == layer
 
