@@ -45,10 +45,10 @@ def check_plan(plan: Plan, problem: Problem) -> None:
     cluster = problem.cluster.arranged(plan.node_order)
     nodes = [cluster.stage_group(k, plan.pp).gpus for k in range(plan.pp)]
     # equal strategies of equal nodes once, under the name of their first layer
-    first: dict[tuple[LayerStrategy, int], str] = {}
+    named: dict[tuple[LayerStrategy, int], str] = {}
     for spec, strategy, stage in zip(layers, plan.layers, plan.stage_of_layer, strict=True):
-        first.setdefault((strategy, nodes[stage]), spec.name)
-    for (strategy, gpus), name in first.items():
+        named.setdefault((strategy, nodes[stage]), spec.name)
+    for (strategy, gpus), name in named.items():
         _check_strategy(name, strategy, plan, problem, gpus)
 
 
