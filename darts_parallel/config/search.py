@@ -108,8 +108,8 @@ class SearchConfig:
     polish_finalists: int = 3
     """Best of those that are polished by all moves."""
     polish_labels: int = 1_600_000
-    """Labels that the exact segment programs may make for the outer choice of each of those; 0: none. With
-    200,000 GPT-3 175B on 384 A100 ends 0.19 % above the proof, in the same seconds."""
+    """Labels that the exact segment programs may make for the outer choices of those together; 0: none. With
+    200,000 for each GPT-3 175B on 384 A100 ends 0.19 % above the proof, in the same seconds."""
     polish_chains: bool = True
     """Whether all moves include neighbouring stages, and chains of all stages, solved anew: the dearest."""
     max_seconds: float = 120.0

@@ -178,10 +178,11 @@ class _PoolPolisher:
 
     def by_programs(self) -> None:
         """Solve the finalists' outer choices, then those that are still open."""
+        work = Work(self.config.polish_labels)
         for place, entry in enumerate(self.pool.top(self.config.polish_finalists)):
             number, outer = entry.outer
             bound = float(self.bounds[number][outer]) if self.bounds else None
-            if not self._solved(number, outer, Work(self.config.polish_labels), bound) and place == 0:
+            if not self._solved(number, outer, work, bound) and place == 0:
                 self.improve(entry, thorough=True)
         work = Work(self.config.polish_labels)
         rows = ((b, n, outer) for n, own in enumerate(self.bounds) for outer, b in enumerate(own.tolist()))
