@@ -32,10 +32,11 @@ from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.space import layer_choices, outer_spaces
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.report.tables import csv_of, filled_table
+from darts_parallel.report.tables import csv_of, filled_table, markdown_table
 from darts_parallel.run.hardware import require_torch
 from darts_parallel.run.settings import measured_cluster
 from experiments.calibration.errors import spearman
+from experiments.results_page import publish
 
 MODEL = ("model=toy", "model.hidden_size=256", "model.num_heads=8", "model.vocab_size=1024", "training=toy")
 
@@ -66,6 +67,8 @@ class MeasuredOptions:
     overrides: list[str] = field(default_factory=list)
     """Hydra overrides of the model and the job, e.g. `[model.num_layers=8]`."""
     out: str = "outputs/measured_vs_predicted"
+    publish: bool = False
+    """Write experiments/results/measured_vs_predicted.md, too."""
 
     def __post_init__(self) -> None:
         require_size("devices", self.devices, 1024)
@@ -165,21 +168,36 @@ def figure_of(rows: Sequence[Row], correlation: float) -> Figure:
     return figure
 
 
-def print_rows(rows: Sequence[Row], correlation: float, console: Console) -> None:
-    """The table, fastest measured plan first."""
-    header = ("plan", "predicted s", "measured s", "fastest", "slowest", "measured / predicted")
+HEADER = ("plan", "predicted s", "measured s", "fastest", "slowest", "measured / predicted")
+
+
+def cells_of(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """The table's lines under `HEADER`, fastest measured plan first."""
     lines = []
     for row in sorted(rows, key=lambda row: row.measured_s):
         seconds = (row.predicted_s, row.measured_s, row.fastest_s, row.slowest_s)
         lines.append((row.plan, *(f"{s:.4f}" for s in seconds), f"{row.measured_s / row.predicted_s:.2f}"))
-    console.print(filled_table("", header, lines))
+    return lines
+
+
+def sentence_of(rows: Sequence[Row], options: MeasuredOptions, correlation: float) -> str:
+    """What came out, in one line."""
     ratio = median(row.measured_s / row.predicted_s for row in rows)
-    console.print(
-        f"{len(rows)} plans on {os.cpu_count()} cores: rank correlation {correlation:.3f}, median measured / "
-        f"predicted {ratio:.2f}.",
-        highlight=False,
-        soft_wrap=True,
+    return (
+        f"{len(rows)} plans of {options.devices} processes on {usable_cores()} cores: rank correlation "
+        f"{correlation:.3f}, median measured / predicted {ratio:.2f}; medians of {options.repeats} steps."
     )
+
+
+def publish_rows(rows: Sequence[Row], options: MeasuredOptions, correlation: float, picture: Path) -> None:
+    """The page of results."""
+    text = "\n".join([sentence_of(rows, options, correlation), "", *markdown_table(HEADER, cells_of(rows))])
+    cluster = " cluster=outputs/measured/cluster/here.yaml" if options.cluster else ""
+    command = f"python -m experiments.measured_vs_predicted{cluster}"
+    if options.cluster:
+        command = f"torchrun --nproc-per-node {options.devices} -m experiments.profile name=here && {command}"
+    captions = {picture: "measured over predicted seconds, bars from the fastest to the slowest step"}
+    publish("measured_vs_predicted", "Are plans that run here ranked as predicted?", command, text, captions)
 
 
 def run(options: MeasuredOptions) -> int:
@@ -200,9 +218,14 @@ def run(options: MeasuredOptions) -> int:
         for plan, seconds, took in zip(plans, predicted, times, strict=True)
     ]
     correlation = spearman(predicted, [row.measured_s for row in rows])
-    print_rows(rows, correlation, Console())
+    console = Console()
+    console.print(filled_table("", HEADER, cells_of(rows)))
+    console.print(sentence_of(rows, options, correlation), highlight=False, soft_wrap=True)
     write_text(folder / "measured_vs_predicted.csv", csv_of(Row, rows))
-    figure_of(rows, correlation).savefig(folder / "measured_vs_predicted.png", dpi=120)
+    picture = folder / "measured_vs_predicted.png"
+    figure_of(rows, correlation).savefig(picture, dpi=120)
+    if options.publish:
+        publish_rows(rows, options, correlation, picture)
     print(f"written: {folder}")
     return 0
 
