@@ -191,7 +191,9 @@ def _split_in_flight(schedule: str, pp: int, num_micro_batches: Tensor) -> Tenso
 
 
 @lru_cache(maxsize=256)
-def _counted_in_flight(schedule: str, pp: int, num_micro_batches: int) -> tuple[list[int], list[Moment]]:
+def _counted_in_flight(
+    schedule: str, pp: int, num_micro_batches: int
+) -> tuple[tuple[int, ...], tuple[Moment, ...]]:
     """Micro-batches that each stage of a V holds, from its forward pass to its weights' gradient.
 
     Also the moments of `_split_in_flight` on the first device, which holds the last stage.
@@ -214,7 +216,7 @@ def _counted_in_flight(schedule: str, pp: int, num_micro_batches: int) -> tuple[
             before += {"F": 1, "B": -1, "W": 0}[kind]
             between += {"F": 0, "B": 1, "W": -1}[kind]
             moments.add((before, between))
-    return result, sorted(moments)
+    return tuple(result), tuple(sorted(moments))
 
 
 def _interleaved_in_flight(pp: int, num_micro_batches: Tensor, virtual_stages: int) -> Tensor:
