@@ -26,11 +26,13 @@ from darts_parallel.cost.compute import (
 from darts_parallel.cost.memory import (
     StateBytes,
     activation_bytes,
+    between_passes,
     gathered_bytes,
     key_value_bytes,
     parameters_per_rank,
     state_bytes,
     static_bytes,
+    weight_gradient_bytes,
 )
 from darts_parallel.cost.mixture.expert_costs import (
     ExpertCosts,
@@ -71,6 +73,8 @@ class LayerCosts:
     """Bytes of optimizer state among them."""
     activation: Tensor
     """Bytes kept for backward per micro-batch in flight."""
+    for_weights: Tensor
+    """Bytes among or beside them that a split backward keeps from its first pass to that of the weights."""
     working: Tensor
     """Bytes that exist only while the layer is computed."""
 
@@ -101,6 +105,10 @@ def layer_costs(
     saved = torch.stack([kept[kind] for kind in RECOMPUTE])
     activation = saved.gather(0, choices.recompute.expand(1, *kept["none"].shape)).squeeze(0)
     zero, none = choices.zero_stage, torch.zeros_like(forward)
+    needed = weight_gradient_bytes(
+        layer, choices.tokens, choices.tp, choices.sequence_shards, element_bytes(problem)
+    )
+    needed = device.activation_factor * (needed if experts is None else needed + experts.kept)
     # with ZeRO-3 a rank casts its own shard before it is gathered
     own = 1.0 / (choices.tp * torch.where(zero == 3, choices.shards, 1.0))
     optimizer = none + weight_cast_seconds(layer, own, device)
@@ -125,6 +133,7 @@ def layer_costs(
         static=device.state_factor * static,
         state=device.state_factor * held,
         activation=activation,
+        for_weights=between_passes(layer, needed, kept["none"], activation),
         working=working + _received_keys(problem, layer, choices),
     )
 

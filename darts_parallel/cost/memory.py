@@ -73,6 +73,43 @@ def key_value_bytes(layer: LayerSpec, tokens: Tensor, tp: Tensor, width: int) ->
     return width * features * tokens / tp
 
 
+def weight_gradient_bytes(
+    layer: LayerSpec, tokens: Tensor, tp: Tensor, sequence_shards: Tensor, width: int
+) -> Tensor:
+    """Bytes of a micro-batch that the gradients of a layer's weights are computed from, experts left aside.
+
+    Inputs of the products and gradients of their outputs: of a GPT block `32 s b h` bytes (Qi et al. 2023,
+    arXiv 2401.10241, table 1), whatever was kept for the gradient of the input.
+
+    Args:
+        layer, tokens, tp, sequence_shards, width: As in `activation_bytes`.
+
+    Returns:
+        Shape `(O, C)`.
+    """
+    features = torch.zeros_like(tp + sequence_shards)
+    for gemm in layer.trained:
+        inside = gemm.in_features / (tp if gemm.split == "row" else sequence_shards)
+        outside = gemm.out_features / (tp if gemm.split in ("column", "vocabulary") else sequence_shards)
+        features = features + inside + outside
+    return width * tokens * features
+
+
+def between_passes(layer: LayerSpec, needed: Tensor, whole: Tensor, activation: Tensor) -> Tensor:
+    """Bytes of a micro-batch between the gradient of its input and that of the weights.
+
+    What recomputation threw away is there again, as far as products of weights need it. A block that keeps
+    more for the gradient of the input counts in full.
+
+    Args:
+        needed: What the gradients of the weights are computed from, shape `(O, C)`.
+        whole, activation: Kept for backward without recomputation, and with that of each strategy, `(O, C)`.
+    """
+    if not layer.recomputable:
+        return layer.share_for_weights * activation
+    return activation if layer.frozen else torch.maximum(activation, torch.minimum(needed, whole))
+
+
 def activation_bytes(
     layer: LayerSpec,
     tokens: Tensor,

@@ -5,11 +5,11 @@ micro-batches, the first crosses all stages and the others follow at the pace of
 `sum_k t_k + (m - 1) max_k t_k`. `simulation.py` is its referee.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -148,18 +148,18 @@ def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = "1f1b", virtua
     return held.to(torch.float64)
 
 
-def held_fields(table: Any, shares: Sequence[float], virtual_stages: int) -> dict[str, Any]:
+def held_fields(table: Any, virtual_stages: int) -> dict[str, Any]:
     """The fields of a cost table that say what its schedule holds.
 
-    Between the gradient of the input and that of the weights a split backward keeps what products of weights
-    need, their inputs and the gradients of their outputs. Of a block that is about what it had before
-    (`32 s b h` of `34 s b h` bytes, Qi et al. 2023, arXiv 2401.10241, table 1: masks and the inside of
-    attention are gone, gradients have come), and it counts in full. Of the loss only a part is left.
+    Between the gradient of the input and that of the weights a split backward keeps `for_weights`: what
+    products of weights need, their inputs and the gradients of their outputs. Of a block that is about what
+    it had before (`32 s b h` of `34 s b h` bytes, Qi et al. 2023, arXiv 2401.10241, table 1: masks and the
+    inside of attention are gone, gradients have come), and it counts in full. A block that is computed again
+    had less before; in flight it then counts as on the device that holds most, too much on the others.
+    Of the loss, which the last stage holds, only a part is left.
 
     Args:
         table: Costs, but for what is held.
-        shares: Of the bytes of every layer that are left for the weights' gradient, `L` of them; below 1 on
-            the last stage alone.
         virtual_stages: Stages of a device.
     """
     schedule, pp, counts = table.pipeline.schedule, table.pp, table.num_micro_batches
@@ -167,10 +167,57 @@ def held_fields(table: Any, shares: Sequence[float], virtual_stages: int) -> dic
     split = _split_in_flight(schedule, pp, counts)
     if split is None:
         return {"in_flight": flying}
-    left = torch.tensor(shares, dtype=torch.float64)
-    most = (split[..., 0, None] + split[..., 1, None] * left).amax(1)
-    scale = (most / flying[:, -1:]).clamp(max=1.0).masked_fill(left == 1.0, 1.0)
-    return {"in_flight": flying, "activation": table.activation * scale.unsqueeze(-1)}
+    before, after = table.activation, table.for_weights
+    activation = before.clone()
+    lighter, heavier = ((x > y).any(2).any(0).nonzero()[:, 0] for x, y in ((before, after), (after, before)))
+    if len(lighter):
+        most = _most(split, before[:, lighter], after[:, lighter]) / flying[:, -1:, None]
+        activation[:, lighter] = most.minimum(before[:, lighter])
+    if len(heavier):
+        usual, whole = before[:, heavier], after[:, heavier]
+        most = _most(_fullest_moments(schedule, pp, counts), usual, whole)
+        activation[:, heavier] = torch.where(whole > usual, most, usual)
+    return {"in_flight": flying, "activation": activation}
+
+
+def _most(moments: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """Bytes at the worst of the moments `(O, moments, 2)`, shape `(O, L, C)` of the bytes of both kinds."""
+    shares = moments[..., None, None].unbind(1)
+    return torch.stack([one[:, 0] * before + one[:, 1] * after for one in shares]).amax(0)
+
+
+def _fullest_moments(schedule: str, pp: int, num_micro_batches: Tensor) -> Tensor:
+    """What a device holds before its backward passes, and between them and their weights' gradients.
+
+    Of every moment at which some device may hold most, if a micro-batch is no smaller between its two passes
+    than before; over the passes in flight that the device is said to hold, `(O, moments, 2)`.
+    """
+    if schedule not in V_SHAPED:  # the last device of ZB-H1 holds most before its first weights' gradient
+        return torch.tensor([[[0.0, 1.0]]], dtype=torch.float64).expand(len(num_micro_batches), -1, -1)
+    few = num_micro_batches.clamp(max=FILLS * pp).tolist()
+    return _padded([_counted_shares(schedule, pp, count) for count in few])
+
+
+def _padded(rows: list[tuple[tuple[float, float], ...]]) -> Tensor:
+    """Moments of several outer choices, `(O, moments, 2)`; the last of each is repeated."""
+    longest = max(len(row) for row in rows)
+    return torch.tensor([row + row[-1:] * (longest - len(row)) for row in rows], dtype=torch.float64)
+
+
+@lru_cache(maxsize=256)
+def _counted_shares(schedule: str, pp: int, num_micro_batches: int) -> tuple[tuple[float, float], ...]:
+    """The moments of `_fullest_moments` that no other one exceeds in all and between the two passes."""
+    seen: set[tuple[float, float]] = set()
+    for order in v_passes(schedule, pp, num_micro_batches):
+        kinds = np.array([kind for kind, _, _ in order])
+        forward, backward, weights = (np.cumsum(kinds == kind) for kind in "FBW")
+        held, late = forward - weights, backward - weights
+        seen.update(zip((held / held.max()).tolist(), (late / held.max()).tolist(), strict=True))
+    kept: list[tuple[float, float]] = []
+    for held, late in sorted(seen, reverse=True):
+        if not kept or late > kept[-1][1]:
+            kept.append((held - late, late))
+    return tuple(kept)
 
 
 def _split_in_flight(schedule: str, pp: int, num_micro_batches: Tensor) -> Tensor | None:
@@ -181,9 +228,7 @@ def _split_in_flight(schedule: str, pp: int, num_micro_batches: Tensor) -> Tenso
     if schedule in V_SHAPED:
         # more micro-batches repeat the steady part, in which a device holds most
         few = num_micro_batches.clamp(max=FILLS * pp).tolist()
-        rows = [_counted_in_flight(schedule, pp, count)[1] for count in few]
-        longest = max(len(row) for row in rows)
-        return torch.tensor([row + row[-1:] * (longest - len(row)) for row in rows], dtype=torch.float64)
+        return _padded([_counted_in_flight(schedule, pp, count)[1] for count in few])
     if ALIASES.get(schedule, schedule) != "zero_bubble_h1":
         return None
     late = num_micro_batches.clamp(max=pp) - 1

@@ -111,6 +111,8 @@ class CostTable:
     """Bytes whatever is in flight."""
     activation: Tensor = field(metadata={"axes": "OLC"})
     """Bytes per micro-batch in flight."""
+    for_weights: Tensor = field(metadata={"axes": "OLC"})
+    """Bytes per micro-batch between the two passes of a split backward; `activation` counts them in."""
     working: Tensor = field(metadata={"axes": "OLC"})
     """Bytes while the layer is computed; a stage needs its largest."""
     reshard: Tensor = field(metadata={"axes": "OQLYY"})
@@ -337,8 +339,7 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
         )
         if space.num_micro_batches != counts:
             table = table.select([counts.index(count) for count in space.num_micro_batches])
-        shares = [layer.share_for_weights for layer in problem.model.layers]
-        tables.append(replace(table, **held_fields(table, shares, space.virtual_stages)))
+        tables.append(replace(table, **held_fields(table, space.virtual_stages)))
     return tables
 
 
@@ -386,6 +387,7 @@ def _table(
         # calibrated devices may differ in their memory factors: the largest counts on every stage
         static=stack(costs, "static").amax(1),
         activation=stack(costs, "activation").amax(1),
+        for_weights=stack(costs, "for_weights").amax(1),
         working=stack(costs, "working").amax(1),
         reshard=reshard_seconds(problem, [(kind.group, max(kind.counts)) for kind in kinds], space, distinct),
         p2p=boundary_seconds(problem, borders, space, distinct),

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.cost.memory import activation_bytes, state_bytes, static_bytes
+from darts_parallel.cost.memory import activation_bytes, state_bytes, static_bytes, weight_gradient_bytes
 from darts_parallel.problem.model import Model
 
 H, HEADS, S, B = 256, 8, 128, 2
@@ -31,6 +31,16 @@ def test_activations_are_those_of_korthikanti(tp: int) -> None:
     assert _bytes(False, tp, True)["selective"] == pytest.approx(34 * sbh / tp)
     assert _bytes(False, tp, False)["full"] == pytest.approx(2 * sbh)
     assert _bytes(True, tp, True)["none"] == pytest.approx(34 * sbh / tp)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_gradients_of_the_weights_are_computed_from_the_bytes_of_qi(tp: int) -> None:
+    # arXiv 2401.10241, table 1: 32 s b h; inputs and outputs of 11 h lie inside the tensor-parallel region
+    tokens = torch.tensor([[float(S * B)]], dtype=torch.float64)
+    degree = torch.tensor([float(tp)], dtype=torch.float64)
+    for shards in (degree, torch.ones_like(degree)):
+        size = weight_gradient_bytes(_block(True), tokens, degree, shards, 2)
+        assert float(size) == pytest.approx(S * B * H * (24 / tp + 8 / float(shards)))
 
 
 @pytest.mark.parametrize(

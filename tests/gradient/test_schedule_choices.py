@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -113,6 +114,29 @@ def test_between_two_backward_passes_the_loss_keeps_a_third_and_blocks_everythin
             assert share.tolist() == pytest.approx([expected] * len(share))
             if name == "zero_bubble_h1":
                 assert expected == pytest.approx((1 + (min(4, count) - 1) / 3) / min(4, count))
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_a_block_computed_again_is_whole_between_its_two_backward_passes(pp: int) -> None:
+    given = ("space.kind=uniform", "space.recompute=[none,full]", "space.sequence_parallel=false")
+    problem, tables = tables_of(f"space.pp={pp}", "model.num_layers=24", "space.zero_stage=0", *given)
+    block = [layer.kind for layer in problem.model.layers].index("block")
+    whole = next(table for table in tables if table.pipeline.schedule == "1f1b")
+    unsplit = dict(zip(whole.num_micro_batches.tolist(), whole.activation[:, block].tolist(), strict=True))
+    for table in tables:
+        name, chunks = table.pipeline.schedule, table.virtual_stages
+        for outer, count in enumerate(table.num_micro_batches.tolist()):
+            orders = device_orders(name, pp, count, chunks)
+            for choice, before in enumerate(unsplit[count]):
+                after = float(table.for_weights[outer, block, choice])
+                assert before <= min(after, float(table.activation[outer, block, choice]))
+                between = (after - before, -after) if name in SPLIT_BACKWARD else (-before, 0.0)
+                step = {"F": before, "B": between[0], "W": between[1]}
+                most = [max(accumulate(step[kind] for kind, _, _ in order)) for order in orders]
+                held = by_device(table.in_flight[outer] * table.activation[outer, block, choice], pp, name)
+                shares = torch.tensor(most, dtype=torch.float64) / held
+                assert (shares <= 1.0 + 1e-12).all()
+                assert name not in SPLIT_BACKWARD or float(shares.max()) == pytest.approx(1.0)
 
 
 def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object) -> None:

@@ -62,6 +62,7 @@ def random_table(
         capacity=capacity,
         in_flight=in_flight,
         terms={},
+        for_weights=by_layer["activation"],
         **by_layer,
         **by_kind,
     )
