@@ -1,9 +1,13 @@
 """Which nodes to rent: hours against dollars of a job over all choices of nodes of an offer.
 
+    python -m experiments.pareto                # FASOP's study: GPT-2 XL on up to 8 + 8 nodes
+    python -m experiments.pareto publish=true   # and write the page of results
+
 Every choice of counts is a cluster of its own; the best uniform plans of all of them are searched in one
 batch (`darts_parallel.exact.many_clusters`), the order of the nodes and the stages included. Writes
 `pareto.csv`, `pareto.md` and `pareto.png`. The default is the study of FASOP (HPDC'24):
-GPT-2 XL, up to 8 nodes of 8 A100 and 8 of 8 A10, 12.5 million iterations.
+GPT-2 XL, up to 8 nodes of 8 A100 and 8 of 8 A10, 12.5 million iterations. In the tests the batch is compared
+with the exact uniform planner, choice by choice, on small offers.
 """
 
 import time
@@ -24,7 +28,7 @@ from darts_parallel.problem.orders import order_label
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.comparison.picture import save
-from experiments.results_page import processor
+from experiments.results_page import processor, publish
 
 BEHIND_TEXT = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
 
@@ -34,12 +38,19 @@ class ParetoOptions:
     """Command line of `python -m experiments.pareto`."""
 
     overrides: list[str] = field(
-        default_factory=lambda: ["cluster=offer_a100_a10", "training=gpt2_xl", "space=uniform"]
+        default_factory=lambda: [
+            "model=gpt2_xl",
+            "training=gpt2_xl",
+            "cluster=offer_a100_a10",
+            "space=uniform",
+        ]
     )
     """Hydra overrides of the problem; its cluster is the offer."""
     num_iterations: float = 12.5e6
     config_dir: str | None = None
     out: str = "outputs/pareto"
+    publish: bool = False
+    """Write experiments/results, too."""
 
     def __post_init__(self) -> None:
         require_at_least("num_iterations", self.num_iterations, 0, strict=True)
@@ -72,6 +83,9 @@ def study(options: ParetoOptions, console: Console) -> int:
     write_text(folder / "pareto.md", text)
     title = f"{problem.config.model.name}, {options.num_iterations:,.0f} iterations: {asked} choices of nodes"
     save(pareto_figure(found, front, title), folder / "pareto.png")
+    if options.publish:
+        publish("pareto", "Which nodes to rent?", "python -m experiments.pareto", f"{title}.\n\n{text}",
+                {folder / "pareto.png": "hours against dollars of every choice of nodes"})  # fmt: skip
     console.print(text, highlight=False, markup=False, soft_wrap=True)
     console.print(f"rows: {folder / 'pareto.csv'}, picture: {folder / 'pareto.png'}", soft_wrap=True)
     return 0

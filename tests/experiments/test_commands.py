@@ -11,8 +11,10 @@ from rich.console import Console
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.options import describe, parse, run_main
 from darts_parallel.errors import ConfigError, DartsParallelError
+from darts_parallel.planner.node_choice import node_choices
+from darts_parallel.problem.problem import load_problem
 from darts_parallel.run.workers import preloaded
-from experiments import benchmark, results_page
+from experiments import benchmark, replan, results_page
 from experiments.benchmark import BenchmarkOptions, Job, time_job
 from experiments.compare import INTERRUPTED, CompareOptions, compare
 from experiments.comparison import problems, summary
@@ -21,6 +23,7 @@ from experiments.comparison.picture import gaps_figure, save
 from experiments.comparison.problems import CORE, MIXED, PRESETS, UNEVEN, suite
 from experiments.comparison.quantiles import quantile
 from experiments.comparison.runs import ORACLE, SEARCH, UNIFORM, Run, Work, run_case
+from experiments.pareto import ParetoOptions
 
 
 def quiet_console() -> Console:
@@ -44,6 +47,19 @@ def test_the_suite_has_its_thirty_problems_with_names_of_their_own() -> None:
     assert [case.name for case in suite(["bert_345m on a10_4x4, tight"])] == ["bert_345m on a10_4x4, tight"]
     with pytest.raises(ConfigError, match=r"problems=gpt9 is part of no problem's name.*gpt2_xl"):
         suite(["gpt9"])
+
+
+@pytest.mark.parametrize("job", replan.JOBS)
+def test_jobs_to_replan_are_the_models_and_clusters_that_their_names_say(job: str) -> None:
+    model, cluster = job.split(" on ")
+    config = load_config(replan.JOBS[job])
+    assert (config.model.name, config.cluster.name) == (model, cluster)
+
+
+def test_the_default_offer_of_pareto_is_fasops_study() -> None:
+    problem = load_problem(ParetoOptions().overrides)
+    assert (problem.config.model.name, problem.config.training.seq_len) == ("gpt2_xl", 1024)
+    assert len(node_choices(problem)) == 80
 
 
 def test_the_core_of_the_suite_has_every_kind_of_problem() -> None:
