@@ -9,10 +9,11 @@ of 1F1B. Where the file does not print the batch, the number of micro-batches an
 publisher's own configuration (AMD's Primus, tests/trainer/test_megatron_trainer_zero_bubble.yaml: 16 blocks
 on 8 GPUs, 32 micro-batches of one sequence of 4,096 tokens); of several `micro_batches` the one nearest to
 all runs is taken. How many blocks ran follows from the FLOP of a token, TFLOP/s over tokens/s: benchmarks cut
-a model shorter and keep its name. Where that is known, a block's overhead is what gives 1F1B its measured
-tokens/s. Layers are split evenly; memory is that of the fullest device. A second table gives every pass the
-`shares` of forward, backward and weights that the publisher's trace of another model on the same software
-shows. Leaves ratios.csv and ratios.md; docs/where-it-is-off.md says what was found on AMD's runs.
+a model shorter and keep its name. Where that is known, every kernel takes as many times its calibrated
+seconds as give 1F1B its measured tokens/s. Layers are split evenly; memory is that of the fullest device. A
+second table gives every pass the `shares` of forward, backward and weights that the publisher's trace of
+another model on the same software shows. Leaves ratios.csv and ratios.md; docs/where-it-is-off.md says what
+was found on AMD's runs.
 """
 
 from collections.abc import Sequence
@@ -74,11 +75,11 @@ class Ratios:
 
 
 def problem_run(options: RatioOptions, measured: MeasuredRuns, count: int) -> tuple[Problem, float | None]:
-    """What ran, with one number of micro-batches, and microseconds of overhead a block; None: as shipped."""
+    """What ran, with one number of micro-batches, and how much slower kernels are; None: not known."""
     given = (measured.model, options.cluster, options.seq_len)
-    overhead = schedule_runs.overhead_of(*given, measured.pp, count, measured.reference)
+    slowdown = schedule_runs.slowdown_of(*given, measured.pp, count, measured.reference)
     blocks = schedule_runs.blocks_run(measured.model, options.seq_len, measured.reference.flops_per_token)
-    return schedule_runs.problem_of(*given, count, blocks, overhead), overhead
+    return schedule_runs.problem_of(*given, count, blocks, slowdown or 1.0), slowdown
 
 
 def compare(options: RatioOptions, count: int, shares: Sequence[float] = ()) -> list[Ratios]:
@@ -140,8 +141,10 @@ def run(options: RatioOptions) -> int:
 def table(fits: dict[int, list[Ratios]], best: int, options: RatioOptions) -> str:
     """Speeds and memory over those of 1F1B, as Markdown."""
     measured = read_runs(options.data)
-    problem, overhead = problem_run(options, measured, best)
-    added = "" if overhead is None else f" {overhead:.0f} us of overhead a block: 1F1B then has its tokens/s."
+    problem, slowdown = problem_run(options, measured, best)
+    added = ""
+    if slowdown is not None:
+        added = f" Kernels take {slowdown:.2f} times their calibrated seconds: 1F1B then has its tokens/s."
     tried = ""
     if len(fits) > 1:
         distances = (f"{n}: {100 * misfit(rows):.1f} %" for n, rows in fits.items())

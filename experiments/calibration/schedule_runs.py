@@ -15,6 +15,7 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.plan import LayerStrategy, Plan
 from darts_parallel.plan.chunk_placement import stages_a_device
 from darts_parallel.problem import Problem, load_problem
+from darts_parallel.problem.cluster import Device
 
 NAMES = {
     "1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zbb": "zero_bubble_h1", "zbv": "zero_bubble_v",
@@ -23,7 +24,8 @@ NAMES = {
 """Schedules as measured runs spell them."""
 REFERENCE = "1f1b"
 MODELS = {"Llama2-7B": "llama2_7b"}
-MOST_OVERHEAD_US = 1e5
+FASTEST, SLOWEST = 0.1, 100.0
+"""Of kernels, times as long as calibrated."""
 SAME_FLOPS = 0.01
 """Relative; a depth whose FLOP differ by more is not the one that ran."""
 
@@ -89,7 +91,7 @@ def problem_of(
     seq_len: int,
     count: int,
     blocks: int | None = None,
-    overhead: float | None = None,
+    slowdown: float = 1.0,
 ) -> Problem:
     """One pipeline of one micro-batch size, its messages beside the computation.
 
@@ -98,19 +100,23 @@ def problem_of(
         seq_len: Tokens of a micro-batch.
         count: Micro-batches.
         blocks: Of the model; None: all of its own.
-        overhead: Microseconds of every block besides its kernels, forward; None: as shipped.
+        slowdown: How many times as long as calibrated every kernel and every launch takes.
     """
     given = [f"model={model}", f"training={model}", f"cluster={cluster}", "space.schedules=[1f1b]"]
     job = [f"training.seq_len={seq_len}", f"training.global_batch_size={count}"]
     cut = [] if blocks is None else [f"model.num_layers={blocks}"]
     plain = load_problem([*given, *cut, *job, "cost.pipeline=simulated", "cost.p2p=overlapped"])
-    if overhead is None:
-        return plain
-    groups = tuple(
-        replace(group, device=replace(group.device, layer_overhead=overhead * 1e-6))
-        for group in plain.cluster.groups
-    )
+    groups = tuple(replace(group, device=_slower(group.device, slowdown)) for group in plain.cluster.groups)
     return replace(plain, cluster=replace(plain.cluster, groups=groups))
+
+
+def _slower(device: Device, slowdown: float) -> Device:
+    return replace(
+        device,
+        peak_flops=device.peak_flops / slowdown,
+        memory_bandwidth=device.memory_bandwidth / slowdown,
+        layer_overhead=device.layer_overhead * slowdown,
+    )
 
 
 def blocks_run(model: str, seq_len: int, flops_per_token: float | None) -> int:
@@ -128,12 +134,13 @@ def blocks_run(model: str, seq_len: int, flops_per_token: float | None) -> int:
     return found if abs(flops(found) / flops_per_token - 1.0) < SAME_FLOPS else whole
 
 
-def overhead_of(
+def slowdown_of(
     model: str, cluster: str, seq_len: int, pp: int, count: int, base: MeasuredSchedule
 ) -> float | None:
-    """Microseconds of a block with which 1F1B has its measured tokens/s.
+    """How many times as long as calibrated kernels must take for 1F1B to have its measured tokens/s.
 
-    None where the file does not say how many blocks ran, or where the model is slower without any.
+    Efficiency belongs to device and software, and this software is not calibrated. None where the file does
+    not say how many blocks ran, or where no such number gives the tokens/s.
 
     Args:
         model, cluster, seq_len: As in `problem_of`.
@@ -145,11 +152,13 @@ def overhead_of(
     blocks = blocks_run(model, seq_len, base.flops_per_token)
     measured = count * seq_len / (base.tokens_per_s * pp)
 
-    def late(overhead: float) -> float:
-        problem = problem_of(model, cluster, seq_len, count, blocks, overhead)
+    def late(slowdown: float) -> float:
+        problem = problem_of(model, cluster, seq_len, count, blocks, slowdown)
         return predict(problem, REFERENCE, pp, count)[0] - measured
 
-    return None if late(0.0) > 0 else float(brentq(late, 0.0, MOST_OVERHEAD_US, rtol=1e-6))
+    if late(FASTEST) > 0 or late(SLOWEST) < 0:
+        return None
+    return float(brentq(late, FASTEST, SLOWEST, rtol=1e-6))
 
 
 def predict(

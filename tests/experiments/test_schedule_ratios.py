@@ -1,4 +1,5 @@
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_a_model_cut_shorter_is_known_by_the_flop_of_a_token() -> None:
     assert schedule_runs.blocks_run("llama2_7b", 4096, None) == 32
 
 
-def test_a_blocks_overhead_gives_1f1b_its_measured_speed(tmp_path: Path) -> None:
+def test_slower_kernels_give_1f1b_its_measured_speed(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text(
         "model,pp,tokens_per_s_per_gpu,tflops_per_gpu,memory_gb,notes\n"
@@ -51,11 +52,16 @@ def test_a_blocks_overhead_gives_1f1b_its_measured_speed(tmp_path: Path) -> None
     )
     options = parse(schedule_ratios.RatioOptions, [f"data={path}"])
     reference = schedule_runs.read_runs(str(path)).reference
-    overhead = schedule_runs.overhead_of("llama2_7b", options.cluster, 4096, 8, 8, reference)
-    problem = schedule_runs.problem_of("llama2_7b", options.cluster, 4096, 8, 16, overhead)
+    given = ("llama2_7b", options.cluster, 4096)
+    slowdown = schedule_runs.slowdown_of(*given, 8, 8, reference)
+    assert slowdown is not None
+    problem, shipped = (schedule_runs.problem_of(*given, 8, 16, times) for times in (slowdown, 1.0))
     seconds, _ = schedule_runs.predict(problem, "1f1b", 8, 8)
-    # the shipped device is slower than these eight micro-batches already, or has the measured speed
-    assert overhead is None or 8 * 4096 / (8 * seconds) == pytest.approx(10057, rel=1e-4)
+    assert 8 * 4096 / (8 * seconds) == pytest.approx(10057, rel=1e-4)
+    # all kernels alike: passes keep their lengths against each other
+    assert schedule_runs.shares_of(problem, 8, 8) == pytest.approx(schedule_runs.shares_of(shipped, 8, 8))
+    unknown = replace(reference, flops_per_token=None)
+    assert schedule_runs.slowdown_of(*given, 8, 8, unknown) is None
 
 
 def test_shares_give_passes_other_lengths_and_the_same_work() -> None:
