@@ -33,10 +33,11 @@ from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.results_page import publish
 
-METHOD = """Every arm computes as many gradients of one batch; medians over the seeds, differences paired by seed.
-`filtered`: several starts until the first steep drop, copies with noise of the good ones in place of the others, then
-the best alone; `best_after_drop`: without copies; `best_at_once`: the start of least loss after one step. A positive
-difference is a loss against the single start, which has trained further."""
+METHOD = """Every arm computes as many gradients of one batch; medians over the seeds, differences paired
+by seed. `filtered`: several starts until the first steep drop, copies with noise of the good ones in
+place of the others, then the best alone; `best_after_drop`: without copies; `best_at_once`: the start of
+least loss after one step. A positive difference is a loss against the single start, which has trained
+further."""
 
 ARMS = ("single", "filtered", "best_after_drop", "best_at_once")
 SIZES = ["model.num_layers=2", "model.hidden_size=64", "training.seq_len=32"]
