@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -41,6 +42,16 @@ def _costs_like(table: CostTable, outer: int, choices: torch.Tensor) -> torch.Te
     figures = torch.cat([torch.cat(kinds), torch.stack(bytes_and_once)])
     own = figures[:, torch.arange(len(choices)), choices].unsqueeze(-1)
     return (figures == own).all(0) & (table.layout == table.layout[choices].unsqueeze(1))
+
+
+def without_needless_simulation(table: CostTable) -> CostTable:
+    """The table with the closed form in place of the simulation of a single stage, which waits for none.
+
+    Every schedule of one stage takes the seconds of its micro-batches one after the other.
+    """
+    if not table.pipeline.simulated or table.num_stages > 1:
+        return table
+    return replace(table, pipeline=replace(table.pipeline, simulated=False))
 
 
 def without_dominated(table: CostTable) -> CostTable:

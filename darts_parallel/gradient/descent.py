@@ -8,10 +8,9 @@ from torch import Tensor
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.cost.lightest import lightest_plans
-from darts_parallel.cost.pruning import without_dominated
+from darts_parallel.cost.pruning import without_dominated, without_needless_simulation
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact.bounds import outer_lower_bounds
-from darts_parallel.exact.chosen_stages import balanced_plans
 from darts_parallel.gradient.adam import Adam
 from darts_parallel.gradient.chain.rounding import stage_prices
 from darts_parallel.gradient.chain.weights import ChainPrices
@@ -19,7 +18,7 @@ from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.polishing import has_plain_stages
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import polish_pool, polish_starts
-from darts_parallel.gradient.promising_outers import promising_outers
+from darts_parallel.gradient.promising_outers import promising_outers, relaxed_outers
 from darts_parallel.gradient.relaxation import OuterLogits, Schedules, raise_to_least
 from darts_parallel.gradient.relaxed_cost import (
     NodeOrderTables,
@@ -89,9 +88,7 @@ class GradientSearch:
         simulated = [i for i, table in enumerate(tables) if table.pipeline.simulated and not starts]
         for index in simulated:
             alive = torch.nonzero(self.bounds[index] <= self.pool.best_time * SLACK).flatten()
-            balanced = balanced_plans(tables[index], alive.tolist())
-            if balanced is not None:  # what does not fit is repaired: every outer choice deserves a plan
-                self.pool.add(TablePlans(index, balanced), torch.zeros(len(balanced), dtype=torch.float64))
+            self.pool.add_balanced(index, alive.tolist())
         # restarts begin at plans that are not polished: where those would lead to, polishing has been
         near = [(entry.table, entry.plan) for entry in self.pool.by_outer() if entry.table in simulated]
         near += [(start.table, start.plans) for start in starts]
@@ -113,6 +110,7 @@ class GradientSearch:
     def _initial_groups(self, tables: Sequence[CostTable]) -> list[RestartBatch]:
         """Parameters of the outer choices whose lower bound the best known plan does not exclude."""
         groups = []
+        taken = relaxed_outers(tables, self.pool.by_outer(), self.config.num_restarts)
         relaxed = self.config.placement == "relaxed"
         for members in group_by_order(tables) if relaxed else [[index] for index in range(len(tables))]:
             index, table = members[0], tables[members[0]]
@@ -120,6 +118,7 @@ class GradientSearch:
             orders = NodeOrderTables.stack(tables, members) if len(members) > 1 else None
             # an infinite bound means that no plan fits, whatever the best known one
             possible = bound.isfinite() & (bound <= self.pool.best_time * SLACK) & table.allowed.any(1)
+            possible &= torch.stack([taken[member] for member in members]).any(0)
             alive = torch.nonzero(possible).squeeze(1)
             if len(alive):
                 part = table.select(alive)
@@ -249,8 +248,8 @@ class GradientSearch:
 
     def _behind(self, group: RestartBatch, merit: Tensor, leading: float) -> Tensor:
         """How far outer choices are behind, `(O,)`: in relaxed and hard plans, or far in hard ones alone."""
-        # not at all where polishing has no programs that would look at what left
-        if group.paths or group.orders or self.space_kind == "uniform" or not has_plain_stages(group.table):
+        # a step of simulated pipelines is dear; of others polishing has programs that look at what left
+        if not (group.paths or has_plain_stages(group.table)) or group.orders or self.space_kind == "uniform":
             return torch.zeros(len(merit), dtype=torch.float64)
         hard = self.pool.behind(group.table_index, group.outer_index)
         return torch.minimum(merit.amin(1) - leading, hard).maximum(hard.nan_to_num(posinf=0.0) / FAR)
@@ -365,8 +364,9 @@ def _search_tables(
     starts: Sequence[TablePlans],
 ) -> SearchResult | None:
     clock = Stopwatch()
+    tables = [without_needless_simulation(table) for table in tables]
     # known plans name their strategies by number: their tables are without dominated ones already
-    pruned = list(tables) if starts else [without_dominated(table) for table in tables]
+    pruned = tables if starts else [without_dominated(table) for table in tables]
     promising = pruned if starts else promising_outers(pruned)
     run = loop(promising, space_kind, config, seed, starts, clock)
     if run.pool.best is None and promising is not pruned:

@@ -40,9 +40,8 @@ def polish(
     *,
     thorough: bool = True,
     chains: bool = True,
-    stop: Callable[[], bool] = lambda: False,
+    screen: MoveScreen | None = None,
     visited: set[bytes] | None = None,
-    most: float = float("inf"),
 ) -> tuple[HardPlans, float, int]:
     """Descend from a feasible plan until no move of any neighbourhood helps.
 
@@ -53,10 +52,10 @@ def polish(
         space_kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
         thorough: Whether to ask the dear neighbourhoods too.
         chains: Whether to ask the dearest of them.
-        stop: Asked before every move; true ends the descent early.
+        screen: Of the table, fresh: prices the plans, and ends the descent early where it is over; None: one
+            that never is.
         visited: Plans that equal descents of this table came through, to which its own are added: where a
             descent meets one of them it ends, because it would go on as that one did.
-        most: Plans of a simulated pipeline after whose pricing the descent ends.
 
     Returns:
         The plan, its seconds per iteration, and how many plans were evaluated.
@@ -64,9 +63,9 @@ def polish(
     levels = _neighbourhoods(table, space_kind, thorough=thorough, chains=chains)
     by_runs = space_kind == "layerwise" and has_plain_stages(table) and not table.pipeline.simulated
     best = float(evaluate_batch(table, plan).iteration_time[0])
-    screen = MoveScreen(table, lambda: screen.simulated >= most or stop())
+    screen = screen or MoveScreen(table)
     met, level = set() if visited is None else visited, 0
-    while level < len(levels) and not screen.stop():
+    while level < len(levels) and not screen.over():
         if level == 0 and plan_key(plan) in met:
             break
         met.add(plan_key(plan))

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from darts_parallel.cost.evaluation import BatchCost, evaluate_batch, table_read
 from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.pruning import canonical
 from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.chosen_stages import balanced_plans
 from darts_parallel.gradient.rounding import fill, fit, repair
 from darts_parallel.gradient.screening import work_seconds
 from darts_parallel.gradient.stage_moves import repartitioned
@@ -125,6 +126,12 @@ class PlanPool:
         found = fill(table, self._new("fill", candidate.table, found, found.choices))
         if len(found):
             self._keep(candidate.table, found, evaluate_batch(table, found))
+
+    def add_balanced(self, table: int, outers: Sequence[int]) -> None:
+        """Add plans of equally long devices for some outer choices; what does not fit is repaired."""
+        balanced = balanced_plans(self.tables[table], outers)
+        if balanced is not None:  # every outer choice deserves a plan
+            self.add(TablePlans(table, balanced), torch.zeros(len(balanced), dtype=torch.float64))
 
     def _new(self, fitting: str, table: int, plans: HardPlans, values: torch.Tensor) -> HardPlans:
         """The plans that were not fitted before: equal edges and equal `values` `(B, L)` fit alike."""

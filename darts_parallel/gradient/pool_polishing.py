@@ -21,9 +21,11 @@ from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import DeadlineError
 from darts_parallel.gradient.polishing import has_plain_stages, plan_key, polish
 from darts_parallel.gradient.pool import PlanPool, TablePlans
+from darts_parallel.gradient.screening import MoveScreen
 
-FIRST_PASSES = 2**21
-"""Passes that are simulated, about, before the descent."""
+FIRST_WORK = 2**26
+"""Work of a screen (`MoveScreen.work`) on each of the plans that are polished before the descent: two thirds
+of a second."""
 STARTS = 2
 """Outer choices whose best known plans are polished before the descent."""
 ALTERNATIVES = 5
@@ -132,8 +134,7 @@ def polish_starts(pool: PlanPool, space_kind: str, config: SearchConfig) -> None
     for entry in pool.by_outer()[:STARTS]:
         table = pool.tables[entry.table]
         if table.pipeline.simulated:
-            one = 3 * table.num_stages * int(table.num_micro_batches[entry.plan.outer[0]])
-            polisher.improve(entry, thorough=False, most=FIRST_PASSES / one)
+            polisher.improve(entry, thorough=False, most=FIRST_WORK)
 
 
 @dataclass
@@ -198,18 +199,18 @@ class _PoolPolisher:
             return
         # what a screen of simulated plans remembers may change its next move
         alike = not thorough and not table.pipeline.simulated
+        screen = MoveScreen(table, self.stop, most)
         plan, _, evaluated = polish(
             table,
             entry.plan,
             self.space_kind,
             thorough=thorough,
             chains=self.config.polish_chains,
-            stop=self.stop,
+            screen=screen,
             visited=self.visited[entry.table] if alike else None,
-            most=most,
         )
         self.pool.evaluated += evaluated
-        if table.pipeline.simulated and evaluated < most and not self.stop():
+        if table.pipeline.simulated and not screen.over():
             self.pool.unmoved[entry.table].add(plan_key(plan))
         self.pool.add(TablePlans(entry.table, plan))
 

@@ -2,7 +2,8 @@
 
 A simulation goes through every pass of every micro-batch on every device: with all schedules free, Llama
 3 405B on 1,024 GPUs has 426 outer choices and a hundred million passes. What needs no simulation ranks them:
-the work of their even plans, lengthened by the filling of the pipeline and by the memory that they lack.
+the work of their even plans, lengthened by the filling of the pipeline and by the memory that they lack. Of
+those a descent relaxes as many as its steps have time for, by the fastest plans that are known by then.
 """
 
 from collections.abc import Sequence
@@ -11,13 +12,14 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost.evaluation import table_reading
-from darts_parallel.cost.hard_plans import even_uniform_plans
-from darts_parallel.cost.schedules import SPLIT_BACKWARD
+from darts_parallel.cost.hard_plans import PricedPlan, even_uniform_plans
 from darts_parallel.cost.table import CostTable
-from darts_parallel.gradient.screening import work_seconds
+from darts_parallel.gradient.screening import num_passes, work_seconds
 
 PASSES = 2**20
 """Passes of all outer choices that are looked at: what a search simulates in some seconds."""
+WEIGHTS = 2**21
+"""Weights of all relaxed plans of simulated pipelines: a step reads as many in a quarter of a second."""
 
 
 def promising_outers(tables: Sequence[CostTable], passes: int = PASSES) -> Sequence[CostTable]:
@@ -31,21 +33,63 @@ def promising_outers(tables: Sequence[CostTable], passes: int = PASSES) -> Seque
         The tables of the others; `tables` as they are where none is left out.
     """
     ranked = [
-        (seconds, number, outer, _passes(table, outer))
+        (seconds, number, outer, own)
         for number, table in enumerate(tables)
         if table.pipeline.simulated
-        for outer, seconds in enumerate(_promised_seconds(table).tolist())
+        for outer, (seconds, own) in enumerate(
+            zip(_promised_seconds(table).tolist(), _passes(table), strict=True)
+        )
     ]
-    left, out = passes, set()
-    for _, number, outer, own in sorted(ranked):
-        if own > left and left < passes:
-            out.add((number, outer))
-        else:
-            left -= own
+    out = _too_much(ranked, passes)
     if not out:
         return tables
     kept = [[o for o in range(t.num_outer) if (n, o) not in out] for n, t in enumerate(tables)]
     return [table.select(outers) for table, outers in zip(tables, kept, strict=True) if outers]
+
+
+def relaxed_outers(tables: Sequence[CostTable], known: Sequence[PricedPlan], restarts: int) -> list[Tensor]:
+    """Which outer choices a descent relaxes: of simulated pipelines those of the fastest known plans.
+
+    Args:
+        tables: One for each pipeline degree, number of chunks and schedule.
+        known: The fastest known plan of every outer choice that has one.
+        restarts: Of every outer choice.
+
+    Returns:
+        For each table whether an outer choice is relaxed, bool `(O,)`; all that are not simulated are.
+    """
+    seconds = {entry.outer: entry.time for entry in known}
+    ranked = [
+        (seconds.get((number, outer), torch.inf), number, outer, restarts * _weights(table))
+        for number, table in enumerate(tables)
+        if table.pipeline.simulated
+        for outer in range(table.num_outer)
+    ]
+    relaxed = [torch.ones(table.num_outer, dtype=torch.bool) for table in tables]
+    for number, outer in _too_much(ranked, WEIGHTS):
+        relaxed[number][outer] = False
+    return relaxed
+
+
+def _weights(table: CostTable) -> int:
+    """Weights of the strategies and of the stages of one relaxed plan."""
+    return table.num_layers * (len(table.choices) + table.num_stages)
+
+
+def _too_much(ranked: Sequence[tuple[float, int, int, int]], most: int) -> set[tuple[int, int]]:
+    """Tables and outer choices that `most` work has no room for.
+
+    Args:
+        ranked: Seconds, table, outer choice and work of each; the fastest come first, and one at least stays.
+        most: Work of all that stay.
+    """
+    left, out = most, set()
+    for _, number, outer, own in sorted(ranked):
+        if own > left and left < most:
+            out.add((number, outer))
+        else:
+            left -= own
+    return out
 
 
 def _promised_seconds(table: CostTable) -> Tensor:
@@ -60,6 +104,7 @@ def _promised_seconds(table: CostTable) -> Tensor:
     return result.scatter_reduce(0, plans.outer, seconds, "amin")
 
 
-def _passes(table: CostTable, outer: int) -> int:
-    kinds = 3 if table.pipeline.schedule in SPLIT_BACKWARD else 2
-    return kinds * table.num_stages * int(table.num_micro_batches[outer])
+def _passes(table: CostTable) -> list[int]:
+    """Passes of every outer choice."""
+    passes: list[int] = num_passes(table, torch.arange(table.num_outer)).tolist()
+    return passes

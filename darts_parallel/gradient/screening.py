@@ -16,9 +16,12 @@ from torch import Tensor
 from darts_parallel.cost.critical_paths import Criticalities
 from darts_parallel.cost.evaluation import TableReading, evaluate_batch, pass_seconds, table_reading
 from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.schedules import SPLIT_BACKWARD
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable
 
+LAYER_PASSES = 12
+"""Simulated passes that take as long as reading what one layer of a plan costs: 130 ns against 10 ns."""
 FIRST_BATCH = 32
 """Plans that are simulated at first; each further batch is twice as large."""
 MOST_PATHS = 12
@@ -35,6 +38,12 @@ def work_seconds(table: CostTable, plans: HardPlans, reading: TableReading) -> T
     return (work.amax(1) + reading.per_iteration) * (1.0 - LOOSE)
 
 
+def num_passes(table: CostTable, outer: Tensor) -> Tensor:
+    """Passes of a plan of every one of B outer choices of a simulated table, `(B,)`."""
+    kinds = 3 if table.pipeline.schedule in SPLIT_BACKWARD else 2
+    return kinds * table.num_stages * table.num_micro_batches[outer]
+
+
 @dataclass
 class MoveScreen:
     """Prices hard plans of one table against the best known."""
@@ -42,10 +51,23 @@ class MoveScreen:
     table: CostTable
     stop: Callable[[], bool] = lambda: False
     """Asked after every batch; true leaves the rest of a neighbourhood unasked."""
+    most: float = float("inf")
+    """Work after which the screen is spent."""
+    work: int = field(default=0, init=False)
+    """Passes that were simulated, and layers that were read in simulated tables as `LAYER_PASSES` each."""
     simulated: int = field(default=0, init=False)
     """Plans whose true cost was worked out."""
     paths: dict[int, list[Criticalities]] = field(default_factory=lambda: defaultdict(list), init=False)
     """By outer choice, newest last."""
+
+    @property
+    def spent(self) -> bool:
+        """Whether no work is left."""
+        return self.work >= self.most
+
+    def over(self) -> bool:
+        """Whether to look at no more plans."""
+        return self.spent or self.stop()
 
     def seconds(self, plans: HardPlans, best: float) -> Tensor:
         """Seconds per iteration of plans that are faster than `best`, shape `(B,)`.
@@ -62,6 +84,8 @@ class MoveScreen:
             self.simulated += len(plans)
             return cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
         reading = table_reading(self.table, plans)
+        # where there are few passes, reading thousands of moves takes longer than simulating the best
+        self.work += LAYER_PASSES * plans.choices.numel()
         feasible = torch.nonzero(reading.feasible).squeeze(1)
         priced = _Priced.of(self.table, plans[feasible], reading, feasible)
         left, size, bound = torch.arange(len(feasible)), FIRST_BATCH, self._bounds(priced)
@@ -74,9 +98,10 @@ class MoveScreen:
             some = priced[batch]
             times = some.simulated(self.table)
             self.simulated += len(batch)
+            self.work += int(num_passes(self.table, some.outer).sum())
             result[feasible[batch]] = torch.where(times < best, times, torch.inf)
             self._remember(some[times.argmin().unsqueeze(0)])
-            if bool((times < best).any()) or self.stop():
+            if bool((times < best).any()) or self.over():
                 break
             left, size = left[rest], 2 * size
             bound = torch.maximum(bound[rest], self._bounds(priced[left], newest=True))

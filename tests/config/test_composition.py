@@ -10,6 +10,7 @@ from rich.console import Console
 from darts_parallel.cli.job import Job
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import config_dir
+from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.commands import QUIET
 
@@ -29,6 +30,12 @@ LARGE = {
     "uniform": ["space.pp=8"],
 }
 """One degree for those that take more than seconds."""
+
+
+@pytest.mark.parametrize("added", ["+search.invented=3", "+invented=3"])
+def test_a_key_that_is_added_to_the_schema_is_refused(added: str) -> None:
+    with pytest.raises(ConfigError, match=r"invented=3 is not a key"):
+        load_config([added])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED_RUNS if name != "bilevel"])

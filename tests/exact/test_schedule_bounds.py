@@ -65,6 +65,20 @@ def test_no_plan_is_below_a_bound(schedule: str) -> None:
     assert np.median(gaps) < 1.5
 
 
+@pytest.mark.parametrize("schedule", CHUNKS)
+@pytest.mark.parametrize("seed", range(2))
+def test_where_there_is_one_plan_paths_prove_almost_its_seconds(schedule: str, seed: int) -> None:
+    stages, counts = 2 * CHUNKS[schedule], torch.tensor([6])
+    table = random_table(seed, pp=stages, num_layers=stages + 1, num_choices=1, num_layouts=1, num_outer=1)
+    joined = torch.arange(stages + 1) == stages  # as many units as stages: one split
+    model = PipelineModel(True, schedule, blocking=bool(seed % 2))
+    held = in_flight(2, counts, schedule, CHUNKS[schedule])
+    table = replace(table, pipeline=model, capacity=torch.full_like(table.capacity[:2], 1e30), in_flight=held,
+                    num_micro_batches=counts, fused_to_previous=joined)  # fmt: skip
+    table = replace(table, stage_kind=table.stage_kind[:2][table.stage_device])
+    assert 0.9 * optimum(table) <= chain_bound(table, 0) <= optimum(table)
+
+
 def test_regret_matching_finds_the_mixture_of_a_matrix_game() -> None:
     # rock, paper, scissors with a win of rock that counts twice: shares 1/4, 1/2, 1/4
     game = np.array([[0.0, -1.0, 2.0], [1.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])

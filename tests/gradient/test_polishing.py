@@ -5,11 +5,15 @@ import pytest
 import torch
 
 from darts_parallel.config.schema import SpaceConfig
+from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans, round_edges
-from darts_parallel.cost.pruning import canonical, without_dominated
+from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans, round_edges
+from darts_parallel.cost.pruning import canonical, without_dominated, without_needless_simulation
 from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.gradient import pool_polishing
 from darts_parallel.gradient.polishing import polish
+from darts_parallel.gradient.pool import PlanPool, TablePlans
+from darts_parallel.gradient.pool_polishing import Work, polish_pool
 from darts_parallel.gradient.rounding import harden, repair
 from darts_parallel.gradient.stage_moves import repartitioned, resolved_chain, resolved_stages
 from darts_parallel.gradient.stage_solver import StageSolver
@@ -202,3 +206,37 @@ def test_tidying_changes_names_but_not_the_cost(default_problem: Problem) -> Non
             assert after.memory.tolist() == before.memory.tolist()
         same = HardPlans(plans.outer[:1], plans.choices[:1] * 0, plans.first_layers[:1])
         assert canonical(table, same).choices.tolist() == same.choices.tolist()
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble_h1"])
+def test_a_single_stage_needs_no_simulation(schedule: str) -> None:
+    free = ["model=toy", "cluster=toy", "training=toy", "cost.pipeline=simulated"]
+    problem = load_problem([*free, f"space.schedules=[{schedule}]", "space.pp=[1,2]"])
+    alone, two = build_tables(problem, outer_spaces(problem))
+    closed = without_needless_simulation(alone)
+    assert alone.pipeline.simulated
+    assert not closed.pipeline.simulated
+    assert without_needless_simulation(two) is two
+    plans = random_plans(alone, 100, torch.Generator().manual_seed(0))
+    costs = [evaluate_batch(table, plans) for table in (alone, closed)]
+    torch.testing.assert_close(costs[1].iteration_time, costs[0].iteration_time, rtol=1e-12, atol=0.0)
+    assert torch.equal(costs[1].feasible, costs[0].feasible)
+
+
+def test_the_finalists_share_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = random_table(0, num_outer=3, tightness=2.0)
+    pool = PlanPool([table], "layerwise")
+    pool.add(TablePlans(0, even_uniform_plans(table)))
+    left = []
+
+    def asked(table: CostTable, number: int, outer: int, kind: str, best: float, work: Work,
+              bound: float | None) -> tuple[None, bool]:  # fmt: skip
+        left.append((outer, work.left))
+        work(10)
+        return None, True
+
+    monkeypatch.setattr(pool_polishing, "solve_outer", asked)
+    config = SearchConfig(polish_labels=100, polish_finalists=6, polish_starts=1)
+    assert polish_pool(pool, "layerwise", config, hurry=False) is None
+    assert len({outer for outer, _ in left}) == len(left) > 1
+    assert [labels for _, labels in left] == [100 - 10 * place for place in range(len(left))]

@@ -5,11 +5,11 @@ import torch
 
 from darts_parallel import load_problem
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.gradient import descent
 from darts_parallel.gradient.pool import PlanPool, TablePlans
-from darts_parallel.gradient.promising_outers import promising_outers
+from darts_parallel.gradient.promising_outers import promising_outers, relaxed_outers
 from darts_parallel.plan.space import outer_spaces
 from tests.support.random_plans import random_plans
 
@@ -65,6 +65,37 @@ def test_a_search_looks_at_no_more_passes_than_it_may_and_at_all_where_it_can(
     assert sum(table.num_outer for table in promising_outers(tables, 1)) == 1
     plain = tables_of(TOY)
     assert promising_outers(plain, 1) is plain, "what is not simulated costs nothing"
+
+
+def test_a_descent_relaxes_the_outer_choices_of_the_fastest_known_plans(
+    tables: list[CostTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = tables_of(TOY)
+    pool = PlanPool([*tables, *plain], "uniform")
+    for number, table in enumerate(pool.tables):
+        pool.add(TablePlans(number, even_uniform_plans(table)))
+    assert all(bool(taken.all()) for taken in relaxed_outers(pool.tables, pool.by_outer(), 4))
+    fastest = next(entry for entry in pool.by_outer() if entry.table < len(tables))
+    table = tables[fastest.table]
+    one = 4 * table.num_layers * (len(table.choices) + table.num_stages)
+    monkeypatch.setattr("darts_parallel.gradient.promising_outers.WEIGHTS", one)
+    *simulated, closed = relaxed_outers(pool.tables, pool.by_outer(), 4)
+    taken = [(n, outer) for n, row in enumerate(simulated) for outer in torch.nonzero(row).flatten().tolist()]
+    assert taken == [fastest.outer]
+    assert closed.all(), "what is not simulated is always relaxed"
+
+
+def test_an_outer_choice_of_a_simulated_pipeline_leaves_where_it_is_behind(
+    tables: list[CostTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(load_problem(FREE).config.search, num_steps=4, num_restarts=2, thin_at=[0.5])
+    ends = []
+    for margin in (1e9, 1e-9):
+        monkeypatch.setattr(descent, "LEFT_BEHIND", margin)
+        found = descent.search_tables(tables, "layerwise", config, 0)
+        assert found is not None
+        ends.append(len(found.history[-1].outer_weights))
+    assert ends[0] > ends[1] >= 1
 
 
 def test_what_seems_promising_and_fits_nowhere_is_no_proof_that_nothing_fits(

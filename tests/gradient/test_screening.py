@@ -9,7 +9,7 @@ from darts_parallel.gradient import pool_polishing
 from darts_parallel.gradient.descent import GradientSearch
 from darts_parallel.gradient.polishing import polish
 from darts_parallel.gradient.pool import PlanPool
-from darts_parallel.gradient.screening import MoveScreen
+from darts_parallel.gradient.screening import LAYER_PASSES, MoveScreen
 from darts_parallel.plan.space import outer_spaces
 from tests.support.random_plans import random_plans
 
@@ -41,6 +41,26 @@ def test_a_plan_is_found_faster_exactly_where_one_of_the_plans_is(schedule: str)
     assert screen.simulated - before < int(true.isfinite().sum())
 
 
+@pytest.mark.parametrize(("schedule", "kinds"), [("1f1b", 2), ("zero_bubble_v", 3)])
+def test_a_screen_counts_the_layers_that_it_reads_beside_the_passes_that_it_simulates(
+    schedule: str, kinds: int
+) -> None:
+    rng = torch.Generator().manual_seed(0)
+    table = table_of(schedule)
+    plans = random_plans(table, 100, rng)
+    screen = MoveScreen(table, most=LAYER_PASSES * 100 * table.num_layers)
+    screen.seconds(plans[:99], 0.0)
+    assert (screen.work, screen.simulated) == (LAYER_PASSES * 99 * table.num_layers, 0)
+    assert not screen.over()
+    screen.seconds(plans[:1], 0.0)
+    assert screen.over()
+    feasible = plans[torch.nonzero(evaluate_batch(table, plans).feasible).flatten()[:1]]
+    passes = kinds * table.num_stages * int(table.num_micro_batches[feasible.outer])
+    before = screen.work
+    screen.seconds(feasible, float("inf"))
+    assert screen.work - before == LAYER_PASSES * table.num_layers + passes
+
+
 def test_a_polished_plan_of_a_simulated_pipeline_has_no_better_neighbour() -> None:
     rng = torch.Generator().manual_seed(1)
     table = table_of("zero_bubble_h1")
@@ -59,12 +79,12 @@ def test_the_best_known_plan_is_polished_before_the_descent_for_counted_work(
 ) -> None:
     table = table_of("zero_bubble_v")
 
-    def begun(passes: int, *, polished: bool = True) -> PlanPool:
-        monkeypatch.setattr(pool_polishing, "FIRST_PASSES", passes)
+    def begun(work: int, *, polished: bool = True) -> PlanPool:
+        monkeypatch.setattr(pool_polishing, "FIRST_WORK", work)
         config = SearchConfig(polish=polished, num_restarts=2)
         return GradientSearch([table], "layerwise", config, 0).pool
 
-    plain, cut, full, again = begun(0, polished=False), begun(1), begun(2**21), begun(2**21)
+    plain, cut, full, again = begun(0, polished=False), begun(1), begun(2**25), begun(2**25)
     assert full.best_time < plain.best_time
     assert plain.evaluated <= cut.evaluated < full.evaluated
     assert (again.best_time, again.evaluated) == (full.best_time, full.evaluated)
