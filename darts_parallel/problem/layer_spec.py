@@ -83,7 +83,8 @@ class LayerSpec:
     sharded_activation_bytes: float = 0.0
     """Kept for backward per token, divided by `tp`."""
     share_for_weights: float = 1.0
-    """Of the bytes kept for backward, what is left for weights' gradients once the input's is there."""
+    """Of the bytes kept for backward, what weights' gradients need once the input's is there; of a block its
+    products say it (`cost/memory.py`)."""
     score_bytes: float = 0.0
     """Kept per token and key position by unfused attention, divided by `tp` (the 5as term)."""
     tp_collectives: int = 0
