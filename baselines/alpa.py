@@ -9,29 +9,22 @@ integer program, for a rounded-up number of micro-batches in flight. The most pr
 first, and those whose lower bound the best plan beats are left out.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems
+from baselines.planner import on_problems, on_tables
 from baselines.stage_costs import OuterChoice, cheapest_split, outer_choices
-from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import lower_bound
-from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import Array, Index, StageSegments
 
 CLUSTERS = 12
 """Layer clusters of a model; the paper finds that a few are enough."""
 
 
-def solve(
-    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
-) -> TableResult:
-    """Search cost tables; arguments as `random_search.solve`."""
-    incumbent = Incumbent(tables, deadline)
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Offer the plan of every outer choice that may beat what is known, the most promising first."""
     order = sorted(
         ((lower_bound(outer.costs, "layerwise"), number, outer)
          for number, outer in enumerate(outer_choices(incumbent))), key=lambda entry: entry[:2],
@@ -40,9 +33,9 @@ def solve(
         if incumbent.over() or bound >= incumbent.cost:
             break
         _plan(outer, incumbent)
-    return incumbent.result()
 
 
+solve = on_tables(offer_plans)
 find_plan = on_problems(solve)
 
 

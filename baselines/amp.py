@@ -7,22 +7,15 @@ found out when it is run, here when it is evaluated. Placement: our ranks are in
 choice on nodes of one kind. No ZeRO; recomputation is a candidate, as in the Megatron-LM that AMP runs.
 """
 
-from collections.abc import Sequence
-
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems
+from baselines.planner import on_problems, on_tables
 from baselines.stage_costs import OuterChoice, cheapest_split, outer_choices, plain
 from darts_parallel.config.schema import RECOMPUTE
-from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.chosen_stages import ChosenStages
-from darts_parallel.exact.result import TableResult
 
 
-def solve(
-    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
-) -> TableResult:
-    """Search cost tables; arguments as `random_search.solve`."""
-    incumbent = Incumbent(tables, deadline, keep_all=True)
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Offer the best-ranked plan, then the next, until one runs."""
     ranked: list[tuple[float, int, OuterChoice, int, list[int]]] = []
     for outer in outer_choices(incumbent):
         for choice in plain(outer.strategies, recompute=RECOMPUTE):
@@ -37,7 +30,7 @@ def solve(
         incumbent.offer(outer.table, outer.uniform(starts, choice))
         if incumbent.best is not None:
             break
-    return incumbent.result()
 
 
+solve = on_tables(offer_plans, keep_all=True)
 find_plan = on_problems(solve)

@@ -7,17 +7,14 @@ seed gives one trajectory, whatever the speed of the machine, of which the budge
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from baselines.chains import Chains, PlanSpace
-from baselines.incumbent import Incumbent, time_limit
+from baselines.incumbent import Incumbent
 from baselines.moves import MoveWeights, RandomMoves
-from baselines.planner import on_problems
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import TableResult
+from baselines.planner import on_problems, on_tables
 
 CHAINS = 64
 """Plans that anneal side by side."""
@@ -28,32 +25,24 @@ COOLING = 1e-4
 WEIGHTS = MoveWeights(layer=0.2, run=0.2, stage=0.15, whole=0.05, edge=0.3, outer=0.05, jump=0.05)
 
 
-def solve(
-    tables: Sequence[CostTable],
-    space_kind: str,
-    *,
-    deadline: float | None = None,
-    seed: int = 0,
-    max_steps: int | None = None,
-) -> TableResult:
-    """Search cost tables; arguments as `random_search.solve`, a step changes every chain once."""
-    incumbent = Incumbent(tables, time_limit(deadline))
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Anneal until the time is over; a step changes every chain once."""
     space = PlanSpace(incumbent, space_kind)
     generator = torch.Generator().manual_seed(seed)
     moves = RandomMoves(space, WEIGHTS, generator)
     chains, energy = best_starts(space, CHAINS)
-    length, step, left = FIRST_ROUND, 0, math.inf if max_steps is None else max_steps
+    length, step = FIRST_ROUND, 0
     hottest = uphill(space, moves, chains, energy) / math.log(2.0)
-    while not incumbent.over() and left > 0:
+    for _ in incumbent.steps():
         temperature = hottest * COOLING ** (step / length)
         chains, energy = metropolis(space, moves, chains, energy, temperature)
-        step, left = step + 1, left - 1
+        step += 1
         if step == length:
             chains, energy = _restart(space, moves, chains, energy)
             step, length = 0, 2 * length
-    return incumbent.result()
 
 
+solve = on_tables(offer_plans, endless=True)
 find_plan = on_problems(solve)
 
 

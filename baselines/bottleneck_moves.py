@@ -5,23 +5,17 @@ either end of one of its chunks to the neighbouring chunk, or recomputes otherwi
 is taken while one helps. The outer choices take turns, best first.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems
+from baselines.planner import on_problems, on_tables
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans, unit_starts
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import TableResult
 
 
-def solve(
-    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
-) -> TableResult:
-    """The best plan that the moves reach; arguments as `random_search.solve`."""
-    incumbent = Incumbent(tables, deadline)
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Offer all that the moves reach from the best even splits."""
     starts: list[tuple[float, int, HardPlans]] = []
     for number, table in enumerate(incumbent.tables):
         plans = even_uniform_plans(table)
@@ -34,9 +28,9 @@ def solve(
                 starts.append((float(mine[best]), number, plans[best : best + 1]))
     for seconds, number, plan in sorted(starts, key=lambda entry: entry[:2]):
         _relieve(incumbent, number, plan, seconds, space_kind)
-    return incumbent.result()
 
 
+solve = on_tables(offer_plans)
 find_plan = on_problems(solve)
 
 

@@ -7,22 +7,15 @@ Restricted to our plans: stages are equally replicated, devices are placed in no
 parallelism and no ZeRO where the space leaves that free.
 """
 
-from collections.abc import Sequence
-
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems
+from baselines.planner import on_problems, on_tables
 from baselines.stage_costs import cheapest_split, outer_choices, plain
 from darts_parallel.config.schema import RECOMPUTE
-from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.chosen_stages import ChosenStages
-from darts_parallel.exact.result import TableResult
 
 
-def solve(
-    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
-) -> TableResult:
-    """Search cost tables; arguments as `random_search.solve`."""
-    incumbent = Incumbent(tables, deadline, keep_all=True)
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Offer the split of least latency of every outer choice and kind of recomputation."""
     for outer in outer_choices(incumbent):
         candidates = plain(outer.strategies, recompute=RECOMPUTE)
         smallest = min((outer.strategies[c].tp for c in candidates), default=1)
@@ -30,7 +23,7 @@ def solve(
             split = cheapest_split(*ChosenStages.uniform(outer.costs, choice).fitting(), outer.rest)
             if split is not None:
                 incumbent.offer(outer.table, outer.uniform(split[1], choice))
-    return incumbent.result()
 
 
+solve = on_tables(offer_plans, keep_all=True)
 find_plan = on_problems(solve)

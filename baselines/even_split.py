@@ -3,25 +3,18 @@
 What Megatron-LM and torchtitan do where the user gives no layout (Narayanan et al. 2021, arXiv 2104.04473).
 """
 
-from collections.abc import Sequence
-
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems
+from baselines.planner import on_problems, on_tables
 from darts_parallel.cost.hard_plans import even_uniform_plans
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import TableResult
 
 
-def solve(
-    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
-) -> TableResult:
-    """The best of them; arguments as `random_search.solve`."""
-    incumbent = Incumbent(tables, deadline)
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Offer the even splits of every table."""
     for number, table in enumerate(incumbent.tables):
         if incumbent.over():
             break
         incumbent.offer(number, even_uniform_plans(table))
-    return incumbent.result()
 
 
+solve = on_tables(offer_plans)
 find_plan = on_problems(solve)

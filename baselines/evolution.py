@@ -6,17 +6,13 @@ that a mutation can change many. `scipy.optimize.differential_evolution` evolves
 batch (extra `rivals`); a plan that does not fit is penalised as in annealing.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from scipy.optimize import OptimizeResult, differential_evolution
 
 from baselines.chains import Chains, PlanSpace
-from baselines.incumbent import Incumbent, time_limit
-from baselines.planner import on_problems
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import TableResult
+from baselines.incumbent import Incumbent
+from baselines.planner import on_problems, on_tables
 from darts_parallel.exact.segments import Array
 
 POPULATION = 128
@@ -25,16 +21,8 @@ KNOTS = 12
 """Places along the model where a plan may choose another strategy; all layers where they are fewer."""
 
 
-def solve(
-    tables: Sequence[CostTable],
-    space_kind: str,
-    *,
-    deadline: float | None = None,
-    seed: int = 0,
-    max_steps: int | None = None,
-) -> TableResult:
-    """Search cost tables; arguments as `random_search.solve`, a step is a generation."""
-    incumbent = Incumbent(tables, time_limit(deadline))
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Evolve a population until the time is over; a step is a generation."""
     space = PlanSpace(incumbent, space_kind)
     space.price(space.starting_plans())
     genome = _Genome(space)
@@ -47,13 +35,13 @@ def solve(
         return incumbent.over()
 
     differential_evolution(
-        price, [(0.0, 1.0)] * genome.size, strategy="rand1bin", maxiter=max_steps or 10**9, tol=0.0, atol=0.0,
-        init=rng.random((POPULATION, genome.size)), rng=rng, callback=stop, polish=False, vectorized=True,
-        updating="deferred", recombination=0.5,
+        price, [(0.0, 1.0)] * genome.size, strategy="rand1bin", maxiter=incumbent.max_steps, tol=0.0,
+        atol=0.0, init=rng.random((POPULATION, genome.size)), rng=rng, callback=stop, polish=False,
+        vectorized=True, updating="deferred", recombination=0.5,
     )  # fmt: skip
-    return incumbent.result()
 
 
+solve = on_tables(offer_plans, endless=True)
 find_plan = on_problems(solve)
 
 

@@ -4,17 +4,14 @@
 space under the same costs; `find_plan` is its algorithm on the project's own problems and costs.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems
+from baselines.planner import on_problems, on_tables
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import TableResult
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -112,29 +109,15 @@ def middle_comm(p2p: Floats) -> Integers:
     return comm
 
 
-def solve(
-    tables: Sequence[CostTable],
-    space_kind: str = "layerwise",
-    *,
-    deadline: float | None = None,
-    seed: int = 0,
-) -> TableResult:
-    """Search cost tables, one for each pipeline degree.
-
-    Args:
-        tables: The tables.
-        space_kind: Ignored, its plans are uniform and lie in every space.
-        deadline: `time.monotonic()` at which to stop with what was found.
-        seed: Ignored, nothing is random.
-    """
-    incumbent = Incumbent(tables, float("inf") if deadline is None else deadline)
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Offer FASOP's uniform plans of every table, which lie in every space."""
     for index, table in enumerate(incumbent.tables):
         if incumbent.over():
             break
         incumbent.offer(index, fasop_plans(table))
-    return incumbent.result()
 
 
+solve = on_tables(offer_plans)
 find_plan = on_problems(solve)
 
 

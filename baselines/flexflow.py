@@ -10,17 +10,14 @@ layer may move to the neighbouring stage, and the outer choices change too. The 
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 
 from baselines.annealing import best_starts, metropolis, uphill
 from baselines.chains import Chains, PlanSpace
-from baselines.incumbent import Incumbent, time_limit
+from baselines.incumbent import Incumbent
 from baselines.moves import MoveWeights, RandomMoves
-from baselines.planner import on_problems
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import TableResult
+from baselines.planner import on_problems, on_tables
 
 CHAINS = 64
 """Plans that walk side by side."""
@@ -31,16 +28,8 @@ PATIENCE = 200
 WEIGHTS = MoveWeights(layer=0.7, edge=0.2, outer=0.05, jump=0.05)
 
 
-def solve(
-    tables: Sequence[CostTable],
-    space_kind: str,
-    *,
-    deadline: float | None = None,
-    seed: int = 0,
-    max_steps: int | None = None,
-) -> TableResult:
-    """Search cost tables; arguments as `random_search.solve`, a step changes every chain once."""
-    incumbent = Incumbent(tables, time_limit(deadline))
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Walk until the time is over; a step changes every chain once."""
     space = PlanSpace(incumbent, space_kind)
     moves = RandomMoves(space, WEIGHTS, torch.Generator().manual_seed(seed))
     known, known_energy = best_starts(space, CHAINS // 2)
@@ -49,11 +38,10 @@ def solve(
     energy = torch.cat([known_energy, space.price(fresh)])
     temperature = uphill(space, moves, chains, energy) / math.log(1.0 / ACCEPTED)
     lowest, age, since = energy.clone(), torch.zeros(CHAINS), torch.zeros(CHAINS)
-    left = math.inf if max_steps is None else max_steps
-    while not incumbent.over() and left > 0:
+    for _ in incumbent.steps():
         chains, energy = metropolis(space, moves, chains, energy, temperature)
         better = energy < lowest - 1e-12
-        lowest, age, left = torch.minimum(lowest, energy), age + 1, left - 1
+        lowest, age = torch.minimum(lowest, energy), age + 1
         since = torch.where(better, 0.0, since + 1)
         stale = torch.nonzero((since > PATIENCE) & (since > age / 2)).squeeze(1)
         if len(stale):
@@ -64,7 +52,7 @@ def solve(
             energy = energy.index_copy(0, stale, space.price(fresh))
             lowest = torch.where(mask, energy, lowest)
             age, since = age.masked_fill(mask, 0.0), since.masked_fill(mask, 0.0)
-    return incumbent.result()
 
 
+solve = on_tables(offer_plans, endless=True)
 find_plan = on_problems(solve)

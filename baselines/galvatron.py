@@ -7,26 +7,19 @@ Here that program is `StageSolver`, which keeps labels instead of slots of quant
 against the exact planner: stages are cut before strategies are known, and each is solved for itself.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems
+from baselines.planner import on_problems, on_tables
 from baselines.stage_costs import OuterChoice, bottleneck_split, outer_choices
 from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
-from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.chosen_stages import ChosenStages
-from darts_parallel.exact.result import TableResult
 from darts_parallel.gradient.stage_solver import StageSolver
 
 
-def solve(
-    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
-) -> TableResult:
-    """Search cost tables; arguments as `random_search.solve`."""
-    incumbent = Incumbent(tables, deadline)
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Offer every cut of every outer choice, each stage with its best strategies."""
     for outer in outer_choices(incumbent):
         table = incumbent.tables[outer.table]
         solver = StageSolver(table, outer.outer)
@@ -37,9 +30,9 @@ def solve(
                 incumbent.offer(outer.table, HardPlans(*(torch.tensor(row) for row in rows)))
             if incumbent.over():
                 break
-    return incumbent.result()
 
 
+solve = on_tables(offer_plans)
 find_plan = on_problems(solve)
 
 

@@ -9,21 +9,14 @@ the layers alike, and stage k of each has the same kind of GPU (the paper's equa
 cluster of one kind this is PipeDream's plan chosen by throughput. No tensor parallelism, no recomputation.
 """
 
-from collections.abc import Sequence
-
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems
+from baselines.planner import on_problems, on_tables
 from baselines.stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
-from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.chosen_stages import ChosenStages
-from darts_parallel.exact.result import TableResult
 
 
-def solve(
-    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
-) -> TableResult:
-    """Search cost tables; arguments as `random_search.solve`."""
-    incumbent = Incumbent(tables, deadline, keep_all=True)
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Offer the plan of the highest throughput."""
     ranked: list[tuple[float, int, OuterChoice, int, list[int]]] = []
     for outer in outer_choices(incumbent):
         for choice in plain(outer.strategies)[:1]:
@@ -34,7 +27,7 @@ def solve(
                 ranked.append((busy, len(ranked), outer, choice, starts))
     for _, _, outer, choice, starts in sorted(ranked, key=lambda entry: entry[:2])[:1]:
         incumbent.offer(outer.table, outer.uniform(starts, choice))
-    return incumbent.result()
 
 
+solve = on_tables(offer_plans, keep_all=True)
 find_plan = on_problems(solve)

@@ -1,7 +1,7 @@
 """The best plan that a planner has met, and when: what makes anytime curves."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,13 +12,8 @@ from darts_parallel.cost.pruning import without_dominated
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.result import TableResult
 
-DEFAULT_SECONDS = 10.0
-"""Budget of a planner that never ends by itself, where none is given."""
-
-
-def time_limit(deadline: float | None) -> float:
-    """The deadline of a planner that never ends by itself, as `time.monotonic()`."""
-    return time.monotonic() + DEFAULT_SECONDS if deadline is None else deadline
+ENDLESS = 10**9
+"""Steps that nobody waits for."""
 
 
 class Incumbent:
@@ -31,14 +26,21 @@ class Incumbent:
         tables: One for each pipeline degree.
         deadline: `time.monotonic()` at which to stop; None: never.
         keep_all: Keep dominated strategies too, for planners that want a certain one.
+        max_steps: After which a planner that never ends by itself stops in any case.
     """
 
     def __init__(
-        self, tables: Sequence[CostTable], deadline: float | None, *, keep_all: bool = False
+        self,
+        tables: Sequence[CostTable],
+        deadline: float | None,
+        *,
+        keep_all: bool = False,
+        max_steps: int = ENDLESS,
     ) -> None:
         self.began = time.monotonic()
         self.deadline = float("inf") if deadline is None else deadline
         self.given = tables
+        self.max_steps = max_steps
         self.tables = list(tables) if keep_all else [without_dominated(table) for table in tables]
         self.best: PricedPlan | None = None
         self.curve: list[tuple[float, float]] = []
@@ -52,6 +54,13 @@ class Incumbent:
     def over(self) -> bool:
         """Whether the time is over."""
         return time.monotonic() >= self.deadline
+
+    def steps(self) -> Iterator[int]:
+        """Numbers of the steps of a planner that never ends by itself, until the time is over."""
+        for step in range(self.max_steps):
+            if self.over():
+                return
+            yield step
 
     def offer(self, table: int, plans: HardPlans) -> BatchCost:
         """Price plans of one table and keep the best feasible one."""

@@ -6,29 +6,25 @@ whether to recompute activations are then the best by the cost model (the paper 
 No ZeRO and no sequence parallelism where the space leaves that free: they came later.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems
+from baselines.planner import on_problems, on_tables
 from baselines.stage_costs import plain, plain_tables
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.cost.hard_plans import even_uniform_plans
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import PlannerResult, TableResult
+from darts_parallel.exact.result import PlannerResult
 from darts_parallel.problem.problem import Problem
 
 
-def solve(
-    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
-) -> TableResult:
-    """Search cost tables; arguments as `random_search.solve`. A smaller tp only if nothing fits.
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Offer the plans of the largest tp and the fewest stages that fit; a smaller tp only if nothing fits.
 
     Tables know no nodes: the largest tp among them counts as that of the node.
     """
-    incumbent = Incumbent(tables, deadline, keep_all=True)
+    tables = incumbent.tables
     plainest = plain_tables(tables)
     degrees = sorted({choice.tp for n in plainest for choice in tables[n].choices}, reverse=True)
     for tp in degrees:
@@ -41,8 +37,10 @@ def solve(
                 if mine.any():
                     incumbent.offer(number, plans[mine])
             if incumbent.best is not None:
-                return incumbent.result()
-    return incumbent.result()
+                return
+
+
+solve = on_tables(offer_plans, keep_all=True)
 
 
 def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:

@@ -7,23 +7,16 @@ there is one version of the weights and the pipeline fills once an iteration: th
 that. No tensor parallelism, no recomputation, no ZeRO where the space leaves that free.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems
+from baselines.planner import on_problems, on_tables
 from baselines.stage_costs import bottleneck_split, outer_choices, plain
-from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.chosen_stages import ChosenStages
-from darts_parallel.exact.result import TableResult
 
 
-def solve(
-    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
-) -> TableResult:
-    """Search cost tables; arguments as `random_search.solve`."""
-    incumbent = Incumbent(tables, deadline, keep_all=True)
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Offer the split of the fastest slowest stage of every outer choice."""
     for outer in outer_choices(incumbent):
         choice = plain(outer.strategies)[:1]  # the smallest tensor-parallel degree
         for c in choice:
@@ -32,7 +25,7 @@ def solve(
             starts = bottleneck_split(stages.segments, np.where(stages.fits(), load, np.inf))
             if starts is not None:
                 incumbent.offer(outer.table, outer.uniform(starts, c))
-    return incumbent.result()
 
 
+solve = on_tables(offer_plans, keep_all=True)
 find_plan = on_problems(solve)

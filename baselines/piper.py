@@ -7,24 +7,17 @@ Restricted to our plans: stages have equally many devices. No ZeRO, no sequence 
 leaves that free.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems
+from baselines.planner import on_problems, on_tables
 from baselines.stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
-from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.chosen_stages import ChosenStages
-from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import Array, segment_max
 
 
-def solve(
-    tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
-) -> TableResult:
-    """Search cost tables; arguments as `random_search.solve`."""
-    incumbent = Incumbent(tables, deadline, keep_all=True)
+def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+    """Offer the best stages of every outer choice."""
     for outer in outer_choices(incumbent):
         degrees = sorted({strategy.tp for strategy in outer.strategies})
         options = [_Recomputation.of(outer, tp) for tp in degrees]
@@ -36,9 +29,9 @@ def solve(
         for row in segments.rows_of(starts).tolist():
             choices += options[int(loads[:, row].argmin())].strategies(row)
         incumbent.offer(outer.table, outer.plans(starts, choices))
-    return incumbent.result()
 
 
+solve = on_tables(offer_plans, keep_all=True)
 find_plan = on_problems(solve)
 
 

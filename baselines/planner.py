@@ -1,14 +1,43 @@
 """What every rival of the literature offers, and how it answers a problem."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
+from baselines.incumbent import ENDLESS, Incumbent
 from darts_parallel.cost.table import CostTable
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
 from darts_parallel.problem.problem import Problem
+
+DEFAULT_SECONDS = 10.0
+"""Budget of a planner that never ends by itself, where none is given."""
+
+
+class Solve(Protocol):
+    """A planner of cost tables."""
+
+    def __call__(
+        self,
+        tables: Sequence[CostTable],
+        space_kind: str,
+        *,
+        deadline: float | None = None,
+        seed: int = 0,
+        max_steps: int = ENDLESS,
+    ) -> TableResult:
+        """Return the best plan until `deadline`.
+
+        Args:
+            tables: One for each pipeline degree.
+            space_kind: `uniform`, `stagewise` or `layerwise`.
+            deadline: `time.monotonic()` at which to stop; None: as long as it takes, or `DEFAULT_SECONDS` for
+                a planner that never ends by itself.
+            seed: Of all random numbers; ignored where nothing is random.
+            max_steps: After which a planner that never ends by itself stops in any case.
+        """
 
 
 class FindPlan(Protocol):
@@ -19,19 +48,41 @@ class FindPlan(Protocol):
 
         Args:
             problem: Model, cluster, job and space.
-            budget: Seconds of wall-clock; None: as long as it takes, or `incumbent.DEFAULT_SECONDS` for a
-                planner that never ends by itself.
+            budget: Seconds of wall-clock; None: as long as it takes, or `DEFAULT_SECONDS` for a planner that
+                never ends by itself.
             seed: Of all random numbers; ignored where nothing is random.
         """
 
 
-def on_problems(solve: Callable[..., TableResult]) -> FindPlan:
-    """Return the planner of problems that a planner of cost tables makes.
+def on_tables(
+    offer_plans: Callable[[Incumbent, str, int], None], *, keep_all: bool = False, endless: bool = False
+) -> Solve:
+    """Return the planner of cost tables whose plans a function offers.
 
     Args:
-        solve: Takes tables, the kind of space, and by keyword `deadline` (a `time.monotonic()` or None) and
-            `seed`.
+        offer_plans: Takes the incumbent that holds the tables and the deadline, the kind of space and a seed.
+        keep_all: Keep dominated strategies too, for planners that want a certain one.
+        endless: It never ends by itself.
     """
+
+    def solve(
+        tables: Sequence[CostTable],
+        space_kind: str,
+        *,
+        deadline: float | None = None,
+        seed: int = 0,
+        max_steps: int = ENDLESS,
+    ) -> TableResult:
+        end = time.monotonic() + DEFAULT_SECONDS if deadline is None and endless else deadline
+        incumbent = Incumbent(tables, end, keep_all=keep_all, max_steps=max_steps)
+        offer_plans(incumbent, space_kind, seed)
+        return incumbent.result()
+
+    return solve
+
+
+def on_problems(solve: Solve) -> FindPlan:
+    """Return the planner of problems that a planner of cost tables makes."""
 
     def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
         return on_problem(
@@ -59,13 +110,7 @@ class Planner:
     def solve(
         self, tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
     ) -> TableResult:
-        """Return the best plan until `deadline`, a `time.monotonic()`.
-
-        Args:
-            tables: One for each pipeline degree.
-            space_kind: `uniform`, `stagewise` or `layerwise`.
-            deadline: When to stop; None: as long as it takes.
-            seed: Of all random numbers.
+        """Return the best plan until `deadline`; arguments as `Solve`.
 
         Errors:
             UnsupportedError: its extra is not installed.

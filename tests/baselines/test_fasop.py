@@ -21,7 +21,7 @@ def test_plans_on_random_tables_are_legal_and_one_for_each_uniform_strategy(seed
     assert (plans.first_layers[:, 0] == 0).all()
     assert (plans.first_layers.diff(dim=1) > 0).all()
     assert not table.fused_to_previous[plans.first_layers].any()
-    best = solve([table])
+    best = solve([table], "uniform")
     cost = evaluate_batch(table, plans)
     feasible = cost.iteration_time[cost.feasible]
     assert best.cost == (float(feasible.min()) if len(feasible) else float("inf"))
@@ -30,7 +30,7 @@ def test_plans_on_random_tables_are_legal_and_one_for_each_uniform_strategy(seed
 @pytest.mark.parametrize("seed", range(12))
 def test_it_is_never_better_than_the_optimal_uniform_plan(seed: int) -> None:
     tables = [random_table(100 + seed, pp=pp, num_layers=6) for pp in (1, 2, 3)]
-    assert solve(tables).cost >= exhaustive.solve_uniform(tables).cost * (1 - 1e-9)
+    assert solve(tables, "uniform").cost >= exhaustive.solve_uniform(tables).cost * (1 - 1e-9)
 
 
 def test_the_answer_to_a_problem_is_a_plan_that_evaluate_prices_the_same() -> None:
