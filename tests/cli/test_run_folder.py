@@ -55,24 +55,21 @@ def test_only_what_is_no_result_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_plan_that_was_written_outlives_an_error_after_it(
-    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any, **named: Any) -> None:
         raise error
 
     monkeypatch.setattr(job, "render_ending", fail)
-    outcome = Command(tmp_path, monkeypatch, capsys)(*TOY, *QUIET, "hydra.run.dir=run")
+    outcome = command(*TOY, *QUIET, "hydra.run.dir=run")
     assert outcome.status == 2
     assert outcome.err.count("\n") == 1
     assert "run/plan.json" in outcome.files
 
 
-def test_a_plan_is_priced_on_its_own_problem_with_the_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = Command(tmp_path, monkeypatch, capsys)
+def test_a_plan_is_priced_on_its_own_problem_with_the_change(command: Command) -> None:
     assert command(*TOY, *QUIET, "space.pp=1", "space.tp=1", "hydra.run.dir=own").status == 0
-    plan = json.loads((tmp_path / "own/plan.json").read_text())
+    plan = json.loads((command.folder / "own/plan.json").read_text())
     slower = plan["cluster"]["inter_node"]["bandwidth_GBps"] / 10
     changed = command(
         "plan=own/plan.json",
@@ -81,7 +78,7 @@ def test_a_plan_is_priced_on_its_own_problem_with_the_change(
         "hydra.run.dir=changed",
     )
     assert changed.status == 0, changed.err
-    priced = json.loads((tmp_path / "changed/plan.json").read_text())
+    priced = json.loads((command.folder / "changed/plan.json").read_text())
     assert priced["cluster"]["name"] == "toy"
     assert priced["cluster"]["inter_node"]["bandwidth_GBps"] == slower
     assert priced["predicted"]["iteration_time_s"] > plan["predicted"]["iteration_time_s"]

@@ -157,19 +157,17 @@ def test_the_configuration_holds_the_sizes_and_no_longer_needs_the_file(tmp_path
         load_problem(given)
 
 
-def test_the_path_counts_from_where_the_command_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = Command(tmp_path, monkeypatch, capsys)
+def test_the_path_counts_from_where_the_command_runs(command: Command) -> None:
     missing = command("model=hf")
     assert missing.status == 2
     assert "model.path=config.json cannot be read" in missing.err
     assert not missing.files
-    (tmp_path / "config.json").write_text("{]")
+    file = command.folder / "config.json"
+    file.write_text("{]")
     assert "is not valid JSON" in command("model=hf").err
-    (tmp_path / "config.json").write_text("[]")
+    file.write_text("[]")
     assert "must hold a JSON object" in command("model=hf").err
-    (tmp_path / "config.json").write_text(json.dumps(rotary("qwen3", 64, 128, 4, 4, 2, 256, head_dim=16)))
+    file.write_text(json.dumps(rotary("qwen3", 64, 128, 4, 4, 2, 256, head_dim=16)))
     few = ("search.num_steps=10", "search.num_restarts=2", "verification.enabled=false")
     outcome = command("model=hf", "cluster=toy", "training=toy", "output.tensorboard=false", *few)
     assert outcome.status == 0, outcome.err

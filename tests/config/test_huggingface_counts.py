@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from darts_parallel.config.huggingface import READERS, model_fields
+from darts_parallel.config.huggingface_mixtures import MIXTURES
 from darts_parallel.config.model import MAX_SIZE, ModelConfig
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.problem.model import Model
@@ -57,6 +58,10 @@ def test_parameters_are_those_of_the_real_class(row: dict[str, Any]) -> None:
 def test_every_family_is_pinned() -> None:
     assert set(ASKED) <= {row["config"]["model_type"] for row in ROWS}
     assert set(ASKED) <= set(READERS)
+
+
+def test_every_class_of_mixtures_is_counted_or_another_name() -> None:
+    assert set(MIXTURES) - {row["config"]["model_type"] for row in ROWS} == {"kimi_k2", "llama4"}
 
 
 @pytest.mark.parametrize("untied", [{"tie_word_embeddings": False}, {"scale_decoder_outputs": False}])

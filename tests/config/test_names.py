@@ -119,20 +119,19 @@ def test_no_line_of_a_name_is_run_by_the_shell_or_by_python(name: str, tmp_path:
 
 
 def test_a_plan_file_and_a_hugging_face_file_with_a_line_break_in_a_name_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command,
 ) -> None:
-    command = Command(tmp_path, monkeypatch, capsys)
     problem, plan = CASES["uneven_pipeline"].build()
     names = tuple(layer.name for layer in problem.model.layers)
     config = asdict(problem.config)
     config["model"]["name"] = "y\nimport os; os.system('touch PWNED')\n#"
     data = {"schema": "darts-parallel/plan/1", **plan.to_dict(names, 8), "config": config}
-    (tmp_path / "plan.json").write_text(json.dumps(data))
+    (command.folder / "plan.json").write_text(json.dumps(data))
     llama = {
         "model_type": "llama", "_name_or_path": "x\ntouch PWNED #", "hidden_size": 64, "num_hidden_layers": 4,
         "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 256, "max_position_embeddings": 64,
     }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(llama))
+    (command.folder / "config.json").write_text(json.dumps(llama))
     for given in (
         ["plan=plan.json", "export=torch"],
         ["model=hf", "model.path=config.json", *TOY[1:], *QUIET, "export=megatron"],
@@ -144,10 +143,7 @@ def test_a_plan_file_and_a_hugging_face_file_with_a_line_break_in_a_name_are_ref
         assert set(outcome.files) == {"config.json", "plan.json"}
 
 
-def test_brackets_and_quotes_in_names_and_folders_are_printed_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = Command(tmp_path, monkeypatch, capsys)
+def test_brackets_and_quotes_in_names_and_folders_are_printed_as_they_are(command: Command) -> None:
     outcome = command(
         *TOY,
         *QUIET,
@@ -157,7 +153,7 @@ def test_brackets_and_quotes_in_names_and_folders_are_printed_as_they_are(
     )
     assert outcome.status == 0, outcome.err
     assert "[/red] $(touch PWNED) (220,544 parameters) on toy" in outcome.out
-    assert f"plan: {tmp_path}/[bold]$(x)/[/red]/plan.json" in outcome.out
+    assert f"plan: {command.folder}/[bold]$(x)/[/red]/plan.json" in outcome.out
     assert "PWNED" not in "".join(outcome.files)
 
 

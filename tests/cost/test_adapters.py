@@ -8,21 +8,19 @@ from darts_parallel.config.schema import TrainingConfig
 from darts_parallel.config.training import LORA_TARGETS
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.compute import products_seconds
-from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import solve
 from darts_parallel.export import export_plan
-from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.planner.state_moves import state_moves
 from darts_parallel.problem.problem import Problem
 from tests.support.export_plans import LLAMA, MIXTURE, plan_of
-from tests.support.random_plans import random_plans
+from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 
 RANK = 4
 
@@ -115,9 +113,7 @@ def test_surrogate_at_one_hot_weights_equals_evaluate_with_adapters(model: list[
     rng = torch.Generator().manual_seed(0)
     for table in build_tables(problem, outer_spaces(problem)):
         plans = random_plans(table, table.num_outer, rng)
-        hard, soft = evaluate_batch(table, plans), surrogate(RelaxedPlans.one_hot(plans, table), table)
-        torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
-        torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-6)
+        assert_surrogate_is_exact(table, plans)
 
 
 def test_dynamic_programming_equals_brute_force_with_adapters() -> None:

@@ -18,13 +18,12 @@ from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.gradient.descent import search
-from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.text import render_text
 from tests.support.event_queue import event_queue_ends
-from tests.support.random_plans import random_plans
+from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 
 TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2"]
 LAYERS = 7
@@ -112,11 +111,7 @@ def test_the_surrogate_equals_evaluate_for_interleaved_plans(cost: list[str]) ->
     assert {table.virtual_stages for table in tables} == {2, 3}
     for table in tables:
         plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(3))
-        hard = evaluate_batch(table, plans)
-        soft = surrogate(RelaxedPlans.one_hot(plans, table), table)
-        torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
-        torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=0)
-        torch.testing.assert_close(soft.stage_seconds[:, 0], hard.stage_seconds, rtol=1e-9, atol=0)
+        hard = assert_surrogate_is_exact(table, plans)
         for index in range(len(plans)):
             plan = plans.to_plan(index, table)
             assert (plan.pp, plan.virtual_stages) == (2, table.virtual_stages)
@@ -237,9 +232,7 @@ def test_interleaving_joins_the_order_of_unequal_nodes() -> None:
     assert len({table.node_order for table in tables}) > 1
     for table in tables:
         plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(3))
-        hard = evaluate_batch(table, plans)
-        soft = surrogate(RelaxedPlans.one_hot(plans, table), table)
-        torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
+        hard = assert_surrogate_is_exact(table, plans)
         plan = plans.to_plan(0, table)
         assert evaluate(plan, problem).iteration_time_s == pytest.approx(float(hard.iteration_time[0]))
     assert search(problem).plan.virtual_stages == 2

@@ -8,20 +8,19 @@ import torch
 from darts_parallel import Plan, evaluate, load_problem
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.compute import launch_gap
-from darts_parallel.cost.evaluation import evaluate_batch, hard_plan
+from darts_parallel.cost.evaluation import hard_plan
 from darts_parallel.cost.mixture.expert_costs import all_to_all
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import solve
-from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
 from darts_parallel.plan.expert_degrees import expert_layer
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.explanation import explain
-from tests.support.random_plans import random_plans
+from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 
 TOY = ["model=toy_moe", "cluster=toy", "training=toy"]
 
@@ -36,9 +35,7 @@ def test_surrogate_at_one_hot_weights_equals_evaluate() -> None:
     seen = set()
     for table in build_tables(problem, outer_spaces(problem)):
         plans = random_plans(table, table.num_outer, rng)
-        hard, soft = evaluate_batch(table, plans), surrogate(RelaxedPlans.one_hot(plans, table), table)
-        torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
-        torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-6)
+        hard = assert_surrogate_is_exact(table, plans)
         plan = plans.to_plan(0, table)
         cost = evaluate(plan, problem)
         assert cost.iteration_time_s == pytest.approx(float(hard.iteration_time[0]), rel=1e-12)

@@ -15,13 +15,12 @@ from darts_parallel.exact import layerwise
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.export import export_plan
 from darts_parallel.gradient.descent import search
-from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.elasticities import offload_slopes, time_elasticities
 from darts_parallel.report.explanation import explain
-from tests.support.random_plans import random_plans
+from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 from tests.support.random_tables import random_table
 
 
@@ -48,9 +47,7 @@ def test_the_surrogate_at_one_hot_weights_equals_the_hard_reading(seed: int, sim
     whole = offloading(seed, simulated=simulated)
     table = whole.select(list(range(whole.num_outer)) * 4)
     plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(seed))
-    hard, soft = evaluate_batch(table, plans), surrogate(RelaxedPlans.one_hot(plans, table), table)
-    torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
-    torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-9)
+    assert_surrogate_is_exact(table, plans)
 
 
 @pytest.mark.parametrize("kind", OFFLOADS)

@@ -146,9 +146,8 @@ def test_the_refusals_of_the_torchtitan_pipeline() -> None:
 
 
 def test_the_command_exports_what_it_found_and_the_module_writes_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = Command(tmp_path, monkeypatch, capsys)
     outcome = command(*TOY, *QUIET, "space=uniform", "space.zero_stage=[0,1]", "export=megatron")
     assert outcome.status == 0, outcome.err
     plan = command.plan_file()
@@ -157,16 +156,13 @@ def test_the_command_exports_what_it_found_and_the_module_writes_the_same(
     # the plan's own problem is taken: no model, cluster or training is named
     again = command(f"plan={plan}", "export=megatron", "hydra.run.dir=again", "output.tensorboard=false")
     assert again.status == 0, again.err
-    assert (tmp_path / "again" / "megatron.sh").read_text() == script.read_text()
-    assert export_main([str(plan), "--to", "megatron", "--output", str(tmp_path / "run.sh")]) == 0
-    assert (tmp_path / "run.sh").read_text() == script.read_text()
-    assert str(tmp_path / "run.sh") in capsys.readouterr().out
+    assert (command.folder / "again" / "megatron.sh").read_text() == script.read_text()
+    assert export_main([str(plan), "--to", "megatron", "--output", str(command.folder / "run.sh")]) == 0
+    assert (command.folder / "run.sh").read_text() == script.read_text()
+    assert str(command.folder / "run.sh") in capsys.readouterr().out
 
 
-def test_a_refused_export_ends_with_one_sentence_and_leaves_what_was_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = Command(tmp_path, monkeypatch, capsys)
+def test_a_refused_export_ends_with_one_sentence_and_leaves_what_was_found(command: Command) -> None:
     early = command(*TOY, *QUIET, "export=nanotron", "hydra.run.dir=model")
     assert early.status == 2
     assert early.err.startswith("darts-parallel: export=nanotron: model=toy has")

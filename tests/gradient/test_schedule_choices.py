@@ -8,7 +8,6 @@ import torch
 from darts_parallel import Plan, evaluate, load_problem, search
 from darts_parallel.config.schema import SCHEDULES, V_SHAPED
 from darts_parallel.config.search import SearchConfig
-from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pipeline import FILLS, _counted_in_flight, by_device, in_flight
 from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders
@@ -18,12 +17,11 @@ from darts_parallel.errors import ConfigError, PlanError, UnsupportedError
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.schedule_bounds import chain_bound, simulated_lower_bound
-from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
 from darts_parallel.plan.chunk_placement import stage_devices
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
-from tests.support.random_plans import random_plans
+from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
 SMALL = [
@@ -161,10 +159,7 @@ def test_the_surrogate_of_one_hot_weights_is_the_true_cost_under_every_schedule(
     for table in tables:
         plans = random_plans(table, table.num_outer, rng)
         plans = HardPlans(torch.arange(table.num_outer), plans.choices, plans.first_layers)
-        hard = evaluate_batch(table, plans)
-        soft = surrogate(RelaxedPlans.one_hot(plans, table), table)
-        torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0.0)
-        torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=0.0)
+        assert_surrogate_is_exact(table, plans)
 
 
 def test_no_plan_is_below_the_bounds_of_its_outer_choice() -> None:

@@ -1,9 +1,11 @@
-"""Random legal hard plans of a cost table."""
+"""Random legal hard plans of a cost table, and what the surrogate must say of them."""
 
 import torch
 
+from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
 
 
 def random_plans(table: CostTable, count: int, rng: torch.Generator) -> HardPlans:
@@ -17,3 +19,17 @@ def random_plans(table: CostTable, count: int, rng: torch.Generator) -> HardPlan
     weights = table.allowed[outer].double()
     choices = torch.multinomial(weights, table.num_layers, replacement=True, generator=rng)
     return HardPlans(outer, choices, torch.stack(starts))
+
+
+def assert_surrogate_is_exact(table: CostTable, plans: HardPlans) -> BatchCost:
+    """Hold the surrogate at one-hot weights against the true cost, which is returned.
+
+    Args:
+        table: Costs.
+        plans: One of every outer choice, in order.
+    """
+    hard, soft = evaluate_batch(table, plans), surrogate(RelaxedPlans.one_hot(plans, table), table)
+    torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
+    torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(soft.stage_seconds[:, 0], hard.stage_seconds, rtol=1e-9, atol=1e-15)
+    return hard
