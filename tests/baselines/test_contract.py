@@ -1,42 +1,42 @@
 """What every rival of the registry keeps: legal plans, true costs, never below the optimum, its deadline."""
 
 import time
-from dataclasses import replace
 from functools import cache
+from importlib import import_module
 
 import pytest
 
-from baselines import PLANNERS, amp, dynamic_programming, exhaustive
+from baselines import PLANNERS, Planner, amp, dynamic_programming, exhaustive
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.problem.problem import Problem
-from tests.support.random_tables import random_table
+from tests.support.random_tables import tables_of_one_model
 
-SECONDS = 0.05
+SECONDS, STEPS = 0.05, 30
 """For a rival that never ends by itself, on tables that brute force prices in a blink."""
-
-
-def tables_of(seed: int) -> list[CostTable]:
-    """Tables of one model: the same layers are joined in all."""
-    tables = [random_table(seed, pp=pp, num_layers=5, num_choices=3, tightness=1.2) for pp in (1, 3)]
-    return [replace(table, fused_to_previous=tables[0].fused_to_previous) for table in tables]
 
 
 @cache
 def optimum(seed: int, kind: str) -> float:
-    return brute_force(tables_of(seed), kind).cost
+    return brute_force(tables_of_one_model(seed), kind).cost
 
 
-@pytest.mark.parametrize("name", PLANNERS)
-def test_a_plan_is_legal_costs_what_is_claimed_and_never_less_than_the_optimum(name: str) -> None:
-    planner, found = PLANNERS[name], 0
-    for seed in range(4 if planner.seeded else 6):
-        tables = tables_of(seed)
-        kind = "layerwise" if planner.layerwise else "uniform"
-        deadline = time.monotonic() + SECONDS if planner.seeded else None
-        result = planner.solve(tables, kind, deadline=deadline, seed=seed)
-        assert result.cost >= optimum(seed, kind) * (1 - 1e-12)
+def kinds_of(planner: Planner) -> tuple[str, ...]:
+    """Spaces that a planner keeps to."""
+    if planner.seeded:
+        return ("uniform", "stagewise", "layerwise")
+    return ("layerwise",) if planner.layerwise else ("uniform",)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name, planner in PLANNERS.items() for kind in kinds_of(planner)]
+)
+def test_a_plan_is_legal_costs_what_is_claimed_and_never_less_than_the_optimum(name: str, kind: str) -> None:
+    solve, found, met = import_module(f"baselines.{name}").solve, 0, 0
+    for seed in range(3 if PLANNERS[name].seeded else 6):
+        tables, best = tables_of_one_model(seed), optimum(seed, kind)
+        result = solve(tables, kind, seed=seed, max_steps=STEPS)
+        assert result.cost >= best * (1 - 1e-12)
         assert not result.proven
         if result.best is not None:
             found += 1
@@ -44,12 +44,15 @@ def test_a_plan_is_legal_costs_what_is_claimed_and_never_less_than_the_optimum(n
             assert bool(cost.feasible[0])
             assert float(cost.iteration_time[0]) == pytest.approx(result.cost, rel=1e-12)
             assert result.curve[-1][1] == result.cost
+            met += result.cost <= best * (1 + 1e-9)
     assert found >= 2
+    # these spaces are tiny: what learns from its plans meets the optimum
+    assert met or name not in ("annealing", "flexflow")
 
 
 @pytest.mark.parametrize("name", PLANNERS)
 def test_a_deadline_that_is_over_ends_a_planner_before_it_has_tried_everything(name: str) -> None:
-    tables = tables_of(1)
+    tables = tables_of_one_model(1)
     over = PLANNERS[name].solve(tables, "uniform", deadline=time.monotonic() - 1.0)
     whole = PLANNERS[name].solve(tables, "uniform", deadline=time.monotonic() + SECONDS)
     assert over.plans_evaluated <= whole.plans_evaluated

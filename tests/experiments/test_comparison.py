@@ -13,8 +13,8 @@ from experiments.comparison.anytime import anytime_figure, write_curves
 from experiments.comparison.gaps import Findings
 from experiments.comparison.picture import save
 from experiments.comparison.problems import LARGE, suite
-from experiments.comparison.runs import ORACLE, SEARCH, Run, Work, run_case
-from experiments.comparison.standings import RAW, best_known, duels, standings
+from experiments.comparison.runs import AUTO, ORACLE, SEARCH, Run, Work, run_case
+from experiments.comparison.standings import RAW, best_known, default_verdict, duels, standings
 
 
 def run(problem: str, method: str, cost: float, seed: int | None = None, **changes: object) -> Run:
@@ -90,3 +90,36 @@ def test_the_suite_reaches_4096_gpus_and_126_layers() -> None:
     assert "llama3_405b on h100_128x8 x 512 nodes, loose" in names
     assert len([name for name in names if any(name.startswith(model) for model, *_ in LARGE)]) >= 10
     assert len(set(names)) == len(names)
+
+
+def row(method: str, cost: float, seconds: float, seed: int | None = None) -> Run:
+    """A row of one problem."""
+    return Run("p", method, seed, cost, seconds, 1, False, 0.0)
+
+
+def test_a_default_that_is_best_and_fast_is_said_to_be_so() -> None:
+    lines = default_verdict([row(AUTO, 1.0, 2.0), row("amp", 1.0, 3.0), row("alpa", 2.0, 0.1)])
+    assert "best plan on 1 of 1 problems." in lines[0]
+    assert "on 0 problems." in lines[1]
+
+
+def test_a_default_that_is_beaten_or_slower_is_named_with_the_figures() -> None:
+    rows = [row(AUTO, 1.1, 2.0), row("amp", 1.0, 1.0), row(ORACLE, 0.9, 60.0)]
+    beaten, slower = default_verdict(rows)
+    assert "0 of 1 problems; worse on p by 10.000 % (amp)." in beaten
+    assert "on 1 problems: p (2.0 s against 1.0 s)" in slower
+
+
+def test_seeds_count_by_their_medians_and_no_match_means_nothing_to_be_slower_than() -> None:
+    rows = [
+        row(AUTO, 1.0, 50.0),
+        *(row(SEARCH, cost, 1.0, seed) for seed, cost in enumerate((0.9, 1.2, 1.3))),
+    ]
+    beaten, slower = default_verdict(rows)
+    assert "1 of 1" in beaten
+    assert "on 0 problems" in slower
+
+
+@pytest.mark.parametrize("rows", [[], [row("amp", 1.0, 1.0)]])
+def test_without_the_default_there_is_no_verdict(rows: list[Run]) -> None:
+    assert default_verdict(rows) == []

@@ -1,6 +1,7 @@
 """Random small cost tables: all the terms that a real one can hold, at sizes that enumeration reaches."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -66,6 +67,12 @@ def random_table(
         **by_layer,
         **by_kind,
     )
+
+
+def tables_of_one_model(seed: int) -> list[CostTable]:
+    """Tables of one model at two pipeline degrees: the same layers are joined in both."""
+    tables = [random_table(seed, pp=pp, num_layers=5, num_choices=3, tightness=1.2) for pp in (1, 3)]
+    return [replace(table, fused_to_previous=tables[0].fused_to_previous) for table in tables]
 
 
 def _layer_costs(
