@@ -15,12 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from darts_parallel.config.checks import require_member
 from darts_parallel.config.options import run_main
-from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_text
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.tables import filled_table, markdown_table
@@ -32,7 +30,7 @@ from experiments.calibration.fit import Residuals, residuals, step
 from experiments.calibration.parameters import QUANTITIES, Parameters, Quantity
 from experiments.calibration.predict import place_of
 from experiments.calibration.problems import Case
-from experiments.results_page import publish
+from experiments.results_page import console_of, publish, result_folder
 
 METHOD = """\
 Each line takes one part of the model away, fits all parameters anew and predicts the runs of every fold
@@ -124,9 +122,7 @@ PARTS = (
 
 def ablate(options: AblationOptions) -> int:
     """Fit without each part, print and write; returns the exit status."""
-    if not options.data:
-        raise ConfigError("data is missing; write data=FOLDER, a folder that holds CSV files of runs.")
-    console = Console(width=None if Console().is_terminal else 140, highlight=False)
+    console = console_of(140, highlight=False)
     cases = [case for case in usable_cases(options.data) if case.run.iteration_s is not None]
     start = Calibrated.read(Path(options.parameters))
     whole = Parameters([place_of(case) for case in cases])
@@ -142,8 +138,7 @@ def ablate(options: AblationOptions) -> int:
             console.print(f"{kind}: without {part.name}")
     console.print(filled_table("Held-out error of the seconds, %", HEADERS, lines, (0, 1)))
     page = "\n".join(markdown_table(HEADERS, lines, (0, 1)))
-    out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = result_folder(options.out)
     write_text(out / "ablate_mends.md", page + "\n")
     if options.publish:
         command = "python -m experiments.ablate_mends data=FOLDER"

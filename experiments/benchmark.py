@@ -26,7 +26,7 @@ from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.gradient.descent import search
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.tables import filled_table, markdown_table
-from experiments.results_page import processor, publish
+from experiments.results_page import console_of, processor, publish
 
 LLAMA = ["model=llama3_70b", "training=llama3_70b"]
 COLUMNS = ("job", "median s", "min s", "max s", "target s", "met", "remark")
@@ -151,8 +151,7 @@ def select(names: Sequence[str]) -> list[Job]:
 
 def _run(options: BenchmarkOptions) -> int:
     torch.set_num_threads(1)
-    console = Console()
-    return benchmark(options, select(options.only), console if console.is_terminal else Console(width=160))
+    return benchmark(options, select(options.only), console_of(160))
 
 
 if __name__ == "__main__":

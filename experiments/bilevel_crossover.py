@@ -35,7 +35,7 @@ from darts_parallel.config.options import run_main
 from darts_parallel.plan.file import write_text
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.tables import markdown_table
-from experiments.results_page import publish
+from experiments.results_page import publish, result_folder
 
 BITS = (16, 8, 4, 2)
 LOOP = "loop's plan"
@@ -113,8 +113,7 @@ def run(options: CrossoverOptions) -> int:
     """Search once, plan at every bandwidth, train every plan, and draw."""
     torch.set_num_threads(1)
     problem = load_problem(["experiment=bilevel", *options.problem])  # before anything is left behind
-    corpus, folder = load_corpus(), Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    corpus, folder = load_corpus(), result_folder(options.out)
     settings = BilevelSettings.of(problem, 0)
     with Jobs(options.processes) as jobs:
         search = BilevelSearch(settings, problem, corpus, jobs)

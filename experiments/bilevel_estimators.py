@@ -23,7 +23,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import log
-from pathlib import Path
 from statistics import mean, stdev
 
 import torch
@@ -46,7 +45,7 @@ from darts_parallel.plan.file import write_json, write_text
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.calibration.errors import spearman
-from experiments.results_page import publish
+from experiments.results_page import publish, result_folder
 
 PAIRS = ((1, 16), (4, 8), (4, 4), (4, 2))
 """What a mixture mixes; the last is the one that is judged."""
@@ -283,8 +282,7 @@ def run(options: EstimatorOptions) -> int:
     """All seeds, the table and the files."""
     torch.set_num_threads(1)
     load_problem(["experiment=bilevel", *options.problem])  # refused before anything is left behind
-    corpus, folder = load_corpus(), Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    corpus, folder = load_corpus(), result_folder(options.out)
     found = []
     with Jobs(options.processes) as jobs:
         for seed in options.seeds:

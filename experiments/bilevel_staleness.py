@@ -35,7 +35,7 @@ from darts_parallel.exact.layerwise import find_plan
 from darts_parallel.plan.file import write_json, write_text
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.tables import markdown_table
-from experiments.results_page import publish
+from experiments.results_page import publish, result_folder
 
 REPLICAS = 4
 EXACT_BITS = ["space.tp_comm_bits=16", "space.grad_comm_bits=16"]
@@ -170,8 +170,7 @@ def run(options: StalenessOptions) -> int:
     """All ways and seeds."""
     torch.set_num_threads(1)
     problem = load_problem(["experiment=bilevel", *options.problem])  # before anything is left behind
-    corpus, folder = load_corpus(), Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    corpus, folder = load_corpus(), result_folder(options.out)
     keys = [(way, seed) for seed in options.seeds for way in WAYS]
     settings = replace(BilevelSettings.of(problem, 0), retrain_steps=options.steps)
     done = {key: Retrained.read(path) for key in keys if (path := _path(folder, *key)).exists()}

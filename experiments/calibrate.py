@@ -17,7 +17,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from darts_parallel.config.checks import require_at_least, require_member
@@ -41,6 +40,7 @@ from experiments.calibration.problems import Case
 from experiments.calibration.rows import read_folder
 from experiments.calibration.software_files import write_software
 from experiments.calibration.stacks import DEFAULT, STACKS
+from experiments.results_page import console_of
 
 
 @dataclass
@@ -70,9 +70,7 @@ class CalibrationOptions:
 
 def calibrate(options: CalibrationOptions) -> int:
     """Fit, cross-validate, write; returns the exit status."""
-    if not options.data:
-        raise ConfigError("data is missing; write data=FOLDER, a folder that holds CSV files of runs.")
-    console = Console(width=None if Console().is_terminal else 120, highlight=False)
+    console = console_of(120, highlight=False)
     cases = usable_cases(options.data)
     parameters = Parameters([place_of(case) for case in cases])
     console.print(f"{len(cases)} runs, {len(parameters)} latent parameters")

@@ -56,7 +56,7 @@ from experiments.comparison.runs import (
 )
 from experiments.comparison.standings import HEADER, default_verdict, duels, standings
 from experiments.comparison.summary import markdown, render
-from experiments.results_page import processor, publish
+from experiments.results_page import console_of, processor, publish, result_folder
 
 METHODS = (AUTO, SEARCH, UNIFORM, *PLANNERS)
 FILE_WIDTH = 120
@@ -107,8 +107,7 @@ def compare(options: CompareOptions, console: Console) -> int:
         changed = options.search != CompareOptions().search
         return compare_schedules.run(replace(given, search=options.search) if changed else given)
     cases = suite(options.problems)
-    folder = Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = result_folder(options.out)
     write_csv(folder / "compare.csv", [])
     first = options.search.seed
     work = [
@@ -228,10 +227,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _run(options: CompareOptions) -> int:
-    console = Console()
-    return compare(options, console if console.is_terminal else Console(width=FILE_WIDTH))
-
-
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.compare", __doc__, CompareOptions, _run))
+    raise SystemExit(
+        run_main("experiments.compare", __doc__, CompareOptions, lambda o: compare(o, console_of(FILE_WIDTH)))
+    )

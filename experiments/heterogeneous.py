@@ -10,7 +10,6 @@ settings: `enumerated` orders, and `relaxed` weights of them. Writes `heterogene
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -28,7 +27,7 @@ from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.tables import csv_of, filled_table, markdown_table
 from experiments.comparison.interruption import unless_interrupted
 from experiments.comparison.quantiles import EXACT
-from experiments.results_page import publish
+from experiments.results_page import publish, result_folder
 
 PINS = ["space.num_micro_batches=[1,4]", "training.global_batch_size=4", "space.zero_stage=1",
         "space.recompute=[none,full]", "space.sequence_parallel=false"]  # fmt: skip
@@ -125,8 +124,7 @@ def rows(options: HeterogeneousOptions) -> Iterator[Row]:
 
 def study(options: HeterogeneousOptions, console: Console) -> int:
     """Search, print the shares, and write `heterogeneous.csv`; returns the exit status."""
-    folder = Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = result_folder(options.out)
     done = list(rows(options))
     write_text(folder / "heterogeneous.csv", csv_of(Row, done))
     lines = [

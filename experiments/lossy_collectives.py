@@ -8,7 +8,6 @@ the medians stand the bytes of one all-reduce on the wire as the cost model coun
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.options import run_main
@@ -17,7 +16,7 @@ from darts_parallel.plan.file import write_text
 from darts_parallel.report.tables import markdown_table
 from darts_parallel.run.lossy import time_all_reduce
 from darts_parallel.run.workers import Workers
-from experiments.results_page import publish
+from experiments.results_page import publish, result_folder
 
 EXACT_BITS = 32
 """Of a float32 number, which an exact all-reduce sends here."""
@@ -57,8 +56,7 @@ def run(options: CollectiveOptions) -> int:
         f"Medians of {options.repeats}, the slowest of {options.processes} processes of one machine, whose "
         f"memory is the network; {load}.\n\n"
     ) + "\n".join(markdown_table(header, lines))
-    folder = Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = result_folder(options.out)
     write_text(folder / "table.md", text + "\n")
     print(text)
     if options.publish:

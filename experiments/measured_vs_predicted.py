@@ -36,7 +36,7 @@ from darts_parallel.report.tables import csv_of, filled_table, markdown_table
 from darts_parallel.run.hardware import require_torch
 from darts_parallel.run.settings import measured_cluster
 from experiments.calibration.errors import spearman
-from experiments.results_page import publish
+from experiments.results_page import publish, result_folder
 
 MODEL = ("model=toy", "model.hidden_size=256", "model.num_heads=8", "model.vocab_size=1024", "training=toy")
 
@@ -208,8 +208,7 @@ def run(options: MeasuredOptions) -> int:
     problem = problem_of(options)
     plans = uniform_plans(problem)
     predicted = [evaluate(plan, problem).iteration_time_s for plan in plans]
-    folder = Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = result_folder(options.out)
     with Workers(options.devices, options.timeout_s) as workers:
         times = workers.run(measure_in_turn, problem, plans, options.repeats, options.seed)[0]
     batch = problem.training.global_batch_size

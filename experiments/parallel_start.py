@@ -16,7 +16,6 @@ the idea stands in the ablation (`plain_restarts`, `resampled`, `resampled_early
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -31,7 +30,7 @@ from darts_parallel.config.options import run_main
 from darts_parallel.plan.file import write_text
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.tables import csv_text, markdown_table
-from experiments.results_page import publish
+from experiments.results_page import publish, result_folder
 
 METHOD = """Every arm computes as many gradients of one batch; medians over the seeds, differences paired
 by seed. `filtered`: several starts until the first steep drop, copies with noise of the good ones in
@@ -105,8 +104,7 @@ def run(options: StartOptions) -> int:
             loss, chosen = final_loss(arm, BilevelSettings.of(problem, seed), corpus, options)
             rows.append({"arm": arm, "seed": seed, "validation_loss": loss, "chosen_at_step": chosen})
             print(f"seed {seed} {arm}: {loss:.4f} nats, chosen at step {chosen}", flush=True)
-    folder = Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = result_folder(options.out)
     write_text(folder / "parallel_start.csv", csv_text(list(rows[0]), [list(row.values()) for row in rows]))
     table = summary(rows, len(options.seeds))
     print(table)

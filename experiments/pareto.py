@@ -13,7 +13,6 @@ with the exact uniform planner, choice by choice, on small offers.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
@@ -28,7 +27,7 @@ from darts_parallel.problem.orders import order_label
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.comparison.picture import save
-from experiments.results_page import processor, publish
+from experiments.results_page import processor, publish, result_folder
 
 BEHIND_TEXT = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
 
@@ -65,8 +64,7 @@ def study(options: ParetoOptions, console: Console) -> int:
     found = rentals(problem)
     seconds, cpu = time.perf_counter() - began, time.process_time() - began_cpu
     front = pareto_front([rental.bill for rental in found])
-    folder = Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = result_folder(options.out)
     names = [f"{group.device.name}_nodes" for group in problem.cluster.groups]
     header = [*names, "seconds_per_iteration", "hours", "dollars", "on_front", "plan", "node_order", "layers"]
     rows = [

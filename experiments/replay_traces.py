@@ -12,7 +12,6 @@ the end of its last operation. Leaves replay.csv (`trace, step, measured_s, pred
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_text
 from darts_parallel.report.tables import csv_text, markdown_table
-from experiments.results_page import publish
+from experiments.results_page import publish, result_folder
 from experiments.traces.recorded import read_steps, trace_files
 from experiments.traces.replay import predicted_seconds
 
@@ -62,8 +61,7 @@ def replay(options: ReplayOptions) -> int:
         for path in trace_files(options.data)
         for step in read_steps(path)
     ]
-    out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = result_folder(options.out)
     rows = [(s.trace, s.step, f"{s.measured_s:.6f}", f"{s.predicted_s:.6f}") for s in steps]
     write_text(out / "replay.csv", csv_text(COLUMNS, rows))
     text = error_table(steps)

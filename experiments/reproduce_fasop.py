@@ -35,7 +35,7 @@ from experiments.fasop.costs import CostModel
 from experiments.fasop.improve import better_plans
 from experiments.fasop.program import FasopPlan, program_plans
 from experiments.fasop.setting import Offer, count_strategies
-from experiments.results_page import processor
+from experiments.results_page import console_of, processor
 
 STUDIES = ("cases", "pareto")
 PROGRAM_SECONDS = {"pareto": 700.0, "T5, Hetero-large": 64.0}
@@ -230,14 +230,11 @@ def reproduce(options: FasopOptions, console: Console) -> int:
     return 0
 
 
-def _run(options: FasopOptions) -> int:
-    console = Console()
-    return reproduce(options, console if console.is_terminal else Console(width=FILE_WIDTH))
-
-
 def main() -> int:
     """Entry point; returns the exit status."""
-    return run_main("experiments.reproduce_fasop", __doc__, FasopOptions, _run)
+    return run_main(
+        "experiments.reproduce_fasop", __doc__, FasopOptions, lambda o: reproduce(o, console_of(FILE_WIDTH))
+    )
 
 
 if __name__ == "__main__":

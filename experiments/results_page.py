@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
+from rich.console import Console
+
 from darts_parallel.plan.file import package_version, write_text
 
 RESULTS = Path(__file__).parent / "results"
@@ -38,6 +40,18 @@ def publish(
     page = folder / f"{name}.md"
     write_text(page, "\n".join(lines) + "\n")
     return page
+
+
+def result_folder(path: str) -> Path:
+    """The folder of an experiment's files, made where it is missing."""
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def console_of(width: int, *, highlight: bool = True) -> Console:
+    """A console of the terminal's width, or of `width` columns where there is no terminal."""
+    return Console(width=None if Console().is_terminal else width, highlight=highlight)
 
 
 def commit() -> str:

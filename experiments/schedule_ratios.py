@@ -35,6 +35,7 @@ from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.calibration import schedule_runs
 from experiments.calibration.schedule_runs import REFERENCE, MeasuredRuns, predict, read_runs
 from experiments.results_page import publish as publish_page
+from experiments.results_page import result_folder
 
 
 @dataclass
@@ -121,8 +122,7 @@ def run(options: RatioOptions) -> int:
         )
     fits = {count: compare(options, count) for count in options.micro_batches}
     best = min(fits, key=lambda count: misfit(fits[count]))
-    out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = result_folder(options.out)
     text = table(fits, best, options)
     figures = [tuple(f"{value:.4f}" for value in astuple(row)[1:]) for row in fits[best]]
     lines = [(row.schedule, *some) for row, some in zip(fits[best], figures, strict=True)]

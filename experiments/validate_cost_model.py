@@ -15,8 +15,6 @@ predictions that never saw the fold, and counts how many runs the 80 % intervals
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-
 from darts_parallel.config.checks import require_member
 from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
@@ -37,7 +35,7 @@ from experiments.calibration.tables import (
     skipped_summary,
 )
 from experiments.comparison.picture import save
-from experiments.results_page import publish
+from experiments.results_page import console_of, publish, result_folder
 
 METHOD = """\
 `data` is a folder of CSV files, one row a run, with the columns `model, n_params, layers, hidden, heads, kv_heads, ffn,
@@ -84,18 +82,15 @@ class ValidationOptions:
 
 def validate(options: ValidationOptions) -> int:
     """Predict all rows, print and write the errors; returns the exit status."""
-    if not options.data:
-        raise ConfigError("data is missing; write data=FOLDER, a folder that holds CSV files of runs.")
     folder = read_folder(options.data)
     parameters = Calibrated.read(Path(options.parameters))
-    console = Console(width=None if Console().is_terminal else 150)
+    console = console_of(150)
     outcomes = predict_rows(folder.rows, parameters)
     used = [o for o in outcomes if not o.skipped]
     cases = [o.case for o in used if o.case]
     scores = {MODEL: [o.seconds or 0.0 for o in used if o.case], "roofline": roofline_seconds(cases)}
     jobs = job_rankings(cases, scores)
-    out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = result_folder(options.out)
     write_outcomes(out / "validation.csv", outcomes)
     held_out = HeldOutReport.of_kinds(cases, parameters, options.held_out, scores["roofline"])
     write_rankings(out / "ranking.csv", jobs)

@@ -1,5 +1,6 @@
 """Schema of the whole configuration: the groups `space`, `cost`, `objective`, and the root."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -179,6 +180,12 @@ class SpaceConfig:
     def __post_init__(self) -> None:
         require_member("space.kind", self.kind, (*SPACES, EXECUTABLE))
         require_member("space.node_orders", self.node_orders, NODE_ORDERS)
+        self._settle_kind()
+        self._require_numbers()
+        self._require_names()
+
+    def _settle_kind(self) -> None:
+        """What an executable space, and one of a trainer, are without being asked for."""
         if self.kind == EXECUTABLE:
             self.kind, self.executable = "layerwise", True
         if self.trainer is not None:
@@ -188,21 +195,21 @@ class SpaceConfig:
             self.node_orders = "given"  # ranks are numbered by whoever starts the processes
             for value in self.pinned("cp") or ("null",):
                 require_member("space.cp", value, (1,))
+
+    def _require_numbers(self) -> None:
         counts = ("num_micro_batches", "micro_batch_size", "virtual_stages")
         for key in ("pp", "dp", "tp", "cp", "ep", "etp", *counts):
-            for value in self.pinned(key) or ():
-                self._require_integer(key, value)
+            for value in self._whole_numbers(key):
                 require_at_least(f"space.{key}", value, 1)
-        for value in self.pinned("zero_stage") or ():
-            self._require_integer("zero_stage", value)
+        for value in self._whole_numbers("zero_stage"):
             require_member("space.zero_stage", value, (0, 1, 2, 3))
         for key in ("tp_comm_bits", "grad_comm_bits"):
-            for value in self.pinned(key) or ():
-                self._require_integer(key, value)
+            for value in self._whole_numbers(key):
                 require_member(f"space.{key}", value, COMM_BITS[:1] if self.executable else COMM_BITS)
-        for value in self.pinned("shard_size") or ():
-            self._require_integer("shard_size", value)
+        for value in self._whole_numbers("shard_size"):
             require_at_least("space.shard_size", value, 0)
+
+    def _require_names(self) -> None:
         if self.schedules is not None:
             # one spelling each, in the order of the list
             named = [ALIASES.get(value, value) for value in self.pinned("schedules") or ()]
@@ -238,14 +245,16 @@ class SpaceConfig:
             )
         return values
 
-    @staticmethod
-    def _require_integer(key: str, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int):
-            number = isinstance(value, float) and abs(value) < MAX_SIZE
-            near = max(round(value), 1) if number else "null, which leaves it free"
-            raise ConfigError(
-                f"space.{key}={value} must be a whole number or a list of them; nearest legal: {near}."
-            )
+    def _whole_numbers(self, key: str) -> Iterator[int]:
+        """The values of `key` one by one, each refused where it is no whole number."""
+        for value in self.pinned(key) or ():
+            if isinstance(value, bool) or not isinstance(value, int):
+                number = isinstance(value, float) and abs(value) < MAX_SIZE
+                near = max(round(value), 1) if number else "null, which leaves it free"
+                raise ConfigError(
+                    f"space.{key}={value} must be a whole number or a list of them; nearest legal: {near}."
+                )
+            yield value
 
 
 @dataclass

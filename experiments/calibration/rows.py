@@ -100,6 +100,8 @@ def read_folder(path: str) -> Folder:
     Errors:
         ConfigError: the folder does not exist or holds no CSV file.
     """
+    if not path:
+        raise ConfigError("data is missing; write data=FOLDER, a folder that holds CSV files of runs.")
     folder = Path(path)
     if not folder.is_dir():
         raise ConfigError(f"data={path} must be a folder; nearest legal: one that holds CSV files of runs.")

@@ -1,7 +1,8 @@
-"""Parameters read of a file against the real class of `transformers`, built on the meta device.
+"""Parameters read of a file against published totals, and against the real class of `transformers`.
 
-`huggingface_counts.json` holds what `AutoModel....from_config` of the named version counted for each
-configuration (its class is named beside it), sizes being those of the published config.json.
+`huggingface_counts.json` holds configurations, sizes being those of the published config.json, with what
+`AutoModel....from_config` of the named version counted on the meta device (its class is named beside it), or
+with the total that was `published` and where.
 """
 
 import json
