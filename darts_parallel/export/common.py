@@ -57,6 +57,8 @@ class Job:
     plan: Plan
     refusals: list[tuple[str, str]] = field(default_factory=list)
     """What the target cannot express so far, and the way out of each (`refuse`)."""
+    key: str = "export"
+    """Key of the configuration that names the target, for refusals."""
 
     @property
     def model(self) -> ModelConfig:
@@ -188,7 +190,7 @@ class Job:
         near = [f"nearest legal: {' and '.join(others)}"] if others else []
         near += [f"nearest space to search in: {spaces}"] if spaces else []
         what = "; and ".join(what for what, _ in self.refusals)
-        return UnsupportedError(f"export={self.target}: {what}; {'; '.join(near)}.")
+        return UnsupportedError(f"{self.key}={self.target}: {what}; {'; '.join(near)}.")
 
     def uniform(self) -> LayerStrategy:
         """The one strategy of all layers, recomputation apart (see `recompute`).

@@ -72,10 +72,10 @@ def require_trainers(problem: Problem) -> None:
     Errors:
         UnsupportedError: a trainer of `export` or `space.trainer` lacks the model, or a setting of the job.
     """
-    for target in dict.fromkeys((problem.config.export, problem.config.space.trainer)):
+    for key, target in (("export", problem.config.export), ("space.trainer", problem.config.space.trainer)):
         if target is None or problem.config.plan is not None:
             continue
-        job = Job(target, problem, _plain(problem))
+        job = Job(target, problem, _plain(problem), key=key)
         job.refusals.extend(_lacks(problem, target))
         job.settle()
 

@@ -84,7 +84,7 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
             if outer is not None and trainer_schedules(problem, schedule):
                 orders = node_orders(problem.cluster, pp, mode)
                 result += [replace(outer, node_order=order) for order in orders]
-    if not result and problem.model.has_experts:
+    if not result and problem.model.has_experts and space.trainer is None:
         raise ConfigError(
             f"space.ep={space.ep} and space.etp={space.etp} must have a product that divides the GPUs of a "
             "stage that the other pins allow, with sequence parallelism where tp is above 1 and shard_size=0;"

@@ -6,6 +6,7 @@ here stands what a search must leave out so that its plan passes.
 
 from dataclasses import dataclass
 
+from darts_parallel.config.layer_pattern import MAMBA
 from darts_parallel.config.schema import COMM_BITS, RECOMPUTE
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
@@ -80,6 +81,7 @@ def trainer_runs(problem: Problem, pp: int, cp: int, virtual_stages: int, strate
         and (rules.shard_groups or sharded == ranks)
         and min(strategy.tp_comm_bits, strategy.grad_comm_bits) == max(COMM_BITS)
         and _together(name, problem, pp, cp, strategy)
+        and _runs_model(name, problem, pp, strategy)
         and (name not in ("torchtitan", "accelerate") or sharded % cp == 0)
     )
 
@@ -100,3 +102,19 @@ def _together(name: str, problem: Problem, pp: int, cp: int, strategy: LayerStra
     if name == "accelerate":
         return zero > 0 or (cp == 1 and (strategy.dp == 1 or strategy.tp == 1))
     return True
+
+
+def _runs_model(name: str, problem: Problem, pp: int, strategy: LayerStrategy) -> bool:
+    """Whether a trainer that is handed the model runs what the model and the job have under the strategy.
+
+    Trainers with models of their own refuse a model whatever the strategy, before the search.
+    """
+    model = problem.model.config
+    if name == "deepspeed":
+        whole = problem.model.has_experts or model.num_encoder_layers > 0 or problem.training.lora_rank > 0
+        if pp > 1 and whole:
+            return False
+        if problem.model.has_experts and (strategy.zero_stage > 2 or max(strategy.tp, strategy.etp) > 1):
+            return False
+    handed = name in ("deepspeed", "accelerate")
+    return not handed or strategy.tp == 1 or MAMBA not in (model.hybrid_override_pattern or "")

@@ -11,7 +11,7 @@ from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.plan.trainers import TRAINERS
 from darts_parallel.problem.problem import Problem, load_problem
-from tests.support.export_plans import LLAMA, TOY, plan_of
+from tests.support.export_plans import LLAMA, MIXTURE, TOY, plan_of
 
 FREE = ["space.cp=null", "space.virtual_stages=null", "space.shard_size=null"]
 MODELS = {name: LLAMA if name in ("torchtitan", "nanotron") else TOY for name in EXPORTS}
@@ -44,6 +44,25 @@ def test_every_plan_of_a_trainers_space_is_exported(trainer: str) -> None:
     problem = load_problem([*MODELS[trainer], *FREE, f"space.trainer={trainer}"])
     assert problem.config.space.kind == "uniform"
     for plan in random_plans(problem, random.Random(trainer), 40):
+        assert export_plan(problem, plan, trainer).files
+
+
+HANDED = {
+    "encoder and decoder": [*TOY, "model.num_encoder_layers=2"],
+    "mixture": MIXTURE,
+    "adapters": [*LLAMA, "training.lora_rank=8"],
+    "hybrid": ["model=nemotron_h_8b", "training=nemotron_h_8b", "cluster=a100_80_8x8"],
+}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "model"),
+    [*(("deepspeed", model) for model in HANDED), *(("accelerate", m) for m in HANDED if m != "mixture")],
+)
+def test_every_plan_of_a_trainer_that_is_handed_the_model_is_exported(trainer: str, model: str) -> None:
+    problem = load_problem([*HANDED[model], *FREE, f"space.trainer={trainer}"])
+    require_trainers(problem)
+    for plan in random_plans(problem, random.Random(model), 40):
         assert export_plan(problem, plan, trainer).files
 
 
@@ -84,7 +103,7 @@ def test_the_trainers_of_a_plan_are_named_with_what_to_do_for_another() -> None:
 
 def test_a_model_that_a_trainer_lacks_is_refused_before_the_search() -> None:
     for key in ("export", "space.trainer"):
-        with pytest.raises(UnsupportedError, match="gated_mlp=false"):
+        with pytest.raises(UnsupportedError, match=f"^{key}=nanotron: .*gated_mlp=false"):
             require_trainers(load_problem([*TOY, f"{key}=nanotron"]))
         require_trainers(load_problem([*LLAMA, f"{key}=nanotron"]))
     require_trainers(load_problem([*TOY, "export=deepspeed"]))  # a plan's reasons are no model's
@@ -94,5 +113,7 @@ def test_a_trainer_with_pins_that_it_never_runs_is_refused() -> None:
     assert set(TRAINERS) == set(EXPORTS)
     with pytest.raises(ConfigError, match=r"space\.trainer=accelerate runs no plan.*nearest legal"):
         outer_spaces(load_problem([*TOY, "space.trainer=accelerate", "space.pp=2"]))
+    with pytest.raises(ConfigError, match=r"space\.trainer=deepspeed runs no plan.*nearest legal"):
+        outer_spaces(load_problem([*MIXTURE, "space.trainer=deepspeed", "space.pp=2"]))
     with pytest.raises(ConfigError, match=r"space\.trainer=megatrn must be one of"):
         load_problem([*TOY, "space.trainer=megatrn"])
