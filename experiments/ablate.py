@@ -12,6 +12,7 @@ begin with `hydra` go to Hydra. Leaves ablate.csv, summary.md and ablate.png in 
 
 import json
 import os
+import re
 import shutil
 import sys
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.checks import MAX_PROCESSES, require_at_least, require_member, require_size
 from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_json
@@ -80,7 +81,7 @@ class AblateOptions:
 
     def __post_init__(self) -> None:
         require_at_least("seeds", self.seeds, 1)
-        require_at_least("jobs", self.jobs, 1)
+        require_size("jobs", self.jobs, MAX_PROCESSES)
         require_at_least("budget", self.budget, 0, strict=True)
         for problem in self.problems:
             require_member("problems", problem, tuple(PROBLEMS))
@@ -125,7 +126,7 @@ def _multirun(options: AblateOptions, arguments: list[str], folder: Path) -> Non
         f"seed={','.join(str(seed) for seed in range(options.seeds))}",
         f"budget={options.budget}",
         f"quick={str(options.quick).lower()}",
-        f"hydra.sweep.dir={folder}",
+        f"hydra.sweep.dir={_quoted(str(folder))}",
         "hydra.sweep.subdir=${problem}_${arm}_${seed}",
         "hydra.output_subdir=null",
         "hydra/job_logging=none",
@@ -140,6 +141,12 @@ def _multirun(options: AblateOptions, arguments: list[str], folder: Path) -> Non
         hydra.main(version_base="1.3", config_path=None, config_name="ablate_job")(run_job)()
     finally:
         sys.argv[1:] = before
+
+
+def _quoted(text: str) -> str:
+    """A text as a quoted value of an override, whatever signs it holds."""
+    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", r"\'").replace("${", r"\${")
+    return f"'{escaped}'"
 
 
 def _has_plugin(launcher: str) -> bool:

@@ -144,7 +144,7 @@ def ablate(options: AblationOptions) -> int:
         command = "python -m experiments.ablate_mends data=FOLDER"
         publish("ablate_mends", "What does each part of the cost model do for unseen runs?", command,
                 f"{METHOD}\n\n{page}", {})  # fmt: skip
-    console.print(f"{out}/ablate_mends.md", highlight=False)
+    console.print(f"{out}/ablate_mends.md", highlight=False, markup=False)
     return 0
 
 

@@ -30,7 +30,7 @@ from darts_parallel.bilevel.upper.found import BilevelPlan, fixed_bits_optimum
 from darts_parallel.bilevel.upper.joint_space import JointSpace
 from darts_parallel.bilevel.upper.learned_optimum import learned_optimum
 from darts_parallel.bilevel.upper.log_steps import LogSteps
-from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.checks import MAX_PROCESSES, require_at_least, require_size
 from darts_parallel.config.options import run_main
 from darts_parallel.plan.file import write_text
 from darts_parallel.problem.problem import Problem, load_problem
@@ -59,7 +59,7 @@ class CrossoverOptions:
     publish: bool = False
 
     def __post_init__(self) -> None:
-        require_at_least("processes", self.processes, 1)
+        require_size("processes", self.processes, MAX_PROCESSES)
         for value in self.bandwidths_GBps:
             require_at_least("bandwidths_GBps", value, 0, strict=True)
 

@@ -39,7 +39,7 @@ from darts_parallel.bilevel.retraining.retrain import retrain, smoothed
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trainer import WeightTrainer, hard
 from darts_parallel.bilevel.transformer import Weights, mixed_loss, plan_loss
-from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.checks import MAX_PROCESSES, require_at_least, require_at_most
 from darts_parallel.config.options import run_main
 from darts_parallel.plan.file import write_json, write_text
 from darts_parallel.problem.problem import load_problem
@@ -83,6 +83,7 @@ class EstimatorOptions:
     publish: bool = False
 
     def __post_init__(self) -> None:
+        require_at_most("processes", self.processes, MAX_PROCESSES)
         for key in ("steps", "trial_steps", "search_steps", "processes"):
             require_at_least(key, getattr(self, key), 1)
 

@@ -28,7 +28,7 @@ from darts_parallel.bilevel.retraining.asynchronous import (
 )
 from darts_parallel.bilevel.retraining.retrain import Retrained
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.checks import MAX_PROCESSES, require_at_least, require_at_most
 from darts_parallel.config.options import run_main
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.exact.layerwise import find_plan
@@ -54,6 +54,7 @@ class StalenessOptions:
     publish: bool = False
 
     def __post_init__(self) -> None:
+        require_at_most("processes", self.processes, MAX_PROCESSES)
         for key in ("steps", "processes"):
             require_at_least(key, getattr(self, key), 1)
 

@@ -84,7 +84,7 @@ def calibrate(options: CalibrationOptions) -> int:
     for kind in options.cross_validate:
         held_out[kind] = cross_validate(
             cases, parameters, latent, found, kind, refinements=options.refinements,
-            progress=lambda fold: console.print(f"without {fold}"),
+            progress=lambda fold: console.print(f"without {fold}", markup=False),
         )  # fmt: skip
         summaries[f"held out by {kind}"] = {
             part: held_out_errors(held_out[kind], part)["all"] for part in PARTS

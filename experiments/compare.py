@@ -32,7 +32,7 @@ from rich.progress import (
 )
 
 from baselines import PLANNERS
-from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.checks import MAX_PROCESSES, require_at_least, require_member, require_size
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.interrupts import children_without_interrupts
 from darts_parallel.config.options import run_main
@@ -90,7 +90,7 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         require_at_least("seeds", self.seeds, 1)
-        require_at_least("jobs", self.jobs, 1)
+        require_size("jobs", self.jobs, MAX_PROCESSES)
         require_at_least("budget", self.budget, 0, strict=True)
         require_at_least("oracle_seconds", self.oracle_seconds, 0, strict=True)
         for method in self.methods:
@@ -163,7 +163,10 @@ def _write(options: CompareOptions, folder: Path, runs: list[Run], asked: int, c
         page = "compare" if options.problems else "compare_whole"
         publish(page, "Which method finds the best plan?", command, text, captions)
     console.print(
-        f"rows: {folder / 'compare.csv'}, picture: {folder / 'gaps.png'}", soft_wrap=True, highlight=False
+        f"rows: {folder / 'compare.csv'}, picture: {folder / 'gaps.png'}",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
     )
 
 

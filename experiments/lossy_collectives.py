@@ -9,7 +9,7 @@ the medians stand the bytes of one all-reduce on the wire as the cost model coun
 import os
 from dataclasses import dataclass, field
 
-from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.checks import MAX_PROCESSES, require_at_least, require_at_most
 from darts_parallel.config.options import run_main
 from darts_parallel.cost.collectives import LOSSLESS, transmitted_bits
 from darts_parallel.plan.file import write_text
@@ -34,6 +34,7 @@ class CollectiveOptions:
     publish: bool = False
 
     def __post_init__(self) -> None:
+        require_at_most("processes", self.processes, MAX_PROCESSES)
         require_at_least("processes", self.processes, 2)
         require_at_least("repeats", self.repeats, 1)
 

@@ -57,7 +57,7 @@ def run(options: MeasureOptions) -> int:
         for row in rows
     ]  # fmt: skip
     console.print(filled_table(f"{rows[0].model}, one block on {rows[0].gpu}", header, cells, ()))
-    console.print(f"profile: {options.out}", soft_wrap=True, highlight=False)
+    console.print(f"profile: {options.out}", soft_wrap=True, highlight=False, markup=False)
     return 0
 
 

@@ -85,7 +85,9 @@ def study(options: ParetoOptions, console: Console) -> int:
         publish("pareto", "Which nodes to rent?", "python -m experiments.pareto", f"{title}.\n\n{text}",
                 {folder / "pareto.png": "hours against dollars of every choice of nodes"})  # fmt: skip
     console.print(text, highlight=False, markup=False, soft_wrap=True)
-    console.print(f"rows: {folder / 'pareto.csv'}, picture: {folder / 'pareto.png'}", soft_wrap=True)
+    console.print(
+        f"rows: {folder / 'pareto.csv'}, picture: {folder / 'pareto.png'}", soft_wrap=True, markup=False
+    )
     return 0
 
 

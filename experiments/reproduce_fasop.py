@@ -226,7 +226,7 @@ def reproduce(options: FasopOptions, console: Console) -> int:
         program = PROGRAM_SECONDS["T5, Hetero-large"]
         console.print(f"CPU seconds on {processor()}; FASOP's own program takes about {program:.0f} for T5, "
                       "Hetero-large.", highlight=False)  # fmt: skip
-    console.print(f"plans: {path}", soft_wrap=True, highlight=False)
+    console.print(f"plans: {path}", soft_wrap=True, highlight=False, markup=False)
     return 0
 
 

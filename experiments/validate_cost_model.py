@@ -119,7 +119,9 @@ def validate(options: ValidationOptions) -> int:
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     console.print(skipped_summary(outcomes), highlight=False, soft_wrap=True)
     console.print(repeat_sentence(cases), highlight=False, soft_wrap=True)
-    console.print(f"{out}/validation.csv, ranking.csv, validation.md, pictures", highlight=False)
+    console.print(
+        f"{out}/validation.csv, ranking.csv, validation.md, pictures", highlight=False, markup=False
+    )
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from darts_parallel.config.checks import require_member, require_size, require_within
+from darts_parallel.config.checks import MAX_PROCESSES, require_member, require_size, require_within
 from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.errors import ConfigError
 
@@ -33,7 +33,7 @@ STEPS = 1_000_000
 LARGEST = {
     "num_steps": STEPS, "logit_every": STEPS, "switch_every": STEPS, "trial_steps": STEPS,
     "retrain_steps": STEPS, "evaluate_every": STEPS, "num_restarts": 1000, "trial_seeds": 100,
-    "retrain_seeds": 10, "random_plans": 1000, "validation_sequences": 100_000, "processes": 256,
+    "retrain_seeds": 10, "random_plans": 1000, "validation_sequences": 100_000, "processes": MAX_PROCESSES,
 }  # fmt: skip
 """Settings that are whole numbers above 0, with the largest that means anything."""
 LARGEST_SEED = 9_999

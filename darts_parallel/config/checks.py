@@ -6,6 +6,9 @@ from typing import Any
 
 from darts_parallel.errors import ConfigError
 
+MAX_PROCESSES = 256
+"""More on one machine are a slip of the keyboard."""
+
 
 def require_at_least(key: str, value: float, minimum: float, *, strict: bool = False) -> None:
     """Refuse `value` of `key` below `minimum` (or equal to it, when `strict`), and what is not finite."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from darts_parallel.config.checks import require_at_least, require_size
+from darts_parallel.config.checks import require_at_least, require_at_most, require_size
 from darts_parallel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def check_layer_kinds(config: "ModelConfig") -> None:
         require_size("model.sliding_window", config.sliding_window, LARGEST)
     _check_window_pattern(config)
     require_at_least("model.mtp_num_layers", config.mtp_num_layers, 0)
+    require_at_most("model.mtp_num_layers", config.mtp_num_layers, config.num_layers)
     if config.mtp_num_layers and (config.num_encoder_layers or not config.causal):
         raise ConfigError(
             f"model.mtp_num_layers={config.mtp_num_layers} must be 0 where the model is no causal decoder; "

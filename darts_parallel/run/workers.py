@@ -31,9 +31,6 @@ _LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused",
          "monitoredbarrier", "recvbytes failed", "sendbytes failed", "failed to recv",
          "shutting down")  # fmt: skip
 
-WATCH_S = 0.5
-"""Seconds between two looks of a worker at whether its parent is there."""
-
 
 class GroupError(UnsupportedError):
     """Processes that should work together do not."""
@@ -272,7 +269,7 @@ def _serve(pipe: Connection, rank: int, world: int, store: str, timeout_s: float
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # processes share the cores
     os.environ["LOCAL_RANK"] = str(rank)
     try:
@@ -292,10 +289,14 @@ def _serve(pipe: Connection, rank: int, world: int, store: str, timeout_s: float
     os._exit(0)  # threads of a broken group would keep the process alive
 
 
-def _end_with_parent(parent: int) -> None:
-    """End this process soon after the one that started it: a collective would wait for it much longer."""
-    while os.getppid() == parent:
-        time.sleep(WATCH_S)
+def _end_with_parent() -> None:
+    """End this process when the one that asked for it is gone: a collective would wait for it much longer.
+
+    That one is not the parent that the system knows, which is the fork server and may be gone already.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)
 
 

@@ -53,7 +53,9 @@ def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console,
     if command is not None:
         captions = {folder / "ablate.png": "gap of every run of every arm to the optimum"}
         publish("ablate", "What matters in the search?", command, text, captions)
-    console.print(f"rows: {folder / 'ablate.csv'}, picture: {folder / 'ablate.png'}", soft_wrap=True)
+    console.print(
+        f"rows: {folder / 'ablate.csv'}, picture: {folder / 'ablate.png'}", soft_wrap=True, markup=False
+    )
 
 
 def with_gaps(rows: Sequence[Row]) -> list[Row]:

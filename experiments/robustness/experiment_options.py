@@ -8,6 +8,7 @@ import importlib
 import os
 import pkgutil
 import random
+import re
 import runpy
 import signal
 import sys
@@ -37,6 +38,8 @@ SECONDS = 8
 """An experiment that runs for so long is interrupted."""
 LONGEST = 30
 """Seconds that it may take to end then."""
+_LEAKED = re.compile(r".*resource_tracker.*leaked.*\n?( *warnings\.warn\(.*\n?)?")
+"""What the tracker of semaphores says of a fork, which ends without the finalizers of a whole process."""
 
 
 def commands() -> list[str]:
@@ -86,6 +89,7 @@ def _plan() -> str:
 
 
 def _outcome(status: int | None, words: str, left: list[str]) -> str:
+    words = _LEAKED.sub("", words).strip()
     if status is None:
         return f"does not end within {LONGEST} s of Ctrl-C"
     if "Traceback" in words or "Warning" in words:

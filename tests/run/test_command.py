@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -315,16 +316,18 @@ def test_half_of_torchruns_environment_is_refused(
 
 
 def test_a_worker_ends_when_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    parents = iter([7, 7, 1])
-    ended: list[int] = []
+    ended: list[str | int] = []
+
+    class Parent:
+        def join(self) -> None:
+            ended.append("joined")
 
     def end(status: int) -> None:
         ended.append(status)
         raise SystemExit
 
-    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(multiprocessing, "parent_process", Parent)
     monkeypatch.setattr(os, "_exit", end)
-    monkeypatch.setattr(workers, "WATCH_S", 0.0)
     with pytest.raises(SystemExit):
-        workers._end_with_parent(7)
-    assert ended == [1]
+        workers._end_with_parent()
+    assert ended == ["joined", 1]
