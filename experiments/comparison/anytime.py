@@ -63,4 +63,14 @@ def _draw(panel: Axes, runs: Sequence[Run], best: float, method: str) -> None:
     times = sorted({at for curve in curves for at, _ in curve} | {max(run.seconds for run in runs)})
     medians = [quantile([read_curve(curve, at) for curve in curves], 50) for at in times]
     gaps = [min(max(100.0 * (value / best - 1.0), 0.0), WORST) for value in medians]
-    panel.step(times, gaps, where="post", color=COLOURS[method], linewidth=1.0, label=method)
+    marker = "s" if len(times) == 1 else None  # one plan at the end: a step without length is invisible
+    panel.step(
+        times,
+        gaps,
+        where="post",
+        color=COLOURS[method],
+        linewidth=1.0,
+        label=method,
+        marker=marker,
+        markersize=3,
+    )
