@@ -131,10 +131,7 @@ def in_sample(found: Residuals) -> dict[str, ErrorSummary]:
 def summary_table(summaries: dict[str, dict[str, ErrorSummary]]) -> Table:
     """Errors in sample and held out, percent."""
     rows = [
-        (name, part, str(e.count), *_percent(e))
-        for name, parts in summaries.items()
-        for part, e in parts.items()
-        if e.count
+        (name, part, *e.cells()) for name, parts in summaries.items() for part, e in parts.items() if e.count
     ]
     header = ("", "figure", "runs", "median", "mean", "bias", "90 % below")
     return filled_table("Error, %", header, rows, (0, 1))
@@ -148,13 +145,9 @@ def fold_table(kind: str, results: Sequence[HeldOut]) -> Table:
     for fold in sorted({*seconds, *memory}, key=by_fold):
         cells = []
         for part in (seconds, memory):
-            cells += [str(part[fold].count), *_percent(part[fold])] if fold in part else [""] * 5
+            cells += part[fold].cells() if fold in part else [""] * 5
         rows.append((fold, *cells))
     return filled_table(title, (kind, *("runs", "median", "mean", "bias", "90 %") * 2), rows)
-
-
-def _percent(e: ErrorSummary) -> list[str]:
-    return [f"{100 * e.median:.1f}", f"{100 * e.mean:.1f}", f"{100 * e.bias:+.1f}", f"{100 * e.p90:.1f}"]
 
 
 def write_files(

@@ -21,7 +21,6 @@ from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.layerwise import solve
 from darts_parallel.gradient.descent import search_tables
 from darts_parallel.plan.file import write_text
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.cluster import Link
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.tables import csv_of, filled_table, markdown_table
@@ -105,7 +104,7 @@ def rows(options: HeterogeneousOptions) -> Iterator[Row]:
     torch.set_num_threads(1)
     for seed in range(options.first, options.first + options.problems):
         problem = random_mixed(seed, options.num_layers)
-        tables = build_tables(problem, outer_spaces(problem))
+        tables = build_tables(problem)
         best = solve(tables, "layerwise")
         if best.best is None:
             continue

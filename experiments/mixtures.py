@@ -20,7 +20,6 @@ from darts_parallel.cost.evaluation import CostBreakdown, evaluate
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError
 from darts_parallel.exact.layerwise import solve
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.problem import Problem, load_problem
@@ -118,7 +117,7 @@ def search_job(name: str, seconds: float) -> Row:
     job = JOBS[name]
     problem = load_problem(list(job.overrides))
     began, cpu = time.monotonic(), time.process_time()
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     uniform = solve(tables, "uniform", deadline=began + seconds / 2)
     answer = solve(tables, "layerwise", uniform.cost, began + seconds)
     best = answer.best or uniform.best

@@ -138,7 +138,7 @@ def rows(options: ReplanOptions) -> Iterator[Row]:
             middle = time.process_time()
             cold = unless_interrupted(search(smaller, seed=options.seed))
             end = time.process_time()
-            tables = build_tables(smaller, outer_spaces(smaller))
+            tables = build_tables(smaller)
             exact = solve(tables, "layerwise", deadline=time.monotonic() + options.exact_seconds)
             moves = state_moves(plan, problem, warm.plan, smaller)
             yield Row(

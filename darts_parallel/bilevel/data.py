@@ -15,6 +15,7 @@ from darts_parallel.errors import UnsupportedError
 PARTS = ("train", "validation", "test")
 SHARES = {"validation": 0.1, "test": 0.1}
 """Shares of the files; the rest is for training."""
+MOST_TRAINING_BYTES = 8_000_000
 EXCLUDED = ("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__")
 """Folders that not every installation has, and installed packages, which are not the library."""
 
@@ -32,7 +33,7 @@ class Corpus:
     test: Tensor
 
 
-def load_corpus(folder: Path | None = None, max_bytes: int = 8_000_000) -> Corpus:
+def load_corpus(folder: Path | None = None) -> Corpus:
     """Read all `*.py` below `folder`, each file wholly in one of the three parts.
 
     A file's part follows from a hash of its relative path, so that it does not depend on the order
@@ -40,7 +41,6 @@ def load_corpus(folder: Path | None = None, max_bytes: int = 8_000_000) -> Corpu
 
     Args:
         folder: None takes the standard library of this Python.
-        max_bytes: Training bytes are cut here, whole files first.
 
     Errors:
         UnsupportedError: there is too little source, e.g. a Python that ships only compiled files.
@@ -50,7 +50,7 @@ def load_corpus(folder: Path | None = None, max_bytes: int = 8_000_000) -> Corpu
     for path in _sources(root):
         parts[part_of(path.relative_to(root).as_posix())].append(path.read_bytes())
     texts = {name: b"".join(files) for name, files in parts.items()}
-    texts["train"] = texts["train"][:max_bytes]
+    texts["train"] = texts["train"][:MOST_TRAINING_BYTES]
     if min(len(text) for text in texts.values()) < 10_000:
         raise UnsupportedError(
             f"bilevel: {root} holds too little Python source to train on; give another folder."

@@ -96,16 +96,6 @@ def alignment(size: Tensor, device: Device) -> Tensor:
     return 1.0 - worse * (1.0 - device.misaligned_efficiency)
 
 
-def weight_gradient_seconds(
-    layer: LayerSpec, tokens: Tensor, tp: Tensor, device: Device, width: int
-) -> Tensor:
-    """Seconds of the weight gradients' products in backward, shape `(O, C)`.
-
-    Each has the sizes of its forward product in another order. Arguments as in `forward_seconds`.
-    """
-    return products_seconds(layer.trained, tokens, tp, device, width)
-
-
 def products_seconds(gemms: Sequence[Gemm], tokens: Tensor, tp: Tensor, device: Device, width: int) -> Tensor:
     """Forward seconds of weight products one after the other, shape `(O, C)`.
 
@@ -249,7 +239,8 @@ def computation_seconds(
     backward = BACKWARD_FACTOR * forward + extra * core + scanned_again
     if layer.frozen:  # of a frozen product, backward has the gradient of the input alone
         backward = backward - products_seconds(layer.gemms, tokens, tp, device, width)
-    return forward, backward, core, weight_gradient_seconds(layer, tokens, tp, device, width)
+    # the products of a weight's gradient have the sizes of its forward product in another order
+    return forward, backward, core, products_seconds(layer.trained, tokens, tp, device, width)
 
 
 def recomputed_seconds(

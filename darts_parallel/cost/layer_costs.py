@@ -37,7 +37,6 @@ from darts_parallel.cost.memory import (
 from darts_parallel.cost.mixture.expert_costs import (
     ExpertCosts,
     expert_costs,
-    expert_parameters,
     exposed_exchange,
 )
 from darts_parallel.problem.cluster import Device, StageTopology
@@ -180,7 +179,7 @@ def shard_groups(
         whole = _ring_group([topology.data_parallel(int(degree)) for degree in degrees], topology)
         replicas = choices.expert_replicas
         inner, across = split_group(whole, replicas, replicas)
-        numbers = expert_parameters(layer.experts, choices)
+        numbers = layer.experts.parameters / (choices.ep * choices.etp)
         groups.append(ShardGroup(numbers, replicas, inner, across, layer.frozen))
     return groups
 

@@ -100,7 +100,8 @@ def _dominated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         index.flatten() for index in torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
     )
     for part in parts:
-        for row in _from_both_ends(len(part)):
+        # a few rows that differ from each other
+        for row in sorted({0, len(part) // 2, len(part) - 1}):
             keep = part[row, right] <= part[row, left]
             left, right = left[keep], right[keep]
     for part in parts:
@@ -111,8 +112,3 @@ def _dominated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     beats[left, right] = True
     earlier = torch.arange(size).unsqueeze(0) < torch.arange(size).unsqueeze(1)
     return (beats & (~beats.T | earlier)).any(1)
-
-
-def _from_both_ends(count: int) -> list[int]:
-    """A few rows that differ from each other."""
-    return sorted({0, count // 2, count - 1})

@@ -21,7 +21,7 @@ from darts_parallel.cost.offload.transfers import offload_fields
 from darts_parallel.cost.pipeline import PipelineModel, across_steps, by_device, held_fields, weight_versions
 from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds, tied_seconds
 from darts_parallel.plan.chunk_placement import stage_devices
-from darts_parallel.plan.space import OuterSpace, admits, micro_batch_legal
+from darts_parallel.plan.space import OuterSpace, admits, micro_batch_legal, outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import BoundaryTopology, Cluster, StageTopology
 from darts_parallel.problem.orders import order_label
@@ -269,9 +269,9 @@ def _taken(value: Any, axis: int, index: Tensor) -> Any:
     return None if value is None else value.index_select(axis, index)
 
 
-def build_tables(problem: Problem, spaces: Sequence[OuterSpace]) -> list[CostTable]:
-    """One table for each entry of the space."""
-    return build_placed([(problem, space) for space in spaces])
+def build_tables(problem: Problem, spaces: Sequence[OuterSpace] | None = None) -> list[CostTable]:
+    """One table for each space; None: for all that the problem allows."""
+    return build_placed([(problem, space) for space in (outer_spaces(problem) if spaces is None else spaces)])
 
 
 def build_table(problem: Problem, space: OuterSpace) -> CostTable:

@@ -11,7 +11,6 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact.result import PlannerResult, TableResult
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem
 
 BATCH = 1 << 14
@@ -27,7 +26,7 @@ def find_plan_brute_force(problem: Problem) -> PlannerResult:
         ValueError: the space is not tiny.
     """
     begin = time.monotonic()
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     result = brute_force(tables, problem.config.space.kind)
     return result.to_baseline(tables, time.monotonic() - begin, "every plan was priced")
 

@@ -20,7 +20,6 @@ from darts_parallel.exact.bounds import outer_bound, outer_lower_bounds, quick_l
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import OFFLOADING, DeadlineError, PlannerResult, TableResult
 from darts_parallel.exact.uniform import solve_uniform
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem
 
 WITHOUT_INTERLEAVING = "optimal among the plans that are not interleaved; those that are, are bounded only"
@@ -44,7 +43,7 @@ def find_plan(
         space_kind = problem.config.space.kind
         return simulated.find_plan(problem, space_kind, lambda closed: find_plan(closed, budget=budget))
     begin = time.monotonic()
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     deadline = None if budget is None else begin + budget
     result = solve(tables, problem.config.space.kind, incumbent, deadline)
     return result.to_baseline(tables, time.monotonic() - begin)

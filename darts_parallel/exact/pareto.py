@@ -9,11 +9,11 @@ from darts_parallel.exact.segments import Array, Index
 
 TOLERANCE = 1e-13
 """Relative; labels that differ only by the rounding of sums count as equal."""
+CHUNK = 256
+"""Labels compared at once."""
 
 
-def pareto(
-    values: Array, keys: Index | None = None, offsets: Array | None = None, paid: int = 1, chunk: int = 256
-) -> Index:
+def pareto(values: Array, keys: Index | None = None, offsets: Array | None = None, paid: int = 1) -> Index:
     """Indices of the labels that no other dominates, one of each group of equals.
 
     Args:
@@ -22,7 +22,6 @@ def pareto(
         offsets: What state b pays at most over state a, `(states, states)`, at least 0, with the
             triangle inequality: b dominates a if it still does after paying it.
         paid: Leading columns that pay it.
-        chunk: Labels compared at once.
 
     Returns:
         Indices, in order of the sum of the normalised columns.
@@ -40,11 +39,11 @@ def pareto(
     order = np.argsort((points - low[varying]) @ (1.0 / np.where(spread > 0, spread, 1.0)), kind="stable")
     rule = _Rule(points, slack, keys, offsets, paid)
     kept = order[:0]
-    for begin in range(0, len(order), chunk):
-        block = order[begin : begin + chunk]
+    for begin in range(0, len(order), CHUNK):
+        block = order[begin : begin + CHUNK]
         # the first labels dominate most, so that few are left to compare with the rest
-        for piece in range(0, len(kept), chunk):
-            block = block[~rule.dominated(kept[piece : piece + chunk], block)]
+        for piece in range(0, len(kept), CHUNK):
+            block = block[~rule.dominated(kept[piece : piece + CHUNK], block)]
         block = block[~rule.dominated(block, block, earlier=True)]
         kept = np.concatenate([kept, block])
     return kept

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from darts_parallel.cost.hard_plans import PricedPlan
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
 
@@ -118,7 +117,7 @@ def on_problem(
         budget: Seconds of wall-clock; None: as long as it takes.
     """
     began = time.monotonic()
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     built = time.monotonic() - began
     answer = solve(tables, problem.config.space.kind, None if budget is None else began + budget)
     result = answer.to_baseline(tables, time.monotonic() - began)

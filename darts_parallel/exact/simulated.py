@@ -17,7 +17,6 @@ from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.result import OFFLOADING, PlannerResult, TableResult
 from darts_parallel.exact.schedule_bounds import simulated_lower_bound
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem
 
 LIMIT = 20_000
@@ -29,7 +28,6 @@ def find_plan(
     space_kind: str,
     exact: Callable[[Problem], PlannerResult],
     *,
-    limit: int = LIMIT,
     tables: Sequence[CostTable] | None = None,
     deadline: float = float("inf"),
 ) -> PlannerResult:
@@ -39,17 +37,16 @@ def find_plan(
         problem: With `cost.pipeline=simulated`.
         space_kind: `uniform`, `stagewise` or `layerwise`.
         exact: A planner that is exact by the closed form.
-        limit: Plans that may be priced one by one.
         tables: Of the whole space; None builds them.
         deadline: `time.monotonic()` after which bounds are not improved any more.
     """
     begin = time.monotonic()
-    tables = build_tables(problem, outer_spaces(problem)) if tables is None else tables
+    tables = build_tables(problem) if tables is None else tables
     if any(table.offload for table in tables):
         floor = simulated_lower_bound(tables, space_kind, deadline=deadline)
         result = TableResult(None, floor, False, 0, note=OFFLOADING)
         return result.to_baseline(tables, time.monotonic() - begin)
-    if number_of_plans(tables, space_kind) <= limit:
+    if number_of_plans(tables, space_kind) <= LIMIT:
         result = brute_force(tables, space_kind)
         return result.to_baseline(tables, time.monotonic() - begin, "every plan was simulated")
     # the closed form knows the usual schedules alone

@@ -27,7 +27,6 @@ from darts_parallel.exact.result import (
     TableResult,
     deadline_check,
 )
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem
 
 __all__ = ["brute_force", "find_plan", "find_plan_brute_force", "solve_uniform", "uniform_bounds"]
@@ -50,7 +49,7 @@ def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -
     if problem.config.cost.pipeline == "simulated":
         return simulated.find_plan(problem, "uniform", lambda closed: find_plan(closed, budget=budget))
     begin = time.monotonic()
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     deadline = None if budget is None else begin + budget
     return solve_uniform(tables, deadline=deadline).to_baseline(tables, time.monotonic() - begin)
 

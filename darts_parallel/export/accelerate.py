@@ -88,16 +88,8 @@ def _check(job: Job, strategy: LayerStrategy) -> None:
             "sequence_parallel=true, which its tensor parallelism lacks",
             "space=uniform space.pp=1 space.sequence_parallel=false",
         )
-    precision = job.problem.training.precision
-    if precision not in PRECISION:
-        job.refuse(
-            f"training.precision={precision}, which its settings cannot say", "training.precision=bf16"
-        )
-    if job.recompute() == "selective":
-        job.refuse(
-            "recompute=selective, and FSDP's checkpointing takes whole blocks",
-            "space=uniform space.pp=1 space.recompute=[none,full]",
-        )
+    job.require_precision(PRECISION, "its settings cannot say")
+    job.require_whole_recomputation("FSDP's checkpointing takes whole blocks", "space=uniform space.pp=1")
 
 
 def _fsdp(job: Job, strategy: LayerStrategy) -> bool:

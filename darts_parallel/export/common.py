@@ -1,5 +1,6 @@
 """What all targets share: the plan in their terms, and how they refuse what they cannot express."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -235,6 +236,17 @@ class Job:
                 "setting for all"
             )
         return kinds[0]
+
+    def require_whole_recomputation(self, why: str, space: str = "space=uniform") -> None:
+        """Refuse selective recomputation; `why` says what the trainer has instead, in one clause."""
+        if self.recompute() == "selective":
+            self.refuse(f"recompute=selective, and {why}", f"{space} space.recompute=[none,full]")
+
+    def require_precision(self, known: Collection[str], why: str) -> None:
+        """Refuse a precision that is none of `known`; `why` says so of the trainer, in one clause."""
+        precision = self.problem.training.precision
+        if precision not in known:
+            self.refuse(f"training.precision={precision}, which {why}", "training.precision=bf16")
 
     def require_exact_collectives(self, gradient_bits: tuple[int, ...] = ()) -> None:
         """Refuse quantized collectives.

@@ -58,16 +58,8 @@ def _check(job: Job, strategy: LayerStrategy) -> None:
             f"pp={plan.pp} with zero_stage={zero}, and its pipeline runs ZeRO 0 or 1",
             "space=uniform space.zero_stage=[0,1]",
         )
-    if job.recompute() == "selective":
-        job.refuse(
-            "recompute=selective, and its checkpointing takes whole layers",
-            "space=uniform space.recompute=[none,full]",
-        )
-    precision = job.problem.training.precision
-    if precision not in ("bf16", "fp16", "fp32"):
-        job.refuse(
-            f"training.precision={precision}, which its settings cannot say", "training.precision=bf16"
-        )
+    job.require_whole_recomputation("its checkpointing takes whole layers")
+    job.require_precision(("bf16", "fp16", "fp32"), "its settings cannot say")
 
 
 def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:

@@ -121,9 +121,7 @@ def _check_model(job: Job) -> None:
             f"model={job.model.name} is no decoder, and its runtime trains decoders only",
             "a model with causal=true",
         )
-    precision = job.problem.training.precision
-    if precision not in ("bf16", "fp16", "fp32"):
-        job.refuse(f"training.precision={precision}, which its runtime lacks", "training.precision=bf16")
+    job.require_precision(("bf16", "fp16", "fp32"), "its runtime lacks")
 
 
 def _check_stages(job: Job) -> None:

@@ -44,16 +44,8 @@ def _check(job: Job, strategy: LayerStrategy) -> None:
             f"zero_stage={strategy.zero_stage}, and it shards the optimizer at most",
             "space=uniform space.zero_stage=[0,1]",
         )
-    if job.recompute() == "selective":
-        job.refuse(
-            "recompute=selective, and it recomputes whole layers",
-            "space=uniform space.recompute=[none,full]",
-        )
-    if job.problem.training.precision not in DTYPE:
-        job.refuse(
-            f"training.precision={job.problem.training.precision}, which its dtype cannot say",
-            "training.precision=bf16",
-        )
+    job.require_whole_recomputation("it recomputes whole layers")
+    job.require_precision(DTYPE, "its dtype cannot say")
     own, config = stages(job.model, job.plan.pp), job.model
     if config.qk_norm or config.qkv_bias:
         job.refuse(

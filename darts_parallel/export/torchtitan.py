@@ -101,8 +101,7 @@ def _assignments(section: str, values: dict[str, Any], indent: int = 4) -> list[
 
 
 def _check(job: Job, strategy: LayerStrategy) -> None:
-    plan, precision = job.plan, job.problem.training.precision
-    zero = strategy.zero_stage
+    plan, zero = job.plan, strategy.zero_stage
     if plan.pp == 1 and zero == 1:
         job.refuse(
             "zero_stage=1, and its data parallelism replicates all state or shards gradients too",
@@ -126,11 +125,7 @@ def _check(job: Job, strategy: LayerStrategy) -> None:
             f"tie_embeddings=true with pp={plan.pp}, and its pipeline cannot split tied tables",
             "space=uniform space.pp=1",
         )
-    if job.recompute() == "selective":
-        job.refuse(
-            "recompute=selective, and its selective checkpointing saves by operation, not all but attention",
-            "space=uniform space.recompute=[none,full]",
-        )
+    job.require_whole_recomputation("its selective checkpointing saves by operation, not all but attention")
     own_heads = job.model.head_dim in (None, job.model.hidden_size // job.model.num_heads)
     if job.model.qkv_bias or not (own_heads or job.model.qk_norm):
         what = "qkv_bias" if job.model.qkv_bias else f"head_dim={job.model.head_dim}"
@@ -138,8 +133,7 @@ def _check(job: Job, strategy: LayerStrategy) -> None:
             f"model={job.model.name} has {what}, which its Llama 3 and Qwen 3 lack",
             "a model such as model=llama3_8b",
         )
-    if precision not in MIXED_PARAMETER:
-        job.refuse(f"training.precision={precision}, which its fields cannot set", "training.precision=bf16")
+    job.require_precision(MIXED_PARAMETER, "its fields cannot set")
 
 
 def parallelism_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import LeadingPlan, StepRecord
 from darts_parallel.gradient.stopwatch import Stopwatch
 from darts_parallel.gradient.winner import Histories
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem
 
 PAGES = 100
@@ -321,7 +320,7 @@ def search(
         InfeasibleError: no plan of the space fits; names the binding constraint.
     """
     config = config or problem.config.search
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     chosen = problem.config.search.seed if seed is None else seed
     result = search_tables(tables, problem.config.space.kind, config, chosen, on_record=on_record)
     if result is None:

@@ -13,7 +13,6 @@ from darts_parallel.cost.memory import ROUNDING
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import DartsParallelError, InfeasibleError
 from darts_parallel.plan.degrees import tensor_degrees, wider_tensor_degrees
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.cluster import GIB, Device, memory_unit
 from darts_parallel.problem.problem import Problem
 
@@ -57,7 +56,7 @@ def _memory_that_fits(problem: Problem, lightest: "_Lightest") -> list[str]:
             if excess > 0:
                 wanted[device.name] = _rounded_up(float(device.memory + excess) / GIB)
         problem = _with_memory(problem, wanted)
-        lightest = _lightest_of_all(build_tables(problem, outer_spaces(problem)), problem.config.space.kind)
+        lightest = _lightest_of_all(build_tables(problem), problem.config.space.kind)
         if lightest.excess <= 0:
             sizes = {name: f"{size:.{_digits(size)}f}" for name, size in wanted.items()}
             return [" and ".join(f"cluster.devices.{name}.memory_GiB={text}" for name, text in sizes.items())]
@@ -157,7 +156,7 @@ def any_fits(problem: Problem, tables: Sequence[CostTable]) -> bool:
 
 
 def _fits(problem: Problem) -> bool:
-    return any_fits(problem, build_tables(problem, outer_spaces(problem)))
+    return any_fits(problem, build_tables(problem))
 
 
 def _nodes_that_fit(problem: Problem) -> int | None:

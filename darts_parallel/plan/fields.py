@@ -1,9 +1,8 @@
 """The fields of a `plan.json`, each read with a check of its own."""
 
-from difflib import get_close_matches
 from typing import Any
 
-from darts_parallel.config.schema import COMM_BITS, OFFLOADS, RECOMPUTE
+from darts_parallel.config.schema import COMM_BITS, OFFLOADS
 from darts_parallel.errors import PlanError
 
 _KINDS: dict[type, tuple[str, str]] = {
@@ -14,11 +13,6 @@ _KINDS: dict[type, tuple[str, str]] = {
 }
 LARGEST = 2**31 - 1
 """Of any number in a plan: more devices or micro-batches than there can be."""
-
-
-def nearest_recompute(value: str) -> str:
-    """The legal spelling that is closest."""
-    return get_close_matches(value, RECOMPUTE, n=1, cutoff=0.0)[0]
 
 
 def field(

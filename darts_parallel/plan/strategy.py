@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,6 @@ from darts_parallel.plan.chunk_placement import check_schedule, stage_devices, u
 from darts_parallel.plan.fields import (
     comm_bits,
     field,
-    nearest_recompute,
     node_order_of,
     offload_of,
     stage_span,
@@ -316,9 +316,10 @@ def _layer(layer: Any, index: int) -> LayerStrategy:
         etp=field(layer, "etp", int, minimum=1, place=place, default=1),
     )
     if strategy.zero_stage > 3 or strategy.recompute not in RECOMPUTE:
+        near = get_close_matches(strategy.recompute, RECOMPUTE, n=1, cutoff=0.0)[0]
         raise PlanError(
             f"plan: layers[{index}] has zero_stage={strategy.zero_stage} and "
             f"recompute={strategy.recompute}, which must be 0-3 and one of {', '.join(RECOMPUTE)}; "
-            f"nearest legal: {min(strategy.zero_stage, 3)} and {nearest_recompute(strategy.recompute)}."
+            f"nearest legal: {min(strategy.zero_stage, 3)} and {near}."
         )
     return strategy

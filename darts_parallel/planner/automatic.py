@@ -27,7 +27,6 @@ from darts_parallel.gradient.descent import search_tables
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.stage_moves import repartitioned
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner.result import Planned
 from darts_parallel.problem.problem import Problem
@@ -148,7 +147,7 @@ def attempt(
     settings, began, forced = problem.config.search, time.monotonic(), budget is not None
     seconds = exact_budget(settings) if budget is None else budget
     if tables is None:
-        tables = build_tables(problem, outer_spaces(problem))
+        tables = build_tables(problem)
     reach = _out_of_reach(problem, tables)
     if reach or seconds == 0:
         return None, reach or "search.exact_seconds=0 leaves no time for exact methods"

@@ -16,7 +16,7 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.hard_plans import PricedPlan
 from darts_parallel.cost.pruning import without_dominated
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.errors import ConfigError, DartsParallelError
+from darts_parallel.errors import ConfigError
 from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.exact.result import PlannerResult
@@ -126,11 +126,10 @@ class PlanningJob:
         if planned is not None:
             return planned
         if method == "exact":
-            raise self._no_exact_plan(why)
+            raise ConfigError(
+                f"search.method=exact has no plan: {why}; nearest legal: search.method=gradient."
+            )
         return self.verified(replace(self.descended(), why=why))
-
-    def _no_exact_plan(self, why: str) -> DartsParallelError:
-        return ConfigError(f"search.method=exact has no plan: {why}; nearest legal: search.method=gradient.")
 
     def descended(self) -> SearchResult:
         """Search by gradient, and polish.

@@ -20,7 +20,6 @@ from darts_parallel.gradient.descent import search, search_tables
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.stage_moves import repartitioned
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 
@@ -51,7 +50,7 @@ def replan(
     began = time.perf_counter()
     chosen = problem.config.search.seed if seed is None else seed
     space_kind = problem.config.space.kind
-    whole = build_tables(problem, outer_spaces(problem)) if tables is None else tables
+    whole = build_tables(problem) if tables is None else tables
     pruned = [without_dominated(table) for table in whole]
     best = _promising(pruned, old_plan, space_kind)
     config = problem.config.search

@@ -66,8 +66,6 @@ class LayerSpec:
     cores: tuple[AttentionCore, ...] = ()
     scan: Scan | None = None
     """The scan of a state-space layer."""
-    lookup: bool = False
-    """The layer reads rows of a vocabulary table (an embedding)."""
     sharded_parameters: int = 0
     """Weights divided by `tp`, vocabulary tables excluded."""
     replicated_parameters: int = 0

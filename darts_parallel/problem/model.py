@@ -133,7 +133,6 @@ def _embedding(config: ModelConfig, name: str) -> LayerSpec:
     return LayerSpec(
         name=name,
         kind=name,
-        lookup=True,
         vocabulary_parameters=h,
         replicated_parameters=tables + norms,
         replicated_elements=(2 + 3 * config.dropout + 2 * config.embedding_norm) * h,
@@ -320,7 +319,6 @@ def _prediction(config: ModelConfig, depth: int, fused: bool) -> LayerSpec:
         name=f"mtp.{depth}",
         kind="mtp" if holds else "mtp_again",
         gemms=(Gemm(h, 2 * h, "column"), *block.gemms),
-        lookup=True,
         sharded_parameters=block.sharded_parameters + 2 * h * h,
         replicated_parameters=block.replicated_parameters + 3 * _norm(config),
         vocabulary_parameters=h * holds,

@@ -103,9 +103,9 @@ def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, dict[str, flo
     ]
 
 
-def effect(elasticity: float, factor: float = STEP) -> float:
-    """Relative change of the seconds when a figure grows by `factor`, e.g. -0.031."""
-    return float(factor**elasticity) - 1.0
+def effect(elasticity: float) -> float:
+    """Relative change of the seconds when a figure grows by a factor of `STEP`, e.g. -0.031."""
+    return float(STEP**elasticity) - 1.0
 
 
 def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:

@@ -84,7 +84,7 @@ def gantt_figure(plan: Plan, cost: CostBreakdown, problem: Problem) -> Figure:
 
 
 def _pipeline_words(line: Timeline, cost: CostBreakdown, count: int) -> str:
-    simulated = f"pipeline {line.pipeline_s:.4g} s by simulation"
+    simulated = f"pipeline {max(line.pipeline_ends_s):.4g} s by simulation"
     if line.schedule != "1f1b":
         return simulated
     closed = sum(cost.stage_times_s) + (count - 1) * max(cost.stage_times_s)

@@ -35,11 +35,6 @@ class Timeline:
     sync_s: tuple[float, ...]
     """Gradient synchronisation and optimizer of each device, after its last pass."""
 
-    @property
-    def pipeline_s(self) -> float:
-        """Seconds until the last pass of all ends."""
-        return max(self.pipeline_ends_s)
-
 
 def plan_timeline(plan: Plan, problem: Problem) -> Timeline:
     """Simulate one iteration of `plan`, whatever `cost.pipeline` says, with its schedule and messages.

@@ -200,7 +200,8 @@ def intervals(
         spread = max(known.residual("memory", device, stack, experts=experts) for device in devices)
         sd = sqrt(known.variance(slopes) + spread**2)
         memory.append((used * exp(-NORMAL * sd), used * exp(NORMAL * sd)))
-        chances.append(_tail(log(capacity / used) / sd))
+        z = log(capacity / used) / sd
+        chances.append(0.5 * (1.0 - erf(z / sqrt(2.0))))
     return Intervals(
         (cost.iteration_time_s * exp(-half), cost.iteration_time_s * exp(half)), half, tuple(memory),
         tuple(chances), NORMAL * sqrt(2.0) * known.job_spread(problem)[1],
@@ -217,11 +218,6 @@ def uncertainty_scalars(known: Intervals | None) -> dict[str, float]:
         "memory_high_bytes": max(high for _, high in known.memory_bytes),
         "out_of_memory_probability": max(known.out_of_memory),
     }
-
-
-def _tail(z: float) -> float:
-    """Chance that a standard normal number is above z."""
-    return 0.5 * (1.0 - erf(z / sqrt(2.0)))
 
 
 def _family(device: str) -> str:

@@ -53,7 +53,9 @@ def device_for(problem: Problem, plan: Plan, wish: str, machine: Machine) -> str
             "GPU; nearest legal: device=cpu, which computes the same on the CPU."
         )
     if kind == "cuda" and wish == "auto":
-        other = [name for name in names if not any(_same(name, gpu) for gpu in machine.gpus)]
+        # a device of the configuration (`a100_80`) may be any GPU whose name holds its family
+        gpus = " ".join(machine.gpus).upper()
+        other = [name for name in names if name.split("_")[0].upper() not in gpus]
         if other:
             raise UnsupportedError(
                 f"the plan is for {', '.join(other)}, and this machine has {machine.gpus[0]}; nearest legal: "
@@ -62,11 +64,6 @@ def device_for(problem: Problem, plan: Plan, wish: str, machine: Machine) -> str
     if kind == CPU:
         _require_memory(problem, plan, machine)
     return kind
-
-
-def _same(name: str, gpu: str) -> bool:
-    """Whether a device of the configuration (`a100_80`) may be the GPU of this name."""
-    return name.split("_")[0].upper() in gpu.upper()
 
 
 def _require_memory(problem: Problem, plan: Plan, machine: Machine) -> None:

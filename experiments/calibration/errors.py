@@ -26,6 +26,11 @@ class ErrorSummary:
     p90: float
     """90 % of the figures are no further off."""
 
+    def cells(self) -> list[str]:
+        """Number of figures, then median, mean, bias and 90 % in percent."""
+        shares = (f"{100 * self.median:.1f}", f"{100 * self.mean:.1f}", f"{100 * self.bias:+.1f}")
+        return [str(self.count), *shares, f"{100 * self.p90:.1f}"]
+
 
 def summarise(predicted: Sequence[float], measured: Sequence[float]) -> ErrorSummary:
     """Errors of predictions; `nan` everywhere where there are none."""

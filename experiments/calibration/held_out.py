@@ -74,10 +74,8 @@ class HeldOutReport:
         lines: list[tuple[str, ...]] = []
         for part in PARTS:
             for fold, e in self.errors[part].items():
-                figures = (f"{100 * e.median:.1f}", f"{100 * e.mean:.1f}", f"{100 * e.bias:+.1f}",
-                           f"{100 * e.p90:.1f}")  # fmt: skip
                 share = f"{100 * self.coverage[part]:.0f}" if fold == "all" and part in self.coverage else ""
-                lines.append((fold.removesuffix(".csv"), part, str(e.count), *figures, share))
+                lines.append((fold.removesuffix(".csv"), part, *e.cells(), share))
         return lines
 
     def summary(self) -> str:

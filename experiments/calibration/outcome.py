@@ -1,7 +1,7 @@
 """Every row of a folder with its prediction or the reason why it has none; `validation.csv`."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,17 +47,12 @@ def read_cases(rows: Sequence[Row]) -> list[tuple[Row, Case | str]]:
     return result
 
 
-def predict_rows(
-    rows: Sequence[Row], parameters: Calibrated, progress: Callable[[int], None] = lambda index: None
-) -> list[Outcome]:
+def predict_rows(rows: Sequence[Row], parameters: Calibrated) -> list[Outcome]:
     """Prediction of every row that the cost model can express, in order."""
-    outcomes = []
-    for index, (row, case) in enumerate(read_cases(rows)):
-        progress(index)
-        outcomes.append(
-            Outcome(row, skipped=case) if isinstance(case, str) else _outcome(row, case, parameters)
-        )
-    return outcomes
+    return [
+        Outcome(row, skipped=case) if isinstance(case, str) else _outcome(row, case, parameters)
+        for row, case in read_cases(rows)
+    ]
 
 
 def _outcome(row: Row, case: Case, parameters: Calibrated) -> Outcome:

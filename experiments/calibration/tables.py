@@ -54,11 +54,8 @@ def error_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
     return lines
 
 
-def _cells(errors: ErrorSummary) -> tuple[str, ...]:
-    if not errors.count:
-        return ("0", "", "", "", "")
-    shares = (errors.median, errors.mean, errors.bias, errors.p90)
-    return (str(errors.count), *(f"{100 * s:+.1f}" if s is errors.bias else f"{100 * s:.1f}" for s in shares))
+def _cells(errors: ErrorSummary) -> list[str]:
+    return errors.cells() if errors.count else ["0", "", "", "", ""]
 
 
 def error_table(outcomes: Sequence[Outcome]) -> Table:

@@ -10,7 +10,6 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.lightest import lightest_plans
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
 
 TIGHTNESS = 1.15
@@ -109,7 +108,7 @@ def overrides(model: str, cluster: str, training: str) -> list[str]:
 
 def tables_of(problem: Problem) -> tuple[CostTable, ...]:
     """Cost tables of the problem's whole space."""
-    return tuple(build_tables(problem, outer_spaces(problem)))
+    return tuple(build_tables(problem))
 
 
 def tight(problem: Problem) -> Problem:

@@ -43,7 +43,6 @@ def better_plans(
     clusters: Sequence[tuple[int, ...]],
     *,
     few_placements: int = FEW_PLACEMENTS,
-    shortlist: int = SHORTLIST,
 ) -> list[FasopPlan | None]:
     """The best plan found for each of clusters with equally many nodes; it fits the memory, or is None.
 
@@ -51,7 +50,6 @@ def better_plans(
         model: Costs of the job.
         clusters: Nodes of each type, equal in sum.
         few_placements: Where a cluster has no more orders of its nodes, all are tried.
-        shortlist: Strategies of a cluster whose partitions are improved.
     """
     options = [placements_of(counts, few_placements) for counts in clusters]
     placements = np.concatenate(options)
@@ -61,7 +59,7 @@ def better_plans(
         priced = _start(model.batch(degrees, placements), model)
         for index, leading in enumerate(leaders):
             rows = owner == index
-            leaders[index] = _merge(leading, priced, rows, shortlist)
+            leaders[index] = _merge(leading, priced, rows, SHORTLIST)
     found = [_fastest(plans) for plans in _refine_all(leaders, model)]
     swapped = [
         _after_swaps(plan, model) if plan and len(rows) < num_orders(counts) else []

@@ -150,19 +150,16 @@ def program_strategies(
         yield program_price(model.batch(degrees, placements), model), owner
 
 
-def program_plans(
-    model: CostModel, clusters: Sequence[tuple[int, ...]], *, must_fit: bool = True
-) -> list[FasopPlan | None]:
-    """The plan that FASOP's program prints first for each of clusters with equally many nodes.
+def program_plans(model: CostModel, clusters: Sequence[tuple[int, ...]]) -> list[FasopPlan | None]:
+    """The plan that FASOP's program prints first of those that fit, for clusters with equally many nodes.
 
     Args:
         model: Costs of the job.
         clusters: Nodes of each type.
-        must_fit: Leave out plans that exceed the memory.
     """
     best: list[FasopPlan | None] = [None] * len(clusters)
     for priced, owner in program_strategies(model, clusters):
-        seconds = np.where(priced.fits, priced.seconds, np.inf) if must_fit else priced.seconds
+        seconds = np.where(priced.fits, priced.seconds, np.inf)
         for index in range(len(clusters)):
             rows = np.flatnonzero(owner == index)
             row = int(rows[seconds[rows].argmin()])

@@ -1,7 +1,6 @@
 """The cost model with measured figures against the measured blocks."""
 
 from darts_parallel.cost.table import build_tables
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import load_problem
 from experiments.machine.compute import ComputeProfile
 
@@ -28,7 +27,7 @@ def block_errors(folder: str, name: str, compute: ComputeProfile) -> list[tuple[
              f"training.global_batch_size={layer.micro_batch}"],
             config_dir=folder,
         )  # fmt: skip
-        (table,) = build_tables(problem, outer_spaces(problem))
+        (table,) = build_tables(problem)
         forward, backward = float(table.forward[0, 0, 1, 0]), float(table.backward[0, 0, 1, 0])
         words = f"width {width}, {layer.micro_batch} x {layer.seq_len} tokens"
         result.append((words, forward / layer.forward_s - 1.0, backward / layer.backward_s - 1.0))

@@ -11,7 +11,6 @@ from darts_parallel.config.schema import Config
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, DartsParallelError, InfeasibleError
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner import automatic
 from darts_parallel.problem.problem import Problem
@@ -135,7 +134,7 @@ def _commanded(problem: Problem, best: float) -> str:
 def _claimed(problem: Problem, best: float) -> str:
     """What the exact methods prove."""
     settings = problem.config.search
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     answer = automatic.solve(tables, problem.config.space.kind, settings, settings.seed)
     return _judged(answer.iteration_time_s, best, problem, answer.plan) if answer.proven else "refused"
 

@@ -7,7 +7,6 @@ from baselines.fasop import fasop_plans, find_plan, solve
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact import uniform as exhaustive
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import random_table
 
@@ -65,7 +64,7 @@ def test_equal_blocks_are_split_evenly() -> None:
     problem = load_problem(
         ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_8x4", "space=uniform", "space.pp=8"]
     )
-    (table,) = build_tables(problem, outer_spaces(problem))
+    (table,) = build_tables(problem)
     widths = torch.nn.functional.pad(fasop_plans(table).first_layers, (0, 1), value=table.num_layers).diff(
         dim=1
     )

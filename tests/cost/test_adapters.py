@@ -15,7 +15,6 @@ from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import solve
 from darts_parallel.export import export_plan
 from darts_parallel.plan.legality import refuse_unexecutable
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.planner.state_moves import state_moves
 from darts_parallel.problem.problem import Problem
@@ -111,7 +110,7 @@ def test_a_higher_rank_never_costs_less() -> None:
 def test_surrogate_at_one_hot_weights_equals_evaluate_with_adapters(model: list[str]) -> None:
     problem = load_problem([*model, f"training.lora_rank={RANK}", "model.num_layers=2", "space.pp=2"])
     rng = torch.Generator().manual_seed(0)
-    for table in build_tables(problem, outer_spaces(problem)):
+    for table in build_tables(problem):
         plans = random_plans(table, table.num_outer, rng)
         assert_surrogate_is_exact(table, plans)
 
@@ -120,7 +119,7 @@ def test_dynamic_programming_equals_brute_force_with_adapters() -> None:
     problem = llama(
         "model.num_layers=2", "space.tp=[1,2]", "space.recompute=none", "space.micro_batch_size=1"
     )
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     assert solve(tables, "layerwise").cost == pytest.approx(brute_force(tables, "layerwise").cost, rel=1e-12)
 
 

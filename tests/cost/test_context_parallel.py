@@ -85,7 +85,7 @@ def test_one_sequence_is_divided_where_data_parallelism_cannot_and_its_memory_wi
 
 def test_the_surrogate_equals_evaluate_with_context_parallelism() -> None:
     problem = load_problem([*TOY, "space.cp=null"])
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     assert {table.cp for table in tables} == {1, 2, 4, 8}
     for table in tables:
         plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(0))

@@ -31,7 +31,7 @@ LAYERS = 7
 
 def interleaved(*overrides: str, virtual_stages: str = "2") -> tuple[Problem, list[CostTable]]:
     problem = load_problem([*TOY, f"space.virtual_stages={virtual_stages}", *overrides])
-    return problem, build_tables(problem, outer_spaces(problem))
+    return problem, build_tables(problem)
 
 
 EIGHTEEN = [*TOY[:3], "model.num_layers=18", "model.vocab_size=128", "training.global_batch_size=16"]
@@ -54,7 +54,7 @@ def test_chunks_of_unequal_work_are_no_faster_than_their_schedule() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_chunks_take_the_seconds_of_an_event_queue_and_synchronise_together(seed: int) -> None:
     problem = load_problem([*EIGHTEEN, f"space.virtual_stages={seed % 2 + 2}", "space.pp=[2,4]"])
-    for table in build_tables(problem, outer_spaces(problem)):
+    for table in build_tables(problem):
         plans = random_plans(table, 4, torch.Generator().manual_seed(seed))
         cost, passes = evaluate_batch(table, plans), pass_seconds(table, plans).blocking()
         for plan in range(len(plans)):
@@ -228,7 +228,7 @@ def test_interleaving_joins_the_order_of_unequal_nodes() -> None:
     mixed = ["model=toy", "training=toy", "cluster=toy_mixed", "space.virtual_stages=2", "space.zero_stage=0",
              "space.recompute=none"]  # fmt: skip
     problem = load_problem([*mixed, "search.num_steps=5", "search.num_restarts=2", "search.polish_starts=2"])
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     assert len({table.node_order for table in tables}) > 1
     for table in tables:
         plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(3))

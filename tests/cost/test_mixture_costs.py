@@ -33,7 +33,7 @@ def test_surrogate_at_one_hot_weights_equals_evaluate() -> None:
     problem = toy("space.etp=null", "space.cp=null", "space.recompute=[none,selective]")
     rng = torch.Generator().manual_seed(0)
     seen = set()
-    for table in build_tables(problem, outer_spaces(problem)):
+    for table in build_tables(problem):
         plans = random_plans(table, table.num_outer, rng)
         hard = assert_surrogate_is_exact(table, plans)
         plan = plans.to_plan(0, table)
@@ -52,7 +52,7 @@ def test_dynamic_programming_equals_brute_force_with_expert_degrees(mode: str) -
         "cluster.devices.toy.memory_GiB=0.0216",
         "cluster.devices.toy.reserved_GiB=0",
     )  # fmt: skip
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     expected, found = brute_force(tables, mode), solve(tables, mode)
     assert found.proven
     assert found.cost == pytest.approx(expected.cost, rel=1e-12)
@@ -61,7 +61,7 @@ def test_dynamic_programming_equals_brute_force_with_expert_degrees(mode: str) -
 
 def test_every_plan_of_the_space_is_legal_and_written_with_its_expert_degrees() -> None:
     problem = toy("space.etp=null", "space.pp=2", "space.num_micro_batches=4")
-    (table,) = build_tables(problem, outer_spaces(problem))
+    (table,) = build_tables(problem)
     plans = random_plans(table, 5, torch.Generator().manual_seed(3))
     names = tuple(layer.name for layer in problem.model.layers)
     for index in range(5):

@@ -30,7 +30,7 @@ SMALL = [
 )
 def test_dynamic_programming_equals_brute_force(overrides: list[str]) -> None:
     problem = load_problem([*overrides, *SMALL, "space.pp=2", "space.num_micro_batches=[2,4]"])
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     expected, found = brute_force(tables, "layerwise"), solve(tables, "layerwise")
     assert found.proven
     assert found.cost == pytest.approx(expected.cost, rel=1e-12)

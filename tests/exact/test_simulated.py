@@ -5,7 +5,6 @@ from darts_parallel.cost.table import build_tables
 from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.exact import schedule_bounds, simulated
 from darts_parallel.exact import uniform as exhaustive
-from darts_parallel.plan.space import outer_spaces
 
 TINY = ["model=toy", "cluster=toy", "training=toy", "cost.pipeline=simulated", "space=uniform",
         "space.pp=[1,2]", "space.sequence_parallel=false", "space.num_micro_batches=[4,8]",
@@ -41,7 +40,7 @@ def test_a_large_space_gets_the_closed_forms_optimum_without_a_proof(schedule: s
 def test_plans_are_counted_as_they_are_enumerated() -> None:
     problem = load_problem(TINY)
     answer = simulated.find_plan(problem, "uniform", lambda _: pytest.fail("the space is small"))
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     assert simulated.number_of_plans(tables, "uniform") == answer.plans_evaluated
 
 
@@ -58,7 +57,7 @@ def test_a_closed_form_plan_of_a_schedule_that_is_not_listed_is_no_answer() -> N
 
 def test_bounds_end_with_their_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = load_problem(["model=toy", "cluster=toy", "training=toy", "cost.pipeline=simulated"])
-    tables, now, asked = build_tables(problem, outer_spaces(problem)), [0.0], []
+    tables, now, asked = build_tables(problem), [0.0], []
 
     def slow_bound(table: object, outer: int, *, deadline: float, **given: object) -> float:
         assert deadline == 2.5

@@ -87,7 +87,7 @@ def test_equal_node_groups_give_exactly_the_answer_of_one_group(mode: str) -> No
     one = load_problem(["model=toy", "cluster=toy", "training=toy", f"space={mode}", *pins])
     (group,) = one.cluster.groups
     two = with_groups(one, replace(group, count=1, price_per_hour=1.0), replace(group, count=1))
-    tables, again = (build_tables(p, outer_spaces(p)) for p in (one, two))
+    tables, again = (build_tables(p) for p in (one, two))
     assert len(tables) == len(again)
     for table, other in zip(tables, again, strict=True):
         for name in (
@@ -112,7 +112,7 @@ def test_exact_planners_equal_brute_force_over_all_node_orders() -> None:
     feasible = 0
     for seed in range(3):
         problem = random_mixed(seed)
-        tables = build_tables(problem, outer_spaces(problem))
+        tables = build_tables(problem)
         for mode in ("uniform", "stagewise", "layerwise"):
             expected = brute_force(tables, mode)
             found = solve(tables, mode)
@@ -191,8 +191,8 @@ def test_links_slower_inside_a_node_than_between_nodes_are_planned() -> None:
     problem = mixed("space.kind=uniform", "space.num_micro_batches=4", "space.zero_stage=1", "space.pp=2")
     groups = [replace(g, intra_node=replace(g.intra_node, bandwidth=1e8)) for g in problem.cluster.groups]
     changed = with_groups(problem, *groups)
-    tables = build_tables(changed, outer_spaces(changed))
-    best, usual = solve_uniform(tables), solve_uniform(build_tables(problem, outer_spaces(problem)))
+    tables = build_tables(changed)
+    best, usual = solve_uniform(tables), solve_uniform(build_tables(problem))
     assert best.best is not None
     assert best.cost > usual.cost
 
@@ -268,7 +268,7 @@ def test_stages_lie_in_the_order_of_the_nodes() -> None:
 def test_a_relaxed_placement_at_one_order_equals_that_order(seed: int) -> None:
     problem = mixed("cost.pipeline=simulated") if seed == 2 else mixed()
     rng = torch.Generator().manual_seed(seed)
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     for numbers in group_by_order(tables):
         orders, first = NodeOrderTables.stack(tables, numbers), tables[numbers[0]]
         for position, number in enumerate(numbers):
@@ -285,7 +285,7 @@ def test_a_relaxed_placement_at_one_order_equals_that_order(seed: int) -> None:
 def test_the_placement_is_learned_and_never_worse_than_one_percent_of_the_optimum() -> None:
     pins = ["space.pp=4", "space.num_micro_batches=4", "space.zero_stage=1", "search.placement=relaxed"]
     problem = mixed(*pins, "search.num_steps=60", "search.num_restarts=12")
-    tables = [without_dominated(t) for t in build_tables(problem, outer_spaces(problem))]
+    tables = [without_dominated(t) for t in build_tables(problem)]
     run = GradientSearch(tables, "layerwise", problem.config.search, seed=0)
     assert len(run.groups) == 1
     before = run.groups[0].relax(run.schedules(), None).placement

@@ -45,7 +45,7 @@ def test_edges_that_leave_room_are_rounded_to_the_nearest(toy_problem: Problem) 
 @pytest.mark.parametrize("seed", range(2))
 def test_hardened_plans_are_legal(toy_problem: Problem, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
-    for table in build_tables(toy_problem, outer_spaces(toy_problem)):
+    for table in build_tables(toy_problem):
         weights = torch.rand(
             table.num_outer, 3, table.num_layers, len(table.choices), generator=rng, dtype=torch.float64
         )
@@ -188,7 +188,7 @@ def test_repair_brings_an_overfull_plan_under_the_memory() -> None:
 def test_dominated_strategies_are_dropped_without_loss(llama_problem: Problem) -> None:
     from darts_parallel.exact import layerwise as dynamic_programming
 
-    tables = build_tables(llama_problem, outer_spaces(llama_problem))
+    tables = build_tables(llama_problem)
     fewer = [without_dominated(table) for table in tables]
     assert sum(len(t.choices) for t in fewer) < sum(len(t.choices) for t in tables)
     whole = dynamic_programming.solve(tables, "layerwise")
@@ -196,7 +196,7 @@ def test_dominated_strategies_are_dropped_without_loss(llama_problem: Problem) -
 
 
 def test_tidying_changes_names_but_not_the_cost(default_problem: Problem) -> None:
-    for table in build_tables(default_problem, outer_spaces(default_problem)):
+    for table in build_tables(default_problem):
         plans = random_plans(table, 4, torch.Generator().manual_seed(3))
         for index in range(4):
             plan = plans[index : index + 1]
@@ -212,7 +212,7 @@ def test_tidying_changes_names_but_not_the_cost(default_problem: Problem) -> Non
 def test_a_single_stage_needs_no_simulation(schedule: str) -> None:
     free = ["model=toy", "cluster=toy", "training=toy", "cost.pipeline=simulated"]
     problem = load_problem([*free, f"space.schedules=[{schedule}]", "space.pp=[1,2]"])
-    alone, two = build_tables(problem, outer_spaces(problem))
+    alone, two = build_tables(problem)
     closed = without_needless_simulation(alone)
     assert alone.pipeline.simulated
     assert not closed.pipeline.simulated

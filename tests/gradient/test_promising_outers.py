@@ -10,7 +10,6 @@ from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.gradient import descent
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.promising_outers import promising_outers, relaxed_outers
-from darts_parallel.plan.space import outer_spaces
 from tests.support.random_plans import random_plans
 
 TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.zero_stage=[0,1]"]
@@ -19,7 +18,7 @@ FREE = [*TOY, "space.schedules=[1f1b,interleaved,v_min]", "cost.pipeline=simulat
 
 def tables_of(overrides: list[str]) -> list[CostTable]:
     problem = load_problem(overrides)
-    return build_tables(problem, outer_spaces(problem))
+    return build_tables(problem)
 
 
 def kept(pool: PlanPool) -> dict[tuple[int, int], list[float]]:

@@ -34,7 +34,7 @@ CASES = [(name, []) for name in PROBLEMS] + [("uneven nodes", cost) for cost in 
 def test_surrogate_at_one_hot_weights_equals_evaluate(name: str, cost: list[str]) -> None:
     problem = load_problem(PROBLEMS[name] + cost)
     rng = torch.Generator().manual_seed(0)
-    for table in build_tables(problem, outer_spaces(problem)):
+    for table in build_tables(problem):
         # a few plans of every number of micro-batches
         table = table.select(list(range(table.num_outer)) * 3)
         plans = random_plans(table, table.num_outer, rng)
@@ -45,7 +45,7 @@ def test_surrogate_at_one_hot_weights_equals_evaluate(name: str, cost: list[str]
 def test_evaluate_of_a_plan_equals_the_batch(name: str, cost: list[str]) -> None:
     problem = load_problem(PROBLEMS[name] + cost)
     rng = torch.Generator().manual_seed(7)
-    for table in build_tables(problem, outer_spaces(problem)):
+    for table in build_tables(problem):
         plans = random_plans(table, table.num_outer, rng)
         batch = evaluate_batch(table, plans)
         for index in {0, len(plans) - 1}:  # every one builds its table anew
@@ -60,7 +60,7 @@ def test_evaluate_of_a_plan_equals_the_batch(name: str, cost: list[str]) -> None
 @pytest.mark.parametrize("pp", [2, 4])
 def test_gradients_of_a_simulated_surrogate_match_finite_differences(cost: list[str], pp: int) -> None:
     problem = load_problem([*PROBLEMS["uneven nodes"], *cost, f"space.pp={pp}"])
-    (table,) = build_tables(problem, outer_spaces(problem))
+    (table,) = build_tables(problem)
     rng = torch.Generator().manual_seed(pp)
     logits = torch.randn(table.num_outer, 2, table.num_layers, len(table.choices), generator=rng).double()
     widths = torch.randn(table.num_outer, 2, pp, generator=rng).double()

@@ -18,7 +18,6 @@ from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.schedule_bounds import chain_bound, simulated_lower_bound
 from darts_parallel.plan.chunk_placement import stage_devices
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
 from tests.support.random_plans import assert_surrogate_is_exact, random_plans
@@ -35,7 +34,7 @@ ALL = f"space.schedules=[{','.join(SCHEDULES)}]"
 
 def tables_of(*overrides: str) -> tuple[Problem, list[CostTable]]:
     problem = load_problem([*TOY, ALL, *overrides])
-    return problem, build_tables(problem, outer_spaces(problem))
+    return problem, build_tables(problem)
 
 
 @pytest.mark.parametrize("schedule", V_SHAPED)

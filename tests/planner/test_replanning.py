@@ -92,7 +92,7 @@ def test_stages_that_swap_their_nodes_move_all_they_hold() -> None:
 def test_a_carried_over_plan_is_legal_and_the_same_where_it_can_be(kind: str) -> None:
     problem = load_problem([*MIXED, f"space={kind}"])
     rng = torch.Generator().manual_seed(0)
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     plan = random_plans(tables[0], 1, rng)
     if kind == "uniform":
         plan = replace(plan, choices=plan.choices[:, :1].expand(-1, 7))
@@ -127,7 +127,7 @@ def test_restarts_begin_at_the_known_plan() -> None:
 
 def test_warm_starts_reach_the_optimum_on_small_losses() -> None:
     problem = load_problem([*MIXED, *PINS])
-    tables = build_tables(problem, outer_spaces(problem))
+    tables = build_tables(problem)
     best = solve(tables, "layerwise").best
     assert best is not None
     for group in (0, 1):
@@ -135,7 +135,7 @@ def test_warm_starts_reach_the_optimum_on_small_losses() -> None:
             [*MIXED, "space.zero_stage=1", "space.recompute=none", f"cluster.nodes.{group}.count=1"]
         )
         answer = replan(smaller, best.to_plan(tables), seed=0)
-        optimum = solve(build_tables(smaller, outer_spaces(smaller)), "layerwise").cost
+        optimum = solve(build_tables(smaller), "layerwise").cost
         assert answer.iteration_time_s <= optimum * 1.01
         assert evaluate(answer.plan, smaller).feasible
         assert smaller.training.global_batch_size == problem.training.global_batch_size

@@ -32,7 +32,8 @@ def refuse_unsearched(problem: Problem) -> None:
         "export": (config.export, None, "no trainer sends tensor-parallel sums at few bits"),
     }
     for key, (value, legal, reason) in wanted.items():
-        if value != legal and list_of(value) != [legal]:
+        # a pin of one value may be a list of it
+        if value not in (legal, [legal], (legal,)):
             shown, near = ("null" if v is None else v for v in (value, legal))
             raise ConfigError(
                 f"{key}={shown} is not searched by the bilevel loop: {reason}; nearest legal: {near}."
@@ -63,8 +64,3 @@ def unused_settings(problem: Problem) -> list[str]:
         for name in UNUSED_SEARCH
         if getattr(own, name) != getattr(usual, name)
     ]
-
-
-def list_of(value: object) -> list[object]:
-    """The values that a pin lists; a single value is a list of one."""
-    return list(value) if isinstance(value, (list, tuple)) else [value]

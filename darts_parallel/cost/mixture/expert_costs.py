@@ -55,11 +55,6 @@ class ExpertCosts:
     """Bytes of the dispatcher while it works."""
 
 
-def expert_parameters(experts: Experts, choices: ChoiceTensors) -> Tensor:
-    """Parameters of a layer's experts on one rank, shape `(C,)`."""
-    return experts.parameters / (choices.ep * choices.etp)
-
-
 def expert_costs(
     problem: Problem,
     experts: Experts,
