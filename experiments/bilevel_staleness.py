@@ -9,8 +9,9 @@ training had the test loss that a way ends with. Seconds of an asynchronous step
 synchronous plan of the same pipeline degree without its bubble; time to target is their product.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import exp
 from pathlib import Path
 from statistics import mean
@@ -21,6 +22,7 @@ from darts_parallel.bilevel.data import Corpus, load_corpus
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.measurements import measure
 from darts_parallel.bilevel.retraining.asynchronous import (
+    Staleness,
     double_buffered,
     pipedream,
     train_local,
@@ -61,34 +63,23 @@ class StalenessOptions:
 
 def train_way(name: str, settings: BilevelSettings, corpus: Corpus, seed: int, steps: int) -> Retrained:
     """One training from scratch in the way of this name."""
-    blocks = settings.num_blocks
-    if name.startswith("local"):
-        return train_local(settings, corpus, REPLICAS, int(name.rpartition(" ")[2]), seed, steps)
-    pp = int(name.partition("pp ")[2].partition(",")[0] or 1)
-    ways = {
-        "synchronous": pipedream(1, blocks),
-        "two buffers": double_buffered(blocks),
-        "two buffers, predicted": double_buffered(blocks, predicted=True),
-        f"stashed, pp {pp}": pipedream(pp, blocks),
-        f"stashed, pp {pp}, predicted": pipedream(pp, blocks, predicted=True),
-        f"stashed, pp {pp}, discounted": pipedream(pp, blocks, discounted=0.5),
-    }
-    return train_stale(settings, corpus, ways[name], seed, steps)
+    if name in STALE:
+        return train_stale(settings, corpus, STALE[name](settings.num_blocks), seed, steps)
+    return train_local(settings, corpus, REPLICAS, int(name.rpartition(" ")[2]), seed, steps)
 
 
-WAYS = (
-    "synchronous",
-    "stashed, pp 2",
-    "stashed, pp 2, predicted",
-    "stashed, pp 4",
-    "stashed, pp 4, predicted",
-    "stashed, pp 4, discounted",
-    "two buffers",
-    "two buffers, predicted",
-    "local SGD, every 1",
-    "local SGD, every 4",
-    "local SGD, every 16",
-)
+STALE: dict[str, Callable[[int], Staleness]] = {
+    "synchronous": partial(pipedream, 1),
+    "stashed, pp 2": partial(pipedream, 2),
+    "stashed, pp 2, predicted": partial(pipedream, 2, predicted=True),
+    "stashed, pp 4": partial(pipedream, 4),
+    "stashed, pp 4, predicted": partial(pipedream, 4, predicted=True),
+    "stashed, pp 4, discounted": partial(pipedream, 4, discounted=0.5),
+    "two buffers": double_buffered,
+    "two buffers, predicted": partial(double_buffered, predicted=True),
+}
+"""Versions of the weights that each block sees, by the number of blocks."""
+WAYS = (*STALE, *(f"local SGD, every {every}" for every in (1, 4, 16)))
 
 
 def seconds_of(problem: Sequence[str]) -> dict[int, tuple[float, float]]:

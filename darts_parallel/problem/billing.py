@@ -71,31 +71,28 @@ def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[st
         InfeasibleError: none is within the budget (the cheapest is named) or the deadline (the fastest is).
     """
     dollars, hours = [b.dollars for b in bills], [b.hours for b in bills]
-    indices = range(len(bills))
+    indices = within = list(range(len(bills)))
+    cheapest, fastest = (lambda i: (dollars[i], hours[i])), (lambda i: (hours[i], dollars[i]))
     if objective.name == "time_under_budget":
         budget = objective.budget_usd or 0.0
         within = [i for i in indices if dollars[i] <= budget]
         if not within:
-            best = min(indices, key=lambda i: (dollars[i], hours[i]))
+            best = min(indices, key=cheapest)
             raise InfeasibleError(
                 f"objective.budget_usd={budget:g} must pay for a plan, and the cheapest{_named(names, best)} "
                 f"costs {bills[best].label()}; nearest legal: objective.budget_usd={_above(dollars[best])}."
             )
-        return min(within, key=lambda i: (hours[i], dollars[i]))
-    if objective.name == "cost_under_deadline":
+    elif objective.name == "cost_under_deadline":
         deadline = objective.deadline_hours or 0.0
         within = [i for i in indices if hours[i] <= deadline]
         if not within:
-            best = min(indices, key=lambda i: (hours[i], dollars[i]))
+            best = min(indices, key=fastest)
             raise InfeasibleError(
                 f"objective.deadline_hours={deadline:g} must be met by a plan, and the fastest"
                 f"{_named(names, best)} takes {bills[best].label()}; "
                 f"nearest legal: objective.deadline_hours={_above(hours[best])}."
             )
-        return min(within, key=lambda i: (dollars[i], hours[i]))
-    if objective.name == "cost":
-        return min(indices, key=lambda i: (dollars[i], hours[i]))
-    return min(indices, key=lambda i: (hours[i], dollars[i]))
+    return min(within, key=cheapest if objective.name.startswith("cost") else fastest)
 
 
 def _named(names: Sequence[str], index: int) -> str:

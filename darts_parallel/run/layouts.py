@@ -5,7 +5,9 @@ group hold the same copy or, with sequence parallelism, a run of the sequence ea
 their activations do, so that a gather's gradient is a slice and a slice's gradient is a gather.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import lcm
 from typing import Any
 
@@ -33,26 +35,24 @@ class Layout:
         return Layout(strategy.tp, strategy.sequence_parallel)
 
 
-class _Gather(torch.autograd.Function):
+Way = Callable[[Tensor], Tensor]
+
+
+class _Move(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, part: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-        context.group, context.dim = group, dim
-        return _all_gather(part, group, dim)
+    def forward(context: Any, value: Tensor, there: Way, back: Way) -> Tensor:
+        context.back = back
+        return there(value)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _own_part(gradient, context.group, context.dim), None, None
+        return context.back(gradient), None, None
 
 
-class _Slice(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, whole: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-        context.group, context.dim = group, dim
-        return _own_part(whole, group, dim)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _all_gather(gradient, context.group, context.dim), None, None
+def moved(value: Tensor, there: Way, back: Way) -> Tensor:
+    """What `there` makes of a tensor; its gradient goes by `back`."""
+    result: Tensor = _Move.apply(value, there, back)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _all_gather(part: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
@@ -68,14 +68,12 @@ def _own_part(whole: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
 
 def gathered(part: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """The parts of all ranks along `dim`; its gradient is this rank's slice."""
-    whole: Tensor = _Gather.apply(part, group, dim)  # type: ignore[no-untyped-call]
-    return whole
+    return moved(part, *(partial(way, group=group, dim=dim) for way in (_all_gather, _own_part)))
 
 
 def sliced(whole: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """This rank's part along `dim`; its gradient is gathered from all ranks."""
-    part: Tensor = _Slice.apply(whole, group, dim)  # type: ignore[no-untyped-call]
-    return part
+    return moved(whole, *(partial(way, group=group, dim=dim) for way in (_own_part, _all_gather)))
 
 
 def converted(state: Tensor, before: Layout, after: Layout, meshes: Meshes) -> Tensor:

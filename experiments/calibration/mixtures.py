@@ -30,6 +30,7 @@ from darts_parallel.config.schema import RECOMPUTE_MODULES, TrainingConfig, conf
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.model import Model
 from experiments.calibration.rows import Row, RowError
+from experiments.comparison.layouts import chunks_of
 
 MFU_PEAK = 989.5e12
 """FLOP/s of an H100 in bf16, against which the sources print MFU."""
@@ -268,16 +269,12 @@ def _is_recorded(row: Row) -> bool:
 def printed_layout(row: Row) -> tuple[int, ...] | None:
     """Blocks of every chunk of `Et|(tt|)*30L`; None where the row prints no such layout.
 
-    E is the embedding, t a block, m a prediction module, L the head; `x*n` and `(...)*n` repeat.
+    E is the embedding, t a block, m a prediction module, L the head.
     """
     text = re.sub(r"\s", "", row.text("pp_layout"))
     if not re.fullmatch(r"[EtmL|()*\d]+", text):
         return None
-    while found := re.search(r"\(([^()]*)\)\*(\d+)", text):
-        text = text[: found.start()] + found[1] * int(found[2]) + text[found.end() :]
-    while found := re.search(r"([A-Za-z|])\*(\d+)", text):
-        text = text[: found.start()] + found[1] * int(found[2]) + text[found.end() :]
-    return tuple(chunk.count("t") for chunk in text.split("|"))
+    return tuple(chunk.count("t") for chunk in chunks_of(text))
 
 
 def with_mixture(

@@ -125,17 +125,9 @@ def _interrupted(folder: str, name: str, share: float) -> Verdict:
     return Verdict(f"Ctrl-C after {moment:.2f} s of {name}", outcome)
 
 
-def _small(name: str, folder: str) -> Verdict:
-    return Verdict(name, _sentence(_ran(folder, "hydra.run.dir=small", limit=2048)))
-
-
-def _below_a_file(name: str, folder: str) -> Verdict:
+def _refused(run: str, limit: int | None, name: str, folder: str) -> Verdict:
     Path(folder, "file").write_text("")
-    return Verdict(name, _sentence(_ran(folder, "hydra.run.dir=file/run")))
-
-
-def _no_folder(name: str, folder: str) -> Verdict:
-    return Verdict(name, _sentence(_ran(folder, "hydra.run.dir=/proc/run")))
+    return Verdict(name, _sentence(_ran(folder, f"hydra.run.dir={run}", limit=limit)))
 
 
 def _read_only(name: str, folder: str) -> Verdict:
@@ -161,9 +153,9 @@ def _no_reader(name: str, folder: str) -> Verdict:
 
 
 PLACES: dict[str, Callable[[str, str], Verdict]] = {
-    "files of 2 KiB at most": _small,
-    "hydra.run.dir below a file": _below_a_file,
-    "hydra.run.dir=/proc/run": _no_folder,
+    "files of 2 KiB at most": partial(_refused, "small", 2048),
+    "hydra.run.dir below a file": partial(_refused, "file/run", None),
+    "hydra.run.dir=/proc/run": partial(_refused, "/proc/run", None),
     "a folder that may only be read": _read_only,
     "standard output is full": _full_output,
     "nobody reads the output": _no_reader,

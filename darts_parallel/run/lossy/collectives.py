@@ -9,13 +9,13 @@ Scales travel in float32, twice the 16 bits that the cost model prices: small gr
 import time
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from darts_parallel.cost.collectives import BLOCK, LOSSLESS
+from darts_parallel.run.layouts import moved
 
 
 @dataclass(frozen=True)
@@ -121,23 +121,12 @@ def lossy_all_reduce(tensor: Tensor, bits: int, group: dist.ProcessGroup | None 
     return gathered_shares(share, bits, group)[:size].view_as(tensor)
 
 
-class _StraightThrough(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, partial: Tensor, bits: int, group: dist.ProcessGroup) -> Tensor:
-        return lossy_all_reduce(partial, bits, group)
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0], None, None
-
-
 def straight_through_sum(partial: Tensor, bits: int, group: dist.ProcessGroup) -> Tensor:
     """`lossy_all_reduce` whose gradient is that of the exact sum (Bengio et al. 2013, arXiv 1308.3432).
 
     Every rank goes on with the sum and has its whole gradient, which is that of the partial sum, too.
     """
-    total: Tensor = _StraightThrough.apply(partial, bits, group)  # type: ignore[no-untyped-call]
-    return total
+    return moved(partial, lambda value: lossy_all_reduce(value, bits, group), lambda gradient: gradient)
 
 
 class ErrorFeedback:

@@ -6,13 +6,15 @@ Parallel Folding, arXiv 2504.14960, section 3.2). How many rows go where is know
 routed, so ranks send unequal numbers, none included.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from darts_parallel.run.layouts import Way, moved
 
 
 @dataclass(frozen=True)
@@ -33,45 +35,6 @@ class ExpertGroups:
     def etp(self) -> int:
         """Ranks that share each expert."""
         return 1 if self.within is None else dist.get_world_size(self.within)
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        context: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
-    ) -> Tensor:
-        context.sent, context.received, context.group = sent, received, group
-        return _all_to_all(rows, sent, received, group)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _all_to_all(gradient, context.received, context.sent, context.group), None, None, None
-
-
-class _Gather(torch.autograd.Function):
-    """All ranks' rows on every rank; gradients are summed, since every rank computes with all rows."""
-
-    @staticmethod
-    def forward(context: Any, rows: Tensor, counts: list[int], group: dist.ProcessGroup) -> Tensor:
-        context.counts, context.group = counts, group
-        return _gathered(rows, counts, group)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _own_sum(gradient, context.counts, context.group), None, None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    """The sum of all ranks' rows, of which each rank keeps its own."""
-
-    @staticmethod
-    def forward(context: Any, rows: Tensor, counts: list[int], group: dist.ProcessGroup) -> Tensor:
-        context.counts, context.group = counts, group
-        return _own_sum(rows, counts, group)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _gathered(gradient, context.counts, context.group), None, None
 
 
 def _all_to_all(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
@@ -131,10 +94,10 @@ class Route:
 
     def to_experts(self, rows: Tensor) -> Tensor:
         """Rows in the order of the layer's experts to rows in the order of this rank's experts."""
-        if self.groups.between is not None:
-            rows = _AllToAll.apply(rows, self._sent, self._received, self.groups.between)  # type: ignore[no-untyped-call]
+        rows = self._exchanged(rows, self._sent, self._received)
         if self.groups.within is not None:
-            rows = _Gather.apply(rows, self._gathered, self.groups.within)  # type: ignore[no-untyped-call]
+            # gradients are summed, since every rank computes with all rows
+            rows = moved(rows, *self._ways_within(_gathered, _own_sum))
         return _reordered(rows, self._runs, self._order)
 
     def back(self, rows: Tensor) -> Tensor:
@@ -142,10 +105,18 @@ class Route:
         inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
         rows = _reordered(rows, [self._runs[i] for i in self._order], inverse)
         if self.groups.within is not None:
-            rows = _ReduceScatter.apply(rows, self._gathered, self.groups.within)  # type: ignore[no-untyped-call]
-        if self.groups.between is not None:
-            rows = _AllToAll.apply(rows, self._received, self._sent, self.groups.between)  # type: ignore[no-untyped-call]
-        return rows
+            rows = moved(rows, *self._ways_within(_own_sum, _gathered))
+        return self._exchanged(rows, self._received, self._sent)
+
+    def _exchanged(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        group = self.groups.between
+        if group is None:
+            return rows
+        there = partial(_all_to_all, sent=sent, received=received, group=group)
+        return moved(rows, there, partial(_all_to_all, sent=received, received=sent, group=group))
+
+    def _ways_within(self, *ways: Callable[..., Tensor]) -> Iterator[Way]:
+        return (partial(way, counts=self._gathered, group=self.groups.within) for way in ways)
 
 
 def _reordered(rows: Tensor, runs: Sequence[int], order: Sequence[int]) -> Tensor:
