@@ -27,7 +27,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from darts_parallel.config.checks import MAX_PROCESSES, require_at_least, require_member, require_size
+from darts_parallel.config.checks import (
+    MAX_PROCESSES,
+    require_at_least,
+    require_member,
+    require_members,
+    require_size,
+)
 from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_json
@@ -83,10 +89,8 @@ class AblateOptions:
         require_at_least("seeds", self.seeds, 1)
         require_size("jobs", self.jobs, MAX_PROCESSES)
         require_at_least("budget", self.budget, 0, strict=True)
-        for problem in self.problems:
-            require_member("problems", problem, tuple(PROBLEMS))
-        for arm in self.arms:
-            require_member("arms", arm, ARMS)
+        require_members("problems", self.problems, tuple(PROBLEMS))
+        require_members("arms", self.arms, ARMS)
         if self.launcher:
             require_member("launcher", self.launcher, tuple(LAUNCHERS))
         if self.quick:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from darts_parallel.config.checks import require_member
+from darts_parallel.config.checks import require_members
 from darts_parallel.config.options import run_main
 from darts_parallel.plan.file import write_text
 from darts_parallel.problem.problem import Problem
@@ -53,8 +53,7 @@ class AblationOptions:
     """Write experiments/results/ablate_mends.md, too."""
 
     def __post_init__(self) -> None:
-        for kind in self.held_out:
-            require_member("held_out", kind, KINDS)
+        require_members("held_out", self.held_out, KINDS)
 
 
 @dataclass(frozen=True)

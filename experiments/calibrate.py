@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.table import Table
 
-from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.checks import require_at_least, require_members
 from darts_parallel.config.options import run_main
 from darts_parallel.config.schema import config_dir
 from darts_parallel.errors import ConfigError
@@ -64,8 +64,7 @@ class CalibrationOptions:
     def __post_init__(self) -> None:
         require_at_least("steps", self.steps, 1)
         require_at_least("refinements", self.refinements, 0)
-        for kind in self.cross_validate:
-            require_member("cross_validate", kind, KINDS)
+        require_members("cross_validate", self.cross_validate, KINDS)
 
 
 def calibrate(options: CalibrationOptions) -> int:

@@ -32,7 +32,7 @@ from rich.progress import (
 )
 
 from baselines import PLANNERS
-from darts_parallel.config.checks import MAX_PROCESSES, require_at_least, require_member, require_size
+from darts_parallel.config.checks import MAX_PROCESSES, require_at_least, require_members, require_size
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.interrupts import children_without_interrupts
 from darts_parallel.config.options import run_main
@@ -93,8 +93,7 @@ class CompareOptions:
         require_size("jobs", self.jobs, MAX_PROCESSES)
         require_at_least("budget", self.budget, 0, strict=True)
         require_at_least("oracle_seconds", self.oracle_seconds, 0, strict=True)
-        for method in self.methods:
-            require_member("methods", method, METHODS)
+        require_members("methods", self.methods, METHODS)
 
 
 def compare(options: CompareOptions, console: Console) -> int:

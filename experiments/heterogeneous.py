@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from rich.console import Console
 
-from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.checks import require_at_least, require_members
 from darts_parallel.config.options import run_main
 from darts_parallel.config.search import PLACEMENTS
 from darts_parallel.cost.table import build_tables
@@ -58,8 +58,7 @@ class HeterogeneousOptions:
         require_at_least("first", self.first, 0)
         require_at_least("num_layers", self.num_layers, 1)
         require_at_least("num_steps", self.num_steps, 1)
-        for placement in self.placements:
-            require_member("placements[]", placement, PLACEMENTS)
+        require_members("placements[]", self.placements, PLACEMENTS)
 
 
 @dataclass(frozen=True)

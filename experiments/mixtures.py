@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.checks import require_at_least, require_members
 from darts_parallel.config.options import run_main
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
 from darts_parallel.cost.table import build_tables
@@ -78,8 +78,7 @@ class MixtureOptions:
     """Write experiments/results/mixtures.md, too."""
 
     def __post_init__(self) -> None:
-        for job in self.jobs:
-            require_member("jobs", job, tuple(JOBS))
+        require_members("jobs", self.jobs, tuple(JOBS))
         require_at_least("seconds", self.seconds, 0, strict=True)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.checks import require_at_least, require_member, require_members
 from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_json, write_text
@@ -52,8 +52,7 @@ class ProfileOptions:
         require_at_least("largest_message_mib", self.largest_message_mib, 0, strict=True)
         if self.largest is not None:
             require_at_least("largest", self.largest, 64)
-        for value in self.precisions or ():
-            require_member("precisions", value, tuple(DTYPES))
+        require_members("precisions", self.precisions or (), tuple(DTYPES))
         if self.precisions is not None and not self.precisions:
             raise ConfigError("precisions=[] must list at least one; nearest legal: [fp32].")
         if not self.name.isidentifier():

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 from darts_parallel.bilevel.report import spread
-from darts_parallel.config.checks import require_at_least, require_member
+from darts_parallel.config.checks import require_at_least, require_members
 from darts_parallel.config.options import run_main
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.layerwise import solve
@@ -67,8 +67,7 @@ class ReplanOptions:
     """Write experiments/results, too."""
 
     def __post_init__(self) -> None:
-        for job in self.jobs:
-            require_member("jobs[]", job, tuple(JOBS))
+        require_members("jobs[]", self.jobs, tuple(JOBS))
         require_at_least("losses", self.losses, 1)
         require_at_least("seed", self.seed, 0)
         require_at_least("exact_seconds", self.exact_seconds, 0)

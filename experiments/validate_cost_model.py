@@ -15,7 +15,7 @@ predictions that never saw the fold, and counts how many runs the 80 % intervals
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from darts_parallel.config.checks import require_member
+from darts_parallel.config.checks import require_members
 from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_text
@@ -74,8 +74,7 @@ class ValidationOptions:
     """Rows with the largest errors that are printed."""
 
     def __post_init__(self) -> None:
-        for kind in self.held_out:
-            require_member("held_out", kind, KINDS)
+        require_members("held_out", self.held_out, KINDS)
         if self.worst < 0:
             raise ConfigError(f"worst={self.worst} must be at least 0; nearest legal: 0.")
 

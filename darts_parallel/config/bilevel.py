@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from darts_parallel.config.checks import MAX_PROCESSES, require_member, require_size, require_within
+from darts_parallel.config.checks import (
+    MAX_PROCESSES,
+    require_member,
+    require_members,
+    require_size,
+    require_within,
+)
 from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.errors import ConfigError
 
@@ -151,12 +157,10 @@ class BilevelConfig:
             require_member(f"bilevel.{key}", getattr(self, key), members)
 
     def _check_lists(self) -> None:
-        for schedule in self.schedules:
-            require_member("bilevel.schedules", schedule, ("1f1b", *ASYNCHRONOUS))
+        require_members("bilevel.schedules", self.schedules, ("1f1b", *ASYNCHRONOUS))
         for every in self.sync_every:
             require_size("bilevel.sync_every", every, STEPS)
-        for arm in self.arms:
-            require_member("bilevel.arms", arm, ARMS)
+        require_members("bilevel.arms", self.arms, ARMS)
         for seed in self.seeds:
             require_within("bilevel.seeds", seed, 0, LARGEST_SEED)
         for batch in self.batch_candidates:

@@ -1,5 +1,6 @@
 """Checks of configured values; each refuses with one sentence that names the nearest legal value."""
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from math import isfinite
 from typing import Any
@@ -62,6 +63,12 @@ def require_member(key: str, value: Any, members: tuple[Any, ...]) -> None:
         near = get_close_matches(str(value), [str(member) for member in members], n=1, cutoff=0.0)[0]
     names = ", ".join(str(member) for member in members)
     raise ConfigError(f"{key}={value} must be one of {names}; nearest legal: {near}.")
+
+
+def require_members(key: str, values: Iterable[Any], members: tuple[Any, ...]) -> None:
+    """Refuse `values` of `key` one of which is none of `members`."""
+    for value in values:
+        require_member(key, value, members)
 
 
 def nearest_divisor(number: int, value: int) -> int:

@@ -14,6 +14,7 @@ from darts_parallel.config.checks import (
     require_at_least,
     require_at_most,
     require_member,
+    require_members,
     require_size,
     require_within,
 )
@@ -193,16 +194,14 @@ class SpaceConfig:
             self.kind = "uniform"  # one strategy for all layers is what they run
         if self.executable:
             self.node_orders = "given"  # ranks are numbered by whoever starts the processes
-            for value in self.pinned("cp") or ("null",):
-                require_member("space.cp", value, (1,))
+            require_members("space.cp", self.pinned("cp") or ("null",), (1,))
 
     def _require_numbers(self) -> None:
         counts = ("num_micro_batches", "micro_batch_size", "virtual_stages")
         for key in ("pp", "dp", "tp", "cp", "ep", "etp", *counts):
             for value in self._whole_numbers(key):
                 require_at_least(f"space.{key}", value, 1)
-        for value in self._whole_numbers("zero_stage"):
-            require_member("space.zero_stage", value, (0, 1, 2, 3))
+        require_members("space.zero_stage", self._whole_numbers("zero_stage"), (0, 1, 2, 3))
         for key in ("tp_comm_bits", "grad_comm_bits"):
             for value in self._whole_numbers(key):
                 require_member(f"space.{key}", value, COMM_BITS[:1] if self.executable else COMM_BITS)
@@ -213,14 +212,11 @@ class SpaceConfig:
         if self.schedules is not None:
             # one spelling each, in the order of the list
             named = [ALIASES.get(value, value) for value in self.pinned("schedules") or ()]
-            for value in named:
-                require_member("space.schedules", value, RUNNABLE if self.executable else SCHEDULES)
+            require_members("space.schedules", named, RUNNABLE if self.executable else SCHEDULES)
             self.schedules = list(dict.fromkeys(named))
-        for value in self.pinned("recompute") or ():
-            require_member("space.recompute", value, RECOMPUTE)
+        require_members("space.recompute", self.pinned("recompute") or (), RECOMPUTE)
         if self.offload is not None:
-            for value in self.pinned("offload") or ():
-                require_member("space.offload", value, OFFLOADS)
+            require_members("space.offload", self.pinned("offload") or (), OFFLOADS)
             self.offload = [kind for kind in OFFLOADS if kind in (self.pinned("offload") or ())]
             if self.executable or self.trainer is not None:
                 raise ConfigError(
@@ -310,10 +306,8 @@ class Config:
 
     def __post_init__(self) -> None:
         require_printable_texts("", self)
-        for key in self.replan:
-            require_member("replan key", key, ("from",))
-        for key in self.tune:
-            require_member("tune key", key, ("from", "top", "measured"))
+        require_members("replan key", self.replan, ("from",))
+        require_members("tune key", self.tune, ("from", "top", "measured"))
         require_size("tune.top", self.tune.get("top", 3), MAX_SIZE)
         if self.export is not None:
             require_member("export", self.export, EXPORTS)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from darts_parallel.config.checks import require_at_least, require_member, require_size
+from darts_parallel.config.checks import require_at_least, require_member, require_members, require_size
 from darts_parallel.config.cluster import PRECISIONS
 from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.errors import ConfigError
@@ -57,11 +57,9 @@ class TrainingConfig:
         require_size("training.seq_len", self.seq_len, MAX_SIZE)
         require_member("training.precision", self.precision, PRECISIONS)
         require_member("training.optimizer", self.optimizer, OPTIMIZERS)
-        for module in self.recompute_modules:
-            require_member("training.recompute_modules", module, RECOMPUTE_MODULES)
+        require_members("training.recompute_modules", self.recompute_modules, RECOMPUTE_MODULES)
         require_at_least("training.lora_rank", self.lora_rank, 0)
-        for target in self.lora_targets:
-            require_member("training.lora_targets", target, LORA_TARGETS)
+        require_members("training.lora_targets", self.lora_targets, LORA_TARGETS)
         if self.lora_rank and not self.lora_targets:
             raise ConfigError(
                 f"training.lora_targets=[] must name a product with training.lora_rank={self.lora_rank}; "
