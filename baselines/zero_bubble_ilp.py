@@ -52,11 +52,6 @@ class BestOrder:
     bound: float
     """No order is faster."""
 
-    @property
-    def proven(self) -> bool:
-        """Whether no order is faster but for the solver's tolerance."""
-        return self.seconds <= self.bound * (1 + 1e-4)
-
 
 def best_order(stages: FixedStages, seconds: float, known: float) -> BestOrder:
     """Return the seconds of the best order of passes.

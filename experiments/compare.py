@@ -50,7 +50,6 @@ from experiments.comparison.runs import (
     UNIFORM,
     Run,
     Work,
-    ignore_interrupt,
     run_case,
     write_csv,
 )
@@ -208,7 +207,7 @@ def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=ignore_interrupt)
+    pool = ProcessPoolExecutor(jobs, mp_context=context)
     here = threading.current_thread() is threading.main_thread()
     earlier = signal.signal(signal.SIGTERM, _interrupt) if here else None
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from darts_parallel.bilevel.data import Corpus
 from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.loop import RETRAIN_ONLY, BilevelRecord, BilevelSearch, fingerprint, resume
+from darts_parallel.bilevel.loop import BilevelRecord, BilevelSearch, fingerprint, resume
 from darts_parallel.bilevel.report import write_report
 from darts_parallel.bilevel.retraining.retrain import FIRST_RETRAIN_SEED, Retrained
 from darts_parallel.bilevel.retraining.trainings import Training, Trainings
@@ -272,6 +272,3 @@ def _search_dict(plan: SeedPlan) -> dict[str, Any]:
                           for i, (dp, bits) in enumerate(known.gradient_pairs)},
         },
     }  # fmt: skip
-
-
-__all__ = ["REFERENCE", "RETRAIN_ONLY", "Protocol", "SeedPlan"]

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from darts_parallel.cost.compute import lengthening
 from darts_parallel.cost.critical_paths import PathMemory
-from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.offload.fractions import OffloadedPlans
 from darts_parallel.cost.offload.transfers import ACTIVATION, OPTIMIZER
 from darts_parallel.cost.pipeline import pipeline_seconds
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
@@ -114,19 +112,6 @@ class RelaxedPlans:
     placement: NodeOrderWeights | None = None
     fractions: Tensor | None = None
     pairs: Tensor | None = None
-
-    @staticmethod
-    def one_hot(
-        plans: HardPlans, table: CostTable, placement: NodeOrderWeights | None = None
-    ) -> "RelaxedPlans":
-        """Hard plans as weights, one for each outer choice in order: shapes `(O, 1, L, .)`."""
-        choices = torch.nn.functional.one_hot(plans.choices, len(table.choices)).double()
-        stages = torch.nn.functional.one_hot(plans.stages(), table.num_stages).double()
-        fractions = None
-        if table.offload:
-            own = OffloadedPlans.of(table, plans.outer, plans.choices, plans.stages())
-            fractions = own.fractions().unsqueeze(1)
-        return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1), placement, fractions)
 
 
 @dataclass(frozen=True)

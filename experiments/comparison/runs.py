@@ -1,6 +1,5 @@
 """One problem solved by every method: the rows of `compare.csv`."""
 
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -95,11 +94,6 @@ def run_case(work: Work) -> list[Run]:
     for name in (name for name in PLANNERS if name in work.methods):
         rows += _rival(work, name, tables, reference, budget)
     return rows
-
-
-def ignore_interrupt() -> None:
-    """For a process of a pool: Ctrl-C reaches every process of the terminal, the parent alone decides."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _baseline(case: Case, method: str, answer: TableResult, seconds: float, reference: float) -> Run:

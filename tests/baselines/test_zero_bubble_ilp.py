@@ -65,5 +65,5 @@ def test_the_programme_finds_the_order_that_trying_all_finds(seed: int, room: in
     single = list(orders_of(count, room))
     best = min(makespan(stages, pair) for pair in product(single, repeat=2))
     found = best_order(stages, 20.0, 1.3 * best)
-    assert found.proven
+    assert found.seconds <= found.bound * (1 + 1e-4)
     assert found.seconds == pytest.approx(best, rel=1e-6)

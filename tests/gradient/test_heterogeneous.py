@@ -19,7 +19,6 @@ from darts_parallel.gradient.descent import GradientSearch, search
 from darts_parallel.gradient.relaxed_cost import (
     NodeOrderTables,
     NodeOrderWeights,
-    RelaxedPlans,
     group_by_order,
     surrogate,
 )
@@ -31,7 +30,7 @@ from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.report.text import alternatives_table
 from experiments.heterogeneous import HeterogeneousOptions, random_mixed, rows
-from tests.support.random_plans import random_plans
+from tests.support.random_plans import one_hot, random_plans
 
 MIXED = ["model=toy", "cluster=toy_mixed", "training=toy"]
 
@@ -276,7 +275,7 @@ def test_a_relaxed_placement_at_one_order_equals_that_order(seed: int) -> None:
             hard = evaluate_batch(tables[number], plans)
             weights = torch.nn.functional.one_hot(torch.tensor(position), len(numbers)).double()
             placement = NodeOrderWeights(weights.expand(len(plans), 1, -1), orders)
-            soft = surrogate(RelaxedPlans.one_hot(plans, first, placement), first)
+            soft = surrogate(one_hot(plans, first, placement), first)
             torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
             torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-6)
             torch.testing.assert_close(soft.capacity[0, 0], tables[number].capacity)

@@ -4,8 +4,9 @@ import torch
 
 from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
+from darts_parallel.cost.offload.fractions import OffloadedPlans
 from darts_parallel.cost.table import CostTable
-from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
+from darts_parallel.gradient.relaxed_cost import NodeOrderWeights, RelaxedPlans, surrogate
 
 
 def random_plans(table: CostTable, count: int, rng: torch.Generator) -> HardPlans:
@@ -21,6 +22,17 @@ def random_plans(table: CostTable, count: int, rng: torch.Generator) -> HardPlan
     return HardPlans(outer, choices, torch.stack(starts))
 
 
+def one_hot(plans: HardPlans, table: CostTable, placement: NodeOrderWeights | None = None) -> RelaxedPlans:
+    """Hard plans as weights, one for each outer choice in order: shapes `(O, 1, L, .)`."""
+    choices = torch.nn.functional.one_hot(plans.choices, len(table.choices)).double()
+    stages = torch.nn.functional.one_hot(plans.stages(), table.num_stages).double()
+    fractions = None
+    if table.offload:
+        own = OffloadedPlans.of(table, plans.outer, plans.choices, plans.stages())
+        fractions = own.fractions().unsqueeze(1)
+    return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1), placement, fractions)
+
+
 def assert_surrogate_is_exact(table: CostTable, plans: HardPlans) -> BatchCost:
     """Hold the surrogate at one-hot weights against the true cost, which is returned.
 
@@ -28,7 +40,7 @@ def assert_surrogate_is_exact(table: CostTable, plans: HardPlans) -> BatchCost:
         table: Costs.
         plans: One of every outer choice, in order.
     """
-    hard, soft = evaluate_batch(table, plans), surrogate(RelaxedPlans.one_hot(plans, table), table)
+    hard, soft = evaluate_batch(table, plans), surrogate(one_hot(plans, table), table)
     torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
     torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(soft.stage_seconds[:, 0], hard.stage_seconds, rtol=1e-9, atol=1e-15)

@@ -27,11 +27,6 @@ class Packed:
     scales: Tensor
     """One for each block, float32, shape `(n, blocks)`."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes on the wire."""
-        return self.levels.numel() + 4 * self.scales.numel()
-
 
 def pack(rows: Tensor, bits: int) -> Packed:
     """Quantize to `2^bits - 1` levels of each block's largest magnitude, nearest level.
