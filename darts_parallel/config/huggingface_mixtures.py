@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from darts_parallel.config.huggingface_architectures import Reader, read_rotary
+from darts_parallel.config.huggingface_classes.windows import windows
 from darts_parallel.errors import ConfigError
 
 
@@ -43,7 +44,7 @@ def _sparse_step(r: Reader) -> Any:
 
 
 def _mixtral(r: Reader) -> dict[str, Any]:
-    return read_rotary(r, **_experts(r, "num_local_experts", "intermediate_size"))
+    return read_rotary(r, **_experts(r, "num_local_experts", "intermediate_size"), **windows(r))
 
 
 def _qwen2_moe(r: Reader) -> dict[str, Any]:
@@ -61,7 +62,8 @@ def _qwen3_moe(r: Reader) -> dict[str, Any]:
     if r.flag("attention_bias"):
         raise r.refuse("attention_bias=True beside experts without biases is not modelled", "false")
     experts = _experts(r, "num_experts", "moe_intermediate_size")
-    return read_rotary(r, qk_norm=True, moe_layer_freq=_sparse_step(r), **experts)
+    found = windows(r, only_if="use_sliding_window")
+    return read_rotary(r, qk_norm=True, moe_layer_freq=_sparse_step(r), **experts, **found)
 
 
 def _shared(r: Reader) -> dict[str, Any]:
@@ -100,7 +102,8 @@ def _gpt_oss(r: Reader) -> dict[str, Any]:
     if not r.flag("attention_bias"):
         raise r.refuse("attention_bias=False beside experts with biases is not modelled", "true")
     experts = _experts(r, "num_local_experts", "intermediate_size")
-    return read_rotary(r, linear_bias=True, attention_sinks=True, moe_router_bias=True, **experts)
+    own = {"linear_bias": True, "attention_sinks": True, "moe_router_bias": True}
+    return read_rotary(r, **own, **experts, **windows(r, every=2))
 
 
 def _llama4(r: Reader) -> dict[str, Any]:
@@ -183,7 +186,8 @@ MIXTURES: dict[str, tuple[Callable[[Reader], dict[str, Any]], dict[str, Any]]] =
         _gpt_oss,
         {"vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
          "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": True,
-         "num_local_experts": 128, "num_experts_per_tok": 4, "max_position_embeddings": 131072},
+         "num_local_experts": 128, "num_experts_per_tok": 4, "max_position_embeddings": 131072,
+         "sliding_window": 128},
     ),
     "llama4": (_llama4, _LLAMA4),
     "llama4_text": (_llama4, _LLAMA4),

@@ -73,6 +73,10 @@ def test_windows_are_read_by_the_rule_of_the_class_or_layer_by_layer() -> None:
         4096,
         [0, 0, 0, 0, 1, 1],
     )
+    assert window(model_type="gpt_oss", num_local_experts=4) == (128, 2)
+    assert window(model_type="gpt_oss", num_local_experts=4, layer_types=kinds) == (128, [1, 0, 0, 1, 0, 0])
+    assert window(model_type="mixtral", sliding_window=4096) == (4096, None)
+    assert window(model_type="qwen3_moe", sliding_window=4096) == (None, None)
     assert window(model_type="modernbert") == (128, [0, 1, 1, 0, 1, 1])
 
 
