@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -160,27 +160,26 @@ class BilevelSearch:
     def _forward_weights(
         self, candidates: tuple[Candidate, ...], weights: Tensor
     ) -> tuple[tuple[Pair, ...], Tensor]:
-        """All forward pairs and what the candidates' weights give them, `(blocks, Kf)`, float32."""
+        """All forward pairs and what the candidates' weights give them."""
         pairs = self.space.forward_pairs
-        place = torch.tensor([pairs.index(candidate.forward_pair) for candidate in candidates])
-        summed = (
-            torch.zeros(len(weights), len(pairs), dtype=weights.dtype).index_add(1, place, weights).float()
-        )
-        return pairs, one_hot_sample(
-            summed, self.generator
-        ) if self.settings.estimator == "gumbel" else summed
+        return pairs, self._pair_weights(pairs, [one.forward_pair for one in candidates], weights)
+
+    def _pair_weights(self, pairs: Sequence[Pair], own: Sequence[Pair], weights: Tensor) -> Tensor:
+        """What candidates that have `own` pairs give every pair, `(blocks, pairs)`, float32.
+
+        Gumbel: one-hot samples of it.
+        """
+        place = torch.tensor([pairs.index(pair) for pair in own])
+        zeros = torch.zeros(len(weights), len(pairs), dtype=weights.dtype)
+        summed = zeros.index_add(1, place, weights).float()
+        return one_hot_sample(summed, self.generator) if self.settings.estimator == "gumbel" else summed
 
     def _gradient_mixtures(self, candidates: tuple[Candidate, ...], weights: Tensor) -> list[Mixture]:
         """How the blocks' gradients travel: mixtures, or one-hot samples of them."""
-        pairs = tuple(dict.fromkeys(candidate.gradient_pair for candidate in candidates))
-        place = torch.tensor([pairs.index(candidate.gradient_pair) for candidate in candidates])
-        summed = (
-            torch.zeros(len(weights), len(pairs), dtype=weights.dtype).index_add(1, place, weights).float()
-        )
-        if self.settings.estimator == "gumbel":
-            summed = one_hot_sample(summed, self.generator)
+        own = tuple(candidate.gradient_pair for candidate in candidates)
+        pairs = tuple(dict.fromkeys(own))
         mixtures: list[Mixture] = []
-        for row in summed:
+        for row in self._pair_weights(pairs, own, weights):
             kept = torch.nonzero(row > NEGLIGIBLE).flatten()
             mixtures.append((tuple(pairs[i] for i in kept.tolist()), row[kept] / row[kept].sum()))
         return mixtures

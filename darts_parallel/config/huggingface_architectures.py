@@ -134,7 +134,8 @@ def read_llama(r: Reader) -> dict[str, Any]:
     return read_rotary(r, linear_bias=attention, mlp_bias=None if mlp == attention else mlp)
 
 
-def _mistral(r: Reader) -> dict[str, Any]:
+def read_mistral(r: Reader) -> dict[str, Any]:
+    """Llama without biases, some layers in a sliding window."""
     return read_rotary(r, **windows(r))
 
 
@@ -226,7 +227,7 @@ _QWEN = {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "num_key_va
 ARCHITECTURES: dict[str, tuple[Callable[[Reader], dict[str, Any]], dict[str, Any]]] = {
     "llama": (read_llama, _LLAMA),
     "mistral": (
-        _mistral,
+        read_mistral,
         {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
          "sliding_window": 4096},
     ),

@@ -8,7 +8,7 @@ from torch import Tensor
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.layer_costs import TIME_TERMS
 from darts_parallel.cost.memory import ROUNDING
-from darts_parallel.cost.offload.fractions import OffloadedPlans
+from darts_parallel.cost.offload.fractions import OffloadedPlans, summed
 from darts_parallel.cost.pipeline import pipeline_seconds
 from darts_parallel.cost.searcher import searcher_breakdown
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
@@ -70,17 +70,17 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
         by_kind = chosen + (outer * (table.time.shape[1] - 1) + kinds) * size
     seconds, sync = table.time.take(by_kind), table.sync.take(by_kind)
     inside, across = neighbour_seconds(table, plans, stages)
-    stage_seconds = _per_stage(seconds, stages, table.num_stages) + inside
+    stage_seconds = summed(seconds, stages, table.num_stages) + inside
     if table.pipeline.blocking:
         stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
     devices = table.stage_device[stages]
-    sync_seconds = _per_stage(sync, devices, table.pp)
+    sync_seconds = summed(sync, devices, table.pp)
     per_iteration = table.per_iteration.take(chosen).sum(1)
     in_flight = table.in_flight[outer, stages]
     kept = table.static.take(chosen) + in_flight * table.activation.take(chosen)
     working = table.working.take(chosen)
     largest = torch.zeros_like(sync_seconds).scatter_reduce(1, devices, working, "amax")
-    memory = _per_stage(kept, devices, table.pp) + largest
+    memory = summed(kept, devices, table.pp) + largest
     if table.offload:
         offloaded = OffloadedPlans.of(table, plans.outer, plans.choices, stages)
         shares = offloaded.fractions()
@@ -130,7 +130,7 @@ def pass_seconds(
     stages = plans.stages()
     outer, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
     forward, backward, weight = (
-        _per_stage(values[outer, table.stage_kind[stages], layers, plans.choices], stages, table.num_stages)
+        summed(values[outer, table.stage_kind[stages], layers, plans.choices], stages, table.num_stages)
         for values in (table.forward, table.backward, table.weight_gradient)
     )
     if table.offload:
@@ -139,11 +139,6 @@ def pass_seconds(
         forward, backward = forward + longer[0], backward + longer[1]
     inside, across = neighbour_seconds(table, plans, stages) if between is None else between
     return PassSeconds(forward + inside / 2, backward + inside / 2, weight, across / 2)
-
-
-def _per_stage(values: Tensor, stages: Tensor, count: int) -> Tensor:
-    zeros = torch.zeros(len(values), count, dtype=values.dtype)
-    return zeros.scatter_add(1, stages, values)
 
 
 def neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,13 +156,13 @@ def neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tup
 
     inside = of_kind(table.reshard, table.stage_kind[later])
     if table.pp == 1:
-        return _per_stage(inside, later, 1), inside[:, :0]
+        return summed(inside, later, 1), inside[:, :0]
     border = table.boundary_kind[(later - 1).clamp(min=0)]
     across = of_kind(table.p2p, border)
     none = torch.zeros_like(inside)
     return (
-        _per_stage(torch.where(cut, none, inside), later, table.num_stages),
-        _per_stage(torch.where(cut, across, none), later, table.num_stages)[:, 1:],
+        summed(torch.where(cut, none, inside), later, table.num_stages),
+        summed(torch.where(cut, across, none), later, table.num_stages)[:, 1:],
     )
 
 

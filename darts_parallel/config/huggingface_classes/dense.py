@@ -13,6 +13,7 @@ from darts_parallel.config.huggingface_architectures import (
     read_bert,
     read_gpt2,
     read_llama,
+    read_mistral,
     read_qwen2,
     read_rotary,
     read_sizes,
@@ -45,10 +46,6 @@ def _gemma3(r: Reader) -> Fields:
 
 def _olmo2(r: Reader) -> Fields:
     return _gemma(r, qk_norm=True, qk_norm_whole=True)
-
-
-def _ministral(r: Reader) -> Fields:
-    return read_rotary(r, **windows(r))
 
 
 def _stablelm(r: Reader) -> Fields:
@@ -211,12 +208,13 @@ FAMILIES: dict[str, tuple[Read, Fields]] = {
                               "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
                               "head_dim": 256, "max_position_embeddings": 131072, "sliding_window": 4096,
                               "tie_word_embeddings": True}),
-    "ministral": (_ministral, {**_SMALL, "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
-                               "num_key_value_heads": 8, "max_position_embeddings": 131072,
-                               "sliding_window": 4096}),
-    "ministral3": (_ministral, {"vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 14336,
-                                "num_hidden_layers": 34, "num_attention_heads": 32, "num_key_value_heads": 8,
-                                "head_dim": 128, "max_position_embeddings": 262144}),
+    "ministral": (read_mistral, {**_SMALL, "vocab_size": 32000, "hidden_size": 4096,
+                                 "intermediate_size": 14336, "num_key_value_heads": 8,
+                                 "max_position_embeddings": 131072, "sliding_window": 4096}),
+    "ministral3": (read_mistral, {"vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 14336,
+                                  "num_hidden_layers": 34, "num_attention_heads": 32,
+                                  "num_key_value_heads": 8, "head_dim": 128,
+                                  "max_position_embeddings": 262144}),
     "mt5": (read_t5, {"vocab_size": 250112, "d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 8,
                       "num_heads": 6, "relative_attention_num_buckets": 32, "dropout_rate": 0.1,
                       "feed_forward_proj": "gated-gelu", "tie_word_embeddings": True}),

@@ -66,14 +66,14 @@ class OffloadedPlans:
         activation = table.activation[row, layers, choices]
 
         def by_stage(values: Tensor) -> Tensor:
-            return _summed(values[row, kinds, layers, choices], stages, table.num_stages)
+            return summed(values[row, kinds, layers, choices], stages, table.num_stages)
 
         return OffloadedPlans(
             table=table,
-            static=_summed(table.static[row, layers, choices], device, table.pp),
-            state=_summed(table.state[row, layers, choices], device, table.pp),
-            kept=_summed(table.in_flight[row, stages] * activation, device, table.pp),
-            state_seconds=_summed(table.state_transfer[row, kinds, layers, choices], device, table.pp),
+            static=summed(table.static[row, layers, choices], device, table.pp),
+            state=summed(table.state[row, layers, choices], device, table.pp),
+            kept=summed(table.in_flight[row, stages] * activation, device, table.pp),
+            state_seconds=summed(table.state_transfer[row, kinds, layers, choices], device, table.pp),
             activation=activation,
             working=table.working[row, layers, choices],
             device=device,
@@ -153,6 +153,7 @@ class OffloadedPlans:
         return self.counts.unsqueeze(1) * longer + self.update(fractions)
 
 
-def _summed(values: Tensor, places: Tensor, count: int) -> Tensor:
+def summed(values: Tensor, places: Tensor, count: int) -> Tensor:
+    """Values `(B, N)` added up by their place, shape `(B, count)`."""
     zeros = torch.zeros(len(values), count, dtype=values.dtype)
     return zeros.scatter_add(1, places, values)

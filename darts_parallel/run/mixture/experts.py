@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.run.mixture.exchange import ExpertGroups, Route
+from darts_parallel.run.units import local
 
 ALONE = ExpertGroups(None, None)
 
@@ -29,12 +30,12 @@ class Expert(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows of shape `(N, H)` to the same; of a split expert partial sums."""
-        inner = functional.linear(rows, _own(self.up.weight))
+        inner = functional.linear(rows, local(self.up.weight))
         if self.gate is None:
             inner = functional.gelu(inner)
         else:
-            inner = functional.silu(functional.linear(rows, _own(self.gate.weight))) * inner
-        return functional.linear(inner, _own(self.down.weight))
+            inner = functional.silu(functional.linear(rows, local(self.gate.weight))) * inner
+        return functional.linear(inner, local(self.down.weight))
 
     def split(self, mesh: DeviceMesh) -> None:
         """Keep this rank's part of the inner features, in place; every rank holds the whole before."""
@@ -44,10 +45,6 @@ class Expert(nn.Module):
                 part = linear.weight.detach().chunk(mesh.size(), dim)[mesh.get_local_rank()].contiguous()
                 whole = DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)
                 linear.weight = nn.Parameter(whole)
-
-
-def _own(weight: Tensor) -> Tensor:
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 class ExpertBank(nn.Module):
