@@ -97,12 +97,13 @@ def test_pipedream_balances_the_slowest_stage_by_hand() -> None:
     assert starts_of(pipedream.solve([hand_table([1, 2, 3, 4], 2, 8, p2p=expensive)], "uniform")) == [0, 2]
 
 
-def test_dapple_weighs_the_sum_against_the_bottleneck_by_hand() -> None:
+@pytest.mark.parametrize(("module", "kind"), [(dapple, "uniform"), (alpa, "layerwise")])
+def test_dapple_and_alpa_weigh_the_sum_against_the_bottleneck_by_hand(module: ModuleType, kind: str) -> None:
     # cut after layer 1: 1 | 9, after 3: 6 | 4 + 3; one micro-batch counts the sum, many the slowest stage
     boundary = torch.tensor([0.0, 9.0, 3.0]).double().view(1, 1, 3, 1, 1)
     few, many = (hand_table([1, 2, 3, 4], 2, count, p2p=boundary) for count in (1, 8))
-    assert starts_of(dapple.solve([few], "uniform")) == [0, 1]
-    result = dapple.solve([many], "uniform")
+    assert starts_of(module.solve([few], kind)) == [0, 1]
+    result = module.solve([many], kind)
     assert starts_of(result) == [0, 3]
     assert result.cost == pytest.approx(6 + 7 + 7 * 7)
 
@@ -175,16 +176,6 @@ def test_alpa_and_galvatron_recompute_what_costs_least_not_what_frees_most_per_s
         result = module.solve([table], "layerwise")
         assert choices_of(result) == [1, 0, 0]
         assert result.cost == pytest.approx(4.25)
-
-
-def test_alpa_trades_the_sum_of_stages_against_the_slowest_by_hand() -> None:
-    # as for DAPPLE: 1 | 9 for one micro-batch, 6 | 4 + 3 for eight
-    boundary = torch.tensor([0.0, 9.0, 3.0]).double().view(1, 1, 3, 1, 1)
-    few, many = (hand_table([1, 2, 3, 4], 2, count, p2p=boundary) for count in (1, 8))
-    assert starts_of(alpa.solve([few], "layerwise")) == [0, 1]
-    result = alpa.solve([many], "layerwise")
-    assert starts_of(result) == [0, 3]
-    assert result.cost == pytest.approx(6 + 7 + 7 * 7)
 
 
 def test_galvatron_takes_the_best_of_even_stages_and_of_stages_of_equal_time_by_hand() -> None:
