@@ -11,14 +11,13 @@ from darts_parallel.cost.compute import products_seconds
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, UnsupportedError
-from darts_parallel.exact.enumeration import brute_force
-from darts_parallel.exact.layerwise import solve
 from darts_parallel.export import export_plan
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.planner.state_moves import state_moves
 from darts_parallel.problem.problem import Problem
 from tests.support.export_plans import LLAMA, MIXTURE, plan_of
+from tests.support.optima import assert_same_optimum
 from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 
 RANK = 4
@@ -119,8 +118,7 @@ def test_dynamic_programming_equals_brute_force_with_adapters() -> None:
     problem = llama(
         "model.num_layers=2", "space.tp=[1,2]", "space.recompute=none", "space.micro_batch_size=1"
     )
-    tables = build_tables(problem)
-    assert solve(tables, "layerwise").cost == pytest.approx(brute_force(tables, "layerwise").cost, rel=1e-12)
+    assert_same_optimum(build_tables(problem), "layerwise")
 
 
 def test_moved_state_is_all_weights_and_the_state_of_the_adapters() -> None:

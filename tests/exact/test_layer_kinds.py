@@ -4,12 +4,12 @@ import pytest
 
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.bounds import OuterCosts
-from darts_parallel.exact.enumeration import brute_force
-from darts_parallel.exact.layerwise import find_plan, solve
+from darts_parallel.exact.layerwise import find_plan
 from darts_parallel.gradient.descent import search
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import load_problem
 from tests.support.layer_kinds import HYBRID, MIXER, PREDICTION, TOY, WINDOWS
+from tests.support.optima import assert_same_optimum
 
 SMALL = [
     "space.tp=[1,2]",
@@ -30,10 +30,7 @@ SMALL = [
 )
 def test_dynamic_programming_equals_brute_force(overrides: list[str]) -> None:
     problem = load_problem([*overrides, *SMALL, "space.pp=2", "space.num_micro_batches=[2,4]"])
-    tables = build_tables(problem)
-    expected, found = brute_force(tables, "layerwise"), solve(tables, "layerwise")
-    assert found.proven
-    assert found.cost == pytest.approx(expected.cost, rel=1e-12)
+    assert_same_optimum(build_tables(problem), "layerwise")
 
 
 def test_equal_costs_and_nothing_else_merge_layers() -> None:

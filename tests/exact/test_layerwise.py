@@ -13,6 +13,7 @@ from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_plan, solve
 from darts_parallel.exact.pareto import pareto
 from darts_parallel.problem.problem import load_problem
+from tests.support.optima import assert_same_optimum
 from tests.support.random_tables import random_table
 
 
@@ -38,18 +39,9 @@ def table_of(seed: int) -> CostTable:
     )
 
 
-def assert_same_optimum(table: CostTable, mode: str) -> float:
-    expected, found = brute_force([table], mode), solve([table], mode)
-    assert found.proven
-    assert found.cost == pytest.approx(expected.cost, rel=1e-12)
-    assert (found.best is None) == (expected.best is None)
-    assert found.lower_bound == found.cost
-    return found.cost
-
-
 @pytest.mark.parametrize("first", range(0, 28, 14))
 def test_layerwise_optimum_equals_brute_force(first: int) -> None:
-    costs = [assert_same_optimum(table_of(seed), "layerwise") for seed in range(first, first + 14)]
+    costs = [assert_same_optimum([table_of(seed)], "layerwise") for seed in range(first, first + 14)]
     # enough tables have a plan, and some have none, so that the comparison means something
     assert 5 <= sum(map(math.isfinite, costs)) < 14
 
@@ -57,7 +49,7 @@ def test_layerwise_optimum_equals_brute_force(first: int) -> None:
 @pytest.mark.parametrize("mode", ["stagewise", "uniform"])
 def test_smaller_spaces_equal_brute_force(mode: str) -> None:
     for seed in range(14):
-        assert_same_optimum(table_of(seed), mode)
+        assert_same_optimum([table_of(seed)], mode)
 
 
 def test_sharing_the_work_of_equal_layers_changes_nothing() -> None:
