@@ -114,8 +114,9 @@ def _rows(measured: Any) -> list[Mapping[str, Any]]:
             with Path(measured).open(newline="", encoding="utf-8-sig") as stream:
                 return [{k: v for k, v in row.items() if k and v} for row in csv.DictReader(stream)]
         except (OSError, UnicodeDecodeError, csv.Error) as error:
+            why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
-                f"tune.measured={measured} cannot be read ({error}); nearest legal: a CSV file with the "
+                f"tune.measured={measured} cannot be read ({why}); nearest legal: a CSV file with the "
                 "columns plan, seconds, memory_gb, oom."
             ) from None
     if isinstance(measured, list) and all(isinstance(row, dict) for row in measured):

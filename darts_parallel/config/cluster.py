@@ -65,18 +65,23 @@ class LinkConfig:
     """Links of a GPU that together have this bandwidth, each to one other GPU of its node (MI300X: 7), so
     that a message to one of them has its share of it; 0: all of it goes to any GPU."""
 
-    def __post_init__(self) -> None:
-        require_at_least("cluster link bandwidth_GBps", self.bandwidth_GBps, 0, strict=True)
-        require_at_least("cluster link latency_us", self.latency_us, 0)
-        require_at_least("cluster link efficiency", self.efficiency, 0, strict=True)
-        require_at_most("cluster link efficiency", self.efficiency, 1)
-        require_within("cluster link efficiency", self.efficiency, 1e-3, 1)
-        require_within("cluster link bandwidth_GBps", self.bandwidth_GBps, 1e-5, 1e6)
-        require_within("cluster link latency_us", self.latency_us, 0, 1e8)
-        require_within("cluster link peer_links", self.peer_links, 0, 1024)
+    def check(self, key: str) -> None:
+        """Refuse what breaks a rule.
+
+        Args:
+            key: Where the link stands in the configuration.
+        """
+        require_at_least(f"{key}.bandwidth_GBps", self.bandwidth_GBps, 0, strict=True)
+        require_at_least(f"{key}.latency_us", self.latency_us, 0)
+        require_at_least(f"{key}.efficiency", self.efficiency, 0, strict=True)
+        require_at_most(f"{key}.efficiency", self.efficiency, 1)
+        require_within(f"{key}.efficiency", self.efficiency, 1e-3, 1)
+        require_within(f"{key}.bandwidth_GBps", self.bandwidth_GBps, 1e-5, 1e6)
+        require_within(f"{key}.latency_us", self.latency_us, 0, 1e8)
+        require_within(f"{key}.peer_links", self.peer_links, 0, 1024)
         if self.shared and self.peer_links:
             raise ConfigError(
-                f"cluster link peer_links={self.peer_links} must be 0 where shared=true, since all GPUs of a "
+                f"{key}.peer_links={self.peer_links} must be 0 where shared=true, since all GPUs of a "
                 "node then have one link; nearest legal: 0."
             )
 
@@ -109,6 +114,9 @@ class NodeGroupConfig:
             require_at_least(f"{key}.price_per_hour_usd", self.price_per_hour_usd, 0)
             require_at_most(f"{key}.price_per_hour_usd", self.price_per_hour_usd, MAX_PRICE)
         require_member(f"{key}.device", self.device, devices)
+        self.intra_node.check(f"{key}.intra_node")
+        if self.inter_node is not None:
+            self.inter_node.check(f"{key}.inter_node")
         if self.nvlink_domain_gpus is not None:
             require_domain(f"{key}.nvlink_domain_gpus", self.nvlink_domain_gpus, self)
 
@@ -255,6 +263,7 @@ class ClusterConfig:
                 "cluster.devices={} must define the devices of cluster.nodes; "
                 f"nearest legal: {{{name}: ...}}."
             )
+        self.inter_node.check("cluster.inter_node")
         for index, group in enumerate(self.nodes):
             group.check(f"cluster.nodes[{index}]", tuple(self.devices))
             if self.nvlink_domain_gpus is not None and group.nvlink_domain_gpus is None:

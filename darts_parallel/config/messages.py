@@ -133,7 +133,9 @@ def _unknown_key(match: re.Match[str], given: Given) -> str:
         keys = all_keys(Config)
     else:
         kind = _kind_at(prefix)
-        keys = [f"{prefix}.{entry.name}" if prefix else entry.name for entry in fields(kind)]
+        own = full.rpartition(".")[0]
+        parent = own if _stands_at(kind, own) else prefix  # a link stands at several places
+        keys = [f"{parent}.{entry.name}" if parent else entry.name for entry in fields(kind)]
         full = full if "." in full or not prefix else f"{prefix}.{full}"
     near = get_close_matches(full, keys, n=1, cutoff=0.0)[0]
     value = f"={given[full]}" if full in given else ""
@@ -288,6 +290,17 @@ def _kind_at(prefix: str) -> Any:
         suffix, kind = next((s, k) for s, k in _nested(kind) if f"{prefix}.".startswith(f"{s}."))
         prefix = prefix[len(suffix) :].lstrip(".")
     return kind
+
+
+def _stands_at(wanted: Any, place: str, kind: Any = Config, pattern: str = "") -> bool:
+    """Whether a dotted place as a user writes it (`cluster.nodes.0`) holds the schema dataclass `wanted`."""
+    if kind is wanted and re.fullmatch(pattern, place):
+        return True
+    for suffix, inner in _nested(kind):
+        inside = re.escape(suffix).replace(r"\[\]", r"(\[\d+\]|\.\d+)").replace(r"\.\*", r"\.[^.]+")
+        if _stands_at(wanted, place, inner, rf"{pattern}\.{inside}" if pattern else inside):
+            return True
+    return False
 
 
 def all_keys(kind: Any, prefix: str = "") -> list[str]:

@@ -17,6 +17,22 @@ REFUSED = [
     ("modle=toy", "modle=toy", "nearest legal: model."),
     ("model=tooy", "model=tooy", "nearest legal: toy."),
     ("model.num_layer=3", "model.num_layer=3 is not a key", "nearest legal: model.num_layers."),
+    (
+        "cluster.inter_node.bandwith_GBps=10",
+        "cluster.inter_node.bandwith_GBps=10 is not a key",
+        "nearest legal: cluster.inter_node.bandwidth_GBps.",
+    ),
+    (
+        "cluster.nodes.0.intra_node.latency_ms=3",
+        "cluster.nodes.0.intra_node.latency_ms=3 is not a key",
+        "nearest legal: cluster.nodes.0.intra_node.latency_us.",
+    ),
+    (
+        "cluster.inter_node.bandwidth_GBps=4e11",
+        "cluster.inter_node.bandwidth_GBps=4e+11",
+        "nearest legal: 1e+06",
+    ),
+    ("model.foo.bar=3", "model.foo.bar=3 is not a key", "nearest legal: model."),
     ("+model.num_layer=3", "model.num_layer=3 is not a key", "nearest legal: model.num_layers."),
     ("++model.foo.bar=3", "model.foo is not a key", "nearest legal: model."),
     ("search.num_step=3", "search.num_step=3", "nearest legal: search.num_steps."),
