@@ -34,6 +34,9 @@ TABLE = [
 def main(arguments: list[str]) -> None:
     """Run the seeds and report."""
     begin_command()
+    if {"-h", "--help"} & set(arguments):
+        print((__doc__ or "").strip())
+        return
     torch.set_num_threads(1)
     own = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     folder = Path(own.get("folder", FOLDER))

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from scipy.optimize import brentq
-
 from darts_parallel.cost.evaluation import hard_plan, pass_seconds
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.plan import LayerStrategy, Plan
 from darts_parallel.plan.chunk_placement import stages_a_device
 from darts_parallel.problem import Problem, load_problem
@@ -158,6 +156,12 @@ def slowdown_of(
 
     if late(FASTEST) > 0 or late(SLOWEST) < 0:
         return None
+    try:
+        from scipy.optimize import brentq
+    except ModuleNotFoundError:
+        raise UnsupportedError(
+            "the slowdown of kernels needs scipy; nearest legal: pip install 'darts-parallel[rivals]'."
+        ) from None
     return float(brentq(late, FASTEST, SLOWEST, rtol=1e-6))
 
 

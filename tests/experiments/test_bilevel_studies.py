@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import bilevel_crossover, bilevel_estimators, bilevel_staleness
+from experiments import bilevel, bilevel_crossover, bilevel_estimators, bilevel_staleness
 from tests.support.bilevel_tiny import BILEVEL, SIZES, corpus
 
 TINY = [*SIZES, *(f"bilevel.{key}={value}" for key, value in BILEVEL.items())]
@@ -60,3 +60,8 @@ def test_the_crossover_has_a_row_for_every_bandwidth_and_a_picture(
     assert "| 32 |" in text
     assert (tmp_path / "crossover.png").stat().st_size > 1000
     assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_the_command_of_the_trainings_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    bilevel.main(["--help"])
+    assert "python -m experiments.bilevel" in capsys.readouterr().out
