@@ -293,9 +293,14 @@ def thin_labels(axes: Axes, axis: str, labels: Sequence[str], limit: int) -> Non
         axes.set_xticks(list(where), chosen, fontsize=8, rotation=60, ha="right", rotation_mode="anchor")
 
 
+def short_names(names: Sequence[str]) -> list[str]:
+    """Numbers of the blocks; whole names of all other layers (`mtp.0`)."""
+    return [name.removeprefix("layers.") for name in names]
+
+
 def _layer_axis(axes: Axes, names: Sequence[str]) -> None:
     """Layer names where they fit; of the numbered ones, only the number."""
-    thin_labels(axes, "x", [name.rpartition(".")[2] for name in names], MAX_LABELS)
+    thin_labels(axes, "x", short_names(names), MAX_LABELS)
     # a search over products gives weights to prime factors of the number of GPUs, not to layers
     axes.set_xlabel("prime factor" if names[0].startswith("factor ") else "layer", labelpad=0)
 

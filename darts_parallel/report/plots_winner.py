@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from darts_parallel.gradient.winner import WinnerHistory
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.report.plots import figure_with_axes, thin_labels
+from darts_parallel.report.plots import figure_with_axes, short_names, thin_labels
 
 COLOURS = ("#4878a8", "#e1973c", "#6a9a58", "#c23b3b", "#8465a8", "#7a5544", "#d27ab0", "#b0a83c", "#3ca3b0")
 OTHERS = "#777777"
@@ -30,7 +30,7 @@ def journey_figure(winner: WinnerHistory, plan: Plan, layer_names: Sequence[str]
     colours, legend = _colours(winner, leader.numpy())
     weight = probability.numpy()[..., None]
     picture = (weight * colours[leader.numpy()] + (1.0 - weight)).transpose(1, 0, 2)
-    names = [name.rpartition(".")[2] for name in layer_names]
+    names = short_names(layer_names)
     height = min(max(3.2, 1.4 + 0.13 * len(names)), 9.0)
     figure, axes = figure_with_axes(11.0, height, left=1.3, right=2.6, top=0.65)
     last = winner.steps[-1] + (winner.steps[-1] - winner.steps[-2] if len(winner.steps) > 1 else 1)

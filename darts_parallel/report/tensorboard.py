@@ -47,6 +47,8 @@ class Tracker:
         self._held: list[tuple[dict[str, float], int, float]] = []
         """Curves that are not written yet: values, step and the time of day."""
         self._step = 0
+        self._outer: set[str] = set()
+        """Outer choices that the search was still in when it was last recorded."""
 
     @property
     def _writer(self) -> "SummaryWriter":
@@ -73,7 +75,10 @@ class Tracker:
             "search/entropy": record.entropy,
             "search/pp": record.pp,
         }
-        values |= {f"outer/{name}": value for name, value in record.outer_weights.items()}
+        # a choice that has left weighs nothing; said once, so that no curve is a single point
+        weights = dict.fromkeys(self._outer, 0.0) | record.outer_weights
+        values |= {f"outer/{name}": value for name, value in weights.items()}
+        self._outer = set(record.outer_weights)
         values |= {f"cost_terms/{name}": value for name, value in record.terms.items()}
         if self._opened is None and record.seconds < LIVE_AFTER:
             self._held.append((values, self._step, time.time()))

@@ -105,3 +105,12 @@ def test_stages_are_numbered_by_whole_numbers(cost: CostBreakdown, stages: int) 
     ticks = plots.memory_figure(many).axes[0].get_xticks()
     assert set(ticks) <= set(range(stages))
     assert 0 < len(ticks) <= plots.MAX_LABELS
+
+
+def test_blocks_are_numbers_and_other_layers_keep_their_names() -> None:
+    assert plots.short_names(["embedding", "layers.0", "mtp.0", "head"]) == [
+        "embedding",
+        "0",
+        "mtp.0",
+        "head",
+    ]

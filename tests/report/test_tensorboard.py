@@ -81,6 +81,16 @@ def test_the_curves_carry_the_records(whole: Tracked) -> None:
         assert last(run, f"outer/{name.replace(' ', '_')}") == pytest.approx(weight)
 
 
+def test_an_outer_choice_that_left_ends_at_zero(tmp_path: Path, small: Tracked) -> None:
+    first, then = small.result.history[0], small.result.history[-1]
+    tracker = Tracker(tmp_path, small.problem)
+    tracker.record(replace(first, outer_weights={"pp1_m1": 0.5, "pp2_m2": 0.5}))
+    for step in (then.step, then.step + 1):
+        tracker.record(replace(then, step=step, outer_weights={"pp2_m2": 1.0}))
+    finish(tracker, small.problem, small.result)
+    assert [point.value for point in read(tmp_path).Scalars("outer/pp1_m1")] == [0.5, 0.0]
+
+
 def test_the_winning_restart_has_curves_from_the_first_step_to_the_last(small: Tracked) -> None:
     winner, run = small.result.winner, small.run
     assert winner is not None
