@@ -17,7 +17,7 @@ from darts_parallel.bilevel.data import load_corpus, unigram_entropy
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.protocol import Protocol
 from darts_parallel.config.bilevel import ARMS
-from darts_parallel.errors import DartsParallelError, begin_command
+from darts_parallel.config.options import guarded
 from darts_parallel.problem.problem import load_problem
 from experiments.results_page import publish
 
@@ -31,36 +31,30 @@ TABLE = [
 """What the table needs beyond one run of the command."""
 
 
-def main(arguments: list[str]) -> None:
-    """Run the seeds and report."""
-    begin_command()
+def main(arguments: list[str]) -> int:
+    """Run the seeds and report; returns the exit status."""
     if {"-h", "--help"} & set(arguments):
         print((__doc__ or "").strip())
-        return
+        return 0
     torch.set_num_threads(1)
     own = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     folder = Path(own.get("folder", FOLDER))
     overrides = [
         argument for argument in arguments if argument.partition("=")[0] not in ("folder", "publish")
     ]
-    try:
-        problem = load_problem(["experiment=bilevel", *TABLE, *overrides])
-        assert problem.config.bilevel is not None
-        corpus = load_corpus()
-        print(
-            f"unigram entropy {unigram_entropy(corpus.train):.3f} nats, {len(corpus.train):,} training bytes"
-        )
-        with Jobs(problem.config.bilevel.processes) as jobs:
-            protocol = Protocol(problem, corpus, folder, jobs)
-            text = protocol.run(lambda seed, data: print(f"seed {seed} done", flush=True))
-        print(text)
-        if own.get("publish") == "true":
-            command = " ".join(["python -m experiments.bilevel", *overrides])
-            publish("bilevel", "Does the bilevel loop choose what pays?", command, text)
-    except DartsParallelError as error:
-        print(f"experiments.bilevel: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    problem = load_problem(["experiment=bilevel", *TABLE, *overrides])
+    assert problem.config.bilevel is not None
+    corpus = load_corpus()
+    print(f"unigram entropy {unigram_entropy(corpus.train):.3f} nats, {len(corpus.train):,} training bytes")
+    with Jobs(problem.config.bilevel.processes) as jobs:
+        protocol = Protocol(problem, corpus, folder, jobs)
+        text = protocol.run(lambda seed, data: print(f"seed {seed} done", flush=True))
+    print(text)
+    if own.get("publish") == "true":
+        command = " ".join(["python -m experiments.bilevel", *overrides])
+        publish("bilevel", "Does the bilevel loop choose what pays?", command, text)
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise SystemExit(guarded("experiments.bilevel", lambda: main(sys.argv[1:])))

@@ -118,13 +118,32 @@ def run_main(name: str, about: str | None, kind: type[Options], run: Callable[[O
     Returns:
         The exit status; 2, with one sentence, for an error that the user can mend.
     """
-    begin_command()
     arguments = sys.argv[1:]
-    if {"-h", "--help"} & set(arguments):
-        print(f"{(about or '').strip()}\n\nOptions, with their defaults:\n{describe(kind)}")
-        return 0
-    try:
+
+    def work() -> int:
+        if {"-h", "--help"} & set(arguments):
+            print(f"{(about or '').strip()}\n\nOptions, with their defaults:\n{describe(kind)}")
+            return 0
         return run(parse(kind, arguments))
+
+    return guarded(name, work)
+
+
+def guarded(name: str, work: Callable[[], int]) -> int:
+    """Run a command's work; what ends it early is one sentence, or nothing where its reader has left.
+
+    Args:
+        name: Of the module, for messages.
+        work: Returns the exit status.
+
+    Returns:
+        The exit status; 2, with one sentence, for an error that the user can mend.
+    """
+    begin_command()
+    try:
+        status = work()
+        sys.stdout.flush()
+        return status
     except DartsParallelError as error:
         sentence = str(error)
     except KeyboardInterrupt:

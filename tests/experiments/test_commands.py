@@ -1,4 +1,5 @@
 import csv
+import subprocess
 import sys
 from dataclasses import replace
 from io import StringIO
@@ -9,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from darts_parallel.config.composition import load_config
-from darts_parallel.config.options import describe, parse, run_main
+from darts_parallel.config.options import READER_LEFT, describe, parse, run_main
 from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.planner.node_choice import node_choices
 from darts_parallel.problem.problem import load_problem
@@ -253,3 +254,13 @@ def test_a_page_of_results_names_its_command_and_commit_and_shows_its_pictures(t
     assert text.startswith("# Why?\n\n    python -m experiments.x\n\nCommit ")
     assert text.endswith("new\n\n![a curve](pictures/x_curve.png)\n")
     assert (tmp_path / "results" / "pictures" / "x_curve.png").read_bytes() == b"picture"
+
+
+def test_a_reader_that_leaves_ends_a_command_in_silence() -> None:
+    command = [sys.executable, "-m", "experiments.bilevel", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == READER_LEFT
