@@ -27,7 +27,6 @@ from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.file import read_own_problem, read_plan
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.planner import automatic as auto
 from darts_parallel.planner.evenness import most_even
 from darts_parallel.planner.node_choice import Rental, rent
@@ -108,7 +107,7 @@ class PlanningJob:
     @cached_property
     def tables(self) -> list[CostTable]:
         """Cost tables of the whole space, one for each pipeline degree and node order."""
-        return build_tables(self.problem, outer_spaces(self.problem))
+        return build_tables(self.problem)
 
     @cached_property
     def pruned(self) -> list[CostTable]:
