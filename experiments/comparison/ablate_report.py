@@ -46,7 +46,7 @@ def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console,
     header, cells = table(done)
     title = "Gap to the optimum in the model, raw / polished: median over seeds (smallest to largest)"
     console.print(filled_table(title, header, cells))
-    lines = [note, "", *markdown_table(header, cells), "", *bilevel_lines(done)]
+    lines = [note, "", *markdown_table(header, cells, (0, 1)), "", *bilevel_lines(done)]
     text = "\n".join(lines).rstrip() + "\n"
     write_text(folder / "summary.md", text)
     save(figure(done), folder / "ablate.png")

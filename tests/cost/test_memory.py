@@ -1,8 +1,16 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.cost.memory import activation_bytes, state_bytes, static_bytes, weight_gradient_bytes
+from darts_parallel.cost.memory import (
+    activation_bytes,
+    between_passes,
+    state_bytes,
+    static_bytes,
+    weight_gradient_bytes,
+)
 from darts_parallel.problem.model import Model
 
 H, HEADS, S, B = 256, 8, 128, 2
@@ -41,6 +49,16 @@ def test_gradients_of_the_weights_are_computed_from_the_bytes_of_qi(tp: int) -> 
     for shards in (degree, torch.ones_like(degree)):
         size = weight_gradient_bytes(_block(True), tokens, degree, shards, 2)
         assert float(size) == pytest.approx(S * B * H * (24 / tp + 8 / float(shards)))
+
+
+def test_between_its_two_backward_passes_a_block_holds_what_is_needed_and_never_more_than_it_ever_had() -> (
+    None
+):
+    needed, whole, kept = (torch.tensor([[[value]]], dtype=torch.float64) for value in (32.0, 34.0, 2.0))
+    assert float(between_passes(_block(True), needed, whole, kept)) == 32.0
+    assert float(between_passes(_block(True), 40.0 * needed, whole, kept)) == 34.0
+    assert float(between_passes(_block(True), needed, whole, whole)) == 34.0
+    assert float(between_passes(replace(_block(True), frozen=True), needed, whole, kept)) == 2.0
 
 
 @pytest.mark.parametrize(
