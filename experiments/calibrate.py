@@ -29,16 +29,21 @@ from darts_parallel.report.uncertainty import EXPERTS
 from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.coverage import by_place, cross_coverage, pair_spread, spread
 from experiments.calibration.crossvalidation import KINDS, HeldOut, by_fold, cross_validate, held_out_errors
-from experiments.calibration.device_files import MARK, device_names, write_device
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, Residuals, fit, posterior
-from experiments.calibration.link_files import cluster_names, write_cluster
 from experiments.calibration.outcome import read_cases
 from experiments.calibration.parameters import FAMILY, Parameters
 from experiments.calibration.predict import place_of
+from experiments.calibration.preset_files import (
+    MARK,
+    cluster_names,
+    device_names,
+    write_cluster,
+    write_device,
+    write_software,
+)
 from experiments.calibration.problems import Case
 from experiments.calibration.rows import read_folder
-from experiments.calibration.software_files import write_software
 from experiments.calibration.stacks import DEFAULT, STACKS
 from experiments.results_page import console_of
 

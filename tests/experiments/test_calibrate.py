@@ -17,12 +17,12 @@ from experiments.calibrate import CalibrationOptions
 from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.coverage import FLOOR, NORMAL, Held, by_place, covered, cross_coverage, spread
 from experiments.calibration.crossvalidation import cross_validate, folds
-from experiments.calibration.device_files import MARK, names_data_sheet, three_digits
 from experiments.calibration.errors import ranks, spearman, summarise
 from experiments.calibration.fit import Residuals, fit, posterior, residuals
 from experiments.calibration.outcome import read_cases
 from experiments.calibration.parameters import QUANTITIES, Parameters, Place
 from experiments.calibration.predict import place_of, predict
+from experiments.calibration.preset_files import MARK, names_data_sheet, three_digits
 from experiments.calibration.problems import Case
 from experiments.calibration.ranking import MODEL, job_rankings, regret, write_rankings
 from experiments.calibration.rows import read_folder
