@@ -38,6 +38,8 @@ USUAL_SCHEDULES = ("1f1b", "interleaved")  # those that the number of chunks nam
 COST_SCHEDULES = ("1f1b", "gpipe", "zero_bubble", "zero_bubble_h1")
 """What `cost.schedule` may say: schedules of one stage a device."""
 P2P = ("blocking", "overlapped")
+LARGEST_MARGIN = 0.9
+"""Of `space.memory_margin`: a device of which less may be used is another device."""
 
 
 @dataclass
@@ -173,6 +175,8 @@ class SpaceConfig:
     one of each kind a device of the pipeline."""
     node_orders: str = "auto"
     """Orders of unequal nodes along the pipeline: `all`, `shifts`, `adjacent`, `given`, or `auto`."""
+    memory_margin: float = 0.0
+    """Share of every device's memory that plans leave free, beside what the software keeps back."""
     executable: bool = False
     """Only what `darts_parallel.run` executes."""
     trainer: str | None = None
@@ -207,6 +211,7 @@ class SpaceConfig:
                 require_member(f"space.{key}", value, COMM_BITS[:1] if self.executable else COMM_BITS)
         for value in self._whole_numbers("shard_size"):
             require_at_least("space.shard_size", value, 0)
+        require_within("space.memory_margin", self.memory_margin, 0.0, LARGEST_MARGIN)
 
     def _require_names(self) -> None:
         if self.schedules is not None:

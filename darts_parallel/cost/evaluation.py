@@ -203,12 +203,15 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
         seconds, stage_times = sum(parts.values()), ()
     devices = [cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
     reserved = torch.tensor([device.reserved for device in devices], dtype=torch.float64)
+    memory = torch.tensor([device.memory for device in devices], dtype=torch.float64)
     peak = sum(g.count * g.gpus * float(g.device.peak_flops) for g in problem.cluster.groups)
     flops = problem.model.flops_per_token(problem.training.seq_len) * problem.tokens_per_iteration
     return CostBreakdown(
         iteration_time_s=seconds,
         memory_bytes=tuple((cost.memory[0] + reserved).tolist()),
-        capacity_bytes=tuple((table.capacity + reserved).tolist()),
+        capacity_bytes=tuple(
+            (table.capacity + reserved + problem.config.space.memory_margin * memory).tolist()
+        ),
         feasible=bool(cost.feasible[0]),
         breakdown_s=parts,
         stage_times_s=stage_times,

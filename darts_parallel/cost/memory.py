@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost.compute import padded_vocabulary
+from darts_parallel.problem.cluster import Cluster, StageTopology
 from darts_parallel.problem.model import LayerSpec
 
 
@@ -147,3 +148,14 @@ def activation_bytes(
         "selective": tokens * scale * (linear + (scores - dropped)),
         "full": tokens * width * layer.output_elements / sequence_shards,
     }
+
+
+def capacities(cluster: Cluster, stages: Sequence[StageTopology], margin: float) -> Tensor:
+    """Bytes that plans may use of a device of every stage, of several kinds the least, shape `(K,)`.
+
+    Args:
+        margin: Share of its memory that is left free, beside what its software reserves.
+    """
+    kinds = [[cluster.groups[kind].device for kind in stage.groups] for stage in stages]
+    free = [min((1.0 - margin) * d.memory - d.reserved for d in own) for own in kinds]
+    return torch.tensor(free, dtype=torch.float64)

@@ -17,6 +17,7 @@ from torch import Tensor
 from darts_parallel.config.schema import USUAL_SCHEDULES
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
+from darts_parallel.cost.memory import capacities
 from darts_parallel.cost.offload.transfers import offload_fields
 from darts_parallel.cost.pipeline import PipelineModel, across_steps, by_device, held_fields, weight_versions
 from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds, tied_seconds
@@ -66,12 +67,6 @@ def layouts(choices: Sequence[LayerStrategy]) -> tuple[list[LayerStrategy], Tens
         first.setdefault(choice.layout, choice)
     order = list(first)
     return list(first.values()), torch.tensor([order.index(choice.layout) for choice in choices])
-
-
-def capacities(cluster: Cluster, stages: Sequence[StageTopology]) -> Tensor:
-    """Bytes that a device of every stage can give, of several kinds the least, `(K,)`."""
-    kinds = [[cluster.groups[kind].device for kind in stage.groups] for stage in stages]
-    return torch.tensor([min(d.memory - d.reserved for d in own) for own in kinds], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -333,7 +328,7 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
             boundary_kind=torch.tensor(numbers, dtype=torch.long),
             p2p=p2p,
             per_iteration=tied_seconds(problem, cluster, own, choices),
-            capacity=capacities(cluster, own),
+            capacity=capacities(cluster, own, problem.config.space.memory_margin),
             node_order=cluster.node_order,
             order_name=order_label(cluster),
         )

@@ -26,10 +26,12 @@ def explain_infeasible(problem: Problem, tables: Sequence[CostTable]) -> Infeasi
     lightest = _lightest_of_all(tables, space_kind)
     device = max(lightest.devices(problem).items(), key=lambda entry: entry[1])[0]
     unit, size = memory_unit(device.memory)
-    needed, whole = (device.memory + lightest.excess) / size, device.memory / size
+    whole = (1.0 - problem.config.space.memory_margin) * device.memory / size
+    needed = whole + lightest.excess / size
     ways = _memory_that_fits(problem, lightest)
     free = replace(problem.config.space, zero_stage=None, recompute=None, sequence_parallel=None,
-                   pp=None, tp=None, dp=None, num_micro_batches=None, micro_batch_size=None)  # fmt: skip
+                   pp=None, tp=None, dp=None, num_micro_batches=None, micro_batch_size=None,
+                   memory_margin=0.0)  # fmt: skip
     if free != problem.config.space and _fits(replace(problem, config=replace(problem.config, space=free))):
         pins = ", ".join(_pins(problem.config.space))
         ways.append(f"freeing {pins}")
@@ -54,7 +56,8 @@ def _memory_that_fits(problem: Problem, lightest: "_Lightest") -> list[str]:
     for _ in range(ROUNDS):
         for device, excess in lightest.devices(problem).items():
             if excess > 0:
-                wanted[device.name] = _rounded_up(float(device.memory + excess) / GIB)
+                more = excess / (1.0 - problem.config.space.memory_margin)
+                wanted[device.name] = _rounded_up(float(device.memory + more) / GIB)
         problem = _with_memory(problem, wanted)
         lightest = _lightest_of_all(build_tables(problem), problem.config.space.kind)
         if lightest.excess <= 0:
@@ -107,7 +110,8 @@ def _pins(space: SpaceConfig) -> list[str]:
         "recompute",
         "sequence_parallel",
     )
-    return [f"space.{name}" for name in names if getattr(space, name) is not None]
+    margin = ["space.memory_margin"] if space.memory_margin else []
+    return [f"space.{name}" for name in names if getattr(space, name) is not None] + margin
 
 
 @dataclass(frozen=True)

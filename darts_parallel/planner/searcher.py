@@ -86,7 +86,8 @@ class RunnableProducts:
         device = self.problem.cluster.groups[0].device
         need = float(cost.memory[mine].amax(1).min()) + device.reserved
         unit, size = memory_unit(device.memory)
-        return None, f"needs {need / size:.1f} {unit} of {device.memory / size:.1f} {unit}"
+        usable = (1.0 - self.problem.config.space.memory_margin) * device.memory
+        return None, f"needs {need / size:.1f} {unit} of {usable / size:.1f} {unit}"
 
     def _illegal(self, dp: int, tp: int, pp: int) -> str:
         """The rule that a product breaks."""

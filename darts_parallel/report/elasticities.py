@@ -15,8 +15,9 @@ from torch import Tensor
 from darts_parallel.config.schema import OFFLOADS
 from darts_parallel.cost.evaluation import evaluate_batch, hard_plan
 from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.memory import capacities
 from darts_parallel.cost.pruning import without_dominated
-from darts_parallel.cost.table import build_table, capacities
+from darts_parallel.cost.table import build_table
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.gradient.polishing import polish
 from darts_parallel.plan.space import OuterSpace, outer_spaces, plan_space
@@ -175,7 +176,8 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
     kind, times = problem.config.space.kind, list[float]()
     cluster = _with_memory(problem, STEP).cluster.arranged(space.node_order)
     stages = [cluster.stage_topology(k, space.pp) for k in range(space.pp)]
-    for own in (table, replace(table, capacity=capacities(cluster, stages))):
+    larger = capacities(cluster, stages, problem.config.space.memory_margin)
+    for own in (table, replace(table, capacity=larger)):
         best, seconds, _ = polish(own, best, kind, thorough=False)
         times.append(seconds)
     return log(times[1] / times[0]) / log(STEP)
