@@ -12,6 +12,7 @@ import torch
 from darts_parallel.bilevel.measured_speed import Case, LayerProfile, profile_block
 from darts_parallel.bilevel.settings import TransformerShape
 from darts_parallel.bilevel.transformer import block, initial_weights
+from darts_parallel.config.cluster import DeviceConfig
 from darts_parallel.cost.compute import ATTENTION_HALF_SIZE, gemm_seconds
 from darts_parallel.problem.cluster import Device
 from darts_parallel.problem.model import Gemm
@@ -95,11 +96,13 @@ def measure_compute(
     copied, *streamed, attended, launched = (spent for (spent,) in kernels)
     stream = _stream_elements(largest) * WIDTHS[precisions[0]]
     bandwidth = 2 * stream / copied
+    hides = machine.device.type == "cuda"  # gloo sends on the cores that compute
     started = Device(
         name="measured", memory=0.0, peak_flops=1.0, memory_bandwidth=bandwidth, gemm_efficiency=1.0,
         gemm_half_size=0.0, attention_efficiency=1.0,
         memory_efficiency=min(STREAMED * stream / sum(streamed) / bandwidth, 1.0),
-        layer_overhead=launched, overlap_exponent=2.0, reserved=0.0,
+        layer_overhead=launched, overlap_exponent=DeviceConfig.overlap_exponent if hides else 1.0,
+        tp_hidden_share=DeviceConfig.tp_hidden_share if hides else 0.0, reserved=0.0,
     )  # fmt: skip
     fitted = fit_gemms(gemms, started)
     rate = _attention_flops(largest) / attended / float(fitted.device.peak_flops)

@@ -46,7 +46,7 @@ def device_yaml(compute: ComputeProfile, machine: Machine, memory: tuple[float, 
 # Peaks: the fastest product of {len(compute.gemms)} measured, or the fitted rate of an endless one.
 # gemm_*: fitted to the products of {compute.gemms[0].precision}, median error {compute.fit.error:.1%}.
 # memory_bandwidth: a copy; memory_efficiency: sum, GELU, layer norm against it; attention: causal.
-# layer_overhead: a block of one token. overlap_exponent is not measured: it is the default.
+# layer_overhead: a block of one token. overlap_exponent, tp_hidden_share: {_overlap_words(machine)}.
 {_bound_words(compute)}memory_GiB: {total / GIB:.6g}
 peak_TFLOPs: {{{peaks}}}
 memory_bandwidth_GBps: {float(device.memory_bandwidth) / 1e9:.6g}
@@ -56,8 +56,16 @@ attention_efficiency: {float(device.attention_efficiency):.6g}
 memory_efficiency: {float(device.memory_efficiency):.6g}
 layer_overhead_us: {float(device.layer_overhead) * 1e6:.6g}
 overlap_exponent: {float(device.overlap_exponent):g}
+tp_hidden_share: {float(device.tp_hidden_share):g}
 reserved_GiB: {min(taken, 0.5 * total) / GIB:.6g}
 """
+
+
+def _overlap_words(machine: Machine) -> str:
+    """Where the two figures of hidden communication come from: none of them is measured."""
+    if machine.device.type == "cuda":
+        return "not measured, the defaults"
+    return "none, gloo sends on the cores that compute"
 
 
 def _bound_words(compute: ComputeProfile) -> str:

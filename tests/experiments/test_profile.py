@@ -137,6 +137,7 @@ def planned_for(folder: Path, printed: str, processes: int) -> tuple[dict[str, A
     group = problem.cluster.groups[0]
     assert 1e7 < float(group.device.peak_flops) < 1e14
     assert group.device.memory > group.device.reserved > 0
+    assert (group.device.overlap_exponent, group.device.tp_hidden_share) == (1.0, 0.0)  # gloo hides nothing
     assert "block of width 16" in printed
     data = json.loads((folder / "profile.json").read_text())
     assert len(data["gemms"]) == len(gemm_shapes(64))
