@@ -30,7 +30,7 @@ class Model:
     config: ModelConfig
     fused_attention: bool
     whole_ends: bool = False
-    """Embedding and head each stay on the stage of the block beside them."""
+    """Embedding and head, prediction modules with it, each stay on the stage of the block beside them."""
     lora_rank: int = 0
     """Rank of the adapters that alone are trained; 0: everything is."""
     lora_targets: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Model:
             layers = tuple(with_adapters(layer, self.lora_rank, self.lora_targets) for layer in layers)
         if not self.whole_ends:
             return layers
-        ends = (1, len(layers) - 2)  # the first block, the head
+        ends = (1, *range(len(layers) - 2 - config.mtp_num_layers, len(layers) - 1))  # first block, mtp, head
         return tuple(
             replace(layer, fused_to_previous=layer.fused_to_previous or i in ends)
             for i, layer in enumerate(layers)

@@ -13,6 +13,8 @@ from darts_parallel.problem.software import COMMON, Software, read_software
 
 WHOLE_ENDS = ("galvatron",)
 """Trainers whose first and last stage hold a block besides embedding and head."""
+WHOLE_HYBRIDS = ("megatron",)
+"""Trainers of which that is so where a pattern names the layers (`export/megatron_layers.py`)."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Problem:
 def _model(config: Config) -> Model:
     """The chain of layers; its ends are joined for trainers that keep embedding and head beside a block."""
     model = build_model(config.model, config.training)
-    return replace(model, whole_ends=True) if config.space.trainer in WHOLE_ENDS else model
+    trainer, hybrid = config.space.trainer, config.model.hybrid_override_pattern is not None
+    return replace(model, whole_ends=trainer in WHOLE_ENDS or (hybrid and trainer in WHOLE_HYBRIDS))
 
 
 def _measured(config: Config) -> MeasuredTimes:

@@ -47,6 +47,20 @@ def test_every_plan_of_a_trainers_space_is_exported(trainer: str) -> None:
         assert export_plan(problem, plan, trainer).files
 
 
+@pytest.mark.parametrize("predictions", [0, 2])
+def test_every_stage_of_a_hybrid_in_megatrons_space_has_a_layer_of_its_pattern(predictions: int) -> None:
+    hybrid = [
+        "model.num_layers=6",
+        "model.hybrid_override_pattern=M-M*-M",
+        f"model.mtp_num_layers={predictions}",
+    ]
+    problem = load_problem([*TOY, *FREE, *hybrid, "space.trainer=megatron"])
+    for plan in random_plans(problem, random.Random(predictions), 40):
+        script = export_plan(problem, plan, "megatron").files["megatron.sh"]
+        pattern = script.split("--hybrid-layer-pattern")[1].split()[0].strip('"')
+        assert all(pattern.split("/")[0].split("|"))
+
+
 HANDED = {
     "encoder and decoder": [*TOY, "model.num_encoder_layers=2"],
     "mixture": MIXTURE,
