@@ -143,7 +143,7 @@ def _unknown_key(match: re.Match[str], given: Given) -> str:
 
 
 def _meant(name: str, here: Sequence[str]) -> list[str]:
-    """Keys of that very name elsewhere (`pp`, `training.micro_batch_size`), or of these initials (`search.lr`)."""
+    """Keys of that name elsewhere (`pp`, `training.micro_batch_size`), or of these initials (`search.lr`)."""
     everywhere = all_keys(Config)
     return (
         [key for key in everywhere if key.rpartition(".")[2] == name]
