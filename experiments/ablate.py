@@ -148,8 +148,8 @@ def _multirun(options: AblateOptions, arguments: list[str], folder: Path) -> Non
 
 
 def _quoted(text: str) -> str:
-    """A text as a quoted value of an override, whatever signs it holds."""
-    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", r"\'").replace("${", r"\${")
+    """A text as a quoted value of an override, whatever signs but an interpolation it holds."""
+    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", r"\'")
     return f"'{escaped}'"
 
 

@@ -34,7 +34,7 @@ from rich.progress import (
 from baselines import PLANNERS
 from darts_parallel.config.checks import MAX_PROCESSES, require_at_least, require_members, require_size
 from darts_parallel.config.composition import load_config
-from darts_parallel.config.interrupts import children_without_interrupts
+from darts_parallel.config.interrupts import children_without_interrupts, end_with_parent
 from darts_parallel.config.options import run_main
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.report.tables import filled_table, markdown_table
@@ -207,7 +207,7 @@ def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=context)
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=end_with_parent)
     here = threading.current_thread() is threading.main_thread()
     earlier = signal.signal(signal.SIGTERM, _interrupt) if here else None
     try:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from darts_parallel.config.interrupts import children_without_interrupts
+from darts_parallel.config.interrupts import children_without_interrupts, end_with_parent
 
 Result = TypeVar("Result")
 
@@ -43,7 +43,7 @@ class Jobs:
             self._pool = ProcessPoolExecutor(self.processes, mp_context=context, initializer=_quiet)
             with children_without_interrupts():
                 for _ in range(self.processes):
-                    self._pool.submit(_quiet)
+                    self._pool.submit(torch.get_num_threads)  # anything
 
     def map(
         self,
@@ -73,6 +73,7 @@ class Jobs:
 
 
 def _quiet() -> None:
-    """A worker leaves Ctrl-C to its parent and shares the cores with the others."""
+    """A worker leaves Ctrl-C to its parent, ends with it, and shares the cores with the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     torch.set_num_threads(1)

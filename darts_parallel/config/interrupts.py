@@ -1,8 +1,12 @@
-"""Ctrl-C reaches every process of a terminal's job: the parent decides what it means."""
+"""How worker processes end: Ctrl-C is their parent's to decide on, and none outlives the parent."""
 
+import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -18,3 +22,18 @@ def children_without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def end_with_parent() -> None:
+    """Let this worker process end when the one that asked for it is gone, however that one ended.
+
+    A worker that waits for its next job, or in a collective, would not notice: it holds both ends of its own
+    pipe. The one that asked is not the parent that the system knows, which is the fork server, where there is
+    one, and may be gone already.
+    """
+    threading.Thread(target=_end_after, args=(multiprocessing.parent_process(),), daemon=True).start()
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)

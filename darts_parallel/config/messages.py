@@ -137,19 +137,16 @@ def _unknown_key(match: re.Match[str], given: Given) -> str:
         parent = own if _stands_at(kind, own) else prefix  # a link stands at several places
         keys = [f"{parent}.{entry.name}" if parent else entry.name for entry in fields(kind)]
         full = full if "." in full or not prefix else f"{prefix}.{full}"
-    near = get_close_matches(full, _meant(full.rpartition(".")[2], keys) or keys, n=1, cutoff=0.0)[0]
+    near = get_close_matches(full, _meant(full.rpartition(".")[2]) or keys, n=1, cutoff=0.0)[0]
     value = f"={given[full]}" if full in given else ""
     return f"{full}{value} is not a key of the configuration; nearest legal: {near}."
 
 
-def _meant(name: str, here: Sequence[str]) -> list[str]:
+def _meant(name: str) -> list[str]:
     """Keys of that name elsewhere (`pp`, `training.micro_batch_size`), or of these initials (`search.lr`)."""
     everywhere = all_keys(Config)
-    return (
-        [key for key in everywhere if key.rpartition(".")[2] == name]
-        or [key for key in here if _initials(key) == name]
-        or [key for key in everywhere if _initials(key) == name]
-    )
+    named = [key for key in everywhere if key.rpartition(".")[2] == name]
+    return named or [key for key in everywhere if _initials(key) == name]
 
 
 def _initials(key: str) -> str | None:

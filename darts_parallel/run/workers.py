@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import warnings
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from darts_parallel.config.interrupts import children_without_interrupts
+from darts_parallel.config.interrupts import children_without_interrupts, end_with_parent
 from darts_parallel.errors import DartsParallelError, UnsupportedError
 
 _LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out", "timeout",
@@ -269,7 +268,7 @@ def _serve(pipe: Connection, rank: int, world: int, store: str, timeout_s: float
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(1)  # processes share the cores
     os.environ["LOCAL_RANK"] = str(rank)
     try:
@@ -287,17 +286,6 @@ def _serve(pipe: Connection, rank: int, world: int, store: str, timeout_s: float
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of a broken group would keep the process alive
-
-
-def _end_with_parent() -> None:
-    """End this process when the one that asked for it is gone: a collective would wait for it much longer.
-
-    That one is not the parent that the system knows, which is the fork server and may be gone already.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _tell(pipe: Connection, error: BaseException) -> None:

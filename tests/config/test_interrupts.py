@@ -1,7 +1,9 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +40,33 @@ def test_a_child_does_not_hear_ctrl_c_and_the_parent_hears_it_later() -> None:
         interrupted_inside()
     assert inside == ["still here"]
     assert child() == ""
+
+
+IDLE = """
+import os, time
+from darts_parallel.bilevel.jobs import Jobs
+with Jobs(2) as jobs:
+    print(*jobs.map(os.getpid, [()] * 8), flush=True)
+    time.sleep(60)
+"""
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_idle_workers_end_when_the_process_that_asked_for_them_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", IDLE], stdout=subprocess.PIPE, text=True) as asked:
+        assert asked.stdout is not None
+        workers = {int(pid) for pid in asked.stdout.readline().split()}
+        assert workers
+        assert asked.pid not in workers
+        asked.kill()
+    deadline = time.monotonic() + 30.0
+    while any(runs(pid) for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -35,6 +35,13 @@ def test_a_quick_sweep_leaves_rows_a_table_and_a_picture(tmp_path: Path) -> None
     assert (tmp_path / "ablate.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_folder_may_have_an_odd_name(tmp_path: Path) -> None:
+    folder = tmp_path / "it's [/] {x}, $(y)"
+    options = AblateOptions(arms=["annealing"], quick=True, seeds=1, launcher="basic", out=str(folder))
+    assert ablate(options, ["hydra/hydra_logging=none"], Console(file=StringIO())) == 0
+    assert len(list(folder.glob("runs/*/*/row.json"))) == 1
+
+
 def test_the_joblib_launcher_runs_the_same_sweep(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     options = AblateOptions(arms=["annealing"], quick=True, seeds=2, launcher="joblib", out=str(tmp_path))

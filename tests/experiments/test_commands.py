@@ -1,4 +1,5 @@
 import csv
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -258,7 +259,8 @@ def test_a_page_of_results_names_its_command_and_commit_and_shows_its_pictures(t
 
 def test_a_reader_that_leaves_ends_a_command_in_silence() -> None:
     command = [sys.executable, "-m", "experiments.bilevel", "--help"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    plain = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=plain) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()

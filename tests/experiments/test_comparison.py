@@ -66,6 +66,13 @@ def test_curves_are_written_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "anytime.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_method_with_one_plan_at_its_end_is_drawn_as_a_point() -> None:
+    ended = run("a", ORACLE, 1.0, curve=((2.0, 1.0),))
+    lines = {line.get_label(): line for line in anytime_figure([ended, *RUNS[1:4]]).axes[0].get_lines()}
+    assert lines[ORACLE].get_marker() == "s"
+    assert lines[SEARCH].get_marker() == "None"
+
+
 def test_every_rival_answers_a_problem_of_the_suite_and_none_beats_the_proof() -> None:
     case = suite(["toy on toy, loose"])[0]
     work = Work(case, ("amp", "annealing", "megatron_rule"), (0, 1), SearchConfig(), 60.0, budget=0.3)

@@ -1,4 +1,5 @@
 import random
+import re
 
 import pytest
 
@@ -24,5 +25,13 @@ def test_a_margin_is_left_free_and_more_of_it_never_makes_the_optimum_better(see
             assert used <= (1.0 - margin) * whole * (1.0 + ROUNDING)
         assert cost.iteration_time_s >= before * (1.0 - 1e-12)
         before = cost.iteration_time_s
-    with pytest.raises(InfeasibleError, match=r"freeing space\.memory_margin"):
-        plan(load_problem([*job, "space.memory_margin=0.6"]))
+    wide = [*job, "space.memory_margin=0.9"]
+    with pytest.raises(InfeasibleError, match=r"freeing space\.memory_margin") as refused:
+        plan(load_problem(wide))
+    sizes = re.search(r"needs ([\d.]+) GiB of the ([\d.]+) GiB .*memory_GiB=([\d.]+)", str(refused.value))
+    assert sizes is not None
+    needed, usable, enough = map(float, sizes.groups())
+    whole = float(problem.cluster.groups[0].device.memory)
+    assert usable == pytest.approx(0.1 * whole / 2**30, abs=0.006)
+    assert enough == pytest.approx(needed / 0.1, abs=0.07)
+    assert plan(load_problem([*wide, f"cluster.devices.toy.memory_GiB={enough}"])).plan

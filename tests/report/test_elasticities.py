@@ -77,6 +77,18 @@ def test_memory_is_worth_something_only_where_it_binds() -> None:
     assert "memory" not in sensitivity(plan, small)
 
 
+def test_memory_beside_a_margin_is_worth_what_as_much_less_memory_is_worth() -> None:
+    plan = Plan(4, (0, 3, LAYERS), (LayerStrategy(1, 4, 0, "full"),) * LAYERS)
+    job = [*TOY, "cluster.devices.toy.reserved_GiB=0.001"]  # a tenth more memory must not buy everything
+    need = 1.001 * max(evaluate(plan, load_problem(job)).memory_bytes) / 2**30
+    pins = ["space.pp=2", "space.tp=1", "space.zero_stage=0"]
+    less = load_problem([*job, *pins, f"cluster.devices.toy.memory_GiB={need}"])
+    given = [f"cluster.devices.toy.memory_GiB={need / 0.5}", "space.memory_margin=0.5"]
+    worth = sensitivity(plan, load_problem([*job, *pins, *given]))["memory"]
+    assert worth < 0.0
+    assert worth == pytest.approx(sensitivity(plan, less)["memory"], rel=1e-9)
+
+
 def test_a_long_simulated_plan_is_not_moved_about(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, plan = load_problem([*TOY, *SIMULATED, "space.pp=2"]), PLANS["mixed"]
     monkeypatch.setattr(elasticities, "MOST_SIMULATED", 8)

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -24,7 +23,6 @@ from darts_parallel.plan.space import layer_choices, outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.plan_json import plan_dict
-from darts_parallel.run import workers
 from darts_parallel.run.__main__ import main
 from darts_parallel.run.hardware import Machine, device_for, require_torch
 from darts_parallel.run.workers import GroupError, Workers, preloaded, process_group
@@ -313,21 +311,3 @@ def test_half_of_torchruns_environment_is_refused(
         monkeypatch.setenv(name, value)
     assert command(monkeypatch, f"plan={two}") == 2
     assert sentence in capsys.readouterr().err
-
-
-def test_a_worker_ends_when_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[str | int] = []
-
-    class Parent:
-        def join(self) -> None:
-            ended.append("joined")
-
-    def end(status: int) -> None:
-        ended.append(status)
-        raise SystemExit
-
-    monkeypatch.setattr(multiprocessing, "parent_process", Parent)
-    monkeypatch.setattr(os, "_exit", end)
-    with pytest.raises(SystemExit):
-        workers._end_with_parent()
-    assert ended == ["joined", 1]
