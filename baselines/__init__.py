@@ -1,4 +1,4 @@
-"""Rivals of the literature, one paper a module, and the doors to the exact planners under their old names."""
+"""Rivals of the literature, one paper a module."""
 
 from baselines.planner import Planner as Planner
 

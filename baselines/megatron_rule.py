@@ -15,7 +15,7 @@ from baselines.planner import on_problems, on_tables
 from baselines.stage_costs import plain, plain_tables
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.cost.hard_plans import even_uniform_plans
-from darts_parallel.exact.result import PlannerResult
+from darts_parallel.exact.result import Verification
 from darts_parallel.problem.problem import Problem
 
 
@@ -43,7 +43,7 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 solve = on_tables(offer_plans, keep_all=True)
 
 
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
+def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> Verification:
     """Answer a problem with tensor parallelism inside the nodes, where the space leaves it free.
 
     Args:

@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Protocol
 
 from baselines.incumbent import ENDLESS, Incumbent
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.exact.result import PlannerResult, TableResult, on_problem
+from darts_parallel.exact.result import TableResult, Verification
 from darts_parallel.problem.problem import Problem
 
 DEFAULT_SECONDS = 10.0
@@ -43,7 +43,7 @@ class Solve(Protocol):
 class FindPlan(Protocol):
     """A planner of problems."""
 
-    def __call__(self, problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
+    def __call__(self, problem: Problem, *, budget: float | None = None, seed: int = 0) -> Verification:
         """Answer a problem.
 
         Args:
@@ -84,12 +84,13 @@ def on_tables(
 def on_problems(solve: Solve) -> FindPlan:
     """Return the planner of problems that a planner of cost tables makes."""
 
-    def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-        return on_problem(
-            problem,
-            lambda tables, space_kind, end: solve(tables, space_kind, deadline=end, seed=seed),
-            budget,
-        )
+    def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> Verification:
+        began = time.monotonic()
+        tables, end = build_tables(problem), None if budget is None else began + budget
+        built = time.monotonic() - began
+        answer = solve(tables, problem.config.space.kind, deadline=end, seed=seed)
+        result = answer.verification(tables, time.monotonic() - began)
+        return replace(result, curve=tuple((seconds + built, cost) for seconds, cost in answer.curve))
 
     return find_plan
 
@@ -119,7 +120,7 @@ class Planner:
             module = import_module(f"baselines.{self.name}")
         except ModuleNotFoundError as error:
             raise UnsupportedError(
-                f"methods={self.name} needs {error.name}; nearest legal: pip install "
+                f"methods={self.name} needs {error.name}; try pip install "
                 f"'darts-parallel[{self.extra}]', or methods without it."
             ) from None
         answer: TableResult = module.solve(tables, space_kind, deadline=deadline, seed=seed)

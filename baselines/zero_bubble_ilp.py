@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from darts_parallel.cost.schedules import Operation
+from darts_parallel.schedules import Operation
 
 Floats = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""The errors a user can cause. Each message is one sentence: key, value, rule, nearest legal value.
+"""The errors a user can cause. Each message is one sentence: key, value, rule, closest valid value.
 
 Ctrl-C is one of them: while a command still imports, nobody is there to catch it.
 """

@@ -123,7 +123,7 @@ def _multirun(options: AblateOptions, arguments: list[str], folder: Path) -> Non
     launcher = options.launcher or ("joblib" if _has_plugin("joblib") else "basic")
     if launcher in PLUGINS and not _has_plugin(launcher):
         raise ConfigError(
-            f"launcher={launcher} needs a Hydra plugin that is not installed; nearest legal: basic, or "
+            f"launcher={launcher} needs a Hydra plugin that is not installed; try basic, or "
             f"pip install 'darts-parallel[{LAUNCHERS[launcher]}]'."
         )
     given = [

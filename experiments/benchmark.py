@@ -1,9 +1,9 @@
-"""Seconds of the jobs that have a target: medians over repeats, with their spread.
+"""Seconds of the commands that have a target: medians over repeats, with their spread.
 
     python -m experiments.benchmark                            everything, a few minutes
     python -m experiments.benchmark only=[uniform] repeats=5   one of them
 
-Run it on an idle machine. Prints a table; Ctrl-C keeps what is done.
+Run it on an idle machine.
 """
 
 import statistics
@@ -13,146 +13,130 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-
-import torch
-from rich.console import Console
 
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.options import run_main
-from darts_parallel.errors import DartsParallelError
-from darts_parallel.exact import layerwise as dynamic_programming
-from darts_parallel.exact import uniform as exhaustive
+from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.gradient.descent import search
+from darts_parallel.planner import plan
+from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
-from darts_parallel.report.tables import filled_table, markdown_table
-from experiments.results_page import console_of, processor, publish
+from darts_parallel.report.tables import markdown_table
+from experiments.study import Report, Study, StudyOptions, run_study, unless_interrupted
 
 LLAMA = ["model=llama3_70b", "training=llama3_70b"]
-COLUMNS = ("job", "median s", "min s", "max s", "target s", "met", "remark")
 
 
 @dataclass
-class BenchmarkOptions:
-    """What to time."""
+class BenchmarkOptions(StudyOptions):
+    """Command line of `python -m experiments.benchmark`."""
 
+    jobs: int = 1
     repeats: int = 3
     only: list[str] = field(default_factory=list)
-    """Parts of job names; none: all jobs."""
-    publish: bool = False
-    """Write experiments/results, too."""
+    """Parts of names; none: everything."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least("repeats", self.repeats, 1)
 
 
 @dataclass(frozen=True)
-class Job:
-    """Something to time; `run` returns a remark on what it found."""
+class Timed:
+    """The seconds of one command or function."""
 
     name: str
-    target: float
-    """Seconds."""
-    run: Callable[[], str]
+    target_s: float
+    median_s: float
+    least_s: float
+    most_s: float
+    remark: str
+    """What it found."""
 
 
 def main_command() -> str:
-    """The default main job in a process of its own, from typing the command to the table."""
+    """Run the default command in a process of its own, from typing it to the table."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "darts_parallel", f"hydra.run.dir={folder}"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     if done.returncode:
-        raise DartsParallelError(f"the main job ended with status {done.returncode}: {done.stderr.strip()}")
+        raise DartsParallelError(f"the command ended with status {done.returncode}: {done.stderr.strip()}")
     return "process start and TensorBoard included"
 
 
 def default_search() -> str:
-    """The search alone, on the default problem."""
-    result = search(load_problem())
+    """Run the gradient search alone, on the default problem."""
+    result = unless_interrupted(search(load_problem()))
     return f"{result.iteration_time_s:.5g} s/iteration, {result.seconds:.1f} s by the search's own clock"
 
 
 def llama_layerwise() -> str:
-    """Search and exact verification of a large layer-wise problem."""
-    problem = load_problem([*LLAMA, "cluster=h100_8x8"])
-    result = search(problem)
-    budget = problem.config.verification.max_seconds
-    answer = dynamic_programming.find_plan(problem, budget=budget, incumbent=result.iteration_time_s)
+    """Search and verify a large layer-wise problem."""
+    planned = plan(load_problem([*LLAMA, "cluster=h100_8x8"]))
+    result, answer = planned.result, planned.answers[-1]
+    assert result is not None
+    claim = "proven answer" if answer.proven else "lower bound of the proof, which stopped early"
     gap = result.iteration_time_s / answer.lower_bound_s - 1.0
-    claim = (
-        "gap to the proven answer" if answer.proven else "the oracle stopped early; gap to its lower bound"
-    )
-    return f"search {result.seconds:.1f} s, oracle {answer.seconds:.1f} s; {claim} {gap:.2%}"
+    return f"search {result.seconds:.1f} s, proof {answer.seconds:.1f} s; gap to the {claim} {gap:.2%}"
 
 
 def uniform_1024() -> str:
-    """Every uniform plan of 1,024 GPUs, cost tables included."""
-    answer = exhaustive.find_plan(load_problem([*LLAMA, "cluster=h100_128x8", "space=uniform"]))
+    """Enumerate every uniform plan of 1,024 GPUs, cost tables included."""
+    answer = check(load_problem([*LLAMA, "cluster=h100_128x8", "space=uniform"]), "exhaustive")
     claim = "optimal in the model" if answer.proven else "best found"
     return f"{answer.iteration_time_s:.5g} s/iteration, {claim}"
 
 
-JOBS = (
-    Job("default main job, command to table", 8.0, main_command),
-    Job("default search", 5.0, default_search),
-    Job("64 H100 x llama3_70b layerwise, search and verification", 60.0, llama_layerwise),
-    Job("1024 H100 x llama3_70b uniform, exhaustive", 2.0, uniform_1024),
-)
+WORK: dict[str, tuple[float, Callable[[], str]]] = {
+    "default command, process start to table": (8.0, main_command),
+    "default search": (5.0, default_search),
+    "64 H100 x llama3_70b layerwise, search and proof": (60.0, llama_layerwise),
+    "1024 H100 x llama3_70b uniform, exhaustive": (2.0, uniform_1024),
+}
+"""Target in seconds, and what is timed, by name."""
 
 
-def time_job(job: Job, repeats: int) -> tuple[list[float], str]:
-    """Seconds of every repeat, and the last remark."""
-    seconds, remark = [], ""
+def timed(name: str, repeats: int) -> list[Timed]:
+    """Run one entry of `WORK` again and again."""
+    (target, work), seconds, remark = WORK[name], list[float](), ""
     for _ in range(repeats):
         began = time.perf_counter()
-        remark = job.run()
+        remark = work()
         seconds.append(time.perf_counter() - began)
-    return seconds, remark
+    return [Timed(name, target, statistics.median(seconds), min(seconds), max(seconds), remark)]
 
 
-def cells(job: Job, seconds: Sequence[float], remark: str) -> list[str]:
-    """One row of the table, as `COLUMNS`; the median decides."""
-    median = statistics.median(seconds)
-    met = "yes" if median <= job.target else "NO"
-    spread = [f"{value:.2f}" for value in (median, min(seconds), max(seconds))]
-    return [job.name, *spread, f"{job.target:g}", met, remark]
+def report(rows: Sequence[Timed], repeats: int) -> Report:
+    """Return the medians next to their targets."""
+    header = ("what", "median s", "min s", "max s", "target s", "met", "remark")
+    cells = [
+        (row.name, *(f"{value:.2f}" for value in (row.median_s, row.least_s, row.most_s)),
+         f"{row.target_s:g}", "yes" if row.median_s <= row.target_s else "NO", row.remark)
+        for row in rows
+    ]  # fmt: skip
+    met = sum(row.median_s <= row.target_s for row in rows)
+    note, verdict = f"Medians of {repeats}, one thread.", f"{met} of {len(rows)} are within their targets."
+    return Report(note, markdown_table(header, cells, (0, 6)), verdict)
 
 
-def benchmark(options: BenchmarkOptions, jobs: Sequence[Job], console: Console) -> int:
-    """Time the jobs one after the other; returns the exit status."""
-    rows: list[list[str]] = []
-    interrupted = False
-    try:
-        for job in jobs:
-            with console.status(f"{job.name} ({options.repeats} repeats)"):
-                rows.append(cells(job, *time_job(job, options.repeats)))
-    except KeyboardInterrupt:
-        interrupted = True
-    note = f"Median of {options.repeats}, one thread, on {processor()}."
-    console.print(filled_table(note, COLUMNS, rows, (0, len(COLUMNS) - 2, len(COLUMNS) - 1)))
-    if options.publish and rows and not interrupted:
-        text = "\n".join([note, "", *markdown_table(COLUMNS, rows, (0, len(COLUMNS) - 1))])
-        publish("benchmark", "How long does it take?", "python -m experiments.benchmark", text)
-    return 130 if interrupted else 0
-
-
-def select(names: Sequence[str]) -> list[Job]:
-    """The jobs whose name contains one of `names`; all without names.
+def run(options: BenchmarkOptions) -> int:
+    """Time everything that is asked for; returns the exit status.
 
     Errors:
-        DartsParallelError: one of the names fits no job.
+        ConfigError: one of the names fits nothing.
     """
-    for name in names:
-        if not any(name in job.name for job in JOBS):
-            known = "; ".join(job.name for job in JOBS)
-            raise DartsParallelError(f"only={name} is part of no job's name; the jobs are: {known}.")
-    return [job for job in JOBS if not names or any(name in job.name for name in names)]
-
-
-def _run(options: BenchmarkOptions) -> int:
-    torch.set_num_threads(1)
-    return benchmark(options, select(options.only), console_of(160))
+    for part in options.only:
+        if not any(part in name for name in WORK):
+            raise ConfigError(f"only={part} is part of no name; the names are: {'; '.join(WORK)}.")
+    names = [name for name in WORK if any(part in name for part in options.only or [""])]
+    study = Study(
+        "benchmark", "How long does it take?", "a machine that does other work, or more threads.",
+        partial(timed, repeats=options.repeats), partial(report, repeats=options.repeats),
+    )  # fmt: skip
+    return run_study(study, {name: name for name in names}, options)
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.benchmark", __doc__, BenchmarkOptions, _run))
+    raise SystemExit(run_main("experiments.benchmark", __doc__, BenchmarkOptions, run))

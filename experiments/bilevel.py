@@ -3,32 +3,76 @@
     python -m experiments.bilevel                                    21 trainings a plan, of 7 searches
     python -m experiments.bilevel bilevel.seeds=[0,1] bilevel.retrain_seeds=1 folder=outputs/two publish=true
 
-The same as `darts-parallel experiment=bilevel` with all arms, more seeds, and a folder that does not change,
-so that a run goes on where it stopped. All other arguments are those of the command. Writes what
-`darts_parallel.bilevel.protocol` says.
+`darts-parallel experiment=bilevel` with more seeds, baselines (random_plans=3 of equal speed), and a folder
+that does not change, so that a run goes on where it stopped. All other arguments are those of the command.
+Writes what `darts_parallel.bilevel.protocol` says.
 """
 
 import sys
+from collections.abc import Sequence
+from math import exp, log
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
-from darts_parallel.bilevel.data import load_corpus, unigram_entropy
+from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.protocol import Protocol
-from darts_parallel.config.bilevel import ARMS
+from darts_parallel.bilevel.protocol import Protocol, Watcher
+from darts_parallel.bilevel.report import Row, read_seeds, rows_of, spread
+from darts_parallel.bilevel.retrain import Trainings
 from darts_parallel.config.options import guarded
 from darts_parallel.problem.problem import load_problem
+from darts_parallel.report.tables import markdown_table
+from experiments.bilevel_baselines import baselines
 from experiments.results_page import publish
 
-FOLDER = "outputs/bilevel"
 TABLE = [
     "bilevel.seeds=[0,1,2,3,4,5,6]",
     "bilevel.retrain_seeds=3",
-    "bilevel.random_plans=3",
-    f"bilevel.arms=[{','.join(ARMS)}]",
+    "bilevel.variants=[bilevel,raw,all_16_bit]",
 ]
 """What the table needs beyond one run of the command."""
+OPTIONS = {"folder": "outputs/bilevel", "publish": "false", "random_plans": "3"}
+"""Arguments of this command alone, with their defaults."""
+TIE = 1e-9
+"""Ratios this close to 1 are ties: equal plans."""
+
+
+class Printer(Watcher):
+    """Prints which seeds are done."""
+
+    def on_seed(self, seed: int, data: dict[str, Any]) -> None:
+        """Print the seed."""
+        print(f"seed {seed} done", flush=True)
+
+
+def paired(rows: Sequence[Row]) -> str:
+    """Compare bilevel with every other variant under equal retraining seeds: time to target, wins, and p.
+
+    p is that of a mean difference under exchangeable signs, two-sided (Fisher 1935).
+    """
+    from scipy.stats import permutation_test
+
+    mine = {(row["seed"], row["retrain_seed"]): row for row in rows if row["variant"] == "bilevel"}
+    lines = []
+    for variant in dict.fromkeys(row["variant"] for row in rows if row["variant"] != "bilevel"):
+        pairs = [(mine[row["seed"], row["retrain_seed"]], row) for row in rows if row["variant"] == variant]
+        losses = [a["test_loss"] - b["test_loss"] for a, b in pairs]
+        logs = [log(a["time_to_target_s"] / b["time_to_target_s"]) for a, b in pairs]
+        won, lost = sum(x < -TIE for x in logs), sum(x > TIE for x in logs)
+        p = 1.0
+        if won + lost and len(logs) > 1:
+            test = permutation_test(
+                (np.array(logs),), lambda x, axis: x.mean(axis), vectorized=True,
+                permutation_type="samples", n_resamples=65_536, rng=0,
+            )  # fmt: skip
+            p = float(test.pvalue)
+        lines.append([variant, spread(losses, "+.4f"), spread([exp(x) for x in logs], ".3f"),
+                      f"{won}, {len(logs) - won - lost}, {lost}", f"{p:.3f}"])  # fmt: skip
+    header = ("bilevel against", "loss difference (nats)", "time to target, ratio", "won, tied, lost", "p")
+    return "\n".join(markdown_table(header, lines))
 
 
 def main(arguments: list[str]) -> int:
@@ -37,20 +81,18 @@ def main(arguments: list[str]) -> int:
         print((__doc__ or "").strip())
         return 0
     torch.set_num_threads(1)
-    own = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
-    folder = Path(own.get("folder", FOLDER))
-    overrides = [
-        argument for argument in arguments if argument.partition("=")[0] not in ("folder", "publish")
-    ]
+    given = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
+    own = OPTIONS | {key: given[key] for key in OPTIONS if key in given}
+    overrides = [argument for argument in arguments if argument.partition("=")[0] not in OPTIONS]
     problem = load_problem(["experiment=bilevel", *TABLE, *overrides])
     assert problem.config.bilevel is not None
-    corpus = load_corpus()
-    print(f"unigram entropy {unigram_entropy(corpus.train):.3f} nats, {len(corpus.train):,} training bytes")
+    folder, corpus = Path(own["folder"]), load_corpus()
     with Jobs(problem.config.bilevel.processes) as jobs:
-        protocol = Protocol(problem, corpus, folder, jobs)
-        text = protocol.run(lambda seed, data: print(f"seed {seed} done", flush=True))
+        makers = baselines(Trainings(folder / "retrained", corpus, jobs), int(own["random_plans"]))
+        text = Protocol(problem, corpus, folder, jobs, watcher=Printer(), baselines=makers).run()
+    text += "\n" + paired([row for data in read_seeds(folder) for row in rows_of(data)]) + "\n"
     print(text)
-    if own.get("publish") == "true":
+    if own["publish"] == "true":
         command = " ".join(["python -m experiments.bilevel", *overrides])
         publish("bilevel", "Does the bilevel loop choose what pays?", command, text)
     return 0

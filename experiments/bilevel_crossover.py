@@ -5,8 +5,8 @@
 One bilevel search prices the bits in steps; its prices depend on no network. For every bandwidth of the links
 the fastest plans with 16, 8, 4 and 2 bits everywhere, and the optimum of the learned objective, are found
 exactly, and all are trained from scratch on other seeds until they reach the test loss of 16 bits. Time to
-target is measured steps times predicted seconds. Writes a table, a picture, and TensorBoard curves; what was
-searched and trained in the folder `out` is not run again.
+target is measured steps times predicted seconds. Writes a table and a picture; what was trained in the
+folder `out` is not run again.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,16 @@ from statistics import mean, median
 import torch
 from matplotlib.figure import Figure
 
-from darts_parallel.bilevel.candidates import Candidate, plan_words
+from darts_parallel.bilevel.candidates import Candidate
+from darts_parallel.bilevel.conclusion import BilevelPlan, fixed_bits_optimum
 from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.loop import BilevelSearch, resume
-from darts_parallel.bilevel.report import TIE
-from darts_parallel.bilevel.retraining.retrain import FIRST_RETRAIN_SEED
-from darts_parallel.bilevel.retraining.trainings import Training, Trainings
+from darts_parallel.bilevel.joint_space import JointSpace
+from darts_parallel.bilevel.learned_optimum import learned_optimum
+from darts_parallel.bilevel.log_slowdown import LogSlowdown
+from darts_parallel.bilevel.loop import BilevelSearch
+from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Training, Trainings
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.upper.found import BilevelPlan, fixed_bits_optimum
-from darts_parallel.bilevel.upper.joint_space import JointSpace
-from darts_parallel.bilevel.upper.learned_optimum import learned_optimum
-from darts_parallel.bilevel.upper.log_steps import LogSteps
 from darts_parallel.config.checks import MAX_PROCESSES, require_at_least, require_size
 from darts_parallel.config.options import run_main
 from darts_parallel.plan.file import write_text
@@ -39,8 +37,8 @@ from experiments.results_page import publish, result_folder
 
 BITS = (16, 8, 4, 2)
 LOOP = "loop's plan"
-Felt = tuple[str, ...]
-"""Words for what training feels of every block."""
+TIE = 1e-9
+"""Ratios this close to 1 are ties: equal plans."""
 
 
 @dataclass
@@ -65,7 +63,7 @@ class CrossoverOptions:
 
 
 def at_bandwidth(options: CrossoverOptions, bandwidth: float) -> Problem:
-    """The problem with links of a bandwidth in GB/s."""
+    """Compose the problem with links of a bandwidth in GB/s."""
     links = (
         f"cluster.nodes.0.intra_node.bandwidth_GBps={bandwidth}",
         f"cluster.inter_node.bandwidth_GBps={bandwidth}",
@@ -73,8 +71,8 @@ def at_bandwidth(options: CrossoverOptions, bandwidth: float) -> Problem:
     return load_problem(["experiment=bilevel", *options.problem, *links])
 
 
-def plans_at(problem: Problem, prices: LogSteps, budget: float) -> dict[str, BilevelPlan]:
-    """The plans that are compared at one bandwidth, by name."""
+def plans_at(problem: Problem, prices: LogSlowdown, budget: float) -> dict[str, BilevelPlan]:
+    """Return the plans that are compared at one bandwidth, by name."""
     batch = problem.training.global_batch_size
     space = JointSpace.build(problem, [batch])
     found: dict[str, BilevelPlan | None] = {}
@@ -87,26 +85,22 @@ def plans_at(problem: Problem, prices: LogSteps, budget: float) -> dict[str, Bil
 
 
 def steps_to_target(
-    plans: Sequence[BilevelPlan], settings: BilevelSettings, kept: Trainings, seeds: Sequence[int]
-) -> dict[tuple[Felt, int], float]:
-    """Steps to the target of every plan and seed, at most `retrain_factor` times those of exact training."""
+    plans: Sequence[BilevelPlan], settings: BilevelSettings, trainings: Trainings, seeds: Sequence[int]
+) -> list[list[float]]:
+    """Return the steps to the target of every plan by seed, at most `retrain_factor` times 16 bits'."""
     own = [FIRST_RETRAIN_SEED + seed for seed in seeds]
-    references = kept.references(own, settings)
-    targets = {seed: run.final_loss for seed, run in zip(own, references, strict=True)}
-    felt = {felt_by(plan): plan.blocks for plan in plans}
-    keys = [(words, seed) for words in felt for seed in own]
-    wanted = [Training(felt[words], settings.global_batch_size, seed, targets[seed]) for words, seed in keys]
-    runs = kept.run(wanted, settings, lambda done, total: print(f"{done} of {total}", flush=True))
-    steps = {}
-    for (words, seed), run in zip(keys, runs, strict=True):
-        reached = run.steps_to(targets[seed])
-        steps[words, seed - FIRST_RETRAIN_SEED] = reached or float(run.test[-1][0])
-    return steps
+    targets = [run.final_loss for run in trainings.references(own, settings)]
+    wanted = [
+        Training(plan.blocks, plan.global_batch_size, seed, target)
+        for plan in plans
+        for seed, target in zip(own, targets, strict=True)
+    ]
+    runs = iter(trainings.run(wanted, settings, lambda done, total: print(f"{done} of {total}", flush=True)))
+    return [[_steps(next(runs), target) for target in targets] for _ in plans]
 
 
-def felt_by(plan: BilevelPlan) -> Felt:
-    """What training feels of a plan: plans of equal words train equally."""
-    return tuple(candidate.felt() for candidate in plan.blocks)
+def _steps(run: Retrained, target: float) -> float:
+    return run.steps_to(target) or float(run.test[-1][0])
 
 
 def run(options: CrossoverOptions) -> int:
@@ -117,25 +111,28 @@ def run(options: CrossoverOptions) -> int:
     settings = BilevelSettings.of(problem, 0)
     with Jobs(options.processes) as jobs:
         search = BilevelSearch(settings, problem, corpus, jobs)
-        resume(search, folder / "checkpoints", print)
-        search.run(folder=folder / "checkpoints")
+        search.run()
         plans = {}
         for bandwidth in options.bandwidths_GBps:
             plans[bandwidth] = plans_at(
-                at_bandwidth(options, bandwidth), search.log_steps, settings.exact_seconds
+                at_bandwidth(options, bandwidth), search.log_slowdown, settings.exact_seconds
             )
             print(f"planned at {bandwidth:g} GB/s", flush=True)
         every = [plan for own in plans.values() for plan in own.values()]
-        steps = steps_to_target(every, settings, Trainings(folder / "retrained", corpus, jobs), options.seeds)
+        trainings = Trainings(folder / "retrained", corpus, jobs)
+        steps = iter(steps_to_target(every, settings, trainings, options.seeds))
+    prices = search.log_slowdown
     points = {
-        bandwidth: {name: _point(plan, steps, options.seeds, search.log_steps) for name, plan in own.items()}
+        bandwidth: {
+            name: Point(plan, next(steps), prices.of_plan(plan.blocks, plan.global_batch_size))
+            for name, plan in own.items()
+        }
         for bandwidth, own in plans.items()
     }
-    text = page(options, plans, points)
+    text = page(options, points)
     times = {bandwidth: {n: p.times for n, p in own.items()} for bandwidth, own in points.items()}
     write_text(folder / "table.md", text)
     pictures = {draw(folder / "crossover.png", times): "Time to target against bandwidth"}
-    _tensorboard(folder / "tensorboard", times)
     print(text)
     if options.publish:
         command = f"python -m experiments.bilevel_crossover 'seeds={options.seeds}'"
@@ -146,51 +143,38 @@ def run(options: CrossoverOptions) -> int:
 
 @dataclass(frozen=True)
 class Point:
-    """One plan at one bandwidth.
+    """One plan at one bandwidth, measured steps to the target by seed, and its learned log slowdown."""
 
-    Attributes:
-        times: Predicted seconds to the target, by seed.
-        steps: Measured steps to the target, by seed.
-        learned: Log steps that the search charges the plan for its bits.
-    """
-
-    times: list[float]
+    plan: BilevelPlan
     steps: list[float]
     learned: float
 
-
-def _point(
-    plan: BilevelPlan, steps: dict[tuple[Felt, int], float], seeds: Sequence[int], prices: LogSteps
-) -> Point:
-    own = [steps[felt_by(plan), seed] for seed in seeds]
-    charged = prices.of_plan(plan.blocks, plan.global_batch_size) - prices.by_batch[plan.global_batch_size]
-    return Point([plan.seconds * count for count in own], own, charged)
+    @property
+    def times(self) -> list[float]:
+        """Predicted seconds to the target, by seed."""
+        return [self.plan.seconds * count for count in self.steps]
 
 
 def ratios(own: dict[str, Point]) -> tuple[str, list[float]]:
-    """The best of the others by mean log time, and the loop's time over its, by seed."""
+    """Return the best of the others by mean log time, and the loop's time over its, by seed."""
     others = {name: mean(map(log, point.times)) for name, point in own.items() if name != LOOP}
     best = min(others, key=lambda name: others[name])
     return best, [a / b for a, b in zip(own[LOOP].times, own[best].times, strict=True)]
 
 
-def page(
-    options: CrossoverOptions,
-    plans: dict[float, dict[str, BilevelPlan]],
-    points: dict[float, dict[str, Point]],
-) -> str:
-    """Mean times to target, how far the loop's plan is from the best other, and where it is not the best."""
+def page(options: CrossoverOptions, points: dict[float, dict[str, Point]]) -> str:
+    """Tabulate mean times to target, and say where the loop's plan is not the best."""
     names = [*(f"{bits} bits" for bits in BITS), LOOP]
     header = ("GB/s", *(f"{name} (ms)" for name in names), "best other", "loop / best other", "loop's plan")
     lines, above = [], []
     for bandwidth, own in points.items():
         best, ratio = ratios(own)
-        chosen = plans[bandwidth][LOOP]
+        chosen = own[LOOP].plan
         cells = [
             f"{1e3 * exp(mean(map(log, own[name].times))):.1f}" if name in own else "-" for name in names
         ]
         cells += [best, f"{exp(mean(map(log, ratio))):.3f} ({min(ratio):.3f} to {max(ratio):.3f})"]
-        cells += [f"{chosen.plan.describe(chosen.global_batch_size)}: {plan_words(chosen.blocks)}"]
+        cells += [f"{chosen.plan.describe(chosen.global_batch_size)}: {plan_words(chosen)}"]
         lines.append([f"{bandwidth:g}", *cells])
         if min(ratio) > 1.0 + TIE:
             above.append(_why(bandwidth, best, own, median(ratio)))
@@ -207,8 +191,15 @@ def page(
     return "\n".join([note, "", *markdown_table(header, lines), "", verdict, ""])
 
 
+def plan_words(plan: BilevelPlan) -> str:
+    """Write the bits of all blocks in a few words, e.g. `sums 16 16 4 4, gradients 2 2 2 2`."""
+    sums = " ".join(str(block.forward_pair[1]) for block in plan.blocks)
+    sent = " ".join(str(block.gradient_pair[1]) for block in plan.blocks)
+    return f"sums {sums}, gradients {sent}"
+
+
 def _why(bandwidth: float, best: str, own: dict[str, Point], ratio: float) -> str:
-    """One line: seconds and steps of the loop's plan against the better one, learned and measured."""
+    """Compare the loop's plan with the better one in one line."""
     mine, other = own[LOOP], own[best]
     steps = mean(log(a / b) for a, b in zip(mine.steps, other.steps, strict=True))
     learned = mine.learned - other.learned
@@ -219,7 +210,7 @@ def _why(bandwidth: float, best: str, own: dict[str, Point], ratio: float) -> st
 
 
 def draw(path: Path, times: dict[float, dict[str, list[float]]]) -> Path:
-    """Time to target of every plan against bandwidth; returns the picture's file."""
+    """Draw time to target of every plan against bandwidth; return the picture's file."""
     figure = Figure(figsize=(7.0, 4.5), dpi=120, layout="constrained")
     axes = figure.subplots()
     for name in next(iter(times.values())):
@@ -234,22 +225,6 @@ def draw(path: Path, times: dict[float, dict[str, list[float]]]) -> Path:
     axes.legend()
     figure.savefig(path)
     return path
-
-
-def _tensorboard(folder: Path, times: dict[float, dict[str, list[float]]]) -> None:
-    """One curve a plan; the step is the bandwidth in MB/s, since steps are whole numbers."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer = SummaryWriter(log_dir=str(folder))
-    names = list(next(iter(times.values())))
-    writer.add_custom_scalars(
-        {"crossover": {"time to target (s) against MB/s": ["Multiline", ["crossover/.*"]]}}
-    )
-    for bandwidth, own in times.items():
-        for name in names:
-            tag = name.replace(" ", "_").replace("'", "")
-            writer.add_scalar(f"crossover/{tag}", median(own[name]), round(1000 * bandwidth))
-    writer.close()
 
 
 if __name__ == "__main__":

@@ -60,8 +60,7 @@ def run(options: ScheduleComparison) -> int:
     wanted = [case for case in CASES if any(part in case.name for part in options.problems or [""])]
     if not wanted:
         raise ConfigError(
-            f"problems={','.join(options.problems)} is part of no problem's name; "
-            f"nearest legal: {CASES[0].name}."
+            f"problems={','.join(options.problems)} is part of no problem's name; try {CASES[0].name}."
         )
     seeds = range(options.search.seed, options.search.seed + options.seeds)
     solved: list[Solved] = []

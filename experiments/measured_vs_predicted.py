@@ -76,7 +76,7 @@ class MeasuredOptions:
         if self.devices > cores and not self.share_cores:
             raise ConfigError(
                 f"devices={self.devices} must be at most the {cores} cores of this machine unless "
-                f"share_cores=true; nearest legal: {cores}."
+                f"share_cores=true; try {cores}."
             )
         require_size("repeats", self.repeats, 10**6)
         require_at_least("timeout_s", self.timeout_s, 0, strict=True)

@@ -54,11 +54,11 @@ class ProfileOptions:
             require_at_least("largest", self.largest, 64)
         require_members("precisions", self.precisions or (), tuple(DTYPES))
         if self.precisions is not None and not self.precisions:
-            raise ConfigError("precisions=[] must list at least one; nearest legal: [fp32].")
+            raise ConfigError("precisions=[] must list at least one; try [fp32].")
         if not self.name.isidentifier():
             raise ConfigError(
                 f"name={self.name} must be letters, digits and underscores, since files and keys are "
-                "called so; nearest legal: measured."
+                "called so; try measured."
             )
 
     @property
@@ -70,7 +70,7 @@ class ProfileOptions:
         """
         found = torch.cuda.is_available()
         if self.device == "cuda" and not found:
-            raise ConfigError("device=cuda must be there, and torch finds none; nearest legal: cpu.")
+            raise ConfigError("device=cuda must be there, and torch finds none; try cpu.")
         return "cuda" if found and self.device != "cpu" else "cpu"
 
 

@@ -64,9 +64,7 @@ class FasopOptions:
         require_member("study", self.study, STUDIES)
         for key, value in (("model", self.model), ("cluster", self.cluster)):
             if value and self.study != "cases":
-                raise ConfigError(
-                    f"{key}={value} needs study=cases; nearest legal: study={self.study} alone."
-                )
+                raise ConfigError(f"{key}={value} needs study=cases; try study={self.study} alone.")
 
 
 def _timed(work: Callable[[], Answer]) -> tuple[Answer, float]:
@@ -78,7 +76,7 @@ def _timed(work: Callable[[], Answer]) -> tuple[Answer, float]:
 
 def _found(plan: FasopPlan | None, what: str) -> FasopPlan:
     if plan is None:
-        raise InfeasibleError(f"{what}: no plan fits the memory of its GPUs; nearest legal: more nodes.")
+        raise InfeasibleError(f"{what}: no plan fits the memory of its GPUs; try more nodes.")
     return plan
 
 
@@ -99,7 +97,7 @@ def run_cases(options: FasopOptions, profiles: Profiles, console: Console) -> li
         names = "; ".join(case.name for case in all_cases())
         raise ConfigError(
             f"model={options.model} cluster={options.cluster} must be part of a case's name; "
-            f"nearest legal: parts of {names}."
+            f"try parts of {names}."
         )
     lines: list[tuple[str, ...]] = []
     rows = [_case_rows(case, profiles, lines) for case in cases]
@@ -211,9 +209,7 @@ def _show_pareto(rows: list[dict[str, Any]], console: Console) -> None:
 def reproduce(options: FasopOptions, console: Console) -> int:
     """Run a study and write its file; returns the exit status."""
     if not options.profiles:
-        raise ConfigError(
-            "profiles= must be a folder with measured layer times; nearest legal: profiles=FOLDER."
-        )
+        raise ConfigError("profiles= must be a folder with measured layer times; try profiles=FOLDER.")
     profiles = read_profiles(options.profiles)
     folder = Path(options.out)
     rows = (

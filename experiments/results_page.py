@@ -1,9 +1,11 @@
-"""Pages of results: `experiments/results/NAME.md`, each with its command, commit, machine and date."""
+"""Pages of results: `experiments/results/NAME.md`, with command, commit, machine, date and limits."""
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
@@ -17,9 +19,9 @@ RESULTS = Path(__file__).parent / "results"
 
 def publish(
     name: str, question: str, command: str, text: str, pictures: Mapping[Path, str] | None = None,
-    folder: Path = RESULTS,
+    folder: Path = RESULTS, limits: str = "",
 ) -> Path:  # fmt: skip
-    """Write the page of an experiment and copy its pictures to `pictures/` beside it; returns the page.
+    """Write the page of an experiment and copy its pictures to `pictures/` next to it; returns the page.
 
     Args:
         name: Of the experiment, and of the page.
@@ -28,6 +30,7 @@ def publish(
         text: Markdown.
         pictures: Files to copy, each with its caption.
         folder: Where pages lie.
+        limits: What the answer does not show, in a sentence.
     """
     shown = folder / "pictures"
     shown.mkdir(parents=True, exist_ok=True)
@@ -37,9 +40,15 @@ def publish(
         target = shown / f"{name}_{source.name}"
         shutil.copyfile(source, target)
         lines += ["", f"![{caption}](pictures/{target.name})"]
+    lines += ["", f"Not shown: {limits}"] if limits else []
     page = folder / f"{name}.md"
     write_text(page, "\n".join(lines) + "\n")
     return page
+
+
+def typed_command(module: str) -> str:
+    """Return the command line that started this process, as a shell takes it."""
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def result_folder(path: str) -> Path:

@@ -1,51 +1,64 @@
 """Are pipeline schedules as fast against each other, and as large, as they were measured?
 
-    python -m experiments.schedule_ratios data=FILE
-    python -m experiments.schedule_ratios data=FILE micro_batches=[16,24,32] publish=true
+    python -m experiments.schedule_ratios
+    python -m experiments.schedule_ratios data=FILE micro_batches=24 publish=true
 
-Reads runs of one model under several schedules from a CSV file (columns as for validate_cost_model; a note
-`schedule NAME` names the schedule), prices each by simulation, and compares throughput and memory with those
-of 1F1B. Where the file does not print the batch, the number of micro-batches and `seq_len` are those of the
-publisher's own configuration (AMD's Primus, tests/trainer/test_megatron_trainer_zero_bubble.yaml: 16 blocks
-on 8 GPUs, 32 micro-batches of one sequence of 4,096 tokens); of several `micro_batches` the one nearest to
-all runs is taken. How many blocks ran follows from the FLOP of a token, TFLOP/s over tokens/s: benchmarks cut
-a model shorter and keep its name. Where that is known, every kernel takes as many times its calibrated
-seconds as give 1F1B its measured tokens/s. Layers are split evenly; memory is that of the fullest device. A
-second table gives every pass the `shares` of forward, backward and weights that the publisher's trace of
-another model on the same software shows. Leaves ratios.csv and ratios.md; docs/where-it-is-off.md says what
-was found on AMD's runs.
+Reads runs of one model under several schedules (experiments/data/schedules.csv, or a CSV file with a column
+`schedule` or notes that say `schedule NAME`), prices each by simulation, and compares throughput and memory
+with those of 1F1B. Where the source does not print the batch, the number of micro-batches and `seq_len` are
+those of the publisher's own configuration (AMD's Primus,
+tests/trainer/test_megatron_trainer_zero_bubble.yaml: 16 blocks on 8 GPUs, 32 micro-batches of one sequence of
+4,096 tokens). How many blocks ran follows from the FLOP of a token, TFLOP/s over tokens/s: benchmarks cut a
+model shorter and keep its name. Where that is known, every kernel takes as many times its calibrated seconds
+as give 1F1B its measured tokens/s. Layers are split evenly; memory is that of the device with the highest
+memory use. A second table gives every pass the `shares` of forward, backward and weights that the publisher's
+trace of another model on the same framework shows. Leaves ratios.csv and ratios.md; docs/where-it-is-off.md
+says what was found on AMD's runs.
 """
 
+import csv
+import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
-
-import numpy as np
-import torch
 
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.options import run_main
-from darts_parallel.config.schema import V_SHAPED
-from darts_parallel.cost.pipeline import by_device, in_flight
+from darts_parallel.cost.evaluation import hard_plan, pass_seconds
+from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.chunk_placement import stages_a_device
+from darts_parallel.plan import LayerStrategy, Plan
 from darts_parallel.plan.file import write_text
-from darts_parallel.problem import Problem
+from darts_parallel.problem import Problem, load_problem
+from darts_parallel.problem.cluster import Device
 from darts_parallel.report.tables import csv_text, markdown_table
-from experiments.calibration import schedule_runs
-from experiments.calibration.schedule_runs import REFERENCE, MeasuredRuns, predict, read_runs
+from darts_parallel.schedules import find
 from experiments.results_page import publish as publish_page
 from experiments.results_page import result_folder
+
+SHIPPED = Path(__file__).parent / "data" / "schedules.csv"
+NAMES = {
+    "1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zbb": "zero_bubble_h1", "zbv": "zero_bubble_v",
+    "v-half": "v_half", "v-min": "v_min",
+}  # fmt: skip
+"""Schedules as measured runs spell them."""
+REFERENCE = "1f1b"
+MODELS = {"Llama2-7B": "llama2_7b"}
+FASTEST, SLOWEST = 0.1, 100.0
+"""Bounds of the slowdown of kernels."""
+SAME_FLOPS = 0.01
+"""Largest relative difference of FLOP between a depth and the one that ran."""
 
 
 @dataclass
 class RatioOptions:
     """Which runs, and what they do not print."""
 
-    data: str = ""
+    data: str = str(SHIPPED)
     """CSV file of runs of one model on one node."""
     out: str = "outputs/schedule_ratios"
-    micro_batches: list[int] = field(default_factory=lambda: [32])
+    micro_batches: int = 32
     shares: list[float] = field(default_factory=lambda: [1.71, 0.78])
     """Seconds of a backward pass of the input and of one of the weights over a forward one; may be empty."""
     seq_len: int = 4096
@@ -54,14 +67,40 @@ class RatioOptions:
     """Write experiments/results/schedule_ratios.md, too."""
 
     def __post_init__(self) -> None:
-        for value in self.micro_batches:
-            require_at_least("micro_batches", value, 1)
+        require_at_least("micro_batches", self.micro_batches, 1)
         require_at_least("seq_len", self.seq_len, 1)
         if len(self.shares) not in (0, 2) or any(share <= 0 for share in self.shares):
             raise ConfigError(
                 f"shares={self.shares} must be two numbers above 0, a backward and a weight pass over a "
-                "forward one; nearest legal: [1.71,0.78]."
+                "forward one; try [1.71,0.78]."
             )
+
+
+@dataclass(frozen=True)
+class MeasuredSchedule:
+    """One measured run."""
+
+    schedule: str
+    tokens_per_s: float
+    memory: float
+    """Memory in the file's unit; only ratios are used."""
+    flops_per_token: float | None = None
+    """FLOP/s over tokens/s; None where the run does not report them."""
+
+
+@dataclass(frozen=True)
+class MeasuredRuns:
+    """Runs of one model on one node."""
+
+    model: str
+    """Name of the shipped model."""
+    pp: int
+    runs: tuple[MeasuredSchedule, ...]
+
+    @property
+    def reference(self) -> MeasuredSchedule:
+        """Return the run under 1F1B."""
+        return next(run for run in self.runs if run.schedule == REFERENCE)
 
 
 @dataclass(frozen=True)
@@ -75,130 +114,216 @@ class Ratios:
     predicted_memory: float
 
 
-def problem_run(options: RatioOptions, measured: MeasuredRuns, count: int) -> tuple[Problem, float | None]:
-    """What ran, with one number of micro-batches, and how much slower kernels are; None: not known."""
-    given = (measured.model, options.cluster, options.seq_len)
-    slowdown = schedule_runs.slowdown_of(*given, measured.pp, count, measured.reference)
-    blocks = schedule_runs.blocks_run(measured.model, options.seq_len, measured.reference.flops_per_token)
-    return schedule_runs.problem_of(*given, count, blocks, slowdown or 1.0), slowdown
+def read_runs(path: str) -> MeasuredRuns:
+    """Read model, pipeline degree and runs of a file.
+
+    Errors:
+        ConfigError: the file cannot be read, or holds no run under 1F1B.
+    """
+    try:
+        rows = list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
+    except OSError as error:
+        raise ConfigError(f"data={path} cannot be read ({error.strerror}); try {SHIPPED}.") from None
+    runs = []
+    for row in rows:
+        noted = re.search(r"schedule ([\w-]+)", row.get("notes") or "")
+        name = NAMES.get(row.get("schedule") or (noted[1] if noted else ""))
+        if name and row["model"] in MODELS:
+            speed, reported = float(row["tokens_per_s_per_gpu"]), row.get("tflops_per_gpu")
+            flops = float(reported) * 1e12 / speed if reported else None
+            runs.append(MeasuredSchedule(name, speed, float(row["memory_gb"]), flops))
+    if REFERENCE not in {run.schedule for run in runs}:
+        raise ConfigError(f"data={path} must hold a run of {', '.join(MODELS)} under 1f1b; try {SHIPPED}.")
+    return MeasuredRuns(MODELS[rows[0]["model"]], int(rows[0]["pp"]), tuple(runs))
 
 
-def compare(options: RatioOptions, count: int, shares: Sequence[float] = ()) -> list[Ratios]:
-    """All schedules against 1F1B with one number of micro-batches, and `shares` of their passes."""
-    measured = read_runs(options.data)
-    problem, _ = problem_run(options, measured, count)
+@lru_cache(maxsize=64)
+def problem_of(
+    model: str, cluster: str, seq_len: int, count: int, blocks: int | None = None, slowdown: float = 1.0
+) -> Problem:
+    """Build one pipeline of one micro-batch size, its messages at the same time as the computation.
+
+    Args:
+        model, cluster: Names of shipped ones.
+        seq_len: Tokens of a micro-batch.
+        count: Micro-batches.
+        blocks: Blocks of the model; None: all of its own.
+        slowdown: Factor on the calibrated seconds of every kernel and every launch.
+    """
+    cut = [] if blocks is None else [f"model.num_layers={blocks}"]
+    plain = load_problem([
+        f"model={model}", f"training={model}", f"cluster={cluster}", "space.schedules=[1f1b]", *cut,
+        f"training.seq_len={seq_len}", f"training.global_batch_size={count}", "cost.pipeline=simulated",
+        "cost.p2p=overlapped",
+    ])  # fmt: skip
+    groups = tuple(replace(group, device=_slower(group.device, slowdown)) for group in plain.cluster.groups)
+    return replace(plain, cluster=replace(plain.cluster, groups=groups))
+
+
+def _slower(device: Device, slowdown: float) -> Device:
+    return replace(
+        device,
+        peak_flops=device.peak_flops / slowdown,
+        memory_bandwidth=device.memory_bandwidth / slowdown,
+        layer_overhead=device.layer_overhead * slowdown,
+    )
+
+
+def blocks_run(model: str, seq_len: int, flops_per_token: float | None) -> int:
+    """Find the blocks with which a model has a token's FLOP; all of its own where none fit."""
+
+    def flops(blocks: int | None) -> float:
+        return problem_of(model, "toy", seq_len, 8, blocks).model.flops_per_token(seq_len)
+
+    whole = problem_of(model, "toy", seq_len, 8).model.config.num_layers
+    if flops_per_token is None:
+        return whole
+    found = max(round(1 + (flops_per_token - flops(1)) / (flops(2) - flops(1))), 1)
+    return found if abs(flops(found) / flops_per_token - 1.0) < SAME_FLOPS else whole
+
+
+def problem_run(options: RatioOptions, measured: MeasuredRuns) -> tuple[Problem, float | None]:
+    """Build what ran, and find how many times as long as calibrated kernels take.
+
+    With that slowdown 1F1B has its measured tokens/s: efficiency belongs to device and framework, and this
+    framework is not calibrated. None where the file does not say how many blocks ran, or where no slowdown
+    gives the tokens/s.
+    """
+    from scipy.optimize import brentq
+
+    base, pp, count = measured.reference, measured.pp, options.micro_batches
+    given = (measured.model, options.cluster, options.seq_len, count)
+    blocks = blocks_run(measured.model, options.seq_len, base.flops_per_token)
+    seconds = count * options.seq_len / (base.tokens_per_s * pp)
+
+    def late(slowdown: float) -> float:
+        return predict(problem_of(*given, blocks, slowdown), REFERENCE, pp, count)[0] - seconds
+
+    if base.flops_per_token is None or late(FASTEST) > 0 or late(SLOWEST) < 0:
+        return problem_of(*given, blocks), None
+    slowdown = float(brentq(late, FASTEST, SLOWEST, rtol=1e-6))
+    return problem_of(*given, blocks, slowdown), slowdown
+
+
+def predict(
+    problem: Problem, schedule: str, pp: int, count: int, shares: Sequence[float] = ()
+) -> tuple[float, float]:
+    """Predict the seconds of an iteration with an even split, and the highest memory use of a device.
+
+    Args:
+        problem: Result of `problem_of`.
+        schedule, pp, count: Parts of the plan.
+        shares: Seconds of a backward pass of the input and of one of the weights over those of a forward one;
+            empty: as the cost model says.
+    """
+    table, hard, cost = hard_plan(_even_plan(problem, schedule, pp, count), problem)
+    seconds, size = float(cost.iteration_time), float(cost.memory.max())
+    if shares:
+        passes, counts = pass_seconds(table, hard), table.num_micro_batches[hard.outer]
+        plain, reshaped = (
+            simulated_seconds(some, cost.sync_seconds, counts, pp, table.pipeline)[0]
+            for some in (passes, _shared(passes, *shares))
+        )
+        seconds += float(reshaped - plain)
+    return seconds, size
+
+
+def _even_plan(problem: Problem, schedule: str, pp: int, count: int) -> Plan:
+    chunks, blocks = find(schedule).chunks or 2, problem.model.config.num_layers
+    stages = pp * chunks
+    inner = [1 + k * blocks // stages for k in range(1, stages)]
+    layers = (LayerStrategy(1, 1),) * problem.num_layers
+    return Plan(count, (0, *inner, problem.num_layers), layers, virtual_stages=chunks, schedule=schedule)
+
+
+def _shared(passes: PassSeconds, backward: float, weights: float) -> PassSeconds:
+    """Give passes other lengths against each other, and the same seconds in sum."""
+    unit = (passes.forward + passes.backward) / (1.0 + backward + weights)
+    return PassSeconds(unit, (backward + weights) * unit, weights * unit, passes.message)
+
+
+def shares_of(problem: Problem, pp: int, count: int) -> tuple[float, float]:
+    """Return the shares of `predict` as the cost model has them, on a stage that holds blocks alone."""
+    table, hard, _ = hard_plan(_even_plan(problem, REFERENCE, pp, count), problem)
+    passes = pass_seconds(table, hard)
+    forward, backward, weights = (
+        float(row[0, pp // 2]) for row in (passes.forward, passes.backward, passes.weight_gradient)
+    )
+    return (backward - weights) / forward, weights / forward
+
+
+def compare(
+    measured: MeasuredRuns, problem: Problem, count: int, shares: Sequence[float] = ()
+) -> list[Ratios]:
+    """Compare all schedules with 1F1B, with `shares` of their passes."""
     found = {
         run.schedule: predict(problem, run.schedule, measured.pp, count, shares) for run in measured.runs
     }
     base, (seconds, size) = measured.reference, found[REFERENCE]
     return [
         Ratios(
-            run.schedule,
-            run.tokens_per_s / base.tokens_per_s,
-            seconds / found[run.schedule][0],
-            run.memory / base.memory,
-            found[run.schedule][1] / size,
+            run.schedule, run.tokens_per_s / base.tokens_per_s, seconds / found[run.schedule][0],
+            run.memory / base.memory, found[run.schedule][1] / size,
         )
         for run in measured.runs
-    ]
-
-
-def misfit(rows: list[Ratios]) -> float:
-    """Mean distance of the logarithms of the speeds."""
-    return float(np.mean([abs(np.log(row.predicted_speed / row.measured_speed)) for row in rows]))
+    ]  # fmt: skip
 
 
 def run(options: RatioOptions) -> int:
     """Compare, print and write; returns the exit status."""
-    if not options.data:
-        raise ConfigError("data is missing; write data=FILE, a CSV file of runs under several schedules.")
-    measured = read_runs(options.data)
-    pp = measured.pp
-    odd = next((count for count in options.micro_batches if count % pp), None)
-    if odd is not None and "interleaved" in {run.schedule for run in measured.runs}:
+    measured, count = read_runs(options.data), options.micro_batches
+    if count % measured.pp and "interleaved" in {run.schedule for run in measured.runs}:
         raise ConfigError(
-            f"micro_batches={odd} must be a multiple of pp={pp}, as interleaved stages need; nearest "
-            f"legal: {max(round(odd / pp), 1) * pp}."
+            f"micro_batches={count} must be a multiple of pp={measured.pp}, as interleaved stages need; "
+            f"try {max(round(count / measured.pp), 1) * measured.pp}."
         )
-    fits = {count: compare(options, count) for count in options.micro_batches}
-    best = min(fits, key=lambda count: misfit(fits[count]))
+    problem, slowdown = problem_run(options, measured)
+    rows = compare(measured, problem, count)
+    text = page(options, measured, problem, slowdown, rows)
     out = result_folder(options.out)
-    text = table(fits, best, options)
-    figures = [tuple(f"{value:.4f}" for value in astuple(row)[1:]) for row in fits[best]]
-    lines = [(row.schedule, *some) for row, some in zip(fits[best], figures, strict=True)]
-    write_text(out / "ratios.csv", csv_text([field.name for field in fields(Ratios)], lines))
+    lines = [(row.schedule, *(f"{value:.4f}" for value in astuple(row)[1:])) for row in rows]
+    write_text(out / "ratios.csv", csv_text([column.name for column in fields(Ratios)], lines))
     write_text(out / "ratios.md", text)
     print(text + f"\n{out}/ratios.csv, ratios.md")
     if options.publish:
-        name = Path(options.data).name
-        publish_page(
-            "schedule_ratios", "Are schedules as fast against each other as they were measured?",
-            f"python -m experiments.schedule_ratios data=FOLDER/{name}", text,
-        )  # fmt: skip
+        question = "Are schedules as fast against each other as they were measured?"
+        publish_page("schedule_ratios", question, "python -m experiments.schedule_ratios publish=true", text)
     return 0
 
 
-def table(fits: dict[int, list[Ratios]], best: int, options: RatioOptions) -> str:
-    """Speeds and memory over those of 1F1B, as Markdown."""
-    measured = read_runs(options.data)
-    problem, slowdown = problem_run(options, measured, best)
+def page(
+    options: RatioOptions,
+    measured: MeasuredRuns,
+    problem: Problem,
+    slowdown: float | None,
+    rows: list[Ratios],
+) -> str:
+    """Write speeds and memory over those of 1F1B as Markdown."""
     added = ""
     if slowdown is not None:
         added = f" Kernels take {slowdown:.2f} times their calibrated seconds: 1F1B then has its tokens/s."
-    tried = ""
-    if len(fits) > 1:
-        distances = (f"{n}: {100 * misfit(rows):.1f} %" for n, rows in fits.items())
-        tried = f", of several the nearest (mean distance by number: {', '.join(distances)})"
-    blocks = problem.model.config.num_layers
     lines = [
-        f"{blocks} blocks on {measured.pp} GPUs, by the FLOP of a token.{added} Sequences of "
-        f"{options.seq_len} tokens, {best} micro-batches{tried}; nothing is fitted to the ratios.",
+        f"{problem.model.config.num_layers} blocks on {measured.pp} GPUs, by the FLOP of a token.{added} "
+        f"Sequences of {options.seq_len} tokens, {options.micro_batches} micro-batches; nothing is fitted to "
+        "the ratios.",
         "",
-        *_as_markdown(fits[best]),
+        *_as_markdown(rows),
     ]
     for what in ("speed", "memory"):
-        orders = [_order(fits[best], f"{source}_{what}") for source in ("measured", "predicted")]
+        orders = [_order(rows, f"{source}_{what}") for source in ("measured", "predicted")]
         lines += ["", f"Order of {what}, measured: {orders[0]}; predicted: {orders[1]}."]
-    lines += ["", memory_by_held(measured, problem, best)]
     if options.shares:
-        own = schedule_runs.shares_of(problem, measured.pp, best)
-        (backward, weights), rows = options.shares, compare(options, best, options.shares)
+        own = shares_of(problem, measured.pp, options.micro_batches)
+        backward, weights = options.shares
         lines += [
             "",
             f"The same total work with backward passes of the input {backward:.2f} and of the weights "
             f"{weights:.2f} times as long as forward passes (`shares`); the cost model has {own[0]:.2f} and "
             f"{own[1]:.2f}.",
             "",
-            *_as_markdown(rows),
+            *_as_markdown(compare(measured, problem, options.micro_batches, options.shares)),
         ]
     return "\n".join(lines) + "\n"
-
-
-def memory_by_held(measured: MeasuredRuns, problem: Problem, count: int) -> str:
-    """What the measured memory says of a held half pass, and what the model does.
-
-    Least squares of memory over half passes that the fullest device holds, and whether a device has both ends
-    of the model.
-    """
-    pp, held = measured.pp, {}
-    for run in measured.runs:
-        chunks = stages_a_device(run.schedule) or 2
-        counts = in_flight(pp, torch.tensor([count]), run.schedule, chunks)
-        held[run.schedule] = round(float(by_device(counts, pp, run.schedule).max()) * 2 / chunks)
-    both = [float(run.schedule in V_SHAPED) for run in measured.runs]
-    memory = np.array([run.memory for run in measured.runs])
-    columns = np.stack([np.ones(len(both)), [held[run.schedule] for run in measured.runs], both], axis=1)
-    found = np.linalg.lstsq(columns, memory, rcond=None)[0]
-    off = 100 * float(np.abs(columns @ found / memory - 1.0).max())
-    few, many = (predict(problem, name, pp, count)[1] / 2**30 for name in (REFERENCE, "interleaved"))
-    own = (many - few) / (held.get("interleaved", 3 * pp - 1) - held[REFERENCE])
-    passes = ", ".join(f"{name} {number}" for name, number in held.items())
-    return (
-        f"Half passes that the fullest device holds: {passes}. Measured memory is {found[0]:.2f} + "
-        f"{found[1]:.2f} for each, and {found[2]:.2f} more where a device has both ends of the model (least "
-        f"squares, off by {off:.1f} % at most; used nowhere); the model's, in GiB, "
-        f"{few - held[REFERENCE] * own:.2f} + {own:.2f} for each."
-    )
 
 
 def _as_markdown(rows: list[Ratios]) -> list[str]:
@@ -214,7 +339,7 @@ def _as_markdown(rows: list[Ratios]) -> list[str]:
 
 
 def _order(rows: list[Ratios], key: str) -> str:
-    """Schedules from the largest figure to the smallest."""
+    """Sort schedules from the largest figure to the smallest."""
     return " > ".join(row.schedule for row in sorted(rows, key=lambda row: -float(getattr(row, key))))
 
 

@@ -7,7 +7,6 @@ import is imported inside of fixtures.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,16 +32,11 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def composed_once() -> Iterator[None]:
-    """One thread; and the command composes equal groups once, as `load_config` does in the product."""
+def one_thread() -> None:
+    """Let torch compute in one thread, as the command does."""
     import torch
 
-    from tests.support.composing import compose_groups_once
-
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        compose_groups_once(patch)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -47,7 +47,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_configuration_the_licence_and_no_tests(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    for path in (ROOT / "conf").rglob("*.yaml"):
+    for path in (ROOT / "conf").rglob("*.*"):
         assert f"darts_parallel/{path.relative_to(ROOT)}" in names
     for package in ("darts_parallel", "baselines"):
         for path in (ROOT / package).rglob("*.py"):
@@ -66,7 +66,7 @@ def test_wheel_in_a_fresh_process_refuses_in_one_sentence_then_finds_the_plan_of
     assert fresh.returncode == 0, fresh.stderr
     assert fresh.stdout.splitlines()[0] == str(installed / "darts_parallel" / "conf")
     assert fresh.stderr.startswith("darts-parallel: model=tooy must name a file of the group model")
-    assert fresh.stderr.endswith("nearest legal: toy.\n")
+    assert fresh.stderr.endswith("try toy.\n")
     assert fresh.stderr.count("\n") == 1
     assert "Verification" in fresh.stdout
     assert "30 steps" in fresh.stdout

@@ -59,7 +59,7 @@ def load_corpus(folder: Path | None = None) -> Corpus:
 
 
 def _sources(root: Path) -> Iterator[Path]:
-    """All `*.py` in the order of their paths; excluded folders are not entered (they may be huge)."""
+    """Find all `*.py` in the order of their paths; excluded folders are not entered (they may be huge)."""
     found = []
     for folder, inner, files in os.walk(root):
         inner[:] = [name for name in inner if name not in EXCLUDED]
@@ -68,7 +68,7 @@ def _sources(root: Path) -> Iterator[Path]:
 
 
 def part_of(name: str) -> str:
-    """The part that the file of this relative path belongs to."""
+    """Return the part that the file of this relative path belongs to."""
     place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
     for part, share in SHARES.items():
         if place < share:
@@ -78,25 +78,19 @@ def part_of(name: str) -> str:
 
 
 def sample(text: Tensor, count: int, context: int, generator: torch.Generator) -> Tensor:
-    """Random windows of the text.
+    """Draw random windows of the text.
 
     Args:
         text: Bytes, shape `(N,)`.
         count: Sequences.
         context: Predicted bytes of each.
-        generator: Of the window positions.
+        generator: Draws the positions of the windows.
 
     Returns:
         Bytes as int64, shape `(count, context + 1)`: inputs and, shifted by one, targets.
     """
     starts = torch.randint(len(text) - context, (count, 1), generator=generator)
     return text[starts + torch.arange(context + 1)].long()
-
-
-def unigram_entropy(text: Tensor) -> float:
-    """Entropy of single bytes, nats: the loss of a model that knows only their frequencies."""
-    shares = torch.bincount(text.long(), minlength=256).double() / len(text)
-    return float(torch.special.entr(shares).sum())
 
 
 def _bytes(data: bytes) -> Tensor:

@@ -2,8 +2,9 @@
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat, starmap
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,15 +16,21 @@ Result = TypeVar("Result")
 
 
 class Jobs:
-    """A pool that is started with the first jobs; with one process everything runs where it is called.
+    """A pool of processes; with one process everything runs where it is called.
 
     Args:
-        processes: At most this many trainings at once.
+        processes: Largest number of trainings at once.
     """
 
     def __init__(self, processes: int = 1) -> None:
-        self.processes = processes
         self._pool: ProcessPoolExecutor | None = None
+        if processes > 1:
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([__name__])
+            self._pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
+            with children_without_interrupts():  # the processes import while the caller does something else
+                for _ in range(processes):
+                    self._pool.submit(torch.get_num_threads)
 
     def __enter__(self) -> "Jobs":
         return self
@@ -32,48 +39,27 @@ class Jobs:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pool is not None:
-            # what has not begun is dropped; after Ctrl-C nobody waits for what runs
+            # after Ctrl-C nobody waits for what runs, and what has not begun is dropped
             self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
-    def start(self) -> None:
-        """Let the processes import what they need while the caller does something else."""
-        if self.processes > 1 and self._pool is None:
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload([__name__])
-            self._pool = ProcessPoolExecutor(self.processes, mp_context=context, initializer=_quiet)
-            with children_without_interrupts():
-                for _ in range(self.processes):
-                    self._pool.submit(torch.get_num_threads)  # anything
-
-    def map(
-        self,
-        function: Callable[..., Result],
-        arguments: Sequence[tuple[Any, ...]],
-        on_done: Callable[[int, Result], None] = lambda done, result: None,
-    ) -> list[Result]:
-        """Results of `function(*a)` for each `a` in order.
+    def map(self, function: Callable[..., Result], arguments: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
+        """Yield `function(*a)` for each `a` in order, each as soon as it is there.
 
         Args:
-            function: Of a module.
+            function: At the top of a module.
             arguments: Pickled where there are several processes.
-            on_done: Called with the number of results there are and the last of them.
         """
-        self.start()
-        results: list[Result] = []
         if self._pool is None:
-            for own in arguments:
-                results.append(function(*own))
-                on_done(len(results), results[-1])
-            return results
-        futures = [self._pool.submit(function, *own) for own in arguments]
-        for future in futures:
-            results.append(future.result())
-            on_done(len(results), results[-1])
-        return results
+            return starmap(function, arguments)
+        return self._pool.map(_call, repeat(function), arguments)
 
 
-def _quiet() -> None:
-    """A worker leaves Ctrl-C to its parent, ends with it, and shares the cores with the others."""
+def _call(function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
+    return function(*arguments)
+
+
+def _begin() -> None:
+    """Leave Ctrl-C to the parent, end with it, and share the cores with the other workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     torch.set_num_threads(1)

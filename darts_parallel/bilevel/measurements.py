@@ -21,8 +21,6 @@ class NoiseScale:
     decay: float
     square: float = 0.0
     trace: float = 0.0
-    weight: float = 0.0
-    """Sum of the averages' weights: they begin at zero (as Adam's moments do)."""
 
     def update(self, small_square: float, large_square: float, small: int, large: int) -> None:
         """Take in one step.
@@ -37,7 +35,6 @@ class NoiseScale:
         keep = self.decay
         self.square = keep * self.square + (1.0 - keep) * square
         self.trace = keep * self.trace + (1.0 - keep) * trace
-        self.weight = keep * self.weight + (1.0 - keep)
 
     @property
     def sequences(self) -> float | None:
@@ -48,14 +45,14 @@ class NoiseScale:
 
 
 def unbiased(small_square: float, large_square: float, small: int, large: int) -> tuple[float, float]:
-    """Unbiased estimates of `|G|^2` and of the trace (equations A.2 and A.3)."""
+    """Return unbiased estimates of `|G|^2` and of the trace (equations A.2 and A.3)."""
     square = (large * large_square - small * small_square) / (large - small)
     trace = (small_square - large_square) / (1.0 / small - 1.0 / large)
     return square, trace
 
 
 def squared_norms(gradients: Mapping[str, Tensor]) -> tuple[float, float]:
-    """Mean squared norm over groups, and squared norm of the mean gradient.
+    """Return the mean squared norm over groups, and the squared norm of the mean gradient.
 
     Args:
         gradients: By weight, each of shape `(G, ...)`.
@@ -68,31 +65,16 @@ def squared_norms(gradients: Mapping[str, Tensor]) -> tuple[float, float]:
 MIN_POINTS = 4
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """A straight line through the recent losses against the logarithm of the step."""
-
-    nats_per_efold: float
-    """How much the loss falls while the steps grow by e."""
-    loss: float
-    """Of the line at the last step: the final loss with less noise than the last measurement."""
-
-    def steps_to(self, target: float, steps: int) -> float:
-        """Steps after which the line reaches `target`, if it is at `loss` after `steps`."""
-        return steps * exp((self.loss - target) / self.nats_per_efold)
-
-
-def measure(curve: Sequence[tuple[int, float]]) -> Exchange | None:
-    """Least squares over the last half of the run (steps from t/2 to t).
+def nats_per_efold(curve: Sequence[tuple[int, float]]) -> float | None:
+    """Fit a line through the last half of a run (steps from t/2 to t) against the logarithm of the step.
 
     Args:
         curve: Step (from 1) and loss in nats, steps rising.
 
     Returns:
-        None before there are enough points, or where the loss does not fall.
+        Nats by which the loss falls while the steps grow by e; None before there are enough points, or where
+        the loss does not fall.
     """
-    if not curve:
-        return None
     recent = [(log(step), loss) for step, loss in curve if 2 * step >= curve[-1][0]]
     if len(recent) < MIN_POINTS:
         return None
@@ -100,17 +82,15 @@ def measure(curve: Sequence[tuple[int, float]]) -> Exchange | None:
     mean_y = sum(y for _, y in recent) / len(recent)
     spread = sum((x - mean_x) ** 2 for x, _ in recent)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in recent) / spread
-    if slope >= 0.0:
-        return None
-    return Exchange(-slope, mean_y + slope * (recent[-1][0] - mean_x))
+    return -slope if slope < 0.0 else None
 
 
 QUARTER = log(4.0)
-"""Log steps before the end of a curve over which `log_delay` reads it."""
+"""Logarithm of steps before the end of a curve over which `log_delay` reads it."""
 
 
 def log_delay(curve: Sequence[float], behind: float, end: float) -> float:
-    """Log of how many times as many steps a training takes that is some nats behind a known one.
+    """Return the log slowdown of a training that is some nats behind a known one.
 
     The known curve is read as a parabola in the logarithm of the step over its last three quarters, and asked
     when it had the loss of the other. A straight rate of exchange would not do: the curve is several times as
@@ -143,10 +123,10 @@ def log_delay(curve: Sequence[float], behind: float, end: float) -> float:
 
 
 def _least_squares(place: Sequence[float], loss: Sequence[float]) -> tuple[float, float, float]:
-    """The slope of the straight line through some points, and slope (at 0) and bend of the parabola.
+    """Fit a line and a parabola: the slope of the line, and slope (at 0) and bend of the parabola.
 
-    By orthogonal polynomials and exact sums: LAPACK's solution of equal numbers differs in the last bit with
-    the place of its arrays in memory, and a search that goes on must equal one that was never interrupted.
+    Orthogonal polynomials and exact sums serve, since LAPACK's solution of equal numbers differs in the last
+    bit with the place of its arrays in memory, and equal seeds must give equal plans.
 
     Args:
         place: At least three different numbers.

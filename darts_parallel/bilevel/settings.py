@@ -2,7 +2,6 @@
 
 from dataclasses import asdict, dataclass, field
 
-from darts_parallel.bilevel.quantize import Rounding
 from darts_parallel.config.bilevel import BilevelConfig
 from darts_parallel.cost.collectives import BLOCK
 from darts_parallel.errors import ConfigError
@@ -53,7 +52,7 @@ def shape_of(problem: Problem) -> TransformerShape:
         if value != wanted:
             raise ConfigError(
                 f"model.{key}={value} must be {wanted}, as only GPT blocks are trained and measured here; "
-                f"nearest legal: {wanted}."
+                f"try {wanted}."
             )
     return TransformerShape(
         config.num_layers, config.hidden_size, config.num_heads, problem.training.seq_len, config.vocab_size
@@ -69,7 +68,7 @@ class BilevelSettings(BilevelConfig):
     """Virtual devices; every layer divides them as `tp * dp`."""
     global_batch_size: int = 16
     """Sequences in one weight step."""
-    block: int = BLOCK
+    block_size: int = BLOCK
     """Numbers that share a scale where few bits are sent (`cost.lossy_block`)."""
     seed: int = 0
 
@@ -80,7 +79,7 @@ class BilevelSettings(BilevelConfig):
                 near = max(round(batch / self.num_devices), 1) * self.num_devices
                 raise ConfigError(
                     f"training.global_batch_size={batch} (or bilevel.batch_candidates) must be a multiple of "
-                    f"the {self.num_devices} GPUs, the finest data-parallel groups; nearest legal: {near}."
+                    f"the {self.num_devices} GPUs, the finest data-parallel groups; try {near}."
                 )
 
     @staticmethod
@@ -92,26 +91,18 @@ class BilevelSettings(BilevelConfig):
         """
         config = problem.config.bilevel
         if config is None:
-            raise ConfigError(
-                "bilevel=null must be set for a bilevel search; nearest legal: bilevel=default."
-            )
+            raise ConfigError("bilevel=null must be set for a bilevel search; try bilevel=default.")
         shape = shape_of(problem)
         if shape.vocab_size != BYTES:
             raise ConfigError(
                 f"model.vocab_size={shape.vocab_size} must be {BYTES}: the training data are bytes; "
-                f"nearest legal: {BYTES}."
+                f"try {BYTES}."
             )
         return BilevelSettings(
             **asdict(config), shape=shape, num_devices=problem.cluster.num_devices,
-            global_batch_size=problem.training.global_batch_size, block=problem.config.cost.lossy_block,
+            global_batch_size=problem.training.global_batch_size, block_size=problem.config.cost.lossy_block,
             seed=seed,
         )  # fmt: skip
-
-    @property
-    def rounds(self) -> Rounding:
-        """How few bits round, without a generator yet."""
-        stochastic, fp8 = self.rounding == "stochastic", self.eight_bits == "fp8"
-        return Rounding(stochastic=stochastic, block=self.block, hadamard=self.hadamard, fp8=fp8)
 
     @property
     def num_blocks(self) -> int:

@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from darts_parallel.cli.arguments import composed_once, deferred_overrides, flags_first
+from darts_parallel.cli.arguments import deferred_overrides, flags_first
 from darts_parallel.cli.job import Job, fail
 from darts_parallel.cli.job_config import job_config
 from darts_parallel.cli.run_folder import RunFolder, forget_sweeps
@@ -69,8 +69,7 @@ def main() -> None:
         if "--version" in sys.argv[1:]:
             print(f"darts-parallel {package_version()}")
             return
-        with composed_once(sys.argv[1:]):
-            hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")(task)()
+        hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")(task)()
         sys.stdout.flush()
     except KeyboardInterrupt:
         fail("interrupted before any plan was found.")

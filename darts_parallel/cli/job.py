@@ -81,7 +81,7 @@ class Job(Watcher):
     def _plan(self) -> float:
         """Search (or evaluate a given plan), verify, write, report, export."""
         problem = self.problem
-        planned = find_plan(problem, rental=self.rental, watcher=self, folder=self.folder)
+        planned = find_plan(problem, rental=self.rental, watcher=self)
         cost = evaluate(planned.plan, problem)
         self._refuse(planned.plan, cost)
         elasticities = self._sensitivity(planned.plan)
@@ -129,6 +129,8 @@ class Job(Watcher):
         if result is not None and planned.interrupted:
             result = replace(result, stopped_by="user")
         data = plan_dict(self.problem, planned.plan, cost, result, planned.answers, elasticities)
+        for name, content in planned.files.items():
+            write_json(self.folder / name, content)
         write_json(self.folder / "plan.json", data | planned.entries())
         if self.problem.config.output.trace:
             write_json(self.folder / "plan.trace.json", trace_dict(planned.plan, self.problem))

@@ -47,7 +47,7 @@ def changed_config(
                 OmegaConf.update(merged, key, OmegaConf.from_dotlist([f"value={value}"]).value)
             except (OmegaConfBaseException, ValueError, TypeError):
                 raise ConfigError(
-                    f"{key}={value} does not fit the plan in {source}; nearest legal: a key of its config."
+                    f"{key}={value} does not fit the plan in {source}; try a key of its config."
                 ) from None
     return to_config(merged, given)
 
@@ -73,13 +73,13 @@ def replan_config(
     if asdict(config.model) != asdict(own.model):
         raise PlanError(
             f"{source}={path} was made for model={own.model.name}, and this command asks for another "
-            f"(model={config.model.name}); nearest legal: model={own.model.name} with its own sizes."
+            f"(model={config.model.name}); try model={own.model.name} with its own sizes."
         )
     batch, old = config.training.global_batch_size, own.training.global_batch_size
     if batch != old:
         raise ConfigError(
             f"training.global_batch_size={batch} must stay what the plan in {source}={path} trains with; "
-            f"nearest legal: {old}."
+            f"try {old}."
         )
     return config
 
@@ -103,7 +103,7 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
     if source is not None and plan is not None:
         raise ConfigError(
             f"replan.from={source} searches a new plan, and plan={plan} evaluates a given one: one command "
-            f"does one of both; nearest legal: replan.from={source} alone."
+            f"does one of both; try replan.from={source} alone."
         )
     tuned = OmegaConf.select(composed, "tune.from")
     if tuned is not None:
@@ -111,7 +111,7 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
             other = f"replan.from={source}" if source is not None else f"plan={plan}"
             raise ConfigError(
                 f"tune.from={tuned} tries plans of its own, and {other} asks for another one: one command "
-                f"does one of both; nearest legal: tune.from={tuned} alone."
+                f"does one of both; try tune.from={tuned} alone."
             )
         return replan_config(str(tuned), composed, given, "tune.from")
     if source is not None:

@@ -64,9 +64,7 @@ class RunFolder:
             number += 1
             beside = self.path.with_name(f"{self.path.name}-{number}")
             if named:
-                raise ConfigError(
-                    f"hydra.run.dir={self.path} is being written by another run; nearest legal: {beside}."
-                )
+                raise ConfigError(f"hydra.run.dir={self.path} is being written by another run; try {beside}.")
             fresh = not beside.exists()
             beside.mkdir(exist_ok=True)
             held = replace(self, path=beside, before=frozenset(_contents(beside)), fresh=fresh)
@@ -110,7 +108,7 @@ class RunFolder:
             probe.unlink()
         except OSError as error:
             raise ConfigError(
-                f"output: {self.path} cannot be written ({error.strerror}); nearest legal: a folder that can "
+                f"output: {self.path} cannot be written ({error.strerror}); try a folder that can "
                 "be written, e.g. hydra.run.dir=outputs/run."
             ) from None
 

@@ -89,13 +89,13 @@ def read_trials(problem: Problem, measured: Any) -> list[Trial]:
         if unknown or not row.get("plan"):
             raise ConfigError(
                 f"{place}={dict(row)} must have the keys plan and seconds (or oom: true), and may have "
-                "memory_gb; nearest legal: {plan: plan_1.json, seconds: 1.2}."
+                "memory_gb; try {plan: plan_1.json, seconds: 1.2}."
             )
         failed = str(row.get("oom", "")).lower() in ("1", "true", "yes")
         seconds, memory = (_number(row.get(key), f"{place}.{key}") for key in ("seconds", "memory_gb"))
         if failed == (seconds is not None):
             raise ConfigError(
-                f"{place} must say seconds, or oom: true where it ran out of memory; nearest legal: "
+                f"{place} must say seconds, or oom: true where it ran out of memory; try "
                 f"{{plan: {row['plan']}, seconds: 1.2}}."
             )
         plan = read_plan(str(row["plan"]), problem, f"{place}.plan")
@@ -116,13 +116,13 @@ def _rows(measured: Any) -> list[Mapping[str, Any]]:
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
-                f"tune.measured={measured} cannot be read ({why}); nearest legal: a CSV file with the "
+                f"tune.measured={measured} cannot be read ({why}); try a CSV file with the "
                 "columns plan, seconds, memory_gb, oom."
             ) from None
     if isinstance(measured, list) and all(isinstance(row, dict) for row in measured):
         return measured
     raise ConfigError(
-        f"tune.measured={measured} must be a list of trials or a CSV file; nearest legal: "
+        f"tune.measured={measured} must be a list of trials or a CSV file; try "
         "[{plan: plan_1.json, seconds: 1.2}]."
     )
 
@@ -135,7 +135,7 @@ def _number(value: Any, key: str) -> float | None:
     except (TypeError, ValueError):
         number = float("nan")
     if not 0.0 < number < float("inf"):
-        raise ConfigError(f"{key}={value} must be a number above 0; nearest legal: 1.0.")
+        raise ConfigError(f"{key}={value} must be a number above 0; try 1.0.")
     return number
 
 

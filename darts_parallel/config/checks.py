@@ -1,4 +1,4 @@
-"""Checks of configured values; each refuses with one sentence that names the nearest legal value."""
+"""Checks of configured values; each refuses with one sentence that names the closest valid value."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -19,14 +19,14 @@ def require_at_least(key: str, value: float, minimum: float, *, strict: bool = F
     if not isfinite(value):
         rule = f"a finite number {rule}"
     near = f"a value above {minimum:g}" if strict else f"{minimum:g}"
-    raise ConfigError(f"{key}={value:g} must be {rule}; nearest legal: {near}.")
+    raise ConfigError(f"{key}={value:g} must be {rule}; try {near}.")
 
 
 def require_at_most(key: str, value: float, maximum: float) -> None:
     """Refuse `value` of `key` above `maximum`."""
     if not value <= maximum:
         limit = str(maximum) if isinstance(maximum, int) else f"{maximum:g}"
-        raise ConfigError(f"{key}={value} must be at most {limit}; nearest legal: {limit}.")
+        raise ConfigError(f"{key}={value} must be at most {limit}; try {limit}.")
 
 
 def require_within(key: str, value: float, least: float, most: float) -> None:
@@ -44,7 +44,7 @@ def require_within(key: str, value: float, least: float, most: float) -> None:
     if isfinite(value) and least <= value <= most:
         return
     near = least if not value > most else most
-    raise ConfigError(f"{key}={value:g} must be between {least:g} and {most:g}; nearest legal: {near:g}.")
+    raise ConfigError(f"{key}={value:g} must be between {least:g} and {most:g}; try {near:g}.")
 
 
 def require_size(key: str, value: int, maximum: int) -> None:
@@ -62,7 +62,7 @@ def require_member(key: str, value: Any, members: tuple[Any, ...]) -> None:
     else:
         near = get_close_matches(str(value), [str(member) for member in members], n=1, cutoff=0.0)[0]
     names = ", ".join(str(member) for member in members)
-    raise ConfigError(f"{key}={value} must be one of {names}; nearest legal: {near}.")
+    raise ConfigError(f"{key}={value} must be one of {names}; try {near}.")
 
 
 def require_members(key: str, values: Iterable[Any], members: tuple[Any, ...]) -> None:

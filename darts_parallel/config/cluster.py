@@ -82,7 +82,7 @@ class LinkConfig:
         if self.shared and self.peer_links:
             raise ConfigError(
                 f"{key}.peer_links={self.peer_links} must be 0 where shared=true, since all GPUs of a "
-                "node then have one link; nearest legal: 0."
+                "node then have one link; try 0."
             )
 
 
@@ -132,12 +132,12 @@ def require_domain(key: str, domain: int, group: NodeGroupConfig) -> None:
     if domain % group.gpus:
         near = max(round(domain / group.gpus), 1) * group.gpus
         raise ConfigError(
-            f"{key}={domain} must be a multiple of the {group.gpus} GPUs of a node; nearest legal: {near}."
+            f"{key}={domain} must be a multiple of the {group.gpus} GPUs of a node; try {near}."
         )
     if domain > group.gpus and group.intra_node.shared:
         raise ConfigError(
             f"{key}={domain} must be one node where intra_node.shared=true, since a domain of several nodes "
-            f"gives every GPU a port of its own; nearest legal: {group.gpus}."
+            f"gives every GPU a port of its own; try {group.gpus}."
         )
 
 
@@ -254,14 +254,13 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         if not self.nodes:
             raise ConfigError(
-                "cluster.nodes=[] must list at least one node group; nearest legal: "
+                "cluster.nodes=[] must list at least one node group; try "
                 "[{count: 1, gpus: 1, device: ..., intra_node: ...}]."
             )
         if not self.devices:
             name = self.nodes[0].device
             raise ConfigError(
-                "cluster.devices={} must define the devices of cluster.nodes; "
-                f"nearest legal: {{{name}: ...}}."
+                f"cluster.devices={{}} must define the devices of cluster.nodes; try {{{name}: ...}}."
             )
         self.inter_node.check("cluster.inter_node")
         for index, group in enumerate(self.nodes):
@@ -275,5 +274,5 @@ class ClusterConfig:
             if not self.devices[name].host_bandwidth_GBps:
                 raise ConfigError(
                     f"cluster.devices.{name}.host_bandwidth_GBps=0 must be above 0 where space.offload is "
-                    "given; nearest legal: 25, which a PCIe 4.0 x16 link reaches."
+                    "given; try 25, which a PCIe 4.0 x16 link reaches."
                 )

@@ -5,16 +5,14 @@ import pickle
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from darts_parallel.config.huggingface import resolve_path
@@ -35,7 +33,8 @@ def to_config(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
     """
     try:
         composed = resolve_path(composed, overrides)
-        if OmegaConf.get_type(composed) is not Config or not _follows_schema(composed):
+        typed = OmegaConf.get_type(composed) is Config
+        if not typed or any(override.startswith(("+", "~")) for override in overrides):
             values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
             merged = OmegaConf.unsafe_merge(OmegaConf.structured(Config), values)  # both are its own
             assert isinstance(merged, DictConfig)
@@ -50,31 +49,12 @@ def to_config(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
     return config
 
 
-def _follows_schema(node: DictConfig | ListConfig) -> bool:
-    """Whether typed nodes have the keys of their schema, all with values, so that a merge changes nothing.
-
-    Hydra has typed what it composed; a merge takes a quarter of the time of composing.
-    """
-    content: Any = node._content  # to ask for a value would resolve and check it, in twice the time
-    if not isinstance(content, dict | list):  # no value, or one that stands elsewhere
-        return content is None
-    kind = OmegaConf.get_type(node)
-    if is_dataclass(kind) and {field.name for field in fields(kind)} != set(content):
-        return False
-    values = content.values() if isinstance(content, dict) else content
-    return all(
-        _follows_schema(value) if OmegaConf.is_config(value) else not value._is_missing() for value in values
-    )
-
-
 def load_config(overrides: list[str] | None = None, extra_dir: str | None = None) -> Config:
     """The checked configuration that `overrides` compose."""
     arguments: list[Any] = list(overrides or [])
     if extra_dir is not None:
         if not Path(extra_dir).is_dir():
-            raise ConfigError(
-                f"config_dir={extra_dir} must be a folder; nearest legal: None, for the shipped files."
-            )
+            raise ConfigError(f"config_dir={extra_dir} must be a folder; try None, for the shipped files.")
         extra_dir = str(Path(extra_dir).absolute())
         arguments.append(f"hydra.searchpath=[file://{extra_dir}]")
     return to_config(composition(arguments), arguments)
@@ -88,15 +68,15 @@ def composition(arguments: list[Any]) -> DictConfig:
     Errors:
         ConfigError: an argument names nothing, or has a value of another type.
     """
-    if any("hydra." in argument for argument in arguments):  # may name folders of other files
-        return composed_anew(arguments)
     values = [argument for argument in arguments if _VALUE.match(argument)]
     groups = tuple(argument for argument in arguments if argument not in values)
-    with suppress(Exception):  # Hydra says what is wrong when it composes all of the arguments
-        changes = OverridesParser.create().parse_overrides(values)
-        if not any(change.is_sweep_override() for change in changes):
+    if not any("hydra." in argument for argument in arguments):  # may name folders of other files
+        with suppress(Exception):  # Hydra says what is wrong when it composes all of the arguments
             composed: DictConfig = pickle.loads(_composed_groups(groups, _file_times()))
-            ConfigLoaderImpl._apply_overrides_to_config(changes, composed)
+            for change in OverridesParser.create().parse_overrides(values):
+                if change.is_sweep_override():
+                    raise ConfigError(f"{change.input_line} gives several values")
+                OmegaConf.update(composed, change.key_or_group, change.value())
             return composed
     return composed_anew(arguments)
 
@@ -124,7 +104,7 @@ def _composed_groups(groups: tuple[str, ...], file_times: frozenset[tuple[str, i
 def composed_anew(arguments: list[Any]) -> DictConfig:
     """Compose all of `arguments` as `composition` does, without its memory."""
     register_schema()
-    saved = dict(GlobalHydra.instance().__dict__)
+    running = GlobalHydra.instance().hydra
     try:
         GlobalHydra.instance().clear()
         with initialize_config_dir(version_base="1.3", config_dir=config_dir()):
@@ -135,4 +115,4 @@ def composed_anew(arguments: list[Any]) -> DictConfig:
             raise
         raise ConfigError(sentence) from None
     finally:
-        GlobalHydra.instance().__dict__.update(saved)
+        GlobalHydra.instance().hydra = running

@@ -47,11 +47,11 @@ def model_fields(values: dict[str, Any], place: str, name: str) -> dict[str, Any
     if experts is not None and kind not in MIXTURES and has_experts(values):
         raise UnsupportedError(
             f"{place}: model_type={kind} has {experts}={values[experts]} experts a layer, and "
-            f"their sizes and routing are not modelled for it; nearest legal: one of {', '.join(MIXTURES)}."
+            f"their sizes and routing are not modelled for it; try one of {', '.join(MIXTURES)}."
         )
     if not isinstance(kind, str) or kind not in READERS:
         raise ConfigError(
-            f"{place}: model_type={kind} must be one of {', '.join(READERS)}; nearest legal: a model "
+            f"{place}: model_type={kind} must be one of {', '.join(READERS)}; try a model "
             f"file of your own (--config-dir) with the fields {', '.join(NEEDED)} and what "
             "darts_parallel/config/model.py lists where its defaults differ."
         )
@@ -72,14 +72,12 @@ def read_file(path: str) -> dict[str, Any]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"{place} cannot be read ({error.strerror}); nearest legal: a Hugging Face config.json."
+            f"{place} cannot be read ({error.strerror}); try a Hugging Face config.json."
         ) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{place} is not valid JSON ({error}); nearest legal: a Hugging Face config.json."
-        ) from None
+        raise ConfigError(f"{place} is not valid JSON ({error}); try a Hugging Face config.json.") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{place} must hold a JSON object; nearest legal: a Hugging Face config.json.")
+        raise ConfigError(f"{place} must hold a JSON object; try a Hugging Face config.json.")
     folder = file.absolute().parent.name
     return model_fields(values, place, folder if file.name == "config.json" and folder else file.stem)
 

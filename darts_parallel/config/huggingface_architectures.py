@@ -34,9 +34,7 @@ class Reader:
         """A whole number of at least 0; nothing counts as 0."""
         value = self._values.get(key) or 0
         if type(value) is not int or value < 0:
-            raise ConfigError(
-                f"{self._place}: {key}={value!r} must be a whole number of at least 0; nearest legal: 0."
-            )
+            raise ConfigError(f"{self._place}: {key}={value!r} must be a whole number of at least 0; try 0.")
         return value
 
     def optional(self, key: str) -> int | None:
@@ -45,9 +43,7 @@ class Reader:
         if value is None:
             return None
         if type(value) is not int or value < 1:
-            raise ConfigError(
-                f"{self.place}: {key}={value!r} must be a whole number above 0; nearest legal: 1."
-            )
+            raise ConfigError(f"{self.place}: {key}={value!r} must be a whole number above 0; try 1.")
         return value
 
     def count(self, key: str) -> int:
@@ -62,16 +58,14 @@ class Reader:
         """
         value = self.optional(key)
         if value is None:
-            raise ConfigError(
-                f"{self.place}: {key} is missing and has no default; nearest legal: a whole number."
-            )
+            raise ConfigError(f"{self.place}: {key} is missing and has no default; try a whole number.")
         return value
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """True or false; null counts as false, a missing key as `default`."""
         value = self._values.get(key, default)
         if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"{self.place}: {key}={value!r} must be true or false; nearest legal: false.")
+            raise ConfigError(f"{self.place}: {key}={value!r} must be true or false; try false.")
         return bool(value)
 
     def text(self, key: str) -> str:
@@ -84,7 +78,7 @@ class Reader:
         if value is None:
             return None
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-            raise ConfigError(f"{self.place}: {key}={value!r} must be a list of words; nearest legal: null.")
+            raise ConfigError(f"{self.place}: {key}={value!r} must be a list of words; try null.")
         return value
 
     def positive(self, *keys: str) -> bool:
@@ -92,12 +86,12 @@ class Reader:
         values = [self._values.get(key) or 0.0 for key in keys]
         for key, value in zip(keys, values, strict=True):
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ConfigError(f"{self.place}: {key}={value!r} must be a number; nearest legal: 0.0.")
+                raise ConfigError(f"{self.place}: {key}={value!r} must be a number; try 0.0.")
         return any(value > 0 for value in values)
 
     def refuse(self, what: str, near: str) -> UnsupportedError:
         """The error that names what the model has and this version lacks."""
-        return UnsupportedError(f"{self.place}: {what}; nearest legal: {near}.")
+        return UnsupportedError(f"{self.place}: {what}; try {near}.")
 
 
 def read_sizes(r: Reader) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def _layer_numbers(r: Reader, key: str) -> list[int] | None:
     if value is None:
         return None
     if not isinstance(value, list) or any(type(x) is not int for x in value):
-        raise ConfigError(f"{r.place}: {key}={value!r} must be a list of whole numbers; nearest legal: [].")
+        raise ConfigError(f"{r.place}: {key}={value!r} must be a list of whole numbers; try [].")
     return value
 
 

@@ -40,7 +40,7 @@ def check_layer_kinds(config: "ModelConfig") -> None:
     """Refuse patterns, windows and prediction layers that make no model.
 
     Errors:
-        ConfigError: names the key, its value, the rule and the nearest legal value.
+        ConfigError: names the key, its value, the rule and the closest valid value.
     """
     if config.hybrid_override_pattern is not None:
         _check_pattern(config)
@@ -52,7 +52,7 @@ def check_layer_kinds(config: "ModelConfig") -> None:
     if config.mtp_num_layers and (config.num_encoder_layers or not config.causal):
         raise ConfigError(
             f"model.mtp_num_layers={config.mtp_num_layers} must be 0 where the model is no causal decoder; "
-            "nearest legal: 0."
+            "try 0."
         )
     for key in ("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_conv_kernel"):
         require_size(f"model.{key}", getattr(config, key), LARGEST)
@@ -68,22 +68,22 @@ def _check_pattern(config: "ModelConfig") -> None:
     if unknown is not None or not pattern:
         raise ConfigError(
             f"model.hybrid_override_pattern={pattern!r} must consist of {', '.join(SYMBOLS)} (Mamba, "
-            f"attention, MLP, experts); nearest legal: {_legal_pattern(pattern, config.num_layers)}."
+            f"attention, MLP, experts); try {_legal_pattern(pattern, config.num_layers)}."
         )
     if len(pattern) != config.num_layers:
         raise ConfigError(
             f"model.hybrid_override_pattern has {len(pattern)} layers, which must be "
-            f"model.num_layers={config.num_layers}; nearest legal: model.num_layers={len(pattern)}."
+            f"model.num_layers={config.num_layers}; try model.num_layers={len(pattern)}."
         )
     if config.num_encoder_layers:
         raise ConfigError(
             f"model.hybrid_override_pattern must be null where model.num_encoder_layers="
-            f"{config.num_encoder_layers}; nearest legal: model.num_encoder_layers=0."
+            f"{config.num_encoder_layers}; try model.num_encoder_layers=0."
         )
     if EXPERTS in pattern and not getattr(config, "num_experts", None):
         raise ConfigError(
             f"model.hybrid_override_pattern={pattern} has expert layers, and model.num_experts must say how "
-            f"many experts they have; nearest legal: {pattern.replace(EXPERTS, MLP)}."
+            f"many experts they have; try {pattern.replace(EXPERTS, MLP)}."
         )
 
 
@@ -100,19 +100,19 @@ def _check_window_pattern(config: "ModelConfig") -> None:
     if config.sliding_window is None:
         raise ConfigError(
             f"model.sliding_window_pattern={pattern} needs model.sliding_window, the tokens of a window; "
-            "nearest legal: null."
+            "try null."
         )
     if isinstance(pattern, (list, tuple)):
         if len(pattern) != config.num_layers or any(value not in (0, 1) for value in pattern):
             near = [int(bool(pattern[i % len(pattern)])) if pattern else 1 for i in range(config.num_layers)]
             raise ConfigError(
                 f"model.sliding_window_pattern={list(pattern)} must have a 0 (global) or 1 (window) for each "
-                f"of the {config.num_layers} layers; nearest legal: {near}."
+                f"of the {config.num_layers} layers; try {near}."
             )
         return
     if isinstance(pattern, bool) or not isinstance(pattern, int):
         raise ConfigError(
             f"model.sliding_window_pattern={pattern!r} must be a whole number (every n-th layer is global) "
-            "or a list of 0 and 1; nearest legal: 6."
+            "or a list of 0 and 1; try 6."
         )
     require_size("model.sliding_window_pattern", pattern, LARGEST)

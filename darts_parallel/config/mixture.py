@@ -18,14 +18,14 @@ def check_mixture(model: Any) -> None:
         model: A `ModelConfig`.
 
     Errors:
-        ConfigError: names the key, its value, the rule and the nearest legal value.
+        ConfigError: names the key, its value, the rule and the closest valid value.
     """
     require_at_least("model.first_k_dense_replace", model.first_k_dense_replace, 0)
     if model.num_experts is None:
         for key in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
             if getattr(model, key) is not None:
                 raise ConfigError(
-                    f"model.{key}={getattr(model, key)} must go with model.num_experts; nearest legal: null."
+                    f"model.{key}={getattr(model, key)} must go with model.num_experts; try null."
                 )
         return
     require_size("model.num_experts", model.num_experts, MAX_EXPERTS)
@@ -40,7 +40,7 @@ def check_mixture(model: Any) -> None:
     if model.num_encoder_layers:
         raise ConfigError(
             f"model.num_encoder_layers={model.num_encoder_layers} must be 0 where model.num_experts is set, "
-            "since experts are modelled in decoders; nearest legal: 0."
+            "since experts are modelled in decoders; try 0."
         )
     _check_groups(model)
     _check_frequency(model)
@@ -55,7 +55,7 @@ def _check_groups(model: Any) -> None:
         near = next(g for g in range(groups, 0, -1) if model.num_experts % g == 0)
         raise ConfigError(
             f"model.moe_router_num_groups={groups} must divide model.num_experts={model.num_experts}; "
-            f"nearest legal: {near}."
+            f"try {near}."
         )
     if used is not None:
         require_at_least("model.moe_router_group_topk", used, 1)
@@ -73,7 +73,7 @@ def _check_frequency(model: Any) -> None:
         shown = f"a list of {len(given)}" if listed else repr(given)
         raise ConfigError(
             f"model.moe_layer_freq={shown} must be a whole number above 0 or a list of model.num_layers="
-            f"{model.num_layers} zeros and ones; nearest legal: 1."
+            f"{model.num_layers} zeros and ones; try 1."
         )
 
 
@@ -105,13 +105,13 @@ def check_latent_attention(model: Any) -> None:
         if given is not None:
             raise ConfigError(
                 f"model.{given}={getattr(model, given)} must go with model.multi_latent_attention=true; "
-                "nearest legal: null."
+                "try null."
             )
         return
     for key in LATENT_SIZES:
         if getattr(model, key) is None:
             raise ConfigError(
-                f"model.{key} must be given where model.multi_latent_attention=true; nearest legal: "
+                f"model.{key} must be given where model.multi_latent_attention=true; try "
                 f"{512 if key == 'kv_lora_rank' else 128}."
             )
     for key in sizes:

@@ -153,18 +153,18 @@ class ModelConfig:
         if self.num_encoder_layers >= self.num_layers:
             raise ConfigError(
                 f"model.num_encoder_layers={self.num_encoder_layers} must leave a decoder layer of "
-                f"model.num_layers={self.num_layers}; nearest legal: {self.num_layers - 1}."
+                f"model.num_layers={self.num_layers}; try {self.num_layers - 1}."
             )
         free = self.head_dim is not None or self.multi_latent_attention
         if not free and self.hidden_size % self.num_heads:
             near = nearest_divisor(self.hidden_size, self.num_heads)
             raise ConfigError(
                 f"model.num_heads={self.num_heads} must divide "
-                f"model.hidden_size={self.hidden_size}; nearest legal: {near}."
+                f"model.hidden_size={self.hidden_size}; try {near}."
             )
         if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
             near = nearest_divisor(self.num_heads, self.num_kv_heads)
             raise ConfigError(
                 f"model.num_kv_heads={self.num_kv_heads} must divide "
-                f"model.num_heads={self.num_heads}; nearest legal: {near}."
+                f"model.num_heads={self.num_heads}; try {near}."
             )

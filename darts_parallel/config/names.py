@@ -31,15 +31,14 @@ def require_printable(key: str, text: str) -> None:
     """Refuse control, separating, direction and surrogate characters (all but printable ones and spaces)."""
     if len(text) > LONGEST:
         raise ConfigError(
-            f"{key} has {len(text)} characters and must have at most {LONGEST}; nearest legal: its beginning."
+            f"{key} has {len(text)} characters and must have at most {LONGEST}; try its beginning."
         )
     if text.isprintable():
         return
     near = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
     shown = ascii(text) if len(text) < 60 else f"{text[:60]!a}..."
     raise ConfigError(
-        f"{key}={shown} must hold printable characters only, without line breaks; "
-        f"nearest legal: {near[:60]!a}."
+        f"{key}={shown} must hold printable characters only, without line breaks; try {near[:60]!a}."
     )
 
 

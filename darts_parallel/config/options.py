@@ -12,7 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from darts_parallel.config.checks import require_at_least
-from darts_parallel.config.messages import all_keys, config_sentence
+from darts_parallel.config.keys import all_keys
+from darts_parallel.config.messages import config_sentence
 from darts_parallel.errors import INTERRUPTED, ConfigError, DartsParallelError, begin_command
 
 Options = TypeVar("Options")
@@ -35,7 +36,7 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
         key, equals, value = argument.partition("=")
         if key not in keys:
             near = get_close_matches(key, keys, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"{argument} is not an option; nearest legal: {near}.")
+            raise ConfigError(f"{argument} is not an option; try {near}.")
         if not equals or not value:
             raise ConfigError(f"{argument} has no value; write {key}=VALUE.")
     try:
@@ -49,7 +50,7 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
     except (OmegaConfBaseException, ValueError) as error:
         cause = error.__cause__
         raise ConfigError(
-            str(cause) if isinstance(cause, DartsParallelError) else config_sentence(error, list(arguments))
+            str(cause) if isinstance(cause, DartsParallelError) else config_sentence(error, arguments, kind)
         ) from None
     except YAMLError:
         raise ConfigError(f"{' '.join(arguments)} cannot be read; check its brackets and quotes.") from None
@@ -64,8 +65,7 @@ def _refuse_numbers_for_switches(kind: type[Any], given: DictConfig) -> None:
         value = given.get(entry.name)
         if isinstance(entry.default, bool) and type(value) in (int, float):
             raise ConfigError(
-                f"{entry.name}={value} must be true or false; nearest legal: {entry.name}="
-                f"{str(bool(value)).lower()}."
+                f"{entry.name}={value} must be true or false; try {entry.name}={str(bool(value)).lower()}."
             )
 
 
@@ -75,9 +75,7 @@ def _refuse_nothing(defaults: Any, options: Any) -> None:
         value, default = getattr(options, entry.name), getattr(defaults, entry.name)
         if isinstance(default, list) and default and not value:
             near = str(default).replace(" ", "").replace("'", "")
-            raise ConfigError(
-                f"{entry.name}=[] must list at least one value; nearest legal: {entry.name}={near}."
-            )
+            raise ConfigError(f"{entry.name}=[] must list at least one value; try {entry.name}={near}.")
         if entry.name in ("seed", "seeds"):
             for seed in value if isinstance(value, list) else [value]:
                 if isinstance(seed, int):

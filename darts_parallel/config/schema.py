@@ -9,6 +9,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from darts_parallel import schedules
 from darts_parallel.config.bilevel import BilevelConfig as BilevelConfig
 from darts_parallel.config.checks import (
     require_at_least,
@@ -30,13 +31,6 @@ from darts_parallel.errors import ConfigError
 
 COSTS = ("analytic", "profiled", "searcher")
 PIPELINES = ("closed_form", "simulated")
-V_SHAPED = ("zero_bubble_v", "v_half", "v_min", "dualpipe")
-"""Schedules of two stages a device, placed as a V."""
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble_h1", *V_SHAPED)
-ALIASES = {"zero_bubble": "zero_bubble_h1"}
-USUAL_SCHEDULES = ("1f1b", "interleaved")  # those that the number of chunks names
-COST_SCHEDULES = ("1f1b", "gpipe", "zero_bubble", "zero_bubble_h1")
-"""What `cost.schedule` may say: schedules of one stage a device."""
 P2P = ("blocking", "overlapped")
 LARGEST_MARGIN = 0.9
 """Of `space.memory_margin`: a device of which less may be used is another device."""
@@ -73,22 +67,22 @@ class CostConfig:
     def __post_init__(self) -> None:
         require_member("cost.name", self.name, COSTS)
         require_member("cost.pipeline", self.pipeline, PIPELINES)
-        require_member("cost.schedule", self.schedule, COST_SCHEDULES)
-        self.schedule = ALIASES.get(self.schedule, self.schedule)
+        require_member("cost.schedule", self.schedule, schedules.names_with_chunks(1))
+        self.schedule = schedules.full_name(self.schedule)
         require_member("cost.p2p", self.p2p, P2P)
         require_member("cost.lossy_block", self.lossy_block, LOSSY_BLOCKS)
         if self.pipeline == "simulated":
             if not self.knows_stages:
                 raise ConfigError(
                     "cost.pipeline=simulated must go with cost.name=analytic or profiled, since the seed "
-                    "report's model knows no stages; nearest legal: cost.pipeline=closed_form."
+                    "report's model knows no stages; try cost.pipeline=closed_form."
                 )
             return
         for key, only in (("schedule", "1f1b"), ("p2p", "blocking")):
             if getattr(self, key) != only:
                 raise ConfigError(
                     f"cost.{key}={getattr(self, key)} must go with cost.pipeline=simulated, since the closed "
-                    f"form holds for {only} alone; nearest legal: cost.pipeline=simulated."
+                    f"form holds for {only} alone; try cost.pipeline=simulated."
                 )
 
 
@@ -119,7 +113,7 @@ class ObjectiveConfig:
         for key in keys + (["num_iterations"] if self.name != "time" else []):
             if getattr(self, key) is None:
                 raise ConfigError(
-                    f"objective.{key} must be given with objective={self.name}; nearest legal: "
+                    f"objective.{key} must be given with objective={self.name}; try "
                     f"objective.{key}={100000 if key == 'num_iterations' else 100}."
                 )
 
@@ -132,8 +126,6 @@ EXPORTS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "gal
 SPACES = ("uniform", "stagewise", "layerwise")
 """In order of growth: one strategy for all layers, one per stage, one per layer."""
 NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")
-RUNNABLE = ("1f1b", "gpipe", "interleaved", "zero_bubble_v", "dualpipe")
-"""Schedules that `darts_parallel.run` executes."""
 OFFLOADS = ("activation", "optimizer")
 EXECUTABLE = "executable"
 """Another name of `layerwise` with `space.executable`."""
@@ -161,7 +153,7 @@ class SpaceConfig:
     virtual_stages: Any = 1
     """Stages of a device (interleaved schedule); null: every number that divides the blocks evenly."""
     schedules: Any = None
-    """Pipeline schedules to choose from (`cost_config.SCHEDULES`), all simulated; null: `cost.schedule`, and
+    """Pipeline schedules to choose from (`schedules.NAMES`), all simulated; null: `cost.schedule`, and
     `interleaved` where `virtual_stages` is above 1. With `interleaved` in the list, `virtual_stages: 1`
     leaves the number of chunks free."""
     cp: Any = 1
@@ -216,8 +208,9 @@ class SpaceConfig:
     def _require_names(self) -> None:
         if self.schedules is not None:
             # one spelling each, in the order of the list
-            named = [ALIASES.get(value, value) for value in self.pinned("schedules") or ()]
-            require_members("space.schedules", named, RUNNABLE if self.executable else SCHEDULES)
+            named = [schedules.full_name(value) for value in self.pinned("schedules") or ()]
+            known = schedules.RUNNABLE if self.executable else schedules.NAMES
+            require_members("space.schedules", named, known)
             self.schedules = list(dict.fromkeys(named))
         require_members("space.recompute", self.pinned("recompute") or (), RECOMPUTE)
         if self.offload is not None:
@@ -226,13 +219,11 @@ class SpaceConfig:
             if self.executable or self.trainer is not None:
                 raise ConfigError(
                     f"space.offload={self.offload} must be null with space.executable or space.trainer, "
-                    "which run none of its shares; nearest legal: null."
+                    "which run none of its shares; try null."
                 )
         for value in self.pinned("sequence_parallel") or ():
             if not isinstance(value, bool):
-                raise ConfigError(
-                    f"space.sequence_parallel={value} must be true or false; nearest legal: true."
-                )
+                raise ConfigError(f"space.sequence_parallel={value} must be true or false; try true.")
 
     def pinned(self, key: str) -> tuple[Any, ...] | None:
         """The values that the user allows for `key`, or None where all are."""
@@ -241,9 +232,7 @@ class SpaceConfig:
             return None
         values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
         if not values:
-            raise ConfigError(
-                f"space.{key}=[] must list at least one value; nearest legal: null, which leaves it free."
-            )
+            raise ConfigError(f"space.{key}=[] must list at least one value; try null, which leaves it free.")
         return values
 
     def _whole_numbers(self, key: str) -> Iterator[int]:
@@ -253,7 +242,7 @@ class SpaceConfig:
                 number = isinstance(value, float) and abs(value) < MAX_SIZE
                 near = max(round(value), 1) if number else "null, which leaves it free"
                 raise ConfigError(
-                    f"space.{key}={value} must be a whole number or a list of them; nearest legal: {near}."
+                    f"space.{key}={value} must be a whole number or a list of them; try {near}."
                 )
             yield value
 
@@ -320,7 +309,7 @@ class Config:
             if not self.cost.knows_stages:
                 raise ConfigError(
                     f"space.schedules={self.space.schedules} must go with cost=analytic or profiled, since "
-                    "the Searcher report's model knows no schedules; nearest legal: null."
+                    "the Searcher report's model knows no schedules; try null."
                 )
             # schedules are compared by one reading; most have no closed form
             self.cost.pipeline, self.cost.schedule = "simulated", "1f1b"
@@ -333,12 +322,12 @@ class Config:
         if self.cost is not MISSING and self.cost.name == "searcher":
             raise ConfigError(
                 f"space.offload={self.space.offload} must go with cost=analytic or profiled, since the "
-                "Searcher report's model knows no host memory; nearest legal: null."
+                "Searcher report's model knows no host memory; try null."
             )
         if self.search is not MISSING and self.search.method == "exact":
             raise ConfigError(
                 f"search.method=exact must go with space.offload=null, not {self.space.offload}: no exact "
-                "method knows its continuous shares; nearest legal: search.method=gradient."
+                "method knows its continuous shares; try search.method=gradient."
             )
         if self.cluster is not MISSING:
             self.cluster.require_host_links()
@@ -355,14 +344,14 @@ class Config:
         }  # fmt: skip
         for words, given in others.items():
             if rank and given:
-                raise ConfigError(f"training.lora_rank={rank} must not go with {words}; nearest legal: 0.")
+                raise ConfigError(f"training.lora_rank={rank} must not go with {words}; try 0.")
 
     def _check_together(self) -> None:
         self._check_adapters()
         if self.training.seq_len > self.model.max_seq_len:
             raise ConfigError(
                 f"training.seq_len={self.training.seq_len} must be at most "
-                f"model.max_seq_len={self.model.max_seq_len}; nearest legal: {self.model.max_seq_len}."
+                f"model.max_seq_len={self.model.max_seq_len}; try {self.model.max_seq_len}."
             )
         for name in {group.device for group in self.cluster.nodes}:
             peaks = self.cluster.devices[name].peak_TFLOPs
@@ -370,7 +359,7 @@ class Config:
                 near = next((p for p in PRECISIONS if p in peaks), "none")
                 raise ConfigError(
                     f"training.precision={self.training.precision} must be one of {', '.join(peaks)}, which "
-                    f"cluster.devices.{name}.peak_TFLOPs lists; nearest legal: {near}."
+                    f"cluster.devices.{name}.peak_TFLOPs lists; try {near}."
                 )
 
 

@@ -6,14 +6,9 @@ from darts_parallel.config.checks import require_at_least, require_at_most, requ
 from darts_parallel.errors import ConfigError
 
 METHODS = ("gradient", "exact", "auto")
-PLACEMENTS = ("enumerated", "relaxed")
-ROUNDINGS = ("argmax", "chain", "both")
 RELAXATIONS = ("softmax", "gumbel")
-WEIGHTS = ("softmax", "chain")
-STEPS = ("adam", "natural")
 FITTINGS = ("repair", "fill", "prices", "splits")
-NAMED = {"method": METHODS, "relaxation": RELAXATIONS, "weights": WEIGHTS, "step": STEPS,
-         "rounding": ROUNDINGS, "fitting": FITTINGS, "placement": PLACEMENTS}  # fmt: skip
+NAMED = {"method": METHODS, "relaxation": RELAXATIONS, "fitting": FITTINGS}
 """Values of the settings that are names."""
 LEAST = {
     **dict.fromkeys(("num_steps", "num_restarts", "hard_every", "record_every", "simulate_every"), 1),
@@ -54,21 +49,10 @@ class SearchConfig:
     seed: int = 0
     relaxation: str = "softmax"
     """`softmax`, or `gumbel` for straight-through Gumbel-softmax samples."""
-    weights: str = "softmax"
-    """Weights of strategies in a layer-wise space: `softmax`, every layer's own, or `chain`, the marginals of
-    a chain whose terms are the logits, priced costs and what lies between neighbours."""
-    step: str = "adam"
-    """Slopes that Adam's steps on logits follow: `adam`, the gradient; `natural`, the gradient times the
-    inverse of the softmax's Fisher matrix, which does not vanish with a weight (a multiplicative update)."""
-    rounding: str = "both"
-    """Hard strategies of a relaxed plan: `argmax`, every layer's largest weight; `chain`, the best path
-    through layers and layouts under the prices of seconds and bytes that the relaxation found; or `both`."""
     fitting: str = "splits"
     """How the best rounded plans meet the memory: `repair`, lighter strategies where they do not fit; `fill`,
     also faster ones where memory is left; `prices`, also all strategies anew under the price of a stage's
     bytes at which they fit; `splits`, also stage edges anew, the best for these strategies."""
-    placement: str = "enumerated"
-    """Orders of unequal nodes: `enumerated`, each searched apart, or `relaxed`, with learned weights."""
     learning_rate: float = 0.1
     boundary_learning_rate: float = 0.05
     adam_betas: list[float] = field(default_factory=lambda: [0.5, 0.999])
@@ -88,8 +72,6 @@ class SearchConfig:
     """Quadratic penalty on the relative memory violation."""
     thin_at: list[float] = field(default_factory=lambda: [0.05, 0.15, 0.3, 0.5])
     """Shares of the steps after which the worse half of the restarts is dropped."""
-    resample_at: list[float] = field(default_factory=list)
-    """Shares of the steps after which copies of the better half, with noise, replace the worse half."""
     hard_stages_from: float = 0.5
     """Share of the steps after which stage edges are rounded in the forward pass (straight-through)."""
     hard_choices_from: float = 1.0
@@ -126,13 +108,12 @@ class SearchConfig:
             require_at_least(f"search.{key}", getattr(self, key), 0, strict=True)
         for key, (low, high) in PLAUSIBLE.items():
             require_within(f"search.{key}", getattr(self, key), low, high)
-        shares = [(key, share) for key in ("thin_at", "resample_at") for share in getattr(self, key)]
+        shares = [("thin_at", share) for share in self.thin_at]
         shares += [(key, getattr(self, key)) for key in ("hard_stages_from", "hard_choices_from")]
         for key, share in shares:
             require_at_least(f"search.{key}", share, 0)
             require_at_most(f"search.{key}", share, 1)
         self._require_pairs()
-        self._require_what_chains_take()
 
     def _require_pairs(self) -> None:
         """Values from the first step to the last, and Adam's two decays."""
@@ -140,7 +121,7 @@ class SearchConfig:
             values = getattr(self, key)
             if len(values) != 2:
                 raise ConfigError(
-                    f"search.{key}={list(values)} must be a list of two numbers; nearest legal: "
+                    f"search.{key}={list(values)} must be a list of two numbers; try "
                     f"{(list(values) * 2)[:2] or [0.5, 0.999]}."
                 )
             for value in values:
@@ -148,15 +129,4 @@ class SearchConfig:
                 if key != "adam_betas":
                     require_within(f"search.{key}", value, 1e-4, 1e6)
         if max(self.adam_betas) >= 1:
-            raise ConfigError(
-                f"search.adam_betas={list(self.adam_betas)} must lie in (0, 1); nearest legal: 0.999."
-            )
-
-    def _require_what_chains_take(self) -> None:
-        """Weights of chains are softmax weights that Adam moves."""
-        for key, legal in (("relaxation", "softmax"), ("step", "adam")):
-            if self.weights == "chain" and getattr(self, key) != legal:
-                raise ConfigError(
-                    f"search.{key}={getattr(self, key)} is not for search.weights=chain; "
-                    f"nearest legal: search.{key}={legal}."
-                )
+            raise ConfigError(f"search.adam_betas={list(self.adam_betas)} must lie in (0, 1); try 0.999.")

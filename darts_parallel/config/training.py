@@ -63,7 +63,7 @@ class TrainingConfig:
         if self.lora_rank and not self.lora_targets:
             raise ConfigError(
                 f"training.lora_targets=[] must name a product with training.lora_rank={self.lora_rank}; "
-                "nearest legal: [linear_qkv]."
+                "try [linear_qkv]."
             )
         require_member("training.moe_token_dispatcher_type", self.moe_token_dispatcher_type, DISPATCHERS)
         if self.fp8_dot_product_attention and (
@@ -71,7 +71,7 @@ class TrainingConfig:
         ):
             raise ConfigError(
                 "training.fp8_dot_product_attention=true must go with precision fp8 or mxfp8 and fused "
-                "attention; nearest legal: false."
+                "attention; try false."
             )
         require_member("training.cuda_graphs", self.cuda_graphs, CUDA_GRAPHS)
         require_at_least("training.moe_load_imbalance", self.moe_load_imbalance, 1)

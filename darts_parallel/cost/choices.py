@@ -1,13 +1,12 @@
 """The strategies of a space as tensors, so that costs are computed for all of them at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from darts_parallel.config.schema import RECOMPUTE
-from darts_parallel.cost.memory import StateBytes
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
 
@@ -33,12 +32,6 @@ class ChoiceTensors:
     """Ranks that hold the same experts, `edp = tp * cp * dp / (etp * ep)`."""
     tokens: Tensor
     """Tokens of one micro-batch on one rank: of a data-parallel rank, divided by `cp`."""
-    weight_versions: int = 1
-    """Versions of the weights that a device keeps: two where the pipeline does not wait."""
-
-    def kept(self, state: StateBytes) -> StateBytes:
-        """Bytes per parameter with all versions of the weights."""
-        return replace(state, parameter=self.weight_versions * state.parameter)
 
     @staticmethod
     def build(

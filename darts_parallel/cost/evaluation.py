@@ -196,7 +196,7 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     if problem.config.cost.knows_stages:
         parts = _breakdown(table, hard, cost, has_experts=problem.model.has_experts)
         seconds = float(cost.iteration_time[0])
-        stage_times = tuple((cost.stage_seconds[0] * table.flush_every).tolist())
+        stage_times = tuple(cost.stage_seconds[0].tolist())
     else:
         # the analytic seconds of the stages would contradict its total
         parts = searcher_breakdown(problem, plan)

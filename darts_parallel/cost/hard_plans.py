@@ -48,15 +48,14 @@ class HardPlans:
         """Read plan number `index` as stages and strategies."""
         starts, choices = self.first_layers[index].tolist(), self.choices[index].tolist()
         return Plan(
-            num_micro_batches=int(table.num_micro_batches[self.outer[index]]) // table.flush_every,
+            num_micro_batches=int(table.num_micro_batches[self.outer[index]]),
             boundaries=(*starts, len(choices)),
             layers=tuple(table.choices[c] for c in choices),
             cp=table.cp,
             node_order=table.node_order,
             virtual_stages=table.virtual_stages,
-            schedule=table.asynchronous or table.pipeline.schedule,
+            schedule=table.pipeline.schedule,
             offload=self._offloaded(index, table),
-            sync_every=table.sync_every,
         )
 
     def _offloaded(self, index: int, table: CostTable) -> tuple[tuple[float, float], ...]:
@@ -95,7 +94,7 @@ def unit_starts(fused_to_previous: Tensor) -> Tensor:
 
 
 def round_edges(edges: Tensor, num_units: int) -> Tensor:
-    """Nearest legal stage starts, in units: every stage keeps at least one.
+    """Closest valid stage starts, in units: every stage keeps at least one.
 
     Args:
         edges: Rising positions, shape `(B, K - 1)`.

@@ -118,7 +118,7 @@ def layer_costs(
             optimizer = optimizer + stream_seconds(mine * traffic, device)
         own_state = part.held(state)
         held = held + mine * own_state.optimizer
-        static = static + static_bytes(part.parameters, part.shards, zero, choices.kept(own_state))
+        static = static + static_bytes(part.parameters, part.shards, zero, own_state)
         working = working + gathered_bytes(part.parameters, zero, own_state)
     if experts is not None:
         working = working + experts.buffers

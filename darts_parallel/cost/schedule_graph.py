@@ -11,9 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from darts_parallel.config.schema import V_SHAPED
-from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders, require_schedule, warm_up_passes
-from darts_parallel.cost.v_schedules import INTERVAL, v_passes
+from darts_parallel.schedules import find
 
 Indices = NDArray[np.int64]
 
@@ -87,11 +85,7 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
         duration=(kind * stages + stage)[order],
         message=_messages(kind, stage, stages)[order],
         last=number[np.arange(pp) * length + length - 1],
-        frames=number[
-            _v_frames(schedule, orders, source.reshape(pp, length))
-            if schedule in V_SHAPED
-            else _frames(schedule, kind.reshape(pp, length), chunks)
-        ],
+        frames=number[_frames(schedule, orders, source.reshape(pp, length), chunks)],
     )
 
 
@@ -100,7 +94,7 @@ def _orders(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Indi
     frames = _repeated_frames(schedule, pp, num_micro_batches, chunks)
     if frames is None:
         return _listed(schedule, pp, num_micro_batches, chunks)
-    later = np.array([0, 0, frame_batches(schedule, pp)])
+    later = np.array([0, 0, find(schedule).frame_batches(pp)])
     return frames.grown(_listed(schedule, pp, frames.least, chunks), frames.inserted, later)
 
 
@@ -157,9 +151,9 @@ class _RepeatedFrames:
 
 def _repeated_frames(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> _RepeatedFrames | None:
     """How a schedule grows from few micro-batches; None where it has few, or does not repeat itself."""
-    step = frame_batches(schedule, pp)
+    step = find(schedule).frame_batches(pp)
     least = (3 * pp // step) * step + num_micro_batches % step
-    if schedule == "gpipe" or num_micro_batches <= least + step:
+    if find(schedule).linear or num_micro_batches <= least + step:
         return None
     growth = _growth(schedule, pp, least, chunks)
     return None if growth is None else replace(growth, frames=(num_micro_batches - least) // step)
@@ -168,7 +162,7 @@ def _repeated_frames(schedule: str, pp: int, num_micro_batches: int, chunks: int
 @lru_cache(maxsize=64)
 def _growth(schedule: str, pp: int, least: int, chunks: int) -> _RepeatedFrames | None:
     """Compare a schedule with the one of a frame more; None where they differ by more than a frame."""
-    step = frame_batches(schedule, pp)
+    step = find(schedule).frame_batches(pp)
     short, longer = (_listed(schedule, pp, count, chunks) for count in (least, least + step))
     frame = longer.shape[1] - short.shape[1]
     differs = (short != longer[:, : short.shape[1]]).any(-1)
@@ -186,12 +180,7 @@ def _growth(schedule: str, pp: int, least: int, chunks: int) -> _RepeatedFrames 
 @lru_cache(maxsize=64)
 def _listed(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Indices:
     """As `_orders`, pass by pass as the schedule is written."""
-    v_shaped = schedule in V_SHAPED
-    if v_shaped:
-        require_schedule(schedule, pp, num_micro_batches, chunks)
-    orders = v_passes(schedule, pp, num_micro_batches) if v_shaped else device_orders(
-        schedule, pp, num_micro_batches, chunks
-    )  # fmt: skip
+    orders = find(schedule).orders(pp, num_micro_batches, chunks)
     number = {kind: index for index, kind in enumerate(KINDS)}
     return np.array([[(number[kind], stage, batch) for kind, stage, batch in order] for order in orders])
 
@@ -247,83 +236,59 @@ def _counted_hops(source: Indices, pp: int) -> Indices:
     return np.array(hops[:-1])
 
 
-def _frames(schedule: str, kind: Indices, chunks: int) -> Indices:
-    """The last frames before the pipeline drains, as many as there are whole ones and are of use.
+def _frames(schedule: str, order: Indices, source: Indices, chunks: int) -> Indices:
+    """Passes at the end of the steady part, in rows that are one frame apart.
 
-    A frame holds the forwards of the next micro-batch (`interleaved`: of the next `pp`) on every device,
-    each with what is run between it and the next one.
-
-    Args:
-        kind: Of every pass in the order of its device, `(pp, N / pp)`.
-    """
-    pp, length = kind.shape
-    width = 3 if schedule in SPLIT_BACKWARD else 2
-    forwards = pp * chunks if schedule == "interleaved" else 1
-    count = length // (width * forwards)
-    # before the first whole frame a device has not begun its backwards
-    filling = -(-warm_up_passes(schedule, 0, pp, length, chunks) // forwards)
-    first = max(filling, count - 1 - longest_period(schedule, pp))
-    if schedule == "gpipe" or first >= count:
-        return np.zeros((0, 0), dtype=np.int64)
-    starts = np.stack([np.flatnonzero(row == FORWARD) for row in kind])
-    starts += length * np.arange(pp)[:, None]
-    chosen = starts[:, first * forwards :].reshape(pp, count - first, forwards)
-    passes = chosen[..., None] + np.arange(width)
-    return passes.transpose(1, 0, 2, 3).reshape(count - first, -1)
-
-
-def _v_frames(schedule: str, order: Indices, source: Indices) -> Indices:
-    """Passes at the end of the steady part of a V, in rows that are one micro-batch apart.
-
-    On every device the steady part repeats the passes of one micro-batch. It ends where the order for one
-    micro-batch more has another pass; from there that order is the shorter one with a frame put in. A row
-    holds, of every device, the passes on which anything after its steady part waits, moved back by whole
-    micro-batches. Where a row ends a constant after another one, so does, pass by pass, all that follows.
+    On every device the steady part repeats the passes of one frame. It ends where the order for one frame
+    more has another pass; from there that order is the shorter one with a frame put in. A row holds, of every
+    device, the passes on which anything after its steady part waits, moved back by whole frames. Where a row
+    ends a constant after another one, so does, pass by pass, all that follows.
 
     Args:
-        schedule: One of `V_SHAPED`.
         order: Kind, stage and micro-batch of every pass, device by device, `(pp, N / pp, 3)`.
         source: Place of the pass that gives the input, `(pp, N / pp)`; N: none.
+        chunks: Stages of each device.
     """
     none, (pp, length, _) = np.zeros((0, 0), dtype=np.int64), order.shape
-    count = int(order[..., 2].max()) + 1
-    if not _exists(schedule, pp, count):
+    known, count = find(schedule), int(order[..., 2].max()) + 1
+    step = known.frame_batches(pp)
+    if known.linear or count < 2 * pp:
         return none
-    longer = _orders(schedule, pp, count + 1, 2)
-    later = np.array([0, 0, 1])
+    longer = _orders(schedule, pp, count + step, chunks)
+    frame, later = longer.shape[1] - length, np.array([0, 0, step])
     differs = (order != longer[:, :length]).any(-1)
     end = np.where(differs.any(1), differs.argmax(1), length)
-    place = np.full((3, 2 * pp, count + 1), -1)
-    place[tuple(longer.reshape(-1, 3).T)] = np.arange(pp * (length + INTERVAL))
-    need, rows = end - 1, longest_period(schedule, pp) + 1
+    rows = known.longest_period(pp) + 1
     for device in range(pp):
-        if (longer[device, end[device] + INTERVAL :] != order[device, end[device] :] + later).any():
+        if (longer[device, end[device] + frame :] != order[device, end[device] :] + later).any():
             return none
-        # what the frame that is put in waits for, and what the drain does
-        frame = longer[device, end[device] : end[device] + INTERVAL]
-        givers = (int(place[giver]) for giver in _givers(frame, 2 * pp))
-        asked = [divmod(at, length + INTERVAL) for at in givers if at >= 0]
+    need = _needed(longer, source, end, frame, pp * chunks)
+    for device in range(pp):
+        repeats = (order[device, frame:] == order[device, :-frame] + later).all(-1)[: end[device] - frame]
+        steady = len(repeats) if repeats.all() else int(repeats[::-1].argmin())
+        rows = min(rows, (steady - int(end[device] - need[device])) // frame + 1)
+    if rows < 2:
+        return none
+    last = np.concatenate([np.arange(need[d], end[d]) + d * length for d in range(pp)])
+    frames: Indices = last - frame * np.arange(rows)[::-1, None]
+    return frames
+
+
+def _needed(longer: Indices, source: Indices, end: Indices, frame: int, stages: int) -> Indices:
+    """First pass of every device on which its drain, or the frame that is put in, waits, `(pp,)`."""
+    need, (pp, length) = end - 1, source.shape
+    place = np.full((3, stages, int(longer[..., 2].max()) + 1), -1)
+    place[tuple(longer.reshape(-1, 3).T)] = np.arange(pp * (length + frame))
+    for device in range(pp):
+        inserted = longer[device, end[device] : end[device] + frame]
+        givers = (int(place[giver]) for giver in _givers(inserted, stages))
+        asked = [divmod(at, length + frame) for at in givers if at >= 0]
         drain = source[device, end[device] :]
         asked += [divmod(int(at), length) for at in drain[drain < pp * length]]
         for other, at in asked:
             if at < end[other]:
                 need[other] = min(need[other], at)
-    for device in range(pp):
-        repeats = (order[device, INTERVAL:] == order[device, :-INTERVAL] + later).all(-1)[
-            : end[device] - INTERVAL
-        ]
-        steady = len(repeats) if repeats.all() else int(repeats[::-1].argmin())
-        rows = min(rows, (steady - int(end[device] - need[device])) // INTERVAL + 1)
-    if rows < 2:
-        return none
-    last = np.concatenate([np.arange(need[d], end[d]) + d * length for d in range(pp)])
-    frames: Indices = last - INTERVAL * np.arange(rows)[::-1, None]
-    return frames
-
-
-def _exists(schedule: str, pp: int, count: int) -> bool:
-    """Whether a V of `count` micro-batches is of its regular form."""
-    return count >= 2 * pp
+    return need
 
 
 def _givers(frame: Indices, stages: int) -> Iterator[tuple[int, int, int]]:
@@ -333,13 +298,3 @@ def _givers(frame: Indices, stages: int) -> Iterator[tuple[int, int, int]]:
             yield FORWARD, stage - 1, batch
         elif kind == BACKWARD:
             yield (FORWARD, stage, batch) if stage == stages - 1 else (BACKWARD, stage + 1, batch)
-
-
-def longest_period(schedule: str, pp: int) -> int:
-    """Frames after which a steady state is looked for: a loop through all stages holds one for each stage."""
-    return {"interleaved": 1}.get(schedule, 2 * pp if schedule in V_SHAPED else pp)
-
-
-def frame_batches(schedule: str, pp: int) -> int:
-    """Micro-batches of one frame."""
-    return pp if schedule == "interleaved" else 1

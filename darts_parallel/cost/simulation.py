@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from darts_parallel.cost.pipeline import PipelineModel
-from darts_parallel.cost.schedule_graph import KINDS, Graph, Indices, compiled, frame_batches, longest_period
-from darts_parallel.cost.schedules import SPLIT_BACKWARD, Operation
-from darts_parallel.plan.chunk_placement import stage_devices
+from darts_parallel.cost.schedule_graph import KINDS, Graph, Indices, compiled
+from darts_parallel.schedules import Operation, find
 
 Floats = NDArray[np.float64]
 
@@ -36,7 +35,7 @@ MAX_NUMBERS = 2**22
 
 @dataclass(frozen=True)
 class PassSeconds:
-    """Seconds of one micro-batch on every stage, for B plans; `chunk_placement` names the devices."""
+    """Seconds of one micro-batch on every stage, for B plans; `Schedule.devices` names the devices."""
 
     forward: Tensor
     """Shape `(B, S)`."""
@@ -84,7 +83,7 @@ def device_ends(
 
     Args:
         passes: Of B plans with S stages, a multiple of `pp`.
-        schedule: One of `schedules.SCHEDULES`.
+        schedule: One of `schedules.NAMES`.
         pp: Devices.
         num_micro_batches: The same for all plans.
         whole: Go through every pass even where passes repeat: a gradient then counts those of one path.
@@ -95,12 +94,11 @@ def device_ends(
     Errors:
         UnsupportedError: the schedule does not exist for these numbers.
     """
-    rows = passes.rows(schedule in SPLIT_BACKWARD)
+    rows = passes.rows(find(schedule).split)
     chunks = passes.forward.shape[1] // pp
     if whole:
         return _ends(rows, compiled(schedule, pp, num_micro_batches, chunks)).T
-    if schedule == "gpipe" and num_micro_batches > 2:
-        # two flow shops one after the other: each further micro-batch adds its slowest passes
+    if find(schedule).linear and num_micro_batches > 2:
         one, two = (_ends(rows, compiled(schedule, pp, count, chunks)) for count in (1, 2))
         return (two + (num_micro_batches - 2) * (two - one)).T
     result = torch.zeros(pp, rows.shape[1], dtype=rows.dtype)
@@ -113,7 +111,7 @@ def _solved(
     rows: Tensor, schedule: str, pp: int, num_micro_batches: int, chunks: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Plans `(b,)` and the ends of their devices `(pp, b)`, until every plan has had its turn."""
-    step, longest = frame_batches(schedule, pp), longest_period(schedule, pp)
+    step, longest = find(schedule).frame_batches(pp), find(schedule).longest_period(pp)
     still = torch.arange(rows.shape[1])
     for count in _growing(schedule, pp, num_micro_batches):
         graph = compiled(schedule, pp, count, chunks)
@@ -190,8 +188,8 @@ def timeline(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int
         schedule, pp, num_micro_batches: As in `device_ends`.
     """
     graph = compiled(schedule, pp, num_micro_batches, passes.forward.shape[1] // pp)
-    devices = stage_devices(schedule, pp, passes.forward.shape[1])
-    rows = passes.rows(schedule in SPLIT_BACKWARD).detach().numpy()
+    devices = find(schedule).devices(pp, passes.forward.shape[1])
+    rows = passes.rows(find(schedule).split).detach().numpy()
     starts = _run(graph, rows)[1][:, 0].tolist()
     seconds = rows[graph.duration, 0].tolist()
     return [
@@ -213,7 +211,7 @@ def critical_operations(
         sync: Seconds of every device after its last pass, `(pp,)`.
     """
     graph = compiled(schedule, pp, num_micro_batches, passes.forward.shape[1] // pp)
-    end, start = _run(graph, passes.rows(schedule in SPLIT_BACKWARD).detach().numpy())
+    end, start = _run(graph, passes.rows(find(schedule).split).detach().numpy())
     awaited = int((end[graph.last, 0] + sync.detach().numpy()).argmax())
     paths, _ = _critical_paths(graph, end, start, graph.last[[awaited]], np.zeros(1, dtype=np.int64))
     on_path = graph.operations[paths[paths < len(graph)]].tolist()
@@ -222,9 +220,9 @@ def critical_operations(
 
 def _growing(schedule: str, pp: int, num_micro_batches: int) -> Iterator[int]:
     """Ever more micro-batches to try, whole frames fewer than all; at last all."""
-    step = frame_batches(schedule, pp)
+    step = find(schedule).frame_batches(pp)
     tried = step * (6 if step > 1 else 3 * pp)
-    while 3 * tried < 2 * num_micro_batches and schedule != "gpipe":
+    while 3 * tried < 2 * num_micro_batches and not find(schedule).linear:
         yield tried
         tried *= 3
     yield num_micro_batches

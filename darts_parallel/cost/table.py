@@ -14,19 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darts_parallel.config.schema import USUAL_SCHEDULES
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.memory import capacities
 from darts_parallel.cost.offload.transfers import offload_fields
-from darts_parallel.cost.pipeline import PipelineModel, across_steps, by_device, held_fields, weight_versions
+from darts_parallel.cost.pipeline import PipelineModel, by_device, held_fields
 from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds, tied_seconds
-from darts_parallel.plan.chunk_placement import stage_devices
 from darts_parallel.plan.space import OuterSpace, admits, micro_batch_legal, outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import BoundaryTopology, Cluster, StageTopology
 from darts_parallel.problem.orders import order_label
 from darts_parallel.problem.problem import Problem
+from darts_parallel.schedules import USUAL, find
 
 
 def all_layer_costs(
@@ -130,12 +129,6 @@ class CostTable:
     """Nodes along the pipeline; empty: in rank order."""
     order_name: str = ""
     """Label of the nodes' order; empty where all nodes are equal."""
-    asynchronous: str = ""
-    """A schedule that does not wait (`config.bilevel.ASYNCHRONOUS`); empty for the others."""
-    flush_every: int = 1
-    """Steps that share one filling of the pipeline (`pipeline.across_steps`)."""
-    sync_every: int = 1
-    """Steps between averages of the replicas, which share its seconds."""
     offload: tuple[str, ...] = ()
     """What a share of may lie in host memory; the rest is None where nothing may (`offload/transfers.py`)."""
     host_transfer: Tensor | None = field(default=None, metadata={"axes": "OQLC"})
@@ -172,25 +165,22 @@ class CostTable:
     @cached_property
     def stage_device(self) -> Tensor:
         """Device of every stage, `(K,)`."""
-        return torch.tensor(stage_devices(self.pipeline.schedule, self.pp, self.num_stages))
+        return torch.tensor(find(self.pipeline.schedule).devices(self.pp, self.num_stages))
 
     def by_device(self, values: Tensor) -> Tensor:
         """Sums over the stages of every device: `(..., K)` to `(..., pp)`."""
-        return by_device(values, self.pp, self.pipeline.schedule)
+        return by_device(values, self.stage_device, self.pp)
 
     @property
     def schedule_name(self) -> str:
         """The schedule where neither the number of chunks nor the usual 1F1B says it; else empty."""
-        return self.asynchronous or (
-            "" if self.pipeline.schedule in USUAL_SCHEDULES else self.pipeline.schedule
-        )
+        return "" if self.pipeline.schedule in USUAL else self.pipeline.schedule
 
     @property
     def label(self) -> str:
         """What its outer choices share, for sentences, e.g. `pp 4` or `pp 4, cp 2`."""
         parts = [f"pp {self.pp}"] + ([f"{self.virtual_stages} chunks"] if self.virtual_stages > 1 else [])
         parts += [f"schedule {self.schedule_name}"] if self.schedule_name else []
-        parts += [f"averaged every {self.sync_every} steps"] if self.sync_every > 1 else []
         return ", ".join(parts + ([f"cp {self.cp}"] if self.cp > 1 else []))
 
     @property
@@ -199,7 +189,6 @@ class CostTable:
         parts = (("pp", self.pp, 0), ("v", self.virtual_stages, 1), ("cp", self.cp, 1))
         name = " ".join(f"{word}{value}" for word, value, usual in parts if value > usual)
         name += f" {self.schedule_name}" if self.schedule_name else ""
-        name += f" every {self.sync_every}" if self.sync_every > 1 else ""
         return f"{name} ({self.order_name})" if self.order_name else name
 
     @cached_property
@@ -287,14 +276,12 @@ def build_placed(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable
     equal: dict[tuple[int, bool, OuterSpace], list[int]] = {}
     for index, (problem, space) in enumerate(placed):
         size = problem.cluster.num_devices // space.pp
-        shared = replace(
-            space, pp=1, node_order=(), virtual_stages=1, schedule=None, num_micro_batches=(), sync_every=1
-        )
+        shared = replace(space, pp=1, node_order=(), virtual_stages=1, schedule=None, num_micro_batches=())
         equal.setdefault((size, space.pp == 1, shared), []).append(index)
     tables: dict[int, CostTable] = {}
     for members in equal.values():
         tables |= zip(members, _tables_of_equal_stages([placed[i] for i in members]), strict=True)
-    return [replace(tables[i], **across_steps(tables[i], space)) for i, (_, space) in enumerate(placed)]
+    return [tables[index] for index in range(len(placed))]
 
 
 def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable]:
@@ -320,7 +307,7 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
         numbers = [turn if border is None else borders.index(border) for border in cut]
         if None in cut:  # where a V turns, the next stage lies on the last device, too
             p2p = torch.cat([p2p, first.reshard[:, kinds.index(own[-1])].unsqueeze(1)], 1)
-        devices = stage_devices(model.schedule, space.pp, space.pp * space.virtual_stages)
+        devices = find(model.schedule).devices(space.pp, space.pp * space.virtual_stages)
         table = replace(
             first,
             pipeline=model,
@@ -342,7 +329,7 @@ def _boundaries(
     cluster: Cluster, schedule: str, pp: int, virtual_stage: int
 ) -> list[BoundaryTopology | None]:
     """The link after every stage but the last; None where the next stage lies on the same device."""
-    devices = stage_devices(schedule, pp, pp * virtual_stage)
+    devices = find(schedule).devices(pp, pp * virtual_stage)
     if virtual_stage > 1 and devices[pp] == pp - 1:
         ends = [(a, b) for a, b in pairwise(devices)]
         return [None if a == b else cluster.boundary_topology(min(a, b), pp) for a, b in ends]
@@ -355,7 +342,6 @@ def _table(
     """Costs of all kinds of stages and boundaries; which stage is of which kind is still open."""
     counts = torch.tensor(space.num_micro_batches)
     choices = ChoiceTensors.build(problem, space.num_micro_batches, space.choices, space.cp)
-    choices = replace(choices, weight_versions=weight_versions(space.schedule))
     costs = all_layer_costs(problem, space.pp, kinds, choices)
     distinct, layout = layouts(space.choices)
     allowed = [[micro_batch_legal(problem, m, c) for c in space.choices] for m in space.num_micro_batches]

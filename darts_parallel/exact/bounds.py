@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.cost.schedules import SPLIT_BACKWARD
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.pareto import price_grids
 from darts_parallel.exact.segments import Array as Array
 from darts_parallel.exact.segments import Index as Index
 from darts_parallel.exact.segments import StageSegments, inside_sums, prefix_sums
+from darts_parallel.schedules import find
 
 ROUNDING = 1e-12
 """Relative slack of every comparison, so that rounding cannot make a bound exceed a true cost."""
@@ -218,7 +218,7 @@ def _staged_bound(table: CostTable, outer: int, space_kind: str) -> float:
 
     synced = grid.lower_bounds(time=count, sync=1.0) + before(table.forward)
     # the weights' gradients of the device may come after its last backward, beside the way back
-    if table.pipeline.schedule in SPLIT_BACKWARD:
+    if find(table.pipeline.schedule).split:
         return grid.stages.least_maximum(synced)
     crossed = grid.lower_bounds(time=count) + before(table.forward + table.backward)
     return grid.stages.least_maximum(np.maximum(synced, crossed))

@@ -1,6 +1,5 @@
 """Every plan of a tiny space, priced one by one: the referee of the other exact planners."""
 
-import time
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
@@ -9,26 +8,13 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
-from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.exact.result import PlannerResult, TableResult
-from darts_parallel.problem.problem import Problem
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.result import TableResult
 
 BATCH = 1 << 14
 """Plans that are priced at once."""
 LIMIT = 50_000_000
 """Plans that are still called tiny."""
-
-
-def find_plan_brute_force(problem: Problem) -> PlannerResult:
-    """The optimal plan of the problem's space, by pricing every plan.
-
-    Errors:
-        ValueError: the space is not tiny.
-    """
-    begin = time.monotonic()
-    tables = build_tables(problem)
-    result = brute_force(tables, problem.config.space.kind)
-    return result.to_baseline(tables, time.monotonic() - begin, "every plan was priced")
 
 
 def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:

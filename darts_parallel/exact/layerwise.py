@@ -10,43 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from torch import Tensor
 
 from darts_parallel.config.schema import SPACES
 from darts_parallel.cost.hard_plans import PricedPlan
-from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.exact import simulated
+from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import outer_bound, outer_lower_bounds, quick_lower_bounds
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
-from darts_parallel.exact.result import OFFLOADING, DeadlineError, PlannerResult, TableResult
+from darts_parallel.exact.result import OFFLOADING, DeadlineError, TableResult
 from darts_parallel.exact.uniform import solve_uniform
-from darts_parallel.problem.problem import Problem
 
-WITHOUT_INTERLEAVING = "optimal among the plans that are not interleaved; those that are, are bounded only"
+WITHOUT_INTERLEAVING = "optimal but for interleaved plans that are not uniform, which are bounded only"
 INTERLEAVED_ONLY = "it knows no interleaved plans, and the space has no others; they are bounded only"
 FIRST_MARGIN = 0.0003
 """The first limit, relative to the lower bound."""
-
-
-def find_plan(
-    problem: Problem, *, budget: float | None = None, seed: int = 0, incumbent: float = float("inf")
-) -> PlannerResult:
-    """The optimal plan of the problem's space, in the model.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Seconds of wall-clock; None: as long as it takes.
-        seed: Ignored, nothing is random.
-        incumbent: Cost of a known plan, seconds; dearer plans are not looked for.
-    """
-    if problem.config.cost.pipeline == "simulated":
-        space_kind = problem.config.space.kind
-        return simulated.find_plan(problem, space_kind, lambda closed: find_plan(closed, budget=budget))
-    begin = time.monotonic()
-    tables = build_tables(problem)
-    deadline = None if budget is None else begin + budget
-    result = solve(tables, problem.config.space.kind, incumbent, deadline)
-    return result.to_baseline(tables, time.monotonic() - begin)
 
 
 def solve(
@@ -56,7 +32,7 @@ def solve(
     deadline: float | None = None,
     *,
     merge: bool = True,
-    uniform: PricedPlan | None = None,
+    uniform: TableResult | None = None,
 ) -> TableResult:
     """The optimal plan over all tables and outer choices.
 
@@ -66,7 +42,7 @@ def solve(
         incumbent: Cost of a known plan; plans above it are not looked for.
         deadline: `time.monotonic()` at which to stop without a proof.
         merge: Share the work on segments of equal layers.
-        uniform: The best uniform plan; None has it looked for here.
+        uniform: Answer of `solve_uniform` on these tables; None has it asked for here.
 
     Returns:
         Proven unless the deadline came first. Without a plan and proven, none costs at most `incumbent`.
@@ -79,24 +55,18 @@ def solve(
     if space_kind == "uniform":
         return solve_uniform(tables, incumbent, deadline)
     plain = [number for number, table in enumerate(tables) if table.virtual_stages == 1]
-    own = [tables[number] for number in plain]
-    if tables and not own:
-        floor = min(float(outer_lower_bounds(table).min()) for table in tables)
-        return TableResult(None, floor, False, 0, note=INTERLEAVED_ONLY)
-    known = None if uniform is None or len(own) < len(tables) else uniform
-    result = _Search(
-        own, space_kind, incumbent, deadline, merge, incumbent * (1 + AGREEMENT), fallback=known
-    ).run()
-    others = [outer_lower_bounds(table) for table in tables if table.virtual_stages > 1]
-    return _among_others(result, plain, others) if others else result
-
-
-def _among_others(result: TableResult, plain: list[int], others: list[Tensor]) -> TableResult:
-    """The answer for the tables `plain`, beside interleaved ones of which only bounds are known."""
-    best = result.best and replace(result.best, table=plain[result.best.table])
-    floor = min(result.lower_bound, *(float(bounds.min()) for bounds in others))
+    others = [float(outer_lower_bounds(table).min()) for table in tables if table.virtual_stages > 1]
+    if tables and not plain:
+        return TableResult(None, min(others), False, 0, note=INTERLEAVED_ONLY)
+    search = _Search(
+        tables, plain, space_kind, incumbent, deadline, merge, incumbent * (1 + AGREEMENT), uniform
+    )
+    result = search.run()
+    if not others:
+        return result
     note = WITHOUT_INTERLEAVING if result.proven else ""
-    return TableResult(best, floor, False, result.plans_evaluated, note=note)
+    floor = min(result.lower_bound, *others)
+    return replace(result, lower_bound=floor, proven=False, note=note)
 
 
 @dataclass
@@ -104,28 +74,35 @@ class _Search:
     """State of one exact search."""
 
     tables: Sequence[CostTable]
+    plain: list[int]
+    """Numbers of the tables that are not interleaved."""
     space_kind: str
     incumbent: float
     deadline: float | None
     merge: bool
     limit: float
+    uniform: TableResult | None
     best: PricedPlan | None = None
     fallback: PricedPlan | None = None
-    """The best uniform plan: a ceiling, and the answer if the deadline comes before a better one."""
+    """The best uniform plan: a ceiling, and the answer where none is better or the deadline comes first."""
     cases: list[OuterChoiceSolver] = field(default_factory=list)
 
     def run(self) -> TableResult:
         """Open all outer choices, then search them until the proof or the deadline."""
-        for number, table in enumerate(self.tables):
+        for number in self.plain:
+            table = self.tables[number]
             rows = enumerate(quick_lower_bounds(table).tolist())
             self.cases += [OuterChoiceSolver(table, number, outer, bound) for outer, bound in rows]
         try:
-            if self.fallback is None:
-                self.fallback = solve_uniform(self.tables, self.incumbent, self.deadline).best
+            if self.uniform is None:
+                self.uniform = solve_uniform(self.tables, self.incumbent, self.deadline)
+            self.fallback = self.uniform.best
             self._open()
             self._search()
         except DeadlineError:
             return TableResult(self.best or self.fallback, self._lower_bound(), False, self._labels())
+        if self.best is None and self.fallback is not None and self.fallback.time <= self.limit:
+            self.best = self.fallback
         nothing = self.best is None and self.incumbent == np.inf
         return TableResult(self.best, np.inf if nothing else self._lower_bound(), True, self._labels())
 

@@ -11,16 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pruning import without_dominated
-from darts_parallel.cost.table import CostTable, build_placed
-from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.batched_splits import Rows, best_splits
 from darts_parallel.exact.segments import Array, Index, prefix_sums
-from darts_parallel.plan.space import OuterSpace, outer_spaces
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.cluster import Cluster
-from darts_parallel.problem.problem import Problem
 
 ROUND = 6
 """Rows of every cluster that are split in the first round; doubled from round to round."""
@@ -30,42 +26,19 @@ ELEMENTS = 6_000_000
 """Segments whose seconds are held in memory at once."""
 
 
-@dataclass(frozen=True)
-class WhatIf:
-    """The answer for one cluster."""
-
-    problem: Problem
-    plan: Plan | None
-    """Best uniform plan found; None where none fits, or the cluster admits no plan."""
-    iteration_time_s: float
-    """Infinite without a plan."""
-
-
-def solve_clusters(problem: Problem, clusters: Sequence[Cluster]) -> list[WhatIf]:
-    """The best uniform plan for every cluster.
+def best_uniform_plans(
+    owner: Sequence[int], tables: Sequence[CostTable], num_clusters: int
+) -> list[tuple[Plan, int] | None]:
+    """Find the best uniform plan of every cluster, and the number of its table; None where none fits.
 
     Args:
-        problem: Model, job and space; its own cluster does not matter.
-        clusters: With equal node groups but for their counts, which may be 0.
+        owner: Cluster of every table.
+        tables: Priced by the closed form, one stage a device.
+        num_clusters: Clusters, which may own no table.
     """
-    if not problem.config.cost.knows_stages or problem.config.cost.pipeline != "closed_form":
-        raise UnsupportedError(
-            f"cost={problem.config.cost.name} with cost.pipeline={problem.config.cost.pipeline} must be "
-            "priced stage by stage to compare clusters; nearest legal: cost=analytic "
-            "cost.pipeline=closed_form."
-        )
-    problems = [replace(problem, cluster=cluster) for cluster in clusters]
-    placed: list[tuple[int, OuterSpace]] = []
-    for number, what_if in enumerate(problems):
-        try:
-            plain = [space for space in outer_spaces(what_if) if space.virtual_stages == 1]
-            placed += [(number, space) for space in plain]
-        except ConfigError:
-            continue  # the batch or the pins admit no plan on this one
-    tables = build_placed([(problems[number], space) for number, space in placed])
-    search = _Batch([number for number, _ in placed], tables, len(clusters))
-    search.run()
-    return [search.answer(number, what_if) for number, what_if in enumerate(problems)]
+    batch = _Batch(owner, tables, num_clusters)
+    batch.run()
+    return [batch.answer(number) for number in range(num_clusters)]
 
 
 @dataclass(frozen=True)
@@ -218,20 +191,18 @@ class _Batch:
             "least_sync": self.least_sync[number][row],
         }
 
-    def answer(self, cluster: int, problem: Problem) -> WhatIf:
-        """The best plan of a cluster."""
+    def answer(self, cluster: int) -> tuple[Plan, int] | None:
+        """Return the best plan of a cluster, and the number of its table."""
         if cluster not in self.winner:
-            return WhatIf(problem, None, float("inf"))
+            return None
         number, row, starts = self.winner[cluster]
         table, costs = self.tables[number], self.shared(number)
-        plan = Plan(
-            num_micro_batches=int(costs.count[row]),
-            boundaries=(*starts.tolist(), table.num_layers),
-            layers=(table.choices[costs.choice[row]],) * table.num_layers,
-            cp=table.cp,
-            node_order=table.node_order,
+        plans = HardPlans(
+            torch.tensor([costs.outer[row]]),
+            torch.full((1, table.num_layers), int(costs.choice[row])),
+            torch.tensor(starts)[None],
         )
-        return WhatIf(problem, plan, evaluate(plan, problem).iteration_time_s)
+        return plans.to_plan(0, table), number
 
     def _bounds(self, number: int) -> Array:
         """Lower bound on the seconds of every uniform configuration of a table, `(B,)`.

@@ -1,17 +1,18 @@
-"""What a baseline reports."""
+"""Answers of planners: on the tables of a problem, and as a check of a plan that was found."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from math import isfinite
+from typing import Any, Protocol
 
 from darts_parallel.cost.hard_plans import PricedPlan
-from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.cost.table import CostTable
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem
 
 Curve = tuple[tuple[float, float], ...]
 """An anytime curve: seconds of wall-clock, and the iteration time of the best feasible plan from then on."""
+OFFLOADING = "it knows no shares in host memory (space.offload); its bound has all of them away at no cost"
 
 
 class DeadlineError(Exception):
@@ -27,7 +28,7 @@ class Check(Protocol):
 
 
 def deadline_check(deadline: float | None) -> Check:
-    """A check that raises `DeadlineError` once `time.monotonic()` is past `deadline`."""
+    """Return a check that raises `DeadlineError` once `time.monotonic()` is past `deadline`."""
 
     def check(labels: int = 0) -> None:
         if deadline is not None and time.monotonic() > deadline:
@@ -37,37 +38,14 @@ def deadline_check(deadline: float | None) -> Check:
 
 
 @dataclass(frozen=True)
-class PlannerResult:
-    """The answer of a baseline to a problem."""
-
-    plan: Plan | None
-    """Best plan found; none where no plan was found."""
-    iteration_time_s: float
-    """True cost of `plan`; infinite without one."""
-    seconds: float
-    """Wall-clock of the baseline."""
-    plans_evaluated: int
-    proven: bool
-    """Whether `plan` is optimal in the model, or, without a plan, none is feasible."""
-    lower_bound_s: float
-    """No feasible plan costs less; `iteration_time_s` where proven."""
-    note: str = ""
-    """One sentence for the reader of a table."""
-    curve: Curve = ()
-    """Every improvement of the best plan; empty where the planner answers once, at its end."""
-
-
-OFFLOADING = "it knows no shares in host memory (space.offload); its bound has all of them away at no cost"
-
-
-@dataclass(frozen=True)
 class TableResult:
-    """The answer of an exact planner to the tables of a problem."""
+    """The answer of a planner to the tables of a problem."""
 
     best: PricedPlan | None
     lower_bound: float
     """Seconds; no feasible plan costs less."""
     proven: bool
+    """Whether `best` is optimal in the model, or, without a plan, none is feasible."""
     plans_evaluated: int
     """Plans whose cost was worked out, partial plans included."""
     alternatives: tuple[PricedPlan, ...] = ()
@@ -82,22 +60,25 @@ class TableResult:
         """True cost of the best plan; infinite without one."""
         return float("inf") if self.best is None else self.best.time
 
-    def to_baseline(self, tables: Sequence[CostTable], seconds: float, note: str = "") -> PlannerResult:
-        """Read the answer for a problem; `note` replaces the sentence on how far the proof reached."""
-        return PlannerResult(
+    def verification(
+        self, tables: Sequence[CostTable], seconds: float, name: str = "", space: str = ""
+    ) -> "Verification":
+        """Put the answer in terms of the problem; `seconds` of wall-clock went into it."""
+        return Verification(
+            name=name,
             plan=None if self.best is None else self.best.to_plan(tables),
             iteration_time_s=self.cost,
+            gap=float("nan"),
             seconds=seconds,
             plans_evaluated=self.plans_evaluated,
             proven=self.proven,
+            space=space,
             lower_bound_s=self.lower_bound,
-            note=note or self._note(),
+            note=self.note or self._usual_note(),
             curve=self.curve,
         )
 
-    def _note(self) -> str:
-        if self.note:
-            return self.note
+    def _usual_note(self) -> str:
         if not self.proven and self.lower_bound <= 0:
             return "a heuristic: it proves nothing"
         if not self.proven:
@@ -105,20 +86,50 @@ class TableResult:
         return "optimal in the model" if self.best is not None else "no plan fits"
 
 
-def on_problem(
-    problem: Problem,
-    solve: Callable[[Sequence[CostTable], str, float | None], TableResult],
-    budget: float | None,
-) -> PlannerResult:
-    """Answer a problem with a planner of tables; building the tables counts as its time.
+@dataclass(frozen=True)
+class Verification:
+    """The answer of a method to a problem, next to the plan that was found."""
 
-    Args:
-        solve: Tables, kind of space, and the `time.monotonic()` at which to stop or None, to an answer.
-        budget: Seconds of wall-clock; None: as long as it takes.
-    """
-    began = time.monotonic()
-    tables = build_tables(problem)
-    built = time.monotonic() - began
-    answer = solve(tables, problem.config.space.kind, None if budget is None else began + budget)
-    result = answer.to_baseline(tables, time.monotonic() - began)
-    return replace(result, curve=tuple((seconds + built, cost) for seconds, cost in answer.curve))
+    name: str
+    """Name of the method."""
+    plan: Plan | None
+    """Best plan of the method; none where it has none."""
+    iteration_time_s: float
+    """Seconds per iteration of the method's plan; `inf` without one."""
+    gap: float
+    """(plan found - method's plan) / method's plan; negative where the search found a better one."""
+    seconds: float
+    """Seconds of wall-clock of the method."""
+    plans_evaluated: int
+    proven: bool
+    """Whether the method's plan is optimal in the model, over `space`; without a plan, none is feasible."""
+    space: str
+    """Space over which the method searched."""
+    lower_bound_s: float
+    """Seconds; no plan of the space is faster than this, in the model."""
+    note: str
+    """One sentence on how far the proof reaches."""
+    curve: Curve = ()
+    """Every improvement of the best plan; empty where the method answers once, at its end."""
+
+    def with_gap(self, found: float) -> "Verification":
+        """Set the gap of a plan of `found` seconds; not a number where the method has no plan."""
+        gap = found / self.iteration_time_s - 1.0 if self.plan is not None else float("nan")
+        return replace(self, gap=0.0 if abs(gap) < 1e-12 else gap)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry in `plan.json`."""
+        return {
+            "iteration_time_s": _finite(self.iteration_time_s),
+            "gap": _finite(self.gap),
+            "seconds": self.seconds,
+            "plans_evaluated": self.plans_evaluated,
+            "proven": self.proven,
+            "space": self.space,
+            "lower_bound_s": _finite(self.lower_bound_s),
+            "note": self.note,
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None

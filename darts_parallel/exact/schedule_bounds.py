@@ -17,13 +17,13 @@ from time import monotonic
 
 import numpy as np
 
-from darts_parallel.config.schema import V_SHAPED
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import ROUNDING, outer_lower_bounds
 from darts_parallel.exact.pareto import price_grid
 from darts_parallel.exact.paths.chain import Chain, Point, weights_behind
 from darts_parallel.exact.paths.folded import DeviceCosts, FoldedSplits
 from darts_parallel.exact.segments import Array, prefix_sums
+from darts_parallel.schedules import find
 
 ROUNDS = 40
 """Plans and paths of a game."""
@@ -227,7 +227,7 @@ def simulated_lower_bound(
 
 def _better(table: CostTable, outer: int, means: int, least: float, known: float, deadline: float) -> float:
     """Bound by one of the `MEANS`; `least` is known already."""
-    folded = table.pipeline.schedule in V_SHAPED
+    folded = find(table.pipeline.schedule).folded
     if means == 0:
         packed = packed_bound(table, outer)
         return max(packed, folded_bound(table, outer, min(known, MOST * least))) if folded else packed

@@ -6,77 +6,56 @@ that is optimal by the closed form is priced by the simulation, and only a lower
 (`darts_parallel.exact.schedule_bounds`).
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import comb
+from math import comb, inf, isfinite
 
-from darts_parallel.config.schema import CostConfig
-from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.enumeration import brute_force
-from darts_parallel.exact.result import OFFLOADING, PlannerResult, TableResult
+from darts_parallel.exact.result import OFFLOADING, TableResult, Verification
 from darts_parallel.exact.schedule_bounds import simulated_lower_bound
-from darts_parallel.problem.problem import Problem
+from darts_parallel.plan.strategy import Plan
 
 LIMIT = 20_000
 """Plans that are priced one by one; about a second."""
 
 
-def find_plan(
-    problem: Problem,
+def solve_simulated(
+    tables: Sequence[CostTable],
     space_kind: str,
-    exact: Callable[[Problem], PlannerResult],
+    closed_form: Callable[[], Plan | None],
+    price: Callable[[Plan], float],
     *,
-    tables: Sequence[CostTable] | None = None,
-    deadline: float = float("inf"),
-) -> PlannerResult:
-    """The optimal plan of a small space, or the closed form's optimum priced by the simulation.
+    deadline: float = inf,
+) -> Verification:
+    """Find the optimal plan of a small space, or price the closed form's optimum by the simulation.
 
     Args:
-        problem: With `cost.pipeline=simulated`.
+        tables: Simulated, of the whole space.
         space_kind: `uniform`, `stagewise` or `layerwise`.
-        exact: A planner that is exact by the closed form.
-        tables: Of the whole space; None builds them.
+        closed_form: Returns the plan that is optimal by the closed form.
+        price: Returns the simulated seconds of a plan; infinite where it does not fit or is not in the space.
         deadline: `time.monotonic()` after which bounds are not improved any more.
     """
-    begin = time.monotonic()
-    tables = build_tables(problem) if tables is None else tables
     if any(table.offload for table in tables):
         floor = simulated_lower_bound(tables, space_kind, deadline=deadline)
-        result = TableResult(None, floor, False, 0, note=OFFLOADING)
-        return result.to_baseline(tables, time.monotonic() - begin)
+        return TableResult(None, floor, False, 0, note=OFFLOADING).verification(tables, 0.0)
     if number_of_plans(tables, space_kind) <= LIMIT:
-        result = brute_force(tables, space_kind)
-        return result.to_baseline(tables, time.monotonic() - begin, "every plan was simulated")
-    # the closed form knows the usual schedules alone
-    usual = replace(problem.config.space, schedules=None)
-    config = replace(problem.config, cost=CostConfig(), space=usual)
-    answer = exact(Problem.from_config(config))
-    named = problem.config.space.schedules
-    known = answer.plan is not None and (named is None or answer.plan.schedule_name in named)
-    cost = evaluate(answer.plan, problem) if known and answer.plan is not None else None
-    fits = cost is not None and cost.feasible
-    return PlannerResult(
-        plan=answer.plan if fits else None,
-        iteration_time_s=cost.iteration_time_s if cost is not None and fits else float("inf"),
-        seconds=time.monotonic() - begin,
-        plans_evaluated=answer.plans_evaluated,
-        proven=False,
-        lower_bound_s=simulated_lower_bound(
-            tables,
-            space_kind,
-            known=cost.iteration_time_s if cost is not None and fits else float("inf"),
-            deadline=deadline,
-        ),
-        note="its plan is the best by the closed form, priced by the simulation; only the bound is proven"
-        if fits
-        else "the best plan by the closed form does not fit these schedules; only the bound is proven",
-    )
+        answer = replace(brute_force(tables, space_kind), note="every plan was simulated")
+        return answer.verification(tables, 0.0)
+    plan = closed_form()
+    seconds = inf if plan is None else price(plan)
+    floor = simulated_lower_bound(tables, space_kind, known=seconds, deadline=deadline)
+    priced = "its plan is the best by the closed form, priced by the simulation"
+    missing = "the best plan by the closed form does not fit these schedules"
+    note = f"{priced if isfinite(seconds) else missing}; only the bound is proven"
+    answer = TableResult(None, floor, False, 0, note=note)
+    entry = answer.verification(tables, 0.0)
+    return replace(entry, plan=plan if isfinite(seconds) else None, iteration_time_s=seconds)
 
 
 def number_of_plans(tables: Sequence[CostTable], space_kind: str) -> int:
-    """Plans of a space: splits times assignments of strategies."""
+    """Count the plans of a space: splits times assignments of strategies."""
     total = 0
     for table in tables:
         slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[space_kind]

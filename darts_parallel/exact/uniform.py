@@ -4,7 +4,6 @@ Every configuration (stages, micro-batches, strategy) is bounded at once, its bo
 over a greedy split; those below the best plans found so far are then solved exactly, cheapest first.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,44 +13,22 @@ from torch import Tensor
 
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import PricedPlan, even_uniform_plans
-from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.exact import simulated
+from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import outer_lower_bounds, spread_bounds
-from darts_parallel.exact.enumeration import brute_force, find_plan_brute_force
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import (
     OFFLOADING,
     Check,
     DeadlineError,
-    PlannerResult,
     TableResult,
     deadline_check,
 )
-from darts_parallel.problem.problem import Problem
-
-__all__ = ["brute_force", "find_plan", "find_plan_brute_force", "solve_uniform", "uniform_bounds"]
 
 FIRST_MARGIN = 0.002
 """A configuration is first searched for splits this close to its bound, relative."""
 EVEN_ONLY = "optimal but for interleaved plans of uneven stages, which are bounded only"
 SLACK = 1e-12
 """Relative; rounding of prefix sums must not exclude a plan."""
-
-
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> PlannerResult:
-    """The optimal uniform plan, in the model, whatever the space of the problem.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Seconds of wall-clock; None: as long as it takes.
-        seed: Ignored, nothing is random.
-    """
-    if problem.config.cost.pipeline == "simulated":
-        return simulated.find_plan(problem, "uniform", lambda closed: find_plan(closed, budget=budget))
-    begin = time.monotonic()
-    tables = build_tables(problem)
-    deadline = None if budget is None else begin + budget
-    return solve_uniform(tables, deadline=deadline).to_baseline(tables, time.monotonic() - begin)
 
 
 def solve_uniform(
@@ -241,7 +218,7 @@ class _Greedy:
     room: Tensor
     """Bytes of every stage, `(K, B)`."""
     start: Tensor
-    """Nearest legal first layer of a stage at or before a layer, `(L + 1,)`."""
+    """Closest valid first layer of a stage at or before a layer, `(L + 1,)`."""
     kinds: list[int]
     """Kind of every stage, `(K,)`."""
 

@@ -14,7 +14,7 @@ from darts_parallel.plan.legality import check_plan
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"export: {message}; nearest legal: export plan.json --to megatron.")
+        raise ConfigError(f"export: {message}; try export plan.json --to megatron.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -179,8 +179,6 @@ class Job:
             if (value := getattr(training, key)) != near:
                 off = f"training.{key}={str(near).lower()}"
                 self.refuse(f"training.{key}={str(value).lower()}, and no written file turns it on", off)
-        if self.plan.sync_every > 1:
-            self.refuse(f"sync_every={self.plan.sync_every}, and this trainer sums gradients in every step")
         if self.refusals:
             raise self._refused()
 
@@ -188,7 +186,7 @@ class Job:
         ways = [way for _, way in self.refusals]
         others = list(dict.fromkeys(way for way in ways if not way.startswith("space")))
         spaces = _joined([way for way in ways if way.startswith("space")])
-        near = [f"nearest legal: {' and '.join(others)}"] if others else []
+        near = [f"try {' and '.join(others)}"] if others else []
         near += [f"nearest space to search in: {spaces}"] if spaces else []
         what = "; and ".join(what for what, _ in self.refusals)
         return UnsupportedError(f"{self.key}={self.target}: {what}; {'; '.join(near)}.")

@@ -114,7 +114,7 @@ def write_export(exported: Exported, folder: Path, main: Path | None = None) -> 
         ConfigError: the folder of `main` does not exist.
     """
     if main is not None and not main.absolute().parent.is_dir():
-        raise ConfigError(f"--output={main} must lie in a folder that exists; nearest legal: {main.name}.")
+        raise ConfigError(f"--output={main} must lie in a folder that exists; try {main.name}.")
     paths = []
     for index, (name, text) in enumerate(exported.files.items()):
         path = (

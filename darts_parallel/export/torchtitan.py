@@ -10,15 +10,8 @@ from typing import Any
 from darts_parallel.export.common import Chunk, Exported, Job
 from darts_parallel.export.mixtures import torchtitan_fields
 from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.schedules import RUNNABLE, find
 
-SCHEDULES = {
-    "1f1b": "1F1B",
-    "gpipe": "GPipe",
-    "interleaved": "Interleaved1F1B",
-    "zero_bubble_v": "ZBVZeroBubble",
-    "dualpipe": "DualPipeV",
-}
-"""Its names of schedules, which are PyTorch's (`torch.distributed.pipelining`)."""
 MIXED_PARAMETER = {"bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -33,7 +26,7 @@ def export(job: Job) -> Exported:
     job.require_exact_collectives()
     _check(job, strategy)
     if job.plan.pp > 1:
-        job.require_schedule(*SCHEDULES)
+        job.require_schedule(*RUNNABLE)
     job.shard_degrees(strategy)
     job.settle()
     recompute = job.recompute() == "full"
@@ -150,7 +143,7 @@ def parallelism_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
         **torchtitan_fields(job),
     }
     if plan.pp > 1:
-        values["pipeline_parallel_schedule"] = SCHEDULES[plan.schedule_name]
+        values["pipeline_parallel_schedule"] = find(plan.schedule_name).pytorch
         values["module_fqns_per_model_part"] = [_modules(chunk) for chunk in job.chunks]
     return values
 

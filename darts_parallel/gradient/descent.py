@@ -12,21 +12,13 @@ from darts_parallel.cost.pruning import without_dominated, without_needless_simu
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.gradient.adam import Adam
-from darts_parallel.gradient.chain.rounding import stage_prices
-from darts_parallel.gradient.chain.weights import ChainPrices
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.polishing import has_plain_stages
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import polish_pool, polish_starts
 from darts_parallel.gradient.promising_outers import promising_outers, relaxed_outers
-from darts_parallel.gradient.relaxation import OuterLogits, Schedules, raise_to_least
-from darts_parallel.gradient.relaxed_cost import (
-    NodeOrderTables,
-    RelaxedPlans,
-    SurrogateCost,
-    group_by_order,
-    surrogate,
-)
+from darts_parallel.gradient.relaxation import OuterLogits, Schedules
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
 from darts_parallel.gradient.restarts import RestartBatch
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import LeadingPlan, StepRecord
@@ -110,27 +102,22 @@ class GradientSearch:
         """Parameters of the outer choices whose lower bound the best known plan does not exclude."""
         groups = []
         taken = relaxed_outers(tables, self.pool.by_outer(), self.config.num_restarts)
-        relaxed = self.config.placement == "relaxed"
-        for members in group_by_order(tables) if relaxed else [[index] for index in range(len(tables))]:
-            index, table = members[0], tables[members[0]]
-            self.bounds[index] = bound = torch.stack([self.bounds[member] for member in members]).amin(0)
-            orders = NodeOrderTables.stack(tables, members) if len(members) > 1 else None
+        for index, (table, bound) in enumerate(zip(tables, self.bounds, strict=True)):
             # an infinite bound means that no plan fits, whatever the best known one
             possible = bound.isfinite() & (bound <= self.pool.best_time * SLACK) & table.allowed.any(1)
-            possible &= torch.stack([taken[member] for member in members]).any(0)
-            alive = torch.nonzero(possible).squeeze(1)
+            alive = torch.nonzero(possible & taken[index]).squeeze(1)
             if len(alive):
                 part = table.select(alive)
                 settings = (self.space_kind, self.config, self.generator)
-                groups.append(RestartBatch.initial(part, *settings, index, alive, orders))
+                groups.append(RestartBatch.initial(part, *settings, index, alive))
         return groups
 
     def _new_optimizer(self) -> Adam:
         c = self.config
         parameters = [(group.logits, c.learning_rate) for group in self.groups]
         parameters += [(group.widths, c.boundary_learning_rate) for group in self.groups]
-        learned = [x for group in self.groups for x in (group.order_logits, group.fraction_logits)]
-        parameters += [(logits, c.learning_rate) for logits in learned if logits is not None]
+        fractions = [group.fraction_logits for group in self.groups]
+        parameters += [(logits, c.learning_rate) for logits in fractions if logits is not None]
         parameters.append((self.outer_logits.values, c.learning_rate))
         return Adam(parameters, betas=(c.adam_betas[0], c.adam_betas[1]))
 
@@ -141,7 +128,7 @@ class GradientSearch:
     def run(self, on_record: Callable[[StepRecord], None] = lambda record: None) -> list[StepRecord]:
         """Take all steps, or those that Ctrl-C or the time limit leave; returns the records."""
         records: list[StepRecord] = []
-        thin_at, resample_at = list(self.config.thin_at), list(self.config.resample_at)
+        thin_at = list(self.config.thin_at)
         limit = descent_seconds(self.config)
         try:
             while self.step < self.config.num_steps and self.groups:
@@ -154,11 +141,6 @@ class GradientSearch:
                     records.append(record)
                     with self.clock.paused():
                         on_record(record)
-                if self._reached(resample_at):
-                    for place, (group, merit) in enumerate(zip(self.groups, merits, strict=True)):
-                        moments, noise = self.optimizer.state(), self.config.initial_noise
-                        source = group.resample(merit, moments, noise, self.generator)
-                        self.histories.copied(place, source)
                 if self._reached(thin_at):
                     self._thin(merits)
                 elif record is not None:
@@ -176,16 +158,15 @@ class GradientSearch:
     def _one_step(self) -> tuple[StepRecord | None, list[Tensor]]:
         schedules = self.schedules()
         self.optimizer.zero_grad()
-        losses, costs, weights = [], [], []
-        for group in self.groups:
-            relaxed, cost, loss = self._relaxed(group, schedules)
-            weights.append(relaxed)
-            costs.append(cost)
-            losses += [] if loss is None else [loss.sum()]
+        weights = [group.relax(schedules, self.gumbel) for group in self.groups]
+        costs = [
+            group.price(relaxed, schedules.sharpness, group.paths)
+            for group, relaxed in zip(self.groups, weights, strict=True)
+        ]
+        losses = [group.loss(cost, self.config) for group, cost in zip(self.groups, costs, strict=True)]
         merits = [group.merit(cost) for group, cost in zip(self.groups, costs, strict=True)]
         self.outer_logits.find_slope(torch.cat([merit.amin(1) for merit in merits]))
-        if losses:
-            torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+        torch.stack([loss.sum() for loss in losses]).sum().backward()  # type: ignore[no-untyped-call]
         self.merits = merits
         self.histories.record(self.step, self.groups, weights, costs)
         record, last = None, self.step == self.config.num_steps - 1
@@ -200,25 +181,7 @@ class GradientSearch:
                 outer_weights=self._weights_by_outer(),
             )
         self.optimizer.step()
-        if self.config.step == "natural":
-            for group in self.groups:
-                raise_to_least(group.logits, group.table.allowed[:, None, None, :], schedules.temperature)
         return record, merits
-
-    def _relaxed(
-        self, group: RestartBatch, schedules: Schedules
-    ) -> tuple[RelaxedPlans, SurrogateCost, Tensor | None]:
-        """Weights and costs of a group, and its loss `(O, R)`; None where the slopes are there already."""
-        c, table = self.config, group.table
-        plain = self.gumbel is None and not schedules.hard_choices and c.weights == "softmax"
-        if plain and group.figures is not None:
-            return *group.fused_step(group.figures, schedules, c), None
-        relaxed = group.relax(schedules, self.gumbel, natural=c.step == "natural", chain=c.weights == "chain")
-        cost = surrogate(relaxed, table, schedules.sharpness, group.paths)
-        if relaxed.pairs is not None:
-            prices = stage_prices(cost, table, group.multipliers, c.penalty, schedules.sharpness)
-            group.prices = ChainPrices(*prices, cost.iteration_time.detach())
-        return relaxed, cost, group.loss(cost, c)
 
     def _live_keys(self) -> list[tuple[int, int]]:
         """Table and outer choice of all that are searched; names of two tables may be equal."""
@@ -248,7 +211,7 @@ class GradientSearch:
     def _behind(self, group: RestartBatch, merit: Tensor, leading: float) -> Tensor:
         """How far outer choices are behind, `(O,)`: in relaxed and hard plans, or far in hard ones alone."""
         # a step of simulated pipelines is dear; of others polishing has programs that look at what left
-        if not (group.paths or has_plain_stages(group.table)) or group.orders or self.space_kind == "uniform":
+        if not (group.paths or has_plain_stages(group.table)) or self.space_kind == "uniform":
             return torch.zeros(len(merit), dtype=torch.float64)
         hard = self.pool.behind(group.table_index, group.outer_index)
         return torch.minimum(merit.amin(1) - leading, hard).maximum(hard.nan_to_num(posinf=0.0) / FAR)
@@ -286,19 +249,9 @@ class GradientSearch:
 
     def _collect(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> None:
         """Discretize every relaxed plan, keep the best, repair the most promising that do not fit."""
-        c, sharpness = self.config, self.schedules().sharpness
         for group, relaxed, cost in zip(self.groups, weights, costs, strict=True):
             score = group.merit(cost).flatten() if self.space_kind == "layerwise" else None
-            priced, prices = c.rounding != "argmax" and group.figures is not None, None
-            if priced:
-                prices = stage_prices(cost, group.table, group.multipliers, c.penalty, sharpness)
-            ways = [None, prices] if prices is not None and c.rounding == "both" else [prices]
-            for number, way in enumerate(ways):
-                # both ways have equal stages: strategies under prices are the same
-                fitting = "fill" if number and c.fitting != "repair" else c.fitting
-                for candidate, rows in group.hard_plans(relaxed, way):
-                    own = None if score is None else score[rows]
-                    self.pool.add(candidate, repair_score=own, fitting=fitting)
+            self.pool.add(group.hard_plans(relaxed), score, fitting=self.config.fitting)
 
 
 def search(

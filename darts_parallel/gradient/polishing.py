@@ -14,7 +14,7 @@ from torch import Tensor
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
-from darts_parallel.gradient.kernels.run_moves import RunMoves
+from darts_parallel.gradient.run_moves import RunMoves
 from darts_parallel.gradient.screening import MoveScreen
 from darts_parallel.gradient.stage_moves import (
     repartitioned,

@@ -1,66 +1,23 @@
 """Soft operators: logits to weights, stage edges to soft stages, smooth maxima, schedules."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from darts_parallel.config.search import SearchConfig
 
-LEAST_WEIGHT = 1e-3
-"""Of a strategy, as a share of its layer's largest, where weights are updated by factors."""
 
-
-def softmax_weights(logits: Tensor, allowed: Tensor, temperature: float, *, natural: bool = False) -> Tensor:
+def softmax_weights(logits: Tensor, allowed: Tensor, temperature: float) -> Tensor:
     """Weights of the allowed choices, summing to 1 over the last axis.
 
     Args:
         logits: Shape `(..., C)`.
         allowed: Bool, broadcastable to it; at least one choice of each row is allowed.
         temperature: Above 0; near 0 the largest logit takes all.
-        natural: The gradient that goes back is the natural one.
     """
-    masked = logits.masked_fill(~allowed, -torch.inf)
-    if natural:
-        found: Tensor = _NaturalSoftmax.apply(masked, temperature)  # type: ignore[no-untyped-call]
-        return found
-    return torch.softmax(masked / temperature, dim=-1)
-
-
-class _NaturalSoftmax(torch.autograd.Function):
-    """Softmax whose backward pass gives the natural gradient of the logits.
-
-    With weights p and slopes v in them the gradient is `p (v - p.v) / T`, the Fisher matrix
-    `(diag(p) - p p^T) / T^2`, so that their quotient is `T (v - p.v)`: a step along it multiplies every
-    weight by an exponential of its own slope (Amari 1998; Beck and Teboulle 2003: mirror descent, entropy).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
-        weights = torch.softmax(logits / temperature, dim=-1)
-        ctx.save_for_backward(weights)
-        ctx.temperature = temperature
-        return weights
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
-        (weights,) = ctx.saved_tensors
-        return ctx.temperature * (slopes[0] - (weights * slopes[0]).sum(-1, keepdim=True)), None
-
-
-@torch.no_grad()
-def raise_to_least(logits: Tensor, allowed: Tensor, temperature: float) -> None:
-    """Let no weight of the last axis be less than `LEAST_WEIGHT` times the largest, in place.
-
-    A multiplicative update needs as many steps to bring a weight back as it took to make it vanish; with a
-    floor it follows what is best as that changes (fixed share: Herbster and Warmuth 1998). Shapes as
-    `softmax_weights`.
-    """
-    largest = logits.masked_fill(~allowed, -torch.inf).amax(-1, keepdim=True)
-    logits.copy_(torch.maximum(logits, largest + temperature * math.log(LEAST_WEIGHT)))
+    return torch.softmax(logits.masked_fill(~allowed, -torch.inf) / temperature, dim=-1)
 
 
 def gumbel_weights(
@@ -68,8 +25,6 @@ def gumbel_weights(
     allowed: Tensor,
     temperature: float,
     generator: torch.Generator,
-    *,
-    natural: bool = False,
 ) -> Tensor:
     """A one-hot sample whose gradient is that of the softmax (straight-through).
 
@@ -77,7 +32,7 @@ def gumbel_weights(
     """
     uniform = torch.rand(logits.shape, generator=generator, dtype=logits.dtype)
     noise = -torch.log(-torch.log(uniform.clamp(1e-12, 1 - 1e-12)))
-    return straight_through(softmax_weights(logits + noise, allowed, temperature, natural=natural))
+    return straight_through(softmax_weights(logits + noise, allowed, temperature))
 
 
 def straight_through(soft: Tensor) -> Tensor:
@@ -105,24 +60,20 @@ def stage_edges(widths: Tensor, num_units: int) -> Tensor:
     return num_units * shares.cumsum(-1)[..., :-1]
 
 
-def soft_stages(edges: Tensor, num_layers: int, temperature: float) -> Tensor:
+def soft_stages(edges: Tensor, centres: Tensor, temperature: float) -> Tensor:
     """Weight of every stage for every layer, contiguous by construction.
 
     Args:
-        edges: Rising, shape `(..., K - 1)`; layer l has its centre at l + 0.5.
-        num_layers: L.
+        edges: Rising, shape `(..., K - 1)`.
+        centres: Centre of every layer, where unit u has u + 0.5, shape `(L,)`.
         temperature: Of the sigmoid edges, in layers.
 
     Returns:
         Shape `(..., L, K)`, summing to 1 over K.
     """
-    centres = torch.arange(num_layers, dtype=edges.dtype) + 0.5
     passed = torch.sigmoid((centres.unsqueeze(-1) - edges.unsqueeze(-2)) / temperature)
-    first = (
-        torch.ones_like(passed[..., :1]) if edges.shape[-1] else torch.ones(*edges.shape[:-1], num_layers, 1)
-    )
-    beyond = torch.cat([first.to(edges.dtype), passed], dim=-1)
-    return beyond - torch.cat([passed, torch.zeros_like(beyond[..., :1])], dim=-1)
+    reached = torch.nn.functional.pad(passed, (1, 0), value=1.0)
+    return reached - torch.nn.functional.pad(passed, (0, 1))
 
 
 def smooth_max(values: Tensor, sharpness: float | None, dim: int = -1) -> Tensor:
@@ -133,8 +84,9 @@ def smooth_max(values: Tensor, sharpness: float | None, dim: int = -1) -> Tensor
     if sharpness is None:
         return values.amax(dim)
     scale = values.detach().amax(dim, keepdim=True).clamp(min=1e-300)
-    soft = torch.logsumexp(sharpness * values / scale, dim=dim) / sharpness
-    return soft * scale.squeeze(dim)
+    # no exponent is above 0
+    total = torch.exp(values * (sharpness / scale) - sharpness).sum(dim)
+    return (torch.log(total) / sharpness + 1.0) * scale.squeeze(dim)
 
 
 def geometric(start: float, end: float, step: int, num_steps: int) -> float:

@@ -16,9 +16,9 @@ from torch import Tensor
 from darts_parallel.cost.critical_paths import Criticalities
 from darts_parallel.cost.evaluation import TableReading, evaluate_batch, pass_seconds, table_reading
 from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.schedules import SPLIT_BACKWARD
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable
+from darts_parallel.schedules import find
 
 LAYER_PASSES = 12
 """Simulated passes that take as long as reading what one layer of a plan costs: 130 ns against 10 ns."""
@@ -40,7 +40,7 @@ def work_seconds(table: CostTable, plans: HardPlans, reading: TableReading) -> T
 
 def num_passes(table: CostTable, outer: Tensor) -> Tensor:
     """Passes of a plan of every one of B outer choices of a simulated table, `(B,)`."""
-    kinds = 3 if table.pipeline.schedule in SPLIT_BACKWARD else 2
+    kinds = 3 if find(table.pipeline.schedule).split else 2
     return kinds * table.num_stages * table.num_micro_batches[outer]
 
 

@@ -26,10 +26,6 @@ class StepRecord:
     choices: tuple[str, ...]
     probabilities: Tensor
     """Shape `(L, C)`."""
-    memory: Tensor
-    capacity: Tensor
-    multipliers: Tensor
-    stage_seconds: Tensor
     rows: tuple[str, ...] = ()
     """Names of the rows of `probabilities`; none where they are the layers."""
     terms: dict[str, float] = field(default_factory=dict)
@@ -94,10 +90,6 @@ class LeadingPlan:
             pp=table.pp,
             choices=tuple(choice.label() for choice in table.choices),
             probabilities=probabilities.clone(),
-            memory=cost.memory[place].detach().clone(),
-            capacity=cost.capacity.detach().expand_as(cost.memory)[place],
-            multipliers=self.group.multipliers[place],
-            stage_seconds=cost.stage_seconds[place].detach().clone(),
             terms=self._terms(),
         )
 

@@ -96,11 +96,6 @@ class Histories:
             for place, outer, restarts in groups
         ]
 
-    def copied(self, place: int, source: Tensor) -> None:
-        """Restarts of a group go on from others: so do their histories; `source` is `(O, R)`."""
-        rows = torch.arange(len(source)).unsqueeze(1)
-        self._pages[place] = [page.taken(lambda x: x[rows, source]) for page in self._pages[place]]
-
     def winner(self, groups: Sequence[RestartBatch], merits: Sequence[Tensor]) -> WinnerHistory | None:
         """The history of the restart of the lowest merit, merits `(O, R)` by group; None without pages."""
         if not merits or not self._pages or not self._pages[0]:

@@ -83,7 +83,7 @@ def legal_tensor_degrees(problem: Problem) -> list[int]:
         raise ConfigError(
             f"cost.profile={problem.measured.path} must measure a legal tensor-parallel degree "
             f"({', '.join(map(str, legal))}), but holds {', '.join(map(str, known)) or 'none'}; "
-            f"nearest legal: {legal[0]}."
+            f"try {legal[0]}."
         )
     return [tp for tp in legal if tp in known]
 

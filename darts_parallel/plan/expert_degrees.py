@@ -48,7 +48,7 @@ def require_expert_pins(problem: Problem) -> None:
     """Refuse pinned expert degrees that no stage admits.
 
     Errors:
-        ConfigError: names the key, its value, the rule and the nearest legal value.
+        ConfigError: names the key, its value, the rule and the closest valid value.
     """
     devices, experts = problem.cluster.num_devices, expert_layer(problem)
     legal = [pair for size in divisors(devices) for pair in legal_expert_degrees(problem, size)]
@@ -64,6 +64,4 @@ def require_expert_pins(problem: Problem) -> None:
         if pinned is not None and not set(pinned) & set(members):
             near = min(members, key=lambda member: (abs(member - pinned[0]), member))
             names = ", ".join(map(str, members[:12])) + (", ..." if len(members) > 12 else "")
-            raise ConfigError(
-                f"space.{key}={pinned[0]} must {rules[key]} (legal: {names}); nearest legal: {near}."
-            )
+            raise ConfigError(f"space.{key}={pinned[0]} must {rules[key]} (legal: {names}); try {near}.")

@@ -31,18 +31,16 @@ def field(
     if key not in data and default is not None:
         return default
     if key not in data:
-        raise PlanError(
-            f"plan: the field {name} is missing; nearest legal: a plan.json as the command writes it."
-        )
+        raise PlanError(f"plan: the field {name} is missing; try a plan.json as the command writes it.")
     value = data[key]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         text = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:40]}..."
         rule, near = _KINDS[kind]
-        raise PlanError(f"plan: {name}={text} must be {rule}; nearest legal: {near}.")
+        raise PlanError(f"plan: {name}={text} must be {rule}; try {near}.")
     if type(value) is int and value > LARGEST:
-        raise PlanError(f"plan: {name}={value} must be at most {LARGEST}; nearest legal: {LARGEST}.")
+        raise PlanError(f"plan: {name}={value} must be at most {LARGEST}; try {LARGEST}.")
     if minimum is not None and type(value) is int and value < minimum:
-        raise PlanError(f"plan: {name}={value} must be at least {minimum}; nearest legal: {minimum}.")
+        raise PlanError(f"plan: {name}={value} must be at least {minimum}; try {minimum}.")
     return value
 
 
@@ -50,9 +48,7 @@ def stage_span(stage: Any, index: int) -> tuple[int, int]:
     """First layer of a stage and the one after its last."""
     span = stage.get("layers") if isinstance(stage, dict) else None
     if not isinstance(span, list) or len(span) != 2 or not all(type(x) is int for x in span):
-        raise PlanError(
-            f"plan: stages[{index}].layers must be [first, end), got {span!r}; nearest legal: [0, 1]."
-        )
+        raise PlanError(f"plan: stages[{index}].layers must be [first, end), got {span!r}; try [0, 1].")
     return span[0], span[1]
 
 
@@ -62,8 +58,7 @@ def comm_bits(layer: dict[str, Any], key: str, place: str) -> int:
     if bits not in COMM_BITS:
         near = min(COMM_BITS, key=lambda legal: abs(legal - bits))
         raise PlanError(
-            f"plan: {place}{key}={bits} must be one of {', '.join(map(str, COMM_BITS))}; "
-            f"nearest legal: {near}."
+            f"plan: {place}{key}={bits} must be one of {', '.join(map(str, COMM_BITS))}; try {near}."
         )
     return bits
 
@@ -80,7 +75,7 @@ def offload_of(stages: list[dict[str, Any]], devices: tuple[int, ...]) -> tuple[
         shares = stage.get("offload", {})
         if not isinstance(shares, dict):
             raise PlanError(
-                f"plan: stages[{index}].offload={shares!r} must be an object; nearest legal: "
+                f"plan: stages[{index}].offload={shares!r} must be an object; try "
                 '{"activation": 0.0, "optimizer": 0.0}.'
             )
         values = [shares.get(kind, 0.0) for kind in OFFLOADS]
@@ -88,14 +83,14 @@ def offload_of(stages: list[dict[str, Any]], devices: tuple[int, ...]) -> tuple[
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
                 near = min(max(value, 0.0), 1.0) if isinstance(value, int | float) else 0.0
                 raise PlanError(
-                    f"plan: stages[{index}].offload.{kind}={value!r} must lie between 0 and 1; nearest "
-                    f"legal: {near if near == near else 0.0}."
+                    f"plan: stages[{index}].offload.{kind}={value!r} must lie between 0 and 1; try "
+                    f"{near if near == near else 0.0}."
                 )
         own = (float(values[0]), float(values[1]))
         if found.setdefault(device, own) != own:
             raise PlanError(
                 f"plan: stages[{index}].offload={shares} must equal that of the other stages on its device; "
-                f"nearest legal: {dict(zip(OFFLOADS, found[device], strict=True))}."
+                f"try {dict(zip(OFFLOADS, found[device], strict=True))}."
             )
     given = tuple(found[device] for device in sorted(found))
     return given if any(value > 0 for pair in given for value in pair) else ()

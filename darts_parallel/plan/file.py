@@ -30,6 +30,11 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file in one piece (`write_bytes`)."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file in one piece: it is there whole or not at all.
 
     Errors:
@@ -38,8 +43,8 @@ def write_text(path: Path, text: str) -> None:
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
             os.chmod(name, 0o644)
             os.replace(name, path)
         except BaseException:
@@ -61,7 +66,7 @@ def read_plan(path: str, problem: Problem, key: str = "plan") -> Plan:
     data = _read(path, key)
     try:
         if isinstance(data, dict) and "schema" not in data:
-            raise PlanError(f"the field schema is missing; nearest legal: {SCHEMA}.")
+            raise PlanError(f"the field schema is missing; try {SCHEMA}.")
         plan = Plan.from_dict(data)
     except PlanError as error:
         raise PlanError(f"{key}={path}: {str(error).removeprefix('plan: ')}") from None
@@ -70,13 +75,12 @@ def read_plan(path: str, problem: Problem, key: str = "plan") -> Plan:
     if name is not None and name != problem.model.config.name:
         raise PlanError(
             f"{key}={path} was made for model={name}, but this problem has "
-            f"model={problem.model.config.name}; nearest legal: model={name}."
+            f"model={problem.model.config.name}; try model={name}."
         )
     for index, (layer, spec) in enumerate(zip(data["layers"], problem.model.layers, strict=False)):
         if layer.get("name", spec.name) != spec.name:
             raise PlanError(
-                f"{key}={path}: layers[{index}].name={layer['name']!r} must be the model's; "
-                f"nearest legal: {spec.name}."
+                f"{key}={path}: layers[{index}].name={layer['name']!r} must be the model's; try {spec.name}."
             )
     return plan
 
@@ -103,7 +107,7 @@ def required_config(path: str, key: str = "plan") -> Config:
     config = own_config(path, key=key)
     if config is None:
         raise PlanError(
-            f"{key}={path}: the field config is missing; nearest legal: a plan.json as the command writes it."
+            f"{key}={path}: the field config is missing; try a plan.json as the command writes it."
         )
     return config
 
@@ -130,9 +134,9 @@ def _read(path: str, key: str) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(
-            f"{key}={path} cannot be read ({error.strerror}); nearest legal: the plan.json of an earlier run."
+            f"{key}={path} cannot be read ({error.strerror}); try the plan.json of an earlier run."
         ) from None
     except (ValueError, RecursionError) as error:
         raise PlanError(
-            f"{key}={path} is not valid JSON ({error}); nearest legal: the plan.json of an earlier run."
+            f"{key}={path} is not valid JSON ({error}); try the plan.json of an earlier run."
         ) from None

@@ -1,19 +1,19 @@
 """Whether a plan belongs to a problem: layers, devices, heads, batch."""
 
-from darts_parallel.config.bilevel import ASYNCHRONOUS
-from darts_parallel.config.schema import COMM_BITS, RUNNABLE, CostConfig
+from darts_parallel.config.schema import COMM_BITS, CostConfig
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees
 from darts_parallel.plan.expert_degrees import expert_layer, legal_expert_degrees
 from darts_parallel.plan.strategy import LayerStrategy, Plan, degrees
 from darts_parallel.problem.problem import Problem
+from darts_parallel.schedules import RUNNABLE, find
 
 
 def check_plan(plan: Plan, problem: Problem) -> None:
     """Refuse a plan that does not belong to `problem`, with one sentence.
 
     Errors:
-        PlanError: names the field, its value, the rule and the nearest legal value.
+        PlanError: names the field, its value, the rule and the closest valid value.
     """
     devices, layers = problem.cluster.num_devices, problem.model.layers
     if len(plan.layers) != len(layers):
@@ -22,25 +22,22 @@ def check_plan(plan: Plan, problem: Problem) -> None:
             "(embedding, blocks, head and loss)."
         )
     if plan.virtual_stages > 1:
-        _check_interleaving(plan)
-    _check_versions(plan)
-    if plan.sync_every > 1:
-        _check_local_steps(plan, problem)
+        _check_chunks(plan)
     if devices % plan.pp:
         near = min(divisors(devices), key=lambda d: abs(d - plan.pp))
-        raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; nearest legal: {near}.")
+        raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; try {near}.")
     if plan.cp not in (contexts := context_degrees(problem)):
         near = min(contexts, key=lambda cp: abs(cp - plan.cp))
         raise PlanError(
             f"plan: cp={plan.cp} must divide the {devices} GPUs and, twice where attention is causal, "
-            f"training.seq_len={problem.training.seq_len}; nearest legal: {near}."
+            f"training.seq_len={problem.training.seq_len}; try {near}."
         )
     _check_placement(plan, problem)
     for first in plan.boundaries[1:-1]:
         if layers[first].fused_to_previous:
             raise PlanError(
                 f"plan: a stage begins at layer {first} ({layers[first].name}), which must stay with "
-                f"{layers[first - 1].name}; nearest legal: {first - 1}."
+                f"{layers[first - 1].name}; try {first - 1}."
             )
     cluster = problem.cluster.arranged(plan.node_order)
     nodes = [cluster.stage_group(k, plan.pp).gpus for k in range(plan.pp)]
@@ -61,58 +58,16 @@ def _check_placement(plan: Plan, problem: Problem) -> None:
     nodes = len(problem.cluster.node_types)
     if plan.node_order and sorted(plan.node_order) != list(range(nodes)):
         raise PlanError(
-            f"plan: node_order={list(plan.node_order)} must name each of the {nodes} nodes once; nearest "
-            f"legal: {list(range(nodes))}."
+            f"plan: node_order={list(plan.node_order)} must name each of the {nodes} nodes once; try "
+            f"{list(range(nodes))}."
         )
 
 
-def _check_versions(plan: Plan) -> None:
-    if plan.schedule_name in ASYNCHRONOUS and plan.num_micro_batches < plan.pp:
-        raise PlanError(
-            f"plan: num_micro_batches={plan.num_micro_batches} must be at least pp={plan.pp} with the "
-            f"schedule {plan.schedule_name} and its two versions of the weights; nearest legal: {plan.pp}."
-        )
-    if plan.schedule_name in ASYNCHRONOUS and plan.offload:
-        raise PlanError(
-            f"plan: schedule={plan.schedule_name} must go without offloading; nearest legal: schedule=1f1b."
-        )
-
-
-def _check_local_steps(plan: Plan, problem: Problem) -> None:
-    """Replicas that train alone are whole and equal: one `dp` everywhere, nothing sharded or compressed."""
-    degrees_found = sorted({layer.dp for layer in plan.layers})
-    wanted: dict[str, tuple[object, object]] = {
-        "cp": (plan.cp, 1),
-        "schedule": (plan.schedule_name if plan.schedule_name in ASYNCHRONOUS else "1f1b", "1f1b"),
-        "zero_stage": (max(layer.zero_stage for layer in plan.layers), 0),
-        "grad_comm_bits": (min(layer.grad_comm_bits for layer in plan.layers), max(COMM_BITS)),
-        "dp": (degrees_found[0] if len(degrees_found) == 1 else degrees_found, max(degrees_found[-1], 2)),
-        "model.num_experts": (problem.model.config.num_experts, None),
-    }
-    for key, (value, legal) in wanted.items():
-        if value != legal:
-            raise PlanError(
-                f"plan: sync_every={plan.sync_every} averages whole replicas of all layers, so that {key}="
-                f"{value} must be {'null' if legal is None else legal}; nearest legal: sync_every=1."
-            )
-
-
-def _check_interleaving(plan: Plan) -> None:
+def _check_chunks(plan: Plan) -> None:
     if plan.pp == 1:
-        raise PlanError(
-            f"plan: virtual_stages={plan.virtual_stages} must be 1 where pp is 1; nearest legal: 1."
-        )
-    if plan.schedule_name == "interleaved" and plan.num_micro_batches % plan.pp:
-        near = max(round(plan.num_micro_batches / plan.pp), 1) * plan.pp
-        raise PlanError(
-            f"plan: num_micro_batches={plan.num_micro_batches} must be a multiple of pp={plan.pp} when "
-            f"stages are interleaved; nearest legal: {near}."
-        )
-    if plan.schedule_name == "dualpipe" and plan.num_micro_batches < 2 * plan.pp:
-        raise PlanError(
-            f"plan: num_micro_batches={plan.num_micro_batches} must be at least 2 * pp = {2 * plan.pp} with "
-            f"the schedule dualpipe; nearest legal: {2 * plan.pp}."
-        )
+        raise PlanError(f"plan: virtual_stages={plan.virtual_stages} must be 1 where pp is 1; try 1.")
+    if sentence := find(plan.schedule_name).count_refusal(plan.pp, plan.num_micro_batches):
+        raise PlanError(sentence)
 
 
 def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Problem, gpus: int) -> None:
@@ -121,14 +76,14 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
     if ranks != size:
         raise PlanError(
             f"plan: {name} has {degrees(strategy, plan.cp)} = {ranks}, but a stage has {size} GPUs; "
-            f"nearest legal: dp={max(size // (strategy.tp * plan.cp), 1)}."
+            f"try dp={max(size // (strategy.tp * plan.cp), 1)}."
         )
     if strategy.shard_size and (strategy.dp * plan.cp) % strategy.shard_size:
         legal_sizes = divisors(strategy.dp * plan.cp)
         near = min(legal_sizes, key=lambda size: abs(size - strategy.shard_size))
         raise PlanError(
             f"plan: {name} has shard_size={strategy.shard_size}, which must divide its "
-            f"{strategy.dp * plan.cp} data-parallel ranks; nearest legal: {near}."
+            f"{strategy.dp * plan.cp} data-parallel ranks; try {near}."
         )
     _check_experts(name, strategy, problem, size)
     legal = [tp for tp in legal_tensor_degrees(problem) if gpus % tp == 0 or tp % gpus == 0]
@@ -136,14 +91,14 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
         near = min(legal, key=lambda tp: abs(tp - strategy.tp))
         raise PlanError(
             f"plan: {name} has tp={strategy.tp}, which must divide the heads, the KV heads and the GPUs "
-            f"of a node (or consist of whole nodes); nearest legal: {near}."
+            f"of a node (or consist of whole nodes); try {near}."
         )
     if batch % (strategy.dp * plan.num_micro_batches):
         near = max((m for m in divisors(batch) if batch % (m * strategy.dp) == 0),
                    key=lambda m: -abs(m - plan.num_micro_batches), default=1)  # fmt: skip
         raise PlanError(
             f"plan: dp({strategy.dp}) * num_micro_batches({plan.num_micro_batches}) of {name} must divide "
-            f"training.global_batch_size={batch}; nearest legal num_micro_batches: {near}."
+            f"training.global_batch_size={batch}; closest valid num_micro_batches: {near}."
         )
 
 
@@ -160,7 +115,7 @@ def _check_experts(name: str, strategy: LayerStrategy, problem: Problem, size: i
                 f"{size} GPUs of a stage"
             )
         raise PlanError(
-            f"plan: {name} has ep={strategy.ep} and etp={strategy.etp}, which must {rule}; nearest legal: "
+            f"plan: {name} has ep={strategy.ep} and etp={strategy.etp}, which must {rule}; try "
             f"ep={near[0]} and etp={near[1]}."
         )
     if not problem.model.has_experts:
@@ -168,12 +123,12 @@ def _check_experts(name: str, strategy: LayerStrategy, problem: Problem, size: i
     if strategy.tp > 1 and not strategy.sequence_parallel:
         raise PlanError(
             f"plan: {name} has tp={strategy.tp} without sequence parallelism, which a model with experts "
-            "needs; nearest legal: sequence_parallel=true."
+            "needs; try sequence_parallel=true."
         )
     if strategy.shard_size:
         raise PlanError(
             f"plan: {name} has shard_size={strategy.shard_size}, which must be 0 in a model with experts; "
-            "nearest legal: 0."
+            "try 0."
         )
 
 
@@ -199,27 +154,22 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
     """
     refuse_model(problem)
     if plan.cp > 1:
-        raise UnsupportedError(f"plan: cp={plan.cp} cannot run here yet; nearest legal: 1 (space.cp=1).")
+        raise UnsupportedError(f"plan: cp={plan.cp} cannot run here yet; try 1 (space.cp=1).")
     if plan.node_order:
         raise UnsupportedError(
             f"plan: node_order={list(plan.node_order)} cannot run, since whoever starts the processes "
-            "numbers them; nearest legal: space.node_orders=given."
+            "numbers them; try space.node_orders=given."
         )
     check_plan(plan, problem)
     if plan.offload:
         raise UnsupportedError(
             "plan: it keeps shares of activations or optimizer state in host memory, which nothing here "
-            "moves; nearest legal: space.offload=null."
+            "moves; try space.offload=null."
         )
     if plan.schedule_name not in RUNNABLE:
         raise UnsupportedError(
             f"plan: schedule={plan.schedule_name} cannot run here, where PyTorch runs {', '.join(RUNNABLE)}; "
-            f"nearest legal: space.schedules=[{','.join(RUNNABLE)}]."
-        )
-    if plan.sync_every > 1:
-        raise UnsupportedError(
-            f"plan: sync_every={plan.sync_every} cannot run here, where gradients are summed in every step; "
-            "nearest legal: 1."
+            f"try space.schedules=[{','.join(RUNNABLE)}]."
         )
     _refuse_blocks(plan, problem)
     for spec, strategy in zip(problem.model.layers, plan.layers, strict=True):
@@ -228,7 +178,7 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
         if strategy.sequence_parallel and not sequence_divides(problem, strategy.tp):
             raise UnsupportedError(
                 f"plan: {spec.name} has sequence_parallel=true with tp={strategy.tp}, which must divide "
-                f"training.seq_len={problem.training.seq_len}; nearest legal: sequence_parallel=false."
+                f"training.seq_len={problem.training.seq_len}; try sequence_parallel=false."
             )
 
 
@@ -238,8 +188,7 @@ def _refuse_blocks(plan: Plan, problem: Problem) -> None:
     lossy = any(min(own.tp_comm_bits, own.grad_comm_bits) < max(COMM_BITS) for own in plan.layers)
     if lossy and block != sent:
         raise UnsupportedError(
-            f"cost.lossy_block={block} cannot run here, where {sent} numbers share a scale; nearest "
-            f"legal: {sent}."
+            f"cost.lossy_block={block} cannot run here, where {sent} numbers share a scale; try {sent}."
         )
 
 
@@ -255,19 +204,19 @@ def _refuse_bits(name: str, strategy: LayerStrategy, *, block: bool) -> None:
     if not block and min(sums, sent) < exact:
         key = "tp_comm_bits" if sums < exact else "grad_comm_bits"
         raise UnsupportedError(
-            f"plan: {name} has {key}={min(sums, sent)}, but only dense blocks send few bits here; nearest "
-            f"legal: {exact}."
+            f"plan: {name} has {key}={min(sums, sent)}, but only dense blocks send few bits here; try "
+            f"{exact}."
         )
     if sums < exact and strategy.sequence_parallel:
         raise UnsupportedError(
             f"plan: {name} has tp_comm_bits={sums} with sequence_parallel=true, whose gathers carry normed "
-            "states, which are sent whole here; nearest legal: space.sequence_parallel=false."
+            "states, which are sent whole here; try space.sequence_parallel=false."
         )
     if sent < exact and (strategy.zero_stage > 1 or strategy.shard_size):
         key = "zero_stage" if strategy.zero_stage > 1 else "shard_size"
         raise UnsupportedError(
             f"plan: {name} has grad_comm_bits={sent} with {key}={getattr(strategy, key)}, whose gradients "
-            "PyTorch reduces whole; nearest legal: space.zero_stage=[0,1] space.shard_size=0."
+            "PyTorch reduces whole; try space.zero_stage=[0,1] space.shard_size=0."
         )
 
 
@@ -283,12 +232,12 @@ def refuse_model(problem: Problem) -> None:
         if value:
             raise UnsupportedError(
                 f"model={config.name} has model.{key}={value}, and only one chain of blocks can run here; "
-                "nearest legal: 0."
+                "try 0."
             )
     if problem.training.lora_rank:
         raise UnsupportedError(
             f"training.lora_rank={problem.training.lora_rank} cannot run here, where every weight is "
-            "trained; nearest legal: 0."
+            "trained; try 0."
         )
     unbuilt = UNBUILT | (UNBUILT_WITH_EXPERTS if config.num_experts is not None else {})
     for key, near in unbuilt.items():
@@ -296,7 +245,7 @@ def refuse_model(problem: Problem) -> None:
         if value not in (near, None):
             raise UnsupportedError(
                 f"model={config.name} has model.{key}={value}, which no block that can run here has; "
-                f"nearest legal: {'null' if near is None else str(near).lower()}."
+                f"try {'null' if near is None else str(near).lower()}."
             )
 
 

@@ -1,4 +1,4 @@
-"""Pinned values of the search space: refused with the nearest legal one where they leave no plan."""
+"""Pinned values of the search space: refused with the closest valid one where they leave no plan."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +25,7 @@ def require_legal_pins(problem: Problem) -> None:
     """Check every pinned value alone, then all of them together.
 
     Errors:
-        ConfigError: names the key, its value, the rule and the nearest legal value.
+        ConfigError: names the key, its value, the rule and the closest valid value.
     """
     space, batch = problem.config.space, problem.training.global_batch_size
     legal = list(_combinations(problem, batch))
@@ -33,7 +33,7 @@ def require_legal_pins(problem: Problem) -> None:
         near = _nearest_batch(problem, batch, {})
         raise ConfigError(
             f"training.global_batch_size={batch} must be a multiple of some dp with {_product(problem)} = "
-            f"{problem.cluster.num_devices} GPUs; nearest legal: {near}."
+            f"{problem.cluster.num_devices} GPUs; try {near}."
         )
     pins = {key: values for key in KEYS if (values := space.pinned(key)) is not None}
     for key in USUALLY_ONE:
@@ -52,7 +52,7 @@ def require_pure_stages(problem: Problem) -> None:
     """Refuse a cluster whose nodes cannot be ordered into equal stages of one node type each.
 
     Errors:
-        ConfigError: names the GPUs of the node types and the nearest legal number of nodes.
+        ConfigError: names the GPUs of the node types and the closest valid number of nodes.
     """
     cluster, units = problem.cluster, pipeline_units(problem)
     if legal_pipeline_degrees(problem):
@@ -60,8 +60,7 @@ def require_pure_stages(problem: Problem) -> None:
     sizes = [f"{n} x {cluster.groups[kind].device.name}" for kind, n in cluster.type_devices.items()]
     raise ConfigError(
         f"cluster.nodes of {cluster.name} ({', '.join(sizes)}) must divide into equal stages of one node "
-        f"type each, at most {units} for model={problem.model.config.name}; nearest legal: "
-        f"{_nearest_nodes(problem)}."
+        f"type each, at most {units} for model={problem.model.config.name}; try {_nearest_nodes(problem)}."
     )
 
 
@@ -131,7 +130,7 @@ def _one_pin(problem: Problem, key: str, value: int, members: list[int]) -> str:
     }
     names = ", ".join(map(str, members[:12])) + (", ..." if len(members) > 12 else "")
     near = _nearest(value, members)
-    return f"space.{key}={value} must {rules[key]} (legal: {names}); nearest legal: {near}."
+    return f"space.{key}={value} must {rules[key]} (legal: {names}); try {near}."
 
 
 def _contradiction(problem: Problem, pins: dict[str, Any], legal: list[Combination]) -> str:
@@ -149,7 +148,7 @@ def _contradiction(problem: Problem, pins: dict[str, Any], legal: list[Combinati
     return (
         f"{names} contradict each other: {_product(problem)} must be the {devices} GPUs and "
         f"dp * num_micro_batches * micro_batch_size must be training.global_batch_size={batch}; "
-        f"nearest legal: {' or '.join(ways) or 'pin fewer of them'}."
+        f"try {' or '.join(ways) or 'pin fewer of them'}."
     )
 
 

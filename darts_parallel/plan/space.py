@@ -10,7 +10,6 @@ from itertools import product
 
 from darts_parallel.config.schema import COMM_BITS, OFFLOADS, RECOMPUTE
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.chunk_placement import stages_a_device
 from darts_parallel.plan.degrees import (
     context_degrees,
     legal_pipeline_degrees,
@@ -28,6 +27,7 @@ from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.plan.trainers import trainer_runs, trainer_schedules
 from darts_parallel.problem.orders import node_orders, orders_are_all
 from darts_parallel.problem.problem import Problem
+from darts_parallel.schedules import find, usual_schedule
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,6 @@ class OuterSpace:
     """Pipeline schedule; None: `cost.schedule`, or `interleaved` where a device holds several stages."""
     offload: tuple[str, ...] = ()
     """What a share of may lie in host memory (`OFFLOADS`)."""
-    sync_every: int = 1
-    """Steps between averages of the replicas (`Plan.sync_every`)."""
 
 
 def plan_space(plan: Plan) -> OuterSpace:
@@ -57,7 +55,6 @@ def plan_space(plan: Plan) -> OuterSpace:
     return OuterSpace(
         plan.pp, (plan.num_micro_batches,), choices, plan.cp, plan.virtual_stages,
         node_order=plan.node_order, schedule=plan.schedule, offload=OFFLOADS if plan.offload else (),
-        sync_every=plan.sync_every,
     )  # fmt: skip
 
 
@@ -88,14 +85,14 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
         raise ConfigError(
             f"space.ep={space.ep} and space.etp={space.etp} must have a product that divides the GPUs of a "
             "stage that the other pins allow, with sequence parallelism where tp is above 1 and shard_size=0;"
-            " nearest legal: space.ep=null."
+            " try space.ep=null."
         )
     _require_shard_sizes(problem, result)
     if not result:
         trainer = problem.config.space.trainer
         raise ConfigError(
             f"space.trainer={trainer} runs no plan that the other pins of the space allow on "
-            f"{problem.cluster.num_devices} GPUs; nearest legal: space.trainer={trainer} without them."
+            f"{problem.cluster.num_devices} GPUs; try space.trainer={trainer} without them."
         )
     return result
 
@@ -112,7 +109,7 @@ def _require_shard_sizes(problem: Problem, spaces: list[OuterSpace]) -> None:
     other = f", or {min(legal, key=lambda size: abs(size - pinned[0]))}" if legal else ""
     raise ConfigError(
         f"space.shard_size={pinned[0] if len(pinned) == 1 else list(pinned)} must divide a data-parallel "
-        f"degree that the other pins allow; nearest legal: 0, which shards over all its ranks{other}."
+        f"degree that the other pins allow; try 0, which shards over all its ranks{other}."
     )
 
 
@@ -146,13 +143,13 @@ def schedule_choices(problem: Problem, pp: int) -> list[tuple[int, str | None]]:
     counts = virtual_stage_counts(problem, pp)
     if named is None:
         return [(virtual_stage, None) for virtual_stage in counts if _allowed(pinned, virtual_stage)]
-    plain = [name for name in named if stages_a_device(name) == 1]
+    plain = [name for name in named if find(name).chunks == 1]
     if pp == 1:
         return [(1, name) for name in plain[:1]]
     result: list[tuple[int, str | None]] = [(1, name) for name in plain]
     several = None if pinned == (1,) else pinned
     for name in named:
-        fixed = stages_a_device(name)
+        fixed = find(name).chunks
         if fixed is None:
             result += [
                 (virtual_stage, name)
@@ -178,11 +175,12 @@ def _outer_space(
     if not all(any(admits(problem, kind, c) for c in choices) for kind in problem.cluster.types):
         return None
     pinned = space.pinned("num_micro_batches")
+    order = find(schedule or usual_schedule(virtual_stages))
     counts = tuple(
         m
         for m in divisors(batch)
         if (pinned is None or m in pinned)
-        and micro_batches_legal(schedule, pp, virtual_stages, m)
+        and order.count_refusal(pp, m) is None
         and any(micro_batch_legal(problem, m, c) for c in choices)
     )
     offload = tuple(space.pinned("offload") or ())
@@ -191,13 +189,6 @@ def _outer_space(
         if counts
         else None
     )
-
-
-def micro_batches_legal(schedule: str | None, pp: int, virtual_stages: int, count: int) -> bool:
-    """Whether a schedule exists for a number of micro-batches."""
-    if schedule is None or schedule == "interleaved":
-        return virtual_stages == 1 or count % pp == 0
-    return schedule != "dualpipe" or count >= 2 * pp
 
 
 def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator[LayerStrategy]:

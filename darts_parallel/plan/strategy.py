@@ -6,9 +6,8 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
-from darts_parallel.config.schema import COMM_BITS, OFFLOADS, RECOMPUTE, USUAL_SCHEDULES
+from darts_parallel.config.schema import COMM_BITS, OFFLOADS, RECOMPUTE
 from darts_parallel.errors import PlanError
-from darts_parallel.plan.chunk_placement import check_schedule, stage_devices, usual_schedule
 from darts_parallel.plan.fields import (
     comm_bits,
     field,
@@ -16,6 +15,7 @@ from darts_parallel.plan.fields import (
     offload_of,
     stage_span,
 )
+from darts_parallel.schedules import NAMES, USUAL, find, usual_schedule
 
 SCHEMA = "darts-parallel/plan/1"
 
@@ -75,14 +75,11 @@ class Plan:
     node_order: tuple[int, ...] = ()
     """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank order."""
     schedule: str | None = None
-    """Order of the passes (`cost_config.SCHEDULES`); None: `cost.schedule`, or `interleaved` where
+    """Order of the passes (`schedules.NAMES`); None: `cost.schedule`, or `interleaved` where
     `virtual_stages` is above 1."""
     offload: tuple[tuple[float, float], ...] = ()
     """Shares of activations and of optimizer state in host memory, of every device of the pipeline in order;
     empty: nothing."""
-    sync_every: int = 1
-    """Steps between averages of the weights of the data-parallel replicas, each of which trains alone in
-    between (local SGD, Stich 2019, arXiv 1805.09767); 1 sums the gradients of every step."""
 
     def __post_init__(self) -> None:
         ordered = all(a < b for a, b in pairwise(self.boundaries))
@@ -90,27 +87,27 @@ class Plan:
             near = [0, *sorted({b for b in self.boundaries if b > 0} or {len(self.layers)})]
             raise PlanError(
                 f"plan: stages begin and end at layers {list(self.boundaries)}, which must rise strictly "
-                f"from 0; nearest legal: {near}."
+                f"from 0; try {near}."
             )
         if self.boundaries[-1] != len(self.layers):
             raise PlanError(
                 f"plan: stages end at layer {self.boundaries[-1]}, which must be the number of layers; "
-                f"nearest legal: {len(self.layers)}."
+                f"try {len(self.layers)}."
             )
         if self.virtual_stages < 1 or self.num_chunks % self.virtual_stages:
             near = [v for v in range(1, self.num_chunks + 1) if self.num_chunks % v == 0]
             raise PlanError(
                 f"plan: virtual_stages={self.virtual_stages} must divide the {self.num_chunks} chunks that "
-                f"stages lists; nearest legal: {min(near, key=lambda v: abs(v - self.virtual_stages))}."
+                f"stages lists; try {min(near, key=lambda v: abs(v - self.virtual_stages))}."
             )
 
         if self.offload and len(self.offload) != self.pp:
             raise PlanError(
                 f"plan: it offloads on {len(self.offload)} devices of the pipeline, which must be all "
-                f"pp={self.pp}; nearest legal: {self.pp}."
+                f"pp={self.pp}; try {self.pp}."
             )
         if self.schedule is not None:
-            check_schedule(self.schedule, self.virtual_stages)
+            _check_schedule(self.schedule, self.virtual_stages)
         if self.schedule == usual_schedule(self.virtual_stages):
             object.__setattr__(self, "schedule", None)  # one spelling of one plan
 
@@ -144,7 +141,7 @@ class Plan:
     @property
     def chunk_devices(self) -> tuple[int, ...]:
         """Device of the pipeline of every chunk."""
-        return stage_devices(self.schedule_name, self.pp, self.num_chunks)
+        return find(self.schedule_name).devices(self.pp, self.num_chunks)
 
     def describe(self, global_batch_size: int) -> str:
         """The plan in one line, e.g. `dp 4 · tp 2 · pp 4 · micro-batch 1 × 16 · ZeRO-1`."""
@@ -160,8 +157,7 @@ class Plan:
             *([f"cp {self.cp}"] if self.cp > 1 else []),
             *self._expert_degrees(span),
             f"pp {self.pp}" + (f" × {self.virtual_stages} chunks" if self.virtual_stages > 1 else ""),
-            *([self.schedule_name] if self.schedule_name not in USUAL_SCHEDULES else []),
-            *([f"averaged every {self.sync_every} steps"] if self.sync_every > 1 else []),
+            *([self.schedule_name] if self.schedule_name not in USUAL else []),
             f"micro-batch {span(micro)} × {self.num_micro_batches}",
             f"ZeRO-{span([layer.zero_stage for layer in self.layers])}",
         ]
@@ -228,7 +224,6 @@ class Plan:
             "virtual_stages": self.virtual_stages,
             "schedule": self.schedule_name,
             "num_micro_batches": self.num_micro_batches,
-            **({"sync_every": self.sync_every} if self.sync_every > 1 else {}),
             "stages": stages,
             "layers": layers,
         }
@@ -242,19 +237,17 @@ class Plan:
         """
         if not isinstance(data, dict):
             raise PlanError(
-                f"plan: a {type(data).__name__} must be a JSON object; nearest legal: a plan.json as the "
+                f"plan: a {type(data).__name__} must be a JSON object; try a plan.json as the "
                 "command writes it."
             )
         if data.get("schema", SCHEMA) != SCHEMA:
-            raise PlanError(f"plan: schema={data['schema']!r} must be {SCHEMA}; nearest legal: {SCHEMA}.")
+            raise PlanError(f"plan: schema={data['schema']!r} must be {SCHEMA}; try {SCHEMA}.")
         stages = [stage_span(stage, k) for k, stage in enumerate(field(data, "stages", list))]
         if not stages:
-            raise PlanError("plan: stages=[] must list at least one stage; nearest legal: one of all layers.")
+            raise PlanError("plan: stages=[] must list at least one stage; try one of all layers.")
         for (_, end), (first, _) in pairwise(stages):
             if end != first:
-                raise PlanError(
-                    f"plan: a stage begins at layer {first}, which must be {end}; nearest legal: {end}."
-                )
+                raise PlanError(f"plan: a stage begins at layer {first}, which must be {end}; try {end}.")
         layers = tuple(_layer(layer, i) for i, layer in enumerate(field(data, "layers", list)))
         boundaries = (stages[0][0], *(end for _, end in stages))
         plan = Plan(
@@ -265,17 +258,24 @@ class Plan:
             virtual_stages=field(data, "virtual_stages", int, minimum=1, default=1),
             node_order=node_order_of(data),
             schedule=field(data, "schedule", str) if "schedule" in data else None,
-            sync_every=field(data, "sync_every", int, minimum=1, default=1),
         )
         plan = replace(plan, offload=offload_of(data["stages"], plan.chunk_devices))
         pp = field(data, "pp", int)
         if pp != plan.pp:
             share = "" if plan.virtual_stages == 1 else " divided by virtual_stages"
-            raise PlanError(f"plan: pp={pp} must be the number of stages{share}; nearest legal: {plan.pp}.")
+            raise PlanError(f"plan: pp={pp} must be the number of stages{share}; try {plan.pp}.")
         if not plan.node_order:
             for index, stage in enumerate(data["stages"]):
                 _check_ranks(stage, index, plan)
         return plan
+
+
+def _check_schedule(name: str, virtual_stages: int) -> None:
+    if name not in NAMES:
+        near = get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
+        raise PlanError(f"plan: schedule={name!r} must be one of {', '.join(NAMES)}; try {near}.")
+    if sentence := find(name).chunk_refusal(virtual_stages):
+        raise PlanError(sentence)
 
 
 def _check_ranks(stage: dict[str, Any], index: int, plan: Plan) -> None:
@@ -290,7 +290,7 @@ def _check_ranks(stage: dict[str, Any], index: int, plan: Plan) -> None:
         given = f"{ranks[:4]!r} ({len(ranks)} of them)" if isinstance(ranks, list) else repr(ranks)
         raise PlanError(
             f"plan: stages[{index}].ranks={given} must be the {degrees(strategy, plan.cp)} devices "
-            f"of the stage in order; nearest legal: {first} to {first + size - 1}."
+            f"of the stage in order; try {first} to {first + size - 1}."
         )
 
 
@@ -301,7 +301,7 @@ def degrees(strategy: LayerStrategy, cp: int) -> str:
 
 def _layer(layer: Any, index: int) -> LayerStrategy:
     if not isinstance(layer, dict):
-        raise PlanError(f"plan: layers[{index}] must be an object, got {layer!r}; nearest legal: {{...}}.")
+        raise PlanError(f"plan: layers[{index}] must be an object, got {layer!r}; try {{...}}.")
     place = f"layers[{index}]."
     strategy = LayerStrategy(
         tp=field(layer, "tp", int, minimum=1, place=place),
@@ -320,6 +320,6 @@ def _layer(layer: Any, index: int) -> LayerStrategy:
         raise PlanError(
             f"plan: layers[{index}] has zero_stage={strategy.zero_stage} and "
             f"recompute={strategy.recompute}, which must be 0-3 and one of {', '.join(RECOMPUTE)}; "
-            f"nearest legal: {min(strategy.zero_stage, 3)} and {near}."
+            f"try {min(strategy.zero_stage, 3)} and {near}."
         )
     return strategy

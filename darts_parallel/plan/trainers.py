@@ -10,6 +10,7 @@ from darts_parallel.config.layer_pattern import MAMBA
 from darts_parallel.config.schema import COMM_BITS, RECOMPUTE
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
+from darts_parallel.schedules import RUNNABLE, USUAL
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,10 @@ TRAINERS: dict[str, Trainer] = {
 }
 
 
-PYTORCH = ("1f1b", "gpipe", "interleaved", "zero_bubble_v", "dualpipe")
-"""Schedules of torchtitan, which are PyTorch's."""
-
-
 def trainer_schedules(problem: Problem, schedule: str | None) -> bool:
     """Whether `space.trainer` runs a pipeline schedule; None stands for 1F1B or interleaved 1F1B."""
     name = problem.config.space.trainer
-    return name is None or schedule in (None, *(PYTORCH if name == "torchtitan" else ("1f1b", "interleaved")))
+    return name is None or schedule in (None, *(RUNNABLE if name == "torchtitan" else USUAL))
 
 
 def trainer_runs(problem: Problem, pp: int, cp: int, virtual_stages: int, strategy: LayerStrategy) -> bool:

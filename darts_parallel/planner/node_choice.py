@@ -7,9 +7,12 @@ from math import prod
 from typing import Any
 
 from darts_parallel.config.schema import Config
-from darts_parallel.errors import ConfigError, InfeasibleError
-from darts_parallel.exact.many_clusters import solve_clusters
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.table import build_placed
+from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
+from darts_parallel.exact.many_clusters import best_uniform_plans
 from darts_parallel.gradient.result import SearchResult
+from darts_parallel.plan.space import OuterSpace, outer_spaces
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.billing import Bill, bill, choose, price_per_hour
 from darts_parallel.problem.problem import Problem
@@ -85,7 +88,7 @@ def node_choices(problem: Problem) -> list[tuple[int, ...]]:
         near = max((MOST_CHOICES + 1) // others - 1, 1)
         raise ConfigError(
             f"cluster.nodes of {problem.cluster.name} offers {number} choices of nodes, which must be at "
-            f"most {MOST_CHOICES}; nearest legal: cluster.nodes[{index}].count={near}."
+            f"most {MOST_CHOICES}; try cluster.nodes[{index}].count={near}."
         )
     return [counts for counts in product(*(range(count + 1) for count in most)) if any(counts)]
 
@@ -112,24 +115,43 @@ def rentals(problem: Problem) -> list[Rental]:
     """
     if problem.config.objective.name != "time":
         price_per_hour(problem)
-    groups = problem.cluster.groups
     counts = node_choices(problem)
-    clusters = [
-        replace(problem.cluster, groups=tuple(replace(g, count=n) for g, n in zip(groups, own, strict=True)))
-        for own in counts
-    ]
     found = []
-    for own, answer in zip(counts, solve_clusters(problem, clusters), strict=True):
-        if answer.plan is not None:
-            amount = bill(answer.problem, answer.iteration_time_s) or Bill(0.0, 0.0, 0.0)
-            seconds = answer.iteration_time_s
-            found.append(Rental(own, rented(problem, own), answer.plan, seconds, amount, len(counts)))
+    for nodes, plan in zip(counts, _best_uniform(problem, counts), strict=True):
+        if plan is not None:
+            smaller = rented(problem, nodes)
+            seconds = evaluate(plan, smaller).iteration_time_s
+            amount = bill(smaller, seconds) or Bill(0.0, 0.0, 0.0)
+            found.append(Rental(nodes, smaller, plan, seconds, amount, len(counts)))
     if not found:
         raise InfeasibleError(
             f"memory: model={problem.config.model.name} fits on no choice of nodes of "
-            f"cluster={problem.cluster.name}; nearest legal: an offer with more nodes or larger GPUs."
+            f"cluster={problem.cluster.name}; try an offer with more nodes or larger GPUs."
         )
     return found
+
+
+def _best_uniform(problem: Problem, counts: Sequence[tuple[int, ...]]) -> list[Plan | None]:
+    """Find the best uniform plan of every choice of nodes, given by its counts."""
+    config = problem.config
+    if not config.cost.knows_stages or config.cost.pipeline != "closed_form":
+        raise UnsupportedError(
+            f"cost={config.cost.name} with cost.pipeline={config.cost.pipeline} must be priced stage by "
+            "stage to compare clusters; try cost=analytic cost.pipeline=closed_form."
+        )
+    placed: list[tuple[int, Problem, OuterSpace]] = []
+    for number, nodes in enumerate(counts):
+        groups = zip(problem.cluster.groups, nodes, strict=True)
+        cluster = replace(problem.cluster, groups=tuple(replace(g, count=n) for g, n in groups))
+        what_if = replace(problem, cluster=cluster)
+        try:
+            spaces = outer_spaces(what_if)
+        except ConfigError:
+            continue  # the batch or the pins admit no plan on this one
+        placed += [(number, what_if, space) for space in spaces if space.virtual_stages == 1]
+    tables = build_placed([(what_if, space) for _, what_if, space in placed])
+    answers = best_uniform_plans([number for number, _, _ in placed], tables, len(counts))
+    return [None if answer is None else answer[0] for answer in answers]
 
 
 def rent(problem: Problem) -> Rental:

@@ -1,10 +1,10 @@
-"""A verified plan, and what `plan.json` and the end of the report say beside it."""
+"""A verified plan, and what `plan.json` and the end of the report say with it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from darts_parallel.exact.verification import Verification
+from darts_parallel.exact.result import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner.node_choice import Rental
@@ -17,28 +17,22 @@ class Planned:
 
     plan: Plan
     result: SearchResult | None = None
-    """How it was searched; None where it was given, or enumerated by `cost=searcher` with `search=exact`."""
+    """How it was searched; None where it was given."""
     answers: tuple[Verification, ...] = ()
-    """Of the exact methods, in the order in which they were asked."""
+    """Answers of the exact methods, in the order in which they were asked."""
     interrupted: bool = False
-    """Whether Ctrl-C ended the checks."""
+    """Whether Ctrl-C ended the search or the checks."""
     moves: StateTransfer | None = None
     """Bytes that the change from an old plan moves, where this one replaces it."""
     source: str | None = None
     """File of the plan that it replaces."""
     rental: Rental | None = None
     """How its nodes were chosen out of an offer."""
-
-    @classmethod
-    def of(
-        cls, result: SearchResult, answers: Sequence[Verification], *, interrupted: bool = False
-    ) -> "Planned":
-        """Plan of a search, with the gaps to it."""
-        gaps = tuple(entry.with_gap(result.iteration_time_s) for entry in answers)
-        return cls(result.plan, result, gaps, interrupted)
+    files: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """Content of the files that belong next to `plan.json`, by name."""
 
     def entries(self) -> dict[str, Any]:
-        """What `plan.json` holds beside the plan."""
+        """Return what `plan.json` holds with the plan."""
         found: dict[str, Any] = {}
         if self.moves is not None and self.result is not None:
             found["replan"] = {"from": self.source, "seconds": self.result.seconds, **self.moves.to_dict()}

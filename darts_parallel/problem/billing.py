@@ -40,7 +40,7 @@ def price_per_hour(problem: Problem) -> float:
             raise ConfigError(
                 f"objective={problem.config.objective.name} must know the price of every node, and "
                 f"cluster.nodes[{index}].price_per_hour_usd of {group.device.name} is missing; "
-                "nearest legal: a price, e.g. 1.0."
+                "try a price, e.g. 1.0."
             )
         total += group.count * (group.price_per_hour or 0.0)
     return total
@@ -80,7 +80,7 @@ def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[st
             best = min(indices, key=cheapest)
             raise InfeasibleError(
                 f"objective.budget_usd={budget:g} must pay for a plan, and the cheapest{_named(names, best)} "
-                f"costs {bills[best].label()}; nearest legal: objective.budget_usd={_above(dollars[best])}."
+                f"costs {bills[best].label()}; try objective.budget_usd={_above(dollars[best])}."
             )
     elif objective.name == "cost_under_deadline":
         deadline = objective.deadline_hours or 0.0
@@ -90,7 +90,7 @@ def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[st
             raise InfeasibleError(
                 f"objective.deadline_hours={deadline:g} must be met by a plan, and the fastest"
                 f"{_named(names, best)} takes {bills[best].label()}; "
-                f"nearest legal: objective.deadline_hours={_above(hours[best])}."
+                f"try objective.deadline_hours={_above(hours[best])}."
             )
     return min(within, key=cheapest if objective.name.startswith("cost") else fastest)
 

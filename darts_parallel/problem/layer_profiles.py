@@ -72,9 +72,7 @@ class Profiles:
         degrees = self.degrees(model, gpu)
         if tp not in degrees:
             near = min(degrees, key=lambda degree: abs(degree - tp))
-            raise ConfigError(
-                f"{self.path}: tp={tp} of model {model} on {gpu} must be measured; nearest legal: {near}."
-            )
+            raise ConfigError(f"{self.path}: tp={tp} of model {model} on {gpu} must be measured; try {near}.")
         return self.layers[model, gpu, tp]
 
     def multiplier(self, model: str, gpu: str, kind: str, micro_batch_size: int) -> float:
@@ -103,7 +101,7 @@ class Profiles:
 
     def _missing(self, what: str, value: str, known: Iterable[str]) -> ConfigError:
         near = get_close_matches(value, sorted(known), n=1, cutoff=0.0)[0]
-        return ConfigError(f"{self.path}: {what}={value} must be measured; nearest legal: {near}.")
+        return ConfigError(f"{self.path}: {what}={value} must be measured; try {near}.")
 
 
 def read_profiles(folder: str | Path) -> Profiles:
@@ -115,8 +113,7 @@ def read_profiles(folder: str | Path) -> Profiles:
     folder = Path(folder)
     if not folder.is_dir():
         raise ConfigError(
-            f"profiles={folder} must be a folder that holds {FORWARD_FILE}; "
-            f"nearest legal: {_nearest(folder)}."
+            f"profiles={folder} must be a folder that holds {FORWARD_FILE}; try {_nearest(folder)}."
         )
     layers = read_layer_profiles(folder / FORWARD_FILE)
     second = folder / MULTIPLIER_FILE
@@ -138,11 +135,11 @@ def read_layer_profiles(path: str | Path) -> dict[tuple[str, str, int], LayerPro
         if index != len(chain):
             raise ConfigError(
                 f"{place}: layer_index={index} must count up from 0 in every chain of layers; "
-                f"nearest legal: {len(chain)}."
+                f"try {len(chain)}."
             )
         if chain and chain[0][0] != row["source"]:
             raise ConfigError(
-                f"{place}: source={row['source']} must be that of the chain; nearest legal: {chain[0][0]}."
+                f"{place}: source={row['source']} must be that of the chain; try {chain[0][0]}."
             )
         chain.append((row["source"], row["layer_kind"], number_field(place, "forward_s", row["forward_s"])))
     return {
@@ -166,9 +163,7 @@ def read_multipliers(path: str | Path) -> dict[tuple[str, str, str], tuple[tuple
         size = whole_field(place, "micro_batch", row["micro_batch"], 1)
         least = sizes[-1][0] + 1 if sizes else 1
         if size < least or (not sizes and size != 1):
-            raise ConfigError(
-                f"{place}: micro_batch={size} must begin at 1 and rise; nearest legal: {least}."
-            )
+            raise ConfigError(f"{place}: micro_batch={size} must begin at 1 and rise; try {least}.")
         sizes.append((size, number_field(place, "multiplier", row["multiplier"])))
     return {key: tuple(rows) for key, rows in found.items()}
 
@@ -182,26 +177,22 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, s
             rows: list[tuple[int, dict[str, Any]]] = [(reader.line_num, row) for row in reader]
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read ({error.strerror}); nearest legal: a file with the columns "
-            f"{','.join(columns)}."
+            f"{path} cannot be read ({error.strerror}); try a file with the columns {','.join(columns)}."
         ) from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} is not a CSV file ({error}); nearest legal: one with the columns {','.join(columns)}."
+            f"{path} is not a CSV file ({error}); try one with the columns {','.join(columns)}."
         ) from None
     missing = [name for name in columns if name not in header]
     if missing:
-        raise ConfigError(
-            f"{path}: the column {missing[0]} is missing; nearest legal: the columns {','.join(columns)}."
-        )
+        raise ConfigError(f"{path}: the column {missing[0]} is missing; try the columns {','.join(columns)}.")
     for line, row in rows:
         if None in row or None in row.values():
             raise ConfigError(
-                f"{path}, line {line}: the row must have {len(header)} fields; "
-                f"nearest legal: {','.join(header)}."
+                f"{path}, line {line}: the row must have {len(header)} fields; try {','.join(header)}."
             )
     if not rows:
-        raise ConfigError(f"{path}: it must hold at least one row; nearest legal: {','.join(columns)}.")
+        raise ConfigError(f"{path}: it must hold at least one row; try {','.join(columns)}.")
     return rows
 
 
@@ -224,7 +215,7 @@ def _number(
         value = float("nan")
     if isfinite(value) and value >= minimum:
         return value
-    raise ConfigError(f"{place}: {key}={text} must be {rule}; nearest legal: {minimum}.")
+    raise ConfigError(f"{place}: {key}={text} must be {rule}; try {minimum}.")
 
 
 def _nearest(folder: Path) -> str:

@@ -2,7 +2,7 @@
 
 Three kinds of source: a folder with `layer_forward_seconds.csv` (and `micro_batch_multipliers.csv`), a
 single file with those columns, or a file that also holds `micro_batch` and what was measured at it
-(`backward_s`, `saved_bytes`), as `experiments.measure_block` writes. Where a source has no backward
+(`backward_s`, `saved_bytes`). Where a source has no backward
 times, backward is taken as twice forward. Layers of kinds that were not measured keep the analytic
 formulas, and so does all communication.
 """
@@ -130,7 +130,7 @@ def read_measured(
     """
     if path is None:
         raise ConfigError(
-            "cost.profile=null must name a folder or a CSV file of measured layer times; nearest legal: "
+            "cost.profile=null must name a folder or a CSV file of measured layer times; try "
             "cost=analytic, which needs none."
         )
     sized = _sized_profile(Path(path), seq_len)
@@ -172,7 +172,7 @@ def _sized_profile(path: Path, seq_len: int) -> dict[tuple[str, str], dict[tuple
         place = f"{path}, line {line}"
         if whole_field(place, "seq_len", row["seq_len"], 1) != seq_len:
             raise ConfigError(
-                f"{place}: seq_len={row['seq_len']} must be training.seq_len={seq_len}; nearest legal: "
+                f"{place}: seq_len={row['seq_len']} must be training.seq_len={seq_len}; try "
                 f"training.seq_len={row['seq_len']}."
             )
         if row["layer_kind"] not in KINDS:
@@ -205,7 +205,7 @@ def _match(key: str, name: str, known: list[str], path: str) -> str:
     if len(known) == 1 and key == "cost.profile_gpu":
         return known[0]
     raise ConfigError(
-        f"{key}={name} must be one of {', '.join(known)}, which {path} measured; nearest legal: {known[0]}."
+        f"{key}={name} must be one of {', '.join(known)}, which {path} measured; try {known[0]}."
     )
 
 

@@ -49,7 +49,7 @@ def node_orders(cluster: Cluster, pp: int, mode: str) -> list[tuple[int, ...]]:
     if mode == "all" and distinct > MOST_ALL:
         raise ConfigError(
             f"space.node_orders=all means {distinct:,} orders at pp={pp}, and must mean at most "
-            f"{MOST_ALL:,}; nearest legal: space.node_orders=auto."
+            f"{MOST_ALL:,}; try space.node_orders=auto."
         )
     if mode == "all" or (mode == "auto" and distinct <= MOST_ORDERS):
         sequences = list(_arrangements(counts))

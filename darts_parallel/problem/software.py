@@ -75,9 +75,7 @@ def read_software(name: str | None) -> Software:
     names = software_names()
     if name not in names:
         near = get_close_matches(name, names, n=1, cutoff=0.0)[0]
-        raise ConfigError(
-            f"training.software={name} must be null or one of {', '.join(names)}; nearest legal: {near}."
-        )
+        raise ConfigError(f"training.software={name} must be null or one of {', '.join(names)}; try {near}.")
     text = (Path(config_dir()) / "software" / f"{name}.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = yaml.safe_load(text) or {}  # type: ignore[no-untyped-call]
     offsets = data.pop(OFFSETS, {})

@@ -54,19 +54,21 @@ def sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
     Errors:
         PlanError: the plan does not fit the problem.
     """
-    if not problem.config.cost.knows_stages:
-        return {}
     result = time_elasticities(plan, problem)
+    if not result:
+        return {}
     worth = _worth_of_memory(plan, problem)
     return result if worth is None else result | {MEMORY: worth}
 
 
 def time_elasticities(plan: Plan, problem: Problem) -> dict[str, float]:
-    """The elasticities of `sensitivity` without that of memory.
+    """Return the elasticities of `sensitivity` without that of memory.
 
     Errors:
         PlanError: the plan does not fit the problem.
     """
+    if not problem.config.cost.knows_stages:
+        return {}
     figures: dict[str, Tensor] = {}
     changed = _with_tensors(problem, figures, offloads=bool(plan.offload))
     seconds = hard_plan(plan, changed)[2].iteration_time[0]

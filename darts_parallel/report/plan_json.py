@@ -5,10 +5,9 @@ from dataclasses import asdict
 from math import exp
 from typing import Any
 
-from darts_parallel.config.bilevel import ASYNCHRONOUS
 from darts_parallel.cost.evaluation import CostBreakdown
 from darts_parallel.cost.pipeline import PipelineModel
-from darts_parallel.exact.verification import Verification
+from darts_parallel.exact.result import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.file import package_version
 from darts_parallel.plan.strategy import SCHEMA, Plan
@@ -132,4 +131,4 @@ def _placed(plan: Plan, names: tuple[str, ...], problem: Problem) -> dict[str, A
     placed = plan.to_dict(
         names, cluster.num_devices, cluster.pipeline_ranks, experts=problem.model.has_experts
     )
-    return placed | {"schedule": plan.schedule if plan.schedule in ASYNCHRONOUS else model.schedule}
+    return placed | {"schedule": model.schedule}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from darts_parallel.cost.evaluation import CostBreakdown
-from darts_parallel.exact.verification import Verification
+from darts_parallel.exact.result import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.strategy import Plan

@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from darts_parallel.config.schema import OFFLOADS
+from darts_parallel.config.schema import OFFLOADS, SPACES
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
-from darts_parallel.exact.verification import Verification
+from darts_parallel.exact.result import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.degrees import batch_note
 from darts_parallel.plan.space import left_out
@@ -111,8 +111,8 @@ def layerwise_sentence(
 def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]) -> str:
     """What is known of the plan over the whole space, in one clause."""
     kind, without = problem.config.space.kind, " and ".join(left_out(problem))
-    mine = [v for v in verifications if v.space == kind]
-    space = f"the {kind} space" + (f" without {without}" if without else "")
+    mine = [v for v in verifications if v.space == kind or v.space not in SPACES]
+    space = f"the {mine[0].space if mine else kind} space" + (f" without {without}" if without else "")
     bounds = [v.lower_bound_s for v in mine if isfinite(v.lower_bound_s) and v.lower_bound_s > 0]
     if not bounds:
         return "best found; no lower bound is known"
@@ -122,15 +122,6 @@ def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verific
     proven = any(v.proven for v in mine)
     bound = "the plan that is optimal in the model" if proven else "a proven lower bound"
     return f"best found; {_percent(slack, 2)} above {bound}, over {space}"
-
-
-def _unsearched(problem: Problem) -> str:
-    """Where a plan comes from that was given, or whose cost model knows no space but dp x tp x pp."""
-    if not problem.config.cost.knows_stages and problem.config.plan is None:
-        return (
-            "fastest configuration that fits, by the Searcher report's cost model; all: configurations.json"
-        )
-    return "given plan, not searched"
 
 
 def render(
@@ -146,7 +137,7 @@ def render(
 
     Args:
         problem: What the plan is for.
-        result: None where the plan was given, or enumerated by `cost=searcher` with `search=exact`.
+        result: None where the plan was given.
         plan: The plan to report.
         cost: Of that plan.
         verifications: Answers of the baselines; may be empty.
@@ -154,8 +145,8 @@ def render(
         elasticities: What `sensitivity` says of the plan; may be missing.
     """
     with _legible(console):
-        searched = result is not None and problem.config.cost.knows_stages
-        known = claim(problem, cost, verifications) if searched else _unsearched(problem)
+        given = "given plan, not searched"
+        known = given if result is None else claim(problem, cost, verifications)
         sure = intervals(plan, problem, cost, elasticities) if elasticities else None
         _headline(problem, plan, cost, known, console, sure)
         console.print(_stage_table(problem, plan, cost, sure))

@@ -90,8 +90,8 @@ def tune(problem: Problem, first: Plan, trials: Sequence[Trial]) -> Tuning:
     fits = _fitting(costs, tried)
     if not any(fits):
         raise PlanError(
-            "tune.measured: every candidate needs at least the memory of a plan that ran out of it; nearest "
-            "legal: another space (space.recompute=null) or more devices."
+            "tune.measured: every candidate needs at least the memory of a plan that ran out of it; try "
+            "another space (space.recompute=null) or more devices."
         )
     mean, variance = _posterior_of(problem, plans, costs, tried)
     proposals = []
@@ -165,7 +165,7 @@ def _posterior_of(
 
 def _prior(problem: Problem, plans: Sequence[Plan], known: Posterior | None) -> Tensor:
     """Covariance of log(true / predicted seconds) of all plans before any trial, `(N, N)`."""
-    if known is None or not problem.config.cost.knows_stages:
+    if known is None:
         return 0.2**2 + 0.1**2 * _nearness(problem, plans)
     slopes: list[Slopes] = [time_slopes(known, problem, time_elasticities(plan, problem)) for plan in plans]
     shared, own = known.job_spread(problem)

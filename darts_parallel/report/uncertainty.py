@@ -1,15 +1,14 @@
 """How sure an answer is: intervals of seconds and memory, and which plans cannot be told apart.
 
-The logarithm of a predicted figure is taken as normal. Its variance is that of the fitted parameters (Laplace
-posterior of `conf/calibrated.yaml`, through the elasticities of the plan; a device, software or link without
-runs adds the prior's variance of its own deviation) plus that of what no parameter holds, read off measured
-runs that were held out, the nearest kind there is: runs of the device and software, runs of the software's
-other sources, or none of that software (`spread` in the file). Intervals hold 80 % of held-out runs
-(`python -m experiments.calibrate` prints how many they hold).
+The logarithm of a predicted figure is taken as normal. Its variance is that of the fitted parameters
+(Laplace posterior of `conf/calibrated.yaml` and `.npz`, through the elasticities of the plan; a device,
+software or link without runs adds the prior's variance of its own deviation) plus that of what no parameter
+holds, read off measured runs that were held out, the nearest kind there is: runs of the device and software,
+runs of the software's other sources, or none of that software (`spread` in the file). Intervals hold 80 % of
+held-out runs (`python -m experiments.calibrate` prints how many they hold).
 """
 
-import base64
-import zlib
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,6 +28,7 @@ from darts_parallel.problem.cluster import Cluster, Device
 from darts_parallel.problem.problem import Problem
 
 STEPS = 127
+"""Steps of a correlation of 1 in the file."""
 NORMAL = 1.2815515655446004
 """Standard deviations of half of an 80 % interval."""
 UNKNOWN = "family"
@@ -36,8 +36,8 @@ UNKNOWN = "family"
 EXPERTS = "experts"
 """Spreads of mixtures, within those of a figure."""
 BASE = "base"
-GAUGE = "device"
-"""Gauge of the memory that answers speak of: all that is gone of a device."""
+METRIC = "device"
+"""Memory metric that answers speak of: total device usage."""
 FIGURES = {
     "layer_overhead_us": "layer_overhead", "expert_overhead_us": "expert_overhead",
     "reserved_GiB": "reserved",
@@ -108,7 +108,13 @@ class Posterior:
         others: dict[tuple[str, str, str], Tensor] = {}
         for row, slopes in enumerate(rows):
             for (quantity, device, stack, intra, inter), slope in slopes.items():
-                place = {"device": device, "stack": stack, "intra": intra, "inter": inter, "gauge": GAUGE}
+                place = {
+                    "device": device,
+                    "framework": stack,
+                    "intra": intra,
+                    "inter": inter,
+                    "memory_metric": METRIC,
+                }
                 for scope in self.quantities[quantity]["prior_sd"]:
                     name = "" if scope == BASE else "+".join(place[part] for part in scope.split("+"))
                     key = (quantity, "" if scope == BASE else scope, name)
@@ -168,7 +174,7 @@ def posterior() -> Posterior | None:
     if not data.get("spread"):
         return None
     scale = torch.tensor(sds, dtype=torch.float64)
-    covariance = unpack_correlation(data["correlation"], len(sds)) * scale.unsqueeze(0) * scale.unsqueeze(1)
+    covariance = read_correlation(path.with_suffix(".npz"), len(sds)) * torch.outer(scale, scale)
     return Posterior(data["quantities"], keys, covariance, data["spread"])
 
 
@@ -182,10 +188,10 @@ def intervals(
         elasticities: Of its seconds in every figure of the hardware (`sensitivity`).
 
     Returns:
-        None with `cost=searcher`, whose seconds no run has calibrated.
+        None without elasticities (`cost=searcher`), and where no run has calibrated the model.
     """
     known = posterior()
-    if known is None or not problem.config.cost.knows_stages:
+    if known is None or not elasticities:
         return None
     stack = problem.software.name
     devices = [_family(group.device.name) for group in problem.cluster.groups]
@@ -312,16 +318,17 @@ def _doubled(device: Device, factor: str) -> Device:
     return replace(device, activation_factor=2.0 * float(device.activation_factor))
 
 
-def pack_correlation(correlation: Tensor) -> str:
-    """The lower triangle of a correlation matrix `(P, P)` as YAML text: steps of 1/127, zlib, base85."""
-    rows, columns = np.tril_indices(len(correlation), -1)
-    steps = np.rint(correlation.numpy()[rows, columns] * STEPS).astype(np.int8)
-    return "'" + base64.b85encode(zlib.compress(steps.tobytes(), 9)).decode() + "'"
+def correlation_bytes(correlation: Tensor) -> bytes:
+    """Write a correlation matrix `(P, P)` as an `.npz` file: its lower triangle in steps of 1/127."""
+    steps = np.rint(correlation.numpy()[np.tril_indices(len(correlation), -1)] * STEPS).astype(np.int8)
+    file = io.BytesIO()
+    np.savez_compressed(file, lower=steps)
+    return file.getvalue()
 
 
-def unpack_correlation(text: str, size: int) -> Tensor:
-    """The matrix that `pack_correlation` packed, `(size, size)`."""
-    steps = np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype=np.int8)
+def read_correlation(path: Path, size: int) -> Tensor:
+    """Read the matrix that `correlation_bytes` wrote, `(size, size)`."""
     lower = np.zeros((size, size))
-    lower[np.tril_indices(size, -1)] = steps / STEPS
+    with np.load(path) as stored:
+        lower[np.tril_indices(size, -1)] = stored["lower"] / STEPS
     return torch.from_numpy(lower + lower.T + np.eye(size))

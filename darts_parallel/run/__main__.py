@@ -79,7 +79,7 @@ def _checked(settings: RunSettings) -> tuple[Problem, Plan, str]:
         given = int(os.environ.get("WORLD_SIZE", world))
         if given != world:
             raise UnsupportedError(
-                f"WORLD_SIZE={given} must be the {world} devices of the plan; nearest legal: torchrun "
+                f"WORLD_SIZE={given} must be the {world} devices of the plan; try torchrun "
                 f"--nproc-per-node {world}."
             )
     except DartsParallelError:
@@ -97,13 +97,12 @@ def _require_whole_environment() -> None:
         for name in TORCHRUN:
             if name not in given:
                 raise UnsupportedError(
-                    f"{name} must be set where {given[0]} is, as torchrun does; nearest legal: torchrun -m "
+                    f"{name} must be set where {given[0]} is, as torchrun does; try torchrun -m "
                     f"darts_parallel.run, or none of {', '.join(TORCHRUN)}."
                 )
             if name != "MASTER_ADDR" and not os.environ[name].isdigit():
                 raise UnsupportedError(
-                    f"{name}={os.environ[name]} must be a whole number, as torchrun sets it; nearest "
-                    "legal: 0."
+                    f"{name}={os.environ[name]} must be a whole number, as torchrun sets it; try 0."
                 )
 
 

@@ -50,7 +50,7 @@ def device_for(problem: Problem, plan: Plan, wish: str, machine: Machine) -> str
     if kind == "cuda" and not machine.gpus:
         raise UnsupportedError(
             f"the plan is for {problem.cluster.num_devices} x {', '.join(names)}, and this machine has no "
-            "GPU; nearest legal: device=cpu, which computes the same on the CPU."
+            "GPU; try device=cpu, which computes the same on the CPU."
         )
     if kind == "cuda" and wish == "auto":
         # a device of the configuration (`a100_80`) may be any GPU whose name holds its family
@@ -58,7 +58,7 @@ def device_for(problem: Problem, plan: Plan, wish: str, machine: Machine) -> str
         other = [name for name in names if name.split("_")[0].upper() not in gpus]
         if other:
             raise UnsupportedError(
-                f"the plan is for {', '.join(other)}, and this machine has {machine.gpus[0]}; nearest legal: "
+                f"the plan is for {', '.join(other)}, and this machine has {machine.gpus[0]}; try "
                 "device=cuda, which runs it all the same."
             )
     if kind == CPU:
@@ -74,8 +74,7 @@ def _require_memory(problem: Problem, plan: Plan, machine: Machine) -> None:
     if needed > machine.free_bytes:
         raise UnsupportedError(
             f"the state of model={problem.model.config.name} needs {needed / 2**30:.1f} GiB in all "
-            f"processes, and this machine has {machine.free_bytes / 2**30:.1f} GiB free; nearest legal: a "
-            "smaller model."
+            f"processes, and this machine has {machine.free_bytes / 2**30:.1f} GiB free; try a smaller model."
         )
 
 
@@ -97,6 +96,6 @@ def require_torch(installed: str | None = None) -> None:
     if found and (int(found[1]), int(found[2])) < NEEDED_TORCH:
         needed = ".".join(map(str, NEEDED_TORCH))
         raise UnsupportedError(
-            f"torch {installed} is installed, and to run a plan takes torch {needed} or newer; nearest "
-            f'legal: pip install "torch>={needed}".'
+            f"torch {installed} is installed, and to run a plan takes torch {needed} or newer; try "
+            f'pip install "torch>={needed}".'
         )

@@ -57,7 +57,7 @@ def load(settings: RunSettings) -> tuple[Problem, Plan]:
         UnsupportedError: the plan cannot run.
     """
     if not settings.plan:
-        raise PlanError("plan is missing; nearest legal: plan=plan.json, which darts-parallel writes.")
+        raise PlanError("plan is missing; try plan=plan.json, which darts-parallel writes.")
     config = _in_float32(required_config(settings.plan))
     problem = measured_cluster(Problem.from_config(config), settings.cluster)
     plan = read_plan(settings.plan, problem)
@@ -80,7 +80,7 @@ def measured_cluster(problem: Problem, path: str) -> Problem:
     file = Path(path)
     if not file.is_file():
         raise ConfigError(
-            f"cluster={path} must be a file; nearest legal: outputs/measured/cluster/measured.yaml, which "
+            f"cluster={path} must be a file; try outputs/measured/cluster/measured.yaml, which "
             "experiments.profile writes."
         )
     names = [f"cluster={file.stem}", "model=toy", "training=toy", "training.precision=fp32"]
@@ -89,7 +89,7 @@ def measured_cluster(problem: Problem, path: str) -> Problem:
     if found.cluster.num_devices != problem.cluster.num_devices:
         raise ConfigError(
             f"cluster={path} was measured with {found.cluster.num_devices} processes, and the plan has "
-            f"{problem.cluster.num_devices}; nearest legal: torchrun --nproc-per-node "
+            f"{problem.cluster.num_devices}; try torchrun --nproc-per-node "
             f"{problem.cluster.num_devices} -m experiments.profile."
         )
     return found
@@ -100,7 +100,7 @@ def _in_float32(config: Config) -> Config:
     known = all("fp32" in config.cluster.devices[group.device].peak_TFLOPs for group in config.cluster.nodes)
     if not known:
         raise ConfigError(
-            f"cluster={config.cluster.name} states no fp32 peak, in which the run computes; nearest legal: "
+            f"cluster={config.cluster.name} states no fp32 peak, in which the run computes; try "
             "cluster.devices.*.peak_TFLOPs with fp32."
         )
     return replace(config, training=replace(config.training, precision="fp32"))

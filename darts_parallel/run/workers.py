@@ -46,7 +46,7 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
     count = torch.cuda.device_count()
     if local_rank >= count:
         raise GroupError(
-            f"device=cuda needs a GPU for each process of this machine, which has {count}; nearest legal: "
+            f"device=cuda needs a GPU for each process of this machine, which has {count}; try "
             f"--nproc-per-node {count}, or device=cpu."
         )
     torch.cuda.set_device(local_rank)
@@ -92,14 +92,12 @@ def group_sentence(error: BaseException, rank: int, timeout_s: float) -> str | N
         text = " ".join(str(chain).split())
         if "EADDRINUSE" in text or "address already in use" in text.lower():
             address = f"{os.environ.get('MASTER_ADDR', 'localhost')}:{os.environ.get('MASTER_PORT', '?')}"
-            return (
-                f"the port {address} is taken; nearest legal: another MASTER_PORT, or torchrun --standalone."
-            )
+            return f"the port {address} is taken; try another MASTER_PORT, or torchrun --standalone."
         lost = any(word in text.lower() for word in _LOST)
         if lost and isinstance(chain, (RuntimeError, dist.DistError)):
             return (
-                f"rank {rank} lost another process within timeout_s={timeout_s:g} ({text[:160]}); nearest "
-                "legal: all processes of the plan alive, or a longer timeout_s if they only are slow."
+                f"rank {rank} lost another process within timeout_s={timeout_s:g} ({text[:160]}); try "
+                "all processes of the plan alive, or a longer timeout_s if they only are slow."
             )
         chain = chain.__cause__ or chain.__context__
     return None
@@ -246,7 +244,7 @@ def _death(rank: int, process: BaseProcess) -> WorkerDied:
     if code is not None and code < 0:
         how = f"signal {signal.Signals(-code).name}"
     return WorkerDied(
-        f"rank {rank} died ({how}), and the others were stopped; nearest legal: start again, with a smaller "
+        f"rank {rank} died ({how}), and the others were stopped; try start again, with a smaller "
         "model or batch if memory ran out."
     )
 

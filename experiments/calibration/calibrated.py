@@ -1,10 +1,11 @@
-"""The file of fitted parameters: latent numbers by device, software and link, and how sure they are.
+"""The file of fitted parameters: latent numbers by device, framework and link, and how sure they are.
 
-One file, `conf/calibrated.yaml`, serves validation, the device, cluster and software files that the search
-reads, and the intervals of its answers (`darts_parallel.report.uncertainty` reads the posterior).
+`conf/calibrated.yaml`, with the correlation of its numbers in an `.npz` beside it, serves validation, the
+device, cluster and framework files that the search reads, and the intervals of its answers
+(`darts_parallel.report.uncertainty` reads the posterior).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,11 @@ from torch import Tensor
 
 from darts_parallel.config.schema import config_dir
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.file import write_text
-from darts_parallel.report.uncertainty import pack_correlation
-from experiments.calibration.parameters import (
-    KNOWN,
-    QUANTITIES,
-    Key,
-    Parameters,
-    Place,
-    Quantity,
-    on_scale,
-    prior_at,
-)
+from darts_parallel.plan.file import write_bytes, write_text
+from darts_parallel.report.uncertainty import BASE, correlation_bytes
+from experiments.calibration.parameters import QUANTITIES, Key, Parameters, Place, Quantity
 
 SHIPPED = Path(config_dir()) / "calibrated.yaml"
-BASE = "base"
 
 
 @dataclass(frozen=True)
@@ -44,39 +35,31 @@ class Calibrated:
     correlation: Tensor
     """Shape `(P, P)`."""
 
-    @property
-    def index(self) -> dict[Key, int]:
-        """Place of every latent number."""
-        return {key: i for i, key in enumerate(self.keys)}
-
     def at(self, place: Place) -> dict[str, Tensor]:
-        """Value of every quantity at a place; what had no runs stays at what it is a deviation from."""
-        index = self.index
-        return {q.name: torch.tensor(self._value(q, place, index), dtype=torch.float64) for q in QUANTITIES}
+        """Compute every quantity at a place; what had no runs stays at what it is a deviation from."""
+        known = dict(zip(self.keys, self.mean, strict=True))
+        zero = torch.zeros((), dtype=torch.float64)
+        return {
+            q.name: q.at(place, sum((known.get(key, zero) for key in q.keys(place)), zero))
+            for q in QUANTITIES
+        }
 
     def value(self, quantity: Quantity, place: Place) -> float:
-        """Value of one quantity at a place."""
-        return self._value(quantity, place, self.index)
-
-    def _value(self, quantity: Quantity, place: Place, index: dict[Key, int]) -> float:
-        keys = [(quantity.name, "", "")]
-        keys += [(quantity.name, scope, place.of(scope)) for scope, _ in quantity.deviations]
-        x = sum(float(self.mean[index[key]]) for key in keys if key in index)
-        return float(on_scale(quantity, prior_at(quantity, place), torch.tensor(x, dtype=torch.float64)))
+        """Compute one quantity at a place."""
+        return float(self.at(place)[quantity.name])
 
     def latent(self, parameters: Parameters) -> Tensor:
-        """These numbers in the order of `parameters`, 0 for those that are not among them."""
-        index = self.index
-        found = [float(self.mean[index[key]]) if key in index else 0.0 for key in parameters.keys]
-        return torch.tensor(found, dtype=torch.float64)
+        """Return these numbers in the order of `parameters`, 0 for those that are not among them."""
+        known = dict(zip(self.keys, self.mean.tolist(), strict=True))
+        return torch.tensor([known.get(key, 0.0) for key in parameters.keys], dtype=torch.float64)
 
     def deviation(self, quantity: str, scope: str, name: str) -> float:
-        """A deviation on the unbounded scale; 0 where there were no runs."""
-        place = self.index.get((quantity, scope, name))
-        return 0.0 if place is None else float(self.mean[place])
+        """Return a deviation on the unbounded scale; 0 where there were no runs."""
+        key = (quantity, scope, name)
+        return float(self.mean[self.keys.index(key)]) if key in self.keys else 0.0
 
     def names(self, scope: str) -> list[str]:
-        """Names of a scope that have a deviation."""
+        """List the names of a scope that have a deviation."""
         return sorted({name for _, own, name in self.keys if own == scope})
 
     @staticmethod
@@ -87,77 +70,59 @@ class Calibrated:
             ConfigError: it is not there, or a quantity is missing.
         """
         if not path.is_file():
-            raise ConfigError(f"parameters={path} must be a file; nearest legal: {SHIPPED}.")
+            raise ConfigError(f"parameters={path} must be a file; try {SHIPPED}.")
         data: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or {}  # type: ignore[no-untyped-call]
         quantities = data.get("quantities", {}) if isinstance(data, dict) else {}
-        keys: list[Key] = []
-        numbers: list[list[float]] = []
+        found: dict[Key, list[float]] = {}
         for quantity in QUANTITIES:
             own = quantities.get(quantity.name, {})
             if BASE not in own:
                 raise ConfigError(
-                    f"parameters={path} lacks quantities.{quantity.name}.{BASE}; nearest legal: a file that "
+                    f"parameters={path} lacks quantities.{quantity.name}.{BASE}; try a file that "
                     "python -m experiments.calibrate wrote."
                 )
-            keys.append((quantity.name, "", ""))
-            numbers.append(own[BASE])
-            for scope, _ in quantity.deviations:
-                for name, pair in own.get(scope, {}).items():
-                    keys.append((quantity.name, scope, name))
-                    numbers.append(pair)
-        table = torch.tensor(numbers, dtype=torch.float64)
-        return Calibrated(tuple(keys), table[:, 0], table[:, 1], torch.eye(len(keys), dtype=torch.float64))
+            for scope in quantity.sd:
+                pairs = {"": own[BASE]} if scope == BASE else own.get(scope, {})
+                found |= {(quantity.name, "" if scope == BASE else scope, n): p for n, p in pairs.items()}
+        table = torch.tensor(list(found.values()), dtype=torch.float64)
+        return Calibrated(tuple(found), table[:, 0], table[:, 1], torch.eye(len(found), dtype=torch.float64))
 
     @staticmethod
     def of_fit(parameters: Parameters, latent: Tensor, covariance: Tensor | None = None) -> "Calibrated":
-        """The values at a fit's optimum.
+        """Keep the values at a fit's optimum.
 
         Args:
             covariance: Of the latent numbers, `(P, P)`; the prior's without it.
         """
         spread = torch.diag(parameters.sd**2) if covariance is None else covariance
         sd = torch.diagonal(spread).sqrt()
-        return Calibrated(tuple(parameters.keys), latent, sd, spread / (sd.unsqueeze(0) * sd.unsqueeze(1)))
+        return Calibrated(tuple(parameters.keys), latent, sd, spread / torch.outer(sd, sd))
 
     def write(self, path: Path, provenance: Iterable[str], spread: dict[str, Any]) -> None:
         """Write the file, with its provenance as comments.
 
         Args:
-            spread: Residual spreads and interval factors (`coverage.py`), for the intervals of answers.
+            spread: Residual spreads (`folds.spreads`), for the intervals of answers.
         """
+        quantities: dict[str, dict[str, Any]] = {}
+        for q in QUANTITIES:
+            quantities[q.name] = {
+                "meaning": q.meaning, "scale": "share" if q.share else {"above": q.above},
+                "prior": q.value, "prior_sd": dict(q.sd),
+            }  # fmt: skip
+        numbers = zip(self.keys, self.mean.tolist(), self.sd.tolist(), strict=True)
+        for (quantity, scope, name), mean, sd in numbers:
+            pair = [float(f"{mean:.4g}"), float(f"{sd:.3g}")]
+            if scope:
+                quantities[quantity].setdefault(scope, {})[name] = pair
+            else:
+                quantities[quantity][BASE] = pair
         lines = [f"# {line}" for line in provenance]
-        text = yaml.safe_dump({"spread": spread}, sort_keys=False)  # type: ignore[no-untyped-call]
-        lines += [text.rstrip(), "quantities:"]
-        lines.insert(
-            len(lines) - 1, "# latent mean and standard deviation, on the unbounded scale of each quantity"
+        lines.append(
+            "# quantities: mean and standard deviation on the unbounded scale of each; correlation: .npz"
         )
-        for quantity in QUANTITIES:
-            scale = "share" if quantity.share else f"{{above: {quantity.offset:g}}}"
-            lines += [f"  # {quantity.meaning}", f"  {quantity.name}:", f"    scale: {scale}"]
-            lines += [f"    prior: {_prior(quantity)}"]
-            sds = {BASE: quantity.base_sd} | dict(quantity.deviations)
-            lines += [f"    prior_sd: {_flow(sds)}", f"    {BASE}: {self._pair((quantity.name, '', ''))}"]
-            for scope, _ in quantity.deviations:
-                own = [key for key in self.keys if key[:2] == (quantity.name, scope)]
-                if own:
-                    lines += [f"    {scope}:", *(f"      {key[2]}: {self._pair(key)}" for key in own)]
-        lines += [
-            "# correlation of the numbers above in their order: lower triangle, steps of 1/127, zlib, base85"
-        ]
-        lines += ["correlation: " + pack_correlation(self.correlation)]
-        write_text(path, "\n".join(lines) + "\n")
-
-    def _pair(self, key: Key) -> str:
-        place = self.index[key]
-        return f"[{float(self.mean[place]):.4g}, {float(self.sd[place]):.3g}]"
-
-
-def _prior(quantity: Quantity) -> str:
-    if quantity.name not in KNOWN:
-        return f"{quantity.prior:g}"
-    scope, table = KNOWN[quantity.name]
-    return f"{{scope: {scope}, others: {quantity.prior:g}, {_flow(table)[1:]}"
-
-
-def _flow(values: dict[str, float] | Sequence[tuple[str, float]]) -> str:
-    return "{" + ", ".join(f"{key}: {value:g}" for key, value in dict(values).items()) + "}"
+        data = {"spread": spread, "quantities": quantities}
+        style: dict[str, Any] = {"sort_keys": False, "default_flow_style": None, "width": 120}
+        text = yaml.safe_dump(data, **style)  # type: ignore[no-untyped-call]
+        write_text(path, "\n".join(lines) + f"\n{text}")
+        write_bytes(path.with_suffix(".npz"), correlation_bytes(self.correlation))

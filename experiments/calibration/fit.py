@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from experiments.calibration.parameters import Parameters, Place
-from experiments.calibration.predict import place_of, predict
+from experiments.calibration.predict import predict
 from experiments.calibration.problems import Case
 
 SIGMA = 0.06
@@ -46,7 +46,7 @@ class Residuals:
         """Spread of each error that a good model leaves, `(N,)`."""
         return torch.where(self.mixture, SIGMA_OF_MIXTURES, SIGMA).to(torch.float64)
 
-    def informing(self, parameters: Parameters) -> Tensor:
+    def masked_jacobian(self, parameters: Parameters) -> Tensor:
         """The Jacobian of what each run informs, `(N, P)`: mixtures the figures of experts alone.
 
         What releases of their software change, and no plan explains, must not bend what dense runs say: a
@@ -66,6 +66,12 @@ class Residuals:
         return torch.clamp(HUBER * self.sigma / error.abs().clamp(min=1e-12), max=1.0) / self.sigma**2
 
 
+def measured_figures(case: Case) -> dict[str, float]:
+    """Return what was measured of a run, by the names of `PARTS`: seconds and bytes."""
+    figures = zip(PARTS, (case.run.iteration_s, case.run.memory_bytes), strict=True)
+    return {part: figure for part, figure in figures if figure is not None}
+
+
 def residuals(cases: Sequence[Case], parameters: Parameters, latent: Tensor) -> Residuals:
     """Errors and Jacobian at `latent`, one backward pass for each figure.
 
@@ -75,20 +81,19 @@ def residuals(cases: Sequence[Case], parameters: Parameters, latent: Tensor) -> 
     rows, kinds, errors, gradients, mixtures = [], [], [], [], []
     known: dict[Place, tuple[dict[str, Tensor], Tensor]] = {}
     for i, case in enumerate(cases):
-        place = place_of(case)
+        place = Place.of_run(case.run)
         if place not in known:
             known[place] = _values_and_slopes(parameters, latent, place)
         leaves, to_latent = known[place]
         prediction = predict(case, leaves)
-        for part, measured in enumerate((case.run.iteration_s, case.run.memory_bytes)):
-            if measured is None:
-                continue
-            error = torch.log(getattr(prediction, PARTS[part])) - log(measured)
-            more = part == 0 and case.run.memory_bytes is not None
+        figures = measured_figures(case)
+        for part, measured in figures.items():
+            error = torch.log(getattr(prediction, part)) - log(measured)
+            more = part != list(figures)[-1]
             slopes = torch.autograd.grad(error, list(leaves.values()), retain_graph=more, allow_unused=True)
             found = torch.stack([torch.zeros_like(error) if s is None else s for s in slopes])
             rows.append(i)
-            kinds.append(part)
+            kinds.append(PARTS.index(part))
             errors.append(error.detach())
             gradients.append(found @ to_latent)
             mixtures.append(case.problem.model.has_experts)
@@ -118,14 +123,14 @@ def objective(found: Residuals, latent: Tensor, parameters: Parameters) -> float
 
 def step(found: Residuals, latent: Tensor, parameters: Parameters, damping: float, rounds: int = 5) -> Tensor:
     """Minimum of the linearised problem near `latent`, by iteratively reweighted least squares."""
-    move, informing = torch.zeros_like(latent), found.informing(parameters)
+    move, masked = torch.zeros_like(latent), found.masked_jacobian(parameters)
     for _ in range(rounds):
         error = found.error + found.jacobian @ move
         weight = found.weights(error)
         prior = 1.0 / parameters.sd**2
-        left = informing.T @ (weight.unsqueeze(1) * found.jacobian) + torch.diag(prior)
+        left = masked.T @ (weight.unsqueeze(1) * found.jacobian) + torch.diag(prior)
         left = left + damping * torch.diag(torch.diagonal(left))
-        right = informing.T @ (weight * found.error) + prior * latent
+        right = masked.T @ (weight * found.error) + prior * latent
         move = -torch.linalg.solve(left, right)
     return latent + move
 
@@ -171,7 +176,7 @@ def posterior(found: Residuals, latent: Tensor, parameters: Parameters) -> Tenso
     """
     weight = found.weights(found.error)
     prior = 1.0 / parameters.sd**2
-    informing = found.informing(parameters)
-    curvature = informing.T @ (weight.unsqueeze(1) * informing) + torch.diag(prior)
+    masked = found.masked_jacobian(parameters)
+    curvature = masked.T @ (weight.unsqueeze(1) * masked) + torch.diag(prior)
     covariance: Tensor = torch.linalg.inv(curvature)
     return (covariance + covariance.T) / 2.0

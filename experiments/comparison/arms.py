@@ -16,9 +16,8 @@ from darts_parallel.bilevel.report import rows_of
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.table import CostTable
-from darts_parallel.gradient.descent import GradientSearch, search_tables
+from darts_parallel.gradient.descent import search_tables
 from darts_parallel.problem.problem import load_problem
-from experiments.comparison.flat_logits import FlatSearch
 from experiments.comparison.problems import suite
 
 PROBLEMS = {
@@ -46,7 +45,6 @@ class Arm:
 
     question: str
     changes: dict[str, Any] = field(default_factory=dict)
-    flat: bool = False
 
 
 GRADIENT_ARMS = {
@@ -56,24 +54,13 @@ GRADIENT_ARMS = {
     "restarts_4": Arm("restarts (16)", {"num_restarts": 4}),
     "restarts_64": Arm("restarts (16)", {"num_restarts": 64}),
     "gumbel": Arm("softmax or Gumbel samples", {"relaxation": "gumbel"}),
-    "flat_logits": Arm("conditional or flat logits", flat=True),
     "fixed_penalty": Arm("augmented Lagrangian or penalty", {"multiplier_step": 0.0}),
     "random_logits": Arm("informed or random start", {"initial_preference": 0.0, "initial_noise": 1.0}),
-    # these three take as many restart-steps as the default, which drops half of the restarts twice
+    # as many restart-steps as the default, which drops half of the restarts
     "plain_restarts": Arm("many starts (thinned)", {"num_restarts": 8, "thin_at": []}),
-    "resampled": Arm("many starts (thinned)", {"num_restarts": 8, "thin_at": [], "resample_at": [0.25, 0.5]}),
-    "resampled_early": Arm(
-        "many starts (thinned)", {"num_restarts": 8, "thin_at": [], "resample_at": [0.02]}
-    ),
-    "argmax_rounding": Arm("rounding by weights and by a chain's path", {"rounding": "argmax"}),
-    "chain_rounding": Arm("rounding by weights and by a chain's path", {"rounding": "chain"}),
     "repair_only": Arm("rounded plans fitted to the memory", {"fitting": "repair"}),
     "fill_only": Arm("rounded plans fitted to the memory", {"fitting": "fill"}),
     "prices_only": Arm("rounded plans fitted to the memory", {"fitting": "prices"}),
-    "natural_steps": Arm("Adam or natural steps on logits", {"step": "natural"}),
-    "chain_weights": Arm("softmax or a chain's marginals", {"weights": "chain"}),
-    # a chain's step takes about four times as long
-    "chain_weights_short": Arm("softmax or a chain's marginals", {"weights": "chain", "num_steps": 40}),
     "late_thinning": Arm("restarts halved four times, early", {"thin_at": [0.25, 0.5]}),
     "moves_only": Arm("polishing by exact segment programs", {"polish_labels": 0}),
     "soft_edges": Arm("edges rounded in the second half", {"hard_stages_from": 1.0}),
@@ -123,8 +110,7 @@ def tables_of(problem: str) -> tuple[CostTable, ...]:
 def _gradient(tables: Sequence[CostTable], arm: Arm, seed: int, quick: bool) -> dict[str, Any]:
     few = {"num_steps": 10, "num_restarts": 2, "polish_starts": 1} if quick else {}
     config = replace(SearchConfig(max_seconds=600.0), **(BASE | arm.changes | few))
-    loop = FlatSearch if arm.flat else GradientSearch
-    result = search_tables(tables, "layerwise", config, seed, loop=loop)
+    result = search_tables(tables, "layerwise", config, seed)
     if result is None:
         return {"raw_s": float("inf"), "polished_s": float("inf"), "seconds": 0.0, "evaluations": 0,
                 "curve": ()}  # fmt: skip
@@ -141,6 +127,6 @@ def _bilevel(order: str, seed: int, quick: bool, folder: Path) -> dict[str, Any]
     began, cpu = time.monotonic(), time.process_time()
     protocol = Protocol(problem, load_corpus(), folder, Jobs(), tensorboard=False)
     found = rows_of(protocol.run_seed(settings))
-    mine, reference = (next(row for row in found if row["arm"] == arm) for arm in settings.arms)
+    mine, reference = (next(row for row in found if row["variant"] == name) for name in settings.variants)
     return {"time_to_target_ratio": mine["time_to_target_s"] / reference["time_to_target_s"],
             "seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu}  # fmt: skip

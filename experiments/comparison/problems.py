@@ -169,7 +169,6 @@ def suite(names: Sequence[str] = ()) -> list[Case]:
             known = sorted({case.model for case in cases} | {case.cluster for case in cases} | set(VARIANTS))
             near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
             raise ConfigError(
-                f"problems={name} is part of no problem's name, such as {cases[0].name!r}; "
-                f"nearest legal: {near}."
+                f"problems={name} is part of no problem's name, such as {cases[0].name!r}; try {near}."
             )
     return [case for case in cases if any(name in case.name for name in names)]

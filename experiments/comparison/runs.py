@@ -15,14 +15,14 @@ from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.exact.result import Curve, TableResult
 from darts_parallel.gradient.descent import search_tables
 from darts_parallel.plan.file import write_text
-from darts_parallel.planner import automatic as auto
+from darts_parallel.planner.methods import solve
 from darts_parallel.report.tables import csv_of
 from experiments.comparison.problems import Case
 from experiments.comparison.quantiles import quantile
 
 ORACLE, UNIFORM, SEARCH = "dynamic_programming", "exhaustive_uniform", "gradient_search"
 AUTO = "auto"
-"""What the command does by default: `darts_parallel.planner.automatic`."""
+"""Order of methods of `search=auto` (`darts_parallel.planner.methods`)."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ def _baseline(case: Case, method: str, answer: TableResult, seconds: float, refe
 
 
 def _auto(work: Work, tables: Sequence[CostTable], reference: float) -> Run:
-    began, settings = time.monotonic(), replace(work.search, method=AUTO)
-    answer = auto.solve(tables, work.case.space, settings, work.seeds[0])
+    began, settings = time.monotonic(), replace(work.search, method=AUTO, seed=work.seeds[0])
+    answer = solve(tables, work.case.space, settings, AUTO)
     found = answer.iteration_time_s
     return Run(work.case.name, AUTO, None, found, time.monotonic() - began, answer.plans_evaluated,
                answer.proven, gap(found, reference), curve=answer.curve)  # fmt: skip

@@ -10,10 +10,10 @@ import torch
 from baselines.min_max_chunks import solve as balance
 from darts_parallel.cost.evaluation import evaluate_batch, pass_seconds, table_reading
 from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.schedules import device_orders
 from darts_parallel.cost.table import CostTable
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.report.tables import markdown_table
+from darts_parallel.schedules import find
 from experiments.comparison.schedule_problems import ScheduleCase, small_case
 
 SMALL: tuple[ScheduleCase, ...] = (
@@ -65,7 +65,7 @@ def _gap(name: str, table: CostTable, plan: HardPlans, seconds: float) -> OrderG
         ilp = import_module("baselines.zero_bubble_ilp")
     except ModuleNotFoundError:
         raise UnsupportedError(
-            "the best order of passes needs scipy; nearest legal: pip install 'darts-parallel[rivals]', or "
+            "the best order of passes needs scipy; try pip install 'darts-parallel[rivals]', or "
             "order_seconds=0, which leaves it out."
         ) from None
     passes, reading = pass_seconds(table, plan), table_reading(table, plan)
@@ -78,7 +78,7 @@ def _gap(name: str, table: CostTable, plan: HardPlans, seconds: float) -> OrderG
     held = np.bincount(plan.stages()[0].numpy(), kept.numpy(), minlength=table.num_stages)
     held = held / held.max()
     count, rule = int(table.num_micro_batches[plan.outer[0]]), evaluate_batch(table, plan)
-    orders = device_orders(table.pipeline.schedule, table.pp, count, table.virtual_stages)
+    orders = find(table.pipeline.schedule).orders(table.pp, count, table.virtual_stages)
     once = float(reading.per_iteration[0])
     seconds_of_rule = float(rule.iteration_time[0])
     stages = ilp.FixedStages(

@@ -85,7 +85,7 @@ class CostModel:
         if len(chain.kinds) != self.job.num_layers:
             raise ConfigError(
                 f"{self.profiles.path}: model {chain.model} on {chain.gpu} has {len(chain.kinds)} layers at "
-                f"tp={tp}, which must be {self.job.num_layers}; nearest legal: {self.job.num_layers}."
+                f"tp={tp}, which must be {self.job.num_layers}; try {self.job.num_layers}."
             )
         return chain
 

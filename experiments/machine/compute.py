@@ -9,13 +9,13 @@ from statistics import median
 
 import torch
 
-from darts_parallel.bilevel.measured_speed import Case, LayerProfile, profile_block
 from darts_parallel.bilevel.settings import TransformerShape
 from darts_parallel.bilevel.transformer import block, initial_weights
 from darts_parallel.config.cluster import DeviceConfig
 from darts_parallel.cost.compute import ATTENTION_HALF_SIZE, gemm_seconds
 from darts_parallel.problem.cluster import Device
 from darts_parallel.problem.model import Gemm
+from experiments.machine.measured_speed import Case, LayerProfile, profile_block
 from experiments.machine.profile import Machine
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

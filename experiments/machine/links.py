@@ -7,7 +7,7 @@ from statistics import median
 import torch
 from torch import Tensor, distributed
 
-from darts_parallel.bilevel.measured_speed import Case
+from experiments.machine.measured_speed import Case
 from experiments.machine.profile import Machine
 
 SMALLEST = 2**10

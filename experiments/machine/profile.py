@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
-from darts_parallel.bilevel.measured_speed import Case, interleaved_medians
+from experiments.machine.measured_speed import Case, interleaved_medians
 
 MIN_ROUNDS = 3
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from darts_parallel.config.messages import all_keys
+from darts_parallel.config.keys import all_keys
 from darts_parallel.config.raw_values import refuse_silent_overrides
 from darts_parallel.config.schema import Config
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.planner import automatic
+from darts_parallel.planner import plan
 from darts_parallel.problem.problem import load_problem
 from experiments.robustness.verdict import Try, Verdict
 
@@ -72,7 +72,7 @@ def answered(override: str, search: bool = True) -> Verdict:
             base = ("experiment=bilevel",) if override.startswith("bilevel.") else BASE
             problem = load_problem([*base, override])
             if search and not override.startswith(READ_ONLY):
-                automatic.attempt(problem)
+                plan(problem)
     except DartsParallelError as error:
         sentence = str(error)
         one = "\n" not in sentence and sentence.endswith(".") and "Traceback" not in sentence

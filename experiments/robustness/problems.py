@@ -12,7 +12,8 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, DartsParallelError, InfeasibleError
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.planner import automatic
+from darts_parallel.planner.methods import METHODS, ORDERS, run_phases, search_result, solve
+from darts_parallel.planner.session import Session
 from darts_parallel.problem.problem import Problem
 from experiments.robustness.oracle import TooManyError, cheapest
 from experiments.robustness.verdict import Try, Verdict
@@ -123,19 +124,21 @@ def tried(settings: Settings, limit: int, whole: bool = True) -> Verdict:
 def _commanded(problem: Problem, best: float) -> str:
     """What the command says."""
     try:
-        found, _ = automatic.attempt(problem)
+        session = Session.of(problem, METHODS)
+        run_phases(session, ORDERS["exact"])
+        if session.proven is None:
+            return "refused"  # no proof within its time: nothing is claimed
+        found = search_result(session)
     except InfeasibleError:
         return _judged(float("inf"), best)
-    if found is None or found.result is None:
-        return "refused"  # no proof within its time: nothing is claimed
-    return _judged(found.result.iteration_time_s, best, problem, found.result.plan)
+    return _judged(found.iteration_time_s, best, problem, found.plan)
 
 
 def _claimed(problem: Problem, best: float) -> str:
     """What the exact methods prove."""
     settings = problem.config.search
     tables = build_tables(problem)
-    answer = automatic.solve(tables, problem.config.space.kind, settings, settings.seed)
+    answer = solve(tables, problem.config.space.kind, settings)
     return _judged(answer.iteration_time_s, best, problem, answer.plan) if answer.proven else "refused"
 
 

@@ -23,7 +23,7 @@ COMMAND = ("-m", "darts_parallel", *SETTINGS)
 INTERRUPTED = {
     "the command": COMMAND,
     "darts_parallel.run": ("-m", "darts_parallel.run", "plan=whole/plan.json", "steps=10000"),
-    "an experiment": ("-m", "experiments.schedules"),
+    "an experiment": ("-m", "experiments.lossy_collectives"),
 }
 """What gets a Ctrl-C at random moments, the imports among them."""
 LONGEST = 120

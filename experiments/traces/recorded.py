@@ -61,7 +61,7 @@ def trace_files(folder: str) -> list[Path]:
     if not found:
         raise ConfigError(
             f"data={folder} must be a folder that holds trace-NAME.csv or trace-NAME.csv.gz; "
-            "nearest legal: one with recorded steps."
+            "try one with recorded steps."
         )
     return sorted(found)
 
@@ -83,12 +83,12 @@ def read_steps(path: Path) -> Iterator[RecordedStep]:
             steps[int(row["step"])][row["optype"]].append(entry)
         except (ValueError, TypeError):
             raise ConfigError(
-                f"{path.name}: line {line} must hold a number in every column but optype; nearest legal: 0."
+                f"{path.name}: line {line} must hold a number in every column but optype; try 0."
             ) from None
     for step in sorted(steps):
         if FORWARD not in steps[step] or BACKWARD not in steps[step]:
             raise ConfigError(
-                f"{path.name}: step {step} must hold {FORWARD} and {BACKWARD}; nearest legal: a whole step."
+                f"{path.name}: step {step} must hold {FORWARD} and {BACKWARD}; try a whole step."
             )
         ordered = {kind: sorted(own, key=lambda e: e.start) for kind, own in steps[step].items()}
         yield RecordedStep(name, step, ordered)
@@ -102,8 +102,8 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
             if missing:
                 raise ConfigError(
-                    f"{path.name}: the column {missing[0]} is missing; nearest legal: {','.join(COLUMNS)}."
+                    f"{path.name}: the column {missing[0]} is missing; try {','.join(COLUMNS)}."
                 )
             yield from enumerate(reader, start=2)
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name} cannot be read ({error}); nearest legal: a CSV file.") from None
+        raise ConfigError(f"{path.name} cannot be read ({error}); try a CSV file.") from None

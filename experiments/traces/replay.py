@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from darts_parallel.cost.schedule_graph import Graph, compiled
-from darts_parallel.cost.schedules import Operation, device_orders
 from darts_parallel.cost.simulation import pass_ends
 from darts_parallel.errors import ConfigError
+from darts_parallel.schedules import Operation, find
 from experiments.traces.recorded import BACKWARD, FORWARD, Entry, RecordedStep
 
 Floats = NDArray[np.float64]
@@ -72,7 +72,7 @@ def _by_place(step: RecordedStep, kind: str) -> Floats:
 def _incomplete(step: RecordedStep) -> ConfigError:
     return ConfigError(
         f"trace {step.trace}: step {step.step} must hold one forward and one backward pass of every rank, "
-        "stage and micro-batch; nearest legal: a whole step."
+        "stage and micro-batch; try a whole step."
     )
 
 
@@ -80,12 +80,12 @@ def _schedule(step: RecordedStep, pp: int, count: int) -> str:
     """The schedule whose order of passes every rank followed."""
     recorded = _recorded_orders(step)
     for schedule in KNOWN:
-        orders = device_orders(schedule, pp, count)
+        orders = find(schedule).orders(pp, count)
         if all(order == orders[stage] for (_, stage), order in recorded.items()):
             return schedule
     raise ConfigError(
         f"trace {step.trace}: the passes of step {step.step} must come in the order of {' or '.join(KNOWN)}; "
-        "nearest legal: 1f1b."
+        "try 1f1b."
     )
 
 

@@ -27,11 +27,11 @@ from baselines.planner import on_problems
 from baselines.stage_costs import STEP, bottleneck_split, cheapest_split
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import StageSegments
 from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_tables import random_table
 
@@ -236,7 +236,7 @@ def test_equal_seeds_of_evolution_agree() -> None:
 def mixed() -> tuple[Problem, float]:
     """Two node types, and the proven seconds of an iteration."""
     problem = load_problem(["model=toy", "training=toy", "cluster=toy_mixed", "space.pp=2"])
-    best = dynamic_programming.find_plan(problem)
+    best = check(problem)
     assert best.proven
     return problem, best.iteration_time_s
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from darts_parallel.bilevel.data import PARTS, load_corpus, part_of, sample, unigram_entropy
+from darts_parallel.bilevel.data import PARTS, load_corpus, part_of, sample
 from darts_parallel.errors import UnsupportedError
 
 
@@ -59,8 +59,3 @@ def test_windows_are_pieces_of_the_text_and_follow_from_the_seed() -> None:
     assert windows.shape == (5, 8)
     assert (windows.diff(dim=1) == 1).all()
     assert torch.equal(windows, sample(text, 5, 7, torch.Generator().manual_seed(3)))
-
-
-def test_unigram_entropy_of_equal_shares_is_the_log_of_their_number() -> None:
-    text = torch.arange(8, dtype=torch.uint8).repeat(10)
-    assert unigram_entropy(text) == pytest.approx(torch.log(torch.tensor(8.0)).item())

@@ -4,19 +4,18 @@ import torch
 from darts_parallel.bilevel import transformer
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import sample
-from darts_parallel.bilevel.estimators.mixture import first_order, one_hot_sample, second_order
-from darts_parallel.bilevel.estimators.switches import switch_losses
-from darts_parallel.bilevel.estimators.trials import (
-    Shares,
+from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.mixture import slopes
+from darts_parallel.bilevel.quantize import BLOCK, lossy_sum
+from darts_parallel.bilevel.transformer import initial_weights, mixed_loss
+from darts_parallel.bilevel.trials import (
+    GradientShares,
     behind,
     middle_of_read,
     train_losses,
     try_pairs,
     widest,
 )
-from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.quantize import NEAREST, Rounding, lossy_sum
-from darts_parallel.bilevel.transformer import initial_weights, mixed_loss, plan_loss
 from tests.support.bilevel_tiny import corpus, tiny_settings
 
 SETTINGS = tiny_settings()
@@ -43,9 +42,8 @@ def test_trials_charge_exact_pairs_nothing_and_fewer_bits_at_the_widest_group() 
     assert set(table.forward) == {(2, 4), (4, 4), (4, 2), (2, 2)}
     assert table.forward[2, 2] == table.forward[4, 2]
     assert table.gradient[4, 2] == table.gradient[8, 2]
-    assert not {(2, 16), (8, 16)} & (set(table.forward_log_steps) | set(table.gradient_log_steps))
-    assert min(table.forward_log_steps.values()) >= 0.0
-    assert table.forward[4, 2] != table.forward[4, 4]
+    assert not {(2, 16), (8, 16)} & (set(table.forward) | set(table.gradient))
+    assert min(table.forward.values()) >= 0.0
     assert table.steps == 4 * SETTINGS.trial_steps
 
 
@@ -61,34 +59,17 @@ def test_only_the_end_of_a_trial_counts() -> None:
     assert behind([3.0], [2.0]) == 1.0
 
 
-def test_a_hard_switch_is_the_difference_of_two_plans_losses() -> None:
-    weights = initial_weights(SETTINGS.shape, torch.Generator().manual_seed(0))
-    tokens, plan = batch(1, "validation"), [Candidate(4, 1, 2), Candidate(2, 1, 4)]
-    found = switch_losses(weights, tokens, plan, [(4, 2), (4, 4)])
-    for block in range(2):
-        for column, pair in enumerate([(4, 2), (4, 4)]):
-            switched, exact = list(plan), list(plan)
-            switched[block], exact[block] = Candidate(pair[0], 1, pair[1]), Candidate(1, 1)
-            difference = plan_loss(weights, tokens, switched) - plan_loss(weights, tokens, exact)
-            assert float(found[block, column]) == pytest.approx(float(difference), abs=1e-6)
+def test_shares_of_gradients_sum_to_one_and_follow_what_rounding_takes() -> None:
+    shares = GradientShares(0.5)
+    assert torch.equal(shares.of(4), torch.full((4,), 0.25, dtype=torch.float64))
+    shares.update(torch.tensor([1.0, 3.0]))
+    shares.update(torch.tensor([2.0, 2.0]))
+    torch.testing.assert_close(shares.of(2), torch.tensor([0.375, 0.625], dtype=torch.float64))
 
 
-def test_shares_sum_to_one_and_follow_what_each_block_costs() -> None:
-    shares = Shares(0.5)
-    assert torch.equal(shares.of_forward(4, 2), torch.full((4, 2), 0.25, dtype=torch.float64))
-    shares.see_switches(torch.tensor([[0.1, 0.0], [0.3, -0.2]], dtype=torch.float64))
-    torch.testing.assert_close(shares.of_forward(2, 2)[:, 0], torch.tensor([0.25, 0.75], dtype=torch.float64))
-    # without any loss there is nothing to tell the blocks apart by
-    assert torch.equal(shares.of_forward(2, 2)[:, 1], torch.full((2,), 0.5, dtype=torch.float64))
-    shares.see_rounding(torch.tensor([1.0, 3.0]))
-    shares.see_rounding(torch.tensor([2.0, 2.0]))
-    torch.testing.assert_close(shares.of_gradient(2), torch.tensor([0.375, 0.625], dtype=torch.float64))
-
-
-@pytest.mark.parametrize("mix", ["collective", "block"])
 @pytest.mark.parametrize("pairs", [((1, 16), (2, 16)), PAIRS], ids=["exact", "lossy"])
 def test_double_backward_is_the_unrolled_derivative(
-    pairs: tuple[tuple[int, int], ...], mix: str, monkeypatch: pytest.MonkeyPatch
+    pairs: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against central differences of the unrolled loss, with the errors of all roundings held fixed.
 
@@ -104,11 +85,11 @@ def test_double_backward_is_the_unrolled_derivative(
     monkeypatch.setattr(transformer, "straight_through_sum", held.straight_through)
 
     def loss(weights_: transformer.Weights, tokens: torch.Tensor, by_pair: torch.Tensor) -> torch.Tensor:
-        return mixed_loss(weights_, tokens, pairs, by_pair, mix)
+        return mixed_loss(weights_, tokens, pairs, by_pair)
 
     train, validation = batch(1), batch(2, "validation")
-    found = second_order(loss, model, weights, train, validation, step).by_pair
-    first = first_order(loss, model, weights, validation).by_pair
+    found = slopes(loss, model, weights, validation, train, step).by_pair
+    first = slopes(loss, model, weights, validation, train).by_pair
 
     def unrolled(by_pair: torch.Tensor) -> float:
         held.replay()
@@ -120,7 +101,7 @@ def test_double_backward_is_the_unrolled_derivative(
         return float(loss(ahead, validation, by_pair))
 
     held.record()
-    second_order(loss, model, weights, train, validation, step)
+    slopes(loss, model, weights, validation, train, step)
     size = 1e-5
     for block in range(2):
         # along directions that keep the sum of the weights: off the simplex exact sums are scaled, too
@@ -154,18 +135,8 @@ class HeldErrors:
         self.place += 1
         return self.errors[self.place - 1]
 
-    def __call__(self, partials: torch.Tensor, bits: int, rounding: Rounding = NEAREST) -> torch.Tensor:
+    def __call__(self, partials: torch.Tensor, bits: int, block_size: int = BLOCK) -> torch.Tensor:
         return partials.sum(0) + self.error(partials, bits)
 
-    def straight_through(
-        self, partials: torch.Tensor, bits: int, rounding: Rounding = NEAREST
-    ) -> torch.Tensor:
+    def straight_through(self, partials: torch.Tensor, bits: int, block_size: int = BLOCK) -> torch.Tensor:
         return partials.sum(0) if bits >= 16 else partials.sum(0) + self.error(partials, bits)
-
-
-def test_a_one_hot_sample_takes_one_pair_of_every_block_by_its_weight() -> None:
-    weights = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]])
-    drawn = [one_hot_sample(weights, torch.Generator().manual_seed(seed)) for seed in range(20)]
-    assert all(torch.equal(sample_.sum(1), torch.ones(2)) for sample_ in drawn)
-    assert all(float(sample_[0, 1]) == 1.0 and float(sample_[1, 1]) == 0.0 for sample_ in drawn)
-    assert len({int(sample_[1].argmax()) for sample_ in drawn}) == 2

@@ -1,20 +1,17 @@
-from dataclasses import replace
 from math import log
 
 import pytest
 import torch
 
-from darts_parallel.bilevel.upper.found import BilevelPlan, verify
-from darts_parallel.bilevel.upper.joint_space import (
+from darts_parallel.bilevel.joint_space import (
     FIRST_BLOCK,
     JointSpace,
-    way_of,
     with_bits,
     with_fixed_bits,
 )
-from darts_parallel.bilevel.upper.learned_optimum import learned_optimum
-from darts_parallel.bilevel.upper.log_steps import LogSteps
-from darts_parallel.bilevel.upper.relaxed_plans import UpperLevel, price_plans
+from darts_parallel.bilevel.learned_optimum import learned_optimum
+from darts_parallel.bilevel.log_slowdown import LogSlowdown
+from darts_parallel.bilevel.relaxed_plans import UpperLevel, price_plans
 from darts_parallel.config.schema import SearchConfig
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
@@ -24,7 +21,7 @@ PROBLEM = tiny_problem(tp_bits=(16, 4, 2), grad_bits=(16, 2))
 SPACE = JointSpace.build(PROBLEM, [8])
 
 
-def prices(seed: int, scale: float = 0.3) -> LogSteps:
+def prices(seed: int, scale: float = 0.3) -> LogSlowdown:
     """Random prices of few bits; exact pairs cost nothing."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -33,7 +30,7 @@ def prices(seed: int, scale: float = 0.3) -> LogSteps:
         return scale * torch.rand(SPACE.num_blocks, len(pairs), generator=generator).double() * lossy
 
     forward, gradient = SPACE.forward_pairs, SPACE.gradient_pairs
-    return LogSteps(forward, gradient, drawn(forward), drawn(gradient), {8: 0.4})
+    return LogSlowdown(forward, gradient, drawn(forward), drawn(gradient), {8: 0.4})
 
 
 def random_plans(table: int, count: int, seed: int) -> HardPlans:
@@ -58,7 +55,7 @@ def test_a_plan_in_words_costs_what_the_table_says_and_its_edges_travel_at_16_bi
         plan = SPACE.to_plan(table, one)
         assert priced is not None
         assert evaluate(plan, PROBLEM).iteration_time_s == pytest.approx(priced.seconds, rel=1e-12)
-        assert priced.log_steps == pytest.approx(prices(0).of_plan(SPACE.blocks_of(plan), 8), abs=1e-12)
+        assert priced.log_slowdown == pytest.approx(prices(0).of_plan(SPACE.blocks_of(plan), 8), abs=1e-12)
         edges = (*plan.layers[:FIRST_BLOCK], *plan.layers[FIRST_BLOCK + SPACE.num_blocks :])
         assert {(layer.tp_comm_bits, layer.grad_comm_bits) for layer in edges} == {(16, 16)}
 
@@ -95,7 +92,7 @@ def test_the_learned_optimum_is_that_of_brute_force(seed: int) -> None:
     assert found.lower_bound <= best + 1e-9
 
 
-def brute_force(number: int, known: LogSteps) -> float:
+def brute_force(number: int, known: LogSlowdown) -> float:
     """Least objective of all plans of one table whose edge layers follow the fastest choice of theirs."""
     table = SPACE.tables[number]
     count, layers = len(table.choices), table.num_layers
@@ -128,7 +125,7 @@ def brute_force(number: int, known: LogSteps) -> float:
 
 
 def test_free_bits_make_the_learned_optimum_the_fastest_plan_and_dear_bits_the_exact_one() -> None:
-    zero = LogSteps.zero(SPACE.forward_pairs, SPACE.gradient_pairs, SPACE.num_blocks, [8])
+    zero = LogSlowdown.zero(SPACE.forward_pairs, SPACE.gradient_pairs, SPACE.num_blocks, [8])
     free, expensive = learned_optimum(SPACE, zero, 60.0), learned_optimum(SPACE, prices(0, 1e3), 60.0)
     assert free.plan is not None
     assert expensive.plan is not None
@@ -141,7 +138,7 @@ def test_free_bits_make_the_learned_optimum_the_fastest_plan_and_dear_bits_the_e
 
 def test_a_constant_added_to_a_blocks_prices_changes_no_plan() -> None:
     known = prices(1)
-    moved = LogSteps(
+    moved = LogSlowdown(
         known.forward_pairs, known.gradient_pairs, known.forward - 0.1, known.gradient, known.by_batch
     )
     a, b = learned_optimum(SPACE, known, 60.0), learned_optimum(SPACE, moved, 60.0)
@@ -164,48 +161,3 @@ def test_the_relaxed_objective_is_the_hard_one_at_one_hot_weights_and_the_logits
     assert step.plan.value < found.plan.value + log(1.1)
     # cold weights are nearly one-hot: the leading relaxed plan is priced as its rounding
     assert step.record.loss == pytest.approx(step.plan.value, abs=0.1)
-
-
-TWO = tiny_problem(tp_bits=(16, 4), grad_bits=(16, 2), space_num_micro_batches=(2,), space_pp=(2,))
-WAYS = JointSpace.build(TWO, [8], ("1f1b", "async_1f1b", "local_16"))
-PRICES = {"async_1f1b": 0.2, "local_16": 0.3}
-WAITING = JointSpace.build(TWO, [8])
-
-
-def test_plans_that_do_not_wait_cost_what_evaluate_says_and_are_chosen_when_their_steps_are_cheap() -> None:
-    assert WAYS.ways == ("1f1b", "async_1f1b", "local_16")
-    assert WAYS.forward_pairs == WAITING.forward_pairs
-    assert WAYS.gradient_pairs == WAITING.gradient_pairs
-    known, chosen = prices(1), {}
-    waiting = learned_optimum(WAITING, known, 60.0).plan
-    assert waiting is not None
-    for cheap in ("", "async_1f1b", "local_16"):
-        steps = replace(known, by_way={way: -1.0 if way == cheap else 2.0 for way in PRICES})
-        found = learned_optimum(WAYS, steps, 60.0)
-        assert found.plan is not None
-        own = BilevelPlan.of(WAYS, found.plan)
-        cost = evaluate(own.plan, TWO)
-        assert own.seconds == pytest.approx(cost.iteration_time_s, rel=1e-12)
-        felt = steps.of_plan(own.blocks, 8, own.way)
-        assert own.log_steps == pytest.approx(felt, abs=1e-9)
-        assert found.plan.value <= waiting.value + 1e-9
-        chosen[cheap] = own.way
-        if not cheap:
-            continue
-        checks = verify(WAYS, own, 60.0)
-        assert checks[1].gap >= -1e-9  # other degrees may be faster at these bits, but need more steps
-        assert cheap == "local_16" or checks[1].gap < 1e-9
-        assert all(check.plan is None or way_of(check.plan) == own.way for check in checks)
-    assert chosen == {"": "1f1b", "async_1f1b": "async_1f1b", "local_16": "local_16"}
-
-
-@pytest.mark.parametrize("table", range(len(WAYS.tables)))
-def test_plans_of_every_schedule_cost_what_evaluate_says(table: int) -> None:
-    plans = random_plans_of(WAYS, table, 6, seed=table)
-    for index in range(6):
-        one = plans[index : index + 1]
-        priced = price_plans(WAYS, table, one, replace(prices(0), by_way=PRICES))
-        plan = WAYS.to_plan(table, one)
-        assert priced is not None
-        assert way_of(plan) == WAYS.way_of[table]
-        assert evaluate(plan, TWO).iteration_time_s == pytest.approx(priced.seconds, rel=1e-12)

@@ -27,7 +27,7 @@ def test_two_runs_of_one_second_get_a_folder_each(tmp_path: Path) -> None:
         with entered(path).own(named=False) as second:
             assert (first.path, second.path) == (path, tmp_path / "12-00-00-2")
         with (
-            pytest.raises(ConfigError, match=r"is being written by another run; nearest legal: .*12-00-00-2"),
+            pytest.raises(ConfigError, match=r"is being written by another run; try .*12-00-00-2"),
             entered(path).own(named=True),
         ):
             pass

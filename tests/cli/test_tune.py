@@ -109,7 +109,7 @@ def test_the_verb_and_its_flag_are_overrides() -> None:
         ["--top", "3", "plan=p.json"],
         ["tune", "p.json", "--top", "x"],
     ):
-        with pytest.raises(ConfigError, match=r"nearest legal: darts-parallel tune plan\.json"):
+        with pytest.raises(ConfigError, match=r"try darts-parallel tune plan\.json"):
             flags_first(wrong)
     with pytest.raises(ConfigError, match="tune needs the plan of the job"):
         flags_first(["tune"])

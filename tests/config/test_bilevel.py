@@ -9,7 +9,7 @@ from darts_parallel.errors import ConfigError
 @pytest.mark.parametrize("key", LARGEST)
 def test_numbers_of_steps_and_trainings_have_a_least_and_a_largest(key: str) -> None:
     for value, near in ((0, 1), (-3, 1), (10**20, LARGEST[key])):
-        with pytest.raises(ConfigError, match=f"bilevel.{key}={value} must be .*nearest legal: {near}"):
+        with pytest.raises(ConfigError, match=f"bilevel.{key}={value} must be .*try {near}"):
             BilevelConfig(**{key: value})
     assert getattr(BilevelConfig(**{key: LARGEST[key]}), key) == LARGEST[key]
 
@@ -19,14 +19,12 @@ def test_numbers_of_steps_and_trainings_have_a_least_and_a_largest(key: str) -> 
     [
         ({"decay": 1.0}, "bilevel.decay=1 must be between 0 and 0.9999"),
         ({"decay": float("nan")}, "bilevel.decay=nan must be between"),
-        ({"learning_rate": float("inf")}, "bilevel.learning_rate=inf must be .*nearest legal: 1"),
+        ({"learning_rate": float("inf")}, "bilevel.learning_rate=inf must be .*try 1"),
         ({"learning_rate": 0.0}, "bilevel.learning_rate=0 must be between 1e-09 and 1"),
-        ({"retrain_factor": 0.5}, "bilevel.retrain_factor=0.5 must be .*nearest legal: 1"),
-        ({"warmup_steps": -1}, "bilevel.warmup_steps=-1 must be .*nearest legal: 0"),
+        ({"retrain_factor": 0.5}, "bilevel.retrain_factor=0.5 must be .*try 1"),
+        ({"warmup_steps": -1}, "bilevel.warmup_steps=-1 must be .*try 0"),
         ({"seeds": [0, 100_000]}, "bilevel.seeds=100000 must be between 0 and 9999"),
-        ({"sync_every": [1, 0]}, "bilevel.sync_every=0 must be .*nearest legal: 1"),
-        ({"batch_candidates": [0]}, "bilevel.batch_candidates=0 must be .*nearest legal: 1"),
-        ({"eight_bits": "fp4"}, "bilevel.eight_bits=fp4 must be one of int8, fp8"),
+        ({"batch_candidates": [0]}, "bilevel.batch_candidates=0 must be .*try 1"),
     ],
 )
 def test_values_that_mean_nothing_are_refused_with_the_nearest_that_does(

@@ -7,7 +7,7 @@ import pytest
 from darts_parallel.config import composition
 from darts_parallel.config.cluster import ClusterConfig, DeviceConfig, NodeGroupConfig
 from darts_parallel.config.composition import load_config
-from darts_parallel.config.messages import all_keys
+from darts_parallel.config.keys import all_keys
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.errors import ConfigError
@@ -49,18 +49,18 @@ def test_equal_node_groups_count_as_one_type(tmp_path: Path) -> None:
 
 
 BROKEN_CLUSTERS = [
-    ("device: a10", "device: a11", "cluster.nodes[0].device=a11 must be one of a10; nearest legal: a10."),
+    ("device: a10", "device: a11", "cluster.nodes[0].device=a11 must be one of a10; try a10."),
     ("gpus: 4", "gpus: 0", "cluster.nodes[0].gpus=0 must be at least 1"),
-    ("gpus: 4", "gppus: 4", "gppus is not a key of the configuration; nearest legal: cluster.nodes[].gpus."),
+    ("gpus: 4", "gppus: 4", "gppus is not a key of the configuration; try cluster.nodes[].gpus."),
     ("gpus: 4", "gpus: four", "gpus=four must be a whole number"),
     (
         "bf16: 125",
         "bf17: 125",
-        "bf17 must be one of bf16, fp16, fp32, fp8, mxfp8, nvfp4; nearest legal: ",
+        "bf17 must be one of bf16, fp16, fp32, fp8, mxfp8, nvfp4; try ",
     ),
     ("memory_GiB: 24.0, ", "", "cluster.devices.a10.memory_GiB is missing"),
     ("bandwidth_GBps: 600.0", "bandwidth_GBps: .nan", "memory_bandwidth_GBps=nan must be a finite number"),
-    ("{bf16: 125.0, fp32: 31.2}", "125", "cluster.devices.a10.peak_TFLOPs must be a mapping"),
+    ("{bf16: 125.0, fp32: 31.2}", "125", "cluster.devices.a10.peak_TFLOPs=125 must be a mapping"),
     (CONTRACT, "just a word\n", "not a key"),
     (CONTRACT, "- 1\n", "cluster must be a mapping"),
     (CONTRACT, "name: [\n", "mine.yaml"),
@@ -182,7 +182,7 @@ def test_a_cluster_without_devices_or_nodes_is_refused() -> None:
 
 def test_heads_must_divide_the_hidden_size_unless_their_size_is_given() -> None:
     sizes = {"name": "m", "num_layers": 2, "hidden_size": 64, "vocab_size": 10, "max_seq_len": 8}
-    with pytest.raises(ConfigError, match="nearest legal: 8"):
+    with pytest.raises(ConfigError, match="try 8"):
         ModelConfig(**sizes, num_heads=7)  # type: ignore[arg-type]
     assert ModelConfig(**sizes, num_heads=7, head_dim=16).num_heads == 7  # type: ignore[arg-type]
 

@@ -136,7 +136,7 @@ def test_moved_state_is_all_weights_and_the_state_of_the_adapters() -> None:
 def test_what_cannot_train_adapters_refuses_them_in_a_sentence() -> None:
     problem = llama("space.pp=1")
     plan = plan_of(problem, LayerStrategy(1, 8, 3), 2)
-    with pytest.raises(UnsupportedError, match=r"lora_rank=4 cannot run here.*nearest legal: 0"):
+    with pytest.raises(UnsupportedError, match=r"lora_rank=4 cannot run here.*try 0"):
         refuse_unexecutable(plan, problem)
     for target in ("megatron", "torchtitan", "galvatron"):
         with pytest.raises(UnsupportedError, match="lora_rank=4, and the written program"):
@@ -148,13 +148,13 @@ def test_what_cannot_train_adapters_refuses_them_in_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["training.lora_rank=-1"], r"training.lora_rank=-1 must be at least 0; nearest legal: 0\."),
-        (["training.lora_rank=100000"], r"must be at most \d+; nearest legal: \d+\."),
+        (["training.lora_rank=-1"], r"training.lora_rank=-1 must be at least 0; try 0\."),
+        (["training.lora_rank=100000"], r"must be at most \d+; try \d+\."),
         (
             ["training.lora_rank=4", "space.executable=true"],
-            r"must not go with space.executable, .*legal: 0\.",
+            r"must not go with space.executable, .*try 0\.",
         ),
-        (["training.lora_rank=4", "cost=searcher"], r"must not go with a cost model other.*legal: 0\."),
+        (["training.lora_rank=4", "cost=searcher"], r"must not go with a cost model other.*try 0\."),
         (["training.lora_rank=4", "training.lora_targets=[]"], r"must name a product .*\[linear_qkv\]\."),
         (["training.lora_targets=[query]"], "training.lora_targets=query must be one of linear_qkv"),
     ],

@@ -11,11 +11,10 @@ from darts_parallel.cost.collectives import RingGroup, reduce_scatter
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.exact import layerwise as dynamic_programming
-from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.gradient.descent import search
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 
@@ -98,9 +97,9 @@ def test_the_surrogate_equals_evaluate_with_context_parallelism() -> None:
 def test_the_best_plan_over_all_degrees_is_the_best_of_each() -> None:
     free, pins = [*TOY, "search.num_steps=20", "search.num_restarts=2", "space.zero_stage=1"], (1, 4)
     free += ["space.pp=[1,2]", "space.recompute=none"]
-    for planner in (exhaustive, dynamic_programming):
-        best = [planner.find_plan(load_problem([*free, f"space.cp={cp}"])).iteration_time_s for cp in pins]
-        every = planner.find_plan(load_problem([*free, "space.cp=[1,4]"]))
+    for method in ("exhaustive", "dynamic_programming"):
+        best = [check(load_problem([*free, f"space.cp={cp}"]), method).iteration_time_s for cp in pins]
+        every = check(load_problem([*free, "space.cp=[1,4]"]), method)
         assert every.proven
         assert every.iteration_time_s == pytest.approx(min(best), rel=1e-12)
     found = search(load_problem([*free, "space.cp=4"]))
@@ -110,17 +109,17 @@ def test_the_best_plan_over_all_degrees_is_the_best_of_each() -> None:
 
 @pytest.mark.parametrize(("cp", "near"), [(3, 2), (16, 8)])
 def test_an_illegal_degree_is_refused_and_the_nearest_one_works(cp: int, near: int) -> None:
-    with pytest.raises(ConfigError, match=rf"^space\.cp={cp} must divide.*nearest legal: {near}\.$"):
+    with pytest.raises(ConfigError, match=rf"^space\.cp={cp} must divide.*try {near}\.$"):
         outer_spaces(load_problem([*TOY, f"space.cp={cp}"]))
     assert outer_spaces(load_problem([*TOY, f"space.cp={near}"]))
-    with pytest.raises(PlanError, match=rf"cp={cp} must divide.*nearest legal: {near}\.$"):
+    with pytest.raises(PlanError, match=rf"cp={cp} must divide.*try {near}\.$"):
         cost(load_problem(TOY), cp, dp=1)
 
 
 def test_pins_that_contradict_name_the_context_degree() -> None:
     with pytest.raises(ConfigError) as caught:
         outer_spaces(load_problem([*TOY, "space.cp=8", "space.dp=2"]))
-    ways = re.search(r"nearest legal: (.*)\.$", str(caught.value))
+    ways = re.search(r"try (.*)\.$", str(caught.value))
     assert ways is not None
     for way in ways.group(1).split(" or "):
         key = way.split("=")[0]

@@ -9,19 +9,18 @@ from darts_parallel.config.schema import CostConfig
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch, pass_seconds
 from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.cost.pipeline import PipelineModel, in_flight
-from darts_parallel.cost.schedules import device_orders
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.exact import layerwise as dynamic_programming
-from darts_parallel.exact import uniform as exhaustive
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.gradient.descent import search
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.text import render_text
+from darts_parallel.schedules import find
 from tests.support.event_queue import event_queue_ends
 from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 
@@ -59,8 +58,8 @@ def test_random_chunks_take_the_seconds_of_an_event_queue_and_synchronise_togeth
         cost, passes = evaluate_batch(table, plans), pass_seconds(table, plans).blocking()
         for plan in range(len(plans)):
             outer = plans.outer[plan]
-            orders = device_orders(
-                "interleaved", table.pp, int(table.num_micro_batches[outer]), table.virtual_stages
+            orders = find("interleaved").orders(
+                table.pp, int(table.num_micro_batches[outer]), table.virtual_stages
             )
             seconds = {"F": passes.forward[plan].tolist(), "B": passes.backward[plan].tolist()}
             ends, _ = event_queue_ends(orders, seconds, passes.message[plan].tolist())
@@ -83,7 +82,7 @@ def test_equal_chunks_have_the_bubble_of_the_theory(pp: int, v: int, m: int) -> 
 @pytest.mark.parametrize(("pp", "v", "m"), [(2, 2, 2), (4, 2, 8), (4, 3, 16), (4, 2, 4), (8, 2, 32)])
 def test_stages_in_flight_are_those_of_the_schedule_at_its_peak(pp: int, v: int, m: int) -> None:
     held = in_flight(pp, torch.tensor([m]), "interleaved", v)[0]
-    for device, order in enumerate(device_orders("interleaved", pp, m, v)):
+    for device, order in enumerate(find("interleaved").orders(pp, m, v)):
         now, peak = 0, 0
         first: list[int] = []
         counts = [0] * (pp * v)
@@ -154,18 +153,18 @@ def test_tight_memory_is_repaired_in_interleaved_plans() -> None:
 def test_baselines_say_how_far_their_proof_reaches() -> None:
     problem, tables = interleaved("space.zero_stage=1", "space.recompute=none", virtual_stages="[1,2]")
     best = brute_force(tables, "uniform").cost
-    for planner in (exhaustive, dynamic_programming):
-        answer = planner.find_plan(problem)
+    for method in ("exhaustive", "dynamic_programming"):
+        answer = check(problem, method)
         assert not answer.proven
         assert answer.lower_bound_s <= best
         assert "interleaved" in answer.note
         assert answer.plan is not None
         assert evaluate(answer.plan, problem).iteration_time_s == pytest.approx(answer.iteration_time_s)
-    plain = exhaustive.find_plan(load_problem([*TOY, "space.zero_stage=1", "space.recompute=none"]))
+    plain = check(load_problem([*TOY, "space.zero_stage=1", "space.recompute=none"]), "exhaustive")
     (chunked,) = (table for table in tables if table.virtual_stages == 2)
     even = evaluate_batch(chunked, even_uniform_plans(chunked))
     fastest = float(even.iteration_time.masked_fill(~even.feasible, torch.inf).min())
-    answer = exhaustive.find_plan(problem)
+    answer = check(problem, "exhaustive")
     assert answer.iteration_time_s == pytest.approx(min(plain.iteration_time_s, fastest), rel=1e-12)
 
 
@@ -190,7 +189,7 @@ def test_illegal_interleaving_is_refused_and_every_advice_works(pins: list[str],
     base = ["model=toy", "cluster=toy", "training=toy"]
     with pytest.raises(ConfigError, match=near) as caught:
         outer_spaces(load_problem([*base, *pins]))
-    ways = re.search(r"nearest legal: (.*)\.$", str(caught.value))
+    ways = re.search(r"try (.*)\.$", str(caught.value))
     assert ways is not None
     for way in ways.group(1).split(" or "):
         override = way if "=" in way else f"space.virtual_stages={way}"
@@ -239,7 +238,7 @@ def test_interleaving_joins_the_order_of_unequal_nodes() -> None:
 
 
 def test_dynamic_programming_knows_no_interleaved_plans_and_says_so() -> None:
-    answer = dynamic_programming.find_plan(interleaved("space.zero_stage=1", "space.recompute=none")[0])
+    answer = check(interleaved("space.zero_stage=1", "space.recompute=none")[0])
     assert (answer.plan, answer.proven) == (None, False)
     assert 0 < answer.lower_bound_s < float("inf")
     assert "interleaved" in answer.note

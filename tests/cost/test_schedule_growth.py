@@ -5,7 +5,9 @@ import pytest
 
 from darts_parallel.cost import schedule_graph
 from darts_parallel.cost.schedule_graph import compiled
-from darts_parallel.cost.v_schedules import BLOCKS, _held, _move_together, _repeated
+from darts_parallel.schedules._block import BuildingBlock, held, move_together, repeated
+from darts_parallel.schedules.v_half import SCHEDULE as V_HALF
+from darts_parallel.schedules.v_min import SCHEDULE as V_MIN
 
 PLACES = [("1f1b", 1), ("zero_bubble_h1", 1), ("interleaved", 2), ("interleaved", 3), ("zero_bubble_v", 2),
           ("v_half", 2), ("v_min", 2), ("dualpipe", 2), ("gpipe", 1)]  # fmt: skip
@@ -40,15 +42,17 @@ def test_many_micro_batches_are_not_gone_through_pass_by_pass(
     assert compiled.__wrapped__(schedule, 4, 400, chunks).num_micro_batches == 400
 
 
-@pytest.mark.parametrize("schedule", BLOCKS)
+@pytest.mark.parametrize("schedule", [V_HALF, V_MIN])
 @pytest.mark.parametrize("pp", [3, 4, 7])
-def test_passes_that_move_together_run_no_later_and_are_held_no_more(schedule: str, pp: int) -> None:
-    slots = _repeated(schedule, pp, 2 * pp)
+def test_passes_that_move_together_run_no_later_and_are_held_no_more(
+    schedule: BuildingBlock, pp: int
+) -> None:
+    slots = repeated(schedule, pp, 2 * pp)
     before = [{entry: time for time, entry in row.items()} for row in slots]
-    held = [_held(row) for row in slots]
-    most = max(int(row.max()) for row in held)
-    _move_together(slots, held, [-1] * pp)
+    counts = [held(row) for row in slots]
+    most = max(int(row.max()) for row in counts)
+    move_together(slots, counts, [-1] * pp)
     for row, times in zip(slots, before, strict=True):
         assert len(row) == len(times)
         assert all(time <= times[entry] for time, entry in row.items())
-        assert _held(row).max() <= most
+        assert held(row).max() <= most

@@ -7,7 +7,7 @@ Model FLOP per token: 6 * (4 * (4 * 64^2 + 2 * 64 * 256) + 64 * 256) = 1,277,952
 import pytest
 
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.cost.searcher import configuration_dicts, evaluate_configurations, products
+from darts_parallel.cost.searcher import SearcherModel, products
 from darts_parallel.errors import PlanError
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
@@ -42,23 +42,21 @@ def extra_collectives(problem: Problem) -> int:
 def test_every_term_is_the_reports_formula(
     searcher_problem: Problem, dp: int, tp: int, pp: int, efficiency: float, link: float
 ) -> None:
-    result = evaluate_configurations(searcher_problem, [(dp, tp, pp)])
-    terms = {name: float(value[0]) for name, value in result.terms.items()}
+    (terms,) = SearcherModel.of(searcher_problem).breakdowns([(dp, tp, pp)])
     compute = FLOPS / (1e12 * dp * tp * efficiency) / (0.60 if pp > 1 else 1.0)
     assert terms["compute"] == pytest.approx(compute, rel=1e-12)
     assert terms["gradient_sync"] == pytest.approx(2 * (dp - 1) / dp * GRADIENTS / link, rel=1e-12)
     moved = (COLLECTIVES + extra_collectives(searcher_problem)) * ACTIVATION / tp
     assert terms["tensor_parallel"] == pytest.approx(2 * (tp - 1) / tp * moved / 10e9, rel=1e-12)
     assert terms["p2p_and_resharding"] == pytest.approx((pp - 1) * 2 * ACTIVATION / 10e9, rel=1e-12)
-    assert float(result.iteration_time[0]) == pytest.approx(sum(terms.values()), rel=1e-12)
 
 
 def test_one_worked_number() -> None:
     """dp 2, tp 2, pp 2: 1.509949 GFLOP / (1 TFLOP/s * 4 * 0.2333) / 0.6 = 2.6963 ms of compute."""
     problem = load_problem(["model=toy", "cluster=toy", "training=toy", "cost=searcher"])
-    result = evaluate_configurations(problem, [(2, 2, 2)])
-    assert float(result.terms["compute"][0]) == pytest.approx(2.6963e-3, rel=1e-4)
-    assert float(result.terms["gradient_sync"][0]) == pytest.approx(441_088 / 10e9, rel=1e-12)
+    (terms,) = SearcherModel.of(problem).breakdowns([(2, 2, 2)])
+    assert terms["compute"] == pytest.approx(2.6963e-3, rel=1e-4)
+    assert terms["gradient_sync"] == pytest.approx(441_088 / 10e9, rel=1e-12)
 
 
 @pytest.mark.parametrize("devices", [1, 6, 8, 32, 96])
@@ -72,31 +70,16 @@ def test_the_products_are_all_products(devices: int) -> None:
 
 
 def test_one_pass_equals_one_at_a_time(searcher_problem: Problem) -> None:
-    configurations = list(products(8))
-    together = evaluate_configurations(searcher_problem, configurations).iteration_time.tolist()
-    alone = [float(evaluate_configurations(searcher_problem, [c]).iteration_time[0]) for c in configurations]
-    assert together == alone
-
-
-def test_the_file_lists_the_fastest_first_and_names_the_constants(searcher_problem: Problem) -> None:
-    data = configuration_dicts(searcher_problem, list(products(8)))
-    seconds = [row["iteration_time_s"] for row in data["configurations"]]
-    assert seconds == sorted(seconds)
-    assert data["constants"] == {
-        "BASE_EFF": 0.35,
-        "DP_EFF_PENALTY_FACTOR": 0.20,
-        "TP_EFF_PENALTY_FACTOR": 0.25,
-        "IMBALANCE_PENALTY_FACTOR": 0.10,
-        "OVERLAP_RATIO_PP": 0.60,
-    }
+    model, degrees = SearcherModel.of(searcher_problem), list(products(8))
+    assert model.breakdowns(degrees) == [model.breakdowns([product])[0] for product in degrees]
 
 
 def test_evaluate_reads_the_same_model(searcher_problem: Problem) -> None:
     plan = Plan(4, (0, 3, 7), (LayerStrategy(2, 2),) * 7)
-    expected = evaluate_configurations(searcher_problem, [(2, 2, 2)])
-    assert evaluate(plan, searcher_problem).iteration_time_s == pytest.approx(
-        float(expected.iteration_time[0]), rel=1e-12
-    )
+    (terms,) = SearcherModel.of(searcher_problem).breakdowns([(2, 2, 2)])
+    cost = evaluate(plan, searcher_problem)
+    assert cost.breakdown_s == terms
+    assert cost.iteration_time_s == pytest.approx(sum(terms.values()), rel=1e-12)
 
 
 def test_a_plan_that_mixes_degrees_has_no_price_in_it(searcher_problem: Problem) -> None:

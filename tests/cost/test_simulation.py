@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from darts_parallel.config.schema import V_SHAPED
 from darts_parallel.cost.schedule_graph import compiled
-from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders, warm_up_passes
 from darts_parallel.cost.simulation import PassSeconds, device_ends, timeline
 from darts_parallel.errors import UnsupportedError
+from darts_parallel.schedules import NAMES, Schedule, find
 from tests.support.event_queue import event_queue_ends
 
 CASES = [("1f1b", 1), ("gpipe", 1), ("zero_bubble", 1), ("interleaved", 2), ("interleaved", 3)]
-V_CASES = [(schedule, 2) for schedule in V_SHAPED]
+FOLDED = [name for name in NAMES if find(name).folded]
+V_CASES = [(schedule, 2) for schedule in FOLDED]
 
 
 def random_passes(seed: int, stages: int, plans: int = 3, message: float = 0.3) -> PassSeconds:
@@ -33,13 +33,13 @@ def equal_passes(stages: int, forward: float, backward: float, weight: float = 0
 
 def reference(passes: PassSeconds, schedule: str, pp: int, count: int, plan: int) -> list[float]:
     chunks = passes.forward.shape[1] // pp
-    weight = passes.weight_gradient[plan] if schedule in SPLIT_BACKWARD else torch.zeros(1)
+    weight = passes.weight_gradient[plan] if find(schedule).split else torch.zeros(1)
     seconds = {
         "F": passes.forward[plan].tolist(),
         "B": (passes.backward[plan] - weight).tolist(),
         "W": weight.tolist(),
     }
-    orders = device_orders(schedule, pp, count, chunks)
+    orders = find(schedule).orders(pp, count, chunks)
     return event_queue_ends(orders, seconds, passes.message[plan].tolist())[0]
 
 
@@ -141,7 +141,7 @@ def test_the_gradient_counts_the_passes_on_the_critical_path(schedule: str, chun
 def test_the_timeline_holds_every_pass_once_and_ends_when_the_devices_do(schedule: str, chunks: int) -> None:
     passes = random_passes(3, 4 * chunks, plans=1)
     events = timeline(passes, schedule, 4, 12)
-    orders = device_orders(schedule, 4, 12, chunks)
+    orders = find(schedule).orders(4, 12, chunks)
     assert {event.operation for event in events} == {operation for order in orders for operation in order}
     assert len(events) == sum(len(order) for order in orders)
     for device, end in enumerate(device_ends(passes, schedule, 4, 12)[0].tolist()):
@@ -151,25 +151,27 @@ def test_the_timeline_holds_every_pass_once_and_ends_when_the_devices_do(schedul
         assert mine[-1].end == pytest.approx(end, rel=1e-12)
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), CASES)
-def test_no_pass_waits_for_one_of_a_later_frame_or_more_than_a_frame_back(
-    schedule: str, chunks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # what the proof of the steady state rests on
-    if schedule == "gpipe":
-        return
-    monkeypatch.setattr("darts_parallel.cost.schedule_graph.longest_period", lambda schedule, pp: 20)
+@pytest.mark.parametrize(("schedule", "chunks"), CASES + V_CASES)
+def test_what_follows_a_frame_waits_for_passes_of_the_frame_or_behind_it(schedule: str, chunks: int) -> None:
+    # what the proof of the steady state rests on: equal times of a frame make equal times of all that follows
     for pp in (2, 3, 5):
-        graph = compiled.__wrapped__(schedule, pp, 40 * (pp if chunks > 1 else 1), chunks)
-        frame = {int(i): number for number, row in enumerate(graph.frames) for i in row}
-        assert len(frame) == graph.frames.size
-        middle = len(graph.frames) // 2
-        for waiting in graph.frames[middle]:
-            for other in (graph.previous[waiting], graph.source[waiting]):
-                assert other == len(graph) or 0 <= middle - frame[int(other)] <= 1
+        graph = compiled.__wrapped__(schedule, pp, 40 * pp, chunks)
+        assert (len(graph.frames) == 0) == find(schedule).linear
+        order = {int(last): [int(last)] for last in graph.last}
+        for passes in order.values():
+            while graph.previous[passes[-1]] < len(graph):
+                passes.append(int(graph.previous[passes[-1]]))
+        for frame in graph.frames[[0, -1]] if len(graph.frames) else ():
+            inside, behind = set(frame.tolist()), set[int]()
+            for passes in order.values():
+                first = next(i for i, one in enumerate(passes) if one in inside)
+                behind |= set(passes[:first])
+            for one in behind:
+                waits = {int(graph.previous[one]), int(graph.source[one])} - {len(graph)}
+                assert waits <= inside | behind
 
 
-@pytest.mark.parametrize("schedule", V_SHAPED)
+@pytest.mark.parametrize("schedule", FOLDED)
 def test_a_v_of_many_micro_batches_is_simulated_by_a_few(
     schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,14 +218,22 @@ def test_blocking_messages_occupy_the_later_stage_both_ways(seed: int) -> None:
 
 
 def test_a_group_of_interleaved_micro_batches_must_be_whole() -> None:
-    with pytest.raises(UnsupportedError, match=r"num_micro_batches=10 .* nearest legal: 8"):
-        device_orders("interleaved", 4, 10, 2)
+    with pytest.raises(UnsupportedError, match=r"num_micro_batches=10 .* try 8"):
+        find("interleaved").orders(4, 10, 2)
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), CASES)
-def test_warm_up_is_the_forwards_before_the_first_pair(schedule: str, chunks: int) -> None:
-    for pp, count in ((1, 3), (4, 4), (4, 12)):
-        for device, order in enumerate(device_orders(schedule, pp, count, chunks)):
-            before = [operation.kind for operation in order].index("B")
-            ahead = warm_up_passes(schedule, device, pp, count, chunks)
-            assert before == min(ahead + 1, count * chunks)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_closed_form_says_is_in_flight_is_what_the_order_of_the_passes_holds(name: str) -> None:
+    schedule = find(name)
+    for chunks in (2, 3) if schedule.chunks is None else (schedule.chunks,):
+        for pp, count in ((1, 2), (2, 4), (4, 8), (4, 12), (5, 40)):
+            held = schedule.in_flight(pp, count, chunks)
+            places = schedule.devices(pp, pp * chunks)
+            for device, order in enumerate(schedule.orders(pp, count, chunks)):
+                now = most = 0
+                for kind, _, _ in order:
+                    now += (kind == "F") - (kind == ("W" if schedule.split else "B"))
+                    most = max(most, now)
+                assert most == sum(n for n, place in zip(held, places, strict=True) if place == device)
+            if not schedule.linear and schedule.chunks is not None:
+                assert held == Schedule.in_flight(schedule, pp, count, chunks)

@@ -11,7 +11,7 @@ from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact.bounds import OuterCosts, SegmentGrid, equal_rows, outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.pareto import price_grid
-from darts_parallel.exact.uniform import find_plan
+from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import random_table
 
@@ -68,7 +68,7 @@ def test_the_default_problem_is_bounded_within_two_percent() -> None:
     problem = load_problem(["model=gpt2_xl", "training=gpt2_xl"])
     bounds = [outer_lower_bounds(table) for table in build_tables(problem)]
     lowest = float(torch.cat(bounds).min())
-    best = find_plan(problem).iteration_time_s
+    best = check(problem, "exhaustive").iteration_time_s
     assert best * 0.98 <= lowest <= best
 
 

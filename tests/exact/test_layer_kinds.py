@@ -4,9 +4,9 @@ import pytest
 
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.bounds import OuterCosts
-from darts_parallel.exact.layerwise import find_plan
 from darts_parallel.gradient.descent import search
 from darts_parallel.plan.space import outer_spaces
+from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
 from tests.support.layer_kinds import HYBRID, MIXER, PREDICTION, TOY, WINDOWS
 from tests.support.optima import assert_same_optimum
@@ -44,6 +44,6 @@ def test_equal_costs_and_nothing_else_merge_layers() -> None:
 
 def test_the_gradient_search_finds_the_proven_plan_of_a_hybrid() -> None:
     problem = load_problem([*HYBRID, "search.num_steps=30", "search.num_restarts=4", "space.pp=[1,2]"])
-    found, best = search(problem), find_plan(problem)
+    found, best = search(problem), check(problem)
     assert best.proven
     assert found.iteration_time_s == pytest.approx(best.iteration_time_s, rel=1e-9)

@@ -10,8 +10,9 @@ import torch
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.enumeration import brute_force
-from darts_parallel.exact.layerwise import find_plan, solve
+from darts_parallel.exact.layerwise import solve
 from darts_parallel.exact.pareto import pareto
+from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
 from tests.support.optima import assert_same_optimum
 from tests.support.random_tables import random_table
@@ -97,7 +98,7 @@ def test_an_unknown_space_is_refused() -> None:
 
 def test_the_default_problem_is_solved_and_its_plan_costs_what_was_claimed() -> None:
     problem = load_problem(["model=gpt2_xl", "training=gpt2_xl"])
-    result = find_plan(problem)
+    result = check(problem)
     assert result.proven
     assert result.plan is not None
     cost = evaluate(result.plan, problem)
@@ -109,7 +110,7 @@ def test_the_default_problem_is_solved_and_its_plan_costs_what_was_claimed() -> 
 def test_more_room_for_choice_never_costs_more() -> None:
     few = ["space.pp=4", "space.num_micro_batches=[8,16]"]
     problems = [load_problem([f"space={kind}", *few]) for kind in ("uniform", "stagewise", "layerwise")]
-    costs = [find_plan(problem).iteration_time_s for problem in problems]
+    costs = [check(problem).iteration_time_s for problem in problems]
     assert costs[0] * (1 + 1e-12) >= costs[1]
     assert costs[1] * (1 + 1e-12) >= costs[2]
 

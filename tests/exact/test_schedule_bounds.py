@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from darts_parallel.cost.pipeline import PipelineModel, in_flight
-from darts_parallel.cost.schedules import device_orders
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force
@@ -20,6 +19,7 @@ from darts_parallel.exact.schedule_bounds import (
     packed_bound,
     simulated_lower_bound,
 )
+from darts_parallel.schedules import find
 from tests.support.random_tables import random_table
 
 CHUNKS = {"1f1b": 1, "zero_bubble_h1": 1, "interleaved": 2, "zero_bubble_v": 2, "v_half": 2, "v_min": 2}
@@ -96,7 +96,7 @@ def test_regret_matching_finds_the_mixture_of_a_matrix_game() -> None:
 def test_weights_behind_the_last_backward_are_those_of_the_whole_order(schedule: str) -> None:
     for pp, count in ((2, 9), (4, 17)):
         expected = np.zeros(pp * CHUNKS[schedule])
-        for order in device_orders(schedule, pp, count, CHUNKS[schedule]):
+        for order in find(schedule).orders(pp, count, CHUNKS[schedule]):
             last = max(place for place, entry in enumerate(order) if entry.kind == "B")
             np.add.at(expected, [entry.stage for entry in order[last:] if entry.kind == "W"], 1)
         assert np.array_equal(weights_behind(schedule, pp, count), expected)

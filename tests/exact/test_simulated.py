@@ -2,9 +2,8 @@ import pytest
 
 from darts_parallel import evaluate, load_problem, search
 from darts_parallel.cost.table import build_tables
-from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.exact import schedule_bounds, simulated
-from darts_parallel.exact import uniform as exhaustive
+from darts_parallel.planner.methods import check
 
 TINY = ["model=toy", "cluster=toy", "training=toy", "cost.pipeline=simulated", "space=uniform",
         "space.pp=[1,2]", "space.sequence_parallel=false", "space.num_micro_batches=[4,8]",
@@ -13,7 +12,7 @@ TINY = ["model=toy", "cluster=toy", "training=toy", "cost.pipeline=simulated", "
 
 def test_a_small_uniform_space_is_proven_by_simulating_every_plan() -> None:
     problem = load_problem(TINY)
-    best = exhaustive.find_plan(problem)
+    best = check(problem, "exhaustive")
     assert best.proven
     assert best.plan is not None
     assert best.note == "every plan was simulated"
@@ -27,8 +26,8 @@ def test_a_small_uniform_space_is_proven_by_simulating_every_plan() -> None:
 def test_a_large_space_gets_the_closed_forms_optimum_without_a_proof(schedule: str) -> None:
     given = ["model=toy", "cluster=toy", "training=toy", "space.pp=2"]
     problem = load_problem([*given, "cost.pipeline=simulated", f"cost.schedule={schedule}"])
-    answer = dynamic_programming.find_plan(problem)
-    closed = dynamic_programming.find_plan(load_problem(given))
+    answer = check(problem)
+    closed = check(load_problem(given))
     assert not answer.proven
     assert 0.8 * answer.iteration_time_s < answer.lower_bound_s < answer.iteration_time_s
     assert "only the bound is proven" in answer.note
@@ -39,18 +38,19 @@ def test_a_large_space_gets_the_closed_forms_optimum_without_a_proof(schedule: s
 
 def test_plans_are_counted_as_they_are_enumerated() -> None:
     problem = load_problem(TINY)
-    answer = simulated.find_plan(problem, "uniform", lambda _: pytest.fail("the space is small"))
     tables = build_tables(problem)
+    never = lambda *_: pytest.fail("the space is small")  # noqa: E731
+    answer = simulated.solve_simulated(tables, "uniform", never, never)
     assert simulated.number_of_plans(tables, "uniform") == answer.plans_evaluated
 
 
 def test_a_closed_form_plan_of_a_schedule_that_is_not_listed_is_no_answer() -> None:
     given = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.num_micro_batches=4"]
     problem = load_problem([*given, "space.schedules=[zero_bubble_v]"])
-    answer = dynamic_programming.find_plan(problem)
+    answer = check(problem)
     assert answer.plan is None
     assert 0 < answer.lower_bound_s < float("inf")
-    listed = dynamic_programming.find_plan(load_problem([*given, "space.schedules=[zero_bubble_v,1f1b]"]))
+    listed = check(load_problem([*given, "space.schedules=[zero_bubble_v,1f1b]"]))
     assert listed.plan is not None
     assert listed.plan.schedule_name == "1f1b"
 

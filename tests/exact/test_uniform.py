@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
-from darts_parallel.exact.enumeration import brute_force, find_plan_brute_force
-from darts_parallel.exact.uniform import find_plan, solve_uniform, uniform_bounds
+from darts_parallel.cost.table import build_tables
+from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.uniform import solve_uniform, uniform_bounds
+from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import random_table
 
@@ -50,7 +52,7 @@ def test_alternatives_are_the_best_configurations_in_order() -> None:
 
 def test_the_default_problem_has_a_proven_uniform_plan() -> None:
     problem = load_problem(["model=gpt2_xl", "training=gpt2_xl"])
-    result = find_plan(problem)
+    result = check(problem, "exhaustive")
     assert result.proven
     assert result.plan is not None
     assert len(set(result.plan.layers)) == 1
@@ -60,8 +62,8 @@ def test_the_default_problem_has_a_proven_uniform_plan() -> None:
 def test_brute_force_and_the_vectorised_planner_agree_on_a_real_problem() -> None:
     small = ["model.num_layers=6", "cluster.nodes.0.count=1", "training.global_batch_size=8"]
     problem = load_problem(["model=gpt2_xl", "training=gpt2_xl", "space=uniform", *small])
-    every, fast = find_plan_brute_force(problem), find_plan(problem)
-    assert every.iteration_time_s == pytest.approx(fast.iteration_time_s, rel=1e-12)
+    every, fast = brute_force(build_tables(problem), "uniform"), check(problem, "exhaustive")
+    assert every.cost == pytest.approx(fast.iteration_time_s, rel=1e-12)
     assert every.proven
     assert fast.proven
     assert fast.plans_evaluated < every.plans_evaluated

@@ -2,9 +2,8 @@ import csv
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from io import StringIO
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,12 @@ from rich.console import Console
 
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.options import READER_LEFT, describe, parse, run_main
-from darts_parallel.errors import ConfigError, DartsParallelError
+from darts_parallel.errors import ConfigError
 from darts_parallel.planner.node_choice import node_choices
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.run.workers import preloaded
 from experiments import benchmark, replan, results_page
-from experiments.benchmark import BenchmarkOptions, Job, time_job
+from experiments.benchmark import WORK, BenchmarkOptions, Timed
 from experiments.compare import INTERRUPTED, CompareOptions, compare
 from experiments.comparison import problems, summary
 from experiments.comparison.gaps import SHARES, Distribution, Findings, percent, summarise
@@ -26,6 +25,7 @@ from experiments.comparison.problems import CORE, MIXED, PRESETS, UNEVEN, suite
 from experiments.comparison.quantiles import quantile
 from experiments.comparison.runs import ORACLE, SEARCH, UNIFORM, Run, Work, run_case
 from experiments.pareto import ParetoOptions
+from experiments.study import Report, Study, StudyOptions, run_study, solve_all
 
 
 def quiet_console() -> Console:
@@ -51,10 +51,10 @@ def test_the_suite_has_its_thirty_problems_with_names_of_their_own() -> None:
         suite(["gpt9"])
 
 
-@pytest.mark.parametrize("job", replan.JOBS)
-def test_jobs_to_replan_are_the_models_and_clusters_that_their_names_say(job: str) -> None:
-    model, cluster = job.split(" on ")
-    config = load_config(replan.JOBS[job])
+@pytest.mark.parametrize("problem", replan.PROBLEMS)
+def test_problems_to_replan_have_presets(problem: str) -> None:
+    model, cluster = problem.split(" on ")
+    config = load_config([f"model={model}", f"training={model}", f"cluster={cluster}"])
     assert (config.model.name, config.cluster.name) == (model, cluster)
 
 
@@ -194,8 +194,8 @@ def test_options_reach_nested_keys_and_single_values_stand_for_lists() -> None:
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        ("problem=[x]", "problem=\\[x\\] is not an option; nearest legal: problems."),
-        ("search.num_stepz=3", "nearest legal: search.num_steps."),
+        ("problem=[x]", "problem=\\[x\\] is not an option; try problems."),
+        ("search.num_stepz=3", "try search.num_steps."),
         ("seeds", "seeds has no value"),
         ("seeds=", "seeds= has no value"),
         ("seeds=abc", "seeds=abc must be a whole number"),
@@ -217,43 +217,69 @@ def test_a_bad_option_is_one_sentence_and_exit_status_2(
     assert written.count("\n") == 1
 
 
-def test_benchmark_reports_the_median_and_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = count(step=3)
-    monkeypatch.setattr("experiments.benchmark.time.perf_counter", lambda: float(next(clock)))
-    seconds, remark = time_job(Job("nothing", 2.0, lambda: "done"), repeats=3)
-    assert (seconds, remark) == ([3.0, 3.0, 3.0], "done")
-    assert benchmark.cells(Job("a", 2.0, str), [1.0, 9.0, 1.5], "-") == [
-        "a",
-        "1.50",
-        "1.00",
-        "9.00",
-        "2",
-        "yes",
-        "-",
-    ]
-    assert benchmark.cells(Job("a", 1.0, str), [1.0, 9.0, 1.5], "-")[5] == "NO"
+def test_benchmark_judges_the_median(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = benchmark.report([Timed("a", 2.0, 1.5, 1.0, 9.0, "-"), Timed("b", 1.0, 1.5, 1.0, 9.0, "-")], 3)
+    assert "| a | 1.50 | 1.00 | 9.00 | 2 | yes | - |" in report.text
+    assert "| b | 1.50 | 1.00 | 9.00 | 1 | NO | - |" in report.text
+    monkeypatch.setitem(WORK, "nothing", (1.0, lambda: "done"))
+    assert benchmark.run(BenchmarkOptions(repeats=2, only=["nothing"], out=str(tmp_path))) == 0
+    assert "1 of 1 are within their targets." in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="only=magic is part of no name"):
+        benchmark.run(BenchmarkOptions(only=["magic"]))
 
 
-def test_benchmark_prints_a_row_for_each_job() -> None:
-    console = quiet_console()
-    assert (
-        benchmark.benchmark(BenchmarkOptions(repeats=2), [Job("nothing", 1.0, lambda: "done")], console) == 0
-    )
-    assert "nothing" in console.file.getvalue()  # type: ignore[attr-defined]
-    with pytest.raises(DartsParallelError, match="only=magic is part of no job's name"):
-        benchmark.select(["magic"])
-    assert [job.target for job in benchmark.select(["1024"])] == [2.0]
+@dataclass(frozen=True)
+class Square:
+    """A row of a study."""
+
+    number: int
+    square: int
+    curve: tuple[int, ...] = field(default=(), repr=False)
+
+
+def squared(number: int) -> list[Square]:
+    """Solve a task."""
+    return [Square(number, number * number)]
+
+
+SQUARES = Study("squares", "What?", "cubes.", squared, lambda rows: Report("note", ["| a |"], str(len(rows))))
+
+
+def test_a_study_writes_rows_in_the_order_of_its_tasks_and_keeps_what_is_done(tmp_path: Path) -> None:
+    tasks: dict[str, int] = {"two": 2, "three": 3}
+    assert run_study(SQUARES, tasks, StudyOptions(jobs=1, out=str(tmp_path))) == 0
+    assert (tmp_path / "squares.csv").read_text() == "number,square\n2,4\n3,9\n"
+    assert (tmp_path / "squares.md").read_text() == "note\n\n| a |\n\n2\n"
+
+    def interrupted(number: int) -> list[Square]:
+        if number == 3:
+            raise KeyboardInterrupt
+        return squared(number)
+
+    early = replace(SQUARES, solve=interrupted)
+    assert run_study(early, tasks, StudyOptions(jobs=1, out=str(tmp_path), publish=True)) == INTERRUPTED
+    assert (tmp_path / "squares.csv").read_text() == "number,square\n2,4\n"
+    assert not (results_page.RESULTS / "squares.md").exists()
+
+
+def test_tasks_are_solved_in_processes_of_their_own() -> None:
+    pytest.importorskip("joblib")
+    found = dict(solve_all(lambda task: (task, os.getpid()), {"a": 1, "b": 2}, jobs=2))
+    assert {name: task for name, (task, _) in found.items()} == {"a": 1, "b": 2}
+    assert os.getpid() not in {process for _, process in found.values()}
 
 
 def test_a_page_of_results_names_its_command_and_commit_and_shows_its_pictures(tmp_path: Path) -> None:
     (tmp_path / "curve.png").write_bytes(b"picture")
     pictures = {tmp_path / "curve.png": "a curve"}
     page = results_page.publish(
-        "x", "Why?", "python -m experiments.x", "new\n", pictures, tmp_path / "results"
+        "x", "Why?", "python -m experiments.x", "new\n", pictures, tmp_path / "results", "how."
     )
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# Why?\n\n    python -m experiments.x\n\nCommit ")
-    assert text.endswith("new\n\n![a curve](pictures/x_curve.png)\n")
+    assert text.endswith("new\n\n![a curve](pictures/x_curve.png)\n\nNot shown: how.\n")
     assert (tmp_path / "results" / "pictures" / "x_curve.png").read_bytes() == b"picture"
 
 

@@ -287,5 +287,5 @@ def test_a_cluster_that_nothing_fits_has_no_plan(tmp_path: Path) -> None:
 def test_a_profile_with_other_layers_is_refused_with_one_sentence(tmp_path: Path) -> None:
     model = cost_model(tmp_path, blocks=4)
     model.job = job(5)
-    with pytest.raises(ConfigError, match=r"has 6 layers at tp=1, which must be 7; nearest legal: 7\."):
+    with pytest.raises(ConfigError, match=r"has 6 layers at tp=1, which must be 7; try 7\."):
         program_plans(model, [(1, 1)])

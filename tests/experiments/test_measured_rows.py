@@ -1,7 +1,6 @@
 """Measured runs are read by stated rules; a bad row is reported and never costs a good one."""
 
 import csv
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,21 +8,21 @@ import torch
 
 from darts_parallel.errors import ConfigError
 from experiments.calibration.calibrated import Calibrated
-from experiments.calibration.hardware import networks_of
-from experiments.calibration.outcome import COLUMNS, predict_rows, read_cases
-from experiments.calibration.parameters import Parameters
-from experiments.calibration.predict import place_of, predict
-from experiments.calibration.problems import Case, boundaries_of, build_case
-from experiments.calibration.repeats import repeat_errors, repeat_sentence
-from experiments.calibration.rows import Row, RowError, read_folder
-from experiments.calibration.rules import ALTERNATE, Run, read_run
+from experiments.calibration.parameters import Parameters, Place
+from experiments.calibration.predict import predict
+from experiments.calibration.problems import Case, build_case
+from experiments.calibration.report import COLUMNS, predict_runs, repeat_errors, repeat_sentence
+from experiments.data import normalize
+from experiments.data.normalize import NormalizeOptions, read_folder
+from experiments.data.runs import ALTERNATE, Run, read_runs, write_runs
+from experiments.data.table import Row, RowError
 from experiments.validate_cost_model import ValidationOptions, validate
-from tests.support.measured_files import RUN, write_rows
+from tests.support import measured_files
+from tests.support.measured_files import RUN, cases_of, write_rows
 
 
 def run_of(**cells: str) -> Run:
-    row = Row("a.csv", 2, {**RUN, **cells})
-    return read_run(row, [row])
+    return measured_files.run_of(Row("a.csv", 2, {**RUN, **cells}))
 
 
 BAD = [
@@ -44,12 +43,12 @@ BAD = [
 
 def test_bad_rows_are_reported_with_file_line_and_reason_and_the_rest_is_used(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.csv", [{}, *(cells for cells, _ in BAD), {}])
-    outcomes = predict_rows(read_folder(str(tmp_path)).rows, Calibrated.read())
+    outcomes = predict_runs(read_folder(str(tmp_path))[0], Calibrated.read())
     assert not outcomes[0].skipped
     assert not outcomes[-1].skipped
-    assert outcomes[0].seconds == outcomes[-1].seconds
+    assert outcomes[0].predicted == outcomes[-1].predicted
     for outcome, (_, reason), line in zip(outcomes[1:-1], BAD, range(3, 99), strict=False):
-        assert (outcome.row.file, outcome.row.line) == ("a.csv", line)
+        assert (outcome.run.file, outcome.run.row) == ("a.csv", line)
         assert reason in outcome.skipped
 
 
@@ -61,11 +60,11 @@ def test_broken_lines_cost_only_themselves(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_bytes(b"")
     (tmp_path / "c.csv").write_text("colour,weight\nred,3\n")
     (tmp_path / "d.csv").write_bytes(b"\xff\xfe\x00bin\x00ary\n\x81")
-    folder = read_folder(str(tmp_path))
-    reasons = {row.line: row.broken for row in folder.rows}
+    runs, others = read_folder(str(tmp_path))
+    reasons = {run.row: run.skipped for run in runs}
     assert reasons == {2: "", 3: reasons[3], 4: "3 cells, but the header has 37", 6: "", 8: ""}
     assert "quote" in reasons[3] or "cells" in reasons[3]
-    assert [name for name, _ in folder.other_files] == ["b.csv", "c.csv", "d.csv"]
+    assert [name for name, _ in others] == ["b.csv", "c.csv", "d.csv"]
 
 
 def test_validation_writes_one_line_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,11 +115,11 @@ def test_a_number_is_what_a_cell_begins_with(text: str, value: int | None) -> No
         ({"sequence_parallel": ""}, {"sequence_parallel": True}),
         ({"sequence_parallel": "", "source": "arXiv 2104.04473 (Megatron-LM)"}, {"sequence_parallel": False}),
         ({"sequence_parallel": "0"}, {"sequence_parallel": False}),
-        ({"micro_batch": "", "num_microbatches": ""}, {"micro_batch": 1, "num_micro_batches": 8}),
-        ({"micro_batch": ""}, {"micro_batch": 2, "num_micro_batches": 4}),
-        ({"global_batch": ""}, {"global_batch": 32}),
+        ({"micro_batch": "", "num_microbatches": ""}, {"num_micro_batches": 8}),
+        ({"micro_batch": ""}, {"num_micro_batches": 4}),
+        ({"global_batch": ""}, {"global_batch_size": 32}),
         ({"dp": ""}, {"dp": 4}),
-        ({"heads": ""}, {"heads": 8}),
+        ({"heads": ""}, {"num_heads": 8}),
         ({"iteration_s": "", "tokens_per_s_per_gpu": "8192"}, {"iteration_s": 0.5}),
         ({"iteration_s": "", "samples_per_s": "64"}, {"iteration_s": 0.5}),
         ({"pp": "4", "tp": "1", "dp": "2", "global_batch": "16", "layers": "24", "vpp_chunks": ">1"},
@@ -137,8 +136,8 @@ def test_what_a_row_leaves_out_follows_the_stated_rules(
 def test_missing_sizes_are_those_that_the_other_rows_state_most_often() -> None:
     rows = [Row("a.csv", 2 + i, {**RUN, "heads": h, "vocab": v}) for i, (h, v) in
             enumerate([("16", "50k"), ("16", "50k"), ("4", "32000"), ("", "")])]  # fmt: skip
-    run = read_run(rows[-1], rows)
-    assert (run.heads, run.vocab) == (16, 50_000)
+    run = measured_files.run_of(rows[-1], rows)
+    assert (run.num_heads, run.vocab_size) == (16, 50_000)
 
 
 @pytest.mark.parametrize(
@@ -153,10 +152,7 @@ def test_missing_sizes_are_those_that_the_other_rows_state_most_often() -> None:
 )
 def test_stages_are_equal_or_as_the_notes_print_them(cells: dict[str, str], edges: tuple[int, ...]) -> None:
     base = {"layers": "8", "pp": "4", "tp": "1", "dp": "2", "global_batch": "16"}
-    assert (
-        boundaries_of(run_of(**base, **cells) if "layers" not in cells else run_of(**{**base, **cells}))
-        == edges
-    )
+    assert build_case(run_of(**{**base, **cells})).plan.boundaries == edges
 
 
 @pytest.mark.parametrize(
@@ -172,8 +168,8 @@ def test_stages_are_equal_or_as_the_notes_print_them(cells: dict[str, str], edge
     ],
 )
 def test_hardware_follows_the_words_of_the_row(cells: dict[str, str], device: str, bandwidth: float) -> None:
-    found, _, inter = networks_of(Row("a.csv", 2, {**RUN, **cells}), 8)
-    assert (found, inter.bandwidth) == (device, pytest.approx(bandwidth))
+    run = run_of(**cells)
+    assert (run.devices, run.inter_GBps) == ((device,), (pytest.approx(bandwidth),))
 
 
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
@@ -185,13 +181,11 @@ def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_run_becomes_the_plan_that_its_row_describes(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.csv", [{"zero": "3", "recompute": "selective (op)"}])
-    [(_, case)] = read_cases(read_folder(str(tmp_path)).rows)
-    assert isinstance(case, Case)
+    [case] = cases_of(tmp_path)
     blocks = case.plan.layers[1:-2]
     assert [layer.recompute for layer in blocks] == ["none", "full"] * 2
     assert {(layer.tp, layer.dp, layer.zero_stage) for layer in case.plan.layers} == {(2, 4, 3)}
     assert case.problem.training.global_batch_size == 32
-    assert {f.name for f in fields(Run)} >= {"iteration_s", "memory_bytes"}
 
 
 def test_flags_are_errors_of_their_row_only() -> None:
@@ -251,14 +245,14 @@ def test_what_the_allocator_counts_is_not_what_a_device_loses() -> None:
     shown, counted = (
         build_case(run_of(memory_gb="40", notes=notes)) for notes in ("", "memory GiB, max allocated")
     )
-    assert (place_of(shown).gauge, place_of(counted).gauge) == ("device", "allocated")
+    assert (shown.run.memory_metric, counted.run.memory_metric) == ("device", "allocated")
     reserved = {"reserved_GiB": torch.tensor(3.0)}
     difference = predict(shown, reserved).memory - predict(counted, reserved).memory
     assert float(difference) == pytest.approx(3.0 * 2**30)
-    parameters = Parameters([place_of(case) for case in (shown, counted)])
-    gauges = {key[2] for key in parameters.keys if key[1] == "gauge"}
-    assert gauges == {"device", "allocated"}
-    assert run_of(memory_gb="40", notes="TRL, chunked loss").memory_bytes is None
+    parameters = Parameters([Place.of_run(case.run) for case in (shown, counted)])
+    metrics = {key[2] for key in parameters.keys if key[1] == "memory_metric"}
+    assert metrics == {"device", "allocated"}
+    assert run_of(memory_gb="40", notes="TRL, chunked loss").memory_GiB is None
 
 
 def test_repeats_of_one_plan_bound_what_any_model_of_plans_can_know() -> None:
@@ -289,5 +283,37 @@ def test_context_ranks_share_states() -> None:
         ({"source": "somebody"}, "default"),
     ],
 )
-def test_a_stack_is_recognised_by_its_words(cells: dict[str, str], name: str) -> None:
-    assert run_of(**cells).stack.name == name
+def test_a_framework_is_recognised_by_its_words(cells: dict[str, str], name: str) -> None:
+    assert run_of(**cells).framework == name
+
+
+def test_runs_are_written_and_read_as_they_are(tmp_path: Path) -> None:
+    several = {
+        "gpu": "12 V100-16GB + 4 T4",
+        "gpus_per_node": "4",
+        "n_gpus": "16",
+        "dp": "8",
+        "global_batch": "64",
+    }
+    write_rows(
+        tmp_path / "a.csv",
+        [{}, several, {"layers": ""}, {"pp": "2", "dp": "2", "num_microbatches": "8", "memory_gb": "11.5"}],
+    )
+    out = tmp_path / "out" / "runs.csv"
+    out.parent.mkdir()
+    assert normalize.normalize(NormalizeOptions(data=str(tmp_path), out=str(out))) == 0
+    runs = read_folder(str(tmp_path))[0]
+    assert [bool(run.skipped) for run in runs] == [False, False, True, False]
+    assert read_runs(out) == runs
+    assert runs[1].nodes == (3, 1)
+
+
+def test_the_shipped_runs_are_whole_and_have_sources() -> None:
+    runs = read_runs()
+    assert len(runs) > 900
+    assert write_runs(runs) == normalize.SHIPPED.read_text(encoding="utf-8")
+    assert all(run.source for run in runs)
+    used = [run for run in runs if not run.skipped]
+    assert all(run.iteration_s or run.memory_GiB for run in used)
+    for run in used[::40]:
+        assert isinstance(build_case(run), Case)

@@ -2,11 +2,10 @@
 
 import pytest
 
-from experiments.calibration.mixtures import complete, mixture_of, printed_layout
 from experiments.calibration.problems import build_case
-from experiments.calibration.rows import Row, RowError
-from experiments.calibration.rules import read_run
-from tests.support.measured_files import RUN
+from experiments.data.runs import Run
+from experiments.data.table import Row, RowError
+from tests.support.measured_files import RUN, run_of
 
 MIXTRAL = {
     "model": "Mixtral-8x22B", "layers": "56", "hidden": "6144", "heads": "48", "kv_heads": "8", "ffn": "",
@@ -19,13 +18,13 @@ MIXTRAL = {
 }  # fmt: skip
 
 
-def row(**cells: str) -> Row:
-    return Row("moe.csv", 2, {**RUN, **MIXTRAL, **cells})
+def run(**cells: str) -> Run:
+    return run_of(Row("moe.csv", 2, {**RUN, **MIXTRAL, **cells}))
 
 
 def test_a_published_mapping_becomes_a_plan_with_folded_experts() -> None:
-    run = read_run(row(), [row()])
-    case = build_case(run)
+    published = run()
+    case = build_case(published)
     assert {(s.tp, s.dp, s.ep, s.etp, s.sequence_parallel) for s in case.plan.layers} == {(2, 8, 8, 1, True)}
     assert case.problem.model.num_parameters == 140_620_634_112
     # tokens are dropped at capacity 1, and the seconds come from the printed MFU
@@ -33,46 +32,42 @@ def test_a_published_mapping_becomes_a_plan_with_folded_experts() -> None:
     # of the attention matrix the half below the diagonal
     tokens = [case.problem.model.flops_per_token(seq_len) for seq_len in (0, 4096)]
     flops = sum(tokens) / 2 * 256 * 4096
-    assert run.iteration_s == pytest.approx(flops / (0.493 * 989.5e12 * 128))
+    assert published.iteration_s == pytest.approx(flops / (0.493 * 989.5e12 * 128))
 
 
-def test_a_printed_data_parallel_degree_beyond_ep_is_mended() -> None:
-    mended = complete(row(dp="1", num_microbatches="7"))
-    assert (mended.text("dp"), mended.text("num_microbatches")) == ("8", "32")
+def test_a_printed_data_parallel_degree_beyond_ep_is_corrected() -> None:
+    corrected = run(dp="1", num_microbatches="7")
+    assert (corrected.dp, corrected.num_micro_batches) == (8, 32)
 
 
-def test_other_rows_come_back_as_they_are() -> None:
-    other = Row("a.csv", 2, dict(RUN))
-    assert complete(other) is other
-    assert mixture_of(other) is None
+def test_dense_rows_have_no_experts() -> None:
+    dense = run_of(Row("a.csv", 2, dict(RUN)))
+    assert (dense.architecture, dense.mixture, dense.ep) == ("", False, 1)
 
 
 @pytest.mark.parametrize(
     ("text", "blocks"),
     [
-        ("Et|(tt|)*30L", (1, *(2,) * 30, 0)),
-        ("Et*3|t*4|t*2mL", (3, 4, 2)),
-        ("", None),
-        ("balanced", None),
+        ("E|t*10|(t*8|)*4t*7|t*7L", (0, 10, 8, 8, 8, 8, 7, 7)),
+        ("Et*7|(t*7|)*6|t*7mL", (7,) * 8),  # nine chunks: of another model
+        ("", (7,) * 8),
+        ("balanced", (7,) * 8),
     ],
 )
-def test_a_printed_layout_says_the_blocks_of_every_chunk(text: str, blocks: tuple[int, ...] | None) -> None:
-    assert printed_layout(row(pp_layout=text)) == blocks
+def test_a_printed_layout_says_the_blocks_of_every_chunk(text: str, blocks: tuple[int, ...]) -> None:
+    assert run(pp_layout=text).blocks == blocks
 
 
 def test_degrees_that_do_not_divide_a_stage_are_a_reason() -> None:
     with pytest.raises(RowError, match="ep=3 times etp=1 does not divide the 16 GPUs"):
-        mixture_of(row(ep="3"))
+        run(ep="3")
 
 
 def test_words_of_a_row_say_dispatcher_overlap_and_modules() -> None:
-    mixture = mixture_of(
-        row(dispatcher="DeepEP", notes="1F1B EP overlap on", recompute="selective: mlp moe_act")
-    )
-    assert mixture is not None
-    assert mixture.training["moe_token_dispatcher_type"] == "flex"
-    assert mixture.training["overlap_moe_expert_parallel_comm"]
-    assert mixture.training["recompute_modules"] == ["moe_act", "mlp"]
+    told = run(dispatcher="DeepEP", notes="1F1B EP overlap on", recompute="selective: mlp moe_act")
+    assert told.moe_token_dispatcher_type == "flex"
+    assert told.overlap_moe_expert_parallel_comm
+    assert told.recompute_modules == ("moe_act", "mlp")
 
 
 def test_containers_say_whether_an_iteration_is_one_graph() -> None:
@@ -83,32 +78,29 @@ def test_containers_say_whether_an_iteration_is_one_graph() -> None:
         "n_params": "",
     }  # fmt: skip
     for container, own in (("26.06", True), ("26.04.01", False)):
-        row = Row(
-            "a.csv", 2, {**RUN, **cells, "source": f"performance-summary.md L1 ({container} NeMo Container)"}
-        )
-        mixture = mixture_of(complete(row))
-        assert mixture is not None
-        assert (mixture.training["cuda_graphs"] == "full_iteration") is own
-        assert mixture.training["fp8_dot_product_attention"] is own
-        assert mixture.training["overlap_moe_expert_parallel_comm"] is own
+        source = f"performance-summary.md L1 ({container} NeMo Container)"
+        recorded = run_of(Row("a.csv", 2, {**RUN, **cells, "source": source}))
+        assert (recorded.cuda_graphs == "full_iteration") is own
+        assert recorded.fp8_dot_product_attention is own
+        assert recorded.overlap_moe_expert_parallel_comm is own
 
 
 def test_rows_of_the_folding_paper_follow_megatrons_defaults() -> None:
     paper = {"source": "arXiv 2504.14960, Table 3", "etp": "", "vpp_chunks": ""}
-    run = read_run(row(**paper), [row()])
-    assert (run.stack.name, run.virtual_stages) == ("megatron_core", 7)
-    assert {s.etp for s in build_case(run).plan.layers} == {2}
+    folded = run(**paper)
+    assert (folded.framework, folded.virtual_stages) == ("megatron_core", 7)
+    assert {s.etp for s in build_case(folded).plan.layers} == {2}
     # its second table prints FLOP/s alone
-    printed = row(**paper, mfu_pct="", tflops_per_gpu="487.8", tflops_kind="model FLOPs")
-    assert read_run(printed, [row()]).iteration_s == pytest.approx(run.iteration_s, rel=1e-3)
+    printed = run(**paper, mfu_pct="", tflops_per_gpu="487.8", tflops_kind="model FLOPs")
+    assert printed.iteration_s == pytest.approx(folded.iteration_s, rel=1e-3)
 
 
 def test_a_run_of_torchtitan_has_its_defaults() -> None:
     given = {"seq_len": "", "global_batch": "", "num_microbatches": "", "pp": "1", "dp": "64",
              "tokens_per_s_per_gpu": "9000", "micro_batch": "8", "source": "torchtitan pull 19"}  # fmt: skip
-    run = read_run(row(**given), [row()])
-    assert (run.seq_len, run.global_batch, run.num_micro_batches) == (4096, 8 * 64, 1)
-    assert run.iteration_s == pytest.approx(8 * 4096 / (9000 * 2))
+    default = run(**given)
+    assert (default.seq_len, default.global_batch_size, default.num_micro_batches) == (4096, 8 * 64, 1)
+    assert default.iteration_s == pytest.approx(8 * 4096 / (9000 * 2))
 
 
 def test_hybrids_with_experts_are_read() -> None:
@@ -116,5 +108,5 @@ def test_hybrids_with_experts_are_read() -> None:
         ("layers", "hidden", "heads", "vocab", "num_microbatches", "n_experts", "top_k"), ""
     )
     cells = empty | {"model": "Nemotron_3_Nano", "tp": "1", "pp": "1", "ep": "8", "n_gpus": "8", "dp": "8"}
-    case = build_case(read_run(row(**cells, iteration_s="13.1"), [row()]))
+    case = build_case(run(**cells, iteration_s="13.1"))
     assert case.problem.model.num_parameters == 31_577_937_344

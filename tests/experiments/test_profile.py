@@ -9,7 +9,6 @@ import torch
 import yaml
 
 from darts_parallel import load_problem
-from darts_parallel.bilevel.measured_speed import interleaved_medians
 from darts_parallel.config.options import parse
 from darts_parallel.cost.compute import gemm_seconds
 from darts_parallel.errors import ConfigError
@@ -19,6 +18,7 @@ from darts_parallel.problem.model import Gemm
 from experiments.machine.compute import MOST_EXTRAPOLATED, ComputeProfile, GemmTime, fit_gemms, gemm_shapes
 from experiments.machine.files import device_yaml
 from experiments.machine.links import MessageTime, fit_link
+from experiments.machine.measured_speed import interleaved_medians
 from experiments.machine.profile import Machine
 from experiments.profile import ProfileOptions, run
 from tests.support.processes import run_ranks
@@ -121,7 +121,7 @@ def test_what_cannot_be_measured_is_refused(argument: str, sentence: str) -> Non
     with pytest.raises(ConfigError) as caught:
         parse(ProfileOptions, [argument])
     assert sentence in str(caught.value)
-    assert "nearest legal" in str(caught.value)
+    assert "; try " in str(caught.value)
 
 
 SMALL = ("device=cpu", "seconds=0", "largest=64", "largest_message_mib=0.02")

@@ -52,12 +52,12 @@ def test_the_front_holds_what_nothing_dominates() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "profiles= must be a folder with measured layer times; nearest legal: profiles=FOLDER."),
+        ([], "profiles= must be a folder with measured layer times; try profiles=FOLDER."),
         (["profiles={folder}/none"], "must be a folder that holds layer_forward_seconds.csv"),
-        (["profiles={folder}", "study=paretto"], "nearest legal: pareto."),
+        (["profiles={folder}", "study=paretto"], "try pareto."),
         (["profiles={folder}", "study=pareto", "model=BERT"], "model=BERT needs study=cases"),
         (["profiles={folder}", "model=BART"], "must be part of a case's name"),
-        (["profiles={folder}", "model=T5"], "model=T5-1.3B must be measured; nearest legal: BERT-345M."),
+        (["profiles={folder}", "model=T5"], "model=T5-1.3B must be measured; try BERT-345M."),
     ],
 )
 def test_a_wish_that_cannot_be_met_is_one_sentence_and_leaves_nothing(
@@ -82,7 +82,7 @@ def test_a_wish_that_cannot_be_met_is_one_sentence_and_leaves_nothing(
         (
             "A10 (y),4,",
             "A10 (y),8,",
-            "tp=4 of model BERT-345M on A10 (y) must be measured; nearest legal: 2.",
+            "tp=4 of model BERT-345M on A10 (y) must be measured; try 2.",
         ),
         ("forward_s\n", "forward_s\nbroken\n", "line 2: the row must have 7 fields"),
     ],

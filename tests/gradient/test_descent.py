@@ -8,12 +8,11 @@ import torch
 
 from darts_parallel import evaluate, search
 from darts_parallel.config.search import SearchConfig
-from darts_parallel.exact import layerwise as dynamic_programming
-from darts_parallel.exact import uniform as exhaustive
-from darts_parallel.exact.result import PlannerResult
+from darts_parallel.exact.result import Verification
 from darts_parallel.gradient import descent
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.legality import check_plan
+from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_tables import random_table
 
@@ -24,8 +23,8 @@ TIGHT = ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_4x4", "model.num_laye
 
 
 @cache
-def oracle(kind: str) -> PlannerResult:
-    return dynamic_programming.find_plan(load_problem([*TIGHT, f"space={kind}"]))
+def oracle(kind: str) -> Verification:
+    return check(load_problem([*TIGHT, f"space={kind}"]))
 
 
 @pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])
@@ -43,7 +42,7 @@ def test_the_plan_is_legal_feasible_and_never_beats_the_oracle(kind: str) -> Non
     assert result.iteration_time_s <= optimum * 1.02  # few steps, few restarts
     if kind == "uniform":
         assert len(set(result.plan.layers)) == 1
-        assert exhaustive.find_plan(problem).iteration_time_s == pytest.approx(optimum, rel=1e-9)
+        assert check(problem, "exhaustive").iteration_time_s == pytest.approx(optimum, rel=1e-9)
 
 
 def test_wider_spaces_are_never_worse() -> None:
@@ -144,6 +143,6 @@ def test_what_a_time_limit_cuts_short_is_polished_and_what_ctrl_c_cuts_short_is_
     stopped = search(problem, seed=0, config=replace(config, max_seconds=600.0), on_record=interrupt)
     assert limited.stopped_by == "time_limit"
     assert stopped.stopped_by == "user"
-    best = dynamic_programming.find_plan(problem).iteration_time_s
+    best = check(problem).iteration_time_s
     assert limited.iteration_time_s == pytest.approx(best, rel=1e-9)
     assert stopped.iteration_time_s == stopped.raw_iteration_time_s

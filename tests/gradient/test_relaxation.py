@@ -3,16 +3,16 @@ import torch
 
 from darts_parallel.gradient.adam import Adam
 from darts_parallel.gradient.relaxation import (
-    LEAST_WEIGHT,
     geometric,
     gumbel_weights,
-    raise_to_least,
     smooth_max,
     soft_stages,
     softmax_weights,
     stage_edges,
     straight_through,
 )
+
+CENTRES = torch.arange(20) + 0.5
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -21,17 +21,19 @@ def test_soft_stages_are_contiguous_and_sum_to_one(seed: int) -> None:
     widths = 3 * torch.randn(4, 6, generator=rng, dtype=torch.float64)
     edges = stage_edges(widths, 20)
     assert (edges.diff(dim=-1) > 0).all()
-    stages = soft_stages(edges, 20, 0.5)
+    stages = soft_stages(edges, CENTRES, 0.5)
     torch.testing.assert_close(stages.sum(-1), torch.ones(4, 20, dtype=torch.float64))
     assert (stages > -1e-12).all()
-    cold = soft_stages(edges, 20, 1e-6).argmax(-1)
+    cold = soft_stages(edges, CENTRES, 1e-6).argmax(-1)
     assert (cold.diff(dim=-1) >= 0).all()
 
 
 def test_one_stage_takes_every_layer() -> None:
     edges = stage_edges(torch.zeros(2, 3, 1, dtype=torch.float64), 5)
     assert edges.shape == (2, 3, 0)
-    torch.testing.assert_close(soft_stages(edges, 5, 1.0), torch.ones(2, 3, 5, 1, dtype=torch.float64))
+    torch.testing.assert_close(
+        soft_stages(edges, CENTRES[:5], 1.0), torch.ones(2, 3, 5, 1, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -98,41 +100,3 @@ def test_adam_is_the_adam_of_torch() -> None:
             (parameter.sin() * parameter).sum().backward()
             optimizer.step()  # type: ignore[attr-defined]
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_natural_slope_times_the_fisher_matrix_is_the_slope(seed: int) -> None:
-    rng, temperature = torch.Generator().manual_seed(seed), 0.7
-    logits = torch.randn(3, 6, generator=rng, dtype=torch.float64)
-    allowed = torch.tensor([True, False, True, True, False, True])
-    values = torch.rand(6, generator=rng, dtype=torch.float64)
-    slopes = []
-    for natural in (False, True):
-        free = logits.clone().requires_grad_()
-        weights = softmax_weights(free, allowed, temperature, natural=natural)
-        (weights * values).sum().backward()
-        assert free.grad is not None
-        slopes.append(free.grad)
-    weights = softmax_weights(logits, allowed, temperature)
-    fisher = torch.diag_embed(weights) - weights.unsqueeze(-1) * weights.unsqueeze(-2)
-    plain = (fisher @ slopes[1].unsqueeze(-1)).squeeze(-1) / temperature**2
-    torch.testing.assert_close(plain, slopes[0], rtol=1e-10, atol=1e-14)
-    assert (slopes[1][:, ~allowed] == 0).all()
-
-
-def test_the_natural_slope_stays_where_a_weight_has_vanished() -> None:
-    logits = torch.tensor([0.0, -60.0], dtype=torch.float64, requires_grad=True)
-    weights = softmax_weights(logits, torch.tensor([True, True]), 0.05, natural=True)
-    (weights * torch.tensor([2.0, 1.0], dtype=torch.float64)).sum().backward()
-    assert logits.grad is not None
-    assert logits.grad.tolist() == pytest.approx([0.0, -0.05])
-
-
-def test_weights_are_raised_to_a_share_of_the_largest_legal_one() -> None:
-    logits = torch.tensor([[9.0, 1.0, 0.9, -5.0], [9.0, 0.0, 0.3, 0.2]], dtype=torch.float64)
-    allowed, before = torch.tensor([False, True, True, True]), logits.clone()
-    raise_to_least(logits, allowed, 0.1)
-    weights = softmax_weights(logits, allowed, 0.1)
-    assert float(weights[0, 3] / weights[0, 1]) == pytest.approx(LEAST_WEIGHT)
-    assert logits[0, :3].equal(before[0, :3])
-    assert logits[1].equal(before[1])

@@ -67,7 +67,7 @@ def test_gradients_of_a_simulated_surrogate_match_finite_differences(cost: list[
 
     def seconds(logits: torch.Tensor, widths: torch.Tensor) -> torch.Tensor:
         weights = softmax_weights(logits, table.allowed[:, None, None, :], 1.0)
-        stages = soft_stages(stage_edges(widths, table.num_layers), table.num_layers, 1.0)
+        stages = soft_stages(stage_edges(widths, table.num_layers), torch.arange(table.num_layers) + 0.5, 1.0)
         return surrogate(RelaxedPlans(weights, stages), table).iteration_time.log().sum()
 
     directions = [torch.randn(p.shape, generator=rng).double() for p in (logits, widths)]
@@ -97,7 +97,7 @@ def test_surrogate_gradients_match_finite_differences(
 
     def loss(logits: torch.Tensor, widths: torch.Tensor) -> torch.Tensor:
         weights = softmax_weights(logits, table.allowed[:, None, None, :], 1.0)
-        stages = soft_stages(stage_edges(widths, table.num_layers), table.num_layers, 1.0)
+        stages = soft_stages(stage_edges(widths, table.num_layers), torch.arange(table.num_layers) + 0.5, 1.0)
         cost = surrogate(RelaxedPlans(weights, stages), table, sharpness)
         memory = cost.memory / table.capacity
         return cost.iteration_time.log().sum() + memory.square().sum()

@@ -6,20 +6,18 @@ import pytest
 import torch
 
 from darts_parallel import Plan, evaluate, load_problem, search
-from darts_parallel.config.schema import SCHEDULES, V_SHAPED
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.pipeline import FILLS, _counted_in_flight, by_device, in_flight
-from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders
+from darts_parallel.cost.pipeline import by_device, in_flight
 from darts_parallel.cost.simulation import PassSeconds, device_ends
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError, PlanError, UnsupportedError
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.schedule_bounds import chain_bound, simulated_lower_bound
-from darts_parallel.plan.chunk_placement import stage_devices
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
+from darts_parallel.schedules import NAMES, find
 from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
@@ -29,7 +27,8 @@ SMALL = [
     "space.recompute=none",
     "space.sequence_parallel=false",
 ]
-ALL = f"space.schedules=[{','.join(SCHEDULES)}]"
+FOLDED = [name for name in NAMES if find(name).folded]
+ALL = f"space.schedules=[{','.join(NAMES)}]"
 
 
 def tables_of(*overrides: str) -> tuple[Problem, list[CostTable]]:
@@ -37,13 +36,13 @@ def tables_of(*overrides: str) -> tuple[Problem, list[CostTable]]:
     return problem, build_tables(problem)
 
 
-@pytest.mark.parametrize("schedule", V_SHAPED)
+@pytest.mark.parametrize("schedule", FOLDED)
 @pytest.mark.parametrize(("pp", "count"), [(2, 4), (3, 7), (4, 16)])
 def test_every_pass_of_a_v_runs_once_on_its_device_and_weights_follow_their_backward(
     schedule: str, pp: int, count: int
 ) -> None:
-    devices = stage_devices(schedule, pp, 2 * pp)
-    for device, order in enumerate(device_orders(schedule, pp, count, 2)):
+    devices = find(schedule).devices(pp, 2 * pp)
+    for device, order in enumerate(find(schedule).orders(pp, count, 2)):
         assert len(set(order)) == len(order) == 2 * 3 * count
         assert {operation.stage for operation in order} == {s for s, d in enumerate(devices) if d == device}
         place = {operation: number for number, operation in enumerate(order)}
@@ -59,7 +58,7 @@ def test_a_v_holds_its_published_share_of_the_activations_of_1f1b(schedule: str,
     pp = 8
     held = in_flight(pp, torch.tensor([64]), schedule, 2)[0]
     # two stages a device, each half as long as one of 1F1B, whose first device holds pp micro-batches
-    devices = torch.tensor(stage_devices(schedule, pp, 2 * pp))
+    devices = torch.tensor(find(schedule).devices(pp, 2 * pp))
     largest = torch.zeros(pp, dtype=held.dtype).scatter_add(0, devices, held / 2).amax()
     assert float(largest) <= share * pp
     assert float(largest) > (share - 0.21) * pp
@@ -78,14 +77,20 @@ def test_equal_passes_take_the_published_seconds_and_memory(
     given = PassSeconds(passes, 2 * passes, passes, torch.zeros(1, 8 * chunks - 1, dtype=torch.float64))
     assert float(device_ends(given, schedule, 8, 32).amax()) == pytest.approx(seconds)
     stages = in_flight(8, torch.tensor([32]), schedule, chunks)[0] / chunks
-    assert float(by_device(stages, 8, schedule).amax()) == held
+    assert float(by_device(stages, torch.tensor(find(schedule).devices(8, len(stages))), 8).amax()) == held
 
 
-@pytest.mark.parametrize("schedule", V_SHAPED)
+@pytest.mark.parametrize("schedule", FOLDED)
 def test_a_v_holds_no_more_where_more_micro_batches_repeat_its_steady_part(schedule: str) -> None:
     for pp in (2, 3, 4, 6, 7):
-        held = {_counted_in_flight(schedule, pp, FILLS * pp + more) for more in (0, 1, 2, 3, 2 * pp + 1)}
-        assert len(held) == 1
+        steady = find(schedule).in_flight(pp, 3 * pp, 2)
+        for more in (1, 2, 3, 2 * pp + 1):
+            count = 3 * pp + more
+            held = [list(accumulate((k == "F") - (k == "W") for k, _, _ in order))
+                    for order in find(schedule).orders(pp, count, 2)]  # fmt: skip
+            devices = find(schedule).devices(pp, 2 * pp)
+            for device, numbers in enumerate(held):
+                assert max(numbers) == sum(n for n, d in zip(steady, devices, strict=True) if d == device)
 
 
 def test_between_two_backward_passes_the_loss_keeps_a_third_and_blocks_everything() -> None:
@@ -99,15 +104,15 @@ def test_between_two_backward_passes_the_loss_keeps_a_third_and_blocks_everythin
         counts = table.num_micro_batches.tolist()
         for outer, count in enumerate(counts):
             held, most = 0.0, 0.0
-            device = stage_devices(name, 4, 4 * chunks)[-1]
-            for kind, stage, _ in device_orders(name, 4, count, chunks)[device]:
-                split = name in SPLIT_BACKWARD
+            device = find(name).devices(4, 4 * chunks)[-1]
+            for kind, stage, _ in find(name).orders(4, count, chunks)[device]:
+                split = find(name).split
                 step = {"F": 1.0, "B": -2.0 / 3.0 if split else -1.0, "W": -1.0 / 3.0}[kind]
                 held += step if stage == 4 * chunks - 1 else 0.0
                 most = max(most, held)
             share = table.activation[outer, loss] / whole.activation[outer, loss]
             flying = float(table.in_flight[outer, -1])
-            expected = min(most / flying, 1.0) if name in SPLIT_BACKWARD else 1.0
+            expected = min(most / flying, 1.0) if find(name).split else 1.0
             assert share.tolist() == pytest.approx([expected] * len(share))
             if name == "zero_bubble_h1":
                 assert expected == pytest.approx((1 + (min(4, count) - 1) / 3) / min(4, count))
@@ -123,22 +128,30 @@ def test_a_block_computed_again_is_whole_between_its_two_backward_passes(pp: int
     for table in tables:
         name, chunks = table.pipeline.schedule, table.virtual_stages
         for outer, count in enumerate(table.num_micro_batches.tolist()):
-            orders = device_orders(name, pp, count, chunks)
+            orders = find(name).orders(pp, count, chunks)
             for choice, before in enumerate(unsplit[count]):
                 after = float(table.for_weights[outer, block, choice])
                 assert before <= min(after, float(table.activation[outer, block, choice]))
-                between = (after - before, -after) if name in SPLIT_BACKWARD else (-before, 0.0)
+                between = (after - before, -after) if find(name).split else (-before, 0.0)
                 step = {"F": before, "B": between[0], "W": between[1]}
                 most = [max(accumulate(step[kind] for kind, _, _ in order)) for order in orders]
-                held = by_device(table.in_flight[outer] * table.activation[outer, block, choice], pp, name)
+                held = by_device(
+                    table.in_flight[outer] * table.activation[outer, block, choice],
+                    torch.tensor(
+                        find(name).devices(
+                            pp, len(table.in_flight[outer] * table.activation[outer, block, choice])
+                        )
+                    ),
+                    pp,
+                )
                 shares = torch.tensor(most, dtype=torch.float64) / held
                 assert (shares <= 1.0 + 1e-12).all()
-                assert name not in SPLIT_BACKWARD or float(shares.max()) == pytest.approx(1.0)
+                assert not find(name).split or float(shares.max()) == pytest.approx(1.0)
 
 
 def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object) -> None:
     problem, tables = tables_of("space.pp=2", "space.num_micro_batches=[4,8]", *SMALL)
-    assert {table.pipeline.schedule for table in tables} == set(SCHEDULES)
+    assert {table.pipeline.schedule for table in tables} == set(NAMES)
     settings = SearchConfig(num_steps=20, num_restarts=4, hard_every=5, polish_starts=2)
     result = search(problem, seed=0, config=settings)
     best = brute_force(tables, "uniform")
@@ -198,9 +211,9 @@ def test_plans_name_schedules_that_fit_them() -> None:
     assert plan.stage_of_layer == (0, 0, 1, 1, 0, 0, 0)
     with pytest.raises(PlanError, match="virtual_stages=2 must be 1"):
         replace(plan, schedule="gpipe")
-    with pytest.raises(PlanError, match="nearest legal: v_half"):
+    with pytest.raises(PlanError, match="try v_half"):
         replace(plan, schedule="v_halve")
     with pytest.raises(PlanError, match=r"2 \* pp"):
         evaluate(replace(plan, num_micro_batches=2, schedule="dualpipe"), load_problem(TOY))
     with pytest.raises(UnsupportedError, match="at least"):
-        device_orders("dualpipe", 2, 3, 2)
+        find("dualpipe").orders(2, 3, 2)

@@ -7,7 +7,7 @@ import pytest
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import DartsParallelError, PlanError
-from darts_parallel.exact.verification import Verification
+from darts_parallel.exact.result import Verification
 from darts_parallel.plan.file import read_plan, write_json
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
@@ -74,7 +74,7 @@ def test_a_broken_or_foreign_file_is_refused_with_its_path(
     with pytest.raises(PlanError) as caught:
         read_plan(path, toy_problem)
     assert str(caught.value).startswith(f"plan={path}")
-    assert "nearest legal" in str(caught.value)
+    assert "; try " in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -83,7 +83,7 @@ def test_a_binary_a_missing_and_a_truncated_file_are_refused(toy_problem: Proble
     text = json.dumps(content(toy_problem))
     (tmp_path / "half").write_text(text[: len(text) // 2])
     for name in ("binary", "half", "missing", "."):
-        with pytest.raises(PlanError, match="nearest legal"):
+        with pytest.raises(PlanError, match="; try "):
             read_plan(str(tmp_path / name), toy_problem)
 
 
@@ -93,7 +93,7 @@ def test_a_plan_of_another_model_is_refused(toy_problem: Problem, tmp_path: Path
         read_plan(path, load_problem(["model=gpt2_xl", "training=gpt2_xl"]))
     renamed = content(toy_problem)
     renamed["layers"][1]["name"] = "encoder.0"
-    with pytest.raises(PlanError, match=r"layers\[1\]\.name='encoder.0'.*nearest legal: layers\.0\."):
+    with pytest.raises(PlanError, match=r"layers\[1\]\.name='encoder.0'.*try layers\.0\."):
         read_plan(written(tmp_path, renamed), toy_problem)
 
 

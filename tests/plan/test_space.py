@@ -101,7 +101,7 @@ def test_a_value_that_no_product_matches_is_refused_and_the_nearest_one_works(pi
     key = pin.split("=")[0]
     sentence = refusal(toy(pin))
     assert sentence.startswith(f"{key}=")
-    assert sentence.endswith(f"nearest legal: {nearest}.")
+    assert sentence.endswith(f"try {nearest}.")
     assert outer_spaces(toy(f"{key}={nearest}"))
 
 
@@ -117,7 +117,7 @@ def test_a_value_that_no_product_matches_is_refused_and_the_nearest_one_works(pi
 )
 def test_pins_that_contradict_each_other_are_refused_and_every_advice_works(pins: list[str]) -> None:
     sentence = refusal(toy(*pins))
-    ways = re.search(r"nearest legal: (.*)\.$", sentence)
+    ways = re.search(r"try (.*)\.$", sentence)
     assert ways is not None
     for way in ways.group(1).split(" or "):
         key = way.split("=")[0]
@@ -128,7 +128,7 @@ def test_a_batch_that_no_product_divides_is_refused_and_the_nearest_one_works() 
     large = ["model=toy", "training=toy", "cluster=h100_8x8"]
     sentence = refusal(load_problem([*large, "training.global_batch_size=3"]))
     assert sentence.startswith("training.global_batch_size=3 must be a multiple")
-    nearest = re.search(r"nearest legal: (\d+)\.$", sentence)
+    nearest = re.search(r"try (\d+)\.$", sentence)
     assert nearest is not None
     assert outer_spaces(load_problem([*large, f"training.global_batch_size={nearest.group(1)}"]))
 
@@ -154,7 +154,7 @@ def test_orders_of_nodes_that_are_not_tried_are_named_and_too_many_refused() -> 
     problem = load_problem([*many, "space.pp=32"])
     assert left_out(problem) == ("node orders that mix the types (space.node_orders)",)
     assert left_out(load_problem(mixed)) == ()
-    with pytest.raises(ConfigError, match=r"node_orders=all means 601,080,390 orders.*nearest legal"):
+    with pytest.raises(ConfigError, match=r"node_orders=all means 601,080,390 orders.*; try "):
         outer_spaces(load_problem([*many, "space.pp=32", "space.node_orders=all"]))
 
 

@@ -33,7 +33,7 @@ def test_the_one_line_description() -> None:
 
 @pytest.mark.parametrize("boundaries", [(0,), (1, LAYERS), (0, 3, 3, LAYERS), (0, 5), (0, 4, 2, LAYERS)])
 def test_stages_must_be_contiguous_and_whole(boundaries: tuple[int, ...]) -> None:
-    with pytest.raises(PlanError, match="nearest legal"):
+    with pytest.raises(PlanError, match="; try "):
         Plan(1, boundaries, plan_of().layers)
 
 
@@ -89,7 +89,7 @@ def test_a_missing_field_of_a_layer_is_named(toy_problem: Problem, key: str) -> 
 def test_ranks_must_be_the_consecutive_ones_of_the_stage(toy_problem: Problem, ranks: Any) -> None:
     data = plan_of().to_dict(names(toy_problem), 8)
     data["stages"][0]["ranks"] = ranks
-    with pytest.raises(PlanError, match=r"stages\[0\]\.ranks.*nearest legal: 0 to 3"):
+    with pytest.raises(PlanError, match=r"stages\[0\]\.ranks.*try 0 to 3"):
         Plan.from_dict(data)
 
 
@@ -113,11 +113,11 @@ def changed(**fields: Any) -> Plan:
     ("plan", "words"),
     [
         (changed(tp=3), r"tp\(3\) \* dp\(2\) = 6"),
-        (changed(dp=4), r"tp\(2\) \* dp\(4\) = 8, but a stage has 4 GPUs; nearest legal: dp=2"),
-        (changed(num_micro_batches=3), "nearest legal num_micro_batches: "),
+        (changed(dp=4), r"tp\(2\) \* dp\(4\) = 8, but a stage has 4 GPUs; try dp=2"),
+        (changed(num_micro_batches=3), "closest valid num_micro_batches: "),
         (Plan(1, (0, 5), plan_of().layers[:5]), "has 5 layers but model=toy has 7"),
         (Plan(1, (0, 6, LAYERS), plan_of().layers), "must stay with"),
-        (Plan(1, (0, 2, 4, LAYERS), plan_of().layers), "pp=3 must divide the 8 GPUs; nearest legal: 2"),
+        (Plan(1, (0, 2, 4, LAYERS), plan_of().layers), "pp=3 must divide the 8 GPUs; try 2"),
     ],
 )
 def test_a_plan_of_another_problem_is_refused(toy_problem: Problem, plan: Plan, words: str) -> None:
@@ -156,7 +156,7 @@ def test_a_file_without_the_newer_fields_reads_as_it_did(toy_problem: Problem) -
 def test_wrong_bits_and_shards_are_refused(toy_problem: Problem, key: str, value: Any) -> None:
     data = plan_of().to_dict(names(toy_problem), 8)
     data["layers"][3][key] = value
-    with pytest.raises(PlanError, match=rf"layers\[3\]\.{key}.*nearest legal: "):
+    with pytest.raises(PlanError, match=rf"layers\[3\]\.{key}.*try "):
         Plan.from_dict(data)
 
 
@@ -166,5 +166,5 @@ def test_wrong_bits_and_shards_are_refused(toy_problem: Problem, key: str, value
 def test_wrong_degrees_are_refused(toy_problem: Problem, key: str, value: Any) -> None:
     data = plan_of().to_dict(names(toy_problem), 8)
     data[key] = value
-    with pytest.raises(PlanError, match=rf"plan: {key}=.*nearest legal: "):
+    with pytest.raises(PlanError, match=rf"plan: {key}=.*try "):
         Plan.from_dict(data)

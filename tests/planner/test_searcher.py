@@ -1,26 +1,19 @@
 """`cost=searcher` is searched by gradient over products dp x tp x pp, and checked by enumeration."""
 
-import json
 from math import prod
-from pathlib import Path
 
 import pytest
 import torch
 
-from darts_parallel.config.search import SearchConfig
-from darts_parallel.cost.searcher import SearcherModel, evaluate_configurations, products
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.searcher import SearcherModel, products
+from darts_parallel.errors import InfeasibleError, UnsupportedError
 from darts_parallel.planner.planning import plan
-from darts_parallel.planner.searcher import RunnableProducts
-from darts_parallel.planner.searcher_descent import (
-    ProductSearch,
-    neighbours,
-    prime_factors,
-    relaxed_degrees,
-)
+from darts_parallel.planner.searcher import prime_factors, product_session, relaxed_degrees
 from darts_parallel.problem.problem import load_problem
 
 JOB = ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_8x4", "cost=searcher"]
-TOY = ["model=toy", "cluster=toy", "training=toy", "cost=searcher"]
+TOY = ["model=toy", "cluster=toy", "training=toy", "cost=searcher", "search.num_steps=30"]
 
 
 def random_model(seed: int, devices: int) -> SearcherModel:
@@ -68,61 +61,64 @@ def test_the_slope_of_relaxed_products_matches_finite_differences() -> None:
         assert torch.autograd.gradcheck(seconds, (logits.requires_grad_(),), eps=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_the_polished_product_is_the_best_of_the_enumeration(seed: int) -> None:
-    devices = [6, 8, 12, 16, 24, 36, 48, 64][seed]
-    model, rng = random_model(seed, devices), torch.Generator().manual_seed(seed)
-    every = list(products(devices))
-    runnable = {p for p in every if float(torch.rand(1, generator=rng)) < 0.6} or set(every)
-    search = ProductSearch(
-        model, devices, SearchConfig(num_steps=30, num_restarts=4), lambda product: product in runnable
-    )
-    search.descend(seed)
-    search.polish()
-    degrees = torch.tensor(every, dtype=torch.float64).unbind(1)
-    seconds = torch.stack(list(model.terms(*degrees).values())).sum(0).tolist()
-    best = min((s, p) for s, p in zip(seconds, every, strict=True) if p in runnable)
-    assert search.best is not None
-    assert search.seen[search.best] == pytest.approx(best[0], rel=1e-12)
+def test_the_descent_finds_the_best_product_of_the_toy_by_itself() -> None:
+    planned = plan(load_problem([*TOY, "verification.enabled=false"]))
+    assert planned.result is not None
+    assert planned.result.method == "gradient"
+    assert planned.result.gradient_iteration_time_s == planned.answers[0].iteration_time_s
 
 
-def test_what_cannot_run_is_named_with_its_rule() -> None:
-    problem = load_problem(JOB)
-    runnable = RunnableProducts.of(problem)
-    assert runnable.reason((4, 8, 1)) == "tp 8 does not divide 25 attention heads"
-    assert runnable.reason((1, 1, 32)) == ""
-    assert runnable.plan((4, 8, 1)) is None
-    little = [*JOB, "cluster.devices.a10.memory_GiB=3"]
-    assert RunnableProducts.of(load_problem(little)).reason((32, 1, 1)).endswith(" GiB of 3.0 GiB")
-
-
-def test_neighbours_keep_the_product_and_reach_every_one() -> None:
-    reached, left = {(60, 1, 1)}, [(60, 1, 1)]
-    while left:
-        near = set(neighbours(left.pop()))
-        assert all(prod(product) == 60 for product in near)
-        left += near - reached
-        reached |= near
-    assert reached == set(products(60))
-
-
-def test_the_search_descends_is_checked_and_names_what_does_not_run(tmp_path: Path) -> None:
-    problem = load_problem([*TOY, "search.num_steps=30"])
-    planned = plan(problem, folder=tmp_path)
+def test_the_search_descends_is_checked_and_names_what_does_not_run() -> None:
+    problem = load_problem(TOY)
+    planned = plan(problem)
     result, (answer,) = planned.result, planned.answers
     assert result is not None
     assert result.steps == 30
     assert result.gradient_iteration_time_s is not None
     assert (answer.name, answer.proven, answer.gap) == ("exhaustive", True, 0.0)
     assert all(record.probabilities.shape == (3, 3) for record in result.history)
-    data = json.loads((tmp_path / "configurations.json").read_text())
+    data = planned.files["configurations.json"]
     assert data["constants"]["IMBALANCE_PENALTY_FACTOR"] == 0.10
     chosen = (planned.plan.layers[0].dp, planned.plan.layers[0].tp, planned.plan.pp)
     rows = {(r["dp"], r["tp"], r["pp"]): r["iteration_time_s"] for r in data["configurations"]}
+    assert set(rows) == set(products(8))
+    assert [row["iteration_time_s"] for row in data["configurations"]] == sorted(rows.values())
     faster = {product for product, seconds in rows.items() if seconds < rows[chosen]}
     assert {(r["dp"], r["tp"], r["pp"]) for r in data["skipped"]} == faster
     assert all(row["reason"] for row in data["skipped"])
     assert ("skipped" in answer.note) == bool(faster)
-    assert float(evaluate_configurations(problem, [chosen]).iteration_time[0]) == pytest.approx(
-        result.iteration_time_s, rel=1e-12
-    )
+    assert evaluate(planned.plan, problem).iteration_time_s == pytest.approx(rows[chosen], rel=1e-12)
+
+
+@pytest.mark.parametrize("method", ["exact", "auto"])
+def test_without_descent_all_products_are_scored(method: str) -> None:
+    exact, checked = plan(load_problem([*TOY, f"search={method}"])), plan(load_problem(TOY))
+    assert exact.plan == checked.plan
+    assert exact.result is not None
+    assert (exact.result.method, exact.result.steps) == ("exhaustive", 0)
+
+
+def test_what_cannot_run_is_named_with_its_reason() -> None:
+    planned = plan(load_problem([*JOB, "search=exact", "cluster.devices.a10.memory_GiB=7.6"]))
+    reasons = {
+        (row["dp"], row["tp"], row["pp"]): row["reason"]
+        for row in planned.files["configurations.json"]["configurations"]
+    }
+    assert reasons[4, 8, 1] == "no legal strategy of the space"
+    assert any(reason.startswith("lacks ") for reason in reasons.values())
+    assert reasons[planned.plan.layers[0].dp, planned.plan.layers[0].tp, planned.plan.pp] == ""
+
+
+@pytest.mark.parametrize("method", ["exact", "gradient"])
+def test_where_no_product_runs_one_sentence_says_so(method: str) -> None:
+    tiny = [*TOY, f"search={method}", "verification.enabled=false", "cluster.devices.toy.memory_GiB=0.0001"]
+    with pytest.raises(InfeasibleError, match="smallest changes that help"):
+        plan(load_problem(tiny))
+    # the even stages that the closed form knows need more than the best ones
+    with pytest.raises(InfeasibleError, match=r"try cost=analytic\.$"):
+        plan(load_problem([*JOB, f"search={method}", "cluster.devices.a10.memory_GiB=7.4"]))
+
+
+def test_pins_that_the_closed_form_cannot_price_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"try space\.cp=1"):
+        product_session(load_problem([*TOY, "space.cp=2"]))

@@ -8,8 +8,8 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.table import build_tables
-from darts_parallel.exact import layerwise as dynamic_programming
 from darts_parallel.plan.space import outer_spaces
+from darts_parallel.planner.methods import check
 from darts_parallel.problem.cluster import Cluster, Device, Link, NodeGroup
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_plans import random_plans
@@ -50,7 +50,7 @@ def _better(problem: Problem, what: str, factor: float) -> Problem:
 
 
 def _optimum(problem: Problem) -> float:
-    answer = dynamic_programming.find_plan(problem)
+    answer = check(problem)
     assert answer.proven
     return answer.iteration_time_s
 

@@ -62,9 +62,9 @@ def test_without_a_multiplier_file_larger_micro_batches_are_proportional(folder:
 @pytest.mark.parametrize(
     ("model", "gpu", "tp", "sentence"),
     [
-        ("tny", "A10", 1, "model=tny must be measured; nearest legal: tiny."),
-        ("tiny", "A100", 1, "gpu of model tiny=A100 must be measured; nearest legal: A10 (AWS g5)."),
-        ("tiny", "A10", 4, "tp=4 of model tiny on A10 (AWS g5) must be measured; nearest legal: 2."),
+        ("tny", "A10", 1, "model=tny must be measured; try tiny."),
+        ("tiny", "A100", 1, "gpu of model tiny=A100 must be measured; try A10 (AWS g5)."),
+        ("tiny", "A10", 4, "tp=4 of model tiny on A10 (AWS g5) must be measured; try 2."),
     ],
 )
 def test_what_was_not_measured_is_refused_with_the_nearest_that_was(
@@ -101,12 +101,12 @@ def test_a_broken_file_is_refused_with_one_sentence(
     message = str(caught.value)
     assert message.startswith(str(path))
     assert sentence in message
-    assert "nearest legal: " in message
+    assert "try " in message
     assert message.count("\n") == 0
 
 
 def test_a_missing_folder_or_file_is_refused_with_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"must be a folder that holds .*nearest legal: {tmp_path}"):
+    with pytest.raises(ConfigError, match=f"must be a folder that holds .*try {tmp_path}"):
         read_profiles(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"cannot be read \(No such file or directory\)"):
         read_profiles(tmp_path)

@@ -72,9 +72,9 @@ def test_a_node_group_may_have_a_domain_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("cluster.nvlink_domain_gpus=70", r"cluster.nvlink_domain_gpus=70 .*nearest legal: 72"),
-        ("cluster.nodes.0.nvlink_domain_gpus=3", r"nodes\[0\].nvlink_domain_gpus=3 .*nearest legal: 4"),
-        ("cluster.nodes.0.intra_node.shared=true", r"nvlink_domain_gpus=72 .*shared=true.*nearest legal: 4"),
+        ("cluster.nvlink_domain_gpus=70", r"cluster.nvlink_domain_gpus=70 .*try 72"),
+        ("cluster.nodes.0.nvlink_domain_gpus=3", r"nodes\[0\].nvlink_domain_gpus=3 .*try 4"),
+        ("cluster.nodes.0.intra_node.shared=true", r"nvlink_domain_gpus=72 .*shared=true.*try 4"),
     ],
 )
 def test_a_domain_that_no_switch_makes_is_refused(override: str, words: str) -> None:

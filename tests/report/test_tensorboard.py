@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from darts_parallel import LayerStrategy, Plan, evaluate, load_problem, search
-from darts_parallel.exact.verification import Verification
+from darts_parallel.exact.result import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.tensorboard import Tracker, override_values

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from darts_parallel import evaluate, load_problem, search
 from darts_parallel.cost.evaluation import CostBreakdown
-from darts_parallel.exact.verification import Verification
+from darts_parallel.exact.result import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem

@@ -9,12 +9,12 @@ from rich.console import Console
 from darts_parallel import evaluate, load_problem
 from darts_parallel.cli.job import Job
 from darts_parallel.cost.pipeline import in_flight
-from darts_parallel.cost.schedules import device_orders
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_json
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.trace import plan_timeline, trace_dict
+from darts_parallel.schedules import find
 
 JOB = ["model=toy", "cluster=toy", "training=toy", "space.pp=4", "search.num_steps=5",
        "search.num_restarts=2", "search.polish=false", "output.tensorboard=false",
@@ -43,7 +43,7 @@ def test_a_trace_read_back_holds_every_pass_without_overlap_on_a_device(
     write_json(tmp_path / "plan.trace.json", trace_dict(plan, problem))
     trace = json.loads((tmp_path / "plan.trace.json").read_text())
     spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    orders = device_orders(problem.config.cost.schedule, 4, 8)
+    orders = find(problem.config.cost.schedule).orders(4, 8)
     shown = plan_timeline(plan, problem)
     for device, order in enumerate(orders):
         mine = [span for span in spans if span["pid"] == device]
@@ -81,7 +81,7 @@ def test_without_synchronisation_blocking_passes_sum_to_the_stage_times() -> Non
 def test_micro_batches_in_flight_are_those_of_the_order(schedule: str, pp: int, count: int) -> None:
     releases = "W" if schedule == "zero_bubble" else "B"
     expected = in_flight(pp, torch.tensor([count]), schedule)[0].tolist()
-    for order, most in zip(device_orders(schedule, pp, count), expected, strict=True):
+    for order, most in zip(find(schedule).orders(pp, count), expected, strict=True):
         held = peak = 0
         for operation in order:
             held += (operation.kind == "F") - (operation.kind == releases)

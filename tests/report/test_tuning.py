@@ -7,6 +7,7 @@ import pytest
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import PlanError
+from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.tuning import Trial, Tuning, tune
 
@@ -28,9 +29,8 @@ def job() -> tuple[Problem, Tuning]:
 
 
 def _first(problem: Problem) -> object:
-    from darts_parallel.exact.uniform import find_plan
 
-    return find_plan(problem).plan
+    return check(problem, "exhaustive").plan
 
 
 def test_without_trials_the_order_is_the_models(job: tuple[Problem, Tuning]) -> None:

@@ -106,7 +106,7 @@ def test_a_wrong_world_size_is_one_sentence(
     monkeypatch.setenv("MASTER_PORT", "29500")
     assert command(monkeypatch, f"plan={two}") == 2
     assert capsys.readouterr().err == (
-        "darts_parallel.run: WORLD_SIZE=3 must be the 2 devices of the plan; nearest legal: torchrun "
+        "darts_parallel.run: WORLD_SIZE=3 must be the 2 devices of the plan; try torchrun "
         "--nproc-per-node 2.\n"
     )
 
@@ -117,7 +117,7 @@ def test_a_wrong_world_size_is_one_sentence(
         ((), "plan is missing"),
         (("plan=none.json",), "cannot be read"),
         (("plan=x", "schedule=zb"), "schedule=zb must be one of 1f1b, gpipe"),
-        (("plan=x", "stepz=3"), "stepz=3 is not an option; nearest legal: steps"),
+        (("plan=x", "stepz=3"), "stepz=3 is not an option; try steps"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(
@@ -139,7 +139,7 @@ def test_an_older_torch_is_refused_in_one_sentence_before_any_process_starts(
     assert command(monkeypatch, f"plan={two}") == 2
     assert capsys.readouterr().err == (
         f"darts_parallel.run: torch {version} is installed, and to run a plan takes torch 2.13 or newer; "
-        'nearest legal: pip install "torch>=2.13".\n'
+        'try pip install "torch>=2.13".\n'
     )
     with pytest.raises(UnsupportedError, match=f"torch {re.escape(version)} is installed"):
         measured_vs_predicted.run(

@@ -1,22 +1,15 @@
 """A bilevel search small enough for tests."""
 
-import signal
-import sys
 import sysconfig
-import time
 from dataclasses import replace
 from functools import lru_cache
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from darts_parallel.bilevel.data import Corpus, load_corpus
-from darts_parallel.bilevel.loop import BilevelRecord, BilevelSearch, resume
+from darts_parallel.bilevel.loop import BilevelRecord, BilevelSearch
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.run.workers import preloaded
 
 BILEVEL: dict[str, Any] = {
     "num_steps": 12, "warmup_steps": 6, "retrain_steps": 8, "evaluate_every": 2, "validation_sequences": 4,
@@ -72,54 +65,7 @@ def tiny_search(seed: int = 0, **changes: Any) -> BilevelSearch:
     return BilevelSearch(BilevelSettings.of(problem, seed), problem, corpus())
 
 
-def differences(a: Any, b: Any, key: str = "") -> list[str]:
-    """The keys at which two states differ in any bit, each with its two values."""
-    if isinstance(a, torch.Tensor):
-        return (
-            [] if torch.equal(a, b) else [f"{key}: by up to {float((a.double() - b.double()).abs().max())}"]
-        )
-    if isinstance(a, dict) and a.keys() == b.keys():
-        return [text for name in a for text in differences(a[name], b[name], f"{key}/{name}")]
-    if isinstance(a, (list, tuple)) and len(a) == len(b):
-        pairs = enumerate(zip(a, b, strict=True))
-        return [text for index, (x, y) in pairs for text in differences(x, y, f"{key}[{index}]")]
-    return [] if a == b else [f"{key}: {a} and {b}"]
-
-
 def records(search: BilevelSearch) -> list[BilevelRecord]:
     found: list[BilevelRecord] = []
     search.run(found.append)
     return found
-
-
-def search_in_a_process(problem: Problem, folder: Path, says: Connection) -> None:
-    """A job: the tiny search, which says where it starts and every step that it has taken."""
-    torch.set_num_threads(1)
-    search = BilevelSearch(BilevelSettings.of(problem, 0), problem, corpus())
-    says.send(resume(search, folder, sys.exit))
-    search.run(lambda record: says.send(record.step), folder, checkpoint_every=2)
-    time.sleep(60.0)  # to be killed
-
-
-def killed_at(problem: Problem, folder: Path, moment: float) -> int:
-    """Start the tiny search in a process, kill it at a moment, and return the step where it had started.
-
-    Args:
-        problem: The tiny one.
-        folder: Of the checkpoints.
-        moment: In steps from the beginning; its fraction is a part of 50 ms, in which a checkpoint may be
-            half written. A process that starts later is killed at once.
-    """
-    context = preloaded()
-    hears, says = context.Pipe(duplex=False)
-    process = context.Process(target=search_in_a_process, args=(problem, folder, says), daemon=True)
-    process.start()
-    says.close()
-    started = step = hears.recv()
-    while step < int(moment):
-        step = hears.recv()
-    time.sleep(0.05 * (moment % 1.0))
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    return int(started)

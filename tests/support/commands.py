@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hydra._internal.hydra import Hydra
 
 from darts_parallel.cli.command import main
 
@@ -39,8 +38,6 @@ class Command:
         self.monkeypatch.setattr(sys, "argv", ["darts-parallel", *arguments])
         self.monkeypatch.chdir(self.folder)
         self.monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-        # Hydra composes once more only to ask for hydra.mode, which these commands leave alone
-        self.monkeypatch.setattr(Hydra, "get_mode", lambda *asked, **named: None)
         status = 0
         try:
             main()

@@ -3,7 +3,7 @@
 import heapq
 from collections import defaultdict
 
-from darts_parallel.cost.schedules import Operation
+from darts_parallel.schedules import Operation
 
 
 def event_queue_ends(

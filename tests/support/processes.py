@@ -16,7 +16,7 @@ from torch.distributed import run as launcher
 
 from darts_parallel.cli import command as cli
 from darts_parallel.gradient.result import SearchResult
-from darts_parallel.planner import planning
+from darts_parallel.planner import descent_method
 from darts_parallel.run.workers import preloaded
 
 PATIENCE_S = 120.0
@@ -76,7 +76,7 @@ def run_program(file: Path, *arguments: str) -> None:
 
 def told_command(says: Connection, folder: Path, arguments: list[str]) -> None:
     """A job: `darts-parallel` in `folder`, which says every step of its gradient search."""
-    search = planning.search_tables
+    search = descent_method.search_tables
 
     def telling(*given: Any, on_record: Callable[[Any], None], **settings: Any) -> SearchResult | None:
         return search(
@@ -86,5 +86,5 @@ def told_command(says: Connection, folder: Path, arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     sys.argv = ["darts-parallel", *arguments]
-    setattr(planning, "search_tables", telling)  # noqa: B010
+    setattr(descent_method, "search_tables", telling)  # noqa: B010
     cli.main()

@@ -6,7 +6,7 @@ from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.offload.fractions import OffloadedPlans
 from darts_parallel.cost.table import CostTable
-from darts_parallel.gradient.relaxed_cost import NodeOrderWeights, RelaxedPlans, surrogate
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
 
 
 def random_plans(table: CostTable, count: int, rng: torch.Generator) -> HardPlans:
@@ -22,7 +22,7 @@ def random_plans(table: CostTable, count: int, rng: torch.Generator) -> HardPlan
     return HardPlans(outer, choices, torch.stack(starts))
 
 
-def one_hot(plans: HardPlans, table: CostTable, placement: NodeOrderWeights | None = None) -> RelaxedPlans:
+def one_hot(plans: HardPlans, table: CostTable) -> RelaxedPlans:
     """Hard plans as weights, one for each outer choice in order: shapes `(O, 1, L, .)`."""
     choices = torch.nn.functional.one_hot(plans.choices, len(table.choices)).double()
     stages = torch.nn.functional.one_hot(plans.stages(), table.num_stages).double()
@@ -30,7 +30,7 @@ def one_hot(plans: HardPlans, table: CostTable, placement: NodeOrderWeights | No
     if table.offload:
         own = OffloadedPlans.of(table, plans.outer, plans.choices, plans.stages())
         fractions = own.fractions().unsqueeze(1)
-    return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1), placement, fractions)
+    return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1), fractions)
 
 
 def assert_surrogate_is_exact(table: CostTable, plans: HardPlans) -> BatchCost:

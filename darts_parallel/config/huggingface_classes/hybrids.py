@@ -26,7 +26,7 @@ def _nemotron_pattern(r: Reader) -> str:
         pattern = "".join(KINDS[word] for word in words)
     if not pattern:
         raise ConfigError(
-            f"{r.place}: hybrid_override_pattern is missing and has no default; nearest legal: a text of "
+            f"{r.place}: hybrid_override_pattern is missing and has no default; try a text of "
             f"{MAMBA}, {ATTENTION} and {MLP}."
         )
     return pattern

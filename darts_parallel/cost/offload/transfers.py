@@ -75,7 +75,7 @@ def _host_link(cluster: Cluster, stage: StageTopology) -> tuple[Scalar, Scalar]:
     slowest = devices[speeds.index(min(speeds))]
     if not min(speeds):
         raise UnsupportedError(
-            f"plan: it offloads, but cluster.devices.{slowest.name}.host_bandwidth_GBps is 0; nearest legal: "
+            f"plan: it offloads, but cluster.devices.{slowest.name}.host_bandwidth_GBps is 0; try "
             "25, which a PCIe 4.0 x16 link reaches."
         )
     return slowest.host_bandwidth, slowest.host_latency

@@ -6,15 +6,14 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from darts_parallel.config.schema import V_SHAPED
 from darts_parallel.cost.critical_paths import Criticalities
 from darts_parallel.cost.evaluation import evaluate_batch, pass_seconds
 from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.schedules import SPLIT_BACKWARD, device_orders
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import ROUNDING
 from darts_parallel.exact.paths.folded import FoldedSplits
 from darts_parallel.exact.segments import Array, StageSegments
+from darts_parallel.schedules import find
 
 Weights = tuple[Array, Array]
 """How often a path takes the passes and the synchronisation, `(4, S)`, and the messages, `(S - 1,)`."""
@@ -114,7 +113,7 @@ class Chain:
         """Of every device the way to its first pass, its passes and its synchronisation, or the way back."""
         table, count = self.table, float(self.table.num_micro_batches[self.outer])
         model, stages = table.pipeline, table.num_stages
-        split = model.schedule in SPLIT_BACKWARD
+        split = find(model.schedule).split
         behind = weights_behind(model.schedule, table.pp, int(count)) if split else np.zeros(stages)
         found = []
         for device in range(table.pp):
@@ -153,10 +152,10 @@ def _room(table: CostTable, outer: int) -> StageSegments:
 @lru_cache(maxsize=64)
 def weights_behind(schedule: str, pp: int, count: int) -> Array:
     """Passes of weights of every stage behind the last backward pass of its device, `(S,)`."""
-    chunks = 2 if schedule in V_SHAPED else 1
+    chunks = find(schedule).chunks or 1
     found = np.zeros(chunks * pp)
     # more micro-batches repeat the steady part: a few show how the pipeline drains
-    for order in device_orders(schedule, pp, min(count, 3 * pp), chunks):
+    for order in find(schedule).orders(pp, min(count, 3 * pp), chunks):
         last = max(place for place, entry in enumerate(order) if entry.kind == "B")
         for entry in order[last:]:
             found[entry.stage] += entry.kind == "W"

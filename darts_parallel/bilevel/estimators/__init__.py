@@ -1,1 +1,0 @@
-"""What few bits cost in steps: trials from initial weights, hard one-layer switches, slopes of mixtures."""

@@ -1,0 +1,239 @@
+"""The space of the bilevel loop: that of the main search, with the bits of every block's collectives."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from darts_parallel.bilevel.candidates import Candidate
+from darts_parallel.bilevel.quantize import Pair
+from darts_parallel.bilevel.refused import refuse_unsearched
+from darts_parallel.cost.collectives import LOSSLESS
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.pruning import canonical, without_dominated
+from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.errors import ConfigError
+from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.gradient.infeasibility import explain_infeasible
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem
+
+FIRST_BLOCK = 1
+"""Layer of the first block; the embedding comes before it."""
+Bits = tuple[int, int]
+"""Bits of a layer's tensor-parallel sums and of its gradients."""
+
+
+def at_batch(problem: Problem, global_batch_size: int) -> Problem:
+    """Set another global batch size."""
+    training = replace(problem.training, global_batch_size=global_batch_size)
+    return Problem.from_config(replace(problem.config, training=training))
+
+
+def exchange_choices(table: CostTable, choices: Sequence[LayerStrategy], source: Tensor) -> CostTable:
+    """Give every strategy in every layer the cost that another strategy of the old table has there.
+
+    Args:
+        table: Costs of C strategies.
+        choices: The D new strategies; each has the layout and the legality of its sources.
+        source: Old strategy of every layer and new strategy, shape `(L, D)`.
+    """
+    layers, first = torch.arange(table.num_layers).unsqueeze(1), source[0]
+
+    def exchanged(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: exchanged(part) for name, part in value.items()}
+        return None if value is None else value[..., layers, source]
+
+    by_layer = [item.name for item in fields(table) if item.metadata.get("axes", "").endswith("LC")]
+    return replace(
+        table,
+        **{name: exchanged(getattr(table, name)) for name in by_layer},
+        choices=tuple(choices),
+        layout=table.layout[first],
+        allowed=table.allowed[:, first],
+        kind_allowed=None if table.kind_allowed is None else table.kind_allowed[:, first],
+    )
+
+
+def at_bits(strategy: LayerStrategy, bits: Bits) -> LayerStrategy:
+    """Set other bits; groups of one rank send nothing and stay at 16."""
+    sums, sent = bits
+    return replace(
+        strategy,
+        tp_comm_bits=sums if strategy.tp > 1 else LOSSLESS,
+        grad_comm_bits=sent if strategy.dp > 1 else LOSSLESS,
+    )
+
+
+def with_fixed_bits(table: CostTable, bits: Sequence[Bits]) -> CostTable:
+    """Keep the strategies without their bits, every layer priced at the bits given for it.
+
+    Args:
+        table: With every strategy at all bits that `bits` names.
+        bits: Of every layer.
+    """
+    exact = (LOSSLESS, LOSSLESS)
+    choices = tuple(dict.fromkeys(at_bits(choice, exact) for choice in table.choices))
+    index = {choice: c for c, choice in enumerate(table.choices)}
+    source = [[index[at_bits(choice, own)] for choice in choices] for own in bits]
+    return exchange_choices(table, choices, torch.tensor(source))
+
+
+@dataclass(frozen=True)
+class JointSpace:
+    """All plans that the loop chooses from, priced.
+
+    Attributes:
+        problem: Model, cluster, job and space.
+        batches: Global batch sizes.
+        whole: Tables of every batch size and pipeline degree with all strategies.
+        batch_of: Global batch size of every table.
+        tables: The same tables for the search: layers around the blocks cost what they cost at 16 bits,
+            and of strategies that training cannot tell apart only those are left that no other dominates.
+    """
+
+    problem: Problem
+    batches: tuple[int, ...]
+    whole: tuple[CostTable, ...]
+    batch_of: tuple[int, ...]
+    tables: tuple[CostTable, ...]
+
+    @staticmethod
+    def build(problem: Problem, batches: Sequence[int]) -> "JointSpace":
+        """Price the space.
+
+        Errors:
+            ConfigError: a setting asks for what the loop does not search, or no plan is legal.
+            InfeasibleError: no plan fits the memory.
+        """
+        refuse_unsearched(problem)
+        whole: list[CostTable] = []
+        batch_of: list[int] = []
+        for batch in batches:
+            own = build_tables(at_batch(problem, batch))
+            whole += own
+            batch_of += [batch] * len(own)
+        blocks = problem.model.config.num_layers
+        tables = [_without_dominated(_exact_edges(table, blocks)) for table in whole]
+        # refused before anything trains; what these bounds let pass is refused by the exact optimum
+        if not any(bool(outer_lower_bounds(table).isfinite().any()) for table in tables):
+            raise explain_infeasible(problem, whole)
+        return JointSpace(problem, tuple(batches), tuple(whole), tuple(batch_of), tuple(tables))
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the Transformer."""
+        return self.problem.model.config.num_layers
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the tables: the blocks and those around them."""
+        return self.tables[0].num_layers
+
+    @cached_property
+    def forward_pairs(self) -> tuple[Pair, ...]:
+        """Distinct tensor-parallel degrees and bits of sums, exact ones first."""
+        return self._pairs(lambda candidate: candidate.forward_pair)
+
+    @cached_property
+    def gradient_pairs(self) -> tuple[Pair, ...]:
+        """Distinct data-parallel degrees and bits of gradients, exact ones first."""
+        return self._pairs(lambda candidate: candidate.gradient_pair)
+
+    def _pairs(self, of: Callable[[Candidate], Pair]) -> tuple[Pair, ...]:
+        found = {of(Candidate.of(choice)) for table in self.tables for choice in table.choices}
+        return tuple(sorted(found, key=lambda pair: (-pair[1], pair[0])))
+
+    def blocks_of(self, plan: Plan) -> tuple[Candidate, ...]:
+        """Keep the part of a plan that affects the loss."""
+        layers = plan.layers[FIRST_BLOCK : FIRST_BLOCK + self.num_blocks]
+        return tuple(Candidate.of(layer) for layer in layers)
+
+    def to_plan(self, table: int, plans: HardPlans) -> Plan:
+        """Read the only plan of `plans`, canonicalized, with the layers around the blocks at 16 bits."""
+        return self.canonicalized(plans.to_plan(0, self.tables[table]), table)
+
+    def canonicalized(self, plan: Plan, table: int) -> Plan:
+        """Name strategies of a layer that cost exactly the same by one of them.
+
+        Args:
+            plan: One of the space.
+            table: Number of the table that holds it.
+        """
+        bits = self.bits_of(plan)
+        own = with_fixed_bits(self.whole[table], bits)
+        exact = tuple(at_bits(layer, (LOSSLESS, LOSSLESS)) for layer in plan.layers)
+        outer = own.num_micro_batches.tolist().index(plan.num_micro_batches)
+        hard = HardPlans(
+            torch.tensor([outer]),
+            torch.tensor([[own.choices.index(layer) for layer in exact]]),
+            torch.tensor([plan.boundaries[:-1]]),
+        )
+        return with_bits(canonical(own, hard).to_plan(0, own), bits)
+
+    def bits_of(self, plan: Plan) -> tuple[Bits, ...]:
+        """Return the bits of every layer of a plan; layers around the blocks have 16."""
+        inside = range(FIRST_BLOCK, FIRST_BLOCK + self.num_blocks)
+        return tuple(
+            (layer.tp_comm_bits, layer.grad_comm_bits) if index in inside else (LOSSLESS, LOSSLESS)
+            for index, layer in enumerate(plan.layers)
+        )
+
+    def of_batch(self, batch: int) -> list[int]:
+        """Return the numbers of the tables of a global batch size."""
+        return [index for index, own in enumerate(self.batch_of) if own == batch]
+
+
+def with_bits(plan: Plan, bits: Sequence[Bits]) -> Plan:
+    """Set the given bits in every layer."""
+    layers = tuple(at_bits(layer, own) for layer, own in zip(plan.layers, bits, strict=True))
+    return replace(plan, layers=layers)
+
+
+def _exact_edges(table: CostTable, blocks: int) -> CostTable:
+    """Price every layer around the blocks at 16 bits whatever the strategy says.
+
+    Errors:
+        ConfigError: the space has no strategy at 16 bits for them.
+    """
+    index = {choice: c for c, choice in enumerate(table.choices)}
+    exact = [index.get(at_bits(choice, (LOSSLESS, LOSSLESS))) for choice in table.choices]
+    if None in exact:
+        raise ConfigError(
+            f"space.tp_comm_bits and space.grad_comm_bits must hold {LOSSLESS}: layers around the blocks are "
+            f"lossless; try the same lists with {LOSSLESS} in front."
+        )
+    own = range(len(table.choices))
+    inside = range(FIRST_BLOCK, FIRST_BLOCK + blocks)
+    source = [list(own) if layer in inside else exact for layer in range(table.num_layers)]
+    return exchange_choices(table, table.choices, torch.tensor(source))
+
+
+def _without_dominated(table: CostTable) -> CostTable:
+    """Drop strategies that one of the same degrees and bits beats or equals in everything."""
+    groups: dict[Candidate, list[int]] = {}
+    for index, choice in enumerate(table.choices):
+        groups.setdefault(Candidate.of(choice), []).append(index)
+    kept: list[int] = []
+    judged = _without_memory(table) if _always_fits(table) else table
+    for members in groups.values():
+        left = without_dominated(judged.keep_choices(members)).choices
+        kept += [index for index in members if table.choices[index] in left]
+    return table.keep_choices(sorted(kept))
+
+
+def _always_fits(table: CostTable) -> bool:
+    """Tell whether the heaviest strategies of all layers fit a single device of the smallest memory."""
+    in_flight = table.in_flight.amax(1, keepdim=True)
+    kept = table.static.amax(-1) + in_flight * table.activation.amax(-1)
+    return bool((kept.sum(1) + table.working.amax((-2, -1)) <= table.capacity.min()).all())
+
+
+def _without_memory(table: CostTable) -> CostTable:
+    """Drop the bytes: where all always fit, they make no strategy better."""
+    static, activation, working = map(torch.zeros_like, (table.static, table.activation, table.working))
+    return replace(table, static=static, activation=activation, working=working)

@@ -1,0 +1,207 @@
+"""The DARTS protocol: a plan is judged by training from scratch, on bytes no search saw.
+
+Trainings are stored in a folder: equal ones run once, stored ones not at all.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from darts_parallel.bilevel.candidates import EXACT, Candidate
+from darts_parallel.bilevel.data import Corpus, sample
+from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.settings import BilevelSettings
+from darts_parallel.bilevel.trainer import WeightTrainer, hard
+from darts_parallel.bilevel.transformer import Weights, plan_loss
+from darts_parallel.plan.file import write_json
+
+TEST_SEED = 1_000_003
+"""Added to a training's seed for its test batch: equal for all plans of a seed, apart from training's."""
+SMOOTHED = 3
+"""Evaluations whose mean counts as the test loss of a step: one alone is as noisy as a gradient step."""
+FIRST_RETRAIN_SEED = 100_000
+"""Retrainings begin from other weights and batches than any search: seeds of searches lie below."""
+RETRAIN_KEYS = (
+    "shape", "retrain_steps", "learning_rate", "learning_rate_warmup", "validation_sequences",
+    "evaluate_every", "block_size",
+)  # fmt: skip
+"""Settings that a training depends on."""
+
+Curve = tuple[tuple[int, float], ...]
+"""Steps from 1 and losses in nats."""
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """Curves of one training from scratch."""
+
+    training: Curve
+    """Mean loss of every step's batch."""
+    test: Curve
+    """Loss on the fixed test batch, every `evaluate_every` steps."""
+
+    @staticmethod
+    def read(path: Path) -> "Retrained":
+        """Read the curves of a JSON file with the fields `training` and `test`."""
+        data = json.loads(path.read_text(encoding="utf-8"))
+        training, test = (tuple((step, loss) for step, loss in data[name]) for name in ("training", "test"))
+        return Retrained(training, test)
+
+    @property
+    def final_loss(self) -> float:
+        """Smoothed test loss at the end, nats."""
+        return smoothed(self.test)[-1][1]
+
+    def steps_to(self, target: float) -> float | None:
+        """Return the steps until the smoothed test loss is at or below `target`; None where it never is."""
+        return crossing(smoothed(self.test), target)
+
+
+def smoothed(curve: Curve) -> Curve:
+    """Return running means of the last `SMOOTHED` losses, at the steps of the last of them."""
+    return tuple(
+        (step, sum(loss for _, loss in curve[max(i + 1 - SMOOTHED, 0) : i + 1]) / min(i + 1, SMOOTHED))
+        for i, (step, _) in enumerate(curve)
+    )
+
+
+def crossing(curve: Curve, target: float) -> float | None:
+    """Find the step at which a curve first lies at or below a target, on lines between logarithms of steps.
+
+    Args:
+        curve: Steps rising.
+        target: Nats.
+    """
+    for (before, high), (after, low) in zip(curve[:1] + curve[:-1], curve, strict=True):
+        if low <= target:
+            share = 1.0 if high <= low else (high - target) / (high - low)
+            return exp(log(before) + min(max(share, 0.0), 1.0) * (log(after) - log(before)))
+    return None
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training that is wanted.
+
+    Attributes:
+        blocks: One candidate for each block.
+        batch: Global batch size.
+        seed: Seed of weights and batches; plans that are compared get equal ones.
+        target: Smoothed test loss at which to stop, nats; None trains `retrain_steps`.
+        factor: Largest number of steps on the way to the target, as a multiple of `retrain_steps`; None takes
+            `retrain_factor`.
+    """
+
+    blocks: tuple[Candidate, ...]
+    batch: int
+    seed: int
+    target: float | None
+    factor: float | None = None
+
+    def most_steps(self, settings: BilevelSettings) -> int:
+        """Return the largest number of weight steps."""
+        factor = settings.retrain_factor if self.factor is None else self.factor
+        return int(settings.retrain_steps * (1.0 if self.target is None else factor))
+
+    def canonicalized(self, settings: BilevelSettings) -> "Training":
+        """Take its seed's reference, whose end is the target, for a training without lossy collectives."""
+        if self.batch != settings.global_batch_size or not all(block.lossless for block in self.blocks):
+            return self
+        return Training((EXACT,) * settings.num_blocks, self.batch, self.seed, None)
+
+    def key(self, settings: BilevelSettings) -> dict[str, Any]:
+        """Return everything that the curves depend on."""
+        values = asdict(settings)
+        return {name: values[name] for name in RETRAIN_KEYS} | {
+            "seed": self.seed, "plan": [block.training_key() for block in self.blocks], "batch": self.batch,
+            "target": self.target, "most_steps": self.most_steps(settings),
+        }  # fmt: skip
+
+
+def retrain(training: Training, settings: BilevelSettings, corpus: Corpus) -> Retrained:
+    """Train from scratch as a plan says.
+
+    Args:
+        training: Plan, seed and target.
+        settings: Sizes, learning rate, `retrain_steps`.
+        corpus: Bytes.
+    """
+    blocks, target = training.blocks, training.target
+    trainer = WeightTrainer(settings, training.batch, training.seed, measure_noise=False)
+    generator = torch.Generator().manual_seed(training.seed + TEST_SEED)
+    held_out = sample(corpus.test, settings.validation_sequences, settings.context, generator)
+    mixtures = [hard(candidate.gradient_pair) for candidate in blocks]
+
+    def loss(weights: Weights, tokens: Tensor) -> Tensor:
+        return plan_loss(weights, tokens, blocks, settings.block_size)
+
+    curve: list[tuple[int, float]] = []
+    test: list[tuple[int, float]] = []
+    last = training.most_steps(settings)
+    for step in range(1, last + 1):
+        curve.append((step, trainer.advance(corpus.train, loss, mixtures).loss))
+        if step % settings.evaluate_every == 0 or step == last:
+            with torch.no_grad():
+                test.append((step, float(loss(trainer.weights, held_out))))
+            if target is not None and smoothed(tuple(test))[-1][1] <= target:
+                break
+    return Retrained(tuple(curve), tuple(test))
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """Runs trainings, as many at once as there are processes, and stores their curves.
+
+    Attributes:
+        folder: One JSON file a training.
+        corpus: Bytes.
+        jobs: Runs trainings side by side.
+    """
+
+    folder: Path
+    corpus: Corpus
+    jobs: Jobs
+
+    def references(self, seeds: Sequence[int], settings: BilevelSettings) -> list[Retrained]:
+        """Train exactly at the problem's batch size on every seed: the final loss is the target."""
+        plan = (EXACT,) * settings.num_blocks
+        return self.run([Training(plan, settings.global_batch_size, seed, None) for seed in seeds], settings)
+
+    def run(
+        self,
+        wanted: Sequence[Training],
+        settings: BilevelSettings,
+        on_done: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[Retrained]:
+        """Return the curves of all trainings in order.
+
+        Args:
+            wanted: Trainings.
+            settings: Sizes, learning rate and lengths.
+            on_done: Called with the number of trainings that have run and of those that must.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        trainings = [training.canonicalized(settings) for training in wanted]
+        keys = [training.key(settings) for training in trainings]
+        paths = [self.folder / f"{_digest(key)}.json" for key in keys]
+        missing = {
+            path: (key, training)
+            for path, key, training in zip(paths, keys, trainings, strict=True)
+            if not path.exists()
+        }
+        curves = self.jobs.map(retrain, [(own, settings, self.corpus) for _, own in missing.values()])
+        for done, (path, (key, _)) in enumerate(missing.items(), 1):
+            write_json(path, key | asdict(next(curves)))
+            on_done(done, len(missing))
+        return [Retrained.read(path) for path in paths]
+
+
+def _digest(key: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

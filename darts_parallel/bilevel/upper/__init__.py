@@ -1,1 +1,0 @@
-"""The upper level: the joint space of plans, its prices in seconds and steps, and what is proven of them."""

@@ -1,0 +1,80 @@
+"""Dotted keys of a schema of dataclasses: which there are, what stands at one, which one is meant."""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any, get_args, get_origin
+
+
+def all_keys(schema: Any, prefix: str = "") -> list[str]:
+    """List every dotted key of a dataclass; `[]` stands for an entry of a list, `*` for one of a mapping."""
+    keys = [f"{prefix}{entry.name}" for entry in fields(schema)]
+    for entry in fields(schema):
+        for inner in (entry.type, *get_args(entry.type)):
+            if is_dataclass(inner):
+                origin: Any = get_origin(entry.type)
+                suffix = "[]" if origin is list else ".*" if origin is dict else ""
+                keys.extend(all_keys(inner, f"{prefix}{entry.name}{suffix}."))
+    return keys
+
+
+def plain_type(kind: Any) -> Any:
+    """Return a field's type without the `None` that may take its place."""
+    if get_origin(kind) in (list, dict) or not get_args(kind):
+        return kind
+    return next(inner for inner in get_args(kind) if inner is not type(None))
+
+
+def walk(key: str, schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each part of a dotted key with the type that stands there, as far as the schema knows them."""
+    kind = schema
+    for part in key.split("."):
+        if is_dataclass(kind):
+            found = {entry.name: entry.type for entry in fields(kind)}
+            if part not in found:
+                return
+            kind = found[part]
+        elif get_origin(plain_type(kind)) in (list, dict):
+            kind = get_args(plain_type(kind))[-1]
+        else:
+            return
+        yield part, kind
+        kind = plain_type(kind)
+
+
+def type_at(key: str, schema: Any) -> Any:
+    """Return the type of the field at a dotted key; None where the schema has none."""
+    kinds = [kind for _, kind in walk(key, schema)]
+    return plain_type(kinds[-1]) if len(kinds) == len(key.split(".")) else None
+
+
+def closest_key(key: str, schema: Any) -> str:
+    """Return the existing key that an unknown one most likely means.
+
+    A key of the same last name elsewhere (`pp`), or with these initials (`search.lr`), comes before one of
+    similar spelling at the same place.
+    """
+    parts = key.split(".")
+    known = list(walk(key, schema))[: len(parts) - 1]
+    name = parts[len(known)]
+    place = ".".join(parts[: len(known)])
+    meant = [k for k in all_keys(schema) if parts[-1] in (_name(k), _initials(k))]
+    meant.sort(key=lambda k: k.partition(".")[0] != parts[0])
+    kind = plain_type(known[-1][1]) if known else schema
+    if meant or not place:
+        candidates = meant[:1] or all_keys(schema)
+    elif is_dataclass(kind):
+        candidates = [f"{place}.{entry.name}" for entry in fields(kind)]
+    else:
+        return place
+    names = [_name(candidate) for candidate in candidates]
+    return candidates[names.index(get_close_matches(name, names, n=1, cutoff=0.0)[0])]
+
+
+def _name(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _initials(key: str) -> str:
+    words = _name(key).split("_")
+    return "".join(word[0] for word in words) if len(words) > 1 else ""

@@ -1,0 +1,51 @@
+"""ZB-V (Qi et al. 2023, arXiv 2401.10241, section 6), in PyTorch's order.
+
+The bubble vanishes where forward, backward and weight passes take equal seconds, with the memory of 1F1B.
+"""
+
+from collections.abc import Iterator
+
+from darts_parallel.schedules._folded import Folded, Runner, Step
+
+
+class ZeroBubbleV(Folded):
+    """Zero bubble on a V."""
+
+    name = "zero_bubble_v"
+    pytorch = "ZBVZeroBubble"
+
+    def steps(self, device: int, pp: int, count: int) -> Iterator[Step]:
+        """Leave the surplus out where there are fewer micro-batches than the order is written for."""
+        least = max(2 * pp - 1, count)
+        yield from (step for step in _steps(device, pp, least) if step[2] < count)
+
+
+def _steps(device: int, pp: int, count: int) -> Iterator[Step]:
+    """Write the order for at least `2 * pp - 1` micro-batches."""
+    runner = Runner()
+    run, backward, done = runner.run, runner.backward, runner.done
+    for _ in range(2 * (pp - device) - 1):
+        yield run("F", 0)
+    for _ in range(device):
+        yield run("F", 1)
+        yield run("F", 0)
+    for _ in range(pp - device):
+        yield run("F", 1)
+        yield from backward(1)
+    while done["F", 1] < done["F", 0] or done["F", 0] < count:
+        if done["F", 0] < count:
+            yield run("F", 0)
+        yield from backward(0)
+        yield run("F", 1)
+        yield from backward(1)
+    for _ in range(device):
+        yield run("B", 0)
+        yield run("B", 1)
+    for _ in range(pp - device):
+        yield from backward(0)
+    for half in (1, 0):
+        while done["W", half] < done["B", half]:
+            yield run("W", half)
+
+
+SCHEDULE = ZeroBubbleV()

@@ -1,0 +1,319 @@
+"""What a validation says: every row with its prediction, and the tables of its page."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from darts_parallel.errors import DartsParallelError
+from darts_parallel.plan.file import write_text
+from darts_parallel.report.tables import csv_text, filled_table, markdown_table
+from experiments.calibration.calibrated import Calibrated
+from experiments.calibration.errors import ErrorSummary, summarise
+from experiments.calibration.fit import PARTS, measured_figures
+from experiments.calibration.folds import HeldOut, coverage, fold_errors
+from experiments.calibration.parameters import Place
+from experiments.calibration.predict import predict
+from experiments.calibration.problems import Case, read_cases
+from experiments.calibration.ranking import (
+    CHANCE,
+    MODEL,
+    ROOFLINE,
+    SMALLEST,
+    TRIALS,
+    JobRanking,
+    job_rankings,
+    mean,
+)
+from experiments.data.runs import Run
+
+COLUMNS = (
+    "file", "row", "model", "measured_iteration_s", "predicted_iteration_s", "measured_memory_gb",
+    "predicted_memory_gb", "skipped",
+)  # fmt: skip
+ERRORS = ("median %", "mean %", "bias %", "90 % below")
+ERROR_HEADER = ("source", "rows", "s: used", *ERRORS, "memory: used", *ERRORS)
+RANKING_HEADER = ("job", "plans", "Spearman", "model 1", "model 3", "roofline 1", "roofline 3", "smallest 1",
+                  "smallest 3", "chance 1", "chance 3")  # fmt: skip
+SCALE = {"seconds": 1.0, "memory": 2.0**-30}
+"""Units of figures in tables and pictures: seconds, GiB."""
+MARKERS = "os^vDP*X<>"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One row: a case with its prediction, or a reason."""
+
+    run: Run
+    case: Case | None = None
+    predicted: tuple[float, ...] = ()
+    """Seconds and bytes, in the order of `PARTS`."""
+    skipped: str = ""
+
+    def pair(self, part: str) -> tuple[float, float] | None:
+        """Return the predicted and the measured figure where both are known."""
+        if not self.predicted or self.case is None:
+            return None
+        measured = measured_figures(self.case).get(part)
+        return None if measured is None else (self.predicted[PARTS.index(part)], measured)
+
+
+def predict_runs(runs: Sequence[Run], parameters: Calibrated) -> list[Outcome]:
+    """Predict every run that the cost model can express, in order."""
+    outcomes = []
+    for run, case in zip(runs, read_cases(runs), strict=True):
+        if isinstance(case, str):
+            outcomes.append(Outcome(run, skipped=case))
+            continue
+        try:
+            with torch.no_grad():
+                found = predict(case, parameters.at(Place.of_run(run)))
+            outcomes.append(Outcome(run, case, (float(found.seconds), float(found.memory))))
+        except DartsParallelError as error:
+            outcomes.append(Outcome(run, skipped=str(error)))
+    return outcomes
+
+
+def write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write `validation.csv`: one line a row; seconds, and GiB as the tools print them."""
+    rows = []
+    for outcome in outcomes:
+        cells: list[object] = [outcome.run.file, outcome.run.row, outcome.run.model]
+        for index, part in enumerate(PARTS):
+            measured = measured_figures(outcome.case).get(part) if outcome.case else None
+            predicted = outcome.predicted[index] if outcome.predicted else None
+            cells += [
+                "" if figure is None else f"{SCALE[part] * figure:.6g}" for figure in (measured, predicted)
+            ]
+        rows.append([*cells, outcome.skipped])
+    write_text(path, csv_text(COLUMNS, rows))
+
+
+def error_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """Write one line a file, and one of all: rows, seconds errors, memory errors."""
+    files: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        files[outcome.run.file.removesuffix(".csv")].append(outcome)
+    lines = []
+    for name, members in (*files.items(), ("all", outcomes)):
+        cells = [name, str(len(members))]
+        for part in PARTS:
+            pairs = [pair for outcome in members if (pair := outcome.pair(part))]
+            cells += summarise([p for p, _ in pairs], [m for _, m in pairs]).cells()
+        lines.append(tuple(cells))
+    return lines
+
+
+def error_table(outcomes: Sequence[Outcome]) -> Table:
+    """Show errors by source and overall, percent."""
+    title = "Error of the prediction, % (bias: median of predicted / measured - 1)"
+    return filled_table(title, ERROR_HEADER, error_rows(outcomes))
+
+
+def ranking_rows(jobs: Sequence[JobRanking]) -> list[tuple[str, ...]]:
+    """Write one line a job and one of means: plans, Spearman, regrets of one and of three trials by order."""
+    orders = [(order, k) for order in (MODEL, ROOFLINE, SMALLEST, CHANCE) for k in TRIALS]
+    lines = [
+        (job.name, str(job.plans), f"{job.spearman[MODEL]:.2f}",
+         *(f"{100 * job.regret[order]:.1f}" for order in orders))
+        for job in jobs
+    ]  # fmt: skip
+    if jobs:
+        means = (f"{100 * mean([job.regret[order] for job in jobs]):.1f}" for order in orders)
+        lines.append((f"mean of {len(jobs)} jobs", str(sum(job.plans for job in jobs)),
+                      f"{mean([job.spearman[MODEL] for job in jobs]):.2f}", *means))  # fmt: skip
+    return lines
+
+
+def ranking_table(jobs: Sequence[JobRanking]) -> Table:
+    """Show rank correlation and regret, percent, of every job."""
+    title = "Orders of plans within one job: regret of the first choice and of the best of three, %"
+    return filled_table(title, RANKING_HEADER, ranking_rows(jobs))
+
+
+@dataclass(frozen=True)
+class HeldOutReport:
+    """Errors, coverage and rankings of one kind of fold."""
+
+    kind: str
+    errors: dict[str, dict[str, ErrorSummary]]
+    """By figure, then by fold and, under `all`, of all runs."""
+    coverage: dict[str, float]
+    """Share of the runs inside their 80 % intervals, by figure."""
+    jobs: list[JobRanking]
+
+    @staticmethod
+    def of(kind: str, held: Sequence[HeldOut]) -> "HeldOutReport":
+        """Judge the held-out predictions of a kind of fold."""
+        parts = {part: [h for h in held if h.part == part] for part in PARTS}
+        timed = parts[PARTS[0]]
+        return HeldOutReport(
+            kind,
+            {part: fold_errors(held, part) for part in PARTS},
+            {part: coverage(own) for part, own in parts.items() if own},
+            job_rankings([h.case for h in timed], {MODEL: [h.predicted for h in timed]}),
+        )
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Write the lines of the table of errors: every fold's seconds and bytes, then all."""
+        lines: list[tuple[str, ...]] = []
+        for part in PARTS:
+            for fold, e in self.errors[part].items():
+                share = f"{100 * self.coverage[part]:.0f}" if fold == "all" else ""
+                lines.append((fold.removesuffix(".csv"), part, *e.cells(), share))
+        return lines
+
+    def summary(self) -> str:
+        """Tell the order of plans in one sentence."""
+        if not self.jobs:
+            return "No job has enough measured plans to rank."
+        first, three, chance = (
+            100 * mean([job.regret[order] for job in self.jobs])
+            for order in ((MODEL, 1), (MODEL, 3), (CHANCE, 1))
+        )
+        correlation = mean([job.spearman[MODEL] for job in self.jobs])
+        return (
+            f"{len(self.jobs)} jobs: Spearman {correlation:.2f}, regret of the first choice {first:.1f} %, "
+            f"of the best of three {three:.2f} %, by chance {chance:.1f} %."
+        )
+
+    def header(self) -> tuple[str, ...]:
+        """Name the columns of the table."""
+        return (self.kind, "figure", "runs", *ERRORS, "80 % intervals hold %")
+
+    def table(self) -> Table:
+        """Show errors of every fold on the terminal."""
+        title = f"Held out by {self.kind}. {self.summary()}"
+        return filled_table(title, self.header(), self.rows(), (0, 1))
+
+    def markdown(self) -> list[str]:
+        """Write the table as Markdown."""
+        table = markdown_table(self.header(), self.rows(), (0, 1))
+        return [f"Held out by {self.kind}. {self.summary()}", "", *table]
+
+
+def markdown(
+    outcomes: Sequence[Outcome], jobs: Sequence[JobRanking], held_out: Sequence[HeldOutReport] = ()
+) -> str:
+    """Write the error and ranking tables as Markdown."""
+    lines = markdown_table(ERROR_HEADER, error_rows(outcomes))
+    for report in held_out:
+        lines += ["", *report.markdown()]
+    return "\n".join([*lines, "", *markdown_table(RANKING_HEADER, ranking_rows(jobs))])
+
+
+def worst_lines(outcomes: Sequence[Outcome], count: int) -> list[str]:
+    """List the rows whose seconds or bytes are furthest off."""
+    found = []
+    for outcome in outcomes:
+        for part in PARTS:
+            pair, run = outcome.pair(part), outcome.run
+            if pair and outcome.case:
+                ratio, plan = pair[0] / pair[1], outcome.case.plan.describe(run.global_batch_size)
+                text = f"{ratio:.2f} {part}  {run.file}:{run.row}  {run.model}, {plan}"
+                found.append((max(ratio, 1.0 / ratio), text))
+    return [text for _, text in sorted(found, key=lambda entry: -entry[0])[:count]]
+
+
+def skipped_lines(outcomes: Sequence[Outcome], other_files: Sequence[tuple[str, str]]) -> list[str]:
+    """List every row that was not used: file, line, reason; then files of another schema."""
+    lines = [f"{o.run.file}:{o.run.row}: {o.skipped}" for o in outcomes if o.skipped]
+    return lines + [f"{name}: {reason}" for name, reason in other_files]
+
+
+def skipped_summary(outcomes: Sequence[Outcome]) -> str:
+    """Count the rows that were used and those that were not, by what is missing."""
+    reasons = Counter(o.skipped.split(":")[0].split("=")[0] for o in outcomes if o.skipped)
+    most = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(4))
+    shares = []
+    for name, own in (("dense models", False), ("mixtures of experts", True)):
+        measured = [o for o in outcomes if o.run.mixture == own and o.run.has_figures]
+        expressed = sum(not o.skipped for o in measured)
+        if measured:
+            share = 100.0 * expressed / len(measured)
+            shares.append(f"of {len(measured)} of {name} {share:.1f} % are expressible")
+    return (
+        f"{sum(not o.skipped for o in outcomes)} of {len(outcomes)} rows used; "
+        f"{sum(not o.run.has_figures for o in outcomes)} have no measured seconds or bytes; "
+        f"{', '.join(shares) or 'none is expressible'}. Most frequent reasons: {most or 'none'}."
+    )
+
+
+def repeat_errors(cases: Sequence[Case]) -> ErrorSummary:
+    """Summarize the errors of a model that knew the geometric mean of every repeated plan's seconds.
+
+    Repeats are runs of equal model, devices, framework family, plan and job; plans that were measured once
+    are left out. A model of plans and hardware cannot be better than this on them.
+    """
+    groups: dict[object, list[float]] = defaultdict(list)
+    for case in cases:
+        if case.run.iteration_s is not None:
+            config = case.problem.config
+            model = replace(case.problem.model.config, name="")  # sources spell it differently
+            job = repr((case.run.framework_family, model, config.training, config.cluster))
+            groups[job, case.plan].append(case.run.iteration_s)
+    predicted: list[float] = []
+    measured: list[float] = []
+    for seconds in groups.values():
+        if len(seconds) > 1:
+            predicted += [exp(sum(map(log, seconds)) / len(seconds))] * len(seconds)
+            measured += seconds
+    return summarise(predicted, measured)
+
+
+def repeat_sentence(cases: Sequence[Case]) -> str:
+    """Tell the errors of `repeat_errors`, dense models and mixtures apart; empty without a repeat."""
+    parts = []
+    for name, own in (("dense", False), ("mixture", True)):
+        found = repeat_errors([case for case in cases if case.problem.model.has_experts == own])
+        if found.count:
+            parts.append(
+                f"{found.count} {name} runs {100 * found.median:.1f} % median, {100 * found.mean:.1f} % mean"
+            )
+    if not parts:
+        return ""
+    return (
+        "One plan of one job in several releases or on several days, against its own geometric mean, which "
+        f"no model of plans can beat: {'; '.join(parts)}."
+    )
+
+
+def scatter_figure(outcomes: Sequence[Outcome]) -> Figure:
+    """Draw predicted against measured figures: seconds to the left, memory to the right; the band is 10 %."""
+    figure = Figure(figsize=(12.0, 5.6), layout="constrained")
+    axes = figure.subplots(1, 2)
+    labels = ("seconds per iteration", "memory of the fullest device, GiB")
+    for own, part, label in zip(axes, PARTS, labels, strict=True):
+        _draw(own, outcomes, part, label)
+    axes[0].legend(fontsize=7, frameon=False, loc="upper left")
+    return figure
+
+
+def _draw(axes: Axes, outcomes: Sequence[Outcome], part: str, label: str) -> None:
+    everything: list[float] = []
+    for index, file in enumerate(dict.fromkeys(o.run.file for o in outcomes)):
+        pairs = [pair for o in outcomes if o.run.file == file and (pair := o.pair(part))]
+        if pairs:
+            predicted, measured = SCALE[part] * np.array(pairs).T
+            axes.scatter(measured, predicted, s=14, alpha=0.7, marker=MARKERS[index % len(MARKERS)],
+                         color=f"C{index % 10}", label=file)  # fmt: skip
+            everything += [*predicted, *measured]
+    axes.set_xlabel(f"measured {label}")
+    axes.set_ylabel(f"predicted {label}")
+    if everything:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        ends = np.array([min(everything) / 1.3, max(everything) * 1.3])
+        axes.plot(ends, ends, color="black", linewidth=0.7)
+        axes.fill_between(ends, ends / 1.1, ends * 1.1, color="#dddddd", linewidth=0.0, zorder=0)
+        axes.set_xlim(*ends)
+        axes.set_ylim(*ends)
+    axes.grid(color="#eeeeee", linewidth=0.6)
+    axes.set_axisbelow(True)

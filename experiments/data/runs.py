@@ -1,0 +1,162 @@
+"""Measured runs, complete: the row type, and the CSV file that the project ships (`measured.csv`)."""
+
+import csv
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from darts_parallel.report.tables import csv_text
+
+SHIPPED = Path(__file__).with_name("measured.csv")
+ALTERNATE = "alternate"
+"""Full recomputation of every second block; also the closest to torchtitan's operator-wise selective
+recomputation, which repeats every second matrix product (torchtitan, `activation_checkpoint`)."""
+DEVICE, ALLOCATED = "device", "allocated"
+"""Memory metrics: total device usage, which is what runs out; the allocator's peak or a formula, in which
+neither context nor communication buffers nor unused blocks are."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured run: a column of `measured.csv` a field. Fields of configurations have their names."""
+
+    file: str
+    row: int
+    """Line of the file on which it begins; the header is line 1."""
+    model: str
+    source: str = ""
+    note: str = ""
+    """Cells that the source does not print, and where the seconds come from."""
+    skipped: str = ""
+    """Reason why it cannot be used; then all below but the next four may be defaults."""
+    mixture: bool = False
+    """Whether the model has experts."""
+    has_figures: bool = True
+    """Whether seconds or bytes were measured."""
+    gpu: str = ""
+    """As printed."""
+    printed_precision: str = ""
+
+    gpus: int = 0
+    gpus_per_node: int = 0
+    """GPUs that are used on each node."""
+    devices: tuple[str, ...] = ()
+    """File of `conf/device` of every kind of node, in the order of the ranks."""
+    nodes: tuple[int, ...] = ()
+    """Nodes of every kind."""
+    intra_links: tuple[str, ...] = ()
+    """Link inside a node, whose fit it shares."""
+    intra_GBps: tuple[float, ...] = ()  # noqa: N815
+    """10^9 bytes/s one way of a GPU."""
+    inter_links: tuple[str, ...] = ()
+    inter_GBps: tuple[float, ...] = ()  # noqa: N815
+    """10^9 bytes/s one way of a node."""
+
+    framework: str = "default"
+    framework_family: str = "default"
+    gradient_bits: int | None = None
+    """Bits of a gradient on the wire; None: as it is accumulated."""
+    owner_broadcast_ms: float = 0.0
+    """Milliseconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters."""
+    single_ring: bool = False
+    """ZeRO-3 moves each tensor over one ring, by one network adapter of a node."""
+
+    architecture: str = ""
+    """Of mixtures and hybrids: a file of `conf/model`, then fields that differ, as `key=value`."""
+    num_layers: int = 0
+    hidden_size: int = 0
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    ffn_hidden_size: int = 0
+    gated_mlp: bool = False
+    vocab_size: int = 0
+    tie_embeddings: bool = True
+    causal: bool = True
+    learned_positions: bool = True
+    dropout: bool = True
+    linear_bias: bool = True
+    norm_bias: bool = True
+    embedding_norm: bool = False
+
+    global_batch_size: int = 0
+    seq_len: int = 0
+    precision: str = ""
+    fused_attention: bool = True
+    lora_rank: int = 0
+    """Rank of the adapters that alone are trained; 0: all weights are."""
+    cuda_graphs: str = "none"
+    fp8_dot_product_attention: bool = False
+    recompute_modules: tuple[str, ...] = ()
+    """Modules that selective recomputation repeats; none: the default."""
+    moe_token_dispatcher_type: str = "alltoall"
+    overlap_moe_expert_parallel_comm: bool = False
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    virtual_stages: int = 1
+    blocks: tuple[int, ...] = ()
+    """Blocks of every chunk of the pipeline; embedding, head and loss beside them."""
+    num_micro_batches: int = 0
+    zero_stage: int = 0
+    shard_size: int = 0
+    """Ranks that share a state; 0: all of them."""
+    recompute: str = "none"
+    """`none`, `selective`, `full` or `ALTERNATE`."""
+    sequence_parallel: bool = False
+    offload: bool = False
+    """The optimizer state lies in host memory."""
+
+    iteration_s: float | None = None
+    memory_GiB: float | None = None  # noqa: N815
+    memory_metric: str = DEVICE
+    """What `memory_GiB` counts: `DEVICE` or `ALLOCATED`."""
+
+    @property
+    def name(self) -> str:
+        """Name model, job and machine."""
+        return (
+            f"{self.model}, {self.hidden_size} x {self.num_layers}, batch {self.global_batch_size}, "
+            f"{self.gpus} x {self.gpu}, {self.printed_precision or self.precision}, {self.framework}"
+        )
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """Return the measured bytes; None where there are none."""
+        return None if self.memory_GiB is None else self.memory_GiB * 2.0**30
+
+
+DEFAULTS = {field.name: field.default for field in fields(Run)}
+TYPES = get_type_hints(Run)
+
+
+def read_runs(path: Path = SHIPPED) -> list[Run]:
+    """Read the runs of a file that `write_runs` wrote."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [Run(**{key: _value(key, cell) for key, cell in row.items()}) for row in csv.DictReader(file)]
+
+
+def write_runs(runs: Iterable[Run]) -> str:
+    """Write runs as CSV text; a cell of the default value is empty."""
+    lines = [[_cell(key, value) for key, value in asdict(run).items()] for run in runs]
+    return csv_text(tuple(TYPES), lines)
+
+
+def _cell(key: str, value: Any) -> str:
+    if value == DEFAULTS[key]:
+        return ""
+    return " + ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _value(key: str, cell: str) -> Any:
+    if not cell:
+        return DEFAULTS[key] if key not in ("file", "model") else ""
+    kind = str(TYPES[key])
+    convert: Any = next((c for c in (int, float, bool) if c.__name__ in kind), str)
+    if "tuple" in kind:
+        return tuple(convert(part) for part in cell.split(" + "))
+    return cell == "True" if convert is bool else convert(cell)

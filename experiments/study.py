@@ -1,0 +1,193 @@
+"""The frame of a study: one question, its tasks solved by a pool of processes, a file of rows, one page.
+
+A study is a dataclass of options (`StudyOptions`), a function that solves one task (a problem, a seed, a
+method) and returns rows, and a function that makes a `Report` of all rows. `run_study` does the rest: it
+writes `NAME.csv` after every task, `NAME.md` and the pictures at the end, prints the text, and writes the
+page where `publish=true`. Ctrl-C keeps what is done.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from darts_parallel.config.checks import MAX_PROCESSES, require_size
+from darts_parallel.config.interrupts import children_without_interrupts
+from darts_parallel.errors import INTERRUPTED
+from darts_parallel.gradient.result import SearchResult
+from darts_parallel.plan.file import write_text
+from darts_parallel.report.tables import csv_of
+from experiments.results_page import publish, typed_command
+
+Task = TypeVar("Task")
+Row = TypeVar("Row")
+
+
+@dataclass
+class StudyOptions:
+    """Options that every study has."""
+
+    jobs: int = 2
+    """Number of tasks that are solved at the same time, each in a process of one thread; 1: here."""
+    out: str = ""
+    """Folder of the rows, the text and the pictures; empty: outputs/NAME."""
+    publish: bool = False
+    """Whether experiments/results/NAME.md is written, too."""
+
+    def __post_init__(self) -> None:
+        require_size("jobs", self.jobs, MAX_PROCESSES)
+
+
+class Report:
+    """The answer of a study.
+
+    Args:
+        parts: Paragraphs, and tables as lists of lines: how it was run, the table, and what follows from it
+            in a sentence.
+        pictures: Figure and caption by the name of the file.
+        files: Text of further files by name.
+    """
+
+    def __init__(
+        self,
+        *parts: str | Sequence[str],
+        pictures: Mapping[str, tuple[Figure, str]] | None = None,
+        files: Mapping[str, str] | None = None,
+    ) -> None:
+        blocks = (part if isinstance(part, str) else "\n".join(part) for part in parts)
+        self.text = "\n\n".join(block for block in blocks if block) + "\n"
+        self.pictures = pictures or {}
+        self.files = files or {}
+
+
+@dataclass(frozen=True)
+class Study(Generic[Task, Row]):
+    """A question and how it is answered."""
+
+    name: str
+    """Name of the module, its files and its page."""
+    question: str
+    limits: str
+    """What the answer does not show, in a sentence."""
+    solve: Callable[[Task], Sequence[Row]]
+    """Solve one task; the rows are dataclasses of one type."""
+    report: Callable[[Sequence[Row]], Report]
+    """Make the text of the rows of all tasks, or of those that are done."""
+
+
+def run_study(study: Study[Task, Row], tasks: Mapping[str, Task], options: StudyOptions) -> int:
+    """Solve all tasks, write what came out, and return the exit status.
+
+    Args:
+        study: What is asked.
+        tasks: Every task by the name that is shown when it is done.
+        options: Where to write, and how many processes.
+    """
+    folder = Path(options.out or f"outputs/{study.name}")
+    done: dict[str, Sequence[Row]] = {}
+    rows: list[Row] = []
+    status = 0
+    try:
+        for name, found in solve_all(study.solve, tasks, options.jobs):
+            done[name] = found
+            print(f"{len(done)} of {len(tasks)}: {name}", flush=True)
+            folder.mkdir(parents=True, exist_ok=True)  # a study that is refused leaves nothing
+            rows = [row for key in tasks for row in done.get(key, ())]
+            write_text(folder / f"{study.name}.csv", _csv(rows))
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    if rows:
+        _write(study, study.report(rows), folder, options.publish and not status)
+    if status:
+        print(f"interrupted: {len(done)} of {len(tasks)} tasks are done.")
+    return status
+
+
+def _csv(rows: Sequence[Any]) -> str:
+    """Return all fields that a table can hold: curves are files of their own."""
+    if not rows:
+        return ""
+    kind = type(rows[0])
+    return csv_of(kind, rows, without=[entry.name for entry in fields(kind) if not entry.repr])
+
+
+def _write(study: Study[Task, Row], report: Report, folder: Path, page: bool) -> None:
+    """Print the text and write it, the pictures and, where asked, the page."""
+    for name, text in {f"{study.name}.md": report.text, **report.files}.items():
+        write_text(folder / name, text)
+    for name, (figure, _) in report.pictures.items():
+        save_png(figure, folder / name)
+    print(f"\n{report.text.rstrip()}\n\nfiles: {folder}")
+    if page:
+        captions = {folder / name: caption for name, (_, caption) in report.pictures.items()}
+        command = typed_command(f"experiments.{study.name}")
+        path = publish(study.name, study.question, command, report.text, captions, limits=study.limits)
+        print(f"page: {path}")
+
+
+def solve_all(
+    solve: Callable[[Task], Row], tasks: Mapping[str, Task], jobs: int
+) -> Iterator[tuple[str, Row]]:
+    """Solve tasks in processes of one thread each and yield every name with its result, as they end.
+
+    No process outlives this one, however it ends.
+
+    Args:
+        solve: Called with a task, in another process.
+        tasks: By name.
+        jobs: Processes; with 1 everything is solved in this one.
+    """
+    jobs = min(jobs, len(tasks))
+    if jobs < 2:
+        torch.set_num_threads(1)
+        yield from ((name, solve(task)) for name, task in tasks.items())
+        return
+    from joblib import Parallel, delayed  # an extra; one process needs none
+
+    with children_without_interrupts():
+        workers = Parallel(
+            jobs, "loky", "generator_unordered", initializer=_begin_worker, initargs=(os.getpid(),)
+        )
+        results = workers(delayed(_named)(name, solve, task) for name, task in tasks.items())
+    yield from results
+
+
+def _named(name: str, solve: Callable[[Task], Row], task: Task) -> tuple[str, Row]:
+    return name, solve(task)
+
+
+def _begin_worker(parent: int) -> None:
+    """Take one thread, and end with the process that asked for this one."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    torch.set_num_threads(1)
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def unless_interrupted(found: SearchResult) -> SearchResult:
+    """Return a search's result, unless Ctrl-C cut it short.
+
+    A search answers Ctrl-C with its best plan so far; a study of many searches would go on with the next.
+
+    Errors:
+        KeyboardInterrupt: the user stopped the search.
+    """
+    if found.stopped_by == "user":
+        raise KeyboardInterrupt
+    return found
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG."""
+    FigureCanvasAgg(figure).print_png(str(path))  # type: ignore[no-untyped-call]

@@ -1,0 +1,278 @@
+"""`search.method`: descend and check, exact methods alone, or exact ones first; the report says which."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import darts_parallel
+from darts_parallel.cli.job import Job
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.table import CostTable
+from darts_parallel.errors import ConfigError, InfeasibleError
+from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.exact.result import TableResult
+from darts_parallel.exact.uniform import solve_uniform
+from darts_parallel.gradient import descent as gradient_search
+from darts_parallel.gradient.result import SearchResult
+from darts_parallel.planner import descent_method, exact_methods
+from darts_parallel.planner.methods import (
+    CHECKS,
+    METHODS,
+    ORDERS,
+    check,
+    refined,
+    run_phases,
+    search_result,
+    solve,
+)
+from darts_parallel.planner.session import Method, Session
+from darts_parallel.problem.problem import Problem, load_problem
+from experiments.comparison.problems import tables_of
+
+TOY = [
+    "experiment=quick",
+    "output.tensorboard=false",
+    "output.progress=false",
+    "space.num_micro_batches=[4,8]",
+]
+FEW = ["search.num_steps=5", "search.num_restarts=2", "search.polish=false"]
+
+
+def asked(order: str, problem: Problem | None = None) -> Session:
+    """A session whose methods were asked in an order."""
+    session = Session.of(problem or load_problem([*TOY, f"search={order}"]), METHODS)
+    run_phases(session, ORDERS[order])
+    return session
+
+
+def run(folder: Path, *overrides: str) -> tuple[dict, str]:  # type: ignore[type-arg]
+    """`plan.json` and the report."""
+    console = Console(file=StringIO(), width=120)
+    Job(load_problem([*TOY, *overrides]), folder, console).run()
+    return json.loads((folder / "plan.json").read_text()), console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_default_descends_is_checked_and_says_which_plan_was_taken(tmp_path: Path) -> None:
+    data, report = run(tmp_path, "search.num_steps=20")
+    search, checks = data["search"], data["verification"]
+    assert (search["method"], search["taken_from"], search["steps"]) == ("gradient", "gradient", 20)
+    assert search["stopped_by"] is None
+    best = data["predicted"]["iteration_time_s"]
+    assert search["raw_iteration_time_s"] >= search["gradient_iteration_time_s"] >= best * (1 - 1e-12)
+    assert search["raw_gap"] == pytest.approx(search["raw_iteration_time_s"] / best - 1)
+    assert search["gradient_gap"] == 0.0
+    assert set(checks) == {"exhaustive", "dynamic_programming"}
+    assert checks["dynamic_programming"]["proven"]
+    assert "taken: the polished plan of the gradient search" in " ".join(report.split())
+    assert "optimal in the model, over the layerwise space" in report
+
+
+def test_auto_takes_an_exact_method_that_ends_and_says_so(tmp_path: Path) -> None:
+    data, report = run(tmp_path, "search=auto")
+    assert (data["search"]["method"], data["search"]["taken_from"]) == ("auto", "dynamic_programming")
+    assert data["search"]["gradient_iteration_time_s"] is None
+    assert "proved its plan" in data["search"]["why"]
+    assert data["verification"]["dynamic_programming"]["proven"]
+    assert data["verification"]["dynamic_programming"]["gap"] == 0.0
+    assert "dynamic programming: it proved its plan" in report
+    assert "optimal in the model, over the layerwise space" in report
+
+
+def test_the_uniform_space_is_enumerated(tmp_path: Path) -> None:
+    data, report = run(tmp_path, "space=uniform", "search=exact")
+    assert (data["search"]["method"], data["search"]["taken_from"]) == ("exact", "exhaustive")
+    assert "asked for by search.method=exact" in report
+    assert "optimal in the model, over the uniform space" in report
+
+
+def test_exact_methods_that_do_not_reach_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^search\.method=exact has no plan: .*search\.method=gradient\.$"):
+        run(tmp_path, "search=exact", "space.virtual_stages=[1,2]")
+
+
+def test_in_python_a_problem_is_planned_as_the_command_does(tmp_path: Path) -> None:
+    data, _ = run(tmp_path, "search.num_steps=20")
+    planned = darts_parallel.plan(load_problem([*TOY, "search.num_steps=20"]))
+    assert planned.result is not None
+    assert planned.result.iteration_time_s == data["predicted"]["iteration_time_s"]
+    assert [entry.name for entry in planned.answers] == list(data["verification"])
+    assert [list(pair) for pair in pairwise(planned.plan.boundaries)] == [s["layers"] for s in data["stages"]]
+
+
+@pytest.mark.parametrize(
+    "overrides", [["cost=searcher"], ["cost.pipeline=simulated"], ["space.virtual_stages=[1,2]"]]
+)
+def test_no_plan_is_without_a_word_of_a_check(overrides: list[str]) -> None:
+    planned = darts_parallel.plan(load_problem([*TOY, *overrides, *FEW]))
+    assert planned.answers
+    assert all(entry.proven or entry.note for entry in planned.answers)
+
+
+def test_gradient_is_forced_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_methods, "solve_uniform", lambda *_, **__: pytest.fail("enumerated"))
+    data, report = run(tmp_path, "search=gradient", "verification.enabled=false", *FEW)
+    assert (data["search"]["method"], data["search"]["why"]) == ("gradient", "")
+    assert data["search"]["steps"] == 5
+    assert "5 steps" in report
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["search.exact_seconds=0"], "search.exact_seconds=0 leaves no time"),
+        (["search.exact_seconds=1e-9"], "had no proof after search.exact_seconds=1e-09"),
+        (["cost.pipeline=simulated"], "no exact method prices a simulated pipeline"),
+        (["space.virtual_stages=[1,2]"], "exact methods only bound interleaved plans"),
+    ],
+)
+def test_where_exact_methods_do_not_reach_the_gradient_search_runs_and_the_reason_is_given(
+    overrides: list[str], why: str, tmp_path: Path
+) -> None:
+    data, report = run(tmp_path, "verification.enabled=false", "search=auto", *overrides, *FEW)
+    assert (data["search"]["method"], data["search"]["taken_from"]) == ("auto", "gradient")
+    assert why in data["search"]["why"]
+    assert data["search"]["steps"] == 5
+    assert " ".join(why.split()) in " ".join(report.split())
+
+
+def test_what_an_exact_method_finds_from_a_poor_start_is_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def poor(*problem: Any, **settings: Any) -> SearchResult:
+        found = gradient_search.search_tables(*problem, **settings)
+        assert found is not None
+        seconds, plan = found.alternatives[-1]
+        return replace(
+            found,
+            plan=plan,
+            iteration_time_s=seconds,
+            raw_plan=plan,
+            raw_iteration_time_s=seconds,
+            gradient_iteration_time_s=seconds,
+        )
+
+    monkeypatch.setattr(descent_method, "search_tables", poor)
+    data, report = run(tmp_path, "space.num_micro_batches=null", *FEW)
+    exact = data["verification"]["dynamic_programming"]
+    assert exact["proven"]
+    assert exact["gap"] == 0.0
+    # the best plan of the toy is uniform
+    assert data["search"]["taken_from"] == "exhaustive"
+    assert data["search"]["gradient_gap"] > 0
+    assert "taken: the plan of exhaustive, which is better" in " ".join(report.split())
+    assert data["predicted"]["iteration_time_s"] < data["search"]["raw_iteration_time_s"]
+    assert data["predicted"]["iteration_time_s"] == pytest.approx(exact["iteration_time_s"], rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])
+def test_an_exact_answer_is_the_optimum_of_its_space(kind: str) -> None:
+    problem = load_problem([*TOY, f"space={kind}"])
+    result = search_result(asked("exact", problem))
+    best = check(problem)
+    assert result.iteration_time_s == pytest.approx(best.iteration_time_s, rel=1e-12)
+    assert evaluate(result.plan, problem).iteration_time_s == pytest.approx(best.iteration_time_s, rel=1e-9)
+    assert all(other.pp != result.plan.pp or other.num_micro_batches != result.plan.num_micro_batches
+               for _, other in result.alternatives)  # fmt: skip
+    assert [cost for cost, _ in result.alternatives] == sorted(cost for cost, _ in result.alternatives)
+
+
+def test_ctrl_c_during_the_proof_keeps_the_best_uniform_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dynamic_programming, "solve", interrupt)
+    session = asked("exact")
+    result = search_result(session)
+    assert session.interrupted
+    assert result.stopped_by == "user"
+    assert result.method == "exhaustive"
+    assert len(set(result.plan.layers)) == 1
+
+
+def test_a_problem_that_no_plan_fits_is_refused_in_the_same_words() -> None:
+    problem: Problem = load_problem([*TOY, "cluster.devices.toy.memory_GiB=0.001"])
+    with pytest.raises(InfeasibleError) as exact:
+        search_result(asked("exact", problem))
+    with pytest.raises(InfeasibleError) as gradient:
+        gradient_search.search(problem)
+    assert str(exact.value) == str(gradient.value)
+
+
+def test_a_result_is_refined_only_by_a_better_plan_of_its_space() -> None:
+    session = asked("exact")
+    found = replace(search_result(session), method="gradient")
+    session.result = found
+    entry = session.answers["dynamic_programming"]
+    assert refined(found, session) is found
+    session.answers = {"dynamic_programming": replace(entry, iteration_time_s=1e-9, space="stagewise")}
+    assert refined(found, session) is found
+    session.answers["exhaustive"] = replace(entry, name="exhaustive", iteration_time_s=2e-9, space="uniform")
+    assert refined(found, session).method == "exhaustive"
+    session.answers["dynamic_programming"] = replace(entry, iteration_time_s=1e-9)
+    better = refined(found, session)
+    assert (better.iteration_time_s, better.method) == (1e-9, "dynamic_programming")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "overrides", [[], ["search.exact_seconds=1e-9"], ["cost.pipeline=simulated", "space.pp=2"]]
+)
+def test_no_uniform_plan_is_enumerated_twice(
+    order: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for: list[int] = []
+
+    def counted(tables: Sequence[CostTable], *given: Any, **settings: Any) -> TableResult:
+        asked_for.append(len(tables))
+        return solve_uniform(tables, *given, **settings)
+
+    monkeypatch.setattr(exact_methods, "solve_uniform", counted)
+    monkeypatch.setattr(dynamic_programming, "solve_uniform", lambda *_, **__: pytest.fail("again"))
+    problem = load_problem([*TOY, *FEW, f"search={order}", *overrides])
+    session = Session.of(problem, METHODS)
+    run_phases(session, ORDERS[order])
+    # what a deadline cut short is asked again with the time of the checks
+    again = order == "auto" and "search.exact_seconds=1e-9" in overrides
+    unable = order == "exact" and session.simulated
+    assert len(asked_for) == 2 * again or len(asked_for) == (0 if unable else 1)
+
+
+def test_a_method_of_another_file_takes_part_by_its_entry() -> None:
+    def guess(session: Session, deadline: float) -> None:
+        session.record("guess", "uniform", replace(known, proven=False), 0.0)
+
+    known = asked("exact").answers["exhaustive"]
+    session = Session.of(load_problem([*TOY, "search=exact"]), {"guess": Method("guess", guess)})
+    run_phases(session, (replace(CHECKS, methods=("guess",)),))
+    assert search_result(session).method == "guess"
+
+
+def test_tables_alone_are_solved_optimally_whether_or_not_the_proof_comes_in_time() -> None:
+    problem = load_problem(["experiment=quick"])
+    tables = tables_of(problem)
+    best = dynamic_programming.solve(tables, "layerwise")
+    settings = replace(problem.config.search, num_steps=5, num_restarts=2)
+    proven = solve(tables, "layerwise", settings)
+    late = solve(tables, "layerwise", replace(settings, exact_seconds=0.0))
+    assert proven.proven
+    for answer in (proven, late):
+        assert answer.plan is not None
+        assert evaluate(answer.plan, problem).iteration_time_s == pytest.approx(best.cost, rel=1e-9)
+        assert answer.curve[-1][1] == pytest.approx(answer.iteration_time_s, rel=1e-12)
+        assert all(a > b for (_, a), (_, b) in pairwise(answer.curve))
+        assert answer.lower_bound_s == pytest.approx(best.cost, rel=1e-9)
+    assert late.plans_evaluated > 0
+
+
+def test_half_of_a_time_limit_is_left_for_polishing() -> None:
+    config = load_problem(["experiment=quick"]).config.search
+    limited = replace(config, max_seconds=8.0)
+    assert gradient_search.descent_seconds(limited) == 4.0
+    assert gradient_search.descent_seconds(replace(limited, polish=False)) == 8.0

@@ -1,0 +1,45 @@
+"""What every schedule promises, whatever its file says."""
+
+import pytest
+
+from darts_parallel.cost.schedule_graph import compiled
+from darts_parallel.schedules import NAMES, Schedule, find
+
+SCHEDULES = [
+    (find(name), chunks)
+    for name in NAMES
+    for chunks in ([find(name).chunks] if find(name).chunks else [2, 3])
+]
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+@pytest.mark.parametrize(("pp", "count"), [(1, 2), (2, 4), (3, 9), (4, 8)])
+def test_every_micro_batch_passes_every_stage_once_in_each_direction(
+    schedule: Schedule, chunks: int, pp: int, count: int
+) -> None:
+    places, kinds = schedule.devices(pp, pp * chunks), "FBW" if schedule.split else "FB"
+    assert sorted(places) == sorted(chunks * list(range(pp)))
+    orders = schedule.orders(pp, count, chunks)
+    found = [entry for order in orders for entry in order]
+    assert len(found) == len(set(found))
+    assert set(found) == {(k, s, b) for k in kinds for s in range(pp * chunks) for b in range(count)}
+    for device, order in enumerate(orders):
+        assert {places[entry.stage] for entry in order} == {device}
+        ranks = {entry: place for place, entry in enumerate(order)}
+        weights = [entry for entry in order if entry.kind == "W"]
+        assert all(ranks[entry] > ranks[entry._replace(kind="B")] for entry in weights)
+    # nobody waits for itself
+    assert len(compiled.__wrapped__(schedule.name, pp, count, chunks)) == len(found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_for_which_a_schedule_is_not_defined_are_refused_with_one_for_which_it_is(name: str) -> None:
+    schedule = find(name)
+    for pp in (2, 3, 4):
+        for count in range(1, 12):
+            _, near = schedule.count_rule(pp, count)
+            assert schedule.count_refusal(pp, near) is None
+            assert (schedule.count_refusal(pp, count) is None) == (near == count)
+    for chunks in (1, 2, 3):
+        sentence = schedule.chunk_refusal(chunks)
+        assert sentence is None or schedule.chunk_refusal(int(sentence.split("try ")[1].rstrip("."))) is None
