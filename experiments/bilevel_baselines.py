@@ -84,8 +84,8 @@ def at_other_bits(space: JointSpace, plan: BilevelPlan, bits: Tensor) -> tuple[l
     plans, rows = [], []
     for row in bits.tolist():
         layers = list(plan.plan.layers)
-        for place, (sums, sent) in enumerate(row, FIRST_BLOCK):
-            layers[place] = at_bits(layers[place], (sums, sent))
+        for block, (sums, sent) in enumerate(row, FIRST_BLOCK):
+            layers[block] = at_bits(layers[block], (sums, sent))
         plans.append(replace(plan.plan, layers=tuple(layers)))
         rows.append([index[layer] for layer in layers])
     outer = table.num_micro_batches.tolist().index(plan.plan.num_micro_batches)

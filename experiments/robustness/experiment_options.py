@@ -30,7 +30,7 @@ from experiments.robustness.verdict import Try, Verdict
 
 KIND = "bad options of experiments"
 RUN = "darts_parallel.run"
-HELPERS = ("results_page",)
+HELPERS = ("results_page", "bilevel_baselines", "study")
 """Modules of `experiments` that are no commands."""
 UNTOUCHED = ("publish", "shipped")
 """Options that write into the repository."""
