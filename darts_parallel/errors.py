@@ -8,8 +8,11 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of the signal."""
@@ -32,7 +35,24 @@ class InfeasibleError(DartsParallelError, ValueError):
 
 
 class UnsupportedError(DartsParallelError, ValueError):
-    """A legal wish that this version cannot serve."""
+    """A valid request that is not implemented."""
+
+
+def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """Return a `__getattr__` by which a package's face imports a module once one of its names is asked for.
+
+    Args:
+        package: Name of the package.
+        modules: Names that each slow module of the package exports, by the module's name.
+    """
+    homes = {name: module for module, names in modules.items() for name in names}
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return find
 
 
 def begin_imports() -> bool:
