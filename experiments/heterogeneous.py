@@ -17,7 +17,7 @@ import torch
 from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.options import run_main
 from darts_parallel.cost.table import build_tables
-from darts_parallel.exact.layerwise import solve
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.gradient.descent import search_tables
 from darts_parallel.problem.cluster import Link
 from darts_parallel.problem.problem import Problem, load_problem
@@ -83,7 +83,7 @@ def search_cluster(seed: int, num_steps: int) -> list[MixedClusterRun]:
     """Search one random cluster; no row where no plan fits it."""
     problem = random_mixed(seed)
     tables = build_tables(problem)
-    best = solve(tables, "layerwise")
+    best = find_layerwise_plan(tables, "layerwise")
     if best.best is None:
         return []
     began = time.process_time()

@@ -18,7 +18,7 @@ from darts_parallel.config.options import run_main
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError
-from darts_parallel.exact.layerwise import solve
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.problem import Problem, load_problem
@@ -120,8 +120,8 @@ def search_mixture(name: str, seconds: float) -> list[MappingComparison]:
     problem = load_problem(list(mapping.overrides))
     began, cpu = time.monotonic(), time.process_time()
     tables = build_tables(problem)
-    uniform = solve(tables, "uniform", deadline=began + seconds / 2)
-    answer = solve(tables, "layerwise", uniform.cost, began + seconds)
+    uniform = find_layerwise_plan(tables, "uniform", deadline=began + seconds / 2)
+    answer = find_layerwise_plan(tables, "layerwise", uniform.cost, began + seconds)
     best = answer.best or uniform.best
     if best is None:
         raise ConfigError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from darts_parallel.config.checks import require_members
 from darts_parallel.config.options import run_main
 from darts_parallel.cost.table import build_tables
-from darts_parallel.exact.layerwise import solve
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.gradient.descent import search
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.planner.replanning import replan
@@ -90,7 +90,9 @@ def replan_problem(name: str, losses: int = LOSSES) -> list[NodeLoss]:
         middle = time.process_time()
         cold = unless_interrupted(search(smaller, seed=0))
         end = time.process_time()
-        exact = solve(build_tables(smaller), "layerwise", deadline=time.monotonic() + EXACT_SECONDS)
+        exact = find_layerwise_plan(
+            build_tables(smaller), "layerwise", deadline=time.monotonic() + EXACT_SECONDS
+        )
         moves = state_moves(plan, problem, warm.plan, smaller)
         gaps = [warm.iteration_time_s / cost - 1.0 for cost in (cold.iteration_time_s, exact.cost)]
         rows.append(NodeLoss(

@@ -19,8 +19,8 @@ from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.file import write_json
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report import text as report
 from darts_parallel.report.tensorboard import Tracker
+from darts_parallel.report.text import render
 
 QUARTERS = 4
 """Lines that a phase prints where there is no terminal to draw a bar on."""
@@ -127,7 +127,7 @@ class BilevelJob(Watcher):
             first, result, checks = data[0]["plan"], None, []
             plan, here = Plan.from_dict(first), at_batch(self.problem, first["training"]["global_batch_size"])
         cost = evaluate(plan, here)
-        report.render(here, result, plan, cost, checks, self.console)
+        render(here, result, plan, cost, checks, self.console)
         if self.tracker is not None and result is not None and not interrupted:
             self.tracker.finish(result, plan, cost, checks)
         if data:

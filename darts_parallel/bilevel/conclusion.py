@@ -13,9 +13,9 @@ from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.bilevel.relaxed_plans import JointPlan
 from darts_parallel.cost.collectives import LOSSLESS
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.layerwise import solve
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import Verification
-from darts_parallel.exact.uniform import solve_uniform
+from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import StepRecord
@@ -123,7 +123,7 @@ def fixed_bits_optimum(
         budget: Wall-clock seconds.
     """
     tables, bits = _at_fixed_bits(space, blocks, batch)
-    best = solve(tables, "layerwise", deadline=time.monotonic() + budget).best
+    best = find_layerwise_plan(tables, "layerwise", deadline=time.monotonic() + budget).best
     if best is None:
         return None
     number = space.of_batch(batch)[best.table]
@@ -154,9 +154,9 @@ def verify(space: JointSpace, found: BilevelPlan, budget: float) -> list[Verific
     for name, kind in (("exhaustive", "uniform"), ("dynamic_programming", "layerwise")):
         began = time.monotonic()
         if kind == "uniform":
-            answer = solve_uniform(tables, deadline=began + budget)
+            answer = find_uniform_plan(tables, deadline=began + budget)
         else:
-            answer = solve(tables, kind, deadline=began + budget)
+            answer = find_layerwise_plan(tables, kind, deadline=began + budget)
         result = answer.verification(tables, time.monotonic() - began, name, kind)
         plan = None if result.plan is None else with_bits(result.plan, bits)
         note = f"{result.note}, at the plan's bits" if result.note else "at the plan's bits"

@@ -16,7 +16,7 @@ from darts_parallel.bilevel.joint_space import FIRST_BLOCK, JointSpace
 from darts_parallel.bilevel.log_slowdown import LogSlowdown
 from darts_parallel.bilevel.relaxed_plans import JointPlan, price_plans
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.layerwise import solve
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import DeadlineError
 
 AGREEMENT = 1e-7
@@ -63,7 +63,7 @@ class _Batch:
             DeadlineError: the time was over before the proof.
         """
         tables = [self._priced(self.space.tables[number], price) for number in self.numbers]
-        answer = solve(tables, "layerwise", incumbent, self.deadline)
+        answer = find_layerwise_plan(tables, "layerwise", incumbent, self.deadline)
         self.plans += answer.plans_evaluated
         if not answer.proven:
             raise DeadlineError

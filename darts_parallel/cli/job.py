@@ -23,11 +23,11 @@ from darts_parallel.planner.result import Planned
 from darts_parallel.planner.watcher import Update, Watcher
 from darts_parallel.problem.billing import bill, choose
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report import text as report
 from darts_parallel.report.elasticities import sensitivity
 from darts_parallel.report.ending import render_ending
 from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.report.tensorboard import Tracker
+from darts_parallel.report.text import render
 from darts_parallel.report.trace import trace_dict
 
 
@@ -87,9 +87,7 @@ class Job(Watcher):
         elasticities = self._sensitivity(planned.plan)
         self._write(planned, cost, elasticities)
         with self._plan_stands():
-            report.render(
-                problem, planned.result, planned.plan, cost, planned.answers, self.console, elasticities
-            )
+            render(problem, planned.result, planned.plan, cost, planned.answers, self.console, elasticities)
         render_ending(planned, problem, self.folder, self.console)
         self._print_line(trainers_line(problem, planned.plan))
         if self.tracker is not None:

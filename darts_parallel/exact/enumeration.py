@@ -13,7 +13,7 @@ from darts_parallel.exact.result import TableResult
 
 BATCH = 1 << 14
 """Plans that are priced at once."""
-LIMIT = 50_000_000
+MAX_PLANS = 50_000_000
 """Plans that are still called tiny."""
 
 
@@ -25,15 +25,15 @@ def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:
         space_kind: `uniform`, `stagewise` or `layerwise`.
 
     Errors:
-        ValueError: there are more than `LIMIT` plans.
+        ValueError: there are more than `MAX_PLANS` plans.
     """
     best: PricedPlan | None = None
     count = 0
     for number, table in enumerate(tables):
         for plans in _all_plans(table, space_kind):
             count += len(plans)
-            if count > LIMIT:
-                raise ValueError(f"brute force: the {space_kind} space has more than {LIMIT} plans.")
+            if count > MAX_PLANS:
+                raise ValueError(f"brute force: the {space_kind} space has more than {MAX_PLANS} plans.")
             cost = evaluate_batch(table, plans)
             total = torch.where(cost.feasible, cost.iteration_time, torch.inf)
             row = int(total.argmin())

@@ -17,7 +17,7 @@ from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import outer_bound, outer_lower_bounds, quick_lower_bounds
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import OFFLOADING, DeadlineError, TableResult
-from darts_parallel.exact.uniform import solve_uniform
+from darts_parallel.exact.uniform import find_uniform_plan
 
 WITHOUT_INTERLEAVING = "optimal but for interleaved plans that are not uniform, which are bounded only"
 INTERLEAVED_ONLY = "it knows no interleaved plans, and the space has no others; they are bounded only"
@@ -25,7 +25,7 @@ FIRST_MARGIN = 0.0003
 """The first limit, relative to the lower bound."""
 
 
-def solve(
+def find_layerwise_plan(
     tables: Sequence[CostTable],
     space_kind: str,
     incumbent: float = float("inf"),
@@ -42,7 +42,7 @@ def solve(
         incumbent: Cost of a known plan; plans above it are not looked for.
         deadline: `time.monotonic()` at which to stop without a proof.
         merge: Share the work on segments of equal layers.
-        uniform: Answer of `solve_uniform` on these tables; None has it asked for here.
+        uniform: Answer of `find_uniform_plan` on these tables; None has it asked for here.
 
     Returns:
         Proven unless the deadline came first. Without a plan and proven, none costs at most `incumbent`.
@@ -53,7 +53,7 @@ def solve(
         floor = min(float(outer_lower_bounds(table, space_kind).min()) for table in tables)
         return TableResult(None, floor, False, 0, note=OFFLOADING)
     if space_kind == "uniform":
-        return solve_uniform(tables, incumbent, deadline)
+        return find_uniform_plan(tables, incumbent, deadline)
     plain = [number for number, table in enumerate(tables) if table.virtual_stages == 1]
     others = [float(outer_lower_bounds(table).min()) for table in tables if table.virtual_stages > 1]
     if tables and not plain:
@@ -95,7 +95,7 @@ class _Search:
             self.cases += [OuterChoiceSolver(table, number, outer, bound) for outer, bound in rows]
         try:
             if self.uniform is None:
-                self.uniform = solve_uniform(self.tables, self.incumbent, self.deadline)
+                self.uniform = find_uniform_plan(self.tables, self.incumbent, self.deadline)
             self.fallback = self.uniform.best
             self._open()
             self._search()

@@ -16,11 +16,11 @@ from darts_parallel.exact.result import OFFLOADING, TableResult, Verification
 from darts_parallel.exact.schedule_bounds import simulated_lower_bound
 from darts_parallel.plan.strategy import Plan
 
-LIMIT = 20_000
+MAX_PRICED_PLANS = 20_000
 """Plans that are priced one by one; about a second."""
 
 
-def solve_simulated(
+def find_simulated_plan(
     tables: Sequence[CostTable],
     space_kind: str,
     closed_form: Callable[[], Plan | None],
@@ -40,7 +40,7 @@ def solve_simulated(
     if any(table.offload for table in tables):
         floor = simulated_lower_bound(tables, space_kind, deadline=deadline)
         return TableResult(None, floor, False, 0, note=OFFLOADING).verification(tables, 0.0)
-    if number_of_plans(tables, space_kind) <= LIMIT:
+    if number_of_plans(tables, space_kind) <= MAX_PRICED_PLANS:
         answer = replace(brute_force(tables, space_kind), note="every plan was simulated")
         return answer.verification(tables, 0.0)
     plan = closed_form()

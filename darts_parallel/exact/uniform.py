@@ -31,7 +31,7 @@ SLACK = 1e-12
 """Relative; rounding of prefix sums must not exclude a plan."""
 
 
-def solve_uniform(
+def find_uniform_plan(
     tables: Sequence[CostTable],
     incumbent: float = float("inf"),
     deadline: float | None = None,

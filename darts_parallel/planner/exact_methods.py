@@ -10,10 +10,10 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
 from darts_parallel.cost.pruning import canonical
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact import layerwise
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import Verification
-from darts_parallel.exact.simulated import LIMIT, number_of_plans, solve_simulated
-from darts_parallel.exact.uniform import solve_uniform
+from darts_parallel.exact.simulated import MAX_PRICED_PLANS, find_simulated_plan, number_of_plans
+from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.stage_moves import repartitioned
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner.session import Method, Session
@@ -31,7 +31,7 @@ def enumerate_uniform(session: Session, deadline: float) -> None:
         answer = _simulated(session, "exhaustive", "uniform", deadline)
     else:
         count = RANKED if session.result is None else 1
-        found = solve_uniform(session.tables, deadline=deadline, count=count)
+        found = find_uniform_plan(session.tables, deadline=deadline, count=count)
         session.uniform, answer = found, found.verification(session.tables, 0.0)
         if session.result is None:
             ranked = ((entry.time, entry.to_plan(session.tables)) for entry in found.alternatives)
@@ -46,7 +46,7 @@ def programme(session: Session, deadline: float) -> None:
         answer = _simulated(session, "dynamic_programming", space_kind, deadline)
     else:
         known = float("inf") if session.result is None else session.result.iteration_time_s
-        found = layerwise.solve(session.tables, space_kind, known, deadline, uniform=session.uniform)
+        found = find_layerwise_plan(session.tables, space_kind, known, deadline, uniform=session.uniform)
         answer = found.verification(session.tables, 0.0)
         if found.best is not None and space_kind == "layerwise":
             # switches that bring nothing would only puzzle
@@ -65,13 +65,13 @@ def _simulated(session: Session, name: str, space_kind: str, deadline: float) ->
                 twin.methods[method].run(twin, deadline)
         return twin.answers[name].plan
 
-    return solve_simulated(session.tables, space_kind, closed_form, session.price, deadline=deadline)
+    return find_simulated_plan(session.tables, space_kind, closed_form, session.price, deadline=deadline)
 
 
 def _unable(session: Session) -> str:
     if any(table.offload for table in session.tables):
         return "no exact method knows shares in host memory (space.offload)"
-    if session.simulated and number_of_plans(session.tables, session.space_kind) > LIMIT:
+    if session.simulated and number_of_plans(session.tables, session.space_kind) > MAX_PRICED_PLANS:
         return "no exact method prices a simulated pipeline"
     if any(table.virtual_stages > 1 for table in session.tables):
         return "exact methods only bound interleaved plans"

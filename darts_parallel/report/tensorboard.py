@@ -18,8 +18,8 @@ from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report import text as report
 from darts_parallel.report.tables import markdown_table
+from darts_parallel.report.text import render_text
 from darts_parallel.report.uncertainty import intervals, uncertainty_scalars
 from darts_parallel.report.winner_curves import write_winner
 
@@ -102,15 +102,15 @@ class Tracker:
             verifications: Answers of the baselines; may be empty.
             elasticities: What `sensitivity` says of the plan; may be missing.
         """
-        from darts_parallel.report import plots
+        from darts_parallel.report.plots import gantt_figure, memory_figure, strategies_figure
 
         self._text(result, plan, cost, verifications)
         sure = uncertainty_scalars(intervals(plan, self.problem, cost, elasticities or {}))
         self._figures(cost, _metrics(result, cost, verifications) | sure, elasticities or {})
         if cost.stage_times_s:
-            self._picture("plan/schedule", plots.gantt_figure(plan, cost, self.problem))
-        self._picture("plan/memory", plots.memory_figure(cost))
-        self._picture("plan/strategies", plots.strategies_figure(plan, self._names))
+            self._picture("plan/schedule", gantt_figure(plan, cost, self.problem))
+        self._picture("plan/memory", memory_figure(cost))
+        self._picture("plan/strategies", strategies_figure(plan, self._names))
         if result is not None and result.history:
             self._search(result, result.history, plan)
         self._hyperparameters(result, cost)
@@ -118,12 +118,12 @@ class Tracker:
 
     def _search(self, result: SearchResult, history: Sequence[StepRecord], plan: Plan) -> None:
         """Pictures and curves of the whole search, and the layout of its charts."""
-        from darts_parallel.report import plots
+        from darts_parallel.report.plots import convergence_figure, probability_figure
         from darts_parallel.report.plots_winner import journey_figure
 
-        self._picture("search/convergence", plots.convergence_figure(history))
+        self._picture("search/convergence", convergence_figure(history))
         self._picture(
-            "search/probabilities", plots.probability_figure(history[-1], history[-1].rows or self._names)
+            "search/probabilities", probability_figure(history[-1], history[-1].rows or self._names)
         )
         charts = {
             "outer choices": ["Multiline", ["outer/.*"]],
@@ -154,9 +154,9 @@ class Tracker:
         file_writer.add_summary(Summary(value=points), step, moment)
 
     def _picture(self, tag: str, figure: "Figure") -> None:
-        from darts_parallel.report import plots
+        from darts_parallel.report.plots import to_image
 
-        self._writer.add_image(tag, plots.to_image(figure), self._step, dataformats="HWC")
+        self._writer.add_image(tag, to_image(figure), self._step, dataformats="HWC")
 
     def _text(
         self,
@@ -166,7 +166,7 @@ class Tracker:
         verifications: Sequence[Verification],
     ) -> None:
         line = plan.describe(self.problem.training.global_batch_size)
-        text = report.render_text(self.problem, result, plan, cost, verifications)
+        text = render_text(self.problem, result, plan, cost, verifications)
         self._writer.add_text("plan", f"**{line}**\n\n```\n{text}```", self._step)
 
     def _figures(

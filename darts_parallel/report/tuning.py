@@ -17,7 +17,7 @@ from torch import Tensor
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import PlanError
-from darts_parallel.exact.uniform import solve_uniform
+from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.elasticities import time_elasticities
@@ -117,7 +117,7 @@ def tune(problem: Problem, first: Plan, trials: Sequence[Trial]) -> Tuning:
 def _candidates(problem: Problem, first: Plan, trials: Sequence[Trial]) -> list[Plan]:
     """The best plans of the uniform space, the plan that was found, and all that were tried."""
     tables = build_tables(problem)
-    found = solve_uniform(tables, count=CANDIDATES).alternatives
+    found = find_uniform_plan(tables, count=CANDIDATES).alternatives
     ranked = [candidate.to_plan(tables) for candidate in found]
     return list(dict.fromkeys([first, *(trial.plan for trial in trials), *ranked]))
 

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.plan.file import write_text
 from darts_parallel.report.tables import csv_text, filled_table, markdown_table
 from experiments.comparison.arms import (
@@ -70,7 +70,7 @@ def with_gaps(rows: Sequence[Row]) -> list[Row]:
         if name == BILEVEL:
             result += mine
             continue
-        best = dynamic_programming.solve(tables_of(name), "layerwise").cost
+        best = find_layerwise_plan(tables_of(name), "layerwise").cost
         seconds = [row["seconds"] for row in mine if row["arm"] == DEFAULT]
         for row in mine:
             gaps = {"raw_gap": gap(row["raw_s"], best), "gap": gap(row["polished_s"], best)}

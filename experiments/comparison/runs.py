@@ -10,9 +10,9 @@ import torch
 from baselines import PLANNERS
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact import layerwise as dynamic_programming
-from darts_parallel.exact import uniform as exhaustive
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import Curve, TableResult
+from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.descent import search_tables
 from darts_parallel.plan.file import write_text
 from darts_parallel.planner.methods import solve
@@ -76,12 +76,12 @@ def run_case(work: Work) -> list[Run]:
     tables = work.case.tables()
     deadline = time.monotonic() + work.oracle_seconds
     began = time.monotonic()
-    oracle = dynamic_programming.solve(tables, work.case.space, deadline=deadline)
+    oracle = find_layerwise_plan(tables, work.case.space, deadline=deadline)
     reference = oracle.cost if oracle.proven else oracle.lower_bound
     rows = [_baseline(work.case, ORACLE, oracle, time.monotonic() - began, reference)]
     if UNIFORM in work.methods:
         began = time.monotonic()
-        answer = exhaustive.solve_uniform(tables, deadline=began + work.oracle_seconds)
+        answer = find_uniform_plan(tables, deadline=began + work.oracle_seconds)
         rows.append(_baseline(work.case, UNIFORM, answer, time.monotonic() - began, reference))
     if AUTO in work.methods:
         rows.append(_auto(work, tables, reference))

@@ -6,7 +6,7 @@ import torch
 from baselines.fasop import fasop_plans, find_plan, solve
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.table import build_tables
-from darts_parallel.exact import uniform as exhaustive
+from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import random_table
@@ -30,7 +30,7 @@ def test_plans_on_random_tables_are_legal_and_one_for_each_uniform_strategy(seed
 @pytest.mark.parametrize("seed", range(12))
 def test_it_is_never_better_than_the_optimal_uniform_plan(seed: int) -> None:
     tables = [random_table(100 + seed, pp=pp, num_layers=6) for pp in (1, 2, 3)]
-    assert solve(tables, "uniform").cost >= exhaustive.solve_uniform(tables).cost * (1 - 1e-9)
+    assert solve(tables, "uniform").cost >= find_uniform_plan(tables).cost * (1 - 1e-9)
 
 
 def test_the_answer_to_a_problem_is_a_plan_that_evaluate_prices_the_same() -> None:

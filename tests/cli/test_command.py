@@ -208,7 +208,7 @@ def test_ctrl_c_in_the_verification_leaves_the_plan(
     def interrupted(*arguments: Any, **settings: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("darts_parallel.exact.layerwise.solve", interrupted)
+    monkeypatch.setattr("darts_parallel.planner.exact_methods.find_layerwise_plan", interrupted)
     outcome = command(*TOY, *FEW, "output.tensorboard=false")
     assert outcome.status == 0, outcome.err
     plan = json.loads(command.plan_file().read_text())

@@ -11,8 +11,8 @@ from darts_parallel.cost.offload.fractions import OffloadedPlans
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.table import CostTable
 from darts_parallel.errors import ConfigError, InfeasibleError, PlanError, UnsupportedError
-from darts_parallel.exact import layerwise
 from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.export import export_plan
 from darts_parallel.gradient.descent import search
 from darts_parallel.plan.legality import refuse_unexecutable
@@ -105,7 +105,7 @@ def test_bounds_hold_for_plans_that_offload_and_exact_methods_only_bound() -> No
         cost = evaluate_batch(table, plans)
         bounds = outer_lower_bounds(table)[plans.outer]
         assert bool((cost.iteration_time[cost.feasible] >= bounds[cost.feasible]).all())
-        answer = layerwise.solve([table], "layerwise")
+        answer = find_layerwise_plan([table], "layerwise")
         assert answer.best is None
         assert not answer.proven
         assert "space.offload" in answer.note

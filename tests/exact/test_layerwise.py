@@ -10,7 +10,7 @@ import torch
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.enumeration import brute_force
-from darts_parallel.exact.layerwise import solve
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.pareto import pareto
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
@@ -56,14 +56,14 @@ def test_smaller_spaces_equal_brute_force(mode: str) -> None:
 def test_sharing_the_work_of_equal_layers_changes_nothing() -> None:
     for seed in range(5):
         table = random_table(seed, pp=2, num_layers=7, num_choices=3, equal_layers=True)
-        shared, apart = (solve([table], "layerwise", merge=merge) for merge in (True, False))
+        shared, apart = (find_layerwise_plan([table], "layerwise", merge=merge) for merge in (True, False))
         assert shared.cost == pytest.approx(apart.cost, rel=1e-12)
 
 
 def test_several_tables_give_the_best_of_all() -> None:
     for seed in range(6):
         tables = [random_table(seed, pp=pp, num_layers=5) for pp in (1, 2, 3)]
-        expected, found = brute_force(tables, "layerwise"), solve(tables, "layerwise")
+        expected, found = brute_force(tables, "layerwise"), find_layerwise_plan(tables, "layerwise")
         assert found.cost == pytest.approx(expected.cost, rel=1e-12)
         assert found.best is not None
         assert expected.best is not None
@@ -77,8 +77,10 @@ def test_an_incumbent_as_good_as_the_optimum_is_reached_and_a_better_one_refuted
         best = brute_force([table], mode)
         if best.best is None:
             continue
-        assert solve([table], mode, incumbent=best.cost).cost == pytest.approx(best.cost, rel=1e-12)
-        refuted = solve([table], mode, incumbent=best.cost * 0.999)
+        assert find_layerwise_plan([table], mode, incumbent=best.cost).cost == pytest.approx(
+            best.cost, rel=1e-12
+        )
+        refuted = find_layerwise_plan([table], mode, incumbent=best.cost * 0.999)
         assert refuted.best is None
         assert refuted.proven
         assert best.cost * 0.999 <= refuted.lower_bound <= best.cost
@@ -86,14 +88,14 @@ def test_an_incumbent_as_good_as_the_optimum_is_reached_and_a_better_one_refuted
 
 @pytest.mark.parametrize("mode", ["uniform", "stagewise", "layerwise"])
 def test_a_deadline_in_the_past_proves_nothing_and_says_so(mode: str) -> None:
-    result = solve([random_table(1)], mode, deadline=time.monotonic() - 1.0)
+    result = find_layerwise_plan([random_table(1)], mode, deadline=time.monotonic() - 1.0)
     assert not result.proven
     assert result.lower_bound <= brute_force([random_table(1)], mode).cost
 
 
 def test_an_unknown_space_is_refused() -> None:
     with pytest.raises(ValueError, match="space_kind=chaos"):
-        solve([random_table(1)], "chaos")
+        find_layerwise_plan([random_table(1)], "chaos")
 
 
 def test_the_default_problem_is_solved_and_its_plan_costs_what_was_claimed() -> None:

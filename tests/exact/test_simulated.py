@@ -2,7 +2,8 @@ import pytest
 
 from darts_parallel import evaluate, load_problem, search
 from darts_parallel.cost.table import build_tables
-from darts_parallel.exact import schedule_bounds, simulated
+from darts_parallel.exact.schedule_bounds import simulated_lower_bound
+from darts_parallel.exact.simulated import find_simulated_plan, number_of_plans
 from darts_parallel.planner.methods import check
 
 TINY = ["model=toy", "cluster=toy", "training=toy", "cost.pipeline=simulated", "space=uniform",
@@ -40,8 +41,8 @@ def test_plans_are_counted_as_they_are_enumerated() -> None:
     problem = load_problem(TINY)
     tables = build_tables(problem)
     never = lambda *_: pytest.fail("the space is small")  # noqa: E731
-    answer = simulated.solve_simulated(tables, "uniform", never, never)
-    assert simulated.number_of_plans(tables, "uniform") == answer.plans_evaluated
+    answer = find_simulated_plan(tables, "uniform", never, never)
+    assert number_of_plans(tables, "uniform") == answer.plans_evaluated
 
 
 def test_a_closed_form_plan_of_a_schedule_that_is_not_listed_is_no_answer() -> None:
@@ -65,8 +66,8 @@ def test_bounds_end_with_their_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += 1.0
         return 1e9
 
-    monkeypatch.setattr(schedule_bounds, "monotonic", lambda: now[0])
-    monkeypatch.setattr(schedule_bounds, "chain_bound", slow_bound)
+    monkeypatch.setattr("darts_parallel.exact.schedule_bounds.monotonic", lambda: now[0])
+    monkeypatch.setattr("darts_parallel.exact.schedule_bounds.chain_bound", slow_bound)
     assert sum(table.num_outer for table in tables) > 3
-    schedule_bounds.simulated_lower_bound(tables, "layerwise", seconds=2.5)
+    simulated_lower_bound(tables, "layerwise", seconds=2.5)
     assert len(asked) == 3

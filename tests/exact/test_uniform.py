@@ -8,7 +8,7 @@ import torch
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.enumeration import brute_force
-from darts_parallel.exact.uniform import solve_uniform, uniform_bounds
+from darts_parallel.exact.uniform import find_uniform_plan, uniform_bounds
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import random_table
@@ -18,7 +18,7 @@ def test_uniform_optimum_equals_brute_force() -> None:
     for seed in range(12):
         tables = [random_table(seed, pp=pp, num_layers=7, num_choices=4, equal_layers=seed % 2 == 0,
                                tightness=0.3 + 0.2 * (seed % 5)) for pp in (1, 3)]  # fmt: skip
-        expected, found = brute_force(tables, "uniform"), solve_uniform(tables)
+        expected, found = brute_force(tables, "uniform"), find_uniform_plan(tables)
         assert found.proven
         assert found.cost == pytest.approx(expected.cost, rel=1e-12)
 
@@ -38,7 +38,7 @@ def test_bounds_of_all_configurations_lie_below_their_best_splits() -> None:
 def test_alternatives_are_the_best_configurations_in_order() -> None:
     for seed in range(4):
         table = random_table(seed, pp=2, num_layers=6, num_choices=4, tightness=1.5)
-        ranked = solve_uniform([table], count=3).alternatives
+        ranked = find_uniform_plan([table], count=3).alternatives
         expected = []
         for o, c in torch.nonzero(table.allowed).tolist():
             only = table.select([o])
@@ -70,13 +70,13 @@ def test_brute_force_and_the_vectorised_planner_agree_on_a_real_problem() -> Non
 
 
 def test_a_space_that_is_not_tiny_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("darts_parallel.exact.enumeration.LIMIT", 100)
+    monkeypatch.setattr("darts_parallel.exact.enumeration.MAX_PLANS", 100)
     with pytest.raises(ValueError, match="more than 100 plans"):
         brute_force([random_table(1, pp=1, num_layers=6)], "layerwise")
 
 
 def test_no_plan_is_proven_where_none_fits() -> None:
-    result = solve_uniform([random_table(3, tightness=-20.0)])
+    result = find_uniform_plan([random_table(3, tightness=-20.0)])
     assert result.best is None
     assert result.proven
     assert math.isinf(result.lower_bound)
@@ -85,4 +85,6 @@ def test_no_plan_is_proven_where_none_fits() -> None:
 def test_a_single_strategy_without_a_pipeline_is_found_although_its_bound_is_exact() -> None:
     for seed in range(10):
         table = random_table(seed, pp=1, num_choices=1, num_layouts=1, tightness=50.0)
-        assert solve_uniform([table]).cost == pytest.approx(brute_force([table], "uniform").cost, rel=1e-12)
+        assert find_uniform_plan([table]).cost == pytest.approx(
+            brute_force([table], "uniform").cost, rel=1e-12
+        )

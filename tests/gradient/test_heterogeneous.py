@@ -12,8 +12,8 @@ import torch
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.exact.layerwise import solve
-from darts_parallel.exact.uniform import solve_uniform
+from darts_parallel.exact.layerwise import find_layerwise_plan
+from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.descent import search
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import Plan
@@ -94,7 +94,7 @@ def test_equal_node_groups_give_exactly_the_answer_of_one_group(mode: str) -> No
             "stage_kind",
         ):
             assert torch.equal(getattr(table, name), getattr(other, name)), name
-    first, second = solve(tables, mode), solve(again, mode)
+    first, second = find_layerwise_plan(tables, mode), find_layerwise_plan(again, mode)
     assert first.cost == second.cost
     assert first.best is not None
     assert second.best is not None
@@ -110,7 +110,7 @@ def test_exact_planners_equal_brute_force_over_all_node_orders() -> None:
             cost = assert_same_optimum(tables, mode)
             feasible += isfinite(cost)
             if mode == "uniform":
-                assert solve_uniform(tables).cost == pytest.approx(cost, rel=1e-12)
+                assert find_uniform_plan(tables).cost == pytest.approx(cost, rel=1e-12)
     assert feasible > 3
 
 
@@ -182,7 +182,7 @@ def test_links_slower_inside_a_node_than_between_nodes_are_planned() -> None:
     groups = [replace(g, intra_node=replace(g.intra_node, bandwidth=1e8)) for g in problem.cluster.groups]
     changed = with_groups(problem, *groups)
     tables = build_tables(changed)
-    best, usual = solve_uniform(tables), solve_uniform(build_tables(problem))
+    best, usual = find_uniform_plan(tables), find_uniform_plan(build_tables(problem))
     assert best.best is not None
     assert best.cost > usual.cost
 

@@ -186,13 +186,13 @@ def test_repair_brings_an_overfull_plan_under_the_memory() -> None:
 
 
 def test_dominated_strategies_are_dropped_without_loss(llama_problem: Problem) -> None:
-    from darts_parallel.exact import layerwise as dynamic_programming
+    from darts_parallel.exact.layerwise import find_layerwise_plan
 
     tables = build_tables(llama_problem)
     fewer = [without_dominated(table) for table in tables]
     assert sum(len(t.choices) for t in fewer) < sum(len(t.choices) for t in tables)
-    whole = dynamic_programming.solve(tables, "layerwise")
-    assert dynamic_programming.solve(fewer, "layerwise").cost == pytest.approx(whole.cost, rel=1e-12)
+    whole = find_layerwise_plan(tables, "layerwise")
+    assert find_layerwise_plan(fewer, "layerwise").cost == pytest.approx(whole.cost, rel=1e-12)
 
 
 def test_tidying_changes_names_but_not_the_cost(default_problem: Problem) -> None:

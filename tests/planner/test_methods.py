@@ -16,12 +16,11 @@ from darts_parallel.cli.job import Job
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable
 from darts_parallel.errors import ConfigError, InfeasibleError
-from darts_parallel.exact import layerwise as dynamic_programming
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import TableResult
-from darts_parallel.exact.uniform import solve_uniform
-from darts_parallel.gradient import descent as gradient_search
+from darts_parallel.exact.uniform import find_uniform_plan
+from darts_parallel.gradient.descent import descent_seconds, search, search_tables
 from darts_parallel.gradient.result import SearchResult
-from darts_parallel.planner import descent_method, exact_methods
 from darts_parallel.planner.methods import (
     CHECKS,
     METHODS,
@@ -42,6 +41,7 @@ TOY = [
     "output.progress=false",
     "space.num_micro_batches=[4,8]",
 ]
+EXACT_METHODS = "darts_parallel.planner.exact_methods"
 FEW = ["search.num_steps=5", "search.num_restarts=2", "search.polish=false"]
 
 
@@ -116,7 +116,7 @@ def test_no_plan_is_without_a_word_of_a_check(overrides: list[str]) -> None:
 
 
 def test_gradient_is_forced_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_methods, "solve_uniform", lambda *_, **__: pytest.fail("enumerated"))
+    monkeypatch.setattr(f"{EXACT_METHODS}.find_uniform_plan", lambda *_, **__: pytest.fail("enumerated"))
     data, report = run(tmp_path, "search=gradient", "verification.enabled=false", *FEW)
     assert (data["search"]["method"], data["search"]["why"]) == ("gradient", "")
     assert data["search"]["steps"] == 5
@@ -146,7 +146,7 @@ def test_what_an_exact_method_finds_from_a_poor_start_is_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def poor(*problem: Any, **settings: Any) -> SearchResult:
-        found = gradient_search.search_tables(*problem, **settings)
+        found = search_tables(*problem, **settings)
         assert found is not None
         seconds, plan = found.alternatives[-1]
         return replace(
@@ -158,7 +158,7 @@ def test_what_an_exact_method_finds_from_a_poor_start_is_the_answer(
             gradient_iteration_time_s=seconds,
         )
 
-    monkeypatch.setattr(descent_method, "search_tables", poor)
+    monkeypatch.setattr("darts_parallel.planner.descent_method.search_tables", poor)
     data, report = run(tmp_path, "space.num_micro_batches=null", *FEW)
     exact = data["verification"]["dynamic_programming"]
     assert exact["proven"]
@@ -187,7 +187,7 @@ def test_ctrl_c_during_the_proof_keeps_the_best_uniform_plan(monkeypatch: pytest
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dynamic_programming, "solve", interrupt)
+    monkeypatch.setattr(f"{EXACT_METHODS}.find_layerwise_plan", interrupt)
     session = asked("exact")
     result = search_result(session)
     assert session.interrupted
@@ -201,7 +201,7 @@ def test_a_problem_that_no_plan_fits_is_refused_in_the_same_words() -> None:
     with pytest.raises(InfeasibleError) as exact:
         search_result(asked("exact", problem))
     with pytest.raises(InfeasibleError) as gradient:
-        gradient_search.search(problem)
+        search(problem)
     assert str(exact.value) == str(gradient.value)
 
 
@@ -231,10 +231,12 @@ def test_no_uniform_plan_is_enumerated_twice(
 
     def counted(tables: Sequence[CostTable], *given: Any, **settings: Any) -> TableResult:
         asked_for.append(len(tables))
-        return solve_uniform(tables, *given, **settings)
+        return find_uniform_plan(tables, *given, **settings)
 
-    monkeypatch.setattr(exact_methods, "solve_uniform", counted)
-    monkeypatch.setattr(dynamic_programming, "solve_uniform", lambda *_, **__: pytest.fail("again"))
+    monkeypatch.setattr(f"{EXACT_METHODS}.find_uniform_plan", counted)
+    monkeypatch.setattr(
+        "darts_parallel.exact.layerwise.find_uniform_plan", lambda *_, **__: pytest.fail("again")
+    )
     problem = load_problem([*TOY, *FEW, f"search={order}", *overrides])
     session = Session.of(problem, METHODS)
     run_phases(session, ORDERS[order])
@@ -257,7 +259,7 @@ def test_a_method_of_another_file_takes_part_by_its_entry() -> None:
 def test_tables_alone_are_solved_optimally_whether_or_not_the_proof_comes_in_time() -> None:
     problem = load_problem(["experiment=quick"])
     tables = tables_of(problem)
-    best = dynamic_programming.solve(tables, "layerwise")
+    best = find_layerwise_plan(tables, "layerwise")
     settings = replace(problem.config.search, num_steps=5, num_restarts=2)
     proven = solve(tables, "layerwise", settings)
     late = solve(tables, "layerwise", replace(settings, exact_seconds=0.0))
@@ -274,5 +276,5 @@ def test_tables_alone_are_solved_optimally_whether_or_not_the_proof_comes_in_tim
 def test_half_of_a_time_limit_is_left_for_polishing() -> None:
     config = load_problem(["experiment=quick"]).config.search
     limited = replace(config, max_seconds=8.0)
-    assert gradient_search.descent_seconds(limited) == 4.0
-    assert gradient_search.descent_seconds(replace(limited, polish=False)) == 8.0
+    assert descent_seconds(limited) == 4.0
+    assert descent_seconds(replace(limited, polish=False)) == 8.0

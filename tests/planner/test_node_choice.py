@@ -11,7 +11,7 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.exact.many_clusters import best_uniform_plans
-from darts_parallel.exact.uniform import solve_uniform
+from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.planner.node_choice import node_choices, pareto_front, rent, rentals, rented
 from darts_parallel.problem.billing import Bill, bill, choose
 from darts_parallel.problem.problem import Problem, load_problem
@@ -28,7 +28,7 @@ def toy(*overrides: str) -> Problem:
 
 
 def exact(problem: Problem) -> float:
-    return solve_uniform(build_tables(problem)).cost
+    return find_uniform_plan(build_tables(problem)).cost
 
 
 def test_the_batch_finds_the_optimum_of_every_choice_of_nodes() -> None:

@@ -20,7 +20,7 @@ from darts_parallel.cost.memory import state_bytes
 from darts_parallel.cost.pruning import without_dominated
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.exact.layerwise import solve
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.gradient.restarts import RestartBatch
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
@@ -128,14 +128,14 @@ def test_restarts_begin_at_the_known_plan() -> None:
 def test_warm_starts_reach_the_optimum_on_small_losses() -> None:
     problem = load_problem([*MIXED, *PINS])
     tables = build_tables(problem)
-    best = solve(tables, "layerwise").best
+    best = find_layerwise_plan(tables, "layerwise").best
     assert best is not None
     for group in (0, 1):
         smaller = load_problem(
             [*MIXED, "space.zero_stage=1", "space.recompute=none", f"cluster.nodes.{group}.count=1"]
         )
         answer = replan(smaller, best.to_plan(tables), seed=0)
-        optimum = solve(build_tables(smaller), "layerwise").cost
+        optimum = find_layerwise_plan(build_tables(smaller), "layerwise").cost
         assert answer.iteration_time_s <= optimum * 1.01
         assert evaluate(answer.plan, smaller).feasible
         assert smaller.training.global_batch_size == problem.training.global_batch_size

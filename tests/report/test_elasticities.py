@@ -12,9 +12,8 @@ from darts_parallel.cli.job import Job
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.report import elasticities
-from darts_parallel.report import text as report
-from darts_parallel.report.elasticities import effect, sensitivity
+from darts_parallel.report.elasticities import effect, sensitivity, time_elasticities
+from darts_parallel.report.text import render
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
 LAYERS = 7
@@ -50,7 +49,7 @@ def _scaled(problem: Problem, name: str, factor: float) -> Problem:
 def test_every_figure_agrees_with_finite_differences(name: str, cost: list[str]) -> None:
     problem, plan = load_problem([*TOY, *cost]), PLANS[name]
     seconds = evaluate(plan, problem).iteration_time_s
-    found = elasticities.time_elasticities(plan, problem)
+    found = time_elasticities(plan, problem)
     assert {"devices.toy.peak_flops", "intra_node.latency", "inter_node.bandwidth"} <= set(found)
     step = 1e-7
     for figure, value in found.items():
@@ -91,10 +90,10 @@ def test_memory_beside_a_margin_is_worth_what_as_much_less_memory_is_worth() -> 
 
 def test_a_long_simulated_plan_is_not_moved_about(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, plan = load_problem([*TOY, *SIMULATED, "space.pp=2"]), PLANS["mixed"]
-    monkeypatch.setattr(elasticities, "MOST_SIMULATED", 8)
+    monkeypatch.setattr("darts_parallel.report.elasticities.MOST_SIMULATED", 8)
     assert "memory" in sensitivity(plan, problem)
-    monkeypatch.setattr(elasticities, "MOST_SIMULATED", 7)
-    assert set(sensitivity(plan, problem)) == set(elasticities.time_elasticities(plan, problem))
+    monkeypatch.setattr("darts_parallel.report.elasticities.MOST_SIMULATED", 7)
+    assert set(sensitivity(plan, problem)) == set(time_elasticities(plan, problem))
 
 
 def test_the_seed_reports_model_has_no_figures() -> None:
@@ -123,7 +122,7 @@ def test_the_report_names_what_matters_most_first() -> None:
     problem, plan = load_problem(TOY), PLANS["two stages"]
     console = Console(record=True, width=120, file=StringIO())
     values = {"inter_node.bandwidth": -0.33, "devices.toy.peak_flops": -0.6, "intra_node.latency": 1e-6}
-    report.render(problem, None, plan, evaluate(plan, problem), [], console, values)
+    render(problem, None, plan, evaluate(plan, problem), [], console, values)
     lines = [line.split() for line in console.export_text().splitlines()]
     first, second = ["toy", "peak", "flops", "-5.56", "%"], ["inter", "node", "bandwidth", "-3.10", "%"]
     assert lines.index(second) == lines.index(first) + 1

@@ -8,7 +8,17 @@ from darts_parallel.cost.evaluation import CostBreakdown
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report import plots
+from darts_parallel.report.plots import (
+    MAX_LABELS,
+    MAX_ROW_LABELS,
+    convergence_figure,
+    gantt_figure,
+    memory_figure,
+    probability_figure,
+    short_names,
+    strategies_figure,
+    to_image,
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +41,7 @@ def test_the_gantt_shows_the_first_micro_batches_of_many_and_says_so(
     problem: Problem, result: SearchResult
 ) -> None:
     plan = Plan(16, result.plan.boundaries, tuple(replace(layer, dp=1, tp=2) for layer in result.plan.layers))
-    figure = plots.gantt_figure(plan, evaluate(plan, problem), problem)
+    figure = gantt_figure(plan, evaluate(plan, problem), problem)
     title = figure.axes[0].get_title(loc="left")
     assert "the first 8 of 16 micro-batches" in title
 
@@ -40,7 +50,7 @@ def test_the_gantt_shows_the_first_micro_batches_of_many_and_says_so(
 def test_the_gantt_names_its_schedule(result: SearchResult, schedule: str, words: str) -> None:
     cost = ["cost.pipeline=simulated", f"cost.schedule={schedule}"]
     problem = load_problem(["model=toy", "cluster=toy", "training=toy", "space.pp=4", *cost])
-    figure = plots.gantt_figure(result.plan, evaluate(result.plan, problem), problem)
+    figure = gantt_figure(result.plan, evaluate(result.plan, problem), problem)
     assert figure.axes[0].get_title(loc="left").startswith(words)
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert ("weight gradient" in labels) == (schedule == "zero_bubble")
@@ -51,7 +61,7 @@ def test_the_heatmap_leaves_out_strategies_that_no_layer_considers(result: Searc
     chosen = torch.zeros_like(record.probabilities)
     chosen[:, 3] = 1.0
     names = [f"layers.{i}" for i in range(len(chosen))]
-    axes = plots.probability_figure(replace(record, probabilities=chosen), names).axes[0]
+    axes = probability_figure(replace(record, probabilities=chosen), names).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == [record.choices[3]]
     assert f"{chosen.shape[1] - 1} of {chosen.shape[1]} strategies are below 1%" in axes.get_title(loc="left")
 
@@ -62,9 +72,9 @@ def test_a_heatmap_of_128_layers_and_84_strategies_has_few_labels(result: Search
         probabilities=torch.softmax(torch.randn(128, 84, generator=torch.Generator().manual_seed(0)), 1),
         choices=tuple(f"tp{i}" for i in range(84)),
     )
-    axes = plots.probability_figure(record, [f"layers.{i}" for i in range(128)]).axes[0]
-    assert len(axes.get_yticks()) <= plots.MAX_ROW_LABELS
-    assert len(axes.get_xticks()) <= plots.MAX_LABELS
+    axes = probability_figure(record, [f"layers.{i}" for i in range(128)]).axes[0]
+    assert len(axes.get_yticks()) <= MAX_ROW_LABELS
+    assert len(axes.get_xticks()) <= MAX_LABELS
 
 
 def test_a_flat_heatmap_shows_every_strategy(result: SearchResult) -> None:
@@ -73,7 +83,7 @@ def test_a_flat_heatmap_shows_every_strategy(result: SearchResult) -> None:
         probabilities=torch.full((4, 200), 1 / 200),
         choices=tuple(f"tp{i}" for i in range(200)),
     )
-    image = plots.probability_figure(record, ["a", "b", "c", "d"]).axes[0].images[0]
+    image = probability_figure(record, ["a", "b", "c", "d"]).axes[0].images[0]
     assert image.get_array().shape == (200, 4)
 
 
@@ -83,18 +93,18 @@ def test_every_picture_has_units_and_pixels(
     names = [layer.name for layer in problem.model.layers]
     full = replace(cost, memory_bytes=tuple(1.1 * size for size in cost.capacity_bytes))
     figures = [
-        plots.gantt_figure(result.plan, cost, problem),
-        plots.memory_figure(cost),
-        plots.memory_figure(full),
-        plots.probability_figure(result.history[0], names),
-        plots.strategies_figure(result.plan, names),
-        plots.convergence_figure(result.history),
+        gantt_figure(result.plan, cost, problem),
+        memory_figure(cost),
+        memory_figure(full),
+        probability_figure(result.history[0], names),
+        strategies_figure(result.plan, names),
+        convergence_figure(result.history),
     ]
     for figure in figures:
         axes = figure.axes[0]
         assert axes.get_xlabel()
         assert axes.get_ylabel()
-        image = plots.to_image(figure)
+        image = to_image(figure)
         assert image.shape[2] == 3
         assert image.min() < 100 < image.max()
 
@@ -102,13 +112,13 @@ def test_every_picture_has_units_and_pixels(
 @pytest.mark.parametrize("stages", [1, 3, 50])
 def test_stages_are_numbered_by_whole_numbers(cost: CostBreakdown, stages: int) -> None:
     many = replace(cost, memory_bytes=(1e9,) * stages, capacity_bytes=(2e9,) * stages)
-    ticks = plots.memory_figure(many).axes[0].get_xticks()
+    ticks = memory_figure(many).axes[0].get_xticks()
     assert set(ticks) <= set(range(stages))
-    assert 0 < len(ticks) <= plots.MAX_LABELS
+    assert 0 < len(ticks) <= MAX_LABELS
 
 
 def test_blocks_are_numbers_and_other_layers_keep_their_names() -> None:
-    assert plots.short_names(["embedding", "layers.0", "mtp.0", "head"]) == [
+    assert short_names(["embedding", "layers.0", "mtp.0", "head"]) == [
         "embedding",
         "0",
         "mtp.0",

@@ -10,8 +10,15 @@ from darts_parallel.exact.result import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report import text as alternatives
-from darts_parallel.report import text as report
+from darts_parallel.report.format import layer_ranges, run_lengths
+from darts_parallel.report.text import (
+    MAX_ALTERNATIVES,
+    claim,
+    layerwise_sentence,
+    render,
+    render_text,
+    why_it_loses,
+)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -46,7 +53,7 @@ def entry(
 
 def test_the_report_says_everything_once(problem: Problem, result: SearchResult, cost: CostBreakdown) -> None:
     answers = [entry(result, "uniform", 1.013), entry(result, "layerwise", 1.0, note="took [a] while.")]
-    text = report.render_text(problem, result, result.plan, cost, answers)
+    text = render_text(problem, result, result.plan, cost, answers)
     for words in (
         result.plan.describe(problem.training.global_batch_size),
         "MFU",
@@ -65,7 +72,7 @@ def test_no_line_is_wider_than_100_columns_and_none_has_colour_codes(
     problem: Problem, result: SearchResult, cost: CostBreakdown
 ) -> None:
     answers = [entry(result, "uniform", 1.013), entry(result, "layerwise", 1.0, proven=False)]
-    text = report.render_text(problem, result, result.plan, cost, answers)
+    text = render_text(problem, result, result.plan, cost, answers)
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "\x1b" not in text
 
@@ -74,19 +81,19 @@ def test_a_pipe_gets_100_columns_and_the_console_keeps_its_own_width(
     problem: Problem, result: SearchResult, cost: CostBreakdown
 ) -> None:
     console = Console(file=StringIO(), width=80)
-    report.render(problem, result, result.plan, cost, [entry(result, "layerwise", 1.0)], console)
+    render(problem, result, result.plan, cost, [entry(result, "layerwise", 1.0)], console)
     assert console.width == 80
     out = console.file
     assert isinstance(out, StringIO)
     printed = [line.rstrip() for line in out.getvalue().splitlines()]
-    expected = report.render_text(problem, result, result.plan, cost, [entry(result, "layerwise", 1.0)])
+    expected = render_text(problem, result, result.plan, cost, [entry(result, "layerwise", 1.0)])
     assert printed == expected.splitlines()
 
 
 def test_a_given_plan_is_reported_without_a_search(
     problem: Problem, result: SearchResult, cost: CostBreakdown
 ) -> None:
-    text = report.render_text(problem, None, result.plan, cost, [])
+    text = render_text(problem, None, result.plan, cost, [])
     assert "given plan, not searched" in text
     for words in ("polish", "Alternatives", "Verification", "freedom"):
         assert words not in text
@@ -97,20 +104,17 @@ def test_alternatives_are_at_most_five_other_plans_with_a_reason(
 ) -> None:
     same = (result.iteration_time_s, result.plan)
     several = replace(result, alternatives=(same, *result.alternatives * 9))
-    text = report.render_text(problem, several, result.plan, cost, [])
+    text = render_text(problem, several, result.plan, cost, [])
     shown = text[text.index("why it loses") :]
-    assert (
-        shown.count("s compute") + shown.count("s pipeline") + shown.count("sync")
-        <= alternatives.MAX_ALTERNATIVES
-    )
-    assert shown.count("dp ") == alternatives.MAX_ALTERNATIVES
+    assert shown.count("s compute") + shown.count("s pipeline") + shown.count("sync") <= MAX_ALTERNATIVES
+    assert shown.count("dp ") == MAX_ALTERNATIVES
 
 
 def test_why_it_loses_names_the_term_that_grows_most(cost: CostBreakdown) -> None:
     terms = cost.breakdown_s
     slower = terms | {"pipeline_bubble": terms["pipeline_bubble"] + 0.112, "compute": terms["compute"] + 0.1}
-    assert alternatives.why_it_loses(cost, replace(cost, breakdown_s=slower)) == "+0.112 s pipeline bubble"
-    assert alternatives.why_it_loses(cost, cost) == "it is as fast"
+    assert why_it_loses(cost, replace(cost, breakdown_s=slower)) == "+0.112 s pipeline bubble"
+    assert why_it_loses(cost, cost) == "it is as fast"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,7 @@ def test_why_it_loses_names_the_term_that_grows_most(cost: CostBreakdown) -> Non
 def test_the_sentence_on_freedom_is_honest(
     problem: Problem, result: SearchResult, cost: CostBreakdown, factor: float, proven: bool, sentence: str
 ) -> None:
-    said = report.layerwise_sentence(problem, cost, [entry(result, "uniform", factor, proven=proven)])
+    said = layerwise_sentence(problem, cost, [entry(result, "uniform", factor, proven=proven)])
     assert said is not None
     assert said.startswith(sentence)
     assert ("25.0 % faster" in said) == (factor == 0.8)
@@ -136,8 +140,8 @@ def test_there_is_no_sentence_on_freedom_without_a_uniform_plan(
     problem: Problem, result: SearchResult, cost: CostBreakdown
 ) -> None:
     none = replace(entry(result, "uniform", 1.0), plan=None, iteration_time_s=INF, gap=NAN)
-    assert report.layerwise_sentence(problem, cost, [none]) is None
-    assert report.layerwise_sentence(problem, cost, []) is None
+    assert layerwise_sentence(problem, cost, [none]) is None
+    assert layerwise_sentence(problem, cost, []) is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +156,7 @@ def test_the_claim_says_optimal_only_where_it_is_proven(
     problem: Problem, result: SearchResult, cost: CostBreakdown, factor: float, proven: bool, words: str
 ) -> None:
     assert (
-        report.claim(problem, cost, [entry(result, "layerwise", factor, proven=proven)])
+        claim(problem, cost, [entry(result, "layerwise", factor, proven=proven)])
         == f"{words}, over the layerwise space"
     )
 
@@ -160,16 +164,14 @@ def test_the_claim_says_optimal_only_where_it_is_proven(
 def test_a_proof_over_the_uniform_space_proves_nothing_for_a_layerwise_plan(
     problem: Problem, result: SearchResult, cost: CostBreakdown
 ) -> None:
-    assert (
-        report.claim(problem, cost, [entry(result, "uniform", 1.0)]) == "best found; no lower bound is known"
-    )
+    assert claim(problem, cost, [entry(result, "uniform", 1.0)]) == "best found; no lower bound is known"
 
 
 def test_a_note_that_repeats_the_claim_is_not_printed(
     problem: Problem, result: SearchResult, cost: CostBreakdown
 ) -> None:
     answer = entry(result, "uniform", 1.0, note="optimal in the model")
-    text = report.render_text(problem, result, result.plan, cost, [answer])
+    text = render_text(problem, result, result.plan, cost, [answer])
     assert text.count("optimal in the model") == 1
 
 
@@ -178,7 +180,7 @@ def test_a_baseline_without_a_plan_is_reported(
 ) -> None:
     none = replace(entry(result, "layerwise", 1.0, proven=False), plan=None, iteration_time_s=INF, gap=NAN,
                    lower_bound_s=0.0)  # fmt: skip
-    text = report.render_text(problem, result, result.plan, cost, [none])
+    text = render_text(problem, result, result.plan, cost, [none])
     assert "no plan found" in text
     assert "nan" not in text
     assert "inf" not in text
@@ -189,7 +191,7 @@ def test_a_plan_over_its_memory_is_marked(
 ) -> None:
     over = replace(cost, feasible=False, memory_bytes=tuple(1.5 * size for size in cost.capacity_bytes))
     console = Console(file=StringIO(), width=100, force_terminal=True, color_system="standard")
-    report.render(problem, None, result.plan, over, [], console)
+    render(problem, None, result.plan, over, [], console)
     out = console.file
     assert isinstance(out, StringIO)
     assert "This plan does not fit" in out.getvalue()
@@ -199,10 +201,10 @@ def test_a_plan_over_its_memory_is_marked(
 
 def test_layers_are_named_compactly() -> None:
     names = ["embedding", "layers.0", "layers.1", "layers.2", "head", "loss"]
-    assert report.layer_ranges(names) == "embedding, layers 0-2, head, loss"
-    assert report.layer_ranges(["layers.7"]) == "layer 7"
+    assert layer_ranges(names) == "embedding, layers 0-2, head, loss"
+    assert layer_ranges(["layers.7"]) == "layer 7"
 
 
 def test_strategies_are_counted_in_runs() -> None:
     one, two = LayerStrategy(tp=1, dp=2, zero_stage=1), LayerStrategy(tp=2, dp=1)
-    assert report.run_lengths([one, one, two, one]) == "2 × tp1 z1, 1 × tp2 z0, 1 × tp1 z1"
+    assert run_lengths([one, one, two, one]) == "2 × tp1 z1, 1 × tp2 z0, 1 × tp1 z1"

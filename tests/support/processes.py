@@ -10,13 +10,14 @@ from contextlib import redirect_stdout
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.distributed import run as launcher
 
 from darts_parallel.cli import command as cli
+from darts_parallel.gradient.descent import search_tables
 from darts_parallel.gradient.result import SearchResult
-from darts_parallel.planner import descent_method
 from darts_parallel.run.workers import preloaded
 
 PATIENCE_S = 120.0
@@ -76,15 +77,14 @@ def run_program(file: Path, *arguments: str) -> None:
 
 def told_command(says: Connection, folder: Path, arguments: list[str]) -> None:
     """A job: `darts-parallel` in `folder`, which says every step of its gradient search."""
-    search = descent_method.search_tables
 
     def telling(*given: Any, on_record: Callable[[Any], None], **settings: Any) -> SearchResult | None:
-        return search(
+        return search_tables(
             *given, on_record=lambda record: (says.send(record.step), on_record(record)), **settings
         )
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     sys.argv = ["darts-parallel", *arguments]
-    setattr(descent_method, "search_tables", telling)  # noqa: B010
-    cli.main()
+    with patch("darts_parallel.planner.descent_method.search_tables", telling):
+        cli.main()

@@ -11,7 +11,7 @@ from darts_parallel.cost.evaluation import evaluate_batch, pass_seconds
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import ROUNDING
-from darts_parallel.exact.paths.folded import FoldedSplits
+from darts_parallel.exact.folded import FoldedSplits
 from darts_parallel.exact.segments import Array, StageSegments
 from darts_parallel.schedules import find
 

@@ -1,1 +1,0 @@
-"""What bounds of simulated pipelines are made of: paths through a schedule, and splits placed as a V."""
