@@ -1,0 +1,106 @@
+"""The words: docstrings are sentences with a verb, classes have one name each, names in backticks exist."""
+
+import ast
+import builtins
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from darts_parallel.config.keys import all_keys
+from darts_parallel.config.schema import Config
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("darts_parallel", "baselines", "experiments", "clients", "tests")
+FILES = [p for d in FOLDERS for p in sorted(ROOT.glob(f"{d}/**/*.py")) if "golden" not in p.parts]
+SETTINGS = [*sorted(ROOT.glob("conf/**/*.yaml")), ROOT / "pyproject.toml", ROOT / "Makefile"]
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+VERBLESS = re.compile(r"(Of|By|What|That|Whose|The same)\b")
+PRIVATE = re.compile(r"\b(bettered|mended|dearest|begin_near|LEFT_BEHIND|nearest legal)\b", re.IGNORECASE)
+OTHERS = {
+    "AutoModel", "BertForMaskedLM", "DistributedDataParallel", "GPT2Config", "LlamaConfig", "NanotronModel",
+    "LlamaForTraining", "ModernBertForMaskedLM", "RobertaForMaskedLM", "SummaryWriter", "T5Config",
+    "ZeroRedundancyOptimizer", "__getattr__", "account_for_embedding_in_pipeline_split", "add_hparams",
+    "get_block_compute_costs", "is_first_microbatch", "logsumexp", "noop", "target_modules",
+    "search.lr",
+}  # fmt: skip
+"""Names of libraries and papers that docstrings cite and no code here uses, and a key that does not exist."""
+
+# What is left to do; each only shrinks, and is empty at the end.
+VERBLESS_LEFT = 260
+PRIVATE_LEFT = 20
+STALE_LEFT = {"held_back", "pp4", "min_sum", "cost.evaluation", "model.layers"}
+TWICE_LEFT = {
+    "Attention", "AttentionCore", "Block", "Case", "Chunk", "Embedding", "Head", "Job", "LayerCosts",
+    "LayerProfile", "Machine", "Outcome", "Point", "Row", "Run", "Verdict", "Watcher", "Work", "_Batch",
+    "_Costs",
+}  # fmt: skip
+
+
+@cache
+def tree(file: Path) -> ast.Module:
+    """Parse a source once."""
+    return ast.parse(file.read_text())
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Yield place and text of every string that stands alone: of modules, functions, constants, fields."""
+    for file in FILES:
+        for node in ast.walk(tree(file)):
+            value = node.value if isinstance(node, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield f"{file.relative_to(ROOT)}:{node.lineno}", value.value
+
+
+def known_names() -> set[str]:
+    """Collect the words of code without its docstrings and comments, of the configuration, and of paths."""
+    texts = {text for _, text in docstrings()}
+    words = set(dir(builtins))
+    for path in (*FILES, *SETTINGS, *ROOT.glob("experiments/**/*.*")):
+        words.update(re.findall(r"\w+", str(path.relative_to(ROOT))))
+    for path in SETTINGS:
+        words.update(re.findall(r"\w+", path.read_text()))
+    for node in (node for file in FILES for node in ast.walk(tree(file))):
+        for _, value in ast.iter_fields(node):
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, str) and part not in texts:
+                    words.update(re.findall(r"\w+", part))
+    return words
+
+
+def test_no_docstring_begins_without_a_verb() -> None:
+    broken = [f"{place} {text[:40]!r}" for place, text in docstrings() if VERBLESS.match(text)]
+    assert len(broken) <= VERBLESS_LEFT, "\n".join(broken)
+
+
+def test_no_class_name_stands_twice() -> None:
+    """`torch_model.py` is left out: its text is printed into programs of their own, with these names."""
+    files = [file for file in FILES if file.name != "torch_model.py"]
+    names = Counter(n.name for f in files for n in ast.walk(tree(f)) if isinstance(n, ast.ClassDef))
+    assert {name for name, count in names.items() if count > 1} - TWICE_LEFT == set()
+
+
+def test_names_in_backticks_exist() -> None:
+    """A name is known by code or configuration that uses it, a key by the schema, a path by its file."""
+    names, keys, broken = known_names() | OTHERS | STALE_LEFT, set(all_keys(Config)), []
+    prefixes = {key[:end] for key in keys for end in range(len(key) + 1) if key[end : end + 1] in (".", "")}
+    groups = {key.partition(".")[0] for key in keys} - {"tune", "replan"}  # their keys are the command's own
+    for place, text in docstrings():
+        for span in re.findall(r"`([^`\n]+)`", text):
+            if re.fullmatch(r"[\w./]+\.(py|yaml|md|json|csv)", span):
+                ours = span.startswith(tuple(f"{folder}/" for folder in (*FOLDERS, "conf", "docs")))
+                missing = ours and "NAME" not in span and not (ROOT / span).exists()
+            elif (key := re.match(r"([a-z]\w*)\.[a-z]\w*", span)) and key[1] in groups:
+                missing = key[0] not in prefixes | names
+            else:
+                plain = re.fullmatch(r"[A-Za-z_][\w.]*(\(\))?", span)
+                missing = plain is not None and not set(re.findall(r"\w+", span)) <= names
+            broken += [f"{place} `{span}`"] if missing else []
+    assert broken == [], "\n".join(broken)
+
+
+def test_the_words_are_those_of_the_field() -> None:
+    files = [*(f for f in FILES if f.is_relative_to(ROOT / "darts_parallel")), *SETTINGS, *PAGES]
+    found = [(str(f.relative_to(ROOT)), word) for f in files for word in PRIVATE.findall(f.read_text())]
+    assert len(found) <= PRIVATE_LEFT, found
