@@ -92,8 +92,6 @@ class SearchConfig:
     polish_labels: int = 1_600_000
     """Labels that the exact segment programs may make for the outer choices of those together; 0: none. With
     200,000 for each GPT-3 175B on 384 A100 ends 0.19 % above the proof, in the same seconds."""
-    polish_chains: bool = True
-    """Whether all moves include neighbouring stages, and chains of all stages, solved anew: the dearest."""
     max_seconds: float = 120.0
     """The search stops cleanly after this long and returns its best plan; descent gets the first half."""
 

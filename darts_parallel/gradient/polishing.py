@@ -16,14 +16,7 @@ from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.run_moves import RunMoves
 from darts_parallel.gradient.screening import MoveScreen
-from darts_parallel.gradient.stage_moves import (
-    repartitioned,
-    resolved_chain,
-    resolved_edges,
-    resolved_neighbours,
-    resolved_stages,
-)
-from darts_parallel.gradient.stage_solver import StageSolver
+from darts_parallel.gradient.stage_moves import repartitioned
 
 RELATIVE_GAIN = 1e-12
 """A move must gain more than rounding."""
@@ -31,6 +24,8 @@ MOST_EDGE_MOVES = 1_000
 """Moves of ranges of edges up to which all are tried; where there are more, single edges move."""
 MOST_RUNS = 20_000
 """Runs of layers times strategies up to which all are tried."""
+MOST_PAIRS = 40_000
+"""Changes of two layers of one device that are tried on all devices together; thinned evenly beyond that."""
 
 
 def polish(
@@ -39,7 +34,6 @@ def polish(
     space_kind: str,
     *,
     thorough: bool = True,
-    chains: bool = True,
     screen: MoveScreen | None = None,
     visited: set[bytes] | None = None,
 ) -> tuple[HardPlans, float, int]:
@@ -50,8 +44,7 @@ def polish(
     Args:
         plan: One plan.
         space_kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
-        thorough: Whether to ask the dear neighbourhoods too.
-        chains: Whether to ask the dearest of them.
+        thorough: Whether to change two layers at once too, where the segment programs know no such stages.
         screen: Of the table, fresh: prices the plans, and ends the descent early where it is over; None: one
             that never is.
         visited: Plans that equal descents of this table came through, to which its own are added: where a
@@ -60,7 +53,7 @@ def polish(
     Returns:
         The plan, its seconds per iteration, and how many plans were evaluated.
     """
-    levels = _neighbourhoods(table, space_kind, thorough=thorough, chains=chains)
+    levels = _neighbourhoods(table, space_kind, thorough=thorough)
     by_runs = space_kind == "layerwise" and has_plain_stages(table) and not table.pipeline.simulated
     best = float(evaluate_batch(table, plan).iteration_time[0])
     screen = screen or MoveScreen(table)
@@ -98,39 +91,24 @@ def has_plain_stages(table: CostTable) -> bool:
 
 
 def _neighbourhoods(
-    table: CostTable, space_kind: str, *, thorough: bool, chains: bool
+    table: CostTable, space_kind: str, *, thorough: bool
 ) -> list[Callable[[HardPlans], HardPlans]]:
-    """What a plan may change into, the cheapest neighbourhood first.
+    """Return what a plan may change into, the cheapest neighbourhood first.
 
-    Changes of layers, runs, stages and edges; all edges anew. Layer-wise and `thorough` also: a stage solved
-    anew; two neighbouring stages and all stages in a chain, where `chains`; edges moved and their stages
-    solved anew; two changes at once.
+    Changes of layers, runs, stages and stage boundaries; all boundaries again for the given strategies. Where
+    `thorough` and layer-wise also two changes at once, unless the segment programs can solve the table.
     """
-    solvers: dict[int, StageSolver] = {}
-
-    def solver(current: HardPlans) -> StageSolver:
-        outer = int(current.outer[0])
-        if outer not in solvers:
-            solvers[outer] = StageSolver(table, outer)
-        return solvers[outer]
-
     single, layerwise = has_plain_stages(table), space_kind == "layerwise"
+    closed = single and not table.pipeline.simulated
     # runs of layers are priced apart, by what they change
-    strategies = "uniform" if layerwise and single and not table.pipeline.simulated else space_kind
+    strategies = "uniform" if layerwise and closed else space_kind
     levels: list[Callable[[HardPlans], HardPlans]] = [
         lambda current: _moves(table, current, strategies, edges=space_kind)
     ]
     if space_kind != "stagewise" and single:
         levels.append(lambda current: repartitioned(table, current))
-    if not layerwise or not thorough:
-        return levels
-    if single:
-        levels.append(lambda current: resolved_stages(solver(current), current))
-        if chains:
-            levels.append(lambda current: resolved_neighbours(solver(current), current))
-            levels.append(lambda current: resolved_chain(solver(current), current))
-        levels.append(lambda current: resolved_edges(solver(current), current, _edge_starts(table, current)))
-    levels.append(lambda current: _pairs(table, current))
+    if layerwise and thorough and not closed:
+        levels.append(lambda current: _pairs(table, current))
     return levels
 
 
@@ -249,30 +227,23 @@ def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:
 
 
 def _pairs(table: CostTable, plan: HardPlans) -> HardPlans:
-    """Two layers of one device changed at once (one gives memory, the other takes it)."""
-    stages = table.stage_device[plan.stages()[0]]
-    rows = []
-    for stage in range(table.pp):
-        members = torch.nonzero(stages == stage).squeeze(1)
-        representatives = _representatives(table, plan, members)
-        singles = [(layer, c) for layer in representatives for c in range(len(table.choices))]
-        layer = torch.tensor([s[0] for s in singles])
-        choice = torch.tensor([s[1] for s in singles])
+    """Return the plan with two layers of one device changed at once: one gives memory, the other takes it."""
+    devices = table.stage_device[plan.stages()[0]]
+    rows, limit = [plan.choices], MOST_PAIRS // table.pp
+    for device in range(table.pp):
+        members = _representatives(table, plan, torch.nonzero(devices == device).squeeze(1))
+        layer, choice = torch.cartesian_prod(torch.tensor(members), torch.arange(len(table.choices))).T
         useful = table.allowed[plan.outer[0], choice] & (choice != plan.choices[0, layer])
         layer, choice = layer[useful], choice[useful]
         a, b = torch.triu_indices(len(layer), len(layer), offset=1)
-        distinct = layer[a] != layer[b]
-        a, b = a[distinct], b[distinct]
-        limit = 40_000 // table.pp
-        if len(a) > limit:
-            a, b = a[:: len(a) // limit + 1], b[:: len(b) // limit + 1]
-        rows.append(_two_changes(plan, layer[a], choice[a], layer[b], choice[b]))
-    candidates = [row for row in rows if len(row)]
-    return _with_choices(plan, torch.cat([plan.choices, *candidates]))
+        pairs = torch.stack([a, b], 1)[layer[a] != layer[b]]
+        pairs = pairs[:: len(pairs) // limit + 1] if len(pairs) > limit else pairs
+        rows.append(plan.choices.repeat(len(pairs), 1).scatter_(1, layer[pairs], choice[pairs]))
+    return _with_choices(plan, torch.cat(rows))
 
 
 def _representatives(table: CostTable, plan: HardPlans, members: Tensor) -> list[int]:
-    """Layers of a stage that differ in costs, strategy or place in a run: at most two of each."""
+    """Return the layers of a device that differ in costs or strategy, at most two of each."""
     outer, count = int(plan.outer[0]), dict[tuple[float, ...], int]()
     chosen = []
     for layer in members.tolist():
@@ -282,10 +253,3 @@ def _representatives(table: CostTable, plan: HardPlans, members: Tensor) -> list
         if count[key] <= 2:
             chosen.append(layer)
     return chosen
-
-
-def _two_changes(plan: HardPlans, a: Tensor, choice_a: Tensor, b: Tensor, choice_b: Tensor) -> Tensor:
-    choices = plan.choices.repeat(len(a), 1)
-    choices.scatter_(1, a.unsqueeze(1), choice_a.unsqueeze(1))
-    choices.scatter_(1, b.unsqueeze(1), choice_b.unsqueeze(1))
-    return choices

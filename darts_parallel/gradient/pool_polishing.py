@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
 from darts_parallel.config.search import SearchConfig
@@ -17,8 +18,9 @@ from darts_parallel.cost.hard_plans import PricedPlan
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import outer_bound
 from darts_parallel.exact.layerwise import FIRST_MARGIN, growth
+from darts_parallel.exact.limits import SegmentBounds
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
-from darts_parallel.exact.result import DeadlineError
+from darts_parallel.exact.result import Check, DeadlineError
 from darts_parallel.gradient.polishing import has_plain_stages, plan_key, polish
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.screening import MoveScreen
@@ -54,42 +56,37 @@ class Work:
 
 
 def solve_outer(
-    table: CostTable,
-    number: int,
-    outer: int,
-    space_kind: str,
-    incumbent: float,
-    work: Work,
-    bound: float | None = None,
+    case: OuterChoiceSolver, space_kind: str, incumbent: float, check: Check
 ) -> tuple[PricedPlan | None, bool]:
-    """The best plan of one outer choice, if it costs at most `incumbent`.
+    """Return the best plan of one outer choice that costs at most `incumbent` under rising limits.
 
     Args:
-        table: Priced by the closed form, not interleaved.
-        number: Of the table, for the answer.
-        outer: Outer choice.
+        case: Outer choice of a table that is priced by the closed form, not interleaved.
         space_kind: `stagewise` or `layerwise`.
         incumbent: Seconds per iteration of a known plan.
-        work: Counts the labels that are made.
-        bound: Known lower bound of the outer choice; None has it worked out.
+        check: Called often; raises `DeadlineError` to end.
 
     Returns:
-        The plan, or None; and whether that is proven within the work.
+        The plan, or None; and whether that is proven before the end.
     """
-    case = OuterChoiceSolver(table, number, outer, 0.0 if bound is None else bound)
-    if bound is None:
-        case.bound = outer_bound(table, outer, space_kind)
     lowest, margin, limit = case.bound, FIRST_MARGIN, incumbent * (1 + AGREEMENT)
     try:
         while case.bound <= limit:
             before = case.labels
-            found = case.attempt(space_kind, min(lowest * (1 + margin), limit), work)
+            found = case.attempt(space_kind, min(lowest * (1 + margin), limit), check)
             if found is not None:
                 return found, True
             margin *= growth(case.labels - before)
     except DeadlineError:
         return None, False
     return None, True
+
+
+def at_cut(bounds: SegmentBounds, starts: Sequence[int]) -> SegmentBounds:
+    """Return the segments that are stages of one cut of the layers, given by the stages' first layers."""
+    stages, ends = bounds.stages, [*starts[1:], bounds.stages.num_layers]
+    first, end = np.array(starts)[stages.stage], np.array(ends)[stages.stage]
+    return bounds.keep((stages.first == first) & (stages.end == end))
 
 
 def polish_pool(
@@ -184,6 +181,7 @@ class _PoolPolisher:
             number, outer = entry.outer
             bound = float(self.bounds[number][outer]) if self.bounds else None
             if not self._solved(number, outer, work, bound) and place == 0:
+                self._solve_cut(entry)
                 self.improve(entry, thorough=True)
         work = Work(self.config.polish_labels)
         rows = ((b, n, outer) for n, own in enumerate(self.bounds) for outer, b in enumerate(own.tolist()))
@@ -205,7 +203,6 @@ class _PoolPolisher:
             entry.plan,
             self.space_kind,
             thorough=thorough,
-            chains=self.config.polish_chains,
             screen=screen,
             visited=self.visited[entry.table] if alike else None,
         )
@@ -214,15 +211,33 @@ class _PoolPolisher:
             self.pool.unmoved[entry.table].add(plan_key(plan))
         self.pool.add(TablePlans(entry.table, plan))
 
+    def _solve_cut(self, entry: PricedPlan) -> None:
+        """Solve the stages of a plan together, as they are cut, where their outer choice takes too long."""
+        (number, outer), table = entry.outer, self.pool.tables[entry.table]
+        if self._has_program(table) and self.config.polish_labels:
+            case = OuterChoiceSolver(table, number, outer, outer_bound(table, outer, self.space_kind))
+            bounds = SegmentBounds.build(case.costs, self.space_kind)
+            case.segments = at_cut(bounds, entry.plan.first_layers[0].tolist())
+            work = Work(self.config.polish_labels)
+            found, _ = solve_outer(case, self.space_kind, self.pool.best_time, work)
+            self.pool.evaluated += case.labels
+            if found is not None:
+                self.pool.add(TablePlans(number, found.plan))
+
+    def _has_program(self, table: CostTable) -> bool:
+        """Whether the segment programs know the table's plans."""
+        return has_plain_stages(table) and not table.pipeline.simulated and self.space_kind != "uniform"
+
     def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:
         """Whether the segment programs found or excluded a better plan of the outer choice."""
         table, before = self.pool.tables[number], max(work.left, 0)
-        closed = has_plain_stages(table) and not table.pipeline.simulated and self.space_kind != "uniform"
-        if not closed or not before:
+        if not self._has_program(table) or not before:
             return False
         if (number, outer) not in self.settled:
             best = self.pool.best_time
-            found, proven = solve_outer(table, number, outer, self.space_kind, best, work, bound)
+            known = outer_bound(table, outer, self.space_kind) if bound is None else bound
+            case = OuterChoiceSolver(table, number, outer, known)
+            found, proven = solve_outer(case, self.space_kind, best, work)
             self.pool.evaluated += before - max(work.left, 0)
             if found is not None:
                 self.pool.add(TablePlans(number, found.plan))

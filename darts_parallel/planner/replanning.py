@@ -60,7 +60,6 @@ def replan(
         num_restarts=WARM_RESTARTS,
         polish_starts=WARM_POLISHED,
         polish_finalists=1,
-        polish_chains=False,
         temperature=[WARM_TEMPERATURE, config.temperature[1]],
     )
     parts, starts = _selected(pruned, best)

@@ -1,4 +1,3 @@
-import random
 from itertools import pairwise, product
 
 import pytest
@@ -10,13 +9,13 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans, round_edges
 from darts_parallel.cost.pruning import canonical, without_dominated, without_needless_simulation
 from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.exact.outer_choice import OuterChoiceSolver
 from darts_parallel.gradient import pool_polishing
 from darts_parallel.gradient.polishing import polish
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import Work, polish_pool
 from darts_parallel.gradient.rounding import harden, repair
-from darts_parallel.gradient.stage_moves import repartitioned, resolved_chain, resolved_stages
-from darts_parallel.gradient.stage_solver import StageSolver
+from darts_parallel.gradient.stage_moves import repartitioned
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_plans import random_plans
@@ -105,73 +104,6 @@ def test_repartition_finds_the_smallest_bottleneck_of_given_strategies(seed: int
     assert float(slowest) == pytest.approx(float(best), rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(15))
-def test_stage_solver_equals_brute_force(seed: int) -> None:
-    (table,) = _tables(seed)
-    plan = random_plans(table, 1, torch.Generator().manual_seed(seed))
-    outer, bounds = int(plan.outer[0]), [*plan.first_layers[0].tolist(), table.num_layers]
-    solver, current = StageSolver(table, outer), plan.choices[0].tolist()
-    legal = torch.nonzero(table.allowed[outer]).flatten().tolist()
-    for stage in range(table.pp):
-        first, end = bounds[stage], bounds[stage + 1]
-        trials = [current[:first] + list(c) + current[end:] for c in product(legal, repeat=end - first)]
-        cost = evaluate_batch(
-            table,
-            HardPlans(
-                plan.outer.expand(len(trials)),
-                torch.tensor(trials),
-                plan.first_layers.expand(len(trials), -1),
-            ),
-        )
-        fits = cost.memory[:, stage] <= table.capacity[stage]
-        count = float(table.num_micro_batches[outer])
-        following = cost.stage_seconds[:, min(stage + 1, table.pp - 1)] * (stage + 1 < table.pp)
-        per_iteration = table.per_iteration[outer, torch.arange(table.num_layers), torch.tensor(trials)].sum(
-            1
-        )
-        value = (
-            count * (cost.stage_seconds[:, stage] + following) + cost.sync_seconds[:, stage] + per_iteration
-        )
-        before = int(table.layout[current[first - 1]]) if first else -1
-        after = int(table.layout[current[end]]) if end < table.num_layers else -1
-        answers = solver.solve(stage, first, end, before, after)
-        assert bool(answers) == bool(fits.any())
-        if answers:
-            rows = [trials.index(current[:first] + answer + current[end:]) for answer in answers]
-            assert fits[rows].all()
-            best = float(value.masked_fill(~fits, torch.inf).min())
-            assert float(value[rows].min()) == pytest.approx(best, rel=1e-9)
-
-
-def test_stages_that_share_an_answer_have_the_same_one_alone() -> None:
-    shared = 0
-    for seed in (2, 3):
-        table = random_table(seed, pp=3, num_layers=7, num_layouts=3, equal_layers=True, tightness=0.9)
-        solver = StageSolver(table, 0)
-        every = {
-            (k, i, j, before if i else -1, after if j < 7 else -1)
-            for k, i, j, before, after in product(range(3), range(5), range(3, 8), (0, 1), (0, 1))
-            if 1 < j - i < 5 and (i > 0) == (k > 0) and (j < 7) == (k < 2)
-        }
-        asked = random.Random(seed).sample(sorted(every), 24)
-        for key in asked:
-            alone = StageSolver(table, 0)
-            assert solver.solve(*key) == alone.solve(*key)
-            assert solver.solve_by_layout(*key[:4]) == alone.solve_by_layout(*key[:4])
-        shared += len(asked) + len({key[:4] for key in asked}) - len(solver.known)
-    assert shared > 10
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_resolved_plans_keep_the_edges_and_contain_the_plan_itself(seed: int) -> None:
-    (table,) = _tables(seed)
-    plan = random_plans(table, 1, torch.Generator().manual_seed(seed))
-    solver = StageSolver(table, int(plan.outer[0]))
-    for candidates in (resolved_stages(solver, plan), resolved_chain(solver, plan)):
-        assert (candidates.first_layers == plan.first_layers).all()
-        assert candidates.choices[0].tolist() == plan.choices[0].tolist()
-
-
 def test_repair_brings_an_overfull_plan_under_the_memory() -> None:
     problem = load_problem(["model=gpt2_xl", "training=gpt2_xl", "cluster.devices.a10.memory_GiB=11.5"])
     (table,) = build_tables(problem, [s for s in outer_spaces(problem) if s.pp == 8])
@@ -229,9 +161,8 @@ def test_the_finalists_share_their_labels(monkeypatch: pytest.MonkeyPatch) -> No
     pool.add(TablePlans(0, even_uniform_plans(table)))
     left = []
 
-    def asked(table: CostTable, number: int, outer: int, kind: str, best: float, work: Work,
-              bound: float | None) -> tuple[None, bool]:  # fmt: skip
-        left.append((outer, work.left))
+    def asked(case: OuterChoiceSolver, kind: str, best: float, work: Work) -> tuple[None, bool]:
+        left.append((case.outer, work.left))
         work(10)
         return None, True
 
