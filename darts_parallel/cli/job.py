@@ -17,13 +17,13 @@ from darts_parallel.export import export_lines, export_plan, trainers_line, writ
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.file import write_json
 from darts_parallel.plan.strategy import Plan
+from darts_parallel.planner.elasticities import sensitivity
 from darts_parallel.planner.node_choice import Rental
 from darts_parallel.planner.planning import plan as find_plan
 from darts_parallel.planner.result import Planned
 from darts_parallel.planner.watcher import Update, Watcher
 from darts_parallel.problem.billing import bill, choose
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report.elasticities import sensitivity
 from darts_parallel.report.ending import render_ending
 from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.report.tensorboard import Tracker

@@ -12,12 +12,12 @@ from rich.table import Table
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import read_plan, write_json
+from darts_parallel.planner.tuning import Proposal, Trial, Tuning, proposal_dict, tune
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.format import seconds as seconds_label
 from darts_parallel.report.format import table_of
 from darts_parallel.report.plan_json import plan_dict
-from darts_parallel.report.tuning import Proposal, Trial, Tuning, proposal_dict, tune
 
 TRAINERS = {"megatron_core": "megatron", "megatron_2021": "megatron", "bigscience": "megatron",
             "nemo": "megatron", "torchtitan": "torchtitan", "torchtitan_compile": "torchtitan",

@@ -11,10 +11,10 @@ from darts_parallel.exact.result import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.file import package_version
 from darts_parallel.plan.strategy import SCHEMA, Plan
+from darts_parallel.planner.elasticities import offload_slopes, time_elasticities
+from darts_parallel.planner.uncertainty import Intervals, intervals
 from darts_parallel.problem.billing import bill
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report.elasticities import offload_slopes, sensitivity
-from darts_parallel.report.uncertainty import Intervals, intervals
 
 
 def plan_dict(
@@ -25,11 +25,13 @@ def plan_dict(
     verifications: Sequence[Verification],
     elasticities: dict[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The content of `plan.json`.
+    """Return the content of `plan.json`.
 
-    `elasticities` is what `sensitivity` says of the plan; None asks it.
+    Args:
+        elasticities: Of the plan's seconds (`planner.sensitivity`); None: those by automatic
+            differentiation alone, without that of memory, which takes a search.
     """
-    elasticities = sensitivity(plan, problem) if elasticities is None else elasticities
+    elasticities = time_elasticities(plan, problem) if elasticities is None else elasticities
     config, amount = problem.config, bill(problem, cost.iteration_time_s)
     names = tuple(layer.name for layer in problem.model.layers)
     return {

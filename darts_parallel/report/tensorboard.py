@@ -17,10 +17,10 @@ from darts_parallel.exact.result import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.strategy import Plan
+from darts_parallel.planner.uncertainty import Intervals, intervals
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.tables import markdown_table
 from darts_parallel.report.text import render_text
-from darts_parallel.report.uncertainty import intervals, uncertainty_scalars
 from darts_parallel.report.winner_curves import write_winner
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Tracker:
         from darts_parallel.report.plots import gantt_figure, memory_figure, strategies_figure
 
         self._text(result, plan, cost, verifications)
-        sure = uncertainty_scalars(intervals(plan, self.problem, cost, elasticities or {}))
+        sure = _interval_scalars(intervals(plan, self.problem, cost, elasticities or {}))
         self._figures(cost, _metrics(result, cost, verifications) | sure, elasticities or {})
         if cost.stage_times_s:
             self._picture("plan/schedule", gantt_figure(plan, cost, self.problem))
@@ -236,3 +236,15 @@ def _metrics(
         metrics |= {"raw_iteration_time_s": result.raw_iteration_time_s, "search_seconds": result.seconds}
     metrics |= {f"gap_{entry.name}": entry.gap for entry in verifications}
     return {name: value for name, value in metrics.items() if isfinite(value)}
+
+
+def _interval_scalars(known: Intervals | None) -> dict[str, float]:
+    """Figures of the intervals: ends of the seconds, largest end of the bytes, largest chance of failure."""
+    if known is None:
+        return {}
+    return {
+        "iteration_time_low_s": known.iteration_time_s[0],
+        "iteration_time_high_s": known.iteration_time_s[1],
+        "memory_high_bytes": max(high for _, high in known.memory_bytes),
+        "out_of_memory_probability": max(known.out_of_memory),
+    }

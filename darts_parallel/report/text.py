@@ -18,20 +18,22 @@ from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.degrees import batch_note
 from darts_parallel.plan.space import left_out
 from darts_parallel.plan.strategy import Plan
+from darts_parallel.planner.elasticities import STEP, offload_slopes
+from darts_parallel.planner.uncertainty import Intervals, intervals
 from darts_parallel.problem.billing import bill
 from darts_parallel.problem.cluster import GIB, memory_unit
 from darts_parallel.problem.orders import order_label
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report.elasticities import offload_slopes, strongest
 from darts_parallel.report.format import kind_counts, rank_ranges, table_of, term_words
 from darts_parallel.report.format import layer_ranges as layer_ranges
 from darts_parallel.report.format import number as _number
 from darts_parallel.report.format import percent as _percent
 from darts_parallel.report.format import run_lengths as run_lengths
 from darts_parallel.report.format import seconds as _seconds
-from darts_parallel.report.uncertainty import Intervals, intervals
 
 MAX_ALTERNATIVES = 5
+MOST_SHOWN = 6
+"""Figures of the hardware whose worth is printed."""
 
 
 def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
@@ -303,6 +305,23 @@ def _time_table(cost: CostBreakdown) -> Table:
         )
     table.add_row("total", _number(cost.iteration_time_s), "100.0 %", "", style="bold")
     return table
+
+
+def effect(elasticity: float) -> float:
+    """Relative change of the seconds when a figure grows by a factor of `STEP`, e.g. -0.031."""
+    return float(STEP**elasticity) - 1.0
+
+
+def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:
+    """Name the figures that matter most, and what 10 % more of each does to the seconds."""
+    changes = sorted(
+        ((effect(value), name) for name, value in elasticities.items()), key=lambda e: -abs(e[0])
+    )
+    return [
+        (name.removeprefix("devices.").replace(".", " ").replace("_", " "), change)
+        for change, name in changes[:MOST_SHOWN]
+        if abs(change) >= NOTABLE
+    ]
 
 
 def _sensitivity_line(elasticities: dict[str, float], console: Console) -> None:

@@ -2,7 +2,7 @@
 
 `conf/calibrated.yaml`, with the correlation of its numbers in an `.npz` beside it, serves validation, the
 device, cluster and framework files that the search reads, and the intervals of its answers
-(`darts_parallel.report.uncertainty` reads the posterior).
+(`darts_parallel.planner.uncertainty` reads the posterior).
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from torch import Tensor
 from darts_parallel.config.schema import config_dir
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_bytes, write_text
-from darts_parallel.report.uncertainty import BASE, correlation_bytes
+from darts_parallel.planner.uncertainty import BASE, correlation_bytes
 from experiments.calibration.parameters import QUANTITIES, Key, Parameters, Place, Quantity
 
 SHIPPED = Path(config_dir()) / "calibrated.yaml"

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from darts_parallel.report.uncertainty import EXPERTS, NORMAL
+from darts_parallel.planner.uncertainty import EXPERTS, NORMAL
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, Residuals, measured_figures, posterior, residuals, step
 from experiments.calibration.parameters import Parameters, Place

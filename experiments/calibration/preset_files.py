@@ -6,8 +6,8 @@ from pathlib import Path
 
 from darts_parallel.config.schema import config_dir
 from darts_parallel.plan.file import write_text
+from darts_parallel.planner.uncertainty import FAMILIES, KINDS
 from darts_parallel.problem.software import ANY
-from darts_parallel.report.uncertainty import FAMILIES, KINDS
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.parameters import QUANTITIES, Place, Quantity
 from experiments.calibration.predict import LINK_PREFIXES

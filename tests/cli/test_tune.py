@@ -41,7 +41,7 @@ def test_the_loop_closes_on_this_machine(
     command: Command, first: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Propose, run two plans with gloo, replan: the seconds of every plan follow the trials."""
-    monkeypatch.setattr("darts_parallel.report.tuning.CANDIDATES", 8)
+    monkeypatch.setattr("darts_parallel.planner.tuning.CANDIDATES", 8)
     shutil.copytree(first / "first", command.folder / "first")
     first = command("tune", "first/plan.json", "--top", "2", *QUIET, "hydra.run.dir=tried")
     assert first.status == 0, first.err

@@ -17,8 +17,8 @@ from darts_parallel.export import export_plan
 from darts_parallel.gradient.descent import search
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.strategy import Plan
+from darts_parallel.planner.elasticities import offload_slopes, time_elasticities
 from darts_parallel.problem.problem import load_problem
-from darts_parallel.report.elasticities import offload_slopes, time_elasticities
 from darts_parallel.report.explanation import explain
 from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 from tests.support.random_tables import random_table

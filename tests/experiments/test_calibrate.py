@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from darts_parallel.config.schema import config_dir
-from darts_parallel.report.uncertainty import read_correlation
+from darts_parallel.planner.uncertainty import read_correlation
 from experiments import calibrate as command
 from experiments.calibrate import CalibrationOptions
 from experiments.calibration.calibrated import SHIPPED, Calibrated

@@ -8,10 +8,10 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.planner.elasticities import time_elasticities
+from darts_parallel.planner.uncertainty import Intervals, Posterior, intervals, posterior
 from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.report.elasticities import time_elasticities
 from darts_parallel.report.plan_json import plan_dict
-from darts_parallel.report.uncertainty import Intervals, Posterior, intervals, posterior
 
 JOB = ["model=llama3_8b", "cluster=h100_1x8", "training=llama3_8b", "training.global_batch_size=16"]
 PLAN = Plan(8, (0, 35), (LayerStrategy(4, 2, 1),) * 35)

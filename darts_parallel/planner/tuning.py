@@ -19,9 +19,9 @@ from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import PlanError
 from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.plan.strategy import Plan
+from darts_parallel.planner.elasticities import time_elasticities
+from darts_parallel.planner.uncertainty import NORMAL, Posterior, Slopes, posterior, time_slopes
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report.elasticities import time_elasticities
-from darts_parallel.report.uncertainty import NORMAL, Posterior, Slopes, posterior, time_slopes
 
 CANDIDATES = 24
 """Plans of the model's order that trials may move; the first three suffice where its structure is right."""

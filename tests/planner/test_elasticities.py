@@ -11,9 +11,9 @@ from rich.console import Console
 from darts_parallel.cli.job import Job
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.planner.elasticities import sensitivity, time_elasticities
 from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.report.elasticities import effect, sensitivity, time_elasticities
-from darts_parallel.report.text import render
+from darts_parallel.report.text import effect, render
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
 LAYERS = 7
@@ -90,9 +90,9 @@ def test_memory_beside_a_margin_is_worth_what_as_much_less_memory_is_worth() -> 
 
 def test_a_long_simulated_plan_is_not_moved_about(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, plan = load_problem([*TOY, *SIMULATED, "space.pp=2"]), PLANS["mixed"]
-    monkeypatch.setattr("darts_parallel.report.elasticities.MOST_SIMULATED", 8)
+    monkeypatch.setattr("darts_parallel.planner.elasticities.MOST_SIMULATED", 8)
     assert "memory" in sensitivity(plan, problem)
-    monkeypatch.setattr("darts_parallel.report.elasticities.MOST_SIMULATED", 7)
+    monkeypatch.setattr("darts_parallel.planner.elasticities.MOST_SIMULATED", 7)
     assert set(sensitivity(plan, problem)) == set(time_elasticities(plan, problem))
 
 

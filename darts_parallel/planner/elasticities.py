@@ -26,9 +26,6 @@ from darts_parallel.problem.cluster import Device, Link, NodeGroup
 from darts_parallel.problem.problem import Problem
 
 MEMORY = "memory"
-MOST_SHOWN = 6
-NOTABLE = 5e-4
-"""Relative changes below this read as none."""
 STEP = 1.1
 """Factor of memory whose worth is asked."""
 MOST_SIMULATED = 4_000
@@ -103,23 +100,6 @@ def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, dict[str, flo
     return [
         {kind: {"iteration_time_s": seconds[i], "memory_bytes": size[i]} for i, kind in enumerate(OFFLOADS)}
         for seconds, size in zip(*slopes, strict=True)
-    ]
-
-
-def effect(elasticity: float) -> float:
-    """Relative change of the seconds when a figure grows by a factor of `STEP`, e.g. -0.031."""
-    return float(STEP**elasticity) - 1.0
-
-
-def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:
-    """Name the figures that matter most, and what 10 % more of each does to the seconds."""
-    changes = sorted(
-        ((effect(value), name) for name, value in elasticities.items()), key=lambda e: -abs(e[0])
-    )
-    return [
-        (name.removeprefix("devices.").replace(".", " ").replace("_", " "), change)
-        for change, name in changes[:MOST_SHOWN]
-        if abs(change) >= NOTABLE
     ]
 
 

@@ -214,18 +214,6 @@ def intervals(
     )  # fmt: skip
 
 
-def uncertainty_scalars(known: Intervals | None) -> dict[str, float]:
-    """Figures of the intervals: ends of the seconds, largest end of the bytes, largest chance of failure."""
-    if known is None:
-        return {}
-    return {
-        "iteration_time_low_s": known.iteration_time_s[0],
-        "iteration_time_high_s": known.iteration_time_s[1],
-        "memory_high_bytes": max(high for _, high in known.memory_bytes),
-        "out_of_memory_probability": max(known.out_of_memory),
-    }
-
-
 def _family(device: str) -> str:
     return FAMILIES.get(device, device)
 

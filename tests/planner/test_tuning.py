@@ -8,15 +8,15 @@ import pytest
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import PlanError
 from darts_parallel.planner.methods import check
+from darts_parallel.planner.tuning import Trial, Tuning, tune
 from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.report.tuning import Trial, Tuning, tune
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few() -> Iterator[None]:
     """A third of the candidates: each takes a tenth of a second in every test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("darts_parallel.report.tuning.CANDIDATES", 8)
+        patch.setattr("darts_parallel.planner.tuning.CANDIDATES", 8)
         yield
 
 
