@@ -11,14 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from darts_parallel.cost.compute import padded_vocabulary
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
-from darts_parallel.run.layouts import Layout, converted
-from darts_parallel.run.meshes import Meshes, shard_ranks
-from darts_parallel.run.mixture.experts import ExpertBank, Mixture, expert_bank
-from darts_parallel.run.replicated import Replicated
-from darts_parallel.run.sharded import Sharded
+from darts_parallel.run.experts import ExpertBank, Mixture, expert_bank
+from darts_parallel.run.layouts import Layout, Meshes, converted, shard_ranks
 from darts_parallel.run.tensor_parallel import divide
 from darts_parallel.run.transformer import Block, build_layer, parameter_names
-from darts_parallel.run.units import Unit
+from darts_parallel.run.units import Replicated, Sharded, Unit
 
 LOSS = "loss"
 BANK = "mlp.bank"

@@ -19,9 +19,8 @@ from torch.distributed.pipelining import (
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.run.chunks import Chunk, build, head_index, table_rows
-from darts_parallel.run.layouts import converted_logits
+from darts_parallel.run.layouts import Meshes, converted_logits
 from darts_parallel.run.loss import cross_entropy_sum, part_of_rank
-from darts_parallel.run.meshes import Meshes
 from darts_parallel.run.tied import TiedTables
 
 LEARNING_RATE = 1e-3

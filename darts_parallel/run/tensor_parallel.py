@@ -20,8 +20,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from darts_parallel.cost.collectives import LOSSLESS
+from darts_parallel.run.experts import Mixture
 from darts_parallel.run.lossy import straight_through_sum
-from darts_parallel.run.mixture.experts import Mixture
 from darts_parallel.run.transformer import Block, Embedding, Head, Mlp
 
 

@@ -5,9 +5,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.run.meshes import Meshes, shard_ranks
-from darts_parallel.run.replicated import Replicated
-from darts_parallel.run.units import Unit, aligned, local
+from darts_parallel.run.layouts import Meshes, local, shard_ranks
+from darts_parallel.run.units import Replicated, Unit, aligned
 
 EMBEDDING, HEAD = "embedding.table.weight", "head.output.weight"
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from darts_parallel.config.mixture import expert_pattern
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.run.mixture.experts import Mixture
+from darts_parallel.run.experts import Mixture
 
 ROTARY_BASE = 10000.0
 EPSILON = 1e-5

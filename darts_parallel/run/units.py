@@ -1,25 +1,32 @@
-"""The parameters of one layer as data-parallel ranks keep them.
+"""How data-parallel ranks keep the parameters of a layer: whole (ZeRO 0 and 1), or in parts (ZeRO 2 and 3).
 
-Gradients are summed, not averaged: the loss is already divided by the tokens of the whole batch, so
-that layers of different data-parallel degree agree.
+Gradients are summed, not averaged: the loss is already divided by the tokens of the whole batch, so that
+layers of different data-parallel degree agree.
+
+ZeRO 0 and 1 are written here, because `DistributedDataParallel` does not take tensor-parallel parameters,
+`replicate` keeps a second copy of every parameter, and `ZeroRedundancyOptimizer` hands out whole tensors, so
+that its ranks hold unequal bytes: none of them needs the bytes that ZeRO (Rajbhandari et al. 2020, arXiv
+1910.02054) states. ZeRO 2 and 3 are PyTorch's `fully_shard` (Zhao et al. 2023, arXiv 2304.11277).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from darts_parallel.cost.collectives import BLOCK, LOSSLESS
 from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.run.experts import ExpertBank, expert_bank
+from darts_parallel.run.layouts import local
+from darts_parallel.run.lossy import ErrorFeedback, padded
+from darts_parallel.run.transformer import parameter_names
 
 Named = dict[str, nn.Parameter]
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def byte_size(tensors: Sequence[Tensor]) -> int:
@@ -87,3 +94,235 @@ def aligned(parameter: nn.Parameter) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """The tensor of all ranks (collective)."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class Replicated(Unit):
+    """ZeRO 0 and 1: every rank holds whole parameters and gradients; ZeRO 1 divides the optimizer.
+
+    Gradients are reduced once an iteration, as one tensor a layer.
+    """
+
+    def __init__(self, strategy: LayerStrategy, parameters: Named, mesh: DeviceMesh) -> None:
+        super().__init__(strategy, parameters, mesh)
+        self.groups = [mesh[name].get_group() for name in ("shard", "replicate") if mesh[name].size() > 1]
+        self.sharded = strategy.zero_stage == 1 and mesh["shard"].size() > 1
+        lossy = strategy.grad_comm_bits < LOSSLESS and bool(self.groups)
+        self.feedback = ErrorFeedback(strategy.grad_comm_bits, self.groups[0]) if lossy else None
+        self._places = self._lay_out(BLOCK if lossy else 1)
+        if self.sharded:
+            self.slots = [nn.Parameter(self._own(self._flat_parameters()).clone())]
+            self._release()
+        else:
+            self.slots = [nn.Parameter(local(p.detach())) for p in self.parameters.values()]
+
+    def _lay_out(self, block: int) -> dict[str, slice]:
+        """Return the place of every parameter in the one tensor, and set that tensor's size.
+
+        Divided ones come first, and no block of numbers holds both divided and whole ones: whole ones must be
+        rounded alike on all tensor-parallel ranks, or their copies drift apart.
+
+        Args:
+            block: Numbers that are rounded together; 1 where nothing is.
+        """
+        divided = [name for name, p in self.parameters.items() if local(p).numel() < p.numel()]
+        end, places = 0, {}
+        for names in (divided, [name for name in self.parameters if name not in divided]):
+            end += -end % block
+            for name in names:
+                first, end = end, end + local(self.parameters[name]).numel()
+                places[name] = slice(first, end)
+        shares = self.mesh["shard"].size() if self.sharded else 1
+        self._size = padded(end, self.groups[0].size()) if self.feedback else -(-end // shares) * shares
+        return places
+
+    def reduce(self) -> None:
+        """Reduce all gradients as one tensor at the strategy's bits, to all or (ZeRO 1) to their owners."""
+        gradients = {}
+        for name, parameter in self.parameters.items():
+            parameter.grad = aligned(parameter)
+            gradients[name] = local(parameter.grad)
+        if not self.sharded:
+            self._all_reduce(gradients)
+            for slot, gradient in zip(self.slots, gradients.values(), strict=True):
+                slot.grad = gradient
+            return
+        flat = self._flat(gradients)
+        if self.feedback is not None:
+            part = self.feedback.share(flat)
+        else:
+            part = torch.empty_like(self._own(flat))
+            dist.reduce_scatter_single(part, flat, group=self.groups[0])
+            for group in self.groups[1:]:
+                dist.all_reduce(part, group=group)
+        # the optimizer's copy of the parameters lives only from here to `publish`
+        self.slots[0].data = self._own(self._flat_parameters()).clone()
+        self.slots[0].grad = part
+
+    def publish(self) -> None:
+        """Gather what the ranks of ZeRO 1 have stepped."""
+        if self.sharded:
+            flat = self._gathered(self.slots[0].detach())
+            with torch.no_grad():
+                for name, parameter in self.parameters.items():
+                    values = local(parameter)
+                    values.copy_(flat[self._places[name]].view(values.shape))
+            self._release()
+
+    def full_gradient(self, name: str) -> Tensor:
+        """Return the whole reduced gradient, as `Unit` says."""
+        parameter = self.parameters[name]
+        if not self.sharded:
+            return whole(aligned(parameter))
+        assert self.slots[0].grad is not None
+        values = self._gathered(self.slots[0].grad)[self._places[name]].view(local(parameter).shape)
+        if isinstance(parameter, DTensor):
+            values = DTensor.from_local(
+                values, parameter.device_mesh, parameter.placements,
+                run_check=False, shape=parameter.shape, stride=parameter.stride(),
+            )  # fmt: skip
+        return whole(values)
+
+    def rounding_bytes(self) -> float:
+        """Return the padding of the one tensor to equal parts, bytes."""
+        share = 4.0 * (BLOCK if self.feedback is not None else 1)
+        return share * self.mesh["shard"].size() if self.sharded else 0.0
+
+    def overwrite(self, name: str, values: Tensor) -> None:
+        """Put a gradient in the place of the reduced one.
+
+        Args:
+            name: Name of the parameter.
+            values: What this tensor-parallel rank holds of it.
+        """
+        if not self.sharded:
+            local(aligned(self.parameters[name])).copy_(values)
+            return
+        part, place = self.slots[0].grad, self._places[name]
+        assert part is not None
+        begin = self.mesh["shard"].get_local_rank() * part.numel()
+        low, high = max(place.start, begin), min(place.stop, begin + part.numel())
+        if low < high:
+            part[low - begin : high - begin] = values.reshape(-1)[low - place.start : high - place.start]
+
+    def _all_reduce(self, gradients: dict[str, Tensor]) -> None:
+        if not self.groups:
+            return
+        flat = self._flat(gradients)
+        if self.feedback is not None:
+            flat = self.feedback.everywhere(flat)
+        else:
+            for group in self.groups:
+                dist.all_reduce(flat, group=group)
+        for name, gradient in gradients.items():
+            gradient.copy_(flat[self._places[name]].view(gradient.shape))
+
+    def _flat(self, tensors: dict[str, Tensor]) -> Tensor:
+        """Put what this rank holds of all parameters into one tensor, padding as 0."""
+        flat = next(iter(tensors.values())).new_zeros(self._size)
+        for name, tensor in tensors.items():
+            flat[self._places[name]] = tensor.detach().reshape(-1)
+        return flat
+
+    def _flat_parameters(self) -> Tensor:
+        return self._flat({name: local(parameter) for name, parameter in self.parameters.items()})
+
+    def _own(self, flat: Tensor) -> Tensor:
+        return flat.chunk(self.mesh["shard"].size())[self.mesh["shard"].get_local_rank()]
+
+    def _gathered(self, part: Tensor) -> Tensor:
+        flat = part.new_empty(self._size)
+        dist.all_gather_single(flat, part, group=self.groups[0])
+        return flat
+
+    def _release(self) -> None:
+        self.slots[0].data = self.slots[0].data.new_empty(0)
+        self.slots[0].grad = None
+
+
+class Sharded(Unit):
+    """ZeRO 2 and 3 by `fully_shard`: gradients are reduce-scattered in every backward pass.
+
+    ZeRO 3 frees the gathered parameters after each pass; ZeRO 2 keeps them for the iteration, beside
+    the part that the optimizer steps.
+
+    Args:
+        modules: One layer, or two that share a table and one `root` that holds both; a layer's experts
+            are left to a unit of their own.
+    """
+
+    def __init__(
+        self, strategy: LayerStrategy, modules: list[nn.Module], names: list[str], mesh: DeviceMesh,
+        root: nn.Module | None = None,
+    ) -> None:  # fmt: skip
+        self.keeps = strategy.zero_stage == 2
+        data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
+        target = modules[0] if len(modules) == 1 else modules
+        apart = _apart(modules)
+        fully_shard(target, mesh=data, reshard_after_forward=not self.keeps, ignored_params=apart)
+        if root is not None:
+            fully_shard(root, mesh=data)
+        self.modules, state = modules, modules[0]
+        assert isinstance(state, FSDPModule)
+        self.state = state
+        state.set_reshard_after_backward(not self.keeps, recurse=False)
+        state.set_force_sum_reduction_for_comms(True)
+        state.set_gradient_divide_factor(1.0)
+        super().__init__(strategy, {}, mesh)
+        seen = {id(parameter) for parameter in apart}
+        for module, name in zip(modules, names, strict=True):
+            for full, parameter in parameter_names(module, name):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    self.parameters[full] = parameter
+        self.slots = [nn.Parameter(local(p.detach())) for p in self.parameters.values()]
+        self._gathered_bytes = 0
+
+    def reduce(self) -> None:
+        """Backward has reduced; ZeRO 2 frees the gathered parameters."""
+        apart = {id(p) for p in _apart(self.modules)}
+        now = {id(p): p for module in self.modules for p in module.parameters() if id(p) not in apart}
+        self._gathered_bytes = byte_size(list(now.values()))
+        if self.keeps:
+            self.state.reshard()
+        for slot, parameter in zip(self.slots, self.parameters.values(), strict=True):
+            slot.grad = local(aligned(parameter))
+
+    def publish(self) -> None:
+        """Nothing: the next forward pass gathers."""
+
+    def full_gradient(self, name: str) -> Tensor:
+        """As in `Unit`."""
+        return whole(aligned(self.parameters[name]))
+
+    def parameter_bytes(self) -> int:
+        """Gathered ones with ZeRO 2, parts with ZeRO 3."""
+        return self._gathered_bytes if self.keeps else super().parameter_bytes()
+
+    def extra_bytes(self) -> int:
+        """The parts that lie beside the gathered parameters."""
+        return super().parameter_bytes() if self.keeps else 0
+
+    def rounding_bytes(self) -> float:
+        """A rank has whole rows: at most one more than the mean, at worst none."""
+        shards, total = self.mesh["shard"].size(), 0.0
+        for parameter in self.parameters.values():
+            rows = parameter.shape[0]
+            if isinstance(parameter, DTensor):
+                rows //= self._tensor_shards(parameter)
+            if rows % shards:
+                width = parameter.numel() // parameter.shape[0]
+                total += 4.0 * width * max(-(-rows // shards) - rows / shards, rows / shards)
+        return total
+
+    def _tensor_shards(self, parameter: DTensor) -> int:
+        divides_rows = "tp" in (parameter.device_mesh.mesh_dim_names or ())
+        if not divides_rows:
+            return 1
+        index = (parameter.device_mesh.mesh_dim_names or ()).index("tp")
+        return self.mesh["tp"].size() if parameter.placements[index].is_shard(0) else 1
+
+
+def _apart(modules: list[nn.Module]) -> set[nn.Parameter]:
+    """Parameters of the experts inside modules that are no experts themselves."""
+    inside = [expert_bank(module) for module in modules if not isinstance(module, ExpertBank)]
+    return {parameter for bank in inside if bank is not None for parameter in bank.parameters()}
