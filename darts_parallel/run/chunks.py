@@ -23,12 +23,12 @@ BANK = "mlp.bank"
 
 
 def table_rows(vocab_size: int, tp: int) -> int:
-    """Rows of a vocabulary table with the padding that the cost model counts, over all `tp` ranks."""
+    """Return the rows of a vocabulary table with the padding that the cost model counts, over all ranks."""
     return int(padded_vocabulary(vocab_size, torch.tensor(float(tp)))) * tp
 
 
 def share_one_table(problem: Problem, plan: Plan) -> bool:
-    """Whether embedding and head hold one and the same table: on one stage, divided alike."""
+    """Tell whether embedding and head hold one and the same table: on one stage, divided alike."""
     if not problem.model.config.tie_embeddings or plan.pp > 1:
         return False
     first, head = plan.layers[0], plan.layers[head_index(problem)]
@@ -36,7 +36,7 @@ def share_one_table(problem: Problem, plan: Plan) -> bool:
 
 
 def head_index(problem: Problem) -> int:
-    """Position of the head in the chain."""
+    """Return the position of the head in the chain."""
     return next(i for i, layer in enumerate(problem.model.layers) if layer.kind == "head")
 
 
@@ -59,7 +59,7 @@ class Chunk(nn.Module):
         self.before, self.meshes = before, meshes
 
     def forward(self, state: Tensor) -> Tensor:
-        """Tokens `(b, T)` or states `(b, t, H)` to states, or to logits `(b, T, rows / tp)`."""
+        """Map tokens `(b, T)` or states `(b, t, H)` to states, or to logits `(b, T, rows / tp)`."""
         layout = self.before
         for name, layer, strategy in zip(self.names, self.layers, self.strategies, strict=True):
             if layout is None:  # the embedding works on whole sequences and passes on its own layout
@@ -83,7 +83,7 @@ class Local:
 
 
 def build(problem: Problem, plan: Plan, meshes: Meshes, seed: int, device: torch.device) -> Local:
-    """All chunks of this rank; collective where groups are warmed up."""
+    """Build all chunks of this rank; collective where groups are warmed up."""
     shared = share_one_table(problem, plan)
     chunks: dict[int, Chunk] = {}
     for place, (first, end) in enumerate(pairwise(plan.boundaries)):
@@ -129,7 +129,7 @@ def _module(
 
 
 def _units(name: str, module: nn.Module, strategy: LayerStrategy, meshes: Meshes) -> dict[str, Unit]:
-    """The units of a layer: its experts, which have other replicas, and all the rest."""
+    """Return the units of a layer: its experts, which have other replicas, and all the rest."""
     units: dict[str, Unit] = {}
     bank = expert_bank(module)
     if bank is not None:
@@ -150,7 +150,7 @@ def _unit(name: str, module: nn.Module, strategy: LayerStrategy, mesh: DeviceMes
 
 
 def _shared_unit(chunk: Chunk, meshes: Meshes) -> dict[str, Unit]:
-    """One unit of embedding and head, whose table is the embedding's."""
+    """Return one unit of embedding and head, whose table is the embedding's."""
     index = chunk.names.index("head")
     embedding, head, strategy = chunk.layers[0], chunk.layers[index], chunk.strategies[0]
     strategy = _effective(strategy, shard_ranks(strategy))
@@ -167,5 +167,5 @@ def _shared_unit(chunk: Chunk, meshes: Meshes) -> dict[str, Unit]:
 
 
 def _effective(strategy: LayerStrategy, shards: int) -> LayerStrategy:
-    """The strategy with no ZeRO stage where one rank would keep all anyway."""
+    """Take no ZeRO stage where one rank would keep all anyway."""
     return replace(strategy, zero_stage=0) if shards == 1 else strategy

@@ -52,7 +52,7 @@ def _all_to_all(rows: Tensor, sent: list[int], received: list[int], group: dist.
 
 
 def _gathered(rows: Tensor, counts: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Rows in the order of the ranks; padded on the way, since gloo gathers equal shapes."""
+    """Gather rows in the order of the ranks; padded on the way, since gloo gathers equal shapes."""
     longest = max(counts)
     padded = rows.new_zeros(longest, *rows.shape[1:])
     padded[: len(rows)] = rows
@@ -101,7 +101,7 @@ class Route:
         """Rows of each expert that this rank holds."""
 
     def to_experts(self, rows: Tensor) -> Tensor:
-        """Rows in the order of the layer's experts to rows in the order of this rank's experts."""
+        """Send rows in the order of the layer's experts; return rows in the order of this rank's experts."""
         rows = self._exchanged(rows, self._sent, self._received)
         if self.groups.within is not None:
             # gradients are summed, since every rank computes with all rows
@@ -109,7 +109,7 @@ class Route:
         return _reordered(rows, self._runs, self._order)
 
     def back(self, rows: Tensor) -> Tensor:
-        """The other way, partial results of a split expert summed."""
+        """Send results back, partial results of a split expert summed."""
         inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
         rows = _reordered(rows, [self._runs[i] for i in self._order], inverse)
         if self.groups.within is not None:
@@ -146,7 +146,7 @@ class Expert(nn.Module):
         self.down = nn.Linear(width, hidden, bias=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows of shape `(N, H)` to the same; of a split expert partial sums."""
+        """Map rows of shape `(N, H)` to the same; of a split expert partial sums."""
         inner = functional.linear(rows, local(self.up.weight))
         if self.gate is None:
             inner = functional.gelu(inner)
@@ -174,7 +174,7 @@ class ExpertBank(nn.Module):
         self.each = nn.ModuleDict({str(number): Expert(config, width) for number in numbers})
 
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """Rows of shape `(N, H)`, `counts` of them for each expert in turn, to the same."""
+        """Map rows of shape `(N, H)`, `counts` of them for each expert in order, to the same."""
         parts = torch.split(rows, counts)
         return torch.cat([expert(part) for expert, part in zip(self.each.values(), parts, strict=True)])
 
@@ -222,7 +222,7 @@ class Mixture(nn.Module):
         )
 
     def forward(self, state: Tensor) -> Tensor:
-        """States of shape `(B, t, H)` to the same; every rank of a stage has tokens of its own."""
+        """Map states of shape `(B, t, H)` to the same; every rank of a stage has tokens of its own."""
         scores: Tensor = torch.softmax(self.router(state), -1).flatten(0, 1)
         weights, chosen = scores.topk(self.top_k)
         weights = weights / weights.sum(-1, keepdim=True)
@@ -241,5 +241,5 @@ class Mixture(nn.Module):
 
 
 def expert_bank(layer: nn.Module) -> ExpertBank | None:
-    """The experts inside a layer; None where it is dense."""
+    """Return the experts inside a layer; None where it is dense."""
     return next((module for module in layer.modules() if isinstance(module, ExpertBank)), None)

@@ -28,7 +28,7 @@ BATCH, SEQUENCE, VOCABULARY = 0, 1, 2
 
 
 def shard_ranks(strategy: LayerStrategy) -> int:
-    """Data-parallel ranks over which the layer's ZeRO stage shards."""
+    """Return the number of data-parallel ranks over which the layer's ZeRO stage shards."""
     return (strategy.zero_stage and strategy.shard_size) or strategy.dp
 
 
@@ -62,20 +62,20 @@ class Meshes:
         self.tied = self._tied_group() if plan.chunk_devices[-1] > 0 else None
 
     def of(self, strategy: LayerStrategy) -> DeviceMesh:
-        """The mesh that a layer lies on: `pp`, `replicate`, `shard`, `tp`."""
+        """Return the mesh that a layer lies on: `pp`, `replicate`, `shard`, `tp`."""
         return self._by_division[strategy.tp, shard_ranks(strategy)]
 
     def of_experts(self, strategy: LayerStrategy) -> DeviceMesh:
-        """The mesh that a layer's experts lie on: `pp`, `replicate`, `shard` (edp), `ep`, `tp` (etp)."""
+        """Return the mesh of a layer's experts: `pp`, `replicate`, `shard` (edp), `ep`, `tp` (etp)."""
         return self._by_experts[strategy.ep, strategy.etp]
 
     def tensor_group(self, tp: int) -> dist.ProcessGroup:
-        """Ranks that share a layer of this degree and read the same tokens."""
+        """Return the ranks that share a layer of this degree and read the same tokens."""
         mesh = next(mesh for (degree, _), mesh in self._by_division.items() if degree == tp)
         return mesh["tp"].get_group()
 
     def peers(self, tp: int, common: int) -> dist.ProcessGroup:
-        """Ranks of a `common` group that hold the same part of a layer of degree `tp`, in batch order."""
+        """Return the ranks of a `common` group with one part of a layer of degree `tp`, in batch order."""
         return self._peers[tp, common]
 
     @property
@@ -97,7 +97,7 @@ class Meshes:
         return mesh["peer"].get_group()
 
     def _tied_group(self) -> dist.ProcessGroup | None:
-        """This rank's partner and itself, where it lies in the first or the last stage."""
+        """Return this rank's partner and itself, where it lies in the first or the last stage."""
         last = (self.pp - 1) * self.stage_size
         mine = None
         for place in range(self.stage_size):
@@ -116,12 +116,12 @@ class Layout:
 
     @staticmethod
     def of(strategy: LayerStrategy) -> "Layout":
-        """Layout of what a layer passes on."""
+        """Return the layout of what a layer passes on."""
         return Layout(strategy.tp, strategy.sequence_parallel)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
+    """Return what this rank holds of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -140,7 +140,7 @@ class _Move(torch.autograd.Function):
 
 
 def moved(value: Tensor, there: Way, back: Way) -> Tensor:
-    """What `there` makes of a tensor; its gradient goes by `back`."""
+    """Apply `there` to a tensor; its gradient goes by `back`."""
     result: Tensor = _Move.apply(value, there, back)  # type: ignore[no-untyped-call]
     return result
 
@@ -157,17 +157,17 @@ def _own_part(whole: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
 
 
 def gathered(part: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    """The parts of all ranks along `dim`; its gradient is this rank's slice."""
+    """Gather the parts of all ranks along `dim`; its gradient is this rank's slice."""
     return moved(part, *(partial(way, group=group, dim=dim) for way in (_all_gather, _own_part)))
 
 
 def sliced(whole: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    """This rank's part along `dim`; its gradient is gathered from all ranks."""
+    """Keep this rank's part along `dim`; its gradient is gathered from all ranks."""
     return moved(whole, *(partial(way, group=group, dim=dim) for way in (_own_part, _all_gather)))
 
 
 def converted(state: Tensor, before: Layout, after: Layout, meshes: Meshes) -> Tensor:
-    """Activations in another layout.
+    """Convert activations to another layout.
 
     Args:
         state: What this rank holds, shape `(b, t, H)`.
@@ -183,7 +183,7 @@ def converted(state: Tensor, before: Layout, after: Layout, meshes: Meshes) -> T
 
 
 def _rebatched(state: Tensor, before: int, after: int, meshes: Meshes) -> Tensor:
-    """Whole rows of another part of the batch, by way of the smallest common degree."""
+    """Exchange whole rows of the batch, by way of the smallest common degree."""
     common = lcm(before, after)
     if before != common:
         state = gathered(state, meshes.peers(before, common), BATCH)
@@ -195,7 +195,7 @@ def _rebatched(state: Tensor, before: int, after: int, meshes: Meshes) -> Tensor
 def converted_logits(
     logits: Tensor, before: int, after: int, meshes: Meshes, rows: tuple[int, int]
 ) -> Tensor:
-    """Logits divided along the vocabulary over `before` ranks, divided over `after` ranks instead.
+    """Convert logits divided along the vocabulary over `before` ranks to `after` ranks.
 
     Args:
         logits: This rank's columns, shape `(b, T, rows / before)`.

@@ -25,17 +25,17 @@ ROWS = ("attention.out", "mlp.down")
 
 
 def few_bit_sums(strategy: LayerStrategy) -> bool:
-    """Whether the layer's tensor-parallel sums are lossy."""
+    """Tell whether the layer's tensor-parallel sums are lossy."""
     return strategy.tp > 1 and strategy.tp_comm_bits < LOSSLESS
 
 
 def few_bit_gradients(strategy: LayerStrategy) -> bool:
-    """Whether the layer's gradient synchronisation is lossy."""
+    """Tell whether the layer's gradient synchronisation is lossy."""
     return strategy.dp > 1 and strategy.grad_comm_bits < LOSSLESS
 
 
 def virtual_sum(partials: Tensor, bits: int) -> Tensor:
-    """What ranks hold after an all-reduce at `bits` of partial sums `(ranks, ...)`; straight-through."""
+    """Return what an all-reduce at `bits` of partial sums `(ranks, ...)` delivers; straight-through."""
     exact = partials.sum(0)
     held = partials.detach().flatten(1)
     rows = functional.pad(held, (0, padded(held.shape[1], len(held)) - held.shape[1]))
@@ -58,7 +58,7 @@ class VirtualRows(nn.Linear):
         self.ranks, self.bits = ranks, bits
 
     def forward(self, state: Tensor) -> Tensor:
-        """Shape `(B, T, in)` to `(B, T, out)`."""
+        """Map states `(B, T, in)` to `(B, T, out)`."""
         parts = zip(state.chunk(self.ranks, -1), self.weight.chunk(self.ranks, 1), strict=True)
         partials = torch.stack([functional.linear(part, weight) for part, weight in parts])
         if self.bias is not None:  # each rank adds its share of the bias before the sum
@@ -106,13 +106,11 @@ class VirtualGradients:
         whole = [name for name in total if name not in divided]
         for place in range(strategy.tp):
             # a block of numbers holds either divided or whole ones, as on the real ranks
-            parts = [
-                torch.stack([self._flat(own, names, place) for own in ranks]) for names in (divided, whole)
-            ]
+            groups = (divided, whole)
+            parts = [torch.stack([self._flat(own, names, place) for own in ranks]) for names in groups]
             delivered = self._delivered(torch.cat(parts, 1), place)
-            for names, flat in zip(
-                (divided, whole), delivered.split([p.shape[1] for p in parts]), strict=True
-            ):
+            sizes = [part.shape[1] for part in parts]
+            for names, flat in zip(groups, torch.split(delivered, sizes), strict=True):
                 first = 0
                 for name in names:
                     part = self._part(name, total[name], place)

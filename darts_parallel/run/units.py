@@ -1,7 +1,7 @@
 """How data-parallel ranks keep the parameters of a layer: whole (ZeRO 0 and 1), or in parts (ZeRO 2 and 3).
 
 Gradients are summed, not averaged: the loss is already divided by the tokens of the whole batch, so that
-layers of different data-parallel degree agree.
+layers of different data-parallel degree agree. Both copies of a tied table get one gradient.
 
 ZeRO 0 and 1 are written here, because `DistributedDataParallel` does not take tensor-parallel parameters,
 `replicate` keeps a second copy of every parameter, and `ZeroRedundancyOptimizer` hands out whole tensors, so
@@ -19,10 +19,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from darts_parallel.config.model import ModelConfig
 from darts_parallel.cost.collectives import BLOCK, LOSSLESS
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.run.experts import ExpertBank, expert_bank
-from darts_parallel.run.layouts import local
+from darts_parallel.run.layouts import Meshes, local, shard_ranks
 from darts_parallel.run.lossy import ErrorFeedback, padded
 from darts_parallel.run.transformer import parameter_names
 
@@ -30,7 +31,7 @@ Named = dict[str, nn.Parameter]
 
 
 def byte_size(tensors: Sequence[Tensor]) -> int:
-    """Bytes of what this rank holds of all of them."""
+    """Return the bytes of what this rank holds of all of them."""
     return sum(local(t).numel() * t.element_size() for t in tensors)
 
 
@@ -49,15 +50,15 @@ class Unit(ABC):
 
     @abstractmethod
     def reduce(self) -> None:
-        """After the last backward pass: gradients of all data-parallel ranks, on `slots`."""
+        """Put the gradients of all data-parallel ranks on `slots`, after the last backward pass."""
 
     @abstractmethod
     def publish(self) -> None:
-        """After the optimizer step: the new parameters on every rank that computes with them."""
+        """Put the new parameters on every rank that computes with them, after the optimizer step."""
 
     @abstractmethod
     def full_gradient(self, name: str) -> Tensor:
-        """The whole reduced gradient of a parameter, on every rank of the stage (collective)."""
+        """Return the whole reduced gradient of a parameter, on every rank of the stage (collective)."""
 
     def clear(self) -> None:
         """Forget all gradients."""
@@ -65,24 +66,24 @@ class Unit(ABC):
             parameter.grad = None
 
     def parameter_bytes(self) -> int:
-        """Bytes of parameters that this rank computes with."""
+        """Return the bytes of parameters that this rank computes with."""
         return byte_size(list(self.parameters.values()))
 
     def extra_bytes(self) -> int:
-        """Bytes of further copies of parameters."""
+        """Return the bytes of further copies of parameters."""
         return 0
 
     def gradient_bytes(self) -> int:
-        """Bytes of gradients that this rank holds at the end of the backward passes."""
+        """Return the bytes of gradients that this rank holds at the end of the backward passes."""
         return byte_size([p.grad for p in self.parameters.values() if p.grad is not None])
 
     def rounding_bytes(self) -> float:
-        """By how many bytes of parameters uneven division may miss the mean over ranks."""
+        """Return by how many bytes of parameters uneven division may miss the mean over ranks."""
         return 0.0
 
 
 def aligned(parameter: nn.Parameter) -> Tensor:
-    """The gradient of a parameter, divided as the parameter is (a norm's may be a partial sum)."""
+    """Return the gradient of a parameter, divided as the parameter is (a norm's may be a partial sum)."""
     gradient = parameter.grad
     if gradient is None:
         gradient = torch.zeros_like(parameter)
@@ -92,7 +93,7 @@ def aligned(parameter: nn.Parameter) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor of all ranks (collective)."""
+    """Return the tensor of all ranks (collective)."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -278,7 +279,7 @@ class Sharded(Unit):
         self._gathered_bytes = 0
 
     def reduce(self) -> None:
-        """Backward has reduced; ZeRO 2 frees the gathered parameters."""
+        """Free the gathered parameters of ZeRO 2; backward has reduced."""
         apart = {id(p) for p in _apart(self.modules)}
         now = {id(p): p for module in self.modules for p in module.parameters() if id(p) not in apart}
         self._gathered_bytes = byte_size(list(now.values()))
@@ -288,22 +289,22 @@ class Sharded(Unit):
             slot.grad = local(aligned(parameter))
 
     def publish(self) -> None:
-        """Nothing: the next forward pass gathers."""
+        """Do nothing: the next forward pass gathers."""
 
     def full_gradient(self, name: str) -> Tensor:
-        """As in `Unit`."""
+        """Return the whole reduced gradient, as `Unit` says."""
         return whole(aligned(self.parameters[name]))
 
     def parameter_bytes(self) -> int:
-        """Gathered ones with ZeRO 2, parts with ZeRO 3."""
+        """Return the bytes of gathered parameters with ZeRO 2, of parts with ZeRO 3."""
         return self._gathered_bytes if self.keeps else super().parameter_bytes()
 
     def extra_bytes(self) -> int:
-        """The parts that lie beside the gathered parameters."""
+        """Return the bytes of the parts that lie next to the gathered parameters."""
         return super().parameter_bytes() if self.keeps else 0
 
     def rounding_bytes(self) -> float:
-        """A rank has whole rows: at most one more than the mean, at worst none."""
+        """Return the bytes of uneven rows: a rank has at most one more than the mean, at worst none."""
         shards, total = self.mesh["shard"].size(), 0.0
         for parameter in self.parameters.values():
             rows = parameter.shape[0]
@@ -323,6 +324,81 @@ class Sharded(Unit):
 
 
 def _apart(modules: list[nn.Module]) -> set[nn.Parameter]:
-    """Parameters of the experts inside modules that are no experts themselves."""
+    """Return the parameters of the experts inside modules that are no experts themselves."""
     inside = [expert_bank(module) for module in modules if not isinstance(module, ExpertBank)]
     return {parameter for bank in inside if bank is not None for parameter in bank.parameters()}
+
+
+EMBEDDING, HEAD = "embedding.table.weight", "head.output.weight"
+
+
+class TiedTables:
+    """Sums the gradients of the two copies, as Megatron-LM's embedding group does.
+
+    Where both copies are divided alike, a rank sums its part with its partner's in the other stage;
+    else whole gradients are gathered first.
+
+    Args:
+        config: The model.
+        strategies: Strategies of embedding and head.
+        units: Units of this rank, by layer.
+        meshes: Groups of the plan.
+    """
+
+    def __init__(
+        self, config: ModelConfig, strategies: tuple[LayerStrategy, LayerStrategy], units: dict[str, Unit],
+        meshes: Meshes,
+    ) -> None:  # fmt: skip
+        self.copies = [
+            (units[name], table)
+            for name, table in (("embedding", EMBEDDING), ("head", HEAD))
+            if config.tie_embeddings and name in units and table in units[name].parameters
+        ]
+        self.group, self.vocab_size = meshes.tied, config.vocab_size
+        if self.group is None and len(self.copies) < 2:
+            self.copies = []  # one stage, one table
+        first, last = strategies
+        alike = (first.tp, shard_ranks(first)) == (last.tp, shard_ranks(last))
+        reduced_late = first.zero_stage < 2
+        self.by_parts = alike and reduced_late == (last.zero_stage < 2) and self.group is not None
+        self.early = self.by_parts and reduced_late
+
+    def sum_before(self) -> None:
+        """Sum what must be summed before ZeRO 0 and 1 reduce gradients over data-parallel ranks."""
+        if self.early:
+            self._sum_parts()
+
+    def sum_after(self) -> None:
+        """Sum the rest after that."""
+        if self.early or not self.copies:
+            return
+        if self.by_parts:
+            self._sum_parts()
+            return
+        wholes = [unit.full_gradient(table)[: self.vocab_size] for unit, table in self.copies]
+        total = torch.stack(wholes).sum(0)
+        if self.group is not None:
+            dist.all_reduce(total, group=self.group)
+        for unit, table in self.copies:
+            _set_rows(unit, table, total)
+
+    def _sum_parts(self) -> None:
+        for unit, table in self.copies:
+            # a tensor-parallel lookup may leave a partial sum of the whole table
+            gradient = unit.parameters[table].grad = aligned(unit.parameters[table])
+            dist.all_reduce(local(gradient), group=self.group)
+
+
+def _set_rows(unit: Unit, table: str, total: Tensor) -> None:
+    """Write this rank's part of the whole gradient where the optimizer reads it."""
+    mesh, parameter = unit.mesh, unit.parameters[table]
+    rows = torch.nn.functional.pad(total, (0, 0, 0, parameter.shape[0] - total.shape[0]))
+    rows = rows.chunk(mesh["tp"].size())[mesh["tp"].get_local_rank()]
+    if isinstance(unit, Replicated):
+        unit.overwrite(table, rows)
+        return
+    gradient = parameter.grad
+    assert gradient is not None
+    part = local(gradient)
+    if part.numel():
+        part.copy_(rows.chunk(mesh["shard"].size())[mesh["shard"].get_local_rank()])

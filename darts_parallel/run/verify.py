@@ -18,7 +18,7 @@ from darts_parallel.run.reference import Reference, few_bit_gradients, few_bit_s
 
 
 def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> tuple[float, float, float]:
-    """Bytes of parameters, gradients and optimizer state on a rank of `stage`, in float32 training."""
+    """Predict bytes of parameters, gradients and optimizer state on a rank of `stage`, in float32."""
     state = state_bytes("fp32", problem.training.optimizer)
     parts = (
         StateBytes(state.parameter, 0, 0),
@@ -45,7 +45,7 @@ def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> tuple[float, fl
 
 
 def padded_bias_bytes(problem: Problem, plan: Plan, stage: int) -> float:
-    """Bytes of an output bias beyond the vocabulary, which is padded here as its table is."""
+    """Return the bytes of an output bias beyond the vocabulary, which is padded here as its table is."""
     head = plan.layers[head_index(problem)]
     config = problem.model.config
     if not config.output_bias or plan.stage_of_layer[head_index(problem)] != stage:
@@ -131,7 +131,7 @@ class Verdict:
 
 
 def verify(engine: Engine, seed: int) -> Verdict:
-    """Two training steps of the plan beside the same on one process (rank 0); collective.
+    """Compare two training steps of the plan with the same on one process (rank 0); collective.
 
     Args:
         engine: Before its first step.
@@ -163,7 +163,7 @@ def verify(engine: Engine, seed: int) -> Verdict:
 
 
 def _compare(engine: Engine, reference: Reference | None) -> dict[str, float]:
-    """Relative difference of every gradient; each is sent to all ranks in turn."""
+    """Return the relative difference of every gradient; each is sent to all ranks, one by one."""
     wanted = reference.gradients() if reference else {}
     shapes: list[Any] = [{name: tuple(g.shape) for name, g in wanted.items()} if reference else None]
     dist.broadcast_object_list(shapes, src=0)
@@ -199,7 +199,7 @@ def _state_bytes(engine: Engine) -> list[tuple[str, float, float, float]]:
 
 
 def _optimizer_bytes(engine: Engine) -> int:
-    """Bytes of moments; step counters are left out."""
+    """Return the bytes of moments; step counters are left out."""
     states = engine.optimizer.state.values()
     tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
     return sum(value.numel() * value.element_size() for value in tensors if value.dim() > 0)
