@@ -102,14 +102,14 @@ class PlanSpace:
         One strategy for all layers on even stages, and the lightest plan of every outer choice.
         """
         tables = self.incumbent.tables
-        parts = [self._of_table(index, even_uniform_plans(table)) for index, table in enumerate(tables)]
+        parts = [self.of_table(index, even_uniform_plans(table)) for index, table in enumerate(tables)]
         parts += [
-            self._of_table(index, plans)
-            for index, plans in enumerate(lightest_plans(tables, self.space_kind))
+            self.of_table(index, plans) for index, plans in enumerate(lightest_plans(tables, self.space_kind))
         ]
         return Chains.concatenate(parts)
 
-    def _of_table(self, index: int, plans: HardPlans) -> Chains:
+    def of_table(self, index: int, plans: HardPlans) -> Chains:
+        """Return hard plans of one table as chains."""
         missing = self.most_stages - plans.first_layers.shape[1]
         starts = torch.nn.functional.pad(plans.first_layers, (0, missing), value=self.num_layers)
         return Chains(torch.full((len(plans),), index), plans.outer, plans.choices, starts)

@@ -1,11 +1,11 @@
 """What matters in the gradient search: one change at a time, and rivals at equal wall-clock.
 
-    python -m experiments.ablate                             every arm, 3 problems, 10 seeds
+    python -m experiments.ablate                             every variant, 3 problems, 10 seeds
     python -m experiments.ablate quick=true                  a first try: toy, few steps
-    python -m experiments.ablate arms=[default,gumbel] problems=[gpt2_tight] seeds=3
+    python -m experiments.ablate variants=[default,gumbel] problems=[gpt2_tight] seeds=3
     python -m experiments.ablate launcher=submitit_slurm hydra.launcher.partition=cpu
 
-A Hydra multirun over problem x arm x seed, by the launcher of the same name: `joblib` and `basic` here,
+A Hydra multirun over problem x variant x seed, by the launcher of the same name: `joblib` and `basic` here,
 `submitit_slurm` on a Slurm cluster, `ray` on a Ray cluster (extras `sweep`, `slurm`, `ray`). Arguments that
 begin with `hydra` go to Hydra. Leaves ablate.csv, summary.md and ablate.png in `out`.
 """
@@ -38,10 +38,18 @@ from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_json
 from experiments.comparison.ablate_report import write_report
-from experiments.comparison.arms import ALONE, BILEVEL, BILEVEL_ARMS, GRADIENT_ARMS, PROBLEMS, RIVALS, run_arm
+from experiments.comparison.variants import (
+    ALONE,
+    BILEVEL,
+    BILEVEL_VARIANTS,
+    GRADIENT_VARIANTS,
+    PROBLEMS,
+    RIVALS,
+    run_variant,
+)
 from experiments.results_page import processor
 
-ARMS = (*GRADIENT_ARMS, *RIVALS, *BILEVEL_ARMS)
+VARIANTS = (*GRADIENT_VARIANTS, *RIVALS, *BILEVEL_VARIANTS)
 LAUNCHERS = {
     "basic": None, "joblib": "sweep", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray",
 }  # fmt: skip
@@ -59,7 +67,7 @@ class Job:
     """One run of the sweep, as Hydra composes it."""
 
     problem: str = "toy_tight"
-    arm: str = "default"
+    variant: str = "default"
     seed: int = 0
     budget: float = 4.0
     quick: bool = False
@@ -70,7 +78,7 @@ class AblateOptions:
     """What to sweep over, and where."""
 
     problems: list[str] = field(default_factory=lambda: list(ALONE))
-    arms: list[str] = field(default_factory=lambda: list(ARMS))
+    variants: list[str] = field(default_factory=lambda: list(VARIANTS))
     seeds: int = 10
     """Seeds 0 to `seeds` - 1."""
     budget: float = 4.0
@@ -90,7 +98,7 @@ class AblateOptions:
         require_size("jobs", self.jobs, MAX_PROCESSES)
         require_at_least("budget", self.budget, 0, strict=True)
         require_members("problems", self.problems, tuple(PROBLEMS))
-        require_members("arms", self.arms, ARMS)
+        require_members("variants", self.variants, VARIANTS)
         if self.launcher:
             require_member("launcher", self.launcher, tuple(LAUNCHERS))
         if self.quick:
@@ -102,9 +110,9 @@ def ablate(options: AblateOptions, hydra_arguments: list[str], console: Console)
     folder = Path(options.out)
     shutil.rmtree(folder / "runs", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    for problems, arms in _sweeps(options):
-        sweep = [f"problem={','.join(problems)}", f"arm={','.join(arms)}"]
-        _multirun(options, [*sweep, *hydra_arguments], folder / "runs" / f"{problems[0]}_{arms[0]}")
+    for problems, variants in _sweeps(options):
+        sweep = [f"problem={','.join(problems)}", f"variant={','.join(variants)}"]
+        _multirun(options, [*sweep, *hydra_arguments], folder / "runs" / f"{problems[0]}_{variants[0]}")
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("runs/*/*/row.json"))]
     command = f"python -m experiments.ablate {' '.join([*sys.argv[1:], *hydra_arguments])}".rstrip()
     write_report(rows, folder, _note(options), console, command if options.publish else None)
@@ -112,9 +120,9 @@ def ablate(options: AblateOptions, hydra_arguments: list[str], console: Console)
 
 
 def _sweeps(options: AblateOptions) -> list[tuple[list[str], list[str]]]:
-    """Problems and arms that are crossed: bilevel arms have a problem of their own."""
-    plain = [arm for arm in options.arms if arm not in BILEVEL_ARMS]
-    bilevel = [arm for arm in options.arms if arm in BILEVEL_ARMS]
+    """Problems and variants that are crossed: bilevel variants have a problem of their own."""
+    plain = [variant for variant in options.variants if variant not in BILEVEL_VARIANTS]
+    bilevel = [variant for variant in options.variants if variant in BILEVEL_VARIANTS]
     return [pair for pair in ((options.problems, plain), ([BILEVEL], bilevel)) if pair[1]]
 
 
@@ -131,7 +139,7 @@ def _multirun(options: AblateOptions, arguments: list[str], folder: Path) -> Non
         f"budget={options.budget}",
         f"quick={str(options.quick).lower()}",
         f"hydra.sweep.dir={_quoted(str(folder))}",
-        "hydra.sweep.subdir=${problem}_${arm}_${seed}",
+        "hydra.sweep.subdir=${problem}_${variant}_${seed}",
         "hydra.output_subdir=null",
         "hydra/job_logging=none",
         f"hydra/launcher={launcher}",
@@ -164,7 +172,7 @@ def run_job(composed: DictConfig) -> float:
     """One job of the sweep; returns the seconds per iteration, which Hydra's sweepers minimise."""
     values: Any = OmegaConf.to_container(composed)
     job, folder = Job(**values), Path(HydraConfig.get().runtime.output_dir)
-    row = run_arm(job.problem, job.arm, job.seed, job.budget, job.quick, folder)
+    row = run_variant(job.problem, job.variant, job.seed, job.budget, job.quick, folder)
     write_json(folder / "row.json", {key: _plain(value) for key, value in row.items()})
     return float(row.get("polished_s", row.get("time_to_target_ratio", 0.0)))
 

@@ -180,8 +180,12 @@ class GradientSearch:
                 best_time_s=self.pool.best_time,
                 outer_weights=self._weights_by_outer(),
             )
-        self.optimizer.step()
+        self.move()
         return record, merits
+
+    def move(self) -> None:
+        """Move all parameters against their gradients; a control of the ablation does otherwise."""
+        self.optimizer.step()
 
     def _live_keys(self) -> list[tuple[int, int]]:
         """Table and outer choice of all that are searched; names of two tables may be equal."""

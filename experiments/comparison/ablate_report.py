@@ -10,22 +10,22 @@ from rich.console import Console
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.plan.file import write_text
 from darts_parallel.report.tables import csv_text, filled_table, markdown_table
-from experiments.comparison.arms import (
+from experiments.comparison.gaps import percent
+from experiments.comparison.picture import save
+from experiments.comparison.quantiles import quantile, read_curve
+from experiments.comparison.variants import (
     BILEVEL,
-    BILEVEL_ARMS,
+    BILEVEL_VARIANTS,
     DEFAULT,
-    GRADIENT_ARMS,
+    GRADIENT_VARIANTS,
     PROBLEMS,
     RIVALS,
     tables_of,
 )
-from experiments.comparison.gaps import percent
-from experiments.comparison.picture import save
-from experiments.comparison.quantiles import quantile, read_curve
 from experiments.results_page import publish
 
 Row = dict[str, Any]
-COLUMNS = ("problem", "arm", "seed", "raw_gap", "gap", "gap_at_equal_seconds", "seconds", "cpu_seconds",
+COLUMNS = ("problem", "variant", "seed", "raw_gap", "gap", "gap_at_equal_seconds", "seconds", "cpu_seconds",
            "evaluations", "time_to_target_ratio")  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console,
     write_text(folder / "summary.md", text)
     save(figure(done), folder / "ablate.png")
     if command is not None:
-        captions = {folder / "ablate.png": "gap of every run of every arm to the optimum"}
+        captions = {folder / "ablate.png": "gap of every run of every variant to the optimum"}
         publish("ablate", "What matters in the search?", command, text, captions)
     console.print(
         f"rows: {folder / 'ablate.csv'}, picture: {folder / 'ablate.png'}", soft_wrap=True, markup=False
@@ -61,7 +61,7 @@ def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console,
 def with_gaps(rows: Sequence[Row]) -> list[Row]:
     """Rows with relative distances from the optimum, which dynamic programming proves.
 
-    `gap_at_equal_seconds` reads every curve at the median seconds of the default arm on the same
+    `gap_at_equal_seconds` reads every curve at the median seconds of the default variant on the same
     problem, so that a rival has exactly the search's own time.
     """
     result = []
@@ -71,7 +71,7 @@ def with_gaps(rows: Sequence[Row]) -> list[Row]:
             result += mine
             continue
         best = find_layerwise_plan(tables_of(name), "layerwise").cost
-        seconds = [row["seconds"] for row in mine if row["arm"] == DEFAULT]
+        seconds = [row["seconds"] for row in mine if row["variant"] == DEFAULT]
         for row in mine:
             gaps = {"raw_gap": gap(row["raw_s"], best), "gap": gap(row["polished_s"], best)}
             if seconds:
@@ -86,22 +86,26 @@ def gap(seconds: float | None, best: float) -> float:
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """A row for each arm, a column for each problem: medians (smallest to largest) over seeds."""
+    """A row for each variant, a column for each problem: medians (smallest to largest) over seeds."""
     problems = [name for name in PROBLEMS if any(row["problem"] == name for row in rows)]
     cells = []
-    for arm in (*GRADIENT_ARMS, *RIVALS):
-        mine = [row for row in rows if row["arm"] == arm]
+    for variant in (*GRADIENT_VARIANTS, *RIVALS):
+        mine = [row for row in rows if row["variant"] == variant]
         if mine:
-            question = GRADIENT_ARMS[arm].question if arm in GRADIENT_ARMS else "at the default's seconds"
+            question = (
+                GRADIENT_VARIANTS[variant].question
+                if variant in GRADIENT_VARIANTS
+                else "at the default's seconds"
+            )
             here = [[row for row in mine if row["problem"] == problem] for problem in problems]
-            cells.append([arm, question, *(_cell(part, arm) for part in here)])
-    return ["arm", "question", *problems], cells
+            cells.append([variant, question, *(_cell(part, variant) for part in here)])
+    return ["variant", "question", *problems], cells
 
 
-def _cell(rows: Sequence[Row], arm: str) -> str:
+def _cell(rows: Sequence[Row], variant: str) -> str:
     if not rows:
         return "-"
-    if arm in RIVALS:
+    if variant in RIVALS:
         key = "gap_at_equal_seconds"
         gaps = [float(row[key] if key in row else row["gap"]) for row in rows]
         return _median(gaps)
@@ -119,33 +123,35 @@ def _median(gaps: Sequence[float]) -> str:
 def bilevel_lines(rows: Sequence[Row]) -> list[str]:
     """First against second order, in a sentence each."""
     lines = []
-    for arm in BILEVEL_ARMS:
-        mine = [row for row in rows if row["arm"] == arm]
+    for variant in BILEVEL_VARIANTS:
+        mine = [row for row in rows if row["variant"] == variant]
         ratios = [float(row["time_to_target_ratio"] or "inf") for row in mine]
         if ratios:
             seconds = quantile([row["cpu_seconds"] for row in mine], 50)
             lines.append(
-                f"- {arm}: predicted time to the target loss {quantile(ratios, 50):.3f} times the "
+                f"- {variant}: predicted time to the target loss {quantile(ratios, 50):.3f} times the "
                 f"all-16-bit plan's ({min(ratios):.3f} to {max(ratios):.3f}); {seconds:.0f} CPU seconds."
             )
     return lines
 
 
 def figure(rows: Sequence[Row]) -> Figure:
-    """Every run of every arm, raw and polished, one panel for each problem."""
+    """Every run of every variant, raw and polished, one panel for each problem."""
     problems = [name for name in PROBLEMS if any(row["problem"] == name for row in rows)]
-    arms = [arm for arm in (*GRADIENT_ARMS, *RIVALS) if any(row["arm"] == arm for row in rows)]
-    size = (3.2 * max(len(problems), 1) + 1.5, 0.32 * len(arms) + 1.6)
+    variants = [
+        variant for variant in (*GRADIENT_VARIANTS, *RIVALS) if any(row["variant"] == variant for row in rows)
+    ]
+    size = (3.2 * max(len(problems), 1) + 1.5, 0.32 * len(variants) + 1.6)
     picture = Figure(figsize=size, layout="constrained")
     for number, problem in enumerate(problems):
         axes = picture.add_subplot(1, len(problems), number + 1)
         for key, colour, shift in (("raw_gap", "#e1973c", 0.15), ("gap", "#4878a8", -0.15)):
             mine = [row for row in rows if row["problem"] == problem]
             x = [100.0 * min(max(row[key], 0.0), 10.0) for row in mine]
-            y = [arms.index(row["arm"]) + shift for row in mine]
+            y = [variants.index(row["variant"]) + shift for row in mine]
             axes.scatter(x, y, s=12, c=colour, label="raw" if shift > 0 else "polished")
         axes.set_xscale("symlog", linthresh=1e-3)
-        axes.set_yticks(range(len(arms)), arms if number == 0 else [""] * len(arms), fontsize=8)
+        axes.set_yticks(range(len(variants)), variants if number == 0 else [""] * len(variants), fontsize=8)
         axes.invert_yaxis()
         axes.set_title(PROBLEMS[problem], fontsize=8, loc="left")
         axes.set_xlabel("gap to the optimum, %", fontsize=8)

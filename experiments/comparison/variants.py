@@ -1,4 +1,4 @@
-"""The arms of the ablation: what each changes, and one run of it."""
+"""The variants of the ablation: what each changes, and one run of it."""
 
 import time
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ from darts_parallel.bilevel.report import rows_of
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.table import CostTable
-from darts_parallel.gradient.descent import search_tables
+from darts_parallel.gradient.descent import GradientSearch, search_tables
 from darts_parallel.problem.problem import load_problem
+from experiments.comparison.controls import CONTROLS
 from experiments.comparison.problems import suite
 
 PROBLEMS = {
@@ -33,40 +34,46 @@ PROBLEMS = {
 ALONE = ("gpt2_tight", "bert_uneven", "toy_tight")
 """Problems of a sweep that names none: tight memory, and layers that all differ."""
 BASE: dict[str, Any] = {"num_steps": 150, "num_restarts": 16, "polish_starts": 4, "polish_finalists": 1}
-"""Of every gradient arm: a quarter of the search's own restart-steps, so that ten seeds of all arms end."""
+"""Settings of every gradient variant: a quarter of the search's own restart-steps, so that ten seeds end."""
+FEW: dict[str, Any] = {"num_steps": 10, "num_restarts": 2, "polish_starts": 1}
+"""Settings of a first try."""
 DEFAULT = "default"
 BILEVEL = "bilevel"
-"""The problem of the arms that are a bilevel search."""
+"""The problem of the variants that are a bilevel search."""
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One way to search; `changes` are fields of `SearchConfig`."""
+class Variant:
+    """Change fields of `SearchConfig`, or the loop that descends."""
 
     question: str
     changes: dict[str, Any] = field(default_factory=dict)
+    loop: type[GradientSearch] = GradientSearch
 
 
-GRADIENT_ARMS = {
-    DEFAULT: Arm("the search, at 150 steps"),
-    "temperature_high": Arm("temperature schedule", {"temperature": [2.0, 0.5]}),
-    "temperature_low": Arm("temperature schedule", {"temperature": [0.2, 0.05]}),
-    "restarts_4": Arm("restarts (16)", {"num_restarts": 4}),
-    "restarts_64": Arm("restarts (16)", {"num_restarts": 64}),
-    "gumbel": Arm("softmax or Gumbel samples", {"relaxation": "gumbel"}),
-    "fixed_penalty": Arm("augmented Lagrangian or penalty", {"multiplier_step": 0.0}),
-    "random_logits": Arm("informed or random start", {"initial_preference": 0.0, "initial_noise": 1.0}),
+GRADIENT_VARIANTS = {
+    DEFAULT: Variant("the search, at 150 steps"),
+    "temperature_high": Variant("temperature schedule", {"temperature": [2.0, 0.5]}),
+    "temperature_low": Variant("temperature schedule", {"temperature": [0.2, 0.05]}),
+    "restarts_4": Variant("restarts (16)", {"num_restarts": 4}),
+    "restarts_64": Variant("restarts (16)", {"num_restarts": 64}),
+    "gumbel": Variant("softmax or Gumbel samples", {"relaxation": "gumbel"}),
+    "fixed_penalty": Variant("augmented Lagrangian or penalty", {"multiplier_step": 0.0}),
+    "random_logits": Variant("informed or random start", {"initial_preference": 0.0, "initial_noise": 1.0}),
     # as many restart-steps as the default, which drops half of the restarts
-    "plain_restarts": Arm("many starts (thinned)", {"num_restarts": 8, "thin_at": []}),
-    "repair_only": Arm("rounded plans fitted to the memory", {"fitting": "repair"}),
-    "fill_only": Arm("rounded plans fitted to the memory", {"fitting": "fill"}),
-    "prices_only": Arm("rounded plans fitted to the memory", {"fitting": "prices"}),
-    "late_thinning": Arm("restarts halved four times, early", {"thin_at": [0.25, 0.5]}),
-    "moves_only": Arm("polishing by exact segment programs", {"polish_labels": 0}),
-    "soft_edges": Arm("edges rounded in the second half", {"hard_stages_from": 1.0}),
+    "plain_restarts": Variant("many starts (thinned)", {"num_restarts": 8, "thin_at": []}),
+    "repair_only": Variant("rounded plans fitted to the memory", {"fitting": "repair"}),
+    "fill_only": Variant("rounded plans fitted to the memory", {"fitting": "fill"}),
+    "prices_only": Variant("rounded plans fitted to the memory", {"fitting": "prices"}),
+    "late_thinning": Variant("restarts halved four times, early", {"thin_at": [0.25, 0.5]}),
+    "moves_only": Variant("polishing by exact segment programs", {"polish_labels": 0}),
+    "no_gradient": Variant("gradients or noise of their size", loop=CONTROLS["no_gradient"]),
+    "soft_edges": Variant("edges rounded in the second half", {"hard_stages_from": 1.0}),
 }
-RIVALS = {"random_search": random_search, "annealing": annealing, "flexflow": flexflow}
-BILEVEL_ARMS = {"bilevel_first_order": "first", "bilevel_second_order": "second"}
+NO_DESCENT = "no_descent"
+RIVALS = {NO_DESCENT: None, "random_search": random_search, "annealing": annealing, "flexflow": flexflow}
+"""Variants without a descent, which have `budget` seconds and are read at those of the default."""
+BILEVEL_VARIANTS = {"bilevel_first_order": "first", "bilevel_second_order": "second"}
 BILEVEL_SIZES = [
     "experiment=bilevel", "model.num_layers=2", "model.hidden_size=32", "training.seq_len=32",
     "bilevel.num_steps=60", "bilevel.warmup_steps=20", "bilevel.retrain_steps=120",
@@ -75,30 +82,35 @@ BILEVEL_SIZES = [
 """A bilevel search of seconds: it compares the orders, not the plans with the world."""
 
 
-def run_arm(problem: str, arm: str, seed: int, budget: float, quick: bool, folder: Path) -> dict[str, Any]:
+def run_variant(
+    problem: str, variant: str, seed: int, budget: float, quick: bool, folder: Path
+) -> dict[str, Any]:
     """One run: a row without gaps, which need the optimum, and its anytime curve.
 
     Args:
-        problem: One of `PROBLEMS`, or `BILEVEL` for a bilevel arm.
-        arm: Its name.
+        problem: One of `PROBLEMS`, or `BILEVEL` for a bilevel variant.
+        variant: Its name.
         seed: Of all random numbers.
         budget: Seconds of a rival.
         quick: Few steps: shows that it works, and nothing else.
         folder: For what a bilevel search leaves.
     """
     torch.set_num_threads(1)
-    row: dict[str, Any] = {"problem": problem, "arm": arm, "seed": seed}
-    if arm in BILEVEL_ARMS:
-        return row | _bilevel(BILEVEL_ARMS[arm], seed, quick, folder)
+    row: dict[str, Any] = {"problem": problem, "variant": variant, "seed": seed}
+    if variant in BILEVEL_VARIANTS:
+        return row | _bilevel(BILEVEL_VARIANTS[variant], seed, quick, folder)
     tables = tables_of(problem)
     began = time.process_time()
-    if arm in RIVALS:
-        seconds = 0.2 if quick else budget
-        answer = RIVALS[arm].solve(tables, "layerwise", deadline=time.monotonic() + seconds, seed=seed)
+    seconds, rival = 0.2 if quick else budget, RIVALS.get(variant)
+    config = SearchConfig(max_seconds=seconds if variant == NO_DESCENT else 600.0)
+    if rival is not None:
+        answer = rival.solve(tables, "layerwise", deadline=time.monotonic() + seconds, seed=seed)
         found = {"raw_s": answer.cost, "polished_s": answer.cost, "seconds": seconds,
                  "evaluations": answer.plans_evaluated, "curve": answer.curve}  # fmt: skip
     else:
-        found = _gradient(tables, GRADIENT_ARMS[arm], seed, quick)
+        own = GRADIENT_VARIANTS.get(variant, Variant("", loop=CONTROLS[NO_DESCENT]))
+        changes = BASE | own.changes | (FEW if quick else {})
+        found = _gradient(tables, replace(config, **changes), seed, own.loop)
     return row | found | {"cpu_seconds": time.process_time() - began}
 
 
@@ -107,10 +119,10 @@ def tables_of(problem: str) -> tuple[CostTable, ...]:
     return suite([PROBLEMS[problem]])[0].tables()
 
 
-def _gradient(tables: Sequence[CostTable], arm: Arm, seed: int, quick: bool) -> dict[str, Any]:
-    few = {"num_steps": 10, "num_restarts": 2, "polish_starts": 1} if quick else {}
-    config = replace(SearchConfig(max_seconds=600.0), **(BASE | arm.changes | few))
-    result = search_tables(tables, "layerwise", config, seed)
+def _gradient(
+    tables: Sequence[CostTable], config: SearchConfig, seed: int, loop: type[GradientSearch]
+) -> dict[str, Any]:
+    result = search_tables(tables, "layerwise", config, seed, loop=loop)
     if result is None:
         return {"raw_s": float("inf"), "polished_s": float("inf"), "seconds": 0.0, "evaluations": 0,
                 "curve": ()}  # fmt: skip

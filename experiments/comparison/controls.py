@@ -1,0 +1,103 @@
+"""Two controls of the gradient search: noise for gradients, and no descent at all.
+
+Each is a loop that `search_tables` runs in place of its own, on problems of closed forms and of schedules:
+`search_tables(tables, space_kind, config, seed, loop=CONTROLS["no_gradient"])`.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+
+from baselines.annealing import WEIGHTS
+from baselines.chains import PlanSpace
+from baselines.incumbent import Incumbent
+from baselines.moves import RandomMoves
+from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
+from darts_parallel.gradient.descent import GradientSearch
+from darts_parallel.gradient.polishing import polish
+from darts_parallel.gradient.pool import TablePlans
+from darts_parallel.gradient.pool_polishing import polish_pool
+from darts_parallel.gradient.rounding import repair
+from darts_parallel.gradient.screening import MoveScreen
+from darts_parallel.gradient.step_record import StepRecord
+
+KICKS = 3
+"""Random changes of a plan before it is descended from again."""
+
+
+class NoGradient(GradientSearch):
+    """Replace the gradient of every restart's parameters by noise of the same norm."""
+
+    @cached_property
+    def noise(self) -> torch.Generator:
+        """Return a generator of its own, so that the search draws the numbers that it always draws."""
+        return torch.Generator().manual_seed(self.generator.initial_seed() + 1)
+
+    def move(self) -> None:
+        """Move all parameters against noise."""
+        for parameter, _ in self.optimizer.parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                noise = torch.randn(gradient.shape, generator=self.noise, dtype=gradient.dtype)
+                # outer choice and restart stay apart; logits of outer choices are one vector
+                own = tuple(range(2, gradient.dim())) or (0,)
+                size = gradient.square().sum(own, keepdim=True).sqrt()
+                gradient.copy_(noise * size / noise.square().sum(own, keepdim=True).sqrt())
+        super().move()
+
+
+class NoDescent(GradientSearch):
+    """Polish the starts, then improve them by iterated local search until the search's time is over.
+
+    Lourenco, Martin and Stuetzle 2003, Iterated Local Search: kick a good plan by random changes, repair it,
+    descend from it by polishing's moves, and keep the best.
+    """
+
+    def run(self, on_record: Callable[[StepRecord], None] = lambda record: None) -> list[StepRecord]:
+        """Search until `max_seconds`; there are no steps to record."""
+        self.stopped_by = polish_pool(
+            self.pool, self.space_kind, self.config, hurry=False, bounds=self.bounds
+        )
+        space = PlanSpace(Incumbent(self.pool.tables, None, keep_all=True), self.space_kind)
+        moves = RandomMoves(space, WEIGHTS, self.generator)
+        try:
+            while self.stopped_by is None and self.pool.best is not None:
+                self._descend_from(self._kicked(moves))
+                self.stopped_by = "time_limit" if self.over() else None
+        except KeyboardInterrupt:
+            self.stopped_by = "user"
+        return []
+
+    def over(self) -> bool:
+        """Return whether the time is over."""
+        return self.clock.seconds >= self.config.max_seconds
+
+    def _kicked(self, moves: RandomMoves) -> PricedPlan:
+        """Change one of the best outer choices' plans at random, good ones more often."""
+        entries = self.pool.by_outer()
+        place = int(torch.empty(1).geometric_(0.5, generator=self.generator)) - 1
+        entry = entries[min(place, len(entries) - 1)]
+        chains = moves.space.of_table(entry.table, entry.plan)
+        for _ in range(KICKS):
+            chains = moves.propose(chains)
+        number = int(chains.table[0])
+        stages = self.pool.tables[number].num_stages
+        plan = HardPlans(chains.outer, chains.choices, chains.first_layers[:, :stages])
+        plan, cost = repair(self.pool.tables[number], plan, float("inf"))
+        return PricedPlan(
+            number, plan, float(cost.iteration_time[0]) if bool(cost.feasible[0]) else torch.inf
+        )
+
+    def _descend_from(self, entry: PricedPlan) -> None:
+        """Descend by cheap moves from a plan that fits."""
+        if entry.time < torch.inf:
+            table = self.pool.tables[entry.table]
+            screen = MoveScreen(table, self.over)
+            plan, _, evaluated = polish(table, entry.plan, self.space_kind, thorough=False, screen=screen)
+            self.pool.evaluated += evaluated
+            self.pool.add(TablePlans(entry.table, plan))
+
+
+CONTROLS: dict[str, type[GradientSearch]] = {"no_gradient": NoGradient, "no_descent": NoDescent}
+"""Loops by the names of their variants."""
