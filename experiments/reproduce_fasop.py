@@ -1,237 +1,399 @@
-"""FASOP's own plans and ours under FASOP's costs, side by side.
+"""Are FASOP's plans reproduced, and improved under its own costs?
 
-    python -m experiments.reproduce_fasop profiles=FOLDER                all cases, with published figures
-    python -m experiments.reproduce_fasop profiles=FOLDER study=pareto   GPT2-XL on 80 clusters, with prices
+    python -m experiments.reproduce_fasop                    its 12 cases: BERT, GPT2-XL, T5
+    python -m experiments.reproduce_fasop profiles=FOLDER
 
-`profiles` is a folder with layer_forward_seconds.csv and micro_batch_multipliers.csv. Prints a table and
-leaves fasop.json (pareto.json) in `out`. `model=` and `cluster=` name parts of the cases to run, e.g.
-model=BERT.
+Computes what FASOP's published program (HPDC'24) computes; where the program departs from physics a docstring
+says so. `profiles` holds layer_forward_seconds.csv and micro_batch_multipliers.csv; without it FASOP's own
+measurements are read. "ours" moves single layers of its best strategies between stages as long as its
+simulated step falls. Leaves fasop.json in `out`. Bandwidths are in bit/s, all else in SI units.
 """
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from itertools import groupby, product
+from math import inf
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from rich.console import Console
+import numpy as np
+import yaml
 
-from darts_parallel.config.checks import require_member
+from baselines.fasop import TICK, Floats, Integers, middle_comm, minmax_partition
 from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError, InfeasibleError
-from darts_parallel.plan.file import write_json
+from darts_parallel.plan.degrees import divisors
 from darts_parallel.problem.layer_profiles import Profiles, read_profiles
-from darts_parallel.report.tables import filled_table
-from experiments.fasop.cases import (
-    GPT2_XL,
-    JOB_STEPS,
-    NODES_OF_4,
-    NODES_OF_8,
-    Case,
-    all_cases,
-    study_clusters,
-)
-from experiments.fasop.costs import CostModel
-from experiments.fasop.improve import better_plans
-from experiments.fasop.program import FasopPlan, program_plans
-from experiments.fasop.setting import Offer, count_strategies
-from experiments.results_page import console_of, processor
+from darts_parallel.report.tables import markdown_table
+from experiments.study import Report, Study, StudyOptions, run_study
 
-STUDIES = ("cases", "pareto")
-PROGRAM_SECONDS = {"pareto": 700.0, "T5, Hetero-large": 64.0}
-"""CPU seconds that FASOP's own program was measured to take, on one core of an unnamed machine."""
-FILE_WIDTH = 150
-"""Columns of the table where there is no terminal."""
+SHIPPED = Path(__file__).parent / "data" / "fasop"
+SHORTLIST = 6
+"""Number of FASOP's best strategies whose partitions are refined."""
+PLAN_KEYS = ("tp", "dp", "pp", "micro_batch_size", "layers_per_stage", "nodes")
+Degrees = tuple[int, int, int, int]
+MAX_TP = 4
+"""Largest tensor-parallel degree that FASOP has measured."""
+BITS = 16
+"""Bits of an element that is sent."""
+BOTTLENECKS = (1.05, 3.5)
+"""Divisors of the bandwidth of a send between nodes and inside a node; fitted by FASOP's authors."""
+BIAS_PARAMETERS = 20800
+"""Parameters of a layer next to the 12 hidden^2 of its matrices, equal for all models."""
+STATE_BYTES = 18
+"""Bytes of a parameter with its gradient and optimizer state."""
+MEMORY_MARGIN = 1.10
 
-Answer = TypeVar("Answer")
+
+@dataclass(frozen=True)
+class FasopNode:
+    """A type of node: bit/s out of it and inside it, and bytes of a GPU that a plan may fill."""
+
+    name: str
+    device: str
+    """GPU, as the profile names it, or the part before a bracket."""
+    inter_bandwidth: float
+    intra_bandwidth: float
+    memory: float
+    shares_bus: bool = False
+    """Whether data-parallel groups inside a node share its bandwidth (PCIe)."""
+
+
+@dataclass(frozen=True)
+class FasopJob:
+    """The model, by its name in the profile, and what one step trains on."""
+
+    model: str
+    hidden_size: int
+    seq_len: int
+    vocab_size: int
+    num_heads: int
+    global_batch_size: int
+    num_blocks: int
+    """Layers of the chain but the embedding and what follows the last block, or the second embedding."""
+    encoder_decoder: bool = False
+    """Whether two equal halves of the chain, each behind its embedding, are partitioned apart (T5)."""
+
+
+@dataclass(frozen=True)
+class FasopPlan:
+    """A strategy with its placement and partition."""
+
+    case: str
+    planner: str
+    tp: int
+    dp: int
+    pp: int
+    micro_batch_size: int
+    layers_per_stage: tuple[int, ...]
+    nodes: tuple[str, ...]
+    """Types in pipeline order."""
+    s_per_step: float
+    """Seconds of one step; infinite where the program's memory estimate exceeds a GPU."""
+
+
+@dataclass(frozen=True)
+class FasopCase:
+    """A job on a cluster of `counts` nodes of every type, the fastest type first, with measured layers."""
+
+    name: str
+    job: FasopJob
+    types: tuple[FasopNode, ...]
+    counts: tuple[int, ...]
+    gpus_per_node: int
+    profiles: Profiles
+
+    def ticks(self, tp: int, micro_batch_size: int) -> Integers:
+        """Return prefix sums of the layers' forward and backward ticks by node type, `(types, L + 1)`."""
+        model, layers, rows = self.job.model, self.job.num_blocks + 2, []
+        for node in self.types:
+            chain = self.profiles.find(model, node.device, tp)
+            if len(chain.kinds) != layers:
+                raise ConfigError(
+                    f"{self.profiles.path}: model {model} on {chain.gpu} has {len(chain.kinds)} layers at "
+                    f"tp={tp}, which must be {layers}; try {layers}."
+                )
+            # the program prices both embeddings by the encoder's
+            kinds = [kind.replace("decoder_emb", "encoder_emb") for kind in chain.kinds]
+            factor = [self.profiles.multiplier(model, chain.gpu, kind, micro_batch_size) for kind in kinds]
+            ticks = np.rint(3.0 * np.array(chain.forward_s) * np.array(factor) / TICK)
+            rows.append(ticks.astype(np.int64).cumsum())
+        return np.pad(np.stack(rows), ((0, 0), (1, 0)))
+
+    @cached_property
+    def has_vocabulary(self) -> Integers:
+        """Return 1 for every layer with a vocabulary matrix, else 0, `(L,)`."""
+        result = np.zeros(self.job.num_blocks + 2, dtype=np.int64)
+        result[[0, len(result) // 2 if self.job.encoder_decoder else -1]] = 1
+        return result
+
+    def strategies(self) -> Iterator["Strategies"]:
+        """Yield all strategies that FASOP tries, those of equal degrees together.
+
+        `tp` divides the GPUs of a node, at most `MAX_TP`; `tp * dp * pp` is the number of GPUs; `dp` divides
+        the global batch and the micro-batch its share; no more stages than blocks. Placements are the
+        rotations of the nodes sorted by type.
+        """
+        nodes, batch = np.repeat(np.arange(len(self.counts)), self.counts), self.job.global_batch_size
+        shifts = len(nodes) if np.count_nonzero(self.counts) > 1 else 1
+        placements = np.stack([np.roll(nodes, -shift) for shift in range(shifts)])
+        gpus = self.gpus_per_node * len(nodes)
+        found = [
+            (size, tp, dp, gpus // (tp * dp))
+            for tp in divisors(min(self.gpus_per_node, MAX_TP))
+            for dp in divisors(gpus // tp)
+            if batch % dp == 0 and gpus // (tp * dp) <= self.job.num_blocks
+            for size in divisors(batch // dp)
+        ]
+        for size, tp, dp, pp in sorted(found):
+            yield Strategies(self, (size, tp, dp, pp), placements, self.ticks(tp, size))
+
+
+class Strategies:
+    """Strategies of equal degrees, one for each of B placements, still without their partition.
+
+    Args:
+        case: What is planned.
+        degrees: Micro-batch size, tp, dp and pp.
+        placements: Type of every node in pipeline order, `(B, nodes)`.
+        ticks: As `FasopCase.ticks` returns them.
+    """
+
+    def __init__(self, case: FasopCase, degrees: Degrees, placements: Integers, ticks: Integers) -> None:
+        self.case, self.degrees, self.placements, self.ticks = case, degrees, placements, ticks
+        self.size, self.tp, self.dp, self.pp = size, tp, dp, pp = degrees
+        self.num_micro_batches = case.job.global_batch_size // (dp * size)
+        edges = np.arange(pp + 1) * tp * dp
+        first, last = edges[:-1] // case.gpus_per_node, (edges[1:] - 1) // case.gpus_per_node
+        # a stage on several types counts as the last, the slowest, of them
+        spans = [placements[:, a : b + 1].max(1) for a, b in zip(first, last, strict=True)]
+        self.stage_type = np.stack(spans, axis=1)
+        self.p2p = self._p2p()
+
+    def _link(self, here: Integers, there: Integers) -> Floats:
+        """Return bit/s between pairs of nodes `(...)`, `(B, ...)`."""
+        inter, intra = (
+            np.array([getattr(node, f"{name}_bandwidth") for node in self.case.types])[self.placements]
+            for name in ("inter", "intra")
+        )
+        return np.where(here == there, intra[:, here], np.minimum(inter[:, here], inter[:, there]))
+
+    def _p2p(self) -> Floats:
+        """Return seconds of sending activations over every boundary, `(B, pp - 1)`; not divided by tp."""
+        tp, dp, pp = self.tp, self.dp, self.pp
+        rank = np.arange(pp - 1)[:, None] * tp * dp + tp * np.arange(dp)
+        here, there = (r // self.case.gpus_per_node for r in (rank, rank + tp * dp))
+        between, inside = BOTTLENECKS
+        bandwidth = self._link(here, there) / np.where(here == there, inside, dp * tp * between)
+        bits = self.size * self.case.job.seq_len * self.case.job.hidden_size * BITS
+        return np.asarray((bits / bandwidth).max(2))
+
+    def sync_seconds(self, counts: Integers) -> Floats:
+        """Return seconds of the all-reduce of gradients and tied embedding of every stage, `(B, pp)`.
+
+        The program takes the parameters of stage 0 and its ring, that of the last tp rank, for all stages;
+        the vocabulary matrix counts once, and is not divided by tp. The last dp rank sums the embedding.
+        """
+        tp, dp, per_node, job = self.tp, self.dp, self.case.gpus_per_node, self.case.job
+        here = (tp * np.arange(dp) + tp - 1) // per_node
+        bandwidth = self._link(here, np.roll(here, -1)).min(1, keepdims=True)
+        share = np.full(counts.shape, float(tp if tp * dp >= per_node else 1))
+        if tp * dp < per_node and tp > 1:
+            shared = np.array([node.shares_bus for node in self.case.types])[self.stage_type]
+            share = np.where(shared, per_node / dp, 1.0)
+        matrices, matrix = (
+            self.case.has_vocabulary.cumsum()[counts[:, :1] - 1],
+            job.hidden_size * job.vocab_size,
+        )
+        blocks = (counts[:, :1] - matrices) * (12 * job.hidden_size**2 + BIAS_PARAMETERS) / tp
+        ring = 2 * (dp - 1) / dp * BITS * share / bandwidth * (blocks + np.where(matrices > 0, matrix, 0))
+        if self.pp == 1 or job.encoder_decoder:
+            return np.asarray(ring)
+        rank = np.array([tp * (dp - 1)])
+        bandwidth = self._link(rank // per_node, (rank + tp * dp * (self.pp - 1)) // per_node)
+        return np.asarray(ring + matrix * BITS * min(dp, per_node) / bandwidth / tp)
+
+    def memory_bytes(self, counts: Integers) -> Floats:
+        """Return peak bytes of a GPU of every stage, FASOP's margin included, `(B, pp)`."""
+        tp, pp, job = self.tp, self.pp, self.case.job
+        in_flight, tokens = min(pp, self.num_micro_batches), float(job.seq_len * self.size)
+        hidden, vocab = float(job.hidden_size), float(job.vocab_size)
+        attention = 5 * job.num_heads * job.seq_len / (hidden * tp)
+        block = 12 * hidden**2 / tp * STATE_BYTES + tokens * in_flight * hidden * (10 + 24 / tp + attention)
+        matrix = hidden * vocab / tp * STATE_BYTES
+        layer = np.where(self.case.has_vocabulary > 0, matrix + tokens * hidden * pp * in_flight / tp, block)
+        if not job.encoder_decoder:
+            layer[-1] = matrix + 4 * tokens * (hidden + vocab) / tp
+        prefix, end = np.pad(layer.cumsum(), (1, 0)), counts.cumsum(1)
+        return np.asarray(MEMORY_MARGIN * (prefix[end] - prefix[end - counts]))
+
+    def pipeline_ends(self, counts: Integers) -> Floats:
+        """Return when every stage has ended its micro-batches, seconds `(B, pp)`."""
+        end = counts.cumsum(1)
+        seconds = (self.ticks[self.stage_type, end] - self.ticks[self.stage_type, end - counts]) * TICK
+        if self.pp == 1:
+            return np.asarray(seconds * self.num_micro_batches)
+        return stage_ends(seconds.T, self.p2p[:, 0], self.p2p[:, -1], self.num_micro_batches).T
+
+    def plans(self, counts: Integers, timed: Integers | None = None) -> list[FasopPlan]:
+        """Return partitions `(B, pp)` as plans; `timed` is what stages are timed by, if not `counts`."""
+        ends = self.pipeline_ends(counts if timed is None else timed)
+        seconds = (ends + self.sync_seconds(counts)).max(1)
+        memory = np.array([node.memory for node in self.case.types])[self.stage_type]
+        seconds = np.where((self.memory_bytes(counts) <= memory).all(1), seconds, np.inf)
+        return [
+            FasopPlan(self.case.name, "fasop", self.tp, self.dp, self.pp, self.size, tuple(layers),
+                      tuple(self.case.types[kind].name for kind in place), float(step))
+            for layers, place, step in zip(counts.tolist(), self.placements, seconds, strict=True)
+        ]  # fmt: skip
+
+    def solved(self) -> list[FasopPlan]:
+        """Return every placement with FASOP's partition and the seconds that its program prints."""
+        if self.case.job.encoder_decoder and self.pp > 1:
+            return self.plans(self._encoder_decoder())
+        return self.plans(*minmax_partition(self.ticks, self.stage_type, middle_comm(self.p2p)))
+
+    def _encoder_decoder(self) -> Integers:
+        """Return the best split of the stages between encoder and decoder, by the end of the pipeline alone.
+
+        Both halves are partitioned with the costs and boundaries of the encoder, and timed with their own.
+        """
+        half, stages = self.ticks.shape[1] // 2, self.pp
+
+        def part(kinds: Integers) -> Integers:
+            comm = middle_comm(self.p2p[:, : kinds.shape[1] - 1])
+            return minmax_partition(self.ticks[:, : half + 1], kinds, comm)[0]
+
+        splits = range(max(1, stages - (half - 1)), min(stages, half))
+        options = np.stack(
+            [np.hstack([part(self.stage_type[:, :n]), part(self.stage_type[:, n:])]) for n in splits]
+        )
+        ends = np.stack([self.pipeline_ends(counts)[:, 0] for counts in options])
+        return np.asarray(options[ends.argmin(0), np.arange(len(self.placements))])
+
+    def refined(self, plan: FasopPlan) -> FasopPlan:
+        """Return a plan of these degrees after the best moves of single layers between stages."""
+        names, one = [node.name for node in self.case.types], np.eye(self.pp, dtype=np.int64)
+        place = [names.index(name) for name in plan.nodes]
+        moves = (one[None] - one[:, None]).reshape(-1, len(one))  # that of a stage to itself changes nothing
+        while True:
+            tried = np.array(plan.layers_per_stage) + moves
+            legal = (tried > 0).all(1)
+            if self.case.job.encoder_decoder and self.pp > 1:
+                legal &= (tried.cumsum(1) == self.ticks.shape[1] // 2).any(1)
+            tried = tried[legal]
+            every = Strategies(self.case, self.degrees, np.tile(place, (len(tried), 1)), self.ticks)
+            best = min(every.plans(tried), key=lambda p: p.s_per_step)
+            if best.s_per_step >= plan.s_per_step * (1 - 1e-9):
+                return replace(plan, planner="ours")
+            plan = best
+
+
+def stage_ends(seconds: Floats, send: Floats, send_back: Floats, count: int) -> Floats:
+    """Return when every stage has ended its last backward pass under FASOP's 1F1B, seconds `(pp, B)`.
+
+    Forward is a third of a stage's seconds. Stage i warms up with `min(pp - i - 1, m)` forwards. A send ends
+    at the later of "computed" and "peer ready to receive", plus its seconds, and blocks the sender. As in the
+    program, sends cost only from the first stage forward and from the last backward, and a steady forward
+    send waits for no peer.
+
+    Args:
+        seconds: Forward and backward of a micro-batch, `(pp, B)`, pp at least 2.
+        send, send_back: Seconds from stage 0 to stage 1, and from the last stage to the one before, `(B,)`.
+        count: Micro-batches m.
+    """
+    last, start = len(seconds) - 1, np.zeros(seconds.shape[1])
+    warm = [min(last - i, count) for i in range(last + 1)]
+
+    @cache
+    def forward(i: int, j: int) -> Floats:
+        free = returned(i, j - warm[i] - 1) if j > warm[i] else sent(i, j - 1) if j else start
+        return np.asarray(np.maximum(sent(i - 1, j) if i else start, free) + seconds[i] / 3)
+
+    @cache
+    def sent(i: int, j: int) -> Floats:
+        peer = forward(i + 1, j - 1) if 1 <= j < min(warm[i], warm[i + 1]) else start
+        return np.asarray(np.maximum(forward(i, j), peer) + (0.0 if i else send))
+
+    @cache
+    def backward(i: int, j: int) -> Floats:
+        own = forward(i, j + warm[i]) if j < count - warm[i] else returned(i, j - 1) if j else start
+        return np.asarray(np.maximum(own, returned(i + 1, j) if i < last else start) + 2 * seconds[i] / 3)
+
+    @cache
+    def returned(i: int, j: int) -> Floats:
+        if i == 0:
+            return backward(0, j)
+        ready = j + warm[i - 1]
+        peer = forward(i - 1, ready) if ready < count else backward(i - 1, j - 1) if j else start
+        return np.asarray(np.maximum(backward(i, j), peer) + (0.0 if i < last else send_back))
+
+    for micro_batch in range(count):  # in order, so that no call is nested deeply
+        ends = [backward(i, micro_batch) for i in range(last + 1)]
+    return np.stack(ends)
 
 
 @dataclass
-class FasopOptions:
-    """What to reproduce."""
+class FasopOptions(StudyOptions):
+    """Command line of `python -m experiments.reproduce_fasop`."""
 
-    profiles: str = ""
-    """Folder with the measured layer times; must be given."""
-    study: str = "cases"
-    """`cases` or `pareto`."""
-    model: str = ""
-    """Part of the name of the cases to run; none: all."""
-    cluster: str = ""
-    """Part of the name of the clusters to run; none: all."""
-    out: str = "outputs/reproduce_fasop"
-
-    def __post_init__(self) -> None:
-        require_member("study", self.study, STUDIES)
-        for key, value in (("model", self.model), ("cluster", self.cluster)):
-            if value and self.study != "cases":
-                raise ConfigError(f"{key}={value} needs study=cases; try study={self.study} alone.")
+    jobs: int = 1
+    profiles: str = str(SHIPPED)
+    """Folder with measured layer times."""
 
 
-def _timed(work: Callable[[], Answer]) -> tuple[Answer, float]:
-    """An answer and the CPU seconds that it took."""
-    began = time.process_time()
-    answer = work()
-    return answer, time.process_time() - began
+def read_cases(profiles: str) -> tuple[dict[str, FasopCase], dict[str, float]]:
+    """Return the cases, and the published seconds of a step, by name."""
+    facts = yaml.safe_load((SHIPPED / "cases.yaml").read_text("utf-8"))  # type: ignore[no-untyped-call]
+    measured = read_profiles(profiles)
+    types, found = tuple(FasopNode(**node) for node in facts["nodes"]), {}
+    for (model, job), (cluster, counts) in product(facts["jobs"].items(), facts["clusters"].items()):
+        name = f"{model}, {cluster}"
+        found[name] = FasopCase(name, FasopJob(**job), types, counts, facts["gpus_per_node"], measured)
+    return found, {name: plan["seconds"] for name, plan in facts["published"].items()}
 
 
-def _found(plan: FasopPlan | None, what: str) -> FasopPlan:
-    if plan is None:
-        raise InfeasibleError(f"{what}: no plan fits the memory of its GPUs; try more nodes.")
-    return plan
+def solve(case: FasopCase) -> list[FasopPlan]:
+    """Return FASOP's plan of a case, and the refined one; an InfeasibleError where no plan fits."""
+    every = [(plan, strategies) for strategies in case.strategies() for plan in strategies.solved()]
+    leading = sorted(every, key=lambda pair: pair[0].s_per_step)[:SHORTLIST]
+    if leading[0][0].s_per_step == inf:
+        raise InfeasibleError(f"{case.name}: no plan fits the memory of its GPUs; try more nodes.")
+    refined = (strategies.refined(plan) for plan, strategies in leading)
+    return [leading[0][0], min(refined, key=lambda plan: plan.s_per_step)]
 
 
-def entry(plan: FasopPlan, offer: Offer) -> dict[str, Any]:
-    """A plan and its seconds, as the JSON files have them: the plan's keys, and again under `plan`."""
-    words = plan.to_dict(offer)
-    return {**words, "plan": words, "s_per_step": plan.seconds}
+def report(plans: Sequence[FasopPlan], published: dict[str, float]) -> Report:
+    """Return both plans of every case, next to the published seconds."""
+    lines, entries = [], dict[str, dict[str, Any]]()
+    for plan in plans:
+        found = {name: getattr(plan, name) for name in PLAN_KEYS}
+        entry = entries.setdefault(plan.case, {"case": plan.case})
+        entry[plan.planner] = {**found, "plan": found, "s_per_step": plan.s_per_step}
+        degrees = f"{plan.tp},{plan.dp},{plan.pp},{plan.micro_batch_size}"
+        layers = " ".join(str(count) for count in plan.layers_per_stage)
+        nodes = ", ".join(f"{len(list(run))} {name}" for name, run in groupby(plan.nodes))
+        known = f"{published[plan.case]:.4f}" if plan.case in published and plan.planner == "fasop" else ""
+        lines.append((plan.case, plan.planner, degrees, layers, nodes, f"{plan.s_per_step:.4f}", known))
+    gains = [100 - 100 * e["ours"]["s_per_step"] / e["fasop"]["s_per_step"] for e in entries.values()]
+    verdict = f"Ours takes {abs(min(gains)):.1f} to {max(gains):.1f} % less time."
+    header = ("case", "plan of", "tp,dp,pp,micro-batch", "layers per stage", "nodes", "s/step", "published")
+    files = {"fasop.json": json.dumps(list(entries.values()), indent=2) + "\n"}
+    return Report(markdown_table(header, lines, range(5)), verdict, files=files)
 
 
-def run_cases(options: FasopOptions, profiles: Profiles, console: Console) -> list[dict[str, Any]]:
-    """Every case by FASOP's algorithm and by ours."""
-    cases = [
-        case
-        for case in all_cases()
-        if options.model in case.name.split(", ")[0] and options.cluster in case.name
-    ]
-    if not cases:
-        names = "; ".join(case.name for case in all_cases())
-        raise ConfigError(
-            f"model={options.model} cluster={options.cluster} must be part of a case's name; "
-            f"try parts of {names}."
-        )
-    lines: list[tuple[str, ...]] = []
-    rows = [_case_rows(case, profiles, lines) for case in cases]
-    header = ("case", "plan of", "tp,dp,pp,mbs", "layers per stage", "nodes", "s/step", "published", "off by",
-              "CPU s")  # fmt: skip
-    console.print(filled_table("Seconds per step under FASOP's costs", header, lines, range(5)))
-    return rows
-
-
-def _case_rows(case: Case, profiles: Profiles, lines: list[tuple[str, ...]]) -> dict[str, Any]:
-    model = CostModel(case.job, NODES_OF_4, profiles)
-    clusters = [case.counts]
-    answers, theirs_s = _timed(lambda: program_plans(model, clusters))
-    theirs = _found(answers[0], case.name)
-    better, ours_s = _timed(lambda: better_plans(model, clusters))
-    ours = _found(better[0], case.name)
-    published = case.published
-    beside = ("", "")
-    if published is not None:
-        same = published.layers_per_stage == theirs.layers_per_stage
-        off = f"{theirs.seconds / published.seconds - 1:+.2%}{'' if same else ', other layers'}"
-        beside = (f"{published.seconds:.4f}", off)
-    lines.append((case.name, "FASOP", *_cells(theirs), *beside, f"{theirs_s:.1f}"))
-    gain = f"ours {ours.seconds / theirs.seconds - 1:+.2%}"
-    lines.append(("", gain, *_cells(ours), "", "", f"{ours_s:.1f}"))
-    return {"case": case.name, "fasop": entry(theirs, NODES_OF_4), "ours": entry(ours, NODES_OF_4),
-            "cpu_seconds": {"fasop": theirs_s, "ours": ours_s}}  # fmt: skip
-
-
-def _cells(plan: FasopPlan) -> tuple[str, ...]:
-    degrees = plan.degrees
-    numbers = (degrees.tp, degrees.dp, degrees.pp, degrees.micro_batch_size)
-    layers = " ".join(str(count) for count in plan.layers_per_stage)
-    return ",".join(str(n) for n in numbers), layers, _nodes(plan), f"{plan.seconds:.4f}"
-
-
-def _nodes(plan: FasopPlan) -> str:
-    """Nodes in pipeline order, e.g. `1 A100, 3 A10`."""
-    runs: list[list[int]] = []
-    for kind in plan.placement:
-        if runs and runs[-1][1] == kind:
-            runs[-1][0] += 1
-        else:
-            runs.append([1, kind])
-    return ", ".join(f"{count} {NODES_OF_4.types[kind].name}" for count, kind in runs)
-
-
-def run_pareto(profiles: Profiles, console: Console) -> list[dict[str, Any]]:
-    """The best plan of every cluster of the study, in seconds and dollars, and the front."""
-    model = CostModel(GPT2_XL, NODES_OF_8, profiles)
-    groups = study_clusters()
-    clusters = [counts for group in groups for counts in group]
-    theirs, theirs_s = _timed(lambda: [plan for group in groups for plan in program_plans(model, group)])
-    ours, ours_s = _timed(lambda: [plan for group in groups for plan in better_plans(model, group)])
-    rows = []
-    for counts, their, our in zip(clusters, theirs, ours, strict=True):
-        name = " + ".join(f"{n} {kind.name}" for n, kind in zip(counts, NODES_OF_8.types, strict=True) if n)
-        price = NODES_OF_8.price_per_second(counts)
-        row: dict[str, Any] = {"case": name}
-        for key, plan in (("fasop", _found(their, name)), ("ours", _found(our, name))):
-            row[key] = {**entry(plan, NODES_OF_8), "dollars": price * plan.seconds * JOB_STEPS}
-        rows.append(row)
-    for key in ("fasop", "ours"):
-        for row, best in zip(
-            rows, on_front([(r[key]["s_per_step"], r[key]["dollars"]) for r in rows]), strict=True
-        ):
-            row[key]["on_front"] = best
-    _show_pareto(rows, console)
-    count = sum(count_strategies(GPT2_XL, NODES_OF_8, counts) for counts in clusters)
-    gains = [row["ours"]["s_per_step"] / row["fasop"]["s_per_step"] - 1 for row in rows]
-    program = PROGRAM_SECONDS["pareto"]
-    console.print(
-        f"{len(rows)} clusters, {count:,} strategies of FASOP; ours against FASOP's plan: "
-        f"{min(gains):+.2%} to {max(gains):+.2%}, mean {sum(gains) / len(gains):+.2%}.\n"
-        f"CPU seconds: FASOP's algorithm here {theirs_s:.1f}, ours {ours_s:.1f} on {processor()}; "
-        f"FASOP's own program about {program:.0f}: {program / ours_s:.0f} times ours.",
-        highlight=False,
-    )
-    return rows
-
-
-def on_front(points: list[tuple[float, float]]) -> list[bool]:
-    """Whether no other point is at least as good in both and better in one."""
-    return [
-        not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
-        for point in points
-    ]
-
-
-def _show_pareto(rows: list[dict[str, Any]], console: Console) -> None:
-    """The clusters where FASOP's or our plan is on its front."""
-    lines = []
-    for row in sorted(rows, key=lambda r: float(r["ours"]["s_per_step"])):
-        if not (row["fasop"]["on_front"] or row["ours"]["on_front"]):
-            continue
-        for key in ("fasop", "ours"):
-            part = row[key]
-            numbers = ",".join(str(part[name]) for name in ("tp", "dp", "pp", "micro_batch_size"))
-            layers = " ".join(str(count) for count in part["layers_per_stage"])
-            figures = (f"{part['s_per_step']:.4f}", f"{part['dollars'] / 1e6:.3f}")
-            name = row["case"] if key == "fasop" else ""
-            lines.append((name, key, numbers, layers, *figures, "yes" if part["on_front"] else ""))
-    header = ("cluster", "plan of", "tp,dp,pp,mbs", "layers per stage", "s/step", "M$", "front")
-    console.print(
-        filled_table("Front of seconds and dollars, GPT2-XL, 12.5 M steps", header, lines, range(4))
-    )
-
-
-def reproduce(options: FasopOptions, console: Console) -> int:
-    """Run a study and write its file; returns the exit status."""
-    if not options.profiles:
-        raise ConfigError("profiles= must be a folder with measured layer times; try profiles=FOLDER.")
-    profiles = read_profiles(options.profiles)
-    folder = Path(options.out)
-    rows = (
-        run_cases(options, profiles, console) if options.study == "cases" else run_pareto(profiles, console)
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ("fasop.json" if options.study == "cases" else "pareto.json")
-    write_json(path, rows)
-    if options.study == "cases":
-        program = PROGRAM_SECONDS["T5, Hetero-large"]
-        console.print(f"CPU seconds on {processor()}; FASOP's own program takes about {program:.0f} for T5, "
-                      "Hetero-large.", highlight=False)  # fmt: skip
-    console.print(f"plans: {path}", soft_wrap=True, highlight=False, markup=False)
-    return 0
-
-
-def main() -> int:
-    """Entry point; returns the exit status."""
-    return run_main(
-        "experiments.reproduce_fasop", __doc__, FasopOptions, lambda o: reproduce(o, console_of(FILE_WIDTH))
-    )
+def run(options: FasopOptions) -> int:
+    """Solve every case; returns the exit status."""
+    cases, published = read_cases(options.profiles)
+    study = Study(
+        "reproduce_fasop", "Are FASOP's plans reproduced, and improved under its own costs?",
+        "other jobs and clusters, or how far either plan's seconds are from measured ones.",
+        solve, partial(report, published=published),
+    )  # fmt: skip
+    return run_study(study, cases, options)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_main("experiments.reproduce_fasop", __doc__, FasopOptions, run))

@@ -1,104 +1,143 @@
+"""FASOP's plans: its printed figures from shipped layer times, its costs by hand, its recurrence."""
+
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from darts_parallel.problem.layer_profiles import FORWARD_FILE
+from darts_parallel.errors import InfeasibleError
+from darts_parallel.problem.layer_profiles import FORWARD_FILE, read_profiles
 from experiments import reproduce_fasop
-from tests.support.fasop_tiny import write_profile
+from experiments.reproduce_fasop import (
+    SHIPPED,
+    TICK,
+    FasopCase,
+    FasopJob,
+    FasopNode,
+    Strategies,
+    read_cases,
+    solve,
+    stage_ends,
+)
 
-PLAN_KEYS = {"tp", "dp", "pp", "micro_batch_size", "layers_per_stage", "nodes"}
+TYPES = (FasopNode("A100", "A100-40GB", 40e9, 1800e9, 40 * 2.0**30),
+         FasopNode("A10", "A10", 40e9, 128e9, 24 * 2.0**30, shares_bus=True))  # fmt: skip
+SMALL = FasopJob("tiny", hidden_size=64, seq_len=32, vocab_size=100, num_heads=4, global_batch_size=8,
+                 num_blocks=4)  # fmt: skip
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A made-up profile of BERT's 26 layers."""
-    write_profile(tmp_path, "BERT-345M", 24, seed=0)
-    return tmp_path
+def case(tmp_path: Path) -> FasopCase:
+    """Two nodes of two GPUs, and 6 layers of 1 ms on the fast and 2 ms on the slow one."""
+    kinds = ["embedding", *["transformer"] * 4, "post_process"]
+    lines = ["source,model,gpu,tp,layer_index,layer_kind,forward_s"]
+    for node, seconds in zip(TYPES, (0.001, 0.002), strict=True):
+        for tp in (1, 2):
+            lines += [f"S,tiny,{node.device},{tp},{i},{kind},{seconds}" for i, kind in enumerate(kinds)]
+    (tmp_path / FORWARD_FILE).write_text("\n".join(lines) + "\n")
+    return FasopCase("tiny", SMALL, TYPES, (1, 1), 2, read_profiles(tmp_path))
 
 
-def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["reproduce_fasop", *arguments])
-    return reproduce_fasop.main()
+def test_plans_that_its_program_prints_come_out_of_shipped_times() -> None:
+    cases, published = read_cases(str(SHIPPED))
+    assert len(cases) == 12
+    assert len(published) == 5
+    layers = {"BERT, Homo-small": (26,), "BERT, Hetero-small": (14, 5, 5, 2)}
+    for name, expected in layers.items():
+        theirs, ours = solve(cases[name])
+        assert theirs.layers_per_stage == expected
+        assert theirs.s_per_step == pytest.approx(published[name], rel=1e-4)
+        assert ours.s_per_step <= theirs.s_per_step
+        assert sorted(ours.nodes) == sorted(theirs.nodes)
 
 
-def test_both_plans_of_a_case_stand_beside_each_other_in_the_file(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_leaves_both_plans_of_every_case(
+    case: FasopCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = folder / "out"
-    assert _run(monkeypatch, f"profiles={folder}", "model=BERT", "cluster=Hetero-small", f"out={out}") == 0
-    (case,) = json.loads((out / "fasop.json").read_text())
-    assert case["case"] == "BERT, Hetero-small"
-    for key in ("fasop", "ours"):
-        entry = case[key]
-        assert PLAN_KEYS | {"s_per_step"} <= set(entry)
-        assert set(entry["plan"]) == PLAN_KEYS
-        assert all(entry["plan"][name] == entry[name] for name in PLAN_KEYS)
-        assert sorted(entry["nodes"]) == ["A10", "A10", "A10", "A100"]
-        assert entry["tp"] * entry["dp"] * entry["pp"] == 16
-        assert sum(entry["layers_per_stage"]) == 26
-    assert 0 < case["ours"]["s_per_step"] <= case["fasop"]["s_per_step"]
-    printed = capsys.readouterr().out
-    assert "BERT, Hetero-small" in printed
-    assert "0.8197" in printed  # the published figure beside the one of the made-up profile
-
-
-def test_the_front_holds_what_nothing_dominates() -> None:
-    points = [(1.0, 5.0), (2.0, 2.0), (3.0, 2.0), (2.0, 2.0), (4.0, 1.0)]
-    assert reproduce_fasop.on_front(points) == [True, True, False, True, True]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "profiles= must be a folder with measured layer times; try profiles=FOLDER."),
-        (["profiles={folder}/none"], "must be a folder that holds layer_forward_seconds.csv"),
-        (["profiles={folder}", "study=paretto"], "try pareto."),
-        (["profiles={folder}", "study=pareto", "model=BERT"], "model=BERT needs study=cases"),
-        (["profiles={folder}", "model=BART"], "must be part of a case's name"),
-        (["profiles={folder}", "model=T5"], "model=T5-1.3B must be measured; try BERT-345M."),
-    ],
-)
-def test_a_wish_that_cannot_be_met_is_one_sentence_and_leaves_nothing(
-    folder: Path,
-    arguments: list[str],
-    sentence: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    given = [argument.format(folder=folder) for argument in arguments]
-    assert _run(monkeypatch, *given, f"out={folder / 'out'}") == 2
-    captured = capsys.readouterr()
-    assert sentence in captured.err
-    assert captured.err.count("\n") == 1
-    assert not (folder / "out").exists()
+    monkeypatch.setattr(reproduce_fasop, "read_cases", lambda _: ({"tiny": case}, {"tiny": 0.1}))
+    monkeypatch.setattr(sys, "argv", ["reproduce_fasop", f"out={tmp_path}"])
+    assert reproduce_fasop.run(reproduce_fasop.FasopOptions(out=str(tmp_path))) == 0
+    (entry,) = json.loads((tmp_path / "fasop.json").read_text())
+    for planner in ("fasop", "ours"):
+        plan = entry[planner]
+        assert sum(plan["layers_per_stage"]) == 6
+        assert plan["tp"] * plan["dp"] * plan["pp"] == 4
+        assert sorted(plan["nodes"]) == ["A10", "A100"]
+        assert all(plan["plan"][name] == plan[name] for name in reproduce_fasop.PLAN_KEYS)
+    assert entry["ours"]["s_per_step"] <= entry["fasop"]["s_per_step"]
+    assert "0.1000" in (tmp_path / "reproduce_fasop.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("A10 (y)", "T4 (y)", "gpu of model BERT-345M=A10 must be measured"),
-        (
-            "A10 (y),4,",
-            "A10 (y),8,",
-            "tp=4 of model BERT-345M on A10 (y) must be measured; try 2.",
-        ),
+        ("A10 (AWS g5)", "T4 (y)", "gpu of model BERT-345M=A10 must be measured"),
+        ("BERT-345M,A10 (AWS g5),4,", "BERT-345M,A10 (AWS g5),8,", "must be measured; try 2."),
         ("forward_s\n", "forward_s\nbroken\n", "line 2: the row must have 7 fields"),
+        ("25,post_process", "25,post_process,", "must have 7 fields"),
     ],
 )
-def test_a_profile_that_lacks_something_is_one_sentence(
-    folder: Path,
-    old: str,
-    new: str,
-    sentence: str,
-    monkeypatch: pytest.MonkeyPatch,
+def test_layer_times_that_lack_something_are_refused_in_a_sentence(
+    old: str, new: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
-    path = folder / FORWARD_FILE
-    path.write_text(path.read_text().replace(old, new))
-    assert _run(monkeypatch, f"profiles={folder}", "model=BERT", f"out={folder / 'out'}") == 2
+) -> None:  # fmt: skip
+    text = (SHIPPED / FORWARD_FILE).read_text()
+    assert old in text
+    (tmp_path / FORWARD_FILE).write_text(text.replace(old, new))
+    monkeypatch.setattr(sys, "argv", ["reproduce_fasop", f"profiles={tmp_path}", f"out={tmp_path / 'out'}"])
+    options = reproduce_fasop.FasopOptions
+    name, doc = "experiments.reproduce_fasop", reproduce_fasop.__doc__
+    assert reproduce_fasop.run_main(name, doc, options, reproduce_fasop.run) == 2
     captured = capsys.readouterr()
     assert sentence in captured.err
     assert captured.err.count("\n") == 1
-    assert not (folder / "out").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cluster_that_nothing_fits_and_a_chain_of_other_layers_are_refused(case: FasopCase) -> None:
+    with pytest.raises(InfeasibleError, match="no plan fits"):
+        solve(replace(case, types=tuple(replace(node, memory=1.0) for node in TYPES)))
+    with pytest.raises(Exception, match=r"has 6 layers at tp=1, which must be 7; try 7\."):
+        solve(replace(case, job=replace(SMALL, num_blocks=5)))
+
+
+def test_two_stages_with_sends_end_as_worked_out_by_hand() -> None:
+    # forward 1 s, backward 2 s; 0.5 s forward, 0.25 s back, two micro-batches:
+    # stage 0: F 0-1, sent 1.5, F -2.5, sent 3; B 4.75-6.75; B 8-10
+    # stage 1: F 1.5-2.5, B -4.5, sent 4.75; F -5.75, B -7.75, sent 8
+    ends = stage_ends(np.array([[3.0], [3.0]]), np.array([0.5]), np.array([0.25]), 2)
+    assert ends[:, 0].tolist() == [10.0, 7.75]
+
+
+def test_equal_stages_without_sends_take_the_closed_form_of_1f1b() -> None:
+    ends = stage_ends(np.full((4, 1), 3.0), np.zeros(1), np.zeros(1), 8)
+    assert ends[0, 0] == pytest.approx((8 + 4 - 1) * 3.0)
+
+
+def test_a_small_strategy_costs_what_a_hand_calculation_says(case: FasopCase) -> None:
+    # 6 layers of 3 ms (A100) and 6 ms (A10) for forward and backward, micro-batches of 2: twice that
+    strategies = Strategies(case, (2, 1, 2, 2), np.array([[0, 1]]), case.ticks(1, 2))
+    counts = np.array([[4, 2]])
+    assert strategies.num_micro_batches == 2
+    assert strategies.ticks[1, 2] * TICK == pytest.approx(0.024)
+    p2p = 2 * 32 * 64 * 16 / (40e9 / 2 / 1.05)
+    np.testing.assert_allclose(strategies.p2p, [[p2p]])
+    # stage 0 has the embedding and three blocks; its two ranks share a node of two GPUs
+    parameters = 64 * 100 + 3 * (12 * 64**2 + 20800)
+    sync = parameters * 16 / 1800e9 + 64 * 100 * 16 / (40e9 / 2)
+    np.testing.assert_allclose(strategies.sync_seconds(counts), [[sync, sync]])
+    # 24 ms in both stages: 8 ms forward, 16 ms backward; every send waits for nobody
+    end = 0.008 + p2p + 0.024 + p2p + 0.024 + p2p + 0.016
+    assert strategies.plans(counts)[0].s_per_step == pytest.approx(end + sync)
+
+
+def test_memory_is_what_a_hand_calculation_says(case: FasopCase) -> None:
+    strategies = Strategies(case, (2, 2, 1, 2), np.array([[0, 1]]), case.ticks(2, 2))
+    block = 12 * 64**2 / 2 * 18 + 32 * 2 * 2 * 64 * (10 + 24 / 2 + 5 * 4 * 32 / (64 * 2))
+    embedding = 64 * 100 / 2 * 18 + 32 * 2 * 64 * 2 * 2 / 2
+    post = 64 * 100 / 2 * 18 + 4 * 32 * 2 * (64 + 100) / 2
+    expected = [[1.10 * (embedding + 2 * block), 1.10 * (2 * block + post)]]
+    np.testing.assert_allclose(strategies.memory_bytes(np.array([[3, 3]])), expected)
