@@ -42,7 +42,7 @@ MODEL = ("model=toy", "model.hidden_size=256", "model.num_heads=8", "model.vocab
 
 
 def usable_cores() -> int:
-    """Return the number of cores on which this process may run."""
+    """Cores on which this process may run."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -95,7 +95,7 @@ class Row:
 
 
 def problem_of(options: MeasuredOptions) -> Problem:
-    """Compose the small model on as many processes of this machine."""
+    """The small model on as many processes of this machine."""
     node = f"{{count: 1, gpus: {options.devices}, device: cpu, intra_node: "
     node += "{bandwidth_GBps: 1.0, latency_us: 100.0, shared: true}}"
     space = [f"space.zero_stage={options.zero_stages}", f"space.num_micro_batches={options.micro_batches}"]
@@ -105,7 +105,7 @@ def problem_of(options: MeasuredOptions) -> Problem:
 
 
 def uniform_plans(problem: Problem) -> list[Plan]:
-    """List every uniform plan of the space with even stages.
+    """Every uniform plan of the space with even stages.
 
     Layers that are no blocks share the first and the last stage, as trainers do it.
     """
@@ -132,7 +132,7 @@ def _even_edges(problem: Problem, pp: int) -> tuple[int, ...]:
 
 
 def measure_in_turn(problem: Problem, plans: Sequence[Plan], repeats: int, seed: int) -> list[list[float]]:
-    """Time every plan's steps as a job of every process: `(plans, repeats)`, seconds, after one warm-up."""
+    """A job of every process: seconds of every plan's steps, `(plans, repeats)`, after one warm-up."""
     import torch
 
     from darts_parallel.run.engine import Engine
@@ -149,7 +149,7 @@ def measure_in_turn(problem: Problem, plans: Sequence[Plan], repeats: int, seed:
 
 
 def figure_of(rows: Sequence[Row], correlation: float) -> Figure:
-    """Draw measured over predicted seconds, both logarithmic; bars span fastest to slowest step."""
+    """Measured over predicted seconds, both logarithmic; bars span fastest to slowest step."""
     figure = Figure(figsize=(7.0, 5.5), layout="constrained")
     axes = figure.subplots()
     predicted, measured = [row.predicted_s for row in rows], [row.measured_s for row in rows]

@@ -80,6 +80,8 @@ class Study(Generic[Task, Row]):
     """Solve one task; the rows are dataclasses of one type."""
     report: Callable[[Sequence[Row]], Report]
     """Make the text of the rows of all tasks, or of those that are done."""
+    page: str = ""
+    """Name of the page; empty: `name`."""
 
 
 def run_study(study: Study[Task, Row], tasks: Mapping[str, Task], options: StudyOptions) -> int:
@@ -128,7 +130,9 @@ def _write(study: Study[Task, Row], report: Report, folder: Path, page: bool) ->
     if page:
         captions = {folder / name: caption for name, (_, caption) in report.pictures.items()}
         command = typed_command(f"experiments.{study.name}")
-        path = publish(study.name, study.question, command, report.text, captions, limits=study.limits)
+        path = publish(
+            study.page or study.name, study.question, command, report.text, captions, limits=study.limits
+        )
         print(f"page: {path}")
 
 

@@ -44,10 +44,10 @@ from experiments.calibration.report import (
     worst_lines,
     write_outcomes,
 )
-from experiments.comparison.picture import save
 from experiments.data.normalize import read_folder
 from experiments.data.runs import read_runs
 from experiments.results_page import console_of, publish, result_folder
+from experiments.study import save_png
 
 METHOD = """\
 The runs are those of [`experiments/data/measured.csv`](../data/measured.csv), one row a run with its source
@@ -100,7 +100,7 @@ def validate(options: ValidationOptions) -> int:
     reports = held_out_reports(cases, parameters, options.held_out)
     text = markdown(outcomes, jobs, reports)
     write_text(out / "validation.md", text + "\n")
-    save(scatter_figure(outcomes), out / "validation.png")
+    save_png(scatter_figure(outcomes), out / "validation.png")
     counts = f"{skipped_summary(outcomes)} {repeat_sentence(cases)}".strip()
     if options.publish:
         command = "python -m experiments.validate_cost_model held_out=[source,model,family] publish=true"

@@ -54,7 +54,7 @@ def refuse_unsearched(problem: Problem) -> None:
 
 
 def unused_settings(problem: Problem) -> list[str]:
-    """Return one sentence for each changed setting of the main search that the loop does not read."""
+    """One sentence for each changed setting of the main search that the loop does not read."""
     usual, own = SearchConfig(), problem.config.search
     return [
         f"search.{name}={getattr(own, name)} is not used: the bilevel loop has its own, "

@@ -33,7 +33,7 @@ class TransformerShape:
 
 
 def shape_of(problem: Problem) -> TransformerShape:
-    """Return the sizes of the problem's Transformer, if it is one that this package can train.
+    """Sizes of the problem's Transformer, if it is one that this package can train.
 
     Errors:
         ConfigError: its blocks are not GPT's.
@@ -84,7 +84,7 @@ class BilevelSettings(BilevelConfig):
 
     @staticmethod
     def of(problem: Problem, seed: int) -> "BilevelSettings":
-        """Return the settings of one seed's search.
+        """Settings of one seed's search.
 
         Errors:
             ConfigError: the problem is not one that the loop can train.

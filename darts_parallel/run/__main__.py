@@ -36,7 +36,7 @@ HEARD_S = 3.0
 
 
 def run(settings: RunSettings) -> int:
-    """Run in this process (as torchrun starts it), or in processes of its own.
+    """One run in this process (as torchrun starts it), or in processes of its own.
 
     Returns:
         The exit status: 1 where the comparison failed.
@@ -69,7 +69,7 @@ def run(settings: RunSettings) -> int:
 
 
 def _checked(settings: RunSettings) -> tuple[Problem, Plan, str]:
-    """Check problem, plan and device before any process group; only the first rank says what is wrong."""
+    """Problem, plan and device, checked before any process group; only the first rank says what is wrong."""
     try:
         require_torch()
         _require_whole_environment()
@@ -117,7 +117,7 @@ def _as_rank(problem: Problem, plan: Plan, settings: RunSettings, device: str) -
 
 
 def predicted_cost(plan: Plan, problem: Problem) -> CostBreakdown | None:
-    """Price the plan by the cost model; None where it cannot price it."""
+    """What the cost model says of the plan; None where it cannot price it."""
     try:
         return evaluate(plan, problem)
     except UnsupportedError:
@@ -125,7 +125,7 @@ def predicted_cost(plan: Plan, problem: Problem) -> CostBreakdown | None:
 
 
 def main() -> int:
-    """Run the command; of several processes only the first prints what all of them refuse."""
+    """Entry point; of several processes only the first prints what all of them refuse."""
     # workers are stopped on the way out
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     try:

@@ -11,11 +11,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from darts_parallel.cost.compute import padded_vocabulary
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
-from darts_parallel.run.experts import ExpertBank, Mixture, expert_bank
-from darts_parallel.run.layouts import Layout, Meshes, converted, shard_ranks
+from darts_parallel.run.layouts import Layout, converted
+from darts_parallel.run.meshes import Meshes, shard_ranks
+from darts_parallel.run.mixture.experts import ExpertBank, Mixture, expert_bank
+from darts_parallel.run.replicated import Replicated
+from darts_parallel.run.sharded import Sharded
 from darts_parallel.run.tensor_parallel import divide
 from darts_parallel.run.transformer import Block, build_layer, parameter_names
-from darts_parallel.run.units import Replicated, Sharded, Unit
+from darts_parallel.run.units import Unit
 
 LOSS = "loss"
 BANK = "mlp.bank"
@@ -23,12 +26,12 @@ BANK = "mlp.bank"
 
 
 def table_rows(vocab_size: int, tp: int) -> int:
-    """Return the rows of a vocabulary table with the padding that the cost model counts, over all ranks."""
+    """Rows of a vocabulary table with the padding that the cost model counts, over all `tp` ranks."""
     return int(padded_vocabulary(vocab_size, torch.tensor(float(tp)))) * tp
 
 
 def share_one_table(problem: Problem, plan: Plan) -> bool:
-    """Tell whether embedding and head hold one and the same table: on one stage, divided alike."""
+    """Whether embedding and head hold one and the same table: on one stage, divided alike."""
     if not problem.model.config.tie_embeddings or plan.pp > 1:
         return False
     first, head = plan.layers[0], plan.layers[head_index(problem)]
@@ -36,7 +39,7 @@ def share_one_table(problem: Problem, plan: Plan) -> bool:
 
 
 def head_index(problem: Problem) -> int:
-    """Return the position of the head in the chain."""
+    """Position of the head in the chain."""
     return next(i for i, layer in enumerate(problem.model.layers) if layer.kind == "head")
 
 
@@ -59,7 +62,7 @@ class Chunk(nn.Module):
         self.before, self.meshes = before, meshes
 
     def forward(self, state: Tensor) -> Tensor:
-        """Map tokens `(b, T)` or states `(b, t, H)` to states, or to logits `(b, T, rows / tp)`."""
+        """Tokens `(b, T)` or states `(b, t, H)` to states, or to logits `(b, T, rows / tp)`."""
         layout = self.before
         for name, layer, strategy in zip(self.names, self.layers, self.strategies, strict=True):
             if layout is None:  # the embedding works on whole sequences and passes on its own layout
@@ -83,7 +86,7 @@ class Local:
 
 
 def build(problem: Problem, plan: Plan, meshes: Meshes, seed: int, device: torch.device) -> Local:
-    """Build all chunks of this rank; collective where groups are warmed up."""
+    """All chunks of this rank; collective where groups are warmed up."""
     shared = share_one_table(problem, plan)
     chunks: dict[int, Chunk] = {}
     for place, (first, end) in enumerate(pairwise(plan.boundaries)):
@@ -129,7 +132,7 @@ def _module(
 
 
 def _units(name: str, module: nn.Module, strategy: LayerStrategy, meshes: Meshes) -> dict[str, Unit]:
-    """Return the units of a layer: its experts, which have other replicas, and all the rest."""
+    """The units of a layer: its experts, which have other replicas, and all the rest."""
     units: dict[str, Unit] = {}
     bank = expert_bank(module)
     if bank is not None:
@@ -150,7 +153,7 @@ def _unit(name: str, module: nn.Module, strategy: LayerStrategy, mesh: DeviceMes
 
 
 def _shared_unit(chunk: Chunk, meshes: Meshes) -> dict[str, Unit]:
-    """Return one unit of embedding and head, whose table is the embedding's."""
+    """One unit of embedding and head, whose table is the embedding's."""
     index = chunk.names.index("head")
     embedding, head, strategy = chunk.layers[0], chunk.layers[index], chunk.strategies[0]
     strategy = _effective(strategy, shard_ranks(strategy))
@@ -167,5 +170,5 @@ def _shared_unit(chunk: Chunk, meshes: Meshes) -> dict[str, Unit]:
 
 
 def _effective(strategy: LayerStrategy, shards: int) -> LayerStrategy:
-    """Take no ZeRO stage where one rank would keep all anyway."""
+    """The strategy with no ZeRO stage where one rank would keep all anyway."""
     return replace(strategy, zero_stage=0) if shards == 1 else strategy

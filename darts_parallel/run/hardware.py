@@ -26,14 +26,14 @@ class Machine:
 
     @staticmethod
     def here() -> "Machine":
-        """Look at this machine."""
+        """This machine."""
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         names = tuple(torch.cuda.get_device_name(i) for i in range(count))
         return Machine(names, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def device_for(problem: Problem, plan: Plan, wish: str, machine: Machine) -> str:
-    """Return `cpu` or `cuda` for a plan on this machine.
+    """`cpu` or `cuda` for a plan on this machine.
 
     Args:
         problem: In float32.

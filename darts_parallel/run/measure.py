@@ -74,7 +74,7 @@ def measure(engine: Engine, warmup: int, steps: int, seed: int) -> Measurement:
 
 
 def timed_step(engine: Engine, seed: int, step: int) -> tuple[float, float]:
-    """Return the seconds of one training step on the slowest rank, and its loss; collective.
+    """Seconds of one training step on the slowest rank, and its loss; collective.
 
     Args:
         engine: A plan on this rank.
@@ -102,7 +102,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> float:
-    """Return the peak since `reset_peak`, bytes: allocated on a GPU, resident of this process on a CPU."""
+    """Peak since `reset_peak`: allocated on a GPU, resident memory of this process on a CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     try:

@@ -100,7 +100,7 @@ def _render_measurement(measured: Measurement, cost: CostBreakdown | None, conso
 
 
 def outcome_dict(outcome: Outcome, cost: CostBreakdown | None) -> dict[str, Any]:
-    """Return all results for a JSON file."""
+    """All results for a JSON file."""
     verdict = outcome.verdict
     measurement = outcome.measurement
     return {

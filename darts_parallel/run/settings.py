@@ -50,7 +50,7 @@ class RunSettings:
 
 
 def load(settings: RunSettings) -> tuple[Problem, Plan]:
-    """Load the plan of the settings and its problem in float32, checked for execution.
+    """The plan of the settings and its problem in float32, checked for execution.
 
     Errors:
         PlanError: the file is missing or broken.

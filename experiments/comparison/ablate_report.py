@@ -10,9 +10,7 @@ from rich.console import Console
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.plan.file import write_text
 from darts_parallel.report.tables import csv_text, filled_table, markdown_table
-from experiments.comparison.gaps import percent
-from experiments.comparison.picture import save
-from experiments.comparison.quantiles import quantile, read_curve
+from experiments.comparison.quantiles import percent, quantile, read_curve
 from experiments.comparison.variants import (
     BILEVEL,
     BILEVEL_VARIANTS,
@@ -23,6 +21,7 @@ from experiments.comparison.variants import (
     tables_of,
 )
 from experiments.results_page import publish
+from experiments.study import save_png
 
 Row = dict[str, Any]
 COLUMNS = ("problem", "variant", "seed", "raw_gap", "gap", "gap_at_equal_seconds", "seconds", "cpu_seconds",
@@ -49,7 +48,7 @@ def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console,
     lines = [note, "", *markdown_table(header, cells, (0, 1)), "", *bilevel_lines(done)]
     text = "\n".join(lines).rstrip() + "\n"
     write_text(folder / "summary.md", text)
-    save(figure(done), folder / "ablate.png")
+    save_png(figure(done), folder / "ablate.png")
     if command is not None:
         captions = {folder / "ablate.png": "gap of every run of every variant to the optimum"}
         publish("ablate", "What matters in the search?", command, text, captions)

@@ -1,9 +1,8 @@
-"""One problem solved by every method: the rows of `compare.csv`."""
+"""Solve one problem by every method: the rows of `compare.csv`."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,11 +13,10 @@ from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import Curve, TableResult
 from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.descent import search_tables
-from darts_parallel.plan.file import write_text
 from darts_parallel.planner.methods import solve
-from darts_parallel.report.tables import csv_of
 from experiments.comparison.problems import Case
 from experiments.comparison.quantiles import quantile
+from experiments.study import unless_interrupted
 
 ORACLE, UNIFORM, SEARCH = "dynamic_programming", "exhaustive_uniform", "gradient_search"
 AUTO = "auto"
@@ -27,29 +25,31 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Run:
-    """One method on one problem with one seed: one row of `compare.csv`."""
+    """Hold what one method found on one problem with one seed: a row of a comparison."""
 
     problem: str
     method: str
     seed: int | None
     """None where nothing is random."""
     iteration_time_s: float
-    """Of the method's best plan; infinite without one."""
+    """Seconds per iteration of the method's best plan; infinite without one."""
     seconds: float
     evaluations: int
     proven: bool
-    """The method proved its answer: optimal in the model over its own space."""
+    """Whether the method proved its answer: optimal in the model over its own space."""
     gap: float
     """Relative distance from the oracle's proven answer, or from its lower bound where it stopped early."""
     raw_gap: float | None = None
     """Relative distance before polishing; None where a method does not polish."""
-    curve: Curve = ()
+    schedule: str = ""
+    """Order of passes, where it is free."""
+    curve: Curve = field(default=(), repr=False)
     """Anytime curve; stands in a file of its own."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one process does: a problem, and the settings of the methods."""
+    """Hold what one process solves: a problem, and the settings of the methods."""
 
     case: Case
     methods: tuple[str, ...]
@@ -57,20 +57,20 @@ class Work:
     search: SearchConfig
     oracle_seconds: float
     budget: float = 10.0
-    """Most seconds of the gradient search, and of a rival that never ends by itself."""
+    """Seconds of the gradient search at most, and of a rival that never ends by itself."""
 
 
 def gap(seconds: float, reference: float) -> float:
-    """Relative distance from `reference`; infinite where there is no plan."""
+    """Return the relative distance from `reference`; infinite where there is no plan."""
     if reference <= 0:
         return float("inf")
     return seconds / reference - 1.0
 
 
 def run_case(work: Work) -> list[Run]:
-    """The oracle first, then every other method against it.
+    """Solve by the oracle first, then by every other method.
 
-    The oracle knows no incumbent, so nothing that the search does can sway it.
+    The oracle knows no incumbent, so nothing that the search does can influence it.
     """
     torch.set_num_threads(1)
     tables = work.case.tables()
@@ -112,7 +112,7 @@ def _auto(work: Work, tables: Sequence[CostTable], reference: float) -> Run:
 
 
 def _rival(work: Work, name: str, tables: Sequence[CostTable], reference: float, budget: float) -> list[Run]:
-    """Its runs by seed, or the one where nothing is random; what never ends by itself has `budget`."""
+    """Run a rival with every seed, or once; what never ends by itself has `budget`."""
     rival, runs = PLANNERS[name], []
     for seed in work.seeds if rival.seeded else (None,):
         began = time.monotonic()
@@ -132,6 +132,7 @@ def _search(work: Work, tables: Sequence[CostTable], seed: int, reference: float
     if result is None:
         seconds, none = time.monotonic() - began, float("inf")
         return Run(work.case.name, SEARCH, seed, none, seconds, 0, False, none, none)
+    unless_interrupted(result)
     return Run(
         problem=work.case.name,
         method=SEARCH,
@@ -144,8 +145,3 @@ def _search(work: Work, tables: Sequence[CostTable], seed: int, reference: float
         raw_gap=gap(result.raw_iteration_time_s, reference),
         curve=result.curve,
     )
-
-
-def write_csv(path: Path, runs: Sequence[Run]) -> None:
-    """All rows, problems in the order in which they are given; complete or as it was before."""
-    write_text(path, csv_of(Run, runs, without=("curve",)))

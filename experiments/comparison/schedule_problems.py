@@ -1,4 +1,4 @@
-"""Fourteen problems whose schedule is free: layers that differ or do not divide, tight memory, mixed GPUs.
+"""List fourteen problems whose schedule is free: uneven or indivisible layers, tight memory, mixed GPUs.
 
 Each pins what the trainer's user knows (degrees, micro-batches) and leaves schedules, chunks of any number
 of layers and every layer's recomputation open. Where NVIDIA publishes how it cuts the model, the number of
@@ -18,11 +18,11 @@ FREE = ("space.zero_stage=1", "space.recompute=[none,full]", SCHEDULES)
 
 @dataclass(frozen=True)
 class ScheduleCase:
-    """One problem by name; its cost tables are built where they are needed."""
+    """Name one problem; its cost tables are built where they are needed."""
 
     name: str
     given: tuple[str, ...]
-    """Overrides beside `FREE`."""
+    """Overrides next to `FREE`."""
     little_memory: bool = False
     space: str = "layerwise"
     layout: str = ""
@@ -30,12 +30,12 @@ class ScheduleCase:
 
     @cached_property
     def problem(self) -> Problem:
-        """Model, cluster, job and space."""
+        """Load model, cluster, job and space."""
         problem = load_problem([*self.given, *FREE])
         return tight(problem) if self.little_memory else problem
 
     def tables(self) -> tuple[CostTable, ...]:
-        """Cost tables of all schedules."""
+        """Build the cost tables of all schedules."""
         return tables_of(self.problem)
 
 
@@ -97,11 +97,3 @@ CASES: tuple[ScheduleCase, ...] = (
                                             "space.virtual_stages=[1,2,8]"), *_pins(8, 16, 8)),
                  layout=LLAMA31_405B),
 )  # fmt: skip
-
-
-def small_case(name: str, pp: int, count: int) -> ScheduleCase:
-    """The problem of a name with a short pipeline and few micro-batches, one sequence each."""
-    case = next(case for case in CASES if case.name == name)
-    gpus = 8 // pp
-    given = (*case.given, f"space.pp={pp}", f"space.num_micro_batches={count}", _batch(count * gpus))
-    return ScheduleCase(f"{name}, {pp} devices, {count} micro-batches", given)

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baselines import PLANNERS
-from experiments.comparison.gaps import percent
-from experiments.comparison.quantiles import EXACT, quantile, read_curve
+from experiments.comparison.quantiles import EXACT, percent, quantile, read_curve
 from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, Run
 
 HEADER = ("method", "problems", "no plan", "best", "median", "95 %", "largest", "median s", "median plans")

@@ -1,4 +1,4 @@
-"""The comparison of all methods: standings, duels at equal wall-clock, anytime curves."""
+"""The comparison of all methods: standings, duels at equal wall-clock, findings, anytime curves."""
 
 import csv
 from dataclasses import replace
@@ -6,19 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from baselines import PLANNERS, Planner
-from darts_parallel.config.search import SearchConfig
-from darts_parallel.errors import UnsupportedError
-from experiments.comparison.anytime import anytime_figure, write_curves
-from experiments.comparison.gaps import Findings
-from experiments.comparison.picture import save
-from experiments.comparison.problems import LARGE, suite
-from experiments.comparison.runs import AUTO, ORACLE, SEARCH, Run, Work, run_case
+from baselines import PLANNERS, SCHEDULE_PLANNERS, Planner
+from darts_parallel.config.composition import load_config
+from darts_parallel.config.options import parse
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.errors import ConfigError, UnsupportedError
+from experiments import compare, compare_schedules
+from experiments.comparison.curves import median_gaps
+from experiments.comparison.findings import distribution, problem_table, remarks
+from experiments.comparison.problems import CORE, MIXED, PRESETS, UNEVEN, suite
+from experiments.comparison.quantiles import percent, quantile
+from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, Run, Work, run_case
+from experiments.comparison.schedule_problems import CASES, ScheduleCase
+from experiments.comparison.schedule_suite import METHODS
 from experiments.comparison.standings import RAW, best_known, default_verdict, duels, standings
 
 
 def run(problem: str, method: str, cost: float, seed: int | None = None, **changes: object) -> Run:
-    base = Run(problem, method, seed, cost, 2.0, 100, method == ORACLE, cost - 1.0, None, ((0.5, cost),))
+    curve = ((0.5, cost),)
+    base = Run(problem, method, seed, cost, 2.0, 100, method == ORACLE, cost - 1.0, curve=curve)
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -35,17 +41,34 @@ RUNS = [
 ]  # fmt: skip
 
 
-def test_the_best_known_plan_is_anybodys() -> None:
-    assert best_known(RUNS) == {"a": 1.0, "b": 1.9}
+def test_the_suite_has_problems_of_every_kind_with_names_of_their_own() -> None:
+    cases, core = suite(), suite(["core"])
+    assert (
+        len({case.name for case in cases}) == len(cases) == 2 * len(PRESETS) + len(UNEVEN) + len(MIXED) + 10
+    )
+    assert "llama3_405b on h100_128x8 x 512 nodes, loose" in {case.name for case in cases}
+    assert [case.name for case in core] == list(CORE)
+    assert {case.variant for case in core} == {case.variant for case in cases}
+    with pytest.raises(ConfigError, match=r"problems=gpt9 is part of no problem's name.*gpt2_xl"):
+        suite(["gpt9"])
+
+
+def test_a_tight_problem_has_less_memory_and_an_uneven_one_other_layers() -> None:
+    loose, tight, uneven = (case.tables()[0] for case in suite(["toy on toy"]))
+    assert tight.capacity[0] < loose.capacity[0]
+    ratio = uneven.forward / loose.forward
+    factors = ratio[ratio.isfinite()]
+    assert 0.5 <= float(factors.min()) < float(factors.max()) <= 2.0
+    assert float(factors.std()) > 0.1
 
 
 def test_standings_take_medians_over_seeds_and_count_missing_plans() -> None:
+    assert best_known(RUNS) == {"a": 1.0, "b": 1.9}
     table = {entry.method: entry for entry in standings(RUNS)}
     assert table[SEARCH].gaps == pytest.approx((0.1, 0.0))
     assert table[RAW].gaps == pytest.approx((0.3, 2.0 / 1.9 - 1.0))
     assert table[ORACLE].gaps == pytest.approx((0.0, 2.0 / 1.9 - 1.0))
     assert table["amp"].cells()[:4] == ["amp", "2", "1", "0"]
-    assert table[ORACLE].cells()[3] == "1"
 
 
 def test_a_duel_reads_the_rivals_curve_at_the_searchs_own_seconds() -> None:
@@ -54,35 +77,76 @@ def test_a_duel_reads_the_rivals_curve_at_the_searchs_own_seconds() -> None:
         "- gradient search against annealing at the gradient search's own seconds: better on 1, equal on 0, "
         "worse on 1 problems; worse on a by 4.762 %."
     ]
+    times, gaps = median_gaps(RUNS[4:7], 1.0)
+    assert times == [0.1, 1.9, 2.0, 2.5]
+    assert gaps == pytest.approx([40.0, 5.0, 5.0, 0.0])
+    assert median_gaps([run("b", "annealing", 3.0, curve=())], 1.0) == ([], [])
 
 
-def test_curves_are_written_and_drawn(tmp_path: Path) -> None:
-    write_curves(tmp_path / "curves.csv", RUNS)
-    with (tmp_path / "curves.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == sum(len(entry.curve) for entry in RUNS)
-    assert rows[0]["problem"] == "a"
-    save(anytime_figure(RUNS), tmp_path / "anytime.png")
-    assert (tmp_path / "anytime.png").read_bytes().startswith(b"\x89PNG")
+def test_findings_name_misses_worst_first_and_leave_unproven_problems_out() -> None:
+    runs = [
+        *(run("a", ORACLE, 1.0), run("b", ORACLE, 1.0), run("c", ORACLE, 1.0, proven=False)),
+        *(run("a", SEARCH, 1.001, 0, raw_gap=0.02), run("b", SEARCH, 1.02, 0, raw_gap=0.03)),
+        *(run("c", SEARCH, 1.5, 0, raw_gap=0.6), run("a", SEARCH, 1.0, 3, gap=-1e-6, raw_gap=0.0)),
+    ]
+    missed, other, early, contradiction = remarks(runs)
+    assert missed == "- b, seed 0: polished 2.000 %, raw 3.000 %"
+    assert other.startswith("- a, seed 0")
+    assert "stopped early on c" in early
+    assert "Contradiction: gradient_search is better" in contradiction
+    text = "\n".join(distribution(runs))
+    assert "| polished | 3 | 0.0% |" in text
+    assert text.count("**missed**") == 3
+    assert any(line.startswith("| c | 1 (bound) | 2.0 | - | 60.000 %") for line in problem_table(runs))
 
 
-def test_a_method_with_one_plan_at_its_end_is_drawn_as_a_point() -> None:
-    ended = run("a", ORACLE, 1.0, curve=((2.0, 1.0),))
-    lines = {line.get_label(): line for line in anytime_figure([ended, *RUNS[1:4]]).axes[0].get_lines()}
-    assert lines[ORACLE].get_marker() == "s"
-    assert lines[SEARCH].get_marker() == "None"
-
-
-def test_every_rival_answers_a_problem_of_the_suite_and_none_beats_the_proof() -> None:
-    case = suite(["toy on toy, loose"])[0]
-    work = Work(case, ("amp", "annealing", "megatron_rule"), (0, 1), SearchConfig(), 60.0, budget=0.3)
-    rows = run_case(work)
-    assert [(row.method, row.seed) for row in rows] == [
-        (ORACLE, None), ("annealing", 0), ("annealing", 1), ("megatron_rule", None), ("amp", None),
+def test_quantiles_are_observed_values_and_failures_stay_infinite() -> None:
+    values = [0.03, 0.0, float("inf"), 0.01, 0.02]
+    assert [quantile(values, share) for share in (5, 20, 21, 50, 80, 81, 100)] == [
+        0.0, 0.0, 0.01, 0.02, 0.03, float("inf"), float("inf"),
     ]  # fmt: skip
-    assert all(row.gap > -1e-9 for row in rows)
-    assert all(row.curve[-1][1] == row.iteration_time_s for row in rows)
-    assert not Findings.of(rows).contradictions
+    assert [percent(x) for x in (0.0, 5e-10, 1e-8, 0.0123, float("inf"), None)] == [
+        "0", "0", "1e-06 %", "1.230 %", "no plan", "-",
+    ]  # fmt: skip
+
+
+def test_a_default_that_is_beaten_or_slower_is_named_with_the_figures() -> None:
+    good = default_verdict([run("p", AUTO, 1.0), run("p", "amp", 1.0, seconds=3.0), run("p", "alpa", 2.0)])
+    assert "best plan on 1 of 1 problems." in good[0]
+    assert "on 0 problems." in good[1]
+    rows = [run("p", AUTO, 1.1), run("p", "amp", 1.0, seconds=1.0), run("p", ORACLE, 0.9, seconds=60.0)]
+    beaten, slower = default_verdict(rows)
+    assert "0 of 1 problems; worse on p by 10.000 % (amp)." in beaten
+    assert "on 1 problems: p (2.0 s against 1.0 s)" in slower
+    assert default_verdict(rows[1:]) == []
+
+
+def test_gaps_of_an_oracle_that_stopped_early_are_from_its_bound() -> None:
+    search = replace(load_config().search, num_steps=5, num_restarts=2)
+    rows = run_case(Work(suite(["toy on toy, tight"])[0], (UNIFORM,), (0,), search, oracle_seconds=1e-9))
+    assert not rows[0].proven
+    assert distribution(rows) == []
+
+
+def test_compare_leaves_rows_tables_and_a_picture(tmp_path: Path) -> None:
+    methods = "methods=[gradient_search,exhaustive_uniform,annealing,amp,megatron_rule]"
+    given = ["problems=toy on toy, loose", "seeds=2", "jobs=1", "budget=0.2", "search.num_steps=20"]
+    assert compare.run(parse(compare.CompareOptions, [*given, methods, f"out={tmp_path}"])) == 0
+    with (tmp_path / "compare.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["method"], row["seed"]) for row in rows] == [
+        (ORACLE, ""), (UNIFORM, ""), (SEARCH, "0"), (SEARCH, "1"), ("annealing", "0"), ("annealing", "1"),
+        ("megatron_rule", ""), ("amp", ""),
+    ]  # fmt: skip
+    assert rows[0]["proven"] == "True"
+    assert float(rows[0]["gap"]) == 0.0
+    assert all(float(row["gap"]) > -1e-9 for row in rows)
+    text = (tmp_path / "compare.md").read_text()
+    assert "search.num_steps=20" in text
+    assert "| annealing | 1 |" in text
+    assert "Contradiction" not in text
+    assert (tmp_path / "curves.csv").read_text().count("annealing") >= 1
+    assert (tmp_path / "anytime.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_rival_without_its_extra_is_refused_with_the_way_to_get_it() -> None:
@@ -92,41 +156,37 @@ def test_a_rival_without_its_extra_is_refused_with_the_way_to_get_it() -> None:
         Planner("no_such_module", extra="rivals").solve([], "layerwise")
 
 
-def test_the_suite_reaches_4096_gpus_and_126_layers() -> None:
-    names = [case.name for case in suite()]
-    assert "llama3_405b on h100_128x8 x 512 nodes, loose" in names
-    assert len([name for name in names if any(name.startswith(model) for model, *_ in LARGE)]) >= 10
-    assert len(set(names)) == len(names)
+TINY = ScheduleCase(
+    "toy",
+    ("model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.tp=1", "space.num_micro_batches=4"),
+    layout="Et|t*2|t|L",
+)
 
 
-def row(method: str, cost: float, seconds: float, seed: int | None = None) -> Run:
-    """A row of one problem."""
-    return Run("p", method, seed, cost, seconds, 1, False, 0.0)
+def test_schedules_are_compared_at_equal_seconds_with_a_bound_below_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 12
+    monkeypatch.setattr(compare_schedules, "CASES", (TINY,))
+    given = [f"out={tmp_path}", "seeds=1", "budget=0.2", "search.num_steps=4", "search.num_restarts=2"]
+    kind = compare_schedules.CompareSchedulesOptions
+    assert compare_schedules.run(parse(kind, given)) == 0
+    with (tmp_path / "compare_schedules.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["method"] for row in rows} == set(METHODS)
+    assert min(float(row["gap"]) for row in rows) >= 0
+    text = (tmp_path / "compare_schedules.md").read_text()
+    assert text.count("\n| toy |") == 1
+    assert "of 1 problems" in text
+    with pytest.raises(ConfigError, match="elephants"):
+        compare_schedules.run(parse(kind, ["problems=[elephants]"]))
 
 
-def test_a_default_that_is_best_and_fast_is_said_to_be_so() -> None:
-    lines = default_verdict([row(AUTO, 1.0, 2.0), row("amp", 1.0, 3.0), row("alpa", 2.0, 0.1)])
-    assert "best plan on 1 of 1 problems." in lines[0]
-    assert "on 0 problems." in lines[1]
-
-
-def test_a_default_that_is_beaten_or_slower_is_named_with_the_figures() -> None:
-    rows = [row(AUTO, 1.1, 2.0), row("amp", 1.0, 1.0), row(ORACLE, 0.9, 60.0)]
-    beaten, slower = default_verdict(rows)
-    assert "0 of 1 problems; worse on p by 10.000 % (amp)." in beaten
-    assert "on 1 problems: p (2.0 s against 1.0 s)" in slower
-
-
-def test_seeds_count_by_their_medians_and_no_match_means_nothing_to_be_slower_than() -> None:
-    rows = [
-        row(AUTO, 1.0, 50.0),
-        *(row(SEARCH, cost, 1.0, seed) for seed, cost in enumerate((0.9, 1.2, 1.3))),
-    ]
-    beaten, slower = default_verdict(rows)
-    assert "1 of 1" in beaten
-    assert "on 0 problems" in slower
-
-
-@pytest.mark.parametrize("rows", [[], [row("amp", 1.0, 1.0)]])
-def test_without_the_default_there_is_no_verdict(rows: list[Run]) -> None:
-    assert default_verdict(rows) == []
+@pytest.mark.parametrize("name", ["even_split", "min_max_chunks", "bottleneck_moves"])
+def test_planners_of_schedules_give_valid_plans_of_the_cost_that_they_claim(name: str) -> None:
+    tables = TINY.tables()
+    found = SCHEDULE_PLANNERS[name].solve(tables, "layerwise", deadline=None)
+    assert found.best is not None
+    cost = evaluate_batch(tables[found.best.table], found.best.plan)
+    assert bool(cost.feasible[0])
+    assert float(cost.iteration_time[0]) == pytest.approx(found.cost, rel=1e-12)

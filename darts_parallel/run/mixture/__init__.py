@@ -1,0 +1,1 @@
+"""Routed experts: their modules, and the exchange of tokens between the ranks that hold them."""

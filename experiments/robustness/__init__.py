@@ -1,1 +1,0 @@
-"""An attack on the command: random problems against another enumeration, and bad input of every kind."""
