@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.config.schema import RECOMPUTE
+from darts_parallel.config.schema import RECOMPUTE, TrainingConfig
 from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.problem.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,12 @@ class ChoiceTensors:
 
     @staticmethod
     def build(
-        problem: Problem, counts: tuple[int, ...], choices: tuple[LayerStrategy, ...], cp: int = 1
+        training: TrainingConfig,
+        counts: tuple[int, ...],
+        choices: tuple[LayerStrategy, ...],
+        cp: int = 1,
     ) -> "ChoiceTensors":
-        """Tensors of `choices` for every number of micro-batches in `counts`."""
-        training = problem.training
+        """Return the tensors of `choices` for every number of micro-batches in `counts`."""
         tp = float_tensor([c.tp for c in choices])
         ranks = float_tensor([c.dp * cp for c in choices])
         total = float(training.global_batch_size * training.seq_len)
@@ -60,10 +61,10 @@ class ChoiceTensors:
 
 
 def float_tensor(values: Sequence[float]) -> Tensor:
-    """Numbers as float64."""
+    """Return numbers as float64."""
     return torch.tensor(values, dtype=torch.float64)
 
 
-def element_bytes(problem: Problem) -> int:
-    """Bytes of one activation element; fp8 training keeps activations in 16 bits."""
-    return 4 if problem.training.precision == "fp32" else 2
+def element_bytes(training: TrainingConfig) -> int:
+    """Return the bytes of one activation element; fp8 training keeps activations in 16 bits."""
+    return 4 if training.precision == "fp32" else 2

@@ -15,10 +15,10 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from darts_parallel.config.training import TrainingConfig
+from darts_parallel.cost.memory import padded_vocabulary
+from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.problem.cluster import Device, Scalar
-from darts_parallel.problem.model import VOCABULARY_MULTIPLE, AttentionCore, Gemm, LayerSpec
-from darts_parallel.problem.state_space import Scan
+from darts_parallel.problem.model import AttentionCore, Gemm, LayerSpec
 
 BACKWARD_FACTOR = 2.0
 """Each matrix product of the forward pass has two in backward (Narayanan et al. 2021, appendix)."""
@@ -30,9 +30,6 @@ ALIGNED, SLOWEST_ALIGNED = 64, 8
 UNALIGNED_FACTOR = 1.0 / 8.0
 """Speed of batched products whose rows do not begin on 16 bytes: outside the tensor cores, whose peak
 is 16 times that of the other 16-bit units (A100 data sheet: 312 and 78 TFLOP/s with FP16, 19.5 FP32)."""
-VECTOR_SHARE = 1.0 / 16.0
-"""Speed of float32 arithmetic outside the tensor cores, of the 16-bit peak (A100 data sheet: 19.5 and 312
-TFLOP/s)."""
 ATTENTION_HALF_SIZE = 32.0
 """Head size at which fused attention reaches half of `attention_efficiency`: at 64 it reaches 2/3 and at
 128 4/5 of it, the ratio between the two that Dao 2023 measures on A100 (arXiv 2307.08691, figure 4)."""
@@ -40,12 +37,6 @@ LAUNCH_EXPONENT = 4.0
 """Of the mean of launching and running the kernels of experts: 19 % above either where they are alike."""
 CAST_BYTES = 3.0
 """Memory traffic per element that is cast from 16 to 8 bits."""
-
-
-def padded_vocabulary(vocab_size: int, tp: Tensor) -> Tensor:
-    """Rows of the vocabulary table that one rank holds (Megatron-LM's padding), shape of `tp`."""
-    multiple = VOCABULARY_MULTIPLE * tp
-    return torch.ceil(vocab_size / multiple) * VOCABULARY_MULTIPLE
 
 
 def gemm_seconds(gemm: Gemm, tokens: Tensor, tp: Tensor, device: Device, width: int) -> Tensor:
@@ -146,119 +137,44 @@ def attention_seconds(
     return products + stream_seconds(passes, device)
 
 
-def scan_seconds(
-    scan: Scan | None, tokens: Tensor, tp: Tensor, device: Device, width: int
-) -> tuple[Tensor, Tensor]:
-    """Forward seconds of a state-space scan and those that backward repeats.
-
-    Each of the shape of `tokens * tp` broadcast. Chunks multiply on matrix units like fused attention of as
-    narrow heads; the scan of Mamba-1 has no products and runs on the units beside them.
-    """
-    if scan is None:
-        return torch.zeros_like(tokens), torch.zeros_like(tokens)
-    share = tokens / tp
-    filled = scan.head_dim / (scan.head_dim + ATTENTION_HALF_SIZE)
-    products = device.half_flops * device.attention_efficiency * filled
-    rate = products if scan.head_dim > 1 else device.half_flops * VECTOR_SHARE
-    forward, again = (
-        torch.maximum(share * flops / rate, stream_seconds(width * share * elements, device))
-        for flops, elements in ((scan.flops, scan.elements), (scan.flops_again, scan.elements_again))
-    )
-    return forward, again
-
-
-def forward_seconds(
-    layer: LayerSpec,
-    tokens: Tensor,
-    seq_len: int,
-    tp: Tensor,
-    sequence_shards: Tensor,
-    device: Device,
-    *,
-    fused: bool,
-    width: int,
-    eight_bit: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Forward seconds of one micro-batch of a layer, and the part that is attention core.
-
-    Args:
-        eight_bit: Fused attention multiplies in 8 bits.
-        tokens: Tokens of a micro-batch on one rank, shape `(O, C)`.
-        tp: Tensor-parallel degree, shape `(C,)`.
-        sequence_shards: `tp` with sequence parallelism, else 1, shape `(C,)`.
-        width: Bytes of one element.
-
-    Returns:
-        Seconds and attention seconds, shape `(O, C)`; launch overhead is in neither.
-    """
-    core = torch.zeros_like(tokens)
-    for attention in layer.cores:
-        core = core + attention_seconds(
-            attention, tokens, seq_len, tp, device, fused=fused, width=width, eight_bit=eight_bit
-        )
-    streamed = (
-        device.streaming_factor
-        * width
-        * tokens
-        * (layer.replicated_elements / sequence_shards + layer.sharded_elements / tp)
-    )
-    total = core + stream_seconds(streamed, device) + scan_seconds(layer.scan, tokens, tp, device, width)[0]
-    for gemm in layer.products:
-        total = total + gemm_seconds(gemm, tokens, tp, device, width)
-    return total, core
-
-
-def computation_seconds(
-    layer: LayerSpec,
-    training: TrainingConfig,
-    tokens: Tensor,
-    tp: Tensor,
-    sequence_shards: Tensor,
-    device: Device,
-    *,
-    width: int,
-    launches: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Seconds of one micro-batch without experts and messages, each of shape `(O, C)`.
-
-    Args:
-        training: Whether attention is fused, and in how many bits.
-        launches: Share of the launch overheads that is paid.
-        layer, tokens, tp, sequence_shards, device, width: As in `forward_seconds`.
+def computation_seconds(stage: StageContext, layer: LayerSpec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the seconds of a micro-batch without terms of `cost.terms` and messages, each `(O, C)`.
 
     Returns:
         Forward, backward, the part of forward that is attention's, and the weights' gradients.
     """
-    forward, core = forward_seconds(
-        layer, tokens, training.seq_len, tp, sequence_shards, device,
-        fused=training.fused_attention, width=width, eight_bit=training.fp8_dot_product_attention,
-    )  # fmt: skip
-    forward = forward + launches * device.layer_overhead
+    device, training, width = stage.device, stage.training, stage.width
+    tokens, tp, shards = stage.choices.tokens, stage.choices.tp, stage.choices.sequence_shards
+    core = torch.zeros_like(tokens)
+    for attention in layer.cores:
+        core = core + attention_seconds(
+            attention, tokens, training.seq_len, tp, device,
+            fused=training.fused_attention, width=width, eight_bit=training.fp8_dot_product_attention,
+        )  # fmt: skip
+    elements = layer.replicated_elements / shards + layer.sharded_elements / tp
+    forward = core + stream_seconds(device.streaming_factor * width * tokens * elements, device)
+    for gemm in layer.gemms:
+        forward = forward + gemm_seconds(gemm, tokens, tp, device, width)
+    forward = forward + stage.launches * device.layer_overhead
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if training.fused_attention else 0.0
-    _, scanned_again = scan_seconds(layer.scan, tokens, tp, device, width)
-    backward = BACKWARD_FACTOR * forward + extra * core + scanned_again
+    backward = BACKWARD_FACTOR * forward + extra * core
+    weights = products_seconds(layer.gemms, tokens, tp, device, width)
     if layer.frozen:  # of a frozen product, backward has the gradient of the input alone
-        backward = backward - products_seconds(layer.gemms, tokens, tp, device, width)
+        return forward, backward - weights, core, torch.zeros_like(weights)
     # the products of a weight's gradient have the sizes of its forward product in another order
-    return forward, backward, core, products_seconds(layer.trained, tokens, tp, device, width)
+    return forward, backward, core, weights
 
 
-def recomputed_seconds(
-    layer: LayerSpec,
-    modules: Sequence[str],
-    tokens: Tensor,
-    tp: Tensor,
-    sequence_shards: Tensor,
-    device: Device,
-    width: int,
-) -> Tensor:
-    """Seconds to compute the parts of a block again that `modules` name, shape `(O, C)`.
+def recomputed_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
+    """Return the seconds to compute the parts of a block again that the job names, shape `(O, C)`.
 
-    Attention core and experts are not among a layer's parts. Arguments as in `forward_seconds`.
+    Attention core and the terms of `cost.terms` are not among a layer's parts.
     """
+    tokens, tp, shards = stage.choices.tokens, stage.choices.tp, stage.choices.sequence_shards
+    device, width = stage.device, stage.width
     total = torch.zeros_like(tokens)
-    for part in (part for part in layer.parts if part.module in modules):
-        kept = part.replicated_activation_bytes / sequence_shards + part.sharded_activation_bytes / tp
+    for part in (part for part in layer.parts if part.module in stage.training.recompute_modules):
+        kept = part.replicated_activation_bytes / shards + part.sharded_activation_bytes / tp
         if not part.gemms:  # a streaming kernel writes anew, in elements of 2 bytes, what was not kept
             total = total + device.streaming_factor * stream_seconds(width * tokens * kept, device)
         for gemm in part.gemms:

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.layer_costs import TIME_TERMS
+from darts_parallel.cost.layer_costs import CONTEXT, MESSAGES, TIME_TERMS
 from darts_parallel.cost.memory import ROUNDING
-from darts_parallel.cost.offload.fractions import OffloadedPlans, summed
 from darts_parallel.cost.pipeline import pipeline_seconds
 from darts_parallel.cost.searcher import searcher_breakdown
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable, build_table
+from darts_parallel.cost.terms import plan_contributions, terms_of
+from darts_parallel.cost.terms.offload import summed
 from darts_parallel.plan.legality import check_plan as check_plan
 from darts_parallel.plan.space import plan_space
 from darts_parallel.plan.strategy import Plan
@@ -81,12 +82,9 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     working = table.working.take(chosen)
     largest = torch.zeros_like(sync_seconds).scatter_reduce(1, devices, working, "amax")
     memory = summed(kept, devices, table.pp) + largest
-    if table.offload:
-        offloaded = OffloadedPlans.of(table, plans.outer, plans.choices, stages)
-        shares = offloaded.fractions()
-        memory = offloaded.memory(shares)
-        stage_seconds = stage_seconds + sum(offloaded.lengthening(shares), torch.zeros_like(stage_seconds))
-        sync_seconds = sync_seconds + offloaded.update(shares)
+    for own in plan_contributions(table, plans):
+        stage_seconds = stage_seconds + (own.forward + own.backward)
+        sync_seconds, memory = sync_seconds + own.per_iteration, memory + own.memory
     legal = table.allowed[outer, plans.choices].all(1) & ~(table.fused_to_previous[plans.first_layers].any(1))
     if table.kind_allowed is not None:
         legal &= table.runs(kinds, plans.choices).all(1)
@@ -133,10 +131,8 @@ def pass_seconds(
         summed(values[outer, table.stage_kind[stages], layers, plans.choices], stages, table.num_stages)
         for values in (table.forward, table.backward, table.weight_gradient)
     )
-    if table.offload:
-        offloaded = OffloadedPlans.of(table, plans.outer, plans.choices, stages)
-        longer = offloaded.lengthening(offloaded.fractions())
-        forward, backward = forward + longer[0], backward + longer[1]
+    for own in plan_contributions(table, plans):
+        forward, backward = forward + own.forward, backward + own.backward
     inside, across = neighbour_seconds(table, plans, stages) if between is None else between
     return PassSeconds(forward + inside / 2, backward + inside / 2, weight, across / 2)
 
@@ -194,7 +190,7 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     table, hard, cost = hard_plan(plan, problem)
     cluster = problem.cluster.arranged(plan.node_order)
     if problem.config.cost.knows_stages:
-        parts = _breakdown(table, hard, cost, has_experts=problem.model.has_experts)
+        parts = _breakdown(table, hard, cost, _time_terms(problem, plan.cp))
         seconds = float(cost.iteration_time[0])
         stage_times = tuple(cost.stage_seconds[0].tolist())
     else:
@@ -254,7 +250,14 @@ def _hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batc
     return table, hard, evaluate_batch(table, hard)
 
 
-def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost, *, has_experts: bool) -> dict[str, float]:
+def _time_terms(problem: Problem, cp: int) -> list[str]:
+    """Return the causes that a model can have at a context-parallel degree."""
+    sent = {term.message for layer in problem.model.kinds[0] for term in terms_of(layer)}
+    present = (sent - {CONTEXT}) | ({CONTEXT} if cp > 1 else set())
+    return [name for name in TIME_TERMS if name in present or name not in MESSAGES]
+
+
+def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost, names: list[str]) -> dict[str, float]:
     """Seconds per iteration by cause: one stage's micro-batches, the bubble, the rest.
 
     The stage is the slowest, or by simulation the one that the iteration waits for.
@@ -272,17 +275,13 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost, *, has_exper
         values = table.terms[name][plans.outer[0], kind, layers, plans.choices[0]]
         return float(values[stages == stage].sum())
 
-    # plans without context parallelism or experts need no word of it
-    shown = {"context_parallel": table.cp > 1, "expert_parallel": has_experts}
-    names = [name for name in TIME_TERMS if shown.get(name, True)]
     parts = {name: count * term(name, slowest) for name in names}
     seconds = cost.stage_seconds[0]
     updated = torch.zeros(table.pp)
-    if table.offload:
-        offloaded = OffloadedPlans.of(table, plans.outer, plans.choices, plans.stages())
-        shares = offloaded.fractions()
-        longer = table.by_device(sum(offloaded.lengthening(shares)))  # type: ignore[arg-type]
-        parts["offload"], updated = count * float(longer[0, slowest]), offloaded.update(shares)[0]
+    for own in plan_contributions(table, plans):
+        extra_seconds = table.by_device(own.forward + own.backward)
+        parts[own.name] = count * float(extra_seconds[0, slowest])
+        updated = updated + own.per_iteration[0]
     parts["p2p_and_resharding"] = count * float(seconds[slowest]) - sum(parts.values())
     if abs(parts["p2p_and_resharding"]) < 1e-12 * float(seconds.sum()) or not mine.any():
         parts["p2p_and_resharding"] = 0.0

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.offload.fractions import OffloadedPlans
 from darts_parallel.cost.table import CostTable
+from darts_parallel.cost.terms.offload import offloaded_shares
 from darts_parallel.plan.strategy import Plan
 
 
@@ -55,16 +55,8 @@ class HardPlans:
             node_order=table.node_order,
             virtual_stages=table.virtual_stages,
             schedule=table.pipeline.schedule,
-            offload=self._offloaded(index, table),
+            offload=offloaded_shares(table, self[index : index + 1]),
         )
-
-    def _offloaded(self, index: int, table: CostTable) -> tuple[tuple[float, float], ...]:
-        """Fractions of every device that plan number `index` offloads; empty where it offloads nothing."""
-        if not table.offload:
-            return ()
-        one = self[index : index + 1]
-        found = OffloadedPlans.of(table, one.outer, one.choices, one.stages()).fractions()[0]
-        return tuple((a, b) for a, b in found.tolist()) if bool((found > 0).any()) else ()
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,13 @@
 """Seconds and bytes of one kind of layer on one kind of stage, for all strategies at once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from darts_parallel.config.schema import RECOMPUTE
-from darts_parallel.cost.choices import ChoiceTensors, element_bytes, float_tensor
-from darts_parallel.cost.collectives import (
-    RingGroup,
-    all_reduce,
-    reduce_scatter,
-    single_ring,
-    split_group,
-    wire_bytes,
-)
+from darts_parallel.cost.collectives import all_reduce, reduce_scatter, split_group, wire_bytes
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
     computation_seconds,
@@ -24,28 +17,31 @@ from darts_parallel.cost.compute import (
     weight_cast_seconds,
 )
 from darts_parallel.cost.memory import (
-    StateBytes,
     activation_bytes,
     between_passes,
     gathered_bytes,
     key_value_bytes,
     parameters_per_rank,
-    state_bytes,
     static_bytes,
     weight_gradient_bytes,
 )
-from darts_parallel.cost.mixture.expert_costs import (
-    ExpertCosts,
-    expert_costs,
-    exposed_exchange,
+from darts_parallel.cost.sharding import (
+    ShardGroup,
+    accumulation_seconds,
+    data_group,
+    layer_shards,
+    ring_group,
+    sharding_seconds,
 )
-from darts_parallel.problem.cluster import Device, StageTopology
-from darts_parallel.problem.model import LayerSpec
-from darts_parallel.problem.problem import Problem
+from darts_parallel.cost.stage_context import StageContext
+from darts_parallel.cost.terms import TERMS, Contribution, CostTerm, terms_of
+from darts_parallel.problem.layer_spec import LayerSpec
 
-TIME_TERMS = ("compute", "recompute", "tensor_parallel", "context_parallel", "expert_parallel", "sharding")
-"""What a micro-batch spends on a layer: arithmetic, repeated forward, tp and cp collectives, dispatch and
-combine of experts' tokens (and waiting for the launches of experts), ZeRO-2/3."""
+CONTEXT = "context_parallel"
+MESSAGES = tuple(dict.fromkeys([CONTEXT, *(term.message for term in TERMS if term.message)]))
+TIME_TERMS = ("compute", "recompute", "tensor_parallel", *MESSAGES, "sharding")
+"""Causes of a micro-batch's seconds: arithmetic, repeated forward, collectives of tp and cp, messages of
+`cost.terms` (and waiting for the launches of experts), ZeRO-2/3."""
 OPTIMIZER_TRAFFIC = 2.0
 """The optimizer reads and writes each of its bytes once (stream model)."""
 
@@ -59,7 +55,7 @@ class LayerCosts:
     backward: Tensor
     """Seconds of one micro-batch backward, recomputation included."""
     weight_gradient: Tensor
-    """The part of `backward` that only the optimizer waits for."""
+    """Seconds of the part of `backward` that only the optimizer waits for."""
     terms: dict[str, Tensor]
     """`forward + backward` split by `TIME_TERMS`."""
     gradient_sync: Tensor
@@ -73,323 +69,179 @@ class LayerCosts:
     activation: Tensor
     """Bytes kept for backward per micro-batch in flight."""
     for_weights: Tensor
-    """Bytes among or beside them that a split backward keeps from its first pass to that of the weights."""
+    """Bytes among or next to them that a split backward keeps from its first pass to that of the weights."""
     working: Tensor
     """Bytes that exist only while the layer is computed."""
 
 
-def layer_costs(
-    problem: Problem, layer: LayerSpec, topology: StageTopology, choices: ChoiceTensors, *, counts_table: bool
-) -> LayerCosts:
-    """Costs of `layer` on a stage of `topology`.
+def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -> LayerCosts:
+    """Price `layer` on a stage.
 
     Args:
         counts_table: False where the layer's vocabulary table is another layer's on the same device.
     """
-    state = state_bytes(problem.training.precision, problem.training.optimizer)
-    device = problem.cluster.groups[topology.group].device
-    shards = shard_groups(problem, layer, topology, choices, counts_table=counts_table)
-    experts = None
-    if layer.experts is not None:
-        width = element_bytes(problem)
-        experts = expert_costs(problem, layer.experts, topology, choices, width, frozen=layer.frozen)
-    terms, forward, backward, weights = _micro_batch_seconds(problem, layer, topology, choices, experts)
-    accumulation = sum(accumulation_seconds(part, choices, state, device) for part in shards)
+    device, choices, state = stage.device, stage.choices, stage.state
+    shards = shard_groups(stage, layer, counts_table=counts_table)
+    added = {term: term.layer_cost(stage, layer) for term in terms_of(layer)}
+    seconds, forward, backward, weights = _micro_batch_seconds(stage, layer, added)
+    accumulation = sum(accumulation_seconds(stage, part) for part in shards)
     accumulation = torch.as_tensor(accumulation).expand_as(backward)
-    terms["compute"] = terms["compute"] + accumulation
+    seconds["compute"] = seconds["compute"] + accumulation
     backward, weights = backward + accumulation, weights + accumulation
-    sync = _sharding_seconds(problem, topology, choices, shards, state, forward, backward)
+    sync = sharding_seconds(stage, shards, forward, backward)
     traffic = OPTIMIZER_TRAFFIC * (state.optimizer + state.gradient) + state.parameter
-    kept = _activations(problem, layer, device, choices, experts)
-    saved = torch.stack([kept[kind] for kind in RECOMPUTE])
-    activation = saved.gather(0, choices.recompute.expand(1, *kept["none"].shape)).squeeze(0)
+    stored = _activations(stage, layer, added)
+    saved = torch.stack([stored[kind] for kind in RECOMPUTE])
+    activation = saved.gather(0, choices.recompute.expand(1, *stored["none"].shape)).squeeze(0)
     zero, none = choices.zero_stage, torch.zeros_like(forward)
-    needed = weight_gradient_bytes(
-        layer, choices.tokens, choices.tp, choices.sequence_shards, element_bytes(problem)
-    )
-    needed = device.activation_factor * (needed if experts is None else needed + experts.kept)
+    needed = weight_gradient_bytes(layer, choices.tokens, choices.tp, choices.sequence_shards, stage.width)
     # with ZeRO-3 a rank casts its own shard before it is gathered
-    own = 1.0 / (choices.tp * torch.where(zero == 3, choices.shards, 1.0))
-    optimizer = none + weight_cast_seconds(layer, own, device)
-    static, held, working = none, none, kept["none"] - activation
+    cast = 1.0 / (choices.tp * torch.where(zero == 3, choices.shards, 1.0))
+    optimizer = none + weight_cast_seconds(layer, cast, device)
+    static, optimizer_state, working = none, none, stored["none"] - activation
     for part in shards:
         mine = torch.where(zero >= 1, part.parameters / part.shards, part.parameters)
         if not part.frozen:
             optimizer = optimizer + stream_seconds(mine * traffic, device)
-        own_state = part.held(state)
-        held = held + mine * own_state.optimizer
-        static = static + static_bytes(part.parameters, part.shards, zero, own_state)
-        working = working + gathered_bytes(part.parameters, zero, own_state)
-    if experts is not None:
-        working = working + experts.buffers
+        per_parameter = part.held(state)
+        optimizer_state = optimizer_state + mine * per_parameter.optimizer
+        static = static + static_bytes(part.parameters, part.shards, zero, per_parameter)
+        working = working + gathered_bytes(part.parameters, zero, per_parameter)
+    for own in added.values():
+        needed, working = needed + own.kept, working + own.working
+    needed = device.activation_factor * needed
     return LayerCosts(
         forward=forward + sync["forward"],
         backward=backward + sync["backward"],
         weight_gradient=weights,
-        terms=terms | {"sharding": sync["forward"] + sync["backward"]},
+        terms=seconds | {"sharding": sync["forward"] + sync["backward"]},
         gradient_sync=sync["iteration"],
         optimizer=optimizer,
         static=device.state_factor * static,
-        state=device.state_factor * held,
+        state=device.state_factor * optimizer_state,
         activation=activation,
-        for_weights=between_passes(layer, needed, kept["none"], activation),
-        working=working + _received_keys(problem, layer, choices),
+        for_weights=between_passes(layer, needed, stored["none"], activation),
+        working=working + _received_keys(stage, layer),
     )
 
 
-@dataclass(frozen=True)
-class ShardGroup:
-    """Parameters of a layer on a rank, and the ranks that hold the same ones; tensors of shape `(C,)`.
-
-    A layer has one such group, its experts another one, and so have adapters.
-    """
-
-    parameters: Tensor
-    shards: Tensor
-    """Ranks over which ZeRO states are sharded."""
-    inner: RingGroup
-    """Ranks of a shard group."""
-    across: RingGroup
-    """Ranks that hold the same shard."""
-    frozen: bool = False
-    """Not trained: no gradient, no optimizer state, and nothing travels but the gathers of ZeRO-3."""
-
-    def held(self, state: StateBytes) -> StateBytes:
-        """Bytes per parameter of this group, of those of trained ones."""
-        return StateBytes(state.parameter, 0.0, 0.0) if self.frozen else state
-
-
-def shard_groups(
-    problem: Problem, layer: LayerSpec, topology: StageTopology, choices: ChoiceTensors, *, counts_table: bool
-) -> list[ShardGroup]:
-    """The parameters of `layer` on a rank, those of its experts apart: they have other replicas.
+def shard_groups(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -> list[ShardGroup]:
+    """Return the parameters of `layer` on a rank, those with replicas or states of their own apart.
 
     Args:
         counts_table: False where the layer's vocabulary table is another layer's on the same device.
     """
     spec = layer if counts_table else replace(layer, vocabulary_parameters=0)
-    parameters = parameters_per_rank(spec, problem.model.config.vocab_size, choices.tp)
-    inner, across = split_group(_data_group(topology, choices), choices.ranks, choices.shards)
-    groups = [ShardGroup(parameters, choices.shards, inner, across, layer.frozen)]
-    if layer.frozen:
-        adapters = layer.adapter_parameters / choices.tp + layer.replicated_adapter_parameters
-        groups.append(ShardGroup(adapters, choices.shards, inner, across))
-    if layer.experts is not None:
-        degrees = (choices.ep * choices.etp).tolist()
-        whole = _ring_group([topology.data_parallel(int(degree)) for degree in degrees], topology)
-        replicas = choices.expert_replicas
-        inner, across = split_group(whole, replicas, replicas)
-        numbers = layer.experts.parameters / (choices.ep * choices.etp)
-        groups.append(ShardGroup(numbers, replicas, inner, across, layer.frozen))
-    return groups
-
-
-def accumulation_seconds(
-    part: ShardGroup, choices: ChoiceTensors, state: StateBytes, device: Device
-) -> Tensor:
-    """Seconds to add the gradients of one micro-batch to those before it, shape `(C,)`.
-
-    The sum is read and written at its own width and the new gradient read at that of the parameters;
-    with ZeRO-2 and 3 a rank adds its shard only (ZeRO, section 5). Frozen parameters have none.
-    """
-    if part.frozen:
-        return torch.zeros_like(part.parameters)
-    mine = torch.where(choices.zero_stage >= 2, part.parameters / part.shards, part.parameters)
-    return stream_seconds(mine * (2.0 * state.gradient + state.parameter), device)
+    parameters = parameters_per_rank(spec, stage.model.config.vocab_size, stage.choices.tp)
+    apart = [group for term in terms_of(layer) for group in term.shard_groups(stage, layer)]
+    return [layer_shards(stage, parameters, frozen=layer.frozen), *apart]
 
 
 def _micro_batch_seconds(
-    problem: Problem,
-    layer: LayerSpec,
-    topology: StageTopology,
-    choices: ChoiceTensors,
-    experts: ExpertCosts | None,
+    stage: StageContext, layer: LayerSpec, added: Mapping[CostTerm, Contribution]
 ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-    """Terms, forward, backward, and the part of backward that is gradients of weights."""
-    device, training = problem.cluster.groups[topology.group].device, problem.training
-    width = element_bytes(problem)
-    forward_pass, back, core, of_weights = computation_seconds(
-        layer, training, choices.tokens, choices.tp, choices.sequence_shards, device,
-        width=width, launches=problem.launches,
-    )  # fmt: skip
-    exchanged = torch.zeros_like(forward_pass), torch.zeros_like(forward_pass)
-    if experts is not None:
-        forward_pass, back = forward_pass + experts.forward, back + experts.backward
-        of_weights = of_weights + experts.weight_gradient
-        exchanged = exposed_exchange(problem, layer, choices, experts, device, width, (forward_pass, back))
+    """Return terms, forward, backward, and the part of backward that is gradients of weights."""
+    device, choices, training = stage.device, stage.choices, stage.training
+    modules = training.recompute_modules
+    forward_pass, back, core, of_weights = computation_seconds(stage, layer)
+    part = recomputed_seconds(stage, layer)
+    part = part + core if "core_attn" in modules else part
+    for own in added.values():
+        forward_pass, back = forward_pass + own.forward, back + own.backward
+        of_weights, part = of_weights + own.weight_gradient, part + own.recomputed
+    messages = [(CONTEXT, "core_attn", _key_seconds(stage, layer, core))]
+    for term in added:
+        sent = term.message_seconds(stage, layer, (forward_pass, back))
+        messages += [(term.message, term.repeated_with, sent)] if term.message else []
     of_weights = of_weights / back
-    if problem.measured is not None:
+    if stage.measured is not None:
         # measured times hold the launch overhead already
         sizes = choices.tokens / training.seq_len
-        known = problem.measured.seconds(device.name, layer.kind, choices.tp, sizes)
+        known = stage.measured.seconds(device.name, layer.kind, choices.tp, sizes)
         forward_pass, back = known or (forward_pass, back)
-    elements, block = choices.tokens * problem.model.config.hidden_size, problem.config.cost.lossy_block
-    ring = _ring_group([topology.tensor_parallel(int(tp)) for tp in choices.tp.tolist()], topology)
-    links = problem.cluster.stage_links(topology)
-    collective = all_reduce(wire_bytes(width, choices.tp_comm_bits, block) * elements, ring, *links)
-    exact = all_reduce(width * elements, ring, *links)
     selective = (choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
     full = (choices.recompute == RECOMPUTE.index("full")) & layer.recomputable
-    keys = _context_seconds(problem, layer, topology, choices, core)
-    modules = training.recompute_modules
-    part = _selective_seconds(problem, layer, choices, core, device, experts)
-    again = torch.where(full, forward_pass, torch.where(selective, part, torch.zeros_like(core)))
-    forward_keys = keys["forward"]
-    fetched = full | selective if "core_attn" in modules else full
-    backward_keys = keys["backward"] + torch.where(fetched, forward_keys, 0.0)
-    sent_again = full | selective if "moe" in modules else full
-    backward_exchange = exchanged[1] + torch.where(sent_again, exchanged[0], 0.0)
-    shown = 1.0 - device.tp_hidden_share
-    forward_tp = shown * layer.tp_collectives * collective
-    # only the forward sums are rounded: those of backward are gradients of the straight-through estimate
-    backward_tp = shown * layer.tp_collectives_backward * exact + torch.where(full, forward_tp, 0.0)
+    none = torch.zeros_like(core)
+    again = torch.where(full, forward_pass, torch.where(selective, part, none))
+    forward_tp, backward_tp = _tensor_parallel_seconds(stage, layer, full)
     terms = {
         "compute": forward_pass + back,
         "recompute": again,
         "tensor_parallel": forward_tp + backward_tp,
-        "context_parallel": forward_keys + backward_keys,
-        "expert_parallel": exchanged[0] + backward_exchange,
+        **dict.fromkeys(MESSAGES, none),
     }
-    backward = back + again + backward_tp + backward_keys + backward_exchange
-    return terms, forward_pass + forward_tp + forward_keys + exchanged[0], backward, of_weights * back
+    forward, backward = forward_pass + forward_tp, back + again + backward_tp
+    for name, module, (there, in_backward) in messages:
+        repeated = full | selective if module in modules else full
+        in_backward = in_backward + torch.where(repeated, there, 0.0)
+        forward, backward = forward + there, backward + in_backward
+        terms[name] = terms[name] + (there + in_backward)
+    return terms, forward, backward, of_weights * back
 
 
-def _selective_seconds(
-    problem: Problem,
-    layer: LayerSpec,
-    choices: ChoiceTensors,
-    core: Tensor,
-    device: Device,
-    experts: ExpertCosts | None,
-) -> Tensor:
-    """Seconds to compute again what selective recomputation throws away, collectives left aside."""
-    modules = problem.training.recompute_modules
-    parts = recomputed_seconds(
-        layer, modules, choices.tokens, choices.tp, choices.sequence_shards, device, element_bytes(problem)
-    )
-    total = parts + core if "core_attn" in modules else parts
-    if experts is None:
-        return total
-    # a whole expert layer holds its activation function; its exchange is charged with the others
-    again = experts.forward if "moe" in modules else experts.again["moe_act"]
-    return total + again if {"moe", "moe_act"} & set(modules) else total
+def _tensor_parallel_seconds(stage: StageContext, layer: LayerSpec, full: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the exposed seconds of tensor-parallel collectives in forward and backward, `(O, C)`.
 
-
-def _context_seconds(
-    problem: Problem, layer: LayerSpec, topology: StageTopology, choices: ChoiceTensors, core: Tensor
-) -> dict[str, Tensor]:
-    """Seconds by which fetching the keys and values of other context-parallel ranks lengthens attention.
-
-    Every rank needs all keys and values of the sequence for its own queries: `cp - 1` of `cp` parts
-    come from the others, as an all-gather (Llama 3, Dubey et al. 2024, arXiv 2407.21783, section 3.3.2)
-    or step by step around a ring (Ring Attention, Liu et al. 2023, arXiv 2310.01889; Megatron-LM), which
-    moves the same bytes. Backward fetches them again and reduce-scatters their gradients. Grouped-query
-    attention sends its few KV heads only. Runs beside the attention core, which cp balances.
+    Args:
+        full: Strategies that compute all of the layer again, bool.
     """
-    none = torch.zeros_like(core)
-    if choices.cp == 1 or not (layer.cores or layer.scan):
-        return {"forward": none, "backward": none}
-    group = problem.cluster.groups[topology.group]
+    choices, topology = stage.choices, stage.topology
+    elements = choices.tokens * stage.model.config.hidden_size
+    ring = ring_group([topology.tensor_parallel(int(tp)) for tp in choices.tp.tolist()], topology)
+    sent = wire_bytes(stage.width, choices.tp_comm_bits, stage.lossy_block)
+    collective = all_reduce(sent * elements, ring, *stage.links)
+    exact = all_reduce(stage.width * elements, ring, *stage.links)
+    shown = 1.0 - stage.device.tp_hidden_share
+    forward = shown * layer.tp_collectives * collective
+    # only the forward sums are rounded: those of backward are gradients of the straight-through estimate
+    return forward, shown * layer.tp_collectives_backward * exact + torch.where(full, forward, 0.0)
+
+
+def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the seconds by which fetching keys and values lengthens attention forward and backward.
+
+    With context parallelism every rank needs all keys and values of the sequence for its own queries:
+    `cp - 1` of `cp` parts come from the other ranks, as an all-gather (Llama 3, Dubey et al. 2024, arXiv
+    2407.21783, section 3.3.2) or step by step around a ring (Ring Attention, Liu et al. 2023, arXiv
+    2310.01889; Megatron-LM), which moves the same bytes. Backward fetches them again and reduce-scatters
+    their gradients. Grouped-query attention sends its few KV heads only. Runs next to the attention core,
+    which cp balances.
+    """
+    choices, none = stage.choices, torch.zeros_like(core)
+    if choices.cp == 1 or not layer.cores:
+        return none, none
     parts = torch.full_like(choices.ranks, choices.cp)
-    ring, _ = split_group(_data_group(topology, choices), choices.ranks, parts)
-    links = (group.intra_node, problem.cluster.inter_node)
-    if layer.scan is not None:  # its heads are divided instead: an all-to-all before and after (Megatron-LM)
-        moved = element_bytes(problem) * layer.scan.gathered * choices.tokens / choices.tp
-        return dict.fromkeys(("forward", "backward"), reduce_scatter(moved, ring, *links))
-    whole = choices.cp * key_value_bytes(layer, choices.tokens, choices.tp, element_bytes(problem))
-    gather = reduce_scatter(whole, ring, *problem.cluster.stage_links(topology))
-    return {
-        "forward": exposed(core, gather, group.device),
-        "backward": exposed(BACKWARD_FACTOR * core, 2.0 * gather, group.device),
-    }
-
-
-def _sharding_seconds(
-    problem: Problem,
-    topology: StageTopology,
-    choices: ChoiceTensors,
-    parts: list[ShardGroup],
-    state: StateBytes,
-    forward: Tensor,
-    backward: Tensor,
-) -> dict[str, Tensor]:
-    """Exposed seconds of data-parallel communication: per micro-batch and per iteration.
-
-    Context-parallel ranks hold the same weights, so they count as data-parallel ones here.
-    ZeRO-0 all-reduces gradients once; ZeRO-1 reduce-scatters them once and all-gathers parameters;
-    ZeRO-2 reduce-scatters after every micro-batch; ZeRO-3 also gathers parameters in every forward
-    and backward. Each runs beside the computation of the same layer. With hybrid sharding all of this
-    stays inside a shard group, and once per iteration the groups all-reduce their shards (the two hops
-    of MiCS, Zhang et al. 2022, arXiv 2205.00119, section 3.4). Gradients travel at their bits and at the
-    software's width, parameters as they are; layers share the broadcasts of their owners by size.
-    """
-    group = problem.cluster.groups[topology.group]
-    links, software = problem.cluster.stage_links(topology), problem.software
-    width, block = software.gradient_bytes or state.gradient, problem.config.cost.lossy_block
-    none, zero = torch.zeros_like(forward), choices.zero_stage
-    scatter, replicas, gather = none, none, none
-    for part in parts:
-        if software.single_ring:
-            part = replace(part, inner=single_ring(part.inner, choices.zero_stage == 3))
-        gradients = part.parameters * wire_bytes(width, choices.grad_comm_bits, block)
-        # a layer without parameters sends no message, and so has no latency
-        there = part.parameters > 0
-        gathers = there * reduce_scatter(part.parameters * state.parameter, part.inner, *links)
-        gather = gather + (gathers * (zero == 3) if part.frozen else gathers)
-        if part.frozen:
-            continue
-        scatter = scatter + there * reduce_scatter(gradients, part.inner, *links)
-        replicas = replicas + there * all_reduce(gradients / part.shards, part.across, *links)
-
-    def beside(compute: Tensor, communication: Tensor) -> Tensor:
-        return exposed(compute, communication, group.device)
-
-    per_forward = torch.where(zero == 3, beside(forward, gather), none)
-    per_backward = torch.where(
-        zero == 3, beside(backward, gather + scatter), torch.where(zero == 2, beside(backward, scatter), none)
-    )
-    last = beside(
-        backward, torch.where(zero == 0, 2.0 * scatter, torch.where(zero == 1, scatter, 0.0) + replicas)
-    )
-    gathered = torch.where((zero == 1) | (zero == 2), beside(forward, gather), none)
-    stages = problem.cluster.num_devices / sum(topology.counts)
-    share = stages * parts[0].parameters / problem.model.num_parameters * choices.tp
-    owners = choices.shards * ((choices.shards > 1) & ((zero == 1) | (zero == 2)))
-    gathered = gathered + software.owner_broadcast * owners * share
-    return {"forward": per_forward, "backward": per_backward, "iteration": last + gathered}
+    ring, _ = split_group(data_group(stage), choices.ranks, parts)
+    whole = choices.cp * key_value_bytes(layer, choices.tokens, choices.tp, stage.width)
+    gather = reduce_scatter(whole, ring, *stage.links)
+    backward = exposed(BACKWARD_FACTOR * core, 2.0 * gather, stage.device)
+    return exposed(core, gather, stage.device), backward
 
 
 def _activations(
-    problem: Problem, layer: LayerSpec, device: Device, choices: ChoiceTensors, experts: ExpertCosts | None
+    stage: StageContext, layer: LayerSpec, added: Mapping[CostTerm, Contribution]
 ) -> dict[str, Tensor]:
-    modules = problem.training.recompute_modules
-    seq_len, shards, width = problem.training.seq_len, choices.sequence_shards, element_bytes(problem)
-    formula = activation_bytes(layer, choices.tokens, seq_len, choices.tp, shards, width, modules)
-    if experts is not None:
-        dropped = [experts.saved[module] for module in ("moe", "moe_act") if module in modules]
-        less = dropped[0] if dropped else 0.0
-        formula["none"] = formula["none"] + experts.kept
-        formula["selective"] = formula["selective"] + experts.kept - less
-    # a block's input, which full recomputation keeps, is one tensor whatever the software
+    """Return the bytes that the layer keeps for backward, by recomputation."""
+    training, device, choices = stage.training, stage.device, stage.choices
+    formula = activation_bytes(
+        layer, choices.tokens, training.seq_len, choices.tp, choices.sequence_shards, stage.width,
+        training.recompute_modules,
+    )  # fmt: skip
+    for own in added.values():
+        formula["none"] = formula["none"] + own.kept
+        formula["selective"] = formula["selective"] + own.kept - own.dropped
+    # a block's input, which full recomputation keeps, is one tensor whatever the framework
     exact = ("full",) if layer.recomputable else ()
-    kept = {kind: x if kind in exact else device.activation_factor * x for kind, x in formula.items()}
-    if problem.measured is None:
-        return kept
-    sizes = choices.tokens / problem.training.seq_len
-    saved = problem.measured.saved_bytes(device.name, layer.kind, choices.tp, sizes)
-    return kept if saved is None else kept | {"none": saved}
+    stored = {kind: x if kind in exact else device.activation_factor * x for kind, x in formula.items()}
+    if stage.measured is None:
+        return stored
+    sizes = choices.tokens / training.seq_len
+    saved = stage.measured.saved_bytes(device.name, layer.kind, choices.tp, sizes)
+    return stored if saved is None else stored | {"none": saved}
 
 
-def _received_keys(problem: Problem, layer: LayerSpec, choices: ChoiceTensors) -> Tensor:
-    """Bytes of two parts of the sequence's keys and values: one in use, one on its way (double buffer)."""
+def _received_keys(stage: StageContext, layer: LayerSpec) -> Tensor:
+    """Return the bytes of two parts of the sequence's keys and values: one in use, one on its way."""
+    choices = stage.choices
     parts = 0.0 if choices.cp == 1 else 2.0
-    return parts * key_value_bytes(layer, choices.tokens, choices.tp, element_bytes(problem))
-
-
-def _data_group(topology: StageTopology, choices: ChoiceTensors) -> RingGroup:
-    return _ring_group([topology.data_parallel(int(tp)) for tp in choices.tp.tolist()], topology)
-
-
-def _ring_group(shapes: list[tuple[int, int]], topology: StageTopology) -> RingGroup:
-    local, nodes = (float_tensor([shape[i] for shape in shapes]) for i in (0, 1))
-    return RingGroup(local=local, nodes=nodes, gpus=torch.full_like(local, topology.gpus_per_node))
+    return parts * key_value_bytes(layer, choices.tokens, choices.tp, stage.width)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.compute import padded_vocabulary
 from darts_parallel.problem.cluster import Cluster, StageTopology
-from darts_parallel.problem.model import LayerSpec
+from darts_parallel.problem.model import VOCABULARY_MULTIPLE, LayerSpec
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,12 @@ def state_bytes(precision: str, optimizer: str) -> StateBytes:
     if precision == "fp32":
         return StateBytes(4.0, 4.0, moments)
     return StateBytes(2.0, 2.0 if precision == "fp16" else 4.0, 4.0 + moments)
+
+
+def padded_vocabulary(vocab_size: int, tp: Tensor) -> Tensor:
+    """Return the rows of the vocabulary table that one rank holds (Megatron-LM's padding), shape of `tp`."""
+    multiple = VOCABULARY_MULTIPLE * tp
+    return torch.ceil(vocab_size / multiple) * VOCABULARY_MULTIPLE
 
 
 def parameters_per_rank(layer: LayerSpec, vocab_size: int, tp: Tensor) -> Tensor:

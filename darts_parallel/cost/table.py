@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.choices import ChoiceTensors
+from darts_parallel.cost.choices import ChoiceTensors, element_bytes
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.memory import capacities
-from darts_parallel.cost.offload.transfers import offload_fields
 from darts_parallel.cost.pipeline import PipelineModel, by_device, held_fields
-from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds, tied_seconds
+from darts_parallel.cost.stage_context import StageContext
+from darts_parallel.cost.terms import TERMS
+from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds, stored_bytes, tied_seconds
 from darts_parallel.plan.space import OuterSpace, admits, micro_batch_legal, outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import BoundaryTopology, Cluster, StageTopology
@@ -35,11 +36,12 @@ def all_layer_costs(
     model, result = problem.model, []
     specs, kind_of_layer = model.kinds
     for kind in kinds:
+        stage = StageContext.build(problem, kind, choices)
         known: dict[int, LayerCosts] = {}
         for layer, number in zip(model.layers, kind_of_layer, strict=True):
             if number not in known:
                 shared = layer.tied and pp == 1 and layer is not model.layers[0]
-                known[number] = layer_costs(problem, specs[number], kind, choices, counts_table=not shared)
+                known[number] = layer_costs(stage, specs[number], counts_table=not shared)
         result.append([known[number] for number in kind_of_layer])
     return result
 
@@ -299,7 +301,8 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
     borders = list(dict.fromkeys(border for own in edges for border in own if border is not None))
     whole = replace(spaces[0], num_micro_batches=counts)
     first = _table(problem, whole, kinds, borders)
-    choices = ChoiceTensors.build(problem, counts, whole.choices, whole.cp)
+    choices = ChoiceTensors.build(problem.training, counts, whole.choices, whole.cp)
+    context = StageContext.build(problem, kinds[0], choices)
     tables = []
     for cluster, space, own, model, cut in zip(clusters, spaces, stages, models, edges, strict=True):
         # every order of the nodes numbers the boundaries alike: a search may weigh the orders
@@ -314,7 +317,7 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
             stage_kind=torch.tensor([kinds.index(own[device]) for device in devices]),
             boundary_kind=torch.tensor(numbers, dtype=torch.long),
             p2p=p2p,
-            per_iteration=tied_seconds(problem, cluster, own, choices),
+            per_iteration=tied_seconds(context, cluster, own),
             capacity=capacities(cluster, own, problem.config.space.memory_margin),
             node_order=cluster.node_order,
             order_name=order_label(cluster),
@@ -341,16 +344,21 @@ def _table(
 ) -> CostTable:
     """Costs of all kinds of stages and boundaries; which stage is of which kind is still open."""
     counts = torch.tensor(space.num_micro_batches)
-    choices = ChoiceTensors.build(problem, space.num_micro_batches, space.choices, space.cp)
+    choices = ChoiceTensors.build(problem.training, space.num_micro_batches, space.choices, space.cp)
     costs = all_layer_costs(problem, space.pp, kinds, choices)
     distinct, layout = layouts(space.choices)
+    tokens = ChoiceTensors.build(problem.training, space.num_micro_batches, tuple(distinct), space.cp).tokens
     allowed = [[micro_batch_legal(problem, m, c) for c in space.choices] for m in space.num_micro_batches]
     stacked = {
         name: stack(costs, name)
         for name in ("forward", "backward", "weight_gradient", "gradient_sync", "optimizer")
     }
     admitted = torch.tensor([[admits(problem, kind.group, c) for c in space.choices] for kind in kinds])
-    empty = torch.zeros(0, dtype=torch.long)
+    places = [(kind.group, max(kind.counts)) for kind in kinds]
+    empty, extra, cluster = torch.zeros(0, dtype=torch.long), dict[str, Any](), problem.cluster
+    for term in TERMS:
+        extra |= term.table_fields(space.offload, cluster, kinds, lambda name: stack(costs, name))
+    stored = stored_bytes(problem.model.layers, distinct, tokens, element_bytes(problem.training))
     return CostTable(
         pipeline=PipelineModel.from_config(problem.config.cost, space.virtual_stages, space.schedule),
         num_micro_batches=counts,
@@ -370,12 +378,12 @@ def _table(
         activation=stack(costs, "activation").amax(1),
         for_weights=stack(costs, "for_weights").amax(1),
         working=stack(costs, "working").amax(1),
-        reshard=reshard_seconds(problem, [(kind.group, max(kind.counts)) for kind in kinds], space, distinct),
-        p2p=boundary_seconds(problem, borders, space, distinct),
+        reshard=reshard_seconds(cluster, places, stored, distinct),
+        p2p=boundary_seconds(cluster, borders, stored, distinct),
         capacity=empty,
         in_flight=torch.zeros(len(counts), 1),
         terms=terms(costs) | {k: stacked[k] for k in ("gradient_sync", "optimizer")},
         kind_allowed=None if bool(admitted.all()) else admitted,
         cp=space.cp,
-        **offload_fields(space.offload, problem.cluster, kinds, lambda name: stack(costs, name)),
+        **extra,
     )

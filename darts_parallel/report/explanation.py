@@ -10,23 +10,23 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from darts_parallel.cost.choices import ChoiceTensors, element_bytes
+from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
     FUSED_BACKWARD_FACTOR,
     attention_seconds,
     products_seconds,
-    scan_seconds,
     stream_seconds,
 )
 from darts_parallel.cost.evaluation import evaluate, hard_plan, neighbour_seconds
-from darts_parallel.cost.layer_costs import ShardGroup, accumulation_seconds, shard_groups
+from darts_parallel.cost.layer_costs import TIME_TERMS, shard_groups
 from darts_parallel.cost.memory import StateBytes, state_bytes, static_bytes
-from darts_parallel.cost.mixture.expert_costs import expert_costs
-from darts_parallel.cost.offload.fractions import OffloadedPlans
+from darts_parallel.cost.sharding import ShardGroup, accumulation_seconds
+from darts_parallel.cost.stage_context import StageContext
+from darts_parallel.cost.terms import FORMULAS as TERM_FORMULAS
+from darts_parallel.cost.terms import TERMS, plan_contributions, terms_of
 from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.problem.cluster import GIB, Device, StageTopology
-from darts_parallel.problem.model import LayerSpec
+from darts_parallel.problem.cluster import GIB, Device
 from darts_parallel.problem.problem import Problem
 
 KORTHIKANTI = "Korthikanti et al. 2022, eq. 1-6"
@@ -40,10 +40,6 @@ FORMULAS: dict[str, tuple[str, str]] = {
     "optimizer state": ("state_factor x parameters x bytes each / shards (ZeRO-1, 2, 3)", ZERO),
     "activations": ("kept per micro-batch x micro-batches in flight", KORTHIKANTI),
     "working": ("largest layer: recomputed activations, gathered weights", "memory.py, largest layer"),
-    "offloaded": (
-        "- shares in host memory, + the largest layer's activations on their way",
-        "arXiv 2104.07857, section 5.1",
-    ),
     "reserved": ("constant of the device", "cluster.devices.reserved_GiB"),
     # seconds of a micro-batch
     "matrix products": (
@@ -51,29 +47,19 @@ FORMULAS: dict[str, tuple[str, str]] = {
         "roofline, Williams et al. 2009",
     ),
     "attention": ("scores and weighted sum x 3.5 if fused, x 3 if not", "Dao 2023, section 4.1"),
-    "state-space scan": (
-        "chunked products, chunk states, recurrence; backward repeats the states",
-        "Dao and Gu 2024, section 6",
-    ),
     "streaming kernels": (
         "3 x streaming_factor x bytes / memory bandwidth",
         "roofline, Williams et al. 2009",
     ),
-    "experts": ("router, permutation, grouped products: forward + backward", "arXiv 2504.14960, section 3"),
     "gradient accumulation": ("(2 x gradient + parameter) bytes / memory bandwidth", "stream model"),
     "launch overhead": ("3 x overhead of a layer", "cluster.devices.layer_overhead_us"),
     "measured compute": ("forward + backward as measured", "cost.profile"),
     "recompute": ("forward again in backward", KORTHIKANTI),
     "tensor_parallel": ("all-reduces x 2 (n-1)/n bytes / bandwidth + latencies", RING),
     "context_parallel": ("keys and values gathered beside attention", "Dubey et al. 2024, section 3.3.2"),
-    "expert_parallel": (
-        "dispatch and combine: bytes of top_k copies / bandwidth",
-        "arXiv 2504.14960, section 3",
-    ),
     "sharding": ("ZeRO-2, 3 collectives beside compute", OVERLAP),
     "resharding": ("missing bytes / link bandwidth + latencies", "resharding.py"),
     "p2p": ("2 x bytes / link bandwidth + 2 latencies", "alpha-beta model"),
-    "offload": ("activations to the host and back, beside forward and backward", OVERLAP),
     # seconds of an iteration
     "compute": ("micro-batches x the stage's compute", "roofline, Williams et al. 2009"),
     "p2p_and_resharding": ("micro-batches x the stage's messages", "alpha-beta model"),
@@ -81,8 +67,8 @@ FORMULAS: dict[str, tuple[str, str]] = {
     "gradient_sync": ("gradients reduced once, beside backward", OVERLAP),
     "optimizer": ("(2 x (state + gradient) + parameter) bytes / bandwidth", "stream model"),
     "tied_embedding_sync": ("all-reduce of the tied table's gradient", "Megatron-LM's embedding group"),
-}
-"""Of every term: formula in words, and where it comes from."""
+} | TERM_FORMULAS
+"""Formula in words and its source, by term."""
 PIPED_WIDTH = 200
 SIMULATED_BUBBLE = ("end of the schedule - micro-batches x stage", "longest path of the simulated schedule")
 
@@ -161,18 +147,12 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         "optimizer state": StateBytes(0.0, 0.0, state.optimizer),
     }
     working = [float(table.working[0, i, chosen[i]]) for i in range(len(chosen))]
-    offloaded = None
-    if table.offload:
-        own = OffloadedPlans.of(table, hard.outer, hard.choices, hard.stages())
-        shares = own.fractions()
-        offloaded = (own.memory(shares) - own.memory(torch.zeros_like(shares)))[0]
+    added = list(plan_contributions(table, hard))
     for stage, words, indices in _groups(problem, plan):
-        choices = ChoiceTensors.build(problem, (plan.num_micro_batches,), (plan.layers[indices[0]],), plan.cp)
+        zero = _context(problem, plan, indices[0]).choices.zero_stage
         for term, part in parts.items():
-            groups = (group for i in indices for group in _shards(problem, plan, i, choices))
-            total = sum(
-                float(static_bytes(g.parameters, g.shards, choices.zero_stage, g.held(part))) for g in groups
-            )
+            groups = (group for i in indices for group in _shards(problem, plan, i))
+            total = sum(float(static_bytes(g.parameters, g.shards, zero, g.held(part))) for g in groups)
             yield _line(stage, words, term, float(_device(problem, plan, stage).state_factor) * total)
         chunks = plan.chunk_of_layer
         kept = sum(float(in_flight[chunks[i]] * table.activation[0, i, chosen[i]]) for i in indices)
@@ -181,8 +161,7 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         mine = [i for i in range(len(chosen)) if plan.stage_of_layer[i] == stage]
         largest = max(mine, key=lambda i: working[i])
         yield _line(stage, problem.model.layers[largest].name, "working", working[largest])
-        if offloaded is not None:
-            yield _line(stage, "all", "offloaded", float(offloaded[stage]))
+        yield from (_line(stage, "all", own.memory_name, float(own.memory[0, stage])) for own in added)
         yield _line(stage, "all", "reserved", _device(problem, plan, stage).reserved)
 
 
@@ -190,17 +169,19 @@ def _device(problem: Problem, plan: Plan, stage: int) -> Device:
     return problem.cluster.arranged(plan.node_order).stage_group(stage, plan.pp).device
 
 
-def _shards(problem: Problem, plan: Plan, index: int, choices: ChoiceTensors) -> list[ShardGroup]:
-    """Parameters of a layer on a rank; a tied table that its stage holds already counts once."""
+def _context(problem: Problem, plan: Plan, index: int) -> StageContext:
+    """Return what prices the strategy of a layer on its stage."""
+    strategies, counts = (plan.layers[index],), (plan.num_micro_batches,)
+    topology = problem.cluster.arranged(plan.node_order).stage_topology(plan.stage_of_layer[index], plan.pp)
+    choices = ChoiceTensors.build(problem.training, counts, strategies, plan.cp)
+    return StageContext.build(problem, topology, choices)
+
+
+def _shards(problem: Problem, plan: Plan, index: int) -> list[ShardGroup]:
+    """Return the parameters of a layer on a rank; a tied table that its stage holds already counts once."""
     layer = problem.model.layers[index]
     own = not (layer.tied and plan.pp == 1 and index > 0)
-    return shard_groups(
-        problem, layer, _topology(problem, plan, plan.stage_of_layer[index]), choices, counts_table=own
-    )
-
-
-def _topology(problem: Problem, plan: Plan, stage: int) -> StageTopology:
-    return problem.cluster.arranged(plan.node_order).stage_topology(stage, plan.pp)
+    return shard_groups(_context(problem, plan, index), layer, counts_table=own)
 
 
 def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
@@ -213,19 +194,16 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         parts = _compute_parts(problem, plan, index) or {"measured compute": terms["compute"] - gradients}
         terms |= parts | {"gradient accumulation": gradients}
         names = (
-            "matrix products", "attention", "state-space scan", "streaming kernels", "launch overhead",
-            "measured compute", "gradient accumulation", "experts", "recompute", "tensor_parallel",
-            "context_parallel", "expert_parallel", "sharding",
+            "matrix products", "attention", "streaming kernels", "launch overhead", "measured compute",
+            "gradient accumulation", *(term.name for term in TERMS), *TIME_TERMS[1:],
         )  # fmt: skip
         for name in names:
             if terms.get(name):
                 yield _line(stage, words, name, len(indices) * terms[name])
     inside, across = neighbour_seconds(table, hard, hard.stages())
-    if table.offload:
-        own = OffloadedPlans.of(table, hard.outer, hard.choices, hard.stages())
-        forward, backward = own.lengthening(own.fractions())
-        longer = table.by_device(forward + backward)[0].tolist()
-        yield from (_line(stage, "all", "offload", seconds) for stage, seconds in enumerate(longer))
+    for own in plan_contributions(table, hard):
+        extra_seconds = table.by_device(own.forward + own.backward)[0].tolist()
+        yield from (_line(stage, "all", own.name, seconds) for stage, seconds in enumerate(extra_seconds))
     inside = table.by_device(inside)
     across = table.by_device(torch.nn.functional.pad(across, (1, 0)))
     for stage in range(plan.pp):
@@ -236,62 +214,44 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
 
 
 def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float] | None:
-    """The compute term of a layer, forward and backward, by what its kernels do; None where measured."""
-    layer: LayerSpec = problem.model.layers[index]
-    stage, training = plan.stage_of_layer[index], problem.training
-    fused = training.fused_attention
-    device = _device(problem, plan, stage)
-    choices = ChoiceTensors.build(problem, (plan.num_micro_batches,), (plan.layers[index],), plan.cp)
-    tokens, tp, width = choices.tokens, choices.tp, element_bytes(problem)
-    if problem.measured is not None:
+    """Return the compute seconds of a layer by what its kernels do; None where they are measured."""
+    layer, stage = problem.model.layers[index], _context(problem, plan, index)
+    device, training, width = stage.device, stage.training, stage.width
+    tokens, tp = stage.choices.tokens, stage.choices.tp
+    if stage.measured is not None:
         sizes = tokens / training.seq_len
-        if problem.measured.seconds(device.name, layer.kind, tp, sizes) is not None:
+        if stage.measured.seconds(device.name, layer.kind, tp, sizes) is not None:
             return None
-    products = float(products_seconds(layer.products, tokens, tp, device, width))
+    fused, eight_bit = training.fused_attention, training.fp8_dot_product_attention
     cores = (
         attention_seconds(
-            core,
-            tokens,
-            training.seq_len,
-            tp,
-            device,
-            fused=fused,
-            width=width,
-            eight_bit=training.fp8_dot_product_attention,
+            core, tokens, training.seq_len, tp, device, fused=fused, width=width, eight_bit=eight_bit
         )
         for core in layer.cores
     )
-    elements = layer.replicated_elements / choices.sequence_shards + layer.sharded_elements / tp
-    scanned, scanned_again = scan_seconds(layer.scan, tokens, tp, device, width)
+    elements = layer.replicated_elements / stage.choices.sequence_shards + layer.sharded_elements / tp
+    streamed = stream_seconds(device.streaming_factor * width * tokens * elements, device)
     parts = {
-        "matrix products": products,
+        "matrix products": float(products_seconds(layer.gemms, tokens, tp, device, width)),
         "attention": sum(float(core) for core in cores),
-        "state-space scan": float(scanned),
-        "streaming kernels": float(
-            stream_seconds(device.streaming_factor * width * tokens * elements, device)
-        ),
-        "launch overhead": problem.launches * float(device.layer_overhead),
+        "streaming kernels": float(streamed),
+        "launch overhead": stage.launches * float(device.layer_overhead),
     }
     seconds = {name: (1.0 + BACKWARD_FACTOR) * value for name, value in parts.items()}
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if fused else 0.0
-    seconds |= {"attention": seconds["attention"] + extra * parts["attention"]}
-    seconds["state-space scan"] += float(scanned_again)
+    seconds["attention"] += extra * parts["attention"]
     if layer.frozen:
-        seconds["matrix products"] -= float(products_seconds(layer.gemms, tokens, tp, device, width))
-    if layer.experts is not None:
-        topology = _topology(problem, plan, stage)
-        costs = expert_costs(problem, layer.experts, topology, choices, width, frozen=layer.frozen)
-        seconds["experts"] = float(costs.forward + costs.backward)
+        seconds["matrix products"] -= parts["matrix products"]
+    for term in terms_of(layer):
+        own = term.layer_cost(stage, layer)
+        seconds[term.name] = float(own.forward + own.backward)
     return seconds
 
 
 def _accumulation(problem: Problem, plan: Plan, index: int) -> float:
-    """Seconds to add a layer's gradients of one micro-batch to those before it."""
-    device = _device(problem, plan, plan.stage_of_layer[index])
-    state = state_bytes(problem.training.precision, problem.training.optimizer)
-    choices = ChoiceTensors.build(problem, (plan.num_micro_batches,), (plan.layers[index],), plan.cp)
-    parts = _shards(problem, plan, index, choices)
-    return sum(float(accumulation_seconds(part, choices, state, device)) for part in parts)
+    """Return the seconds to add a layer's gradients of one micro-batch to those before it."""
+    stage = _context(problem, plan, index)
+    return sum(float(accumulation_seconds(stage, part)) for part in _shards(problem, plan, index))
 
 
 def render_explanation(explanation: Explanation, console: Console) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 
-from darts_parallel.cost.compute import padded_vocabulary
+from darts_parallel.cost.memory import padded_vocabulary
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.run.layouts import Layout, converted

@@ -9,6 +9,7 @@ from darts_parallel.config.training import LORA_TARGETS
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.compute import products_seconds
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
+from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
@@ -30,8 +31,10 @@ def llama(*changes: str, rank: int = RANK) -> Problem:
 def costs(problem: Problem, strategy: LayerStrategy, index: int = 1) -> LayerCosts:
     """Of one layer on all devices, one micro-batch."""
     topology = problem.cluster.stage_topology(0, 1)
-    choices = ChoiceTensors.build(problem, (1,), (strategy,))
-    return layer_costs(problem, problem.model.layers[index], topology, choices, counts_table=True)
+    choices = ChoiceTensors.build(problem.training, (1,), (strategy,))
+    return layer_costs(
+        StageContext.build(problem, topology, choices), problem.model.layers[index], counts_table=True
+    )
 
 
 def test_adapters_have_the_parameters_of_the_paper() -> None:
@@ -72,7 +75,7 @@ def test_frozen_weights_have_neither_gradient_nor_optimizer_state(zero_stage: in
 def test_backward_of_frozen_products_is_the_gradient_of_their_inputs() -> None:
     strategy, full, lora = LayerStrategy(1, 8), llama(rank=0), llama()
     block, device = lora.model.layers[1], lora.cluster.groups[0].device
-    choices = ChoiceTensors.build(lora, (1,), (strategy,))
+    choices = ChoiceTensors.build(lora.training, (1,), (strategy,))
 
     def seconds(gemms):  # type: ignore[no-untyped-def]
         return float(products_seconds(gemms, choices.tokens, choices.tp, device, 2))

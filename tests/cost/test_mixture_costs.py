@@ -1,5 +1,6 @@
 """Costs, memory and search of mixtures of experts: invariants and published figures."""
 
+from dataclasses import replace
 from itertools import pairwise
 from math import isfinite
 
@@ -10,8 +11,9 @@ from darts_parallel import Plan, evaluate, load_problem
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.compute import launch_gap
 from darts_parallel.cost.evaluation import hard_plan
-from darts_parallel.cost.mixture.expert_costs import all_to_all
+from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.table import build_tables
+from darts_parallel.cost.terms.experts import all_to_all
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plan.expert_degrees import expert_layer
 from darts_parallel.plan.space import outer_spaces
@@ -219,14 +221,17 @@ def test_dispatch_takes_the_published_seconds(cluster: tuple[str, int], measured
     topology = problem.cluster.stage_topology(0, 1)
     experts = expert_layer(problem)
     assert experts is not None
-    choices = ChoiceTensors.build(problem, (1,), (LayerStrategy(1, 64, ep=64),))
-    group = problem.cluster.groups[0]
+    choices = ChoiceTensors.build(problem.training, (1,), (LayerStrategy(1, 64, ep=64),))
+    stage = StageContext.build(problem, topology, choices)
+    flex, plain = (
+        replace(stage, training=replace(stage.training, moe_token_dispatcher_type=kind))
+        for kind in ("flex", "alltoall")
+    )
     size = torch.tensor([[2.0 * 4096 * experts.hidden]], dtype=torch.float64)
-    links = group.intra_node, problem.cluster.inter_node
-    found = all_to_all(size, experts, topology, choices, links, group.device, flex=True)
+    found = all_to_all(flex, experts, size)
     assert float(found) == pytest.approx(measured, rel=0.08)
     # a plain all-to-all moves every copy
-    assert float(all_to_all(size, experts, topology, choices, links, group.device, flex=False)) > float(found)
+    assert float(all_to_all(plain, experts, size)) > float(found)
 
 
 def test_launches_count_where_the_kernels_are_shorter() -> None:

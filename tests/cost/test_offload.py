@@ -7,9 +7,9 @@ import torch
 
 from darts_parallel.config.schema import OFFLOADS
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
-from darts_parallel.cost.offload.fractions import OffloadedPlans
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.table import CostTable
+from darts_parallel.cost.terms.offload import OffloadedPlans
 from darts_parallel.errors import ConfigError, InfeasibleError, PlanError, UnsupportedError
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.layerwise import find_layerwise_plan
@@ -56,7 +56,7 @@ def test_the_share_of_one_kind_is_the_least_that_fits(kind: str) -> None:
     for seed in range(6):
         table = offloading(seed, kind)
         plans = random_plans(table, 20, torch.Generator().manual_seed(seed))
-        own = OffloadedPlans.of(table, plans.outer, plans.choices, plans.stages())
+        own = OffloadedPlans.of(table, plans)
         shares = own.fractions()
         memory, less = own.memory(shares), own.memory((shares - 1e-6).clamp(min=0.0))
         inside = (shares.sum(-1) > 1e-6) & (shares.sum(-1) < 1.0)
@@ -70,7 +70,7 @@ def test_no_mixture_of_two_kinds_on_a_grid_is_cheaper_for_its_device() -> None:
     for seed in range(3):
         table = replace(offloading(seed), in_flight=torch.full((2, 2), 3.0, dtype=torch.float64))
         plans = random_plans(table, 8, torch.Generator().manual_seed(seed))
-        own = OffloadedPlans.of(table, plans.outer, plans.choices, plans.stages())
+        own = OffloadedPlans.of(table, plans)
         best, found = own.fractions(), own.fractions()[..., 0]
         seconds = own._seconds(found)
         fits = own.memory(best) <= table.capacity * (1 + 1e-9)

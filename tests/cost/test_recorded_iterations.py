@@ -6,6 +6,7 @@ from darts_parallel import load_problem
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.compute import attention_seconds
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
+from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.plan.strategy import LayerStrategy
@@ -19,8 +20,10 @@ EIGHT = ["training.precision=fp8", "+cluster.devices.toy.peak_TFLOPs.fp8=100"]
 
 def costs(problem: Problem) -> LayerCosts:
     topology = problem.cluster.stage_topology(0, 1)
-    choices = ChoiceTensors.build(problem, (1,), (LayerStrategy(1, 8),))
-    return layer_costs(problem, problem.model.layers[1], topology, choices, counts_table=True)
+    choices = ChoiceTensors.build(problem.training, (1,), (LayerStrategy(1, 8),))
+    return layer_costs(
+        StageContext.build(problem, topology, choices), problem.model.layers[1], counts_table=True
+    )
 
 
 def test_a_recorded_iteration_pays_no_launch() -> None:
@@ -44,7 +47,7 @@ def test_attention_in_8_bits_runs_at_the_8_bit_peak() -> None:
         for flag in ("false", "true")
     )
     device, core = eight.cluster.groups[0].device, eight.model.layers[1].cores[0]
-    choices = ChoiceTensors.build(eight, (1,), (LayerStrategy(1, 8),))
+    choices = ChoiceTensors.build(eight.training, (1,), (LayerStrategy(1, 8),))
     seconds = [
         float(
             attention_seconds(

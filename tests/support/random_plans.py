@@ -4,8 +4,8 @@ import torch
 
 from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
-from darts_parallel.cost.offload.fractions import OffloadedPlans
 from darts_parallel.cost.table import CostTable
+from darts_parallel.cost.terms.offload import OffloadedPlans
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
 
 
@@ -28,7 +28,7 @@ def one_hot(plans: HardPlans, table: CostTable) -> RelaxedPlans:
     stages = torch.nn.functional.one_hot(plans.stages(), table.num_stages).double()
     fractions = None
     if table.offload:
-        own = OffloadedPlans.of(table, plans.outer, plans.choices, plans.stages())
+        own = OffloadedPlans.of(table, plans)
         fractions = own.fractions().unsqueeze(1)
     return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1), fractions)
 

@@ -1,4 +1,11 @@
-"""The least shares to offload with which hard plans fit, and what given shares cost.
+"""Activations and optimizer state in host memory: seconds of their way, and the least shares that fit.
+
+A device sends a share of the activations of a micro-batch to the host in its forward pass and fetches it in
+its backward pass, beside the computation (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857, section
+5.1.2; PipeOffload, Wan et al. 2025, arXiv 2503.01328). A share of the optimizer state lies in host memory and
+travels through the device in every step, in and out at once over a full-duplex link (ZeRO-Infinity, section
+5.1.1); the device updates it, so that no seconds of the host's processor are needed. Shares are of whole
+tensors: messages, and so latencies, grow with the share.
 
 For decided stages and strategies offloading only costs seconds, so the best share of one kind is the least
 that fits: memory falls linearly with it, but for the largest layer, whose tensors are still on their way. Of
@@ -6,62 +13,115 @@ two kinds the cheaper mixture is found on the line on which the device is just f
 seconds are convex in the share of activations (golden section).
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from darts_parallel.cost.compute import lengthening
-from darts_parallel.cost.offload.transfers import ACTIVATION, OPTIMIZER
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost.terms._term import CostTerm, PlanContribution
+from darts_parallel.errors import UnsupportedError
+from darts_parallel.problem.cluster import Cluster, Scalar, StageTopology
 
+if TYPE_CHECKING:
+    from darts_parallel.cost.hard_plans import HardPlans
+    from darts_parallel.cost.table import CostTable
+
+ACTIVATION, OPTIMIZER = range(2)
+"""Columns of fractions."""
 SECTIONS = 32
 """Golden sections: the share of activations is then known to 1e-6."""
 GOLDEN = (5**0.5 - 1) / 2
 
 
+class OffloadTerm(CostTerm):
+    """Shares of activations and of optimizer state in host memory; it adds to plans, not to layers."""
+
+    name = "offload"
+    formulas: ClassVar = {
+        "offload": (
+            "activations to the host and back, beside forward and backward",
+            "exposed part: Qiao et al. 2021, eq. 11",
+        ),
+        "offloaded": (
+            "- shares in host memory, + the largest layer's activations on their way",
+            "arXiv 2104.07857, section 5.1",
+        ),
+    }
+
+    def table_fields(
+        self,
+        offload: tuple[str, ...],
+        cluster: Cluster,
+        stages: Sequence[StageTopology],
+        stacked: Callable[[str], Tensor],
+    ) -> dict[str, Any]:
+        """Return the fields of a table whose plans may offload; none for others.
+
+        Errors:
+            UnsupportedError: a device has no known way to its host.
+        """
+        if not offload:
+            return {}
+        state = stacked("state")
+        exponents = [cluster.groups[stage.group].device.overlap_exponent for stage in stages]
+        return {
+            "offload": offload,
+            "host_transfer": host_seconds(cluster, stages, stacked("activation")),
+            "state": state.amax(1),
+            "state_transfer": host_seconds(cluster, stages, state),
+            "overlap": torch.stack([torch.as_tensor(exponent) for exponent in exponents]).double(),
+        }
+
+    def plan_cost(self, table: "CostTable", plans: "HardPlans") -> PlanContribution | None:
+        """Price plans that offload by the table's fractions, or by the least with which they fit."""
+        if not table.offload:
+            return None
+        offloaded = OffloadedPlans.of(table, plans)
+        shares = offloaded.fractions()
+        forward, backward = offloaded.lengthening(shares)
+        relief = offloaded.memory(shares) - offloaded.memory(torch.zeros_like(shares))
+        return PlanContribution(self.name, "offloaded", forward, backward, offloaded.update(shares), relief)
+
+
 @dataclass(frozen=True)
 class OffloadedPlans:
-    """What B hard plans hold and send; K stages, seconds and bytes."""
+    """Bytes that B hard plans of K stages hold, and seconds that they send."""
 
-    table: CostTable
+    table: "CostTable"
     static: Tensor
-    """Of every device, `(B, pp)`; so all that follow with this shape."""
+    """Static bytes of every device, `(B, pp)`."""
     state: Tensor
-    """Optimizer state, part of `static`."""
+    """Bytes of optimizer state of every device, part of `static`, `(B, pp)`."""
     kept: Tensor
-    """Activations of all micro-batches in flight."""
+    """Bytes of the activations of all micro-batches in flight on every device, `(B, pp)`."""
     state_seconds: Tensor
-    """Seconds of all optimizer state over the host link."""
+    """Seconds of all optimizer state of every device over the host link, `(B, pp)`."""
     activation: Tensor
-    """Of every layer, one micro-batch, `(B, L)`."""
+    """Activation bytes of one micro-batch of every layer, `(B, L)`."""
     working: Tensor
-    """Of every layer, `(B, L)`."""
+    """Working bytes of every layer, `(B, L)`."""
     device: Tensor
-    """Of every layer, `(B, L)`."""
+    """Device of every layer, `(B, L)`."""
     transfer: Tensor
     """Seconds of the activations of every stage over the host link, `(B, K)`."""
     forward: Tensor
     """Seconds of every stage's layers forward, `(B, K)`."""
     backward: Tensor
-    """The same backward."""
+    """Seconds of every stage's layers backward, `(B, K)`."""
     counts: Tensor
     """Micro-batches, `(B,)`."""
 
     @staticmethod
-    def of(table: CostTable, outer: Tensor, choices: Tensor, stages: Tensor) -> "OffloadedPlans":
-        """Read plans from their table.
-
-        Args:
-            table: Costs, of plans that may offload.
-            outer: Outer choices, `(B,)`.
-            choices: Strategy of every layer, `(B, L)`.
-            stages: Stage of every layer, `(B, L)`.
-        """
+    def of(table: "CostTable", plans: "HardPlans") -> "OffloadedPlans":
+        """Read plans from their table, whose plans may offload."""
         assert table.state is not None
         assert table.state_transfer is not None
         assert table.host_transfer is not None
-        row, layers = outer.unsqueeze(1), torch.arange(table.num_layers)
+        row, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
+        choices, stages = plans.choices, plans.stages()
         device, kinds = table.stage_device[stages], table.stage_kind[stages]
         activation = table.activation[row, layers, choices]
 
@@ -80,7 +140,7 @@ class OffloadedPlans:
             transfer=by_stage(table.host_transfer),
             forward=by_stage(table.forward),
             backward=by_stage(table.backward),
-            counts=table.num_micro_batches[outer],
+            counts=table.num_micro_batches[plans.outer],
         )
 
     def memory(self, fractions: Tensor) -> Tensor:
@@ -153,7 +213,48 @@ class OffloadedPlans:
         return self.counts.unsqueeze(1) * longer + self.update(fractions)
 
 
+def offloaded_shares(table: "CostTable", plan: "HardPlans") -> tuple[tuple[float, float], ...]:
+    """Return the shares that every device offloads of one plan; empty where there are none."""
+    if not table.offload:
+        return ()
+    found = OffloadedPlans.of(table, plan).fractions()[0]
+    return tuple((a, b) for a, b in found.tolist()) if bool((found > 0).any()) else ()
+
+
 def summed(values: Tensor, places: Tensor, count: int) -> Tensor:
-    """Values `(B, N)` added up by their place, shape `(B, count)`."""
+    """Return values `(B, N)` added up by their place, shape `(B, count)`."""
     zeros = torch.zeros(len(values), count, dtype=values.dtype)
     return zeros.scatter_add(1, places, values)
+
+
+def host_seconds(cluster: Cluster, stages: Sequence[StageTopology], numbers: Tensor) -> Tensor:
+    """Return the seconds of bytes over the host links, one way.
+
+    Args:
+        cluster: Whose devices reach their host's memory.
+        stages: Kinds of stage, Q.
+        numbers: Bytes of every layer, each one message, `(O, Q, L, C)`.
+
+    Errors:
+        UnsupportedError: a device has no known way to its host.
+    """
+    links = [_host_link(cluster, stage) for stage in stages]
+    bandwidth, latency = (torch.stack([torch.as_tensor(link[i]) for link in links]) for i in (0, 1))
+    columns = (1, -1, 1, 1)
+    return numbers / bandwidth.double().view(columns) + latency.double().view(columns) * (numbers > 0)
+
+
+def _host_link(cluster: Cluster, stage: StageTopology) -> tuple[Scalar, Scalar]:
+    """Return bandwidth and latency of a device's link to its host; of several kinds the slowest."""
+    devices = [cluster.groups[number].device for number in stage.groups]
+    speeds = [float(torch.as_tensor(device.host_bandwidth).detach()) for device in devices]
+    slowest = devices[speeds.index(min(speeds))]
+    if not min(speeds):
+        raise UnsupportedError(
+            f"plan: it offloads, but cluster.devices.{slowest.name}.host_bandwidth_GBps is 0; try "
+            "25, which a PCIe 4.0 x16 link reaches."
+        )
+    return slowest.host_bandwidth, slowest.host_latency
+
+
+TERM = OffloadTerm()

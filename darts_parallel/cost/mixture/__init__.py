@@ -1,1 +1,0 @@
-"""Costs of the routed experts of a mixture."""

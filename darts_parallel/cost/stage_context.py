@@ -1,0 +1,69 @@
+"""The training job on one kind of stage: what every price of a layer is read from."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from darts_parallel.config.schema import TrainingConfig
+from darts_parallel.cost.choices import ChoiceTensors, element_bytes
+from darts_parallel.cost.memory import StateBytes, state_bytes
+from darts_parallel.problem.cluster import Cluster, Device, Link, NodeGroup, StageTopology
+from darts_parallel.problem.measured_times import MeasuredTimes
+from darts_parallel.problem.model import Model
+from darts_parallel.problem.problem import Problem
+from darts_parallel.problem.software import Software
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """A training job, the devices and links of one kind of stage, and the strategies to price there."""
+
+    model: Model
+    cluster: Cluster
+    training: TrainingConfig
+    software: Software
+    measured: MeasuredTimes | None
+    """Layer times that take the place of the analytic ones (`cost=profiled`)."""
+    launches: float
+    """Share of the launch overheads that an iteration pays."""
+    lossy_block: int
+    """Numbers that share a scale where they travel in few bits."""
+    topology: StageTopology
+    choices: ChoiceTensors
+
+    @staticmethod
+    def build(problem: Problem, topology: StageTopology, choices: ChoiceTensors) -> "StageContext":
+        """Read from a problem what prices `choices` on a stage of `topology`."""
+        return StageContext(
+            problem.model, problem.cluster, problem.training, problem.software, problem.measured,
+            problem.launches, problem.config.cost.lossy_block, topology, choices,
+        )  # fmt: skip
+
+    @property
+    def group(self) -> NodeGroup:
+        """Node group that decides the stage's speed."""
+        return self.cluster.groups[self.topology.group]
+
+    @property
+    def device(self) -> Device:
+        """Device of the stage."""
+        return self.group.device
+
+    @cached_property
+    def links(self) -> tuple[Link, Link]:
+        """Link inside a node, and the one between nodes, of the stage's collectives."""
+        return self.cluster.stage_links(self.topology)
+
+    @property
+    def width(self) -> int:
+        """Bytes of one activation element."""
+        return element_bytes(self.training)
+
+    @property
+    def gradient_width(self) -> float:
+        """Bytes of one gradient on the wire."""
+        return self.software.gradient_bytes or self.state.gradient
+
+    @property
+    def state(self) -> StateBytes:
+        """Bytes per parameter of trained weights."""
+        return state_bytes(self.training.precision, self.training.optimizer)

@@ -1,0 +1,75 @@
+"""The scan of a state-space layer; all else of it is priced as of any layer (`problem/state_space.py`)."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost.collectives import reduce_scatter, split_group
+from darts_parallel.cost.compute import ATTENTION_HALF_SIZE, BACKWARD_FACTOR, stream_seconds
+from darts_parallel.cost.sharding import data_group
+from darts_parallel.cost.stage_context import StageContext
+from darts_parallel.cost.terms._term import NOTHING, Contribution, CostTerm
+from darts_parallel.problem.layer_spec import LayerSpec
+
+VECTOR_SHARE = 1.0 / 16.0
+"""Speed of float32 arithmetic outside the tensor cores, of the 16-bit peak (A100 data sheet: 19.5 and 312
+TFLOP/s)."""
+
+
+class ScanTerm(CostTerm):
+    """Seconds of the scan, and of the exchange that divides its heads over context-parallel ranks."""
+
+    name = "state-space scan"
+    message = "context_parallel"
+    repeated_with = "core_attn"
+    formulas: ClassVar = {
+        "state-space scan": (
+            "chunked products, chunk states, recurrence; backward repeats the states",
+            "Dao and Gu 2024, section 6",
+        )
+    }
+
+    def present(self, layer: LayerSpec) -> bool:
+        """Return whether the layer scans."""
+        return layer.scan is not None
+
+    def layer_cost(self, stage: StageContext, layer: LayerSpec) -> Contribution:
+        """Price the scan's kernels, and in backward those that it repeats."""
+        forward, again = scan_seconds(stage, layer)
+        return Contribution(forward=forward, backward=BACKWARD_FACTOR * forward + again)
+
+    def message_seconds(
+        self, stage: StageContext, layer: LayerSpec, compute: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the seconds of an all-to-all before and after the scan (Megatron-LM), each `(O, C)`."""
+        choices = stage.choices
+        if choices.cp == 1 or layer.scan is None:
+            return NOTHING, NOTHING
+        parts = torch.full_like(choices.ranks, choices.cp)
+        ring, _ = split_group(data_group(stage), choices.ranks, parts)
+        moved = stage.width * layer.scan.gathered * choices.tokens / choices.tp
+        seconds = reduce_scatter(moved, ring, stage.group.intra_node, stage.cluster.inter_node)
+        return seconds, seconds
+
+
+def scan_seconds(stage: StageContext, layer: LayerSpec) -> tuple[Tensor, Tensor]:
+    """Return the seconds of a scan forward and those that backward repeats, each `(O, C)`.
+
+    Chunks multiply on matrix units like fused attention of as narrow heads; the scan of Mamba-1 has no
+    products and runs on the units beside them.
+    """
+    scan, device = layer.scan, stage.device
+    assert scan is not None
+    share = stage.choices.tokens / stage.choices.tp
+    filled = scan.head_dim / (scan.head_dim + ATTENTION_HALF_SIZE)
+    products = device.half_flops * device.attention_efficiency * filled
+    rate = products if scan.head_dim > 1 else device.half_flops * VECTOR_SHARE
+    forward, again = (
+        torch.maximum(share * flops / rate, stream_seconds(stage.width * share * elements, device))
+        for flops, elements in ((scan.flops, scan.elements), (scan.flops_again, scan.elements_again))
+    )
+    return forward, again
+
+
+TERM = ScanTerm()

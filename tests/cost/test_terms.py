@@ -1,0 +1,68 @@
+"""The contract of every term of `cost/terms`: names, bytes, and an explanation that sums to the totals."""
+
+import pytest
+import torch
+
+from darts_parallel import evaluate, load_problem
+from darts_parallel.cost.choices import ChoiceTensors
+from darts_parallel.cost.layer_costs import MESSAGES, TIME_TERMS, layer_costs
+from darts_parallel.cost.stage_context import StageContext
+from darts_parallel.cost.table import build_tables
+from darts_parallel.cost.terms import FORMULAS, TERMS, plan_contributions
+from darts_parallel.plan.space import outer_spaces
+from darts_parallel.report.explanation import explain
+from tests.support.layer_kinds import HYBRID
+from tests.support.random_plans import random_plans
+
+CLUSTER = ["cluster=toy", "training=toy", "cluster.devices.toy.host_bandwidth_GBps=25"]
+USERS = {
+    "adapters": ["model=toy", *CLUSTER, "training.lora_rank=4"],
+    "experts": ["model=toy_moe", "cluster=toy", "training=toy"],
+    "offload": ["model=toy", *CLUSTER, "space.offload=[activation,optimizer]"],
+    "state-space scan": HYBRID,
+}
+"""A problem that has each term: a new term adds a row."""
+
+
+def test_every_name_belongs_to_one_term_and_has_a_formula() -> None:
+    assert {term.name for term in TERMS} == set(USERS)
+    assert len({term.name for term in TERMS}) == len(TERMS)
+    assert sum(len(term.formulas) for term in TERMS) == len(FORMULAS)
+    assert all(term.name in term.formulas for term in TERMS)
+    assert len(set(TIME_TERMS)) == len(TIME_TERMS)
+    assert {term.message for term in TERMS if term.message} <= set(MESSAGES)
+
+
+@pytest.mark.parametrize("term", TERMS, ids=lambda term: term.name)
+def test_a_layer_with_the_term_has_bytes_and_seconds_that_can_be(term) -> None:  # type: ignore[no-untyped-def]
+    problem = load_problem(USERS[term.name])
+    space = outer_spaces(problem)[0]
+    topology = problem.cluster.stage_topology(0, space.pp)
+    choices = ChoiceTensors.build(problem.training, space.num_micro_batches, space.choices, space.cp)
+    stage = StageContext.build(problem, topology, choices)
+    for layer in filter(term.present, problem.model.kinds[0]):
+        own = term.layer_cost(stage, layer)
+        assert bool(((own.kept >= own.dropped) & (own.dropped >= 0) & (own.working >= 0)).all())
+        assert bool(((own.forward >= 0) & (own.recomputed >= 0) & (own.weight_gradient >= 0)).all())
+        costs = layer_costs(stage, layer, counts_table=True)
+        assert bool((costs.backward >= costs.weight_gradient).all())
+        parts = torch.stack([value.expand_as(costs.forward) for value in costs.terms.values()]).sum(0)
+        torch.testing.assert_close(parts, costs.forward + costs.backward, rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("term", TERMS, ids=lambda term: term.name)
+def test_the_explanation_of_a_plan_sums_to_its_cost(term) -> None:  # type: ignore[no-untyped-def]
+    problem, seen, rng = load_problem(USERS[term.name]), set(), torch.Generator().manual_seed(0)
+    for table in build_tables(problem)[:3]:
+        plans = random_plans(table, 2, rng)
+        for own in plan_contributions(table, plans):
+            assert bool((own.forward >= 0).all() and (own.per_iteration >= 0).all())
+        for row in range(len(plans)):
+            plan = plans.to_plan(row, table)
+            cost, found = evaluate(plan, problem), explain(problem, plan)
+            seen |= {line.term for line in (*found.memory, *found.micro_batch)}
+            for lines, totals in ((found.memory, cost.memory_bytes), (found.micro_batch, cost.stage_times_s)):
+                for k, total in enumerate(totals):
+                    assert sum(line.value for line in lines if line.stage == k) == pytest.approx(total)
+            assert sum(line.value for line in found.iteration) == pytest.approx(cost.iteration_time_s)
+    assert set(term.formulas) & seen
