@@ -18,7 +18,12 @@ CLUSTER = ["cluster=toy", "training=toy", "cluster.devices.toy.host_bandwidth_GB
 USERS = {
     "adapters": ["model=toy", *CLUSTER, "training.lora_rank=4"],
     "experts": ["model=toy_moe", "cluster=toy", "training=toy"],
-    "offload": ["model=toy", *CLUSTER, "space.offload=[activation,optimizer]"],
+    "offload": [
+        "model=toy",
+        *CLUSTER,
+        "space.offload=[activation,optimizer]",
+        "cluster.devices.toy.memory_GiB=0.1003",
+    ],
     "state-space scan": HYBRID,
 }
 """A problem that has each term: a new term adds a row."""
