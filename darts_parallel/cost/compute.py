@@ -90,7 +90,10 @@ def alignment(size: Tensor, device: Device) -> Tensor:
 def products_seconds(gemms: Sequence[Gemm], tokens: Tensor, tp: Tensor, device: Device, width: int) -> Tensor:
     """Forward seconds of weight products one after the other, shape `(O, C)`.
 
-    Arguments as in `forward_seconds`.
+    Args:
+        tokens: Rows of every product, `(O, C)`.
+        tp: Tensor-parallel degree, `(C,)`.
+        width: Bytes of one element.
     """
     total = torch.zeros_like(tokens)
     for gemm in gemms:
@@ -138,7 +141,7 @@ def attention_seconds(
 
 
 def computation_seconds(stage: StageContext, layer: LayerSpec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the seconds of a micro-batch without terms of `cost.terms` and messages, each `(O, C)`.
+    """Return the seconds of a micro-batch without the terms of `cost/terms` and messages, each `(O, C)`.
 
     Returns:
         Forward, backward, the part of forward that is attention's, and the weights' gradients.
@@ -168,7 +171,7 @@ def computation_seconds(stage: StageContext, layer: LayerSpec) -> tuple[Tensor, 
 def recomputed_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
     """Return the seconds to compute the parts of a block again that the job names, shape `(O, C)`.
 
-    Attention core and the terms of `cost.terms` are not among a layer's parts.
+    Attention core and the terms of `cost/terms` are not among a layer's parts.
     """
     tokens, tp, shards = stage.choices.tokens, stage.choices.tp, stage.choices.sequence_shards
     device, width = stage.device, stage.width

@@ -41,7 +41,7 @@ CONTEXT = "context_parallel"
 MESSAGES = tuple(dict.fromkeys([CONTEXT, *(term.message for term in TERMS if term.message)]))
 TIME_TERMS = ("compute", "recompute", "tensor_parallel", *MESSAGES, "sharding")
 """Causes of a micro-batch's seconds: arithmetic, repeated forward, collectives of tp and cp, messages of
-`cost.terms` (and waiting for the launches of experts), ZeRO-2/3."""
+`cost/terms` (and waiting for the launches of experts), ZeRO-2/3."""
 OPTIMIZER_TRAFFIC = 2.0
 """The optimizer reads and writes each of its bytes once (stream model)."""
 

@@ -18,7 +18,7 @@ def lightest_plans(tables: Sequence[CostTable], space_kind: str) -> list[HardPla
     share the strategy that is lightest in sum. Stages are filled to an equal share of their capacity,
     found by bisection.
     """
-    return [_lightest(table.unburdened(), space_kind) for table in tables]
+    return [_lightest(table.without_offloadable_memory(), space_kind) for table in tables]
 
 
 def _lightest(table: CostTable, space_kind: str) -> HardPlans:

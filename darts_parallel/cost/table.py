@@ -132,7 +132,7 @@ class CostTable:
     order_name: str = ""
     """Label of the nodes' order; empty where all nodes are equal."""
     offload: tuple[str, ...] = ()
-    """What a share of may lie in host memory; the rest is None where nothing may (`offload/transfers.py`)."""
+    """Tensors of which a share may lie in host memory; where none may, all that follows is None."""
     host_transfer: Tensor | None = field(default=None, metadata={"axes": "OQLC"})
     """Seconds of all activations of one micro-batch over the host link, one way."""
     state: Tensor | None = field(default=None, metadata={"axes": "OLC"})
@@ -234,8 +234,8 @@ class CostTable:
             for item in fields(self) if axis in item.metadata.get("axes", "")
         })  # fmt: skip
 
-    def unburdened(self) -> "CostTable":
-        """The table with all that may be offloaded away, at no cost: what it proves holds for any share."""
+    def without_offloadable_memory(self) -> "CostTable":
+        """Return the optimistic copy whose offloadable tensors are away at no cost: its bounds hold for any share."""
         if self.state is None:
             return self
         static = self.static - self.state if "optimizer" in self.offload else self.static

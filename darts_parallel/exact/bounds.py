@@ -168,7 +168,7 @@ def outer_lower_bounds(
     Returns:
         Seconds, shape `(O,)`; infinite where no plan fits the memory.
     """
-    table = table.unburdened()
+    table = table.without_offloadable_memory()
     if table.virtual_stages > 1 or table.pipeline.simulated:
         return _work_bounds(table, space_kind)
     bounds = quick_lower_bounds(table)

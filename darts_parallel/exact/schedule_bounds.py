@@ -210,7 +210,10 @@ def simulated_lower_bound(
         seconds: Time for the bounds from paths; the outer choice of the least bound comes first.
         deadline: `time.monotonic()` at which they end in any case.
     """
-    deadline, tables = min(monotonic() + seconds, deadline), [table.unburdened() for table in tables]
+    deadline, tables = (
+        min(monotonic() + seconds, deadline),
+        [table.without_offloadable_memory() for table in tables],
+    )
     bounds = [
         (float(bound), 0, number, outer)
         for number, table in enumerate(tables)
