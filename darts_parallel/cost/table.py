@@ -235,7 +235,7 @@ class CostTable:
         })  # fmt: skip
 
     def without_offloadable_memory(self) -> "CostTable":
-        """Return the optimistic copy whose offloadable tensors are away at no cost: its bounds hold for any share."""
+        """Return the optimistic copy without offloadable tensors: its bounds hold for any share of them."""
         if self.state is None:
             return self
         static = self.static - self.state if "optimizer" in self.offload else self.static
