@@ -1,10 +1,10 @@
-"""A pipeline schedule as arrays: what every pass waits for, and by what the schedule repeats itself.
+"""A pipeline schedule as arrays: dependencies of every pass, and its steady-state period.
 
 Passes that are equally many hops away from the start form a level: none of them waits for another.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
@@ -61,7 +61,7 @@ class Graph:
 
 @lru_cache(maxsize=128)
 def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Graph:
-    """The graph of a schedule (a pure function, remembered).
+    """Return the graph of a schedule (a pure function, remembered).
 
     Args:
         schedule, pp, num_micro_batches: As in `device_ends`.
@@ -72,7 +72,7 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
     listed, (previous, source) = orders.reshape(-1, 3), _waits(orders, stages)
     kind, stage, _ = listed.T
     total, length = len(listed), len(listed) // pp
-    hops = _hops(schedule, pp, num_micro_batches, chunks, previous, source)
+    hops = _counted_hops(source, pp)
     order = np.argsort(hops, kind="stable")
     number = np.empty(total + 1, dtype=np.int64)
     number[order], number[total] = np.arange(total), total
@@ -89,104 +89,16 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
     )
 
 
+@lru_cache(maxsize=64)
 def _orders(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Indices:
-    """Kind, stage and micro-batch of the passes of every device in their order, `(pp, N / pp, 3)`."""
-    frames = _repeated_frames(schedule, pp, num_micro_batches, chunks)
-    if frames is None:
-        return _listed(schedule, pp, num_micro_batches, chunks)
-    later = np.array([0, 0, find(schedule).frame_batches(pp)])
-    return frames.grown(_listed(schedule, pp, frames.least, chunks), frames.inserted, later)
-
-
-def _hops(
-    schedule: str, pp: int, num_micro_batches: int, chunks: int, previous: Indices, source: Indices
-) -> Indices:
-    """Passes on the longest way to each pass, counted; passes come device by device, `(N,)`."""
-    frames = _repeated_frames(schedule, pp, num_micro_batches, chunks)
-    if frames is not None:
-        # a guess from fewer micro-batches, right where it says of every pass what the passes before it say
-        hops = frames.grown(frames.hops, frames.inserted_hops, frames.hops_of_frame).reshape(-1)
-        ended = np.append(hops, -1)
-        if (hops == 1 + np.maximum(ended[previous], ended[source])).all():
-            return hops
-    return _counted_hops(source, pp)
-
-
-@dataclass(frozen=True)
-class _RepeatedFrames:
-    """How a schedule grows: one frame of passes more on every device, wherever it has many already."""
-
-    least: int
-    """Micro-batches of the schedule that grows."""
-    frames: int
-    """Frames that are put in."""
-    place: Indices
-    """First pass of each device that comes behind them, `(pp,)`."""
-    inserted: Indices
-    """The first frame that is put in, `(pp, passes of one, 3)`."""
-    hops: Indices
-    """Of the passes of the schedule that grows, `(pp, N / pp)`."""
-    inserted_hops: Indices
-    """Of the first frame that is put in, `(pp, passes of one)`."""
-    hops_of_frame: int
-    """By which each frame is later than the one before."""
-
-    def grown(self, short: Indices, inserted: Indices, later: Indices | int) -> Indices:
-        """Put the frames into figures of the shorter schedule.
-
-        Args:
-            short: Of every pass, `(pp, N / pp, ...)`.
-            inserted: Of the first frame, `(pp, passes of one, ...)`.
-            later: What is added to the figures from one frame to the next.
-        """
-        turns = np.arange(self.frames).reshape(-1, *([1] * (inserted.ndim - 1)))
-        rows = []
-        for device, place in enumerate(self.place.tolist()):
-            middle = (inserted[device] + turns * later).reshape(-1, *inserted.shape[2:])
-            rows.append(
-                np.concatenate([short[device, :place], middle, short[device, place:] + self.frames * later])
-            )
-        return np.stack(rows)
-
-
-def _repeated_frames(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> _RepeatedFrames | None:
-    """How a schedule grows from few micro-batches; None where it has few, or does not repeat itself."""
-    step = find(schedule).frame_batches(pp)
-    least = (3 * pp // step) * step + num_micro_batches % step
-    if find(schedule).linear or num_micro_batches <= least + step:
-        return None
-    growth = _growth(schedule, pp, least, chunks)
-    return None if growth is None else replace(growth, frames=(num_micro_batches - least) // step)
-
-
-@lru_cache(maxsize=64)
-def _growth(schedule: str, pp: int, least: int, chunks: int) -> _RepeatedFrames | None:
-    """Compare a schedule with the one of a frame more; None where they differ by more than a frame."""
-    step = find(schedule).frame_batches(pp)
-    short, longer = (_listed(schedule, pp, count, chunks) for count in (least, least + step))
-    frame = longer.shape[1] - short.shape[1]
-    differs = (short != longer[:, : short.shape[1]]).any(-1)
-    place = np.where(differs.any(1), differs.argmax(1), short.shape[1])
-    for device, at in enumerate(place.tolist()):
-        if (longer[device, at + frame :] != short[device, at:] + np.array([0, 0, step])).any():
-            return None
-    few, more = (
-        _counted_hops(_waits(orders, pp * chunks)[1], pp).reshape(pp, -1) for orders in (short, longer)
-    )
-    new = np.arange(pp)[:, None], place[:, None] + np.arange(frame)
-    return _RepeatedFrames(least, 1, place, longer[new], few, more[new], int(more.max() - few.max()))
-
-
-@lru_cache(maxsize=64)
-def _listed(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Indices:
-    """As `_orders`, pass by pass as the schedule is written."""
+    """Return kind, stage and micro-batch of the passes of every device in order, `(pp, N / pp, 3)`."""
     orders = find(schedule).orders(pp, num_micro_batches, chunks)
     number = {kind: index for index, kind in enumerate(KINDS)}
     return np.array([[(number[kind], stage, batch) for kind, stage, batch in order] for order in orders])
 
 
 def _waits(orders: Indices, stages: int) -> tuple[Indices, Indices]:
-    """The pass before each one on its device, and the one that gives its input, `(N,)` each; N: none."""
+    """Return the pass before each one on its device, and the one that gives its input; N: none."""
     total, length, (kind, stage, batch) = orders[..., 0].size, orders.shape[1], orders.reshape(-1, 3).T
     count = int(batch.max()) + 1
     place = np.full(3 * stages * count + 1, total)
@@ -196,7 +108,7 @@ def _waits(orders: Indices, stages: int) -> tuple[Indices, Indices]:
 
 
 def _sources(kind: Indices, stage: Indices, batch: Indices, stages: int, count: int) -> Indices:
-    """Code of the pass that each one waits for besides the one before it; the largest code: none."""
+    """Return the code of the pass that gives the input of each one; the largest code: none."""
     last = (kind == BACKWARD) & (stage == stages - 1)
     from_stage = np.where(last, stage, np.where(kind == FORWARD, stage - 1, stage + 1))
     codes = (np.where(last, FORWARD, kind) * stages + from_stage) * count + batch
@@ -207,7 +119,7 @@ def _sources(kind: Indices, stage: Indices, batch: Indices, stages: int, count: 
 
 
 def _messages(kind: Indices, stage: Indices, stages: int) -> Indices:
-    """Row of the message that each pass waits for; the last row is zero."""
+    """Return the row of the message that each pass waits for; the last row is zero."""
     boundary = np.where(kind == FORWARD, stage - 1, stage)
     none = (kind == WEIGHT) | (boundary < 0) | (boundary == stages - 1)
     rows: Indices = np.where(none, 4 * stages - 1, 3 * stages + boundary)
@@ -215,7 +127,7 @@ def _messages(kind: Indices, stage: Indices, stages: int) -> Indices:
 
 
 def _counted_hops(source: Indices, pp: int) -> Indices:
-    """As `_hops`, pass by pass."""
+    """Return the passes on the longest path to each pass, device by device, `(N,)`."""
     total = len(source)
     hops, sources = [-1] * total + [0], source.tolist()
     length = total // pp
@@ -237,7 +149,7 @@ def _counted_hops(source: Indices, pp: int) -> Indices:
 
 
 def _frames(schedule: str, order: Indices, source: Indices, chunks: int) -> Indices:
-    """Passes at the end of the steady part, in rows that are one frame apart.
+    """Return the passes at the end of the steady part, in rows that are one frame apart.
 
     On every device the steady part repeats the passes of one frame. It ends where the order for one frame
     more has another pass; from there that order is the shorter one with a frame put in. A row holds, of every
@@ -275,7 +187,7 @@ def _frames(schedule: str, order: Indices, source: Indices, chunks: int) -> Indi
 
 
 def _needed(longer: Indices, source: Indices, end: Indices, frame: int, stages: int) -> Indices:
-    """First pass of every device on which its drain, or the frame that is put in, waits, `(pp,)`."""
+    """Return the first pass of every device on which its drain, or the added frame, waits, `(pp,)`."""
     need, (pp, length) = end - 1, source.shape
     place = np.full((3, stages, int(longer[..., 2].max()) + 1), -1)
     place[tuple(longer.reshape(-1, 3).T)] = np.arange(pp * (length + frame))
@@ -292,7 +204,7 @@ def _needed(longer: Indices, source: Indices, end: Indices, frame: int, stages: 
 
 
 def _givers(frame: Indices, stages: int) -> Iterator[tuple[int, int, int]]:
-    """The passes that give the input of passes."""
+    """Yield the passes that give the input of passes."""
     for kind, stage, batch in frame.tolist():
         if kind == FORWARD and stage:
             yield FORWARD, stage - 1, batch

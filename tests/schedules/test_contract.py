@@ -4,6 +4,9 @@ import pytest
 
 from darts_parallel.cost.schedule_graph import compiled
 from darts_parallel.schedules import NAMES, Schedule, find
+from darts_parallel.schedules._block import BuildingBlock, held, move_together, repeated
+from darts_parallel.schedules.v_half import SCHEDULE as V_HALF
+from darts_parallel.schedules.v_min import SCHEDULE as V_MIN
 
 SCHEDULES = [
     (find(name), chunks)
@@ -43,3 +46,19 @@ def test_numbers_for_which_a_schedule_is_not_defined_are_refused_with_one_for_wh
     for chunks in (1, 2, 3):
         sentence = schedule.chunk_refusal(chunks)
         assert sentence is None or schedule.chunk_refusal(int(sentence.split("try ")[1].rstrip("."))) is None
+
+
+@pytest.mark.parametrize("schedule", [V_HALF, V_MIN])
+@pytest.mark.parametrize("pp", [3, 4, 7])
+def test_passes_that_move_together_run_no_later_and_are_held_no_more(
+    schedule: BuildingBlock, pp: int
+) -> None:
+    slots = repeated(schedule, pp, 2 * pp)
+    before = [{entry: time for time, entry in row.items()} for row in slots]
+    counts = [held(row) for row in slots]
+    most = max(int(row.max()) for row in counts)
+    move_together(slots, counts, [-1] * pp)
+    for row, times in zip(slots, before, strict=True):
+        assert len(row) == len(times)
+        assert all(time <= times[entry] for time, entry in row.items())
+        assert held(row).max() <= most
