@@ -1,0 +1,91 @@
+"""No private name of another package is used, but those listed here, each with the reason."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("darts_parallel", "baselines", "experiments", "clients", "tests")
+FILES = [p for d in FOLDERS for p in sorted(ROOT.glob(f"{d}/**/*.py"))]
+ALLOWED = {
+    # the wrapper that FSDP2 and pipelines recompute whole layers by; torch exports it from nowhere else
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": (
+        "run/chunks",
+        "export/torch_program",
+        "train_torch",
+    ),
+    # a stage's backward pass without the reduction that torch's own stage adds after every micro-batch
+    "torch.distributed.pipelining._backward": ("export/torch_program", "train_torch"),
+    # documented by the library reference, in spite of its name: ends a process without its exit handlers
+    "_exit": ("",),
+    # DeepSpeed has no other hook for uneven stages; accelerate checks a configuration nowhere else
+    "_partition_layers": ("deepspeed", "export/test_targets"),
+    "_set_bounds": ("deepspeed", "export/test_targets"),
+    "_topo": ("deepspeed", "export/test_targets"),
+    "_validate_accelerator": ("clients/",),
+}
+"""Private names of dependencies, and the parts of paths of the files that may use each."""
+
+
+def private(name: str) -> bool:
+    """Whether a part of a dotted name begins with one underscore."""
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+def own_names(trees: list[ast.Module]) -> set[str]:
+    """List what the project itself defines: functions, classes, variables, fields."""
+    names: set[str] = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                names.add(name)
+    return names
+
+
+def used(tree: ast.Module) -> Iterator[str]:
+    """Yield the private names that a source imports, or reads of an object."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] not in FOLDERS:
+                yield from (module if private(module) else a.name for a in node.names)
+            case ast.Import():
+                yield from (a.name for a in node.names if a.name.split(".")[0] not in FOLDERS)
+            case ast.Attribute(attr=name):
+                yield name
+            case ast.Call(
+                func=ast.Name(id="getattr" | "setattr" | "hasattr"),
+                args=[_, ast.Constant(value=str(name)), *_],
+            ):
+                yield name
+
+
+def violations(own: set[str], file: str, tree: ast.Module) -> list[str]:
+    """List what a file uses without being allowed to."""
+    names = {name for name in used(tree) if private(name) and name not in own}
+    return [f"{file}: {n}" for n in sorted(names) if not any(part in file for part in ALLOWED.get(n, ()))]
+
+
+def test_private_names_of_dependencies_are_those_of_the_list() -> None:
+    trees = {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in FILES}
+    own = own_names([tree for file, tree in trees.items() if "golden" not in file]) - set(ALLOWED)
+    assert [broken for file, tree in trees.items() for broken in violations(own, file, tree)] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "broken"),
+    [
+        ("from hydra._internal.utils import run", True),
+        ("import torch._C", True),
+        ("from omegaconf.base import _get_value", True),
+        ("x = getattr(config, '_metadata')", True),
+        ("config._set_flag('struct', False)", True),
+        ("self._mine = other._mine", False),
+        ("from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper", True),
+    ],
+)
+def test_the_rule_sees_private_names(source: str, broken: bool) -> None:
+    assert bool(violations({"_mine"}, "darts_parallel/config/keys.py", ast.parse(source))) == broken
