@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from darts_parallel.config.trainer import EXPORTS, trainer
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import read_plan, write_json
@@ -19,10 +20,6 @@ from darts_parallel.report.format import seconds as seconds_label
 from darts_parallel.report.format import table_of
 from darts_parallel.report.plan_json import plan_dict
 
-TRAINERS = {"megatron_core": "megatron", "megatron_2021": "megatron", "bigscience": "megatron",
-            "nemo": "megatron", "torchtitan": "torchtitan", "torchtitan_compile": "torchtitan",
-            "deepspeed": "deepspeed", "deepspeed_hf": "deepspeed", "nanotron": "nanotron"}  # fmt: skip
-"""Export of a software that `training.software` names; all others: the plan's own run."""
 SHOWN = 8
 
 
@@ -64,9 +61,9 @@ def _plan_file(problem: Problem, proposal: Proposal) -> dict[str, Any]:
 
 def command_of(problem: Problem, file: str) -> str:
     """The command that tries a plan: an export for the software that the job names, else its own run."""
-    trainer = TRAINERS.get(problem.training.software or "")
-    if trainer is not None:
-        return f"darts-parallel plan={file} export={trainer}"
+    for name in EXPORTS:
+        if problem.training.software in trainer(name).software:
+            return f"darts-parallel plan={file} export={name}"
     return f"torchrun --nproc-per-node {problem.cluster.num_devices} -m darts_parallel.run plan={file}"
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -21,10 +20,12 @@ from darts_parallel.config.checks import (
 )
 from darts_parallel.config.cluster import PRECISIONS as PRECISIONS
 from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
+from darts_parallel.config.folder import config_dir as config_dir
 from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.config.model import ModelConfig as ModelConfig
 from darts_parallel.config.names import require_printable_texts
 from darts_parallel.config.search import SearchConfig as SearchConfig
+from darts_parallel.config.trainer import EXPORTS as EXPORTS
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
 from darts_parallel.errors import ConfigError
@@ -122,7 +123,6 @@ RECOMPUTE = ("none", "selective", "full")
 COMM_BITS = (16, 8, 4, 2)
 """Bits per number of a collective; 16 sends the numbers as they are."""
 LOSSY_BLOCKS = (16, 32, 64, 128, 256)
-EXPORTS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "galvatron", "torch")
 SPACES = ("uniform", "stagewise", "layerwise")
 """In order of growth: one strategy for all layers, one per stage, one per layer."""
 NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")
@@ -367,17 +367,3 @@ class Config:
 def register_schema() -> None:
     """Give Hydra the schema that `conf/config.yaml` and its groups are checked against."""
     ConfigStore.instance().store(name="schema", node=Config)
-
-
-def config_dir() -> str:
-    """Folder of the shipped configuration, in a wheel or in a checkout.
-
-    Errors:
-        ConfigError: neither place holds `config.yaml`.
-    """
-    package = Path(__file__).resolve().parent.parent
-    places = (package / "conf", package.parent / "conf")
-    for place in places:
-        if (place / "config.yaml").is_file():
-            return str(place)
-    raise ConfigError(f"config.yaml was found neither in {places[0]} nor in {places[1]}.")

@@ -45,8 +45,7 @@ def export(job: Job) -> Exported:
     """
     require_dense(job)
     strategy = job.uniform()
-    job.require_exact_collectives()
-    _check(job, strategy)
+    job.require_precision(PRECISION, "its settings cannot say")
     job.shard_degrees(strategy)
     job.settle()
     values = settings(job, strategy)
@@ -66,30 +65,6 @@ def _notes(job: Job, strategy: LayerStrategy) -> list[str]:
     if job.recompute() == "full" and not _fsdp(job, strategy):
         notes.append("recompute=full is the model's without FSDP: model.gradient_checkpointing_enable()")
     return notes
-
-
-def _check(job: Job, strategy: LayerStrategy) -> None:
-    plan = job.plan
-    if plan.pp > 1:
-        job.refuse(f"pp={plan.pp}, and it has no pipeline", "space=uniform space.pp=1")
-    if strategy.zero_stage == 1:
-        job.refuse(
-            "zero_stage=1, and FSDP2 shards gradients too",
-            "space=uniform space.pp=1 space.zero_stage=[0,2,3]",
-        )
-    if strategy.zero_stage == 0 and ((strategy.dp > 1 and strategy.tp > 1) or plan.cp > 1):
-        job.refuse(
-            f"zero_stage=0 with dp={strategy.dp} and tp={strategy.tp}, cp={plan.cp}, and it replicates only "
-            "where nothing else divides the model",
-            "space=uniform space.pp=1 space.zero_stage=[2,3]",
-        )
-    if strategy.sequence_parallel:
-        job.refuse(
-            "sequence_parallel=true, which its tensor parallelism lacks",
-            "space=uniform space.pp=1 space.sequence_parallel=false",
-        )
-    job.require_precision(PRECISION, "its settings cannot say")
-    job.require_whole_recomputation("FSDP's checkpointing takes whole blocks", "space=uniform space.pp=1")
 
 
 def _fsdp(job: Job, strategy: LayerStrategy) -> bool:

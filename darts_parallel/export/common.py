@@ -1,14 +1,17 @@
 """What all targets share: the plan in their terms, and how they refuse what they cannot express."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.names import quoted
 from darts_parallel.config.schema import COMM_BITS, OFFLOADS
+from darts_parallel.config.trainer import Trainer, trainer
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plan.trainers import facts, trainer_schedules
 from darts_parallel.problem.problem import Problem
 
 BLOCKS = (
@@ -19,8 +22,6 @@ BLOCKS = (
 FULL_BITS = max(COMM_BITS)
 
 
-WITHOUT_MODEL = ("accelerate", "deepspeed")
-"""Targets whose files of plans without a pipeline leave the model, and so adapters, to the user."""
 WORDS = {"activation": "activations", "optimizer": "optimizer state"}
 """What may be offloaded, in a sentence."""
 
@@ -60,6 +61,11 @@ class Job:
     """What the target cannot express so far, and the way out of each (`refuse`)."""
     key: str = "export"
     """Key of the configuration that names the target, for refusals."""
+
+    @property
+    def trainer(self) -> Trainer:
+        """Abilities of the target."""
+        return trainer(self.target)
 
     @property
     def model(self) -> ModelConfig:
@@ -170,7 +176,7 @@ class Job:
                 )
         training = self.problem.training
         rank = training.lora_rank
-        if rank and (self.plan.pp > 1 or self.target not in WITHOUT_MODEL):
+        if rank and self.trainer.own_model:
             self.refuse(
                 f"training.lora_rank={rank}, and the written program trains all weights",
                 "training.lora_rank=0",
@@ -235,10 +241,20 @@ class Job:
             )
         return kinds[0]
 
-    def require_whole_recomputation(self, why: str, space: str = "space=uniform") -> None:
-        """Refuse selective recomputation; `why` says what the trainer has instead, in one clause."""
-        if self.recompute() == "selective":
-            self.refuse(f"recompute=selective, and {why}", f"{space} space.recompute=[none,full]")
+    def require_abilities(self) -> None:
+        """Refuse what the trainer's file in `conf/trainer/` says that it lacks."""
+        pairs = list(zip(self.problem.model.layers, self.plan.layers, strict=True))
+        strategies = [one for layer, one in pairs if layer.parameters(self.model.vocab_size) > 0]
+        if not self.trainer.layerwise:
+            strategies = [replace(self.uniform(), ep=one.ep, etp=one.etp) for one in strategies]
+        for strategy, kind in product(dict.fromkeys(strategies), sorted({s.recompute for s in self.blocks})):
+            given = facts(self.problem, self.plan.pp, self.plan.cp, replace(strategy, recompute=kind))
+            for lack in self.trainer.lacks:
+                if lack.holds(given):
+                    self.refuse(lack.sentence(given), lack.instead)
+        self._require_exact_collectives(self.trainer.gradient_bits.get(strategies[0].zero_stage, []))
+        if self.plan.pp > 1:
+            self._require_schedule(trainer_schedules(self.target))
 
     def require_precision(self, known: Collection[str], why: str) -> None:
         """Refuse a precision that is none of `known`; `why` says so of the trainer, in one clause."""
@@ -246,7 +262,7 @@ class Job:
         if precision not in known:
             self.refuse(f"training.precision={precision}, which {why}", "training.precision=bf16")
 
-    def require_exact_collectives(self, gradient_bits: tuple[int, ...] = ()) -> None:
+    def _require_exact_collectives(self, gradient_bits: Sequence[int]) -> None:
         """Refuse quantized collectives.
 
         Args:
@@ -289,37 +305,18 @@ class Job:
                 "a model such as model=llama3_8b",
             )
 
-    def require_no_shard_groups(self) -> None:
-        """Refuse hybrid sharding."""
-        for strategy in self.plan.layers:
-            if strategy.zero_stage and strategy.shard_size not in (0, ranks := strategy.dp * self.plan.cp):
-                self.refuse(
-                    f"shard_size={strategy.shard_size} of {ranks} ranks, and this trainer shards over all",
-                    "space.shard_size=0",
-                )
-
-    def require_schedule(self, *known: str) -> None:
-        """Refuse a schedule that the trainer does not run."""
-        if self.plan.schedule_name not in known:
-            self.refuse(
-                f"schedule={self.plan.schedule_name}, and this trainer runs {' and '.join(known)} alone",
-                f"space.schedules=[{','.join(known)}]",
-            )
-
-    def require_no_interleaving(self) -> None:
-        """Refuse virtual stages, and other schedules than 1F1B."""
-        if self.plan.virtual_stages > 1:
+    def _require_schedule(self, known: Sequence[str]) -> None:
+        """Refuse a schedule that is none of `known`."""
+        if self.plan.virtual_stages > 1 and "interleaved" not in known:
             self.refuse(
                 f"virtual_stages={self.plan.virtual_stages}, and this trainer's schedule does not interleave",
                 "space.virtual_stages=1",
             )
-        else:
-            self.require_schedule("1f1b")
-
-    def require_no_context_parallelism(self) -> None:
-        """Refuse context parallelism."""
-        if self.plan.cp > 1:
-            self.refuse(f"cp={self.plan.cp}, and it cannot be written for this trainer", "space.cp=1")
+        elif self.plan.schedule_name not in known:
+            self.refuse(
+                f"schedule={self.plan.schedule_name}, and this trainer runs {' and '.join(known)} alone",
+                f"space.schedules=[{','.join(known)}]",
+            )
 
 
 def _joined(ways: list[str]) -> str:

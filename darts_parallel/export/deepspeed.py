@@ -24,13 +24,8 @@ def export(job: Job) -> Exported:
         UnsupportedError: DeepSpeed cannot express it.
     """
     strategy = job.uniform()
-    job.require_exact_collectives((QUANTIZED_GRADIENT_BITS,) if strategy.zero_stage == 3 else ())
-    job.require_no_shard_groups()
-    job.require_no_interleaving()
-    job.require_no_context_parallelism()
-    if job.plan.pp > 1:
-        job.require_one_stack()
-    _check(job, strategy)
+    job.require_precision(("bf16", "fp16", "fp32"), "its settings cannot say")
+    job.recompute()
     job.settle()
     files = {"deepspeed.json": json.dumps(settings(job, strategy), indent=2) + "\n"}
     notes = ["the optimizer's name and learning rate are yours: add them, or pass an optimizer"]
@@ -39,27 +34,6 @@ def export(job: Job) -> Exported:
     elif job.recompute() == "full":
         notes.append("recompute=full is the model's: gradient_checkpointing_enable() of a Hugging Face model")
     return Exported(files, tuple(notes))
-
-
-def _check(job: Job, strategy: LayerStrategy) -> None:
-    plan, zero = job.plan, strategy.zero_stage
-    if strategy.sequence_parallel:
-        job.refuse(
-            "sequence_parallel=true, which its automatic tensor parallelism lacks",
-            "space=uniform space.sequence_parallel=false",
-        )
-    if plan.pp > 1 and strategy.tp > 1:
-        job.refuse(
-            f"pp={plan.pp} with tp={strategy.tp}, and its pipeline wants a tensor-parallel model",
-            "space=uniform space.tp=1",
-        )
-    if plan.pp > 1 and zero > 1:
-        job.refuse(
-            f"pp={plan.pp} with zero_stage={zero}, and its pipeline runs ZeRO 0 or 1",
-            "space=uniform space.zero_stage=[0,1]",
-        )
-    job.require_whole_recomputation("its checkpointing takes whole layers")
-    job.require_precision(("bf16", "fp16", "fp32"), "its settings cannot say")
 
 
 def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:

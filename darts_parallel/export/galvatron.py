@@ -27,12 +27,9 @@ def export(job: Job) -> Exported:
         UnsupportedError: Galvatron's runtime cannot express it.
     """
     job.require_one_stack()
-    job.require_exact_collectives()
-    job.require_no_shard_groups()
-    job.require_no_interleaving()
     _check_model(job)
     _check_stages(job)
-    _check_recompute(job)
+    _sequence_parallel(job)
     _default_type(job, _outer(job))
     job.settle()
     values = settings(job)
@@ -105,9 +102,7 @@ def _outer(job: Job) -> LayerStrategy:
 
 
 def _default_type(job: Job, outer: LayerStrategy) -> str:
-    stages = {s.zero_stage for s in [outer, *job.blocks] if s.dp * job.plan.cp > 1} - {3}
-    if 1 in stages:
-        job.refuse("zero_stage=1, which it lacks", "space.zero_stage=[0,3] or [2,3]")
+    stages = {s.zero_stage for s in [outer, *job.blocks] if s.dp * job.plan.cp > 1} - {1, 3}
     if len(stages) > 1:
         job.refuse(
             "zero_stage 0 and 2 in one plan, and default_dp_type is one for all", "space.zero_stage=[2,3]"
@@ -134,14 +129,6 @@ def _check_stages(job: Job) -> None:
             f"the {place} stage holds no block, and its embedding and head go with the outermost blocks",
             f"space.pp={fewer}",
         )
-
-
-def _check_recompute(job: Job) -> None:
-    if any(strategy.recompute == "selective" for strategy in job.blocks):
-        job.refuse(
-            "recompute=selective, and its checkpoint flag takes whole layers", "space.recompute=[none,full]"
-        )
-    _sequence_parallel(job)
 
 
 def _sequence_parallel(job: Job) -> bool:

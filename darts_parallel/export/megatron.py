@@ -33,13 +33,6 @@ def export(job: Job) -> Exported:
     """
     job.require_one_stack()
     strategy = job.uniform()
-    job.require_exact_collectives()
-    if job.problem.training.optimizer != "adam" and strategy.zero_stage:
-        job.refuse(
-            f"training.optimizer={job.problem.training.optimizer} with zero_stage={strategy.zero_stage}, and "
-            "its distributed optimizer takes Adam only",
-            "space=uniform space.zero_stage=0",
-        )
     groups = {
         "parallelism": _parallel_flags(job, strategy),
         "recomputation": _recompute_flags(job),
@@ -130,7 +123,6 @@ def _parallel_flags(job: Job, strategy: LayerStrategy) -> list[Flag]:
 
 def _pipeline_flags(job: Job) -> list[Flag]:
     plan = job.plan
-    job.require_schedule("1f1b", "interleaved")
     if plan.virtual_stages > 1 and plan.num_micro_batches % plan.pp:
         job.refuse(
             f"num_micro_batches={plan.num_micro_batches} is no multiple of pp={plan.pp}, which its "
@@ -165,11 +157,6 @@ def _zero_flags(job: Job, strategy: LayerStrategy) -> list[Flag]:
     flags += [("overlap-param-gather", None)] if strategy.dp > 1 else []
     if zero == 1:
         return flags + ([("num-distributed-optimizer-instances", groups)] if groups > 1 else [])
-    if plan.pp > 1:
-        job.refuse(
-            f"zero_stage={zero} with pp={plan.pp}, and its FSDP is written for one stage only",
-            "space=uniform space.zero_stage=[0,1]",
-        )
     return [
         *flags,
         *([("num-distributed-optimizer-instances", groups)] if groups > 1 else []),

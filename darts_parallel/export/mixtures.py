@@ -150,11 +150,6 @@ def torchtitan_fields(job: Job) -> dict[str, Any]:
     strategy = expert_strategy(job)
     if strategy is None:
         return {}
-    if strategy.etp > 1:
-        raise job.refuse(
-            f"etp={strategy.etp}, and it has no expert tensor parallelism any more",
-            "space=uniform space.etp=1",
-        )
     return {"expert_parallel_degree": strategy.ep}
 
 
@@ -167,19 +162,6 @@ def deepspeed_settings(job: Job) -> dict[str, Any]:
     strategy = expert_strategy(job)
     if strategy is None:
         return {}
-    rules = (
-        (strategy.etp > 1, f"etp={strategy.etp}, and its AutoEP splits no expert", "space.etp=1"),
-        (strategy.tp > 1, f"tp={strategy.tp}, and its AutoEP runs without tensor parallelism", "space.tp=1"),
-        (job.plan.pp > 1, f"pp={job.plan.pp}, and its AutoEP finds experts in whole models", "space.pp=1"),
-        (
-            strategy.zero_stage > 2,
-            "zero_stage=3, and its AutoEP runs ZeRO up to 2",
-            "space.zero_stage=[0,1,2]",
-        ),
-    )
-    for broken, what, space in rules:
-        if broken:
-            raise job.refuse(what, f"space=uniform {space}")
     return {"expert_parallel": {"enabled": True, "autoep_size": strategy.ep}}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from darts_parallel.config.layer_pattern import MAMBA
 from darts_parallel.config.model import ModelConfig
+from darts_parallel.config.trainer import trainer
 from darts_parallel.export.common import Job
 
 PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
@@ -29,13 +30,6 @@ PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     ),
 }
 """Key of the model, whether a model has the part, and the part in words."""
-EXPRESSED: dict[str, tuple[str, ...]] = {
-    "megatron": ("hybrid_override_pattern", "sliding_window", "mtp_num_layers"),
-    # these wrap a model that the user brings
-    "deepspeed": tuple(PARTS),
-    "accelerate": tuple(PARTS),
-}
-"""Parts that a trainer's own models have, or that the model which a user brings may have."""
 
 
 def refuse_model_parts(job: Job) -> None:
@@ -44,19 +38,13 @@ def refuse_model_parts(job: Job) -> None:
     Errors:
         UnsupportedError: names the key, its value, and what it stands for.
     """
-    config, known = job.model, EXPRESSED.get(job.target, ())
+    config = job.model
+    if not job.trainer.own_model:
+        return
     for key, (has, words) in PARTS.items():
-        if has(config) and key not in known:
+        if has(config) and key not in job.trainer.model_parts:
             raise job.refuse(
                 f"model={config.name} has {words} (model.{key}={getattr(config, key)}), and its models have "
                 "none",
-                "export=megatron" if key in EXPRESSED["megatron"] else "export=accelerate",
-            )
-    if MAMBA in (config.hybrid_override_pattern or "") and job.target in ("deepspeed", "accelerate"):
-        strategy = job.plan.layers[0]
-        if strategy.tp > 1:
-            raise job.refuse(
-                f"tp={strategy.tp} with state-space layers, and its tensor parallelism divides attention and "
-                "MLP only",
-                "space=uniform space.tp=1",
+                f"export={'megatron' if key in trainer('megatron').model_parts else 'accelerate'}",
             )

@@ -27,24 +27,14 @@ def export(job: Job) -> Exported:
     require_dense(job)
     job.require_llama_like()
     strategy = job.uniform()
-    job.require_exact_collectives()
-    job.require_no_shard_groups()
-    job.require_no_interleaving()
-    job.require_no_context_parallelism()
-    _check(job, strategy)
+    _check(job)
     job.settle()
     head = "".join(f"{line}\n" for line in job.headline())
     notes = ("data stages, tokenizer, steps, learning rate and checkpoints are placeholders: set yours",)
     return Exported({"nanotron.yaml": head + yaml.safe_dump(settings(job, strategy), sort_keys=False)}, notes)
 
 
-def _check(job: Job, strategy: LayerStrategy) -> None:
-    if strategy.zero_stage > 1:
-        job.refuse(
-            f"zero_stage={strategy.zero_stage}, and it shards the optimizer at most",
-            "space=uniform space.zero_stage=[0,1]",
-        )
-    job.require_whole_recomputation("it recomputes whole layers")
+def _check(job: Job) -> None:
     job.require_precision(DTYPE, "its dtype cannot say")
     own, config = stages(job.model, job.plan.pp), job.model
     if config.qk_norm or config.qkv_bias:

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
+from darts_parallel.config.trainer import EXPORTS
 from darts_parallel.errors import ConfigError, UnsupportedError
-from darts_parallel.export import accelerate, deepspeed, galvatron, megatron, nanotron, torch, torchtitan
 from darts_parallel.export.common import Exported, Job
 from darts_parallel.export.model_parts import refuse_model_parts
 from darts_parallel.plan.file import write_text
@@ -14,14 +15,9 @@ from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 
 TARGETS: dict[str, Callable[[Job], Exported]] = {
-    "megatron": megatron.export,
-    "torchtitan": torchtitan.export,
-    "deepspeed": deepspeed.export,
-    "accelerate": accelerate.export,
-    "nanotron": nanotron.export,
-    "galvatron": galvatron.export,
-    "torch": torch.export,
+    name: import_module(f"{__package__}.{name}").export for name in EXPORTS
 }
+"""The exporters by the names of their trainers: each is the function `export` of the module of that name."""
 
 
 def export_plan(problem: Problem, plan: Plan, target: str) -> Exported:
@@ -37,14 +33,19 @@ def export_plan(problem: Problem, plan: Plan, target: str) -> Exported:
             space to search in.
     """
     job = Job(target, problem, plan)
-    refuse_model_parts(job)
-    exported = TARGETS[target](job)
+    exported = _express(job)
     job.settle()
     if not plan.node_order:
         return exported
     order = ", ".join(str(node) for node in plan.node_order)
     note = f"start the nodes in the plan's order: node ranks 0, 1, ... are the cluster's nodes {order}"
     return replace(exported, notes=(*exported.notes, note))
+
+
+def _express(job: Job) -> Exported:
+    refuse_model_parts(job)
+    job.require_abilities()
+    return TARGETS[job.target](job)
 
 
 def taken_by(problem: Problem, plan: Plan) -> list[str]:
@@ -97,8 +98,7 @@ def _refusals(problem: Problem, plan: Plan, target: str) -> list[tuple[str, str]
     """All that a target refuses, each with its way out."""
     job = Job(target, problem, plan)
     with suppress(UnsupportedError):
-        refuse_model_parts(job)
-        TARGETS[target](job)
+        _express(job)
     return job.refusals
 
 

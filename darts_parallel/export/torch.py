@@ -27,10 +27,6 @@ def export(job: Job) -> Exported:
     require_dense(job)
     job.require_one_stack()
     strategy = job.uniform()
-    job.require_exact_collectives()
-    job.require_no_shard_groups()
-    job.require_no_context_parallelism()
-    job.require_schedule("1f1b", "interleaved")
     _check(job)
     job.settle()
     text = _program()
@@ -71,10 +67,6 @@ def _check(job: Job) -> None:
     if precision not in ("bf16", "fp32"):
         why = "does not scale its loss" if precision == "fp16" else "multiplies in 16 bits at least"
         job.refuse(f"training.precision={precision}, and the program {why}", "training.precision=bf16")
-    if any(strategy.recompute == "selective" for strategy in job.blocks):
-        job.refuse(
-            "recompute=selective, and the program recomputes whole blocks", "space.recompute=[none,full]"
-        )
 
 
 def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:

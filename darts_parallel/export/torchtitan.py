@@ -10,7 +10,7 @@ from typing import Any
 from darts_parallel.export.common import Chunk, Exported, Job
 from darts_parallel.export.mixtures import torchtitan_fields
 from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.schedules import RUNNABLE, find
+from darts_parallel.schedules import find
 
 MIXED_PARAMETER = {"bf16": "bfloat16", "fp32": "float32"}
 
@@ -23,10 +23,7 @@ def export(job: Job) -> Exported:
     """
     job.require_llama_like()
     strategy = job.uniform()
-    job.require_exact_collectives()
-    _check(job, strategy)
-    if job.plan.pp > 1:
-        job.require_schedule(*RUNNABLE)
+    _check(job)
     job.shard_degrees(strategy)
     job.settle()
     recompute = job.recompute() == "full"
@@ -93,32 +90,7 @@ def _assignments(section: str, values: dict[str, Any], indent: int = 4) -> list[
     return [f"{' ' * indent}config.{section}.{name} = {_literal(value)}" for name, value in values.items()]
 
 
-def _check(job: Job, strategy: LayerStrategy) -> None:
-    plan, zero = job.plan, strategy.zero_stage
-    if plan.pp == 1 and zero == 1:
-        job.refuse(
-            "zero_stage=1, and its data parallelism replicates all state or shards gradients too",
-            "space=uniform space.zero_stage=[0,2,3]",
-        )
-    if plan.pp > 1 and zero > 1:
-        # torch.distributed.pipelining.stage lets go of neither before the last backward pass
-        job.refuse(
-            f"zero_stage={zero} with pp={plan.pp}, and its pipeline keeps the gradients and parameters of a "
-            "stage whole until the last micro-batch, which is zero_stage=1",
-            "space=uniform space.zero_stage=[0,1]",
-        )
-    if plan.cp > 1 and zero == 0:
-        stages = "[2,3]" if plan.pp == 1 else "1"
-        job.refuse(
-            f"cp={plan.cp} with zero_stage=0, and its cp shards parameters",
-            f"space=uniform space.zero_stage={stages}",
-        )
-    if job.model.tie_embeddings and plan.pp > 1:
-        job.refuse(
-            f"tie_embeddings=true with pp={plan.pp}, and its pipeline cannot split tied tables",
-            "space=uniform space.pp=1",
-        )
-    job.require_whole_recomputation("its selective checkpointing saves by operation, not all but attention")
+def _check(job: Job) -> None:
     own_heads = job.model.head_dim in (None, job.model.hidden_size // job.model.num_heads)
     if job.model.qkv_bias or not (own_heads or job.model.qk_norm):
         what = "qkv_bias" if job.model.qkv_bias else f"head_dim={job.model.head_dim}"

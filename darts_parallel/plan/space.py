@@ -24,7 +24,7 @@ from darts_parallel.plan.expert_degrees import expert_degrees, require_expert_pi
 from darts_parallel.plan.legality import refuse_model, sequence_divides
 from darts_parallel.plan.pins import require_legal_pins, require_pure_stages
 from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.plan.trainers import trainer_runs, trainer_schedules
+from darts_parallel.plan.trainers import trainer_runs
 from darts_parallel.problem.orders import node_orders, orders_are_all
 from darts_parallel.problem.problem import Problem
 from darts_parallel.schedules import find, usual_schedule
@@ -78,7 +78,7 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     for pp, cp in product(pipeline_degrees(problem), context):
         for virtual_stage, schedule in schedule_choices(problem, pp):
             outer = _outer_space(problem, pp, cp, virtual_stage, schedule)
-            if outer is not None and trainer_schedules(problem, schedule):
+            if outer is not None:
                 orders = node_orders(problem.cluster, pp, mode)
                 result += [replace(outer, node_order=order) for order in orders]
     if not result and problem.model.has_experts and space.trainer is None:
@@ -167,15 +167,16 @@ def _outer_space(
     space, batch = problem.config.space, problem.training.global_batch_size
     if problem.cluster.num_devices % (pp * cp):
         return None
+    name = schedule or usual_schedule(virtual_stages)
     choices = tuple(
         choice
         for choice in layer_choices(problem, problem.cluster.num_devices // pp, cp)
-        if trainer_runs(problem, pp, cp, virtual_stages, choice)
+        if trainer_runs(problem, pp, cp, name, choice)
     )
     if not all(any(admits(problem, kind, c) for c in choices) for kind in problem.cluster.types):
         return None
     pinned = space.pinned("num_micro_batches")
-    order = find(schedule or usual_schedule(virtual_stages))
+    order = find(name)
     counts = tuple(
         m
         for m in divisors(batch)

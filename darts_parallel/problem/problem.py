@@ -6,15 +6,11 @@ from typing import Any
 
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import Config, TrainingConfig
+from darts_parallel.config.trainer import trainer
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.measured_times import MeasuredTimes, read_measured
 from darts_parallel.problem.model import Model, build_model
 from darts_parallel.problem.software import COMMON, Software, read_software
-
-WHOLE_ENDS = ("galvatron",)
-"""Trainers whose first and last stage hold a block besides embedding and head."""
-WHOLE_HYBRIDS = ("megatron",)
-"""Trainers of which that is so where a pattern names the layers (`export/megatron_layers.py`)."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +63,9 @@ class Problem:
 def _model(config: Config) -> Model:
     """The chain of layers; its ends are joined for trainers that keep embedding and head beside a block."""
     model = build_model(config.model, config.training)
-    trainer, hybrid = config.space.trainer, config.model.hybrid_override_pattern is not None
-    return replace(model, whole_ends=trainer in WHOLE_ENDS or (hybrid and trainer in WHOLE_HYBRIDS))
+    hybrid = config.model.hybrid_override_pattern is not None
+    ends = "never" if config.space.trainer is None else trainer(config.space.trainer).whole_ends
+    return replace(model, whole_ends=ends == "always" or (hybrid and ends == "hybrids"))
 
 
 def _measured(config: Config) -> MeasuredTimes:

@@ -109,7 +109,7 @@ def test_trainers_with_models_of_their_own_refuse_by_name(
 @pytest.mark.parametrize("target", ["deepspeed", "accelerate"])
 def test_wrappers_take_the_model_that_the_user_brings_but_for_divided_state_spaces(target: str) -> None:
     assert exported(HYBRID, target, zero_stage=2).files
-    with pytest.raises(UnsupportedError, match="tp=2 with state-space layers"):
+    with pytest.raises(UnsupportedError, match="tp=2 with mamba_layers="):
         exported(HYBRID, target, tp=2, dp=4, zero_stage=2)
 
 

@@ -88,8 +88,8 @@ def test_torchtitan_and_deepspeed_and_galvatron_have_the_degrees() -> None:
     ("target", "strategy", "pp", "words"),
     [
         ("torchtitan", LayerStrategy(1, 64, 2, ep=4, etp=2), 1, "etp=2, and it has no expert tensor"),
-        ("deepspeed", LayerStrategy(1, 64, 2, ep=4, etp=2), 1, "etp=2, and its AutoEP"),
-        ("deepspeed", LayerStrategy(1, 64, 3, ep=4), 1, "zero_stage=3, and its AutoEP"),
+        ("deepspeed", LayerStrategy(1, 64, 2, ep=4, etp=2), 1, "etp=2 with num_experts=8, and its AutoEP"),
+        ("deepspeed", LayerStrategy(1, 64, 3, ep=4), 1, "zero_stage=3 with num_experts=8, and its AutoEP"),
         ("nanotron", LayerStrategy(1, 64, 1, ep=4), 1, "num_experts=8"),
         ("accelerate", LayerStrategy(1, 64, 2, ep=4), 1, "num_experts=8"),
         ("torch", LayerStrategy(1, 64, 2, ep=4), 1, "num_experts=8"),

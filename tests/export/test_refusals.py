@@ -38,7 +38,7 @@ REFUSED: list[tuple[str, LayerStrategy, dict[str, Any], str, str]] = [
     ("accelerate", LayerStrategy(2, 4), {}, "zero_stage=0 with dp=4 and tp=2", "space.zero_stage=[2,3]"),
     ("galvatron", Z1, {}, "zero_stage=1, which it lacks", "space.zero_stage=[0,3]"),
     ("nanotron", LayerStrategy(1, 4), {"cp": 2}, "cp=2, and it cannot be written", "space.cp=1"),
-    ("accelerate", LayerStrategy(1, 4), {"cp": 2}, "zero_stage=0 with dp=4 and tp=1", "space.zero_stage"),
+    ("accelerate", LayerStrategy(1, 4), {"cp": 2}, "zero_stage=0 with cp=2", "space.zero_stage"),
     ("deepspeed", LayerStrategy(1, 4, 2), {"cuts": (5,)}, "pp=2 with zero_stage=2", "space.zero_stage=[0,1]"),
     ("deepspeed", LayerStrategy(2, 2), {"cuts": (5,)}, "pp=2 with tp=2", "space.tp=1"),
     ("deepspeed", LayerStrategy(2, 4, sequence_parallel=True), {}, "sequence_parallel=true",
@@ -52,7 +52,7 @@ REFUSED: list[tuple[str, LayerStrategy, dict[str, Any], str, str]] = [
     ("deepspeed", LayerStrategy(1, 4), {"cuts": (3, 5, 7), "virtual_stages": 2}, "virtual_stages=2",
      "space.virtual_stages=1"),
     ("galvatron", LayerStrategy(1, 4), {"cuts": (1,)}, "the first stage holds no block", "space.pp=1"),
-    ("galvatron", LayerStrategy(1, 8, 3, shard_size=4), {}, "shard_size=4 of 8 ranks", "space.shard_size=0"),
+    ("galvatron", LayerStrategy(1, 8, 3, shard_size=4), {}, "shard_size=4, and this", "space.shard_size=0"),
 ]  # fmt: skip
 
 

@@ -5,11 +5,12 @@ import random
 import pytest
 
 from darts_parallel.config.schema import EXPORTS
+from darts_parallel.config.trainer import WHOLE_ENDS, trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
-from darts_parallel.export import export_plan, require_trainers, taken_by, trainers_line
+from darts_parallel.export import TARGETS, export_plan, require_trainers, taken_by, trainers_line
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.plan.trainers import TRAINERS
+from darts_parallel.plan.trainers import facts
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.export_plans import LLAMA, MIXTURE, TOY, plan_of
 
@@ -84,9 +85,9 @@ def test_every_plan_of_a_trainer_that_is_handed_the_model_is_exported(trainer: s
 def test_a_trainers_space_leaves_out_only_what_it_refuses(model: list[str], pp: int) -> None:
     everything = load_problem([*model, *FREE, "space=uniform", f"space.pp={pp}", "space.virtual_stages=1"])
     known = {}
-    for trainer in (name for name in EXPORTS if MODELS[name] == model):
-        mine = load_problem([*model, *FREE, f"space.trainer={trainer}"])
-        known[trainer] = {(s.cp, c) for s in outer_spaces(mine) if s.pp == pp for c in s.choices}
+    for name in (name for name in EXPORTS if MODELS[name] == model):
+        mine = load_problem([*model, *FREE, f"space.trainer={name}"])
+        known[name] = {(s.cp, c) for s in outer_spaces(mine) if s.pp == pp for c in s.choices}
     layers = everything.num_layers
     for space in outer_spaces(everything):
         count = space.num_micro_batches[0]
@@ -105,12 +106,12 @@ def test_the_trainers_of_a_plan_are_named_with_what_to_do_for_another() -> None:
     line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8), 2))
     assert line == f"trainers: all of {', '.join(EXPORTS)} take this plan"
     line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8, 1), 2))
-    names = line.removeprefix("trainers that take this plan: ").partition("; export=torchtitan says why")[0]
-    assert names == "megatron, deepspeed, nanotron, torch"
+    names = line.removeprefix("trainers that take this plan: ").partition("; export=accelerate says why")[0]
+    assert names == "deepspeed, megatron, nanotron, torch"
     # no space has a plan for a trainer that lacks the model: nobody is sent to search for one
     problem = load_problem(TOY)
     line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8), 2))
-    assert line.endswith("galvatron, torch; export=torchtitan says why it does not")
+    assert line.endswith("megatron, torch; export=nanotron says why it does not")
     line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8, 1), 2))
     assert "export=accelerate says why it does not, space.trainer=accelerate searches" in line
 
@@ -123,8 +124,19 @@ def test_a_model_that_a_trainer_lacks_is_refused_before_the_search() -> None:
     require_trainers(load_problem([*TOY, "export=deepspeed"]))  # a plan's reasons are no model's
 
 
+def test_a_trainer_is_a_file_of_data_whose_rules_name_settings_and_an_exporter() -> None:
+    known = facts(load_problem(TOY), 1, 1, LayerStrategy(1, 8))
+    for name in EXPORTS:
+        rules = trainer(name)
+        assert rules.whole_ends in WHOLE_ENDS
+        for lack in rules.lacks:
+            assert set(lack.when) <= set(known), lack
+            lack.holds(known)
+            assert all("=" in way for way in lack.instead.split(" or ")[0].split()), lack
+    assert set(TARGETS) == set(EXPORTS)
+
+
 def test_a_trainer_with_pins_that_it_never_runs_is_refused() -> None:
-    assert set(TRAINERS) == set(EXPORTS)
     with pytest.raises(ConfigError, match=r"space\.trainer=accelerate runs no plan.*; try "):
         outer_spaces(load_problem([*TOY, "space.trainer=accelerate", "space.pp=2"]))
     with pytest.raises(ConfigError, match=r"space\.trainer=deepspeed runs no plan.*; try "):

@@ -1,0 +1,83 @@
+"""The trainers that run plans, and what each lacks: the files of `conf/trainer/`.
+
+A plan's search leaves out what a trainer lacks (`plan/trainers.py`), and its exporter refuses the same rules.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from darts_parallel.config.folder import config_dir
+
+FOLDER = Path(config_dir()) / "trainer"
+EXPORTS = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+"""Names of the trainers."""
+WHOLE_ENDS = ("never", "hybrids", "always")
+ABOVE = {"some": 0, "many": 1}
+
+
+@dataclass
+class Lack:
+    """A combination of settings that a trainer does not run."""
+
+    when: dict[str, Any]
+    """Settings and their values that are lacking together; `some` stands for all above 0, `many` above 1."""
+    why: str
+    """Reason, a clause that follows the settings in a sentence."""
+    instead: str
+    """Overrides of the closest space without the combination."""
+
+    def holds(self, facts: Mapping[str, Any]) -> bool:
+        """Return whether every setting has one of the values.
+
+        Args:
+            facts: Values of all settings (`plan.trainers.facts`).
+        """
+        return all(
+            facts[key] > ABOVE[wanted] if isinstance(wanted, str) else facts[key] in wanted
+            for key, wanted in self.when.items()
+        )
+
+    def sentence(self, facts: Mapping[str, Any]) -> str:
+        """Return the settings with their values and the reason, as one clause."""
+        first, *others = (f"{key}={str(facts[key]).lower()}" for key in self.when)
+        beside = f" with {' and '.join(others)}" if others else ""
+        return f"{first}{beside}, {self.why}"
+
+
+@dataclass
+class Trainer:
+    """Abilities of a trainer; a setting that no `lacks` names runs."""
+
+    schedules: list[str] | None = None
+    """Pipeline schedules; null stands for all that PyTorch runs."""
+    layerwise: bool = False
+    """Whether layers may have different strategies."""
+    own_model: bool = True
+    """Whether the model is the trainer's own; the user brings any other one."""
+    own_stages: bool = False
+    """Whether the trainer cuts the pipeline by a rule of its own."""
+    whole_context_groups: bool = False
+    """Whether a sharding group must hold whole context-parallel groups."""
+    whole_ends: str = "never"
+    """Models whose first and last stage must hold a block, one of `WHOLE_ENDS`."""
+    gradient_bits: dict[int, list[int]] = field(default_factory=dict)
+    """Bits of gradients that can be sent besides whole ones, by ZeRO stage."""
+    model_parts: list[str] = field(default_factory=list)
+    """Keys of unusual parts that its own models have."""
+    software: list[str] = field(default_factory=list)
+    """Files of `conf/software/` that were fitted to its runs."""
+    lacks: list[Lack] = field(default_factory=list)
+
+
+@cache
+def trainer(name: str) -> Trainer:
+    """Return the trainer of a name of `EXPORTS`."""
+    found = OmegaConf.merge(OmegaConf.structured(Trainer), OmegaConf.load(FOLDER / f"{name}.yaml"))
+    loaded = OmegaConf.to_object(found)
+    assert isinstance(loaded, Trainer)
+    return loaded
