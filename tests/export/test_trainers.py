@@ -106,14 +106,14 @@ def test_the_trainers_of_a_plan_are_named_with_what_to_do_for_another() -> None:
     line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8), 2))
     assert line == f"trainers: all of {', '.join(EXPORTS)} take this plan"
     line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8, 1), 2))
-    names = line.removeprefix("trainers that take this plan: ").partition("; export=accelerate says why")[0]
+    names = line.removeprefix("trainers that take this plan: ").partition("; export=galvatron says why")[0]
     assert names == "deepspeed, megatron, nanotron, torch"
     # no space has a plan for a trainer that lacks the model: nobody is sent to search for one
     problem = load_problem(TOY)
     line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8), 2))
     assert line.endswith("megatron, torch; export=nanotron says why it does not")
     line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8, 1), 2))
-    assert "export=accelerate says why it does not, space.trainer=accelerate searches" in line
+    assert "export=galvatron says why it does not, space.trainer=galvatron searches" in line
 
 
 def test_a_model_that_a_trainer_lacks_is_refused_before_the_search() -> None:
