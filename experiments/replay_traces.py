@@ -1,44 +1,90 @@
 """Does the simulator give the seconds of recorded steps from their computation alone?
 
-    python -m experiments.replay_traces data=FOLDER
-    python -m experiments.replay_traces data=FOLDER out=outputs/mine
+    python -m experiments.replay_traces                    the shipped steps of two production jobs
+    python -m experiments.replay_traces data=FOLDER        trace-NAME.csv or trace-NAME.csv.gz of a folder
 
-Reads every trace of the folder (`trace-NAME.csv[.gz]`, one line an operation: `step, dp_rank, stage, optype,
-mb_id, seq_id, start_ts, duration`), replays each step from the recorded seconds of its forward and backward
-passes through the longest path of the schedule, and adds the collectives of the step's end without their
-waiting. Sends and receives are not read. A step is measured from the beginning of its first forward pass to
-the end of its last operation. Leaves replay.csv (`trace, step, measured_s, predicted_s`) and replay.md in
-`out`.
+Replays each step of a trace (one line an operation: `step, dp_rank, stage, optype, mb_id, start_ts,
+duration`, seconds) from the recorded seconds of its passes alone: when each may begin follows from the
+longest path of the schedule. Sends and receives, which hold the waiting, are not read; of the collectives
+of the step's end the shortest recorded duration among the ranks counts, since the rank that comes last
+waits for nobody. A step is measured from the beginning of its first forward pass to the end of its last
+operation. Leaves replay.csv (`trace, step, measured_s, predicted_s`) in `out`, next to the files of every
+study.
 """
 
-from dataclasses import dataclass
+import csv
+import gzip
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from darts_parallel.config.options import run_main
+from darts_parallel.cost.schedule_graph import Graph, compiled
+from darts_parallel.cost.simulation import pass_ends
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.file import write_text
 from darts_parallel.report.tables import csv_text, markdown_table
-from experiments.results_page import publish, result_folder
-from experiments.traces.recorded import read_steps, trace_files
-from experiments.traces.replay import predicted_seconds
+from darts_parallel.schedules import Operation, find
+from experiments.study import Report, Study, StudyOptions, run_study
 
-COLUMNS = ("trace", "step", "measured_s", "predicted_s")
+Floats = NDArray[np.float64]
+SHIPPED = Path(__file__).parent / "data" / "traces"
+COLUMNS = ("step", "dp_rank", "stage", "optype", "mb_id", "start_ts", "duration")
+FORWARD, BACKWARD = "forward-compute", "backward-compute"
+LAYERNORM, EMBEDDING = "layernorm-grads-all-reduce", "embedding-grads-all-reduce"
+SCATTER, CLIP, OPTIMIZER = "grads-reduce-scatter", "optimizer-clip-main-grad", "optimizer"
+INCOMPLETE = ("one forward and one backward pass of every rank, stage and micro-batch", "a whole step")
+"""Rule that a step of missing or repeated passes breaks, and what to try."""
+KNOWN = ("1f1b", "gpipe")
+"""Schedules that a recorded order is compared with."""
 
 
 @dataclass
-class ReplayOptions:
-    """What to replay."""
+class ReplayOptions(StudyOptions):
+    """Command line of `python -m experiments.replay_traces`."""
 
-    data: str = ""
+    jobs: int = 1
+    data: str = str(SHIPPED)
     """Folder of traces."""
-    out: str = "outputs/replay"
-    publish: bool = False
-    """Write experiments/results/replay_traces.md, too."""
+
+
+class RecordedOperation(NamedTuple):
+    """One recorded operation; seconds from an origin that all operations of a step share."""
+
+    dp_rank: int
+    stage: int
+    micro_batch: int
+    start: float
+    duration: float
 
 
 @dataclass(frozen=True)
-class Replayed:
+class RecordedStep:
+    """All operations of one step of one job."""
+
+    trace: str
+    step: int
+    entries: dict[str, list[RecordedOperation]] = field(repr=False)
+    """Operations by kind, in the order in which they began."""
+
+    @property
+    def measured_s(self) -> float:
+        """Return seconds from the beginning of the first forward pass to the end of the last operation."""
+        begin = min(entry.start for entry in self.entries[FORWARD])
+        ends = (entry.start + entry.duration for entries in self.entries.values() for entry in entries)
+        return max(ends) - begin
+
+    def refused(self, rule: str, instead: str) -> ConfigError:
+        """Return the error of a step that breaks a rule."""
+        return ConfigError(f"trace {self.trace}: step {self.step} must hold {rule}; try {instead}.")
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
     """One step, recorded and replayed; seconds."""
 
     trace: str
@@ -46,58 +92,182 @@ class Replayed:
     measured_s: float
     predicted_s: float
 
-    @property
-    def error(self) -> float:
-        """Predicted over measured seconds, minus 1."""
-        return self.predicted_s / self.measured_s - 1.0
+
+def read_steps(path: Path) -> Iterator[RecordedStep]:
+    """Yield the steps of a trace in the order of their numbers.
+
+    Errors:
+        ConfigError: a column is missing, a cell holds no number, or a step has no forward pass.
+    """
+    name = path.name.removeprefix("trace-").split(".csv")[0]
+    steps: dict[int, dict[str, list[RecordedOperation]]] = defaultdict(lambda: defaultdict(list))
+    for line, row in _rows(path):
+        try:
+            rank, stage, batch = (int(row[key]) for key in ("dp_rank", "stage", "mb_id"))
+            entry = RecordedOperation(rank, stage, batch, float(row["start_ts"]), float(row["duration"]))
+            steps[int(row["step"])][row["optype"]].append(entry)
+        except (ValueError, TypeError):
+            raise ConfigError(
+                f"{path.name}: line {line} must hold a number in every column but optype; try 0."
+            ) from None
+    for number, kinds in sorted(steps.items()):
+        ordered = {kind: sorted(own, key=lambda entry: entry.start) for kind, own in kinds.items()}
+        step = RecordedStep(name, number, ordered)
+        if FORWARD not in kinds or BACKWARD not in kinds:
+            raise step.refused(f"{FORWARD} and {BACKWARD}", "a whole step")
+        yield step
 
 
-def replay(options: ReplayOptions) -> int:
-    """Replay all steps, print and write the errors; returns the exit status."""
-    if not options.data:
-        raise ConfigError("data is missing; write data=FOLDER, a folder that holds trace-NAME.csv.gz.")
-    steps = [
-        Replayed(step.trace, step.step, step.measured_s, predicted_seconds(step))
-        for path in trace_files(options.data)
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+            if missing:
+                raise ConfigError(
+                    f"{path.name}: the column {missing[0]} is missing; try {','.join(COLUMNS)}."
+                )
+            yield from enumerate(reader, start=2)
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path.name} cannot be read ({error}); try a CSV file.") from None
+
+
+def predicted_seconds(step: RecordedStep) -> float:
+    """Return seconds from the beginning of the first forward pass to the end of the optimizer.
+
+    Errors:
+        ConfigError: the recorded passes are no whole step of a known schedule.
+    """
+    forward, backward = (_by_place(step, kind) for kind in (FORWARD, BACKWARD))
+    if forward.shape != backward.shape:
+        raise step.refused(*INCOMPLETE)
+    pp, count = forward.shape[1:]
+    graph = compiled(_schedule(step, pp, count), pp, count, 1)
+    return _after_passes(step, pipeline_ends(graph, forward, backward))
+
+
+def pipeline_ends(graph: Graph, forward: Floats, backward: Floats) -> Floats:
+    """Return seconds until every device has ended its last pass, shape `(dp, pp)`.
+
+    Args:
+        graph: A schedule of one stage a device.
+        forward: Seconds of every pass, `(dp, pp, m)`.
+        backward: The same for the whole backward passes.
+    """
+    kind, stage, batch = graph.operations.T
+    duration = np.stack([forward, backward])[kind, :, stage, batch]
+    ends, _ = pass_ends(graph, duration, np.zeros_like(duration))
+    return np.asarray(ends[graph.last].T)
+
+
+def _by_place(step: RecordedStep, kind: str) -> Floats:
+    """Return seconds of the passes of a kind, `(dp, pp, m)`."""
+    entries = step.entries[kind]
+    seconds = np.full([1 + max(values) for values in zip(*(e[:3] for e in entries), strict=True)], np.nan)
+    for entry in entries:
+        if min(entry[:3]) < 0 or not np.isnan(seconds[entry[:3]]):
+            raise step.refused(*INCOMPLETE)
+        seconds[entry[:3]] = entry.duration
+    if np.isnan(seconds).any():
+        raise step.refused(*INCOMPLETE)
+    return seconds
+
+
+def _schedule(step: RecordedStep, pp: int, count: int) -> str:
+    """Find the schedule whose order of passes every rank followed."""
+    recorded = defaultdict[tuple[int, int], list[Operation]](list)
+    passes = [(letter, e) for letter, kind in (("F", FORWARD), ("B", BACKWARD)) for e in step.entries[kind]]
+    for letter, entry in sorted(passes, key=lambda p: p[1].start):
+        own = recorded[entry.dp_rank, entry.stage]
+        own.append(Operation(letter, entry.stage, entry.micro_batch))
+    for schedule in KNOWN:
+        orders = find(schedule).orders(pp, count)
+        if all(tuple(own) == orders[stage] for (_, stage), own in recorded.items()):
+            return schedule
+    raise step.refused(f"passes in the order of {' or '.join(KNOWN)}", KNOWN[0])
+
+
+def _after_passes(step: RecordedStep, ends: Floats) -> float:
+    """Return seconds until the optimizer has ended everywhere.
+
+    Tied embeddings are summed by the first and the last stage of a rank, gradients by all ranks of a
+    stage, and the norm of the gradients by all devices.
+
+    Args:
+        step: What was recorded.
+        ends: Seconds until the passes have ended, `(dp, pp)`.
+    """
+
+    def shortest(kind: str, **place: int) -> float:
+        """Return the seconds of a collective without waiting; 0 where it was not recorded."""
+        own: Iterable[RecordedOperation] = step.entries.get(kind, ())
+        chosen = (e for e in own if all(getattr(e, key) == value for key, value in place.items()))
+        return min((entry.duration for entry in chosen), default=0.0)
+
+    ranks, stages = ends.shape
+    time = ends + shortest(LAYERNORM)
+    if EMBEDDING in step.entries:
+        outer = [0, stages - 1]
+        for rank in range(ranks):
+            time[rank, outer] = time[rank, outer].max() + shortest(EMBEDDING, dp_rank=rank)
+    for stage in range(stages):
+        time[:, stage] = time[:, stage].max() + shortest(SCATTER, stage=stage)
+    last = max((entry.duration for entry in step.entries.get(OPTIMIZER, ())), default=0.0)
+    return float(time.max()) + shortest(CLIP) + last
+
+
+def replay(path: Path) -> list[ReplayedStep]:
+    """Replay all steps of a trace."""
+    return [
+        ReplayedStep(step.trace, step.step, step.measured_s, predicted_seconds(step))
         for step in read_steps(path)
     ]
-    out = result_folder(options.out)
-    rows = [(s.trace, s.step, f"{s.measured_s:.6f}", f"{s.predicted_s:.6f}") for s in steps]
-    write_text(out / "replay.csv", csv_text(COLUMNS, rows))
-    text = error_table(steps)
-    write_text(out / "replay.md", text)
-    print(text + f"\n{out}/replay.csv, replay.md")
-    if options.publish:
-        question = "Does the simulator give the seconds of recorded steps from their computation alone?"
-        publish("replay_traces", question, "python -m experiments.replay_traces data=FOLDER", text)
-    return 0
 
 
-def error_table(steps: list[Replayed]) -> str:
-    """Errors by trace and overall, as Markdown."""
+def report(steps: Sequence[ReplayedStep]) -> Report:
+    """Return errors by trace and overall."""
     names = list(dict.fromkeys(step.trace for step in steps))
-    header = (
-        "trace",
-        "steps",
-        "measured, s",
-        "predicted, s",
-        "median error",
-        "90 % below",
-        "largest",
-        "bias",
-    )
+    header = ("trace", "steps", "measured, s", "predicted, s", "median error, %", "90 % below", "largest",
+              "bias")  # fmt: skip
     lines = []
     for name in [*names, *(["all"] if len(names) > 1 else [])]:
-        own = [step for step in steps if name in (step.trace, "all")]
-        errors = np.array([step.error for step in own])
+        measured, predicted = np.array(
+            [(s.measured_s, s.predicted_s) for s in steps if name in (s.trace, "all")]
+        ).T
+        errors = 100 * (predicted / measured - 1)
         size = np.abs(errors)
-        means = [np.mean([s.measured_s for s in own]), np.mean([s.predicted_s for s in own])]
-        shares = (np.median(size), np.quantile(size, 0.9), size.max())
-        cells = [name, str(len(own)), *(f"{mean:.3f}" for mean in means)]
-        cells += [*(f"{100 * share:.2f} %" for share in shares), f"{100 * np.median(errors):+.2f} %"]
-        lines.append(cells)
-    return "\n".join(markdown_table(header, lines)) + "\n"
+        lines.append((
+            name, str(len(size)), f"{measured.mean():.3f}", f"{predicted.mean():.3f}",
+            *(f"{share:.2f}" for share in (np.median(size), np.quantile(size, 0.9), size.max())),
+            f"{np.median(errors):+.2f}",
+        ))  # fmt: skip
+    verdict = f"The median error of {lines[-1][1]} steps is {lines[-1][4]} %."
+    rows = [(s.trace, s.step, f"{s.measured_s:.6f}", f"{s.predicted_s:.6f}") for s in steps]
+    text = csv_text(("trace", "step", "measured_s", "predicted_s"), rows)
+    return Report(markdown_table(header, lines), verdict, files={"replay.csv": text})
+
+
+def run(options: ReplayOptions) -> int:
+    """Replay every trace of the folder; returns the exit status.
+
+    Errors:
+        ConfigError: there is none.
+    """
+    files = sorted(path for path in Path(options.data).glob("trace-*") if ".csv" in path.suffixes)
+    if not files:
+        raise ConfigError(
+            f"data={options.data} must be a folder that holds trace-NAME.csv or trace-NAME.csv.gz; "
+            f"try {SHIPPED}."
+        )
+    study = Study(
+        "replay_traces",
+        "Does the simulator give the seconds of recorded steps from their computation alone?",
+        "predictions of the computation itself; other schedules than 1F1B and GPipe.",
+        replay, report,
+    )  # fmt: skip
+    return run_study(study, {path.name: path for path in files}, options)
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.replay_traces", __doc__, ReplayOptions, replay))
+    raise SystemExit(run_main("experiments.replay_traces", __doc__, ReplayOptions, run))

@@ -7,7 +7,7 @@ import pytest
 from darts_parallel.config.options import parse
 from darts_parallel.errors import ConfigError
 from experiments import replay_traces
-from experiments.traces.recorded import COLUMNS
+from experiments.replay_traces import COLUMNS
 
 Row = tuple[int, int, int, str, int, int, float, float]
 
@@ -38,12 +38,12 @@ def two_stages(step: int, forward: float, slow: float, receive: float) -> list[R
 
 def write(path: Path, rows: list[Row]) -> None:
     with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *rows])
+        csv.writer(file).writerows([(*COLUMNS[:5], "seq_id", *COLUMNS[5:]), *rows])
 
 
 def replayed(folder: Path) -> list[dict[str, str]]:
     options = parse(replay_traces.ReplayOptions, [f"data={folder}", f"out={folder / 'out'}"])
-    assert replay_traces.replay(options) == 0
+    assert replay_traces.run(options) == 0
     with (folder / "out" / "replay.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -85,3 +85,11 @@ def test_a_broken_trace_is_refused_in_a_sentence(tmp_path: Path, change, message
 def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trace-NAME"):
         replayed(tmp_path)
+
+
+def test_the_shipped_steps_are_replayed_within_two_percent(tmp_path: Path) -> None:
+    assert replay_traces.run(parse(replay_traces.ReplayOptions, [f"out={tmp_path}"])) == 0
+    with (tmp_path / "replay.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["trace"] for row in rows] == ["SE"] * 5 + ["ST"] * 32
+    assert all(abs(float(row["predicted_s"]) / float(row["measured_s"]) - 1) < 0.02 for row in rows)

@@ -1,1 +1,0 @@
-"""Recorded training steps: reading them, and replaying their computation through the simulator."""
