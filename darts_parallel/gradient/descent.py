@@ -1,4 +1,32 @@
-"""The gradient search: all outer choices and restarts as one batch, annealed to hard plans."""
+"""Search plans by gradient descent: all outer choices and restarts as one batch, annealed to hard plans.
+
+The problem. L layers l, each under a strategy c; K stages k on pp devices d; an outer choice o is a row of a
+`CostTable`: pipeline degree, chunks, schedule, and m micro-batches. Costs are read from the table.
+
+Variables
+    o                                  outer choice           -> `promising_outers`, `OuterLogits`
+    x[l,c] in {0,1}, sum_c x[l,c] = 1  strategy of a layer    -> `softmax_weights`, `gumbel_weights`
+    0 < e[1] < ... < e[K-1] < L        stage boundaries       -> `stage_edges`
+    y[l,k] = [e[k] <= l < e[k+1]]      stage of a layer       -> `soft_stages`
+    f[d] in [0,1]^2                    shares in host memory  -> `RestartBatch.relax`
+    uniform: x[l] = x[0]; stage-wise: x[l] = sum_k y[l,k] z[k]; layer-wise: free -> `RestartBatch.relax`
+Objective: minimise log T, linear costs of the expected strategies -> `Surrogate`
+    t[k] = sum_l y[l,k] time[k,l] . x[l]                      seconds of a micro-batch
+         + sum_l y[l,k] y[l+1,k] x[l] . reshard[l] x[l+1]     layout changes inside a stage
+         + sum_l y[l,k-1] y[l+1,k] x[l] . p2p[l] x[l+1]       and between stages -> `_neighbour_seconds`
+    s[d] = sum of sync . x[l] over the layers of d            gradient synchronisation, optimizer
+    T = sum_k t[k] + (m - 1) max_k t[k] + max_d s[d] + sum_l per_iteration[l] . x[l] -> `pipeline_seconds`
+    max as `smooth_max`; other schedules: the longest path of their passes -> `simulated_seconds`
+Constraints
+    sum over the layers of d of (static + in_flight[k] activation) . x[l] + max of working . x[l]
+        <= capacity[d]                 bytes of a device      -> `_memory`, multipliers in `RestartBatch.loss`
+    x[l,c] = 0 where c is not allowed in o                    -> `softmax_weights`
+    fused layers share a stage                                -> `unit_starts`
+Solution: Adam on logits of x, widths between the e, logits of f      -> `GradientSearch.move`
+    soft x and y become hard by falling temperatures -> `Schedules.at`; hard plans of them -> `harden`,
+    made to fit by `repair`, `fit` and `fill`; the slow half of the restarts leaves at `thin_at`, outer
+    choices whose `outer_lower_bounds` exceed the best plan at once; the best are polished by `polish_pool`.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -28,13 +56,13 @@ from darts_parallel.problem.problem import Problem
 
 PAGES = 100
 """Steps of which the history of the winning restart holds the weights."""
-SLACK = 1.0 + 1e-9
-"""An outer choice is dropped when its lower bound exceeds the best plan by more than rounding."""
-LEFT_BEHIND = 0.01
-"""Share of the seconds by which an outer choice leaves at the end, half of the steps before twice as far; its
-plans stay, and polishing looks at it where its lower bound does not exclude it."""
-FAR = 3.0
-"""So many times as far behind in hard plans alone, it leaves as well."""
+TOLERANCE = 1.0 + 1e-9
+"""Factor on the best plan's seconds: an outer choice whose lower bound is above leaves, rounding aside."""
+PRUNE_MARGIN = 0.01
+"""Log-seconds behind the best one at which an outer choice leaves at the last step, twice as many at half of
+the steps; its plans stay, and polishing looks at it where its lower bound does not exclude it."""
+HARD_PRUNE_FACTOR = 3.0
+"""Factor on `PRUNE_MARGIN` at which an outer choice leaves by its hard plans alone."""
 
 
 def descent_seconds(config: SearchConfig) -> float:
@@ -74,11 +102,11 @@ class GradientSearch:
         # where the restarts begin: one strategy for all layers, and even stages
         self.pool.add_all(TablePlans(index, even_uniform_plans(table)) for index, table in enumerate(tables))
         self.pool.add_all(starts)
-        known = self.pool.best_time * SLACK
+        known = self.pool.best_time * TOLERANCE
         self.bounds = [outer_lower_bounds(table, known=known) for table in tables]
         simulated = [i for i, table in enumerate(tables) if table.pipeline.simulated and not starts]
         for index in simulated:
-            alive = torch.nonzero(self.bounds[index] <= self.pool.best_time * SLACK).flatten()
+            alive = torch.nonzero(self.bounds[index] <= self.pool.best_time * TOLERANCE).flatten()
             self.pool.add_balanced(index, alive.tolist())
         # restarts begin at plans that are not polished: where those would lead to, polishing has been
         near = [(entry.table, entry.plan) for entry in self.pool.by_outer() if entry.table in simulated]
@@ -88,7 +116,7 @@ class GradientSearch:
         self.groups = self._initial_groups(tables)
         for group in self.groups:
             for plans in (plans for number, plans in near if number == group.table_index):
-                group.begin_near(plans, config.initial_preference)
+                group.initialize_from(plans, config.initial_preference)
         self.outer_logits = OuterLogits(self._live_keys())
         self.optimizer = self._new_optimizer()
         self.step = 0
@@ -104,7 +132,7 @@ class GradientSearch:
         taken = relaxed_outers(tables, self.pool.by_outer(), self.config.num_restarts)
         for index, (table, bound) in enumerate(zip(tables, self.bounds, strict=True)):
             # an infinite bound means that no plan fits, whatever the best known one
-            possible = bound.isfinite() & (bound <= self.pool.best_time * SLACK) & table.allowed.any(1)
+            possible = bound.isfinite() & (bound <= self.pool.best_time * TOLERANCE) & table.allowed.any(1)
             alive = torch.nonzero(possible & taken[index]).squeeze(1)
             if len(alive):
                 part = table.select(alive)
@@ -200,25 +228,27 @@ class GradientSearch:
         self._keep(
             merits,
             [max(merit.shape[1] // 2, 1) for merit in merits],
-            LEFT_BEHIND * self.config.num_steps / self.step,
+            PRUNE_MARGIN * self.config.num_steps / self.step,
         )
 
     def _drop_excluded(self, merits: list[Tensor]) -> None:
-        """Keep the outer choices that can still win; how the others go on changes nothing for them."""
-        if any(bool((self._own_bounds(group) > self.pool.best_time * SLACK).any()) for group in self.groups):
+        """Drop the outer choices that cannot win: how they go on changes nothing for the others."""
+        limit = self.pool.best_time * TOLERANCE
+        if any(bool((self._own_bounds(group) > limit).any()) for group in self.groups):
             self._keep(merits, [merit.shape[1] for merit in merits])
 
     def _own_bounds(self, group: RestartBatch) -> Tensor:
         """Lower bounds of a group's outer choices, `(O,)`."""
         return self.bounds[group.table_index][group.outer_index]
 
-    def _behind(self, group: RestartBatch, merit: Tensor, leading: float) -> Tensor:
-        """How far outer choices are behind, `(O,)`: in relaxed and hard plans, or far in hard ones alone."""
-        # a step of simulated pipelines is dear; of others polishing has programs that look at what left
+    def _gap_to_best(self, group: RestartBatch, merit: Tensor, leading: float) -> Tensor:
+        """Return log-seconds to the best, `(O,)`: in relaxed and hard plans, or far in hard ones alone."""
+        # a step of simulated pipelines is expensive; of others polishing has programs that look at what left
         if not (group.paths or has_plain_stages(group.table)) or self.space_kind == "uniform":
             return torch.zeros(len(merit), dtype=torch.float64)
-        hard = self.pool.behind(group.table_index, group.outer_index)
-        return torch.minimum(merit.amin(1) - leading, hard).maximum(hard.nan_to_num(posinf=0.0) / FAR)
+        hard = self.pool.gap_to_best(group.table_index, group.outer_index)
+        gap = torch.minimum(merit.amin(1) - leading, hard)
+        return gap.maximum(hard.nan_to_num(posinf=0.0) / HARD_PRUNE_FACTOR)
 
     def _keep(self, merits: list[Tensor], counts: list[int], margin: float = torch.inf) -> None:
         """Keep of every group so many of the best restarts, of the outer choices that can still win.
@@ -230,8 +260,8 @@ class GradientSearch:
         kept: list[tuple[int, Tensor, Tensor]] = []
         moments = self.optimizer.state()
         for place, (group, merit, count) in enumerate(zip(self.groups, merits, counts, strict=True)):
-            possible = self._own_bounds(group) <= self.pool.best_time * SLACK
-            outer = torch.nonzero(possible & (self._behind(group, merit, leading) <= margin)).squeeze(1)
+            possible = self._own_bounds(group) <= self.pool.best_time * TOLERANCE
+            outer = torch.nonzero(possible & (self._gap_to_best(group, merit, leading) <= margin)).squeeze(1)
             if not len(outer):
                 continue
             order = merit[outer].argsort(dim=1, stable=True)

@@ -15,7 +15,7 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.run_moves import RunMoves
-from darts_parallel.gradient.screening import MoveScreen
+from darts_parallel.gradient.screening import MoveEvaluator
 from darts_parallel.gradient.stage_moves import repartitioned
 
 RELATIVE_GAIN = 1e-12
@@ -34,7 +34,7 @@ def polish(
     space_kind: str,
     *,
     thorough: bool = True,
-    screen: MoveScreen | None = None,
+    evaluator: MoveEvaluator | None = None,
     visited: set[bytes] | None = None,
 ) -> tuple[HardPlans, float, int]:
     """Descend from a feasible plan until no move of any neighbourhood helps.
@@ -45,8 +45,8 @@ def polish(
         plan: One plan.
         space_kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
         thorough: Whether to change two layers at once too, where the segment programs know no such stages.
-        screen: Of the table, fresh: prices the plans, and ends the descent early where it is over; None: one
-            that never is.
+        evaluator: Prices the plans of the table, and ends the descent early where it is out of budget; None:
+            one that never is. A new one for every descent.
         visited: Plans that equal descents of this table came through, to which its own are added: where a
             descent meets one of them it ends, because it would go on as that one did.
 
@@ -56,19 +56,19 @@ def polish(
     levels = _neighbourhoods(table, space_kind, thorough=thorough)
     by_runs = space_kind == "layerwise" and has_plain_stages(table) and not table.pipeline.simulated
     best = float(evaluate_batch(table, plan).iteration_time[0])
-    screen = screen or MoveScreen(table)
+    evaluator = evaluator or MoveEvaluator(table)
     met, level = set() if visited is None else visited, 0
-    while level < len(levels) and not screen.over():
+    while level < len(levels) and not evaluator.out_of_budget():
         if level == 0 and plan_key(plan) in met:
             break
         met.add(plan_key(plan))
         candidates = levels[level](plan)
-        times = screen.seconds(candidates, best)
+        times = evaluator.seconds(candidates, best)
         index = int(times.argmin())
         changed, found = candidates[index : index + 1], float(times[index])
         if by_runs and level == 0:
             moves = RunMoves.price(table, plan, _runs(table, plan))
-            screen.simulated += moves.seconds.size
+            evaluator.simulated += moves.seconds.size
             other, seconds = moves.best()
             if seconds < found:
                 # sums of differences round otherwise than the plan's own
@@ -77,7 +77,7 @@ def polish(
             plan, best, level = changed, found, 0
         else:
             level += 1
-    return plan, best, screen.simulated
+    return plan, best, evaluator.simulated
 
 
 def plan_key(plan: HardPlans) -> bytes:

@@ -38,13 +38,13 @@ class PlanPool:
 
     Args:
         tables: The cost tables that candidates refer to.
-        space_kind: Space of the plans; only layer-wise ones are tidied when they are put in words.
+        space_kind: Space of the plans; only layer-wise ones are canonicalized when they are put in words.
         clock: Of the search; None begins now.
     """
 
     PER_OUTER = 4
     """Plans that are kept of every outer choice."""
-    REPAIRED = 2
+    MAX_REPAIRS = 2
     """Infeasible plans of every outer choice that are repaired at a time."""
     AT_ONCE = 4
     """Plans of every outer choice that are simulated at a time, where only the best are wanted."""
@@ -56,7 +56,7 @@ class PlanPool:
         self.curve: list[tuple[float, float]] = []
         """Seconds of the search and iteration time of every improvement of the best plan."""
         self.entries: dict[tuple[int, int], list[PricedPlan]] = {}
-        self.unmoved: dict[int, set[bytes]] = defaultdict(set)
+        self.local_optima: dict[int, set[bytes]] = defaultdict(set)
         """Plans of simulated tables that no cheap move makes better."""
         self._fitted: set[tuple[str, int, bytes]] = set()
 
@@ -101,7 +101,7 @@ class PlanPool:
 
         def best(score: torch.Tensor, barred: torch.Tensor) -> HardPlans:
             masked = score.masked_fill(barred, torch.inf)
-            rows = [row for mine in each for row in _lowest(masked, mine, self.REPAIRED)]
+            rows = [row for mine in each for row in _lowest(masked, mine, self.MAX_REPAIRS)]
             return plans[torch.tensor(rows, dtype=torch.long)]
 
         found = best(repair_score, cost.feasible | (cost.iteration_time >= self.best_time))
@@ -188,7 +188,7 @@ class PlanPool:
         if self.best_time < (self.curve[-1][1] if self.curve else float("inf")):
             self.curve.append((self.clock.seconds, self.best_time))
 
-    def behind(self, table: int, outers: torch.Tensor) -> torch.Tensor:
+    def gap_to_best(self, table: int, outers: torch.Tensor) -> torch.Tensor:
         """Logarithm of every outer choice's fastest plan over the best one, `(O,)`; infinite without any."""
         kept = [self.entries.get((table, outer)) for outer in outers.tolist()]
         times = [entries[0].time if entries else float("inf") for entries in kept]

@@ -23,11 +23,10 @@ from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import Check, DeadlineError
 from darts_parallel.gradient.polishing import has_plain_stages, plan_key, polish
 from darts_parallel.gradient.pool import PlanPool, TablePlans
-from darts_parallel.gradient.screening import MoveScreen
+from darts_parallel.gradient.screening import MoveEvaluator
 
 FIRST_WORK = 2**26
-"""Work of a screen (`MoveScreen.work`) on each of the plans that are polished before the descent: two thirds
-of a second."""
+"""Largest `MoveEvaluator.work_done` on each plan that is polished before the descent: about 0.7 s."""
 STARTS = 2
 """Outer choices whose best known plans are polished before the descent."""
 ALTERNATIVES = 5
@@ -131,7 +130,7 @@ def polish_starts(pool: PlanPool, space_kind: str, config: SearchConfig) -> None
     for entry in pool.by_outer()[:STARTS]:
         table = pool.tables[entry.table]
         if table.pipeline.simulated:
-            polisher.improve(entry, thorough=False, most=FIRST_WORK)
+            polisher.improve(entry, thorough=False, max_work=FIRST_WORK)
 
 
 @dataclass
@@ -158,16 +157,16 @@ class _PoolPolisher:
         """Descend from the best plans by cheap moves, in a hurry first from the best one by all."""
         for entry in self.pool.top(1 if hurry else 0):
             # where no cheap move is left, those of other plans come before dear ones
-            if not self._unmoved(entry):
+            if not self._is_local_optimum(entry):
                 self.improve(entry, thorough=True)
         alternatives = self.pool.by_outer()[: ALTERNATIVES + 1]
         for entry in self.pool.top(self.config.polish_starts):
             if self._can_win(entry) or any(entry is other for other in alternatives):
                 self.improve(entry, thorough=False)
 
-    def _unmoved(self, entry: PricedPlan) -> bool:
+    def _is_local_optimum(self, entry: PricedPlan) -> bool:
         """Whether no cheap move makes a plan better."""
-        return plan_key(entry.plan) in self.pool.unmoved[entry.table]
+        return plan_key(entry.plan) in self.pool.local_optima[entry.table]
 
     def _can_win(self, entry: PricedPlan) -> bool:
         """Whether the lower bound of a plan's outer choice is below the best plan."""
@@ -190,25 +189,25 @@ class _PoolPolisher:
                 break
             self._solved(number, outer, work, bound)
 
-    def improve(self, entry: PricedPlan, *, thorough: bool, most: float = float("inf")) -> None:
+    def improve(self, entry: PricedPlan, *, thorough: bool, max_work: float = float("inf")) -> None:
         """Descend from a plan by moves."""
         table = self.pool.tables[entry.table]
-        if not thorough and self._unmoved(entry):
+        if not thorough and self._is_local_optimum(entry):
             return
-        # what a screen of simulated plans remembers may change its next move
+        # what an evaluator of simulated plans remembers may change its next move
         alike = not thorough and not table.pipeline.simulated
-        screen = MoveScreen(table, self.stop, most)
+        evaluator = MoveEvaluator(table, self.stop, max_work)
         plan, _, evaluated = polish(
             table,
             entry.plan,
             self.space_kind,
             thorough=thorough,
-            screen=screen,
+            evaluator=evaluator,
             visited=self.visited[entry.table] if alike else None,
         )
         self.pool.evaluated += evaluated
-        if table.pipeline.simulated and not screen.over():
-            self.pool.unmoved[entry.table].add(plan_key(plan))
+        if table.pipeline.simulated and not evaluator.out_of_budget():
+            self.pool.local_optima[entry.table].add(plan_key(plan))
         self.pool.add(TablePlans(entry.table, plan))
 
     def _solve_cut(self, entry: PricedPlan) -> None:

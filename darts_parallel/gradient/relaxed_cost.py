@@ -105,9 +105,9 @@ class Surrogate:
         inside, across = self._neighbour_seconds(weights.stages, layouts)
         seconds = stage["time"] + inside
         if fractions is not None:
-            longer = self._transfers(stage, fractions)
-            stage["forward"], stage["backward"] = stage["forward"] + longer[0], stage["backward"] + longer[1]
-            seconds = seconds + longer[0] + longer[1]
+            extra_seconds = self._transfers(stage, fractions)
+            for name, extra in zip(("forward", "backward"), extra_seconds, strict=True):
+                stage[name], seconds = stage[name] + extra, seconds + extra
         if table.pipeline.blocking:
             seconds = seconds + torch.nn.functional.pad(across, (1, 0))
         syncs = table.by_device(stage["sync"])

@@ -108,7 +108,7 @@ class RestartBatch:
         learned = (self.logits, self.widths, self.fraction_logits)
         return [values for values in learned if values is not None]
 
-    def begin_near(self, plans: HardPlans, preference: float) -> None:
+    def initialize_from(self, plans: HardPlans, preference: float) -> None:
         """Let the first half of the restarts of some outer choices begin at hard plans.
 
         Args:

@@ -45,29 +45,24 @@ def num_passes(table: CostTable, outer: Tensor) -> Tensor:
 
 
 @dataclass
-class MoveScreen:
+class MoveEvaluator:
     """Prices hard plans of one table against the best known."""
 
     table: CostTable
     stop: Callable[[], bool] = lambda: False
     """Asked after every batch; true leaves the rest of a neighbourhood unasked."""
-    most: float = float("inf")
-    """Work after which the screen is spent."""
-    work: int = field(default=0, init=False)
+    max_work: float = float("inf")
+    """Work after which no more plans are looked at."""
+    work_done: int = field(default=0, init=False)
     """Passes that were simulated, and layers that were read in simulated tables as `LAYER_PASSES` each."""
     simulated: int = field(default=0, init=False)
     """Plans whose true cost was worked out."""
     paths: dict[int, list[Criticalities]] = field(default_factory=lambda: defaultdict(list), init=False)
     """By outer choice, newest last."""
 
-    @property
-    def spent(self) -> bool:
-        """Whether no work is left."""
-        return self.work >= self.most
-
-    def over(self) -> bool:
-        """Whether to look at no more plans."""
-        return self.spent or self.stop()
+    def out_of_budget(self) -> bool:
+        """Return whether to look at no more plans."""
+        return self.work_done >= self.max_work or self.stop()
 
     def seconds(self, plans: HardPlans, best: float) -> Tensor:
         """Seconds per iteration of plans that are faster than `best`, shape `(B,)`.
@@ -85,7 +80,7 @@ class MoveScreen:
             return cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
         reading = table_reading(self.table, plans)
         # where there are few passes, reading thousands of moves takes longer than simulating the best
-        self.work += LAYER_PASSES * plans.choices.numel()
+        self.work_done += LAYER_PASSES * plans.choices.numel()
         feasible = torch.nonzero(reading.feasible).squeeze(1)
         priced = _Priced.of(self.table, plans[feasible], reading, feasible)
         left, size, bound = torch.arange(len(feasible)), FIRST_BATCH, self._bounds(priced)
@@ -98,10 +93,10 @@ class MoveScreen:
             some = priced[batch]
             times = some.simulated(self.table)
             self.simulated += len(batch)
-            self.work += int(num_passes(self.table, some.outer).sum())
+            self.work_done += int(num_passes(self.table, some.outer).sum())
             result[feasible[batch]] = torch.where(times < best, times, torch.inf)
             self._remember(some[times.argmin().unsqueeze(0)])
-            if bool((times < best).any()) or self.over():
+            if bool((times < best).any()) or self.out_of_budget():
                 break
             left, size = left[rest], 2 * size
             bound = torch.maximum(bound[rest], self._bounds(priced[left], newest=True))

@@ -19,7 +19,7 @@ from darts_parallel.gradient.polishing import polish
 from darts_parallel.gradient.pool import TablePlans
 from darts_parallel.gradient.pool_polishing import polish_pool
 from darts_parallel.gradient.rounding import repair
-from darts_parallel.gradient.screening import MoveScreen
+from darts_parallel.gradient.screening import MoveEvaluator
 from darts_parallel.gradient.step_record import StepRecord
 
 KICKS = 3
@@ -85,16 +85,15 @@ class NoDescent(GradientSearch):
         stages = self.pool.tables[number].num_stages
         plan = HardPlans(chains.outer, chains.choices, chains.first_layers[:, :stages])
         plan, cost = repair(self.pool.tables[number], plan, float("inf"))
-        return PricedPlan(
-            number, plan, float(cost.iteration_time[0]) if bool(cost.feasible[0]) else torch.inf
-        )
+        return PricedPlan(number, plan, float(cost.iteration_time.masked_fill(~cost.feasible, torch.inf)))
 
     def _descend_from(self, entry: PricedPlan) -> None:
         """Descend by cheap moves from a plan that fits."""
         if entry.time < torch.inf:
             table = self.pool.tables[entry.table]
-            screen = MoveScreen(table, self.over)
-            plan, _, evaluated = polish(table, entry.plan, self.space_kind, thorough=False, screen=screen)
+            plan, _, evaluated = polish(
+                table, entry.plan, self.space_kind, thorough=False, evaluator=MoveEvaluator(table, self.over)
+            )
             self.pool.evaluated += evaluated
             self.pool.add(TablePlans(entry.table, plan))
 

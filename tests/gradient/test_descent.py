@@ -57,7 +57,7 @@ def test_an_outer_choice_that_left_is_polished_still(monkeypatch: pytest.MonkeyP
     tables = [random_table(1, pp=2, num_outer=4, tightness=1.5)]
     results = []
     for margin in (1e9, 1e-9):
-        monkeypatch.setattr(descent, "LEFT_BEHIND", margin)
+        monkeypatch.setattr(descent, "PRUNE_MARGIN", margin)
         results.append(descent.search_tables(tables, "layerwise", QUICK, 0))
     all_stay, one_stays = (result for result in results if result is not None)
     assert [len(found.history[-1].outer_weights) for found in (all_stay, one_stays)] == [4, 1]

@@ -132,8 +132,8 @@ def test_tidying_changes_names_but_not_the_cost(default_problem: Problem) -> Non
         plans = random_plans(table, 4, torch.Generator().manual_seed(3))
         for index in range(4):
             plan = plans[index : index + 1]
-            tidied = canonical(table, plan)
-            before, after = evaluate_batch(table, plan), evaluate_batch(table, tidied)
+            canonicalized = canonical(table, plan)
+            before, after = evaluate_batch(table, plan), evaluate_batch(table, canonicalized)
             assert float(after.iteration_time[0]) == float(before.iteration_time[0])
             assert after.memory.tolist() == before.memory.tolist()
         same = HardPlans(plans.outer[:1], plans.choices[:1] * 0, plans.first_layers[:1])

@@ -90,7 +90,7 @@ def test_an_outer_choice_of_a_simulated_pipeline_leaves_where_it_is_behind(
     config = replace(load_problem(FREE).config.search, num_steps=4, num_restarts=2, thin_at=[0.5])
     ends = []
     for margin in (1e9, 1e-9):
-        monkeypatch.setattr(descent, "LEFT_BEHIND", margin)
+        monkeypatch.setattr(descent, "PRUNE_MARGIN", margin)
         found = descent.search_tables(tables, "layerwise", config, 0)
         assert found is not None
         ends.append(len(found.history[-1].outer_weights))

@@ -9,7 +9,7 @@ from darts_parallel.gradient import pool_polishing
 from darts_parallel.gradient.descent import GradientSearch
 from darts_parallel.gradient.polishing import polish
 from darts_parallel.gradient.pool import PlanPool
-from darts_parallel.gradient.screening import LAYER_PASSES, MoveScreen
+from darts_parallel.gradient.screening import LAYER_PASSES, MoveEvaluator
 from darts_parallel.plan.space import outer_spaces
 from tests.support.random_plans import random_plans
 
@@ -28,17 +28,17 @@ def test_a_plan_is_found_faster_exactly_where_one_of_the_plans_is(schedule: str)
     plans = random_plans(table, 300, rng)
     cost = evaluate_batch(table, plans)
     true = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
-    screen = MoveScreen(table)
+    evaluator = MoveEvaluator(table)
     least = float(true.min())
     for best in (2.0 * least, 1.05 * least, least * (1 + 1e-9)):
-        seconds = screen.seconds(plans, best)
+        seconds = evaluator.seconds(plans, best)
         found = seconds.isfinite()
         assert found.any()
         torch.testing.assert_close(seconds[found], true[found])
     # nothing is faster than the fastest, and paths tell so without all simulations
-    before = screen.simulated
-    assert not screen.seconds(plans, least).isfinite().any()
-    assert screen.simulated - before < int(true.isfinite().sum())
+    before = evaluator.simulated
+    assert not evaluator.seconds(plans, least).isfinite().any()
+    assert evaluator.simulated - before < int(true.isfinite().sum())
 
 
 @pytest.mark.parametrize(("schedule", "kinds"), [("1f1b", 2), ("zero_bubble_v", 3)])
@@ -48,17 +48,17 @@ def test_a_screen_counts_the_layers_that_it_reads_beside_the_passes_that_it_simu
     rng = torch.Generator().manual_seed(0)
     table = table_of(schedule)
     plans = random_plans(table, 100, rng)
-    screen = MoveScreen(table, most=LAYER_PASSES * 100 * table.num_layers)
-    screen.seconds(plans[:99], 0.0)
-    assert (screen.work, screen.simulated) == (LAYER_PASSES * 99 * table.num_layers, 0)
-    assert not screen.over()
-    screen.seconds(plans[:1], 0.0)
-    assert screen.over()
+    evaluator = MoveEvaluator(table, max_work=LAYER_PASSES * 100 * table.num_layers)
+    evaluator.seconds(plans[:99], 0.0)
+    assert (evaluator.work_done, evaluator.simulated) == (LAYER_PASSES * 99 * table.num_layers, 0)
+    assert not evaluator.out_of_budget()
+    evaluator.seconds(plans[:1], 0.0)
+    assert evaluator.out_of_budget()
     feasible = plans[torch.nonzero(evaluate_batch(table, plans).feasible).flatten()[:1]]
     passes = kinds * table.num_stages * int(table.num_micro_batches[feasible.outer])
-    before = screen.work
-    screen.seconds(feasible, float("inf"))
-    assert screen.work - before == LAYER_PASSES * table.num_layers + passes
+    before = evaluator.work_done
+    evaluator.seconds(feasible, float("inf"))
+    assert evaluator.work_done - before == LAYER_PASSES * table.num_layers + passes
 
 
 def test_a_polished_plan_of_a_simulated_pipeline_has_no_better_neighbour() -> None:

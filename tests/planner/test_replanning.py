@@ -118,7 +118,7 @@ def test_restarts_begin_at_the_known_plan() -> None:
     group = RestartBatch.initial(
         table, "layerwise", problem.config.search, rng, 0, torch.arange(table.num_outer)
     )
-    group.begin_near(plans, 3.0)
+    group.initialize_from(plans, 3.0)
     half = problem.config.search.num_restarts // 2
     assert torch.equal(group.logits[:, :half].argmax(-1), plans.choices.unsqueeze(1).expand(-1, half, -1))
     starts = torch.searchsorted(group.units, plans.first_layers[:, 1:].contiguous())
