@@ -1,22 +1,20 @@
 """`cost=searcher`: products dp x tp x pp searched by gradient, checked by scoring all of them.
 
-The closed form knows neither memory nor layers, so that a product is worth what it can run: a uniform plan
-with even stages that is legal and fits by the analytic memory model. Three degrees relaxed each for itself
-would leave the product open. Here every prime factor of the number of GPUs has weights over (dp, tp, pp), a
-softmax of its own; a degree is the product of the factors to the power of its weights, so that `dp * tp * pp`
-is the number of GPUs whatever the weights, and at one-hot weights the degrees are whole.
+The closed form knows neither memory nor layers: a product counts only with a uniform plan of even stages that
+is legal and fits by the analytic memory model. Every prime factor of the number of GPUs has weights over
+(dp, tp, pp), a softmax; a degree is the product of the factors to the power of its weights, so that
+`dp * tp * pp` is the number of GPUs for all weights, and at one-hot weights the degrees are whole.
 """
 
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
-from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.cost.searcher import CONSTANTS, Product, SearcherModel, products
@@ -35,10 +33,9 @@ from darts_parallel.planner.watcher import Watcher
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.problem import Problem
 
-NAMED = 3
-"""Faster products that do not run and are named in the report; configurations.json names all."""
 OWNERS = ("dp", "tp", "pp")
 SPACE = "dp x tp x pp"
+SCORED = "every product was scored (configurations.json)"
 
 
 def product_session(problem: Problem, watcher: Watcher | None = None) -> Session:
@@ -64,45 +61,31 @@ def product_session(problem: Problem, watcher: Watcher | None = None) -> Session
 
 def runnable(table: CostTable) -> dict[Product, tuple[Plan | None, str]]:
     """Return the fastest plan of every product of a table, or why none of its plans fits."""
-    plans, best = even_uniform_plans(table), dict[Product, tuple[float, int]]()
-    cost, lacking = evaluate_batch(table, plans), dict[Product, float]()
-    more = (cost.memory - table.capacity).amax(1).tolist()
+    plans, rows = even_uniform_plans(table), dict[Product, list[int]]()
+    cost = evaluate_batch(table, plans)
+    lacking = (cost.memory - table.capacity).amax(1)
+    seconds = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
     for row, choice in enumerate(plans.choices[:, 0].tolist()):
-        product = (table.choices[choice].dp, table.choices[choice].tp, table.pp)
-        lacking[product] = min(lacking.get(product, more[row]), more[row])
-        if bool(cost.feasible[row]):
-            seconds = float(cost.iteration_time[row])
-            best[product] = min(best.get(product, (seconds, row)), (seconds, row))
-    return {
-        product: (plans.to_plan(best[product][1], table), "")
-        if product in best
-        else (None, f"lacks {lacking[product] / GIB:.1f} GiB of memory")
-        for product in lacking
-    }
+        rows.setdefault((table.choices[choice].dp, table.choices[choice].tp, table.pp), []).append(row)
+    found: dict[Product, tuple[Plan | None, str]] = {}
+    for product, some in rows.items():
+        best = min(some, key=lambda row: float(seconds[row]))
+        least = float(lacking[some].min()) / GIB
+        fits = bool(cost.feasible[best])
+        found[product] = (
+            (plans.to_plan(best, table), "") if fits else (None, f"lacks {least:.1f} GiB of memory")
+        )
+    return found
 
 
 def prime_factors(number: int) -> list[int]:
     """Return the prime factors with their multiplicity, rising; of 1: none."""
-    found, factor = [], 2
-    while factor * factor <= number:
-        if number % factor:
-            factor += 1
-        else:
-            found.append(factor)
-            number //= factor
-    return found + ([number] if number > 1 else [])
+    factor = next((f for f in range(2, number + 1) if number % f == 0), None)
+    return [] if factor is None else [factor, *prime_factors(number // factor)]
 
 
 def relaxed_degrees(weights: Tensor, factors: Tensor) -> Tensor:
-    """Return the degrees of relaxed products.
-
-    Args:
-        weights: Weights of every factor's owners, summing to 1, shape `(..., J, 3)`.
-        factors: Prime factors, `(J,)`.
-
-    Returns:
-        dp, tp and pp, `(..., 3)`; their product is that of the factors.
-    """
+    """Return dp, tp and pp, `(..., 3)`, of weights `(..., J, 3)` over the owners of prime factors `(J,)`."""
     return torch.exp((weights * factors.log().unsqueeze(-1)).sum(-2))
 
 
@@ -116,6 +99,9 @@ class ProductSearch:
     """Fastest plan by the analytic model of every product of the space, or why none runs, one clause."""
     seen: dict[Product, dict[str, float]] = field(default_factory=dict)
     """Seconds by cause of every product that was priced."""
+
+    def __post_init__(self) -> None:
+        self.factors = torch.tensor(prime_factors(self.problem.cluster.num_devices), dtype=torch.float64)
 
     def price(self, some: Iterable[Product]) -> None:
         """Score the products that are new."""
@@ -139,15 +125,15 @@ class ProductSearch:
         Errors:
             InfeasibleError: no product runs.
         """
-        began, problem = time.monotonic(), self.problem
-        self.price(products(problem.cluster.num_devices))
+        began, config = time.monotonic(), self.problem.config
+        self.price(products(self.problem.cluster.num_devices))
         running = self.running()
-        if not running and not any_fits(problem, session.tables):
-            raise explain_infeasible(problem, session.tables)
         if not running:
+            if not any_fits(self.problem, session.tables):
+                raise explain_infeasible(self.problem, session.tables)
             raise InfeasibleError(
                 "memory: cost=searcher knows uniform plans with even stages alone, and none of them fits "
-                f"model={problem.config.model.name} on cluster={problem.cluster.name}; try cost=analytic."
+                f"model={config.model.name} on cluster={config.cluster.name}; try cost=analytic."
             )
         rows = [
             {**dict(zip(OWNERS, product, strict=True)), "iteration_time_s": seconds, "reason": reason}
@@ -155,16 +141,16 @@ class ProductSearch:
         ]
         skipped = list(takewhile(lambda row: row["reason"], rows))
         (seconds, plan), count, took = running[0], len(rows), time.monotonic() - began
-        answer = Verification("", plan, seconds, 0.0, took, count, True, SPACE, seconds, _note(skipped))
+        note = f"{SCORED}; {len(skipped)} faster ones do not run and are skipped" if skipped else SCORED
+        answer = Verification("", plan, seconds, 0.0, took, count, True, SPACE, seconds, note)
         session.others = tuple(running)
         session.files["configurations.json"] = {
-            "model": problem.config.model.name,
-            "cluster": problem.cluster.name,
-            "training": asdict(problem.training),
+            "model": config.model.name,
+            "cluster": config.cluster.name,
+            "training": asdict(self.problem.training),
             "constants": CONSTANTS,
             "configurations": [
-                row | {"breakdown_s": self.seen[product]}
-                for row, (_, product, _, _) in zip(rows, self.ranked(), strict=True)
+                row | {"breakdown_s": self.seen[row["dp"], row["tp"], row["pp"]]} for row in rows
             ],
             "skipped": skipped,
             "seconds": took,
@@ -174,43 +160,50 @@ class ProductSearch:
     def descend(self, session: Session, deadline: float) -> None:
         """Take all steps from random preferences of every factor, and price what the weights round to."""
         c, began = session.settings, time.perf_counter()
-        primes = prime_factors(self.problem.cluster.num_devices)
-        rng, factors = torch.Generator().manual_seed(c.seed), torch.tensor(primes, dtype=torch.float64)
-        shape = (c.num_restarts, len(primes), 3)
-        logits = c.initial_noise * torch.randn(shape, generator=rng, dtype=torch.float64)
-        preferred = torch.randint(3, (*shape[:2], 1), generator=rng)
-        logits.scatter_add_(-1, preferred, torch.full((*shape[:2], 1), c.initial_preference).double())
-        logits.requires_grad_()
+        logits = self._first_logits(c)
         optimizer = Adam([(logits, c.learning_rate)], betas=(c.adam_betas[0], c.adam_betas[1]))
         history: list[StepRecord] = []
         with session.watcher.progress("search", c.num_steps):
             for step in range(c.num_steps):
                 temperature = geometric(c.temperature[0], c.temperature[1], step, c.num_steps)
                 weights = torch.softmax(logits / temperature, dim=-1)
-                degrees = relaxed_degrees(weights, factors).unbind(-1)
+                degrees = relaxed_degrees(weights, self.factors).unbind(-1)
                 seconds = torch.stack(list(self.model.terms(*degrees).values())).sum(0)
                 optimizer.zero_grad()
                 seconds.log().sum().backward()  # type: ignore[no-untyped-call]
                 if step % c.record_every == 0 or step == c.num_steps - 1:
-                    self.price([_rounded(row, primes) for row in weights.argmax(-1).tolist()])
+                    owners = torch.nn.functional.one_hot(weights.argmax(-1), 3).double()
+                    rounded = relaxed_degrees(owners, self.factors).round().long().tolist()
+                    self.price((dp, tp, pp) for dp, tp, pp in rounded)
                     history.append(self._record(step, temperature, weights.detach(), seconds.detach()))
                     session.watcher.record(history[-1])
                 optimizer.step()
-        if not self.running():
+        running = self.running()
+        if not running:
             return self.score_all(session, deadline)
-        (best, plan), *others = self.running()
+        (best, plan), *others = running
         session.result = SearchResult(
             plan, best, plan, best, tuple(others), tuple(history), time.perf_counter() - began,
             c.num_steps, c.num_restarts, c.seed, len(self.seen), gradient_iteration_time_s=best,
         )  # fmt: skip
         return None
 
+    def _first_logits(self, settings: SearchConfig) -> Tensor:
+        """Draw noise, and one preferred owner of every factor of every restart."""
+        rng, shape = (
+            torch.Generator().manual_seed(settings.seed),
+            (settings.num_restarts, len(self.factors), 3),
+        )
+        logits = settings.initial_noise * torch.randn(shape, generator=rng, dtype=torch.float64)
+        preferred = torch.randint(3, (*shape[:2], 1), generator=rng)
+        strength = torch.full((*shape[:2], 1), settings.initial_preference).double()
+        return logits.scatter_add_(-1, preferred, strength).requires_grad_()
+
     def _record(self, step: int, temperature: float, weights: Tensor, seconds: Tensor) -> StepRecord:
         """Describe the leading restart at a step."""
-        lead, primes = int(seconds.argmin()), prime_factors(self.problem.cluster.num_devices)
-        mine = weights[lead]
-        logs = (mine * torch.tensor(primes).double().log().unsqueeze(-1)).sum(0)
-        shares = logs / logs.sum().clamp(min=1e-30)
+        lead = int(seconds.argmin())
+        mine, degrees = weights[lead], relaxed_degrees(weights[lead], self.factors)
+        shares = degrees.log() / degrees.log().sum().clamp(min=1e-30)
         return StepRecord(
             step=step,
             seconds=0.0,
@@ -218,27 +211,10 @@ class ProductSearch:
             loss=float(seconds[lead].log()),
             surrogate_time_s=float(seconds[lead]),
             best_time_s=min((seconds for seconds, _ in self.running()), default=float("inf")),
-            entropy=float(-(mine * mine.clamp(min=1e-30).log()).sum(-1).mean()) if primes else 0.0,
+            entropy=float(torch.special.entr(mine).sum(-1).mean()) if len(self.factors) else 0.0,
             outer_weights=dict(zip(OWNERS, shares.tolist(), strict=True)),
-            pp=round(float(logs[2].exp())),
+            pp=round(float(degrees[2])),
             choices=OWNERS,
             probabilities=mine,
-            rows=tuple(f"factor {prime}" for prime in primes),
+            rows=tuple(f"factor {prime:g}" for prime in self.factors.tolist()),
         )
-
-
-def _rounded(owners: list[int], primes: list[int]) -> Product:
-    """Return the product in which every prime factor goes to its owner."""
-    dp, tp, pp = (prod(p for p, owner in zip(primes, owners, strict=True) if owner == o) for o in range(3))
-    return dp, tp, pp
-
-
-def _note(skipped: list[dict[str, Any]]) -> str:
-    """Name what was faster and does not run, in one sentence."""
-    rows = [
-        f"dp {row['dp']}, tp {row['tp']}, pp {row['pp']} ({row['iteration_time_s']:.4g} s: {row['reason']})"
-        for row in skipped[:NAMED]
-    ]
-    more = f" and {len(skipped) - NAMED} more" if len(skipped) > NAMED else ""
-    faster = f"faster, but skipped: {'; '.join(rows)}{more}" if rows else "the fastest runs"
-    return f"every product was scored (configurations.json); {faster}"

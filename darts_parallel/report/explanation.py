@@ -111,9 +111,7 @@ def explain(problem: Problem, plan: Plan) -> Explanation:
     bubble = SIMULATED_BUBBLE if table.pipeline.simulated else FORMULAS["pipeline_bubble"]
     iteration = []
     for name, seconds in cost.breakdown_s.items():
-        formula, source = (
-            bubble if name == "pipeline_bubble" else FORMULAS.get(name, (name, "Searcher report"))
-        )
+        formula, source = bubble if name == "pipeline_bubble" else FORMULAS[name]
         iteration.append(Line(None, "all", name, formula, source, seconds))
     return Explanation(
         memory=list(_memory_lines(problem, plan)),
