@@ -38,7 +38,7 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
         for starts in _cuts(outer, even_uniform_plans(table).first_layers[0].tolist()):
             case = OuterChoiceSolver(table, outer.table, outer.outer, bound)
             case.segments = at_cut(every, starts)
-            found, _ = solve_outer(case, "layerwise", min(incumbent.cost, case.dearest()), check)
+            found, _ = solve_outer(case, "layerwise", min(incumbent.cost, case.most_expensive()), check)
             if found is not None:
                 incumbent.offer(outer.table, found.plan)
 

@@ -16,7 +16,7 @@ from darts_parallel.exact.segments import Array, Index
 Bools = NDArray[np.bool_]
 MOST_LIMITS = 24
 """Limits that are tried for one row."""
-SLACK = 1e-12
+TOLERANCE = 1e-12
 """Relative; sums that differ by rounding are equal."""
 
 
@@ -56,11 +56,11 @@ class Rows:
 
     @property
     def num_layers(self) -> int:
-        """Layers, L."""
+        """Return layers, L."""
         return int(self.working.shape[1])
 
     def segments(self, starts: Bools) -> list[Array]:
-        """Seconds of layers [i, j) by stage, K arrays `(B, I, J)`; infinite where illegal.
+        """Return the seconds of layers [i, j) by stage, K arrays `(B, I, J)`; infinite where illegal.
 
         Only what a stage can hold is there: every other one keeps a layer at least, so that stage k begins at
         layers k to L - K + k, which are the ends of stage k - 1; the first begins at 0, the last ends at L.
@@ -80,7 +80,7 @@ class Rows:
             value = seconds[:, None, end] - (seconds - self.entry[:, stage])[:, begin, None]
             peak = size_of[:, None, end] - size_of[:, begin, None]
             peak += largest[:, begin[0] : begin[-1] + 1, end[0] : end[-1] + 1]
-            over = peak > self.capacity[:, stage, None, None] * (1 + SLACK)
+            over = peak > self.capacity[:, stage, None, None] * (1 + TOLERANCE)
             if np.isfinite(self.most_sync).any():
                 over |= sync[:, None, end] - sync[:, begin, None] > self.most_sync[:, None, None]
             over |= (begin[:, None] >= end) | ~starts[begin, None]
@@ -89,7 +89,7 @@ class Rows:
         return result
 
     def _largest_working(self, last: int) -> Array:
-        """Largest working bytes of layers [i, j) for i up to `last`, `(B, last + 1, L + 1)`."""
+        """Return the largest working bytes of layers [i, j) for i up to `last`, `(B, last + 1, L + 1)`."""
         largest = np.zeros((len(self), last + 1, self.num_layers + 1))
         for first in range(last + 1):
             np.maximum.accumulate(self.working[:, first:], axis=1, out=largest[:, first, first + 1 :])
@@ -109,7 +109,7 @@ class Splits:
 
 
 def best_splits(rows: Rows, starts: Bools) -> Splits:
-    """Splits of the smallest `sum + later * max + largest synchronisation + fixed`.
+    """Return splits of the smallest `sum + later * max + largest synchronisation + fixed`.
 
     A split is chosen for its sum and maximum; its synchronisation, within its limit, counts as it comes.
 
@@ -125,21 +125,21 @@ def best_splits(rows: Rows, starts: Bools) -> Splits:
     slowest = _bottleneck(segments)
     alive = np.flatnonzero(np.isfinite(slowest))
     # the smallest maximum first: a good answer, which narrows the limits worth trying
-    _improve(found, rows, segments, alive, slowest[alive] * (1 + SLACK))
+    _improve(found, rows, segments, alive, slowest[alive] * (1 + TOLERANCE))
     limit = np.full(count, np.inf)
     for _ in range(MOST_LIMITS):
         if not len(alive):
             break
         total, reached = _improve(found, rows, segments, alive, limit[alive])
         # from here on the sum only grows, so that a larger maximum than this cannot win
-        goal = np.minimum(found.cost[alive], rows.ceiling[alive]) * (1 - SLACK)
+        goal = np.minimum(found.cost[alive], rows.ceiling[alive]) * (1 - TOLERANCE)
         spare = goal - total - rows.fixed[alive] - rows.least_sync[alive]
         with np.errstate(divide="ignore", invalid="ignore"):
             useful = np.where(
                 rows.later[alive] > 0, spare / rows.later[alive], np.where(spare > 0, np.inf, 0.0)
             )
-        limit[alive] = np.minimum(reached * (1 - SLACK), useful)
-        alive = alive[limit[alive] > slowest[alive] * (1 + SLACK)]
+        limit[alive] = np.minimum(reached * (1 - TOLERANCE), useful)
+        alive = alive[limit[alive] > slowest[alive] * (1 + TOLERANCE)]
     return found
 
 
@@ -158,7 +158,7 @@ def _improve(
 
 
 def _bottleneck(segments: list[Array]) -> Array:
-    """Smallest possible maximum over stages, `(B,)`."""
+    """Return the smallest possible maximum over stages, `(B,)`."""
     best = np.zeros((len(segments[0]), 1))
     for values in segments:
         best = np.maximum(best[:, :, None], values).min(axis=1)
@@ -166,7 +166,7 @@ def _bottleneck(segments: list[Array]) -> Array:
 
 
 def _least_sum(segments: list[Array], which: Index, limit: Array) -> tuple[Array, Index]:
-    """Smallest sum of stages of the rows `which` within the limit, `(B',)`, and its starts, `(B', K)`."""
+    """Return the least sums of stages of the rows `which` within the limit, `(B',)`, and starts `(B', K)`."""
     count = len(which)
     every = count == len(segments[0])
     best, most = np.zeros((count, 1)), limit[:, None, None]
@@ -187,7 +187,7 @@ def _least_sum(segments: list[Array], which: Index, limit: Array) -> tuple[Array
 
 
 def _read(rows: Rows, segments: list[Array], starts: Index, which: Index) -> tuple[Array, Array]:
-    """Slowest stage and largest synchronisation of splits of the rows `which`, each `(B',)`."""
+    """Return the slowest stage and largest synchronisation of splits of the rows `which`, each `(B',)`."""
     stage = np.arange(starts.shape[1])
     ends = np.concatenate([starts[:, 1:], np.full((len(starts), 1), rows.num_layers)], axis=1)
     begin, end = starts - stage, ends - (stage + 1)

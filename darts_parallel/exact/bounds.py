@@ -25,7 +25,7 @@ ROUNDING = 1e-12
 """Relative slack of every comparison, so that rounding cannot make a bound exceed a true cost."""
 
 MOST_BYTES = 1e30
-"""Of a strategy that may not be taken; finite, because a segment may hold none of a class of layers."""
+"""Cost of a strategy that may not be taken; finite, because a segment may hold none of a class of layers."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class OuterCosts:
 
     @property
     def pp(self) -> int:
-        """Stages, K."""
+        """Return stages, K."""
         return len(self.stage_kind)
 
     @property
     def num_layers(self) -> int:
-        """Layers, L."""
+        """Return layers, L."""
         return int(self.time.shape[1])
 
     @staticmethod
@@ -98,14 +98,14 @@ class OuterCosts:
 
     @cached_property
     def layer_class(self) -> Index:
-        """Class of every layer, `(L,)`: layers of a class cost the same under every strategy."""
+        """Return the class of every layer, `(L,)`: layers of a class cost the same under every strategy."""
         rows = [getattr(self, name) for name in _BY_CHOICE]
         features = np.concatenate([row.reshape(-1, *row.shape[-2:]) for row in rows])
         return equal_rows(features.transpose(1, 0, 2))
 
     @cached_property
     def stage_signatures(self) -> tuple[list[tuple[int, float, float]], Index]:
-        """Distinct (kind, micro-batches in flight, capacity), and the one of every stage, `(K,)`."""
+        """Return distinct (kind, micro-batches in flight, capacity), and that of every stage, `(K,)`."""
         columns = (self.stage_kind, self.in_flight, self.capacity)
         number: dict[tuple[int, float, float], int] = {}
         keys = zip(*(column.tolist() for column in columns), strict=True)
@@ -118,7 +118,7 @@ _BY_CHOICE = ("time", "sync", "per_iteration", "static", "activation", "working"
 
 
 def equal_rows(features: Array) -> Index:
-    """Number of the class of every row; rows are equal bit by bit within a class."""
+    """Return the number of the class of every row; rows are equal bit by bit within a class."""
     known: dict[bytes, int] = {}
     return np.array([known.setdefault(row.tobytes(), len(known)) for row in np.ascontiguousarray(features)])
 
@@ -154,7 +154,7 @@ def spread_bounds(seconds: Tensor, sync: Tensor, per_iteration: Tensor, count: T
 def outer_lower_bounds(
     table: CostTable, space_kind: str = "layerwise", known: float = float("inf")
 ) -> Tensor:
-    """A lower bound on the iteration time of any feasible plan, for every outer choice.
+    """Return a lower bound on the iteration time of any feasible plan, for every outer choice.
 
     Several stages a device have a loose bound only, which knows no memory (`schedule_bounds.py` has better
     ones); where the pipeline is simulated the closed form bounds nothing, and the devices' work does.
@@ -178,7 +178,7 @@ def outer_lower_bounds(
 
 
 def outer_bound(table: CostTable, outer: int, space_kind: str, known: float = float("inf")) -> float:
-    """`lower_bound` of an outer choice, which its table remembers: a search and its check both ask."""
+    """Return `lower_bound` of an outer choice, which its table remembers: a search and its check both ask."""
     bound, asked = table.proven.get((outer, space_kind), (0.0, 0.0))
     if bound <= known and asked < known:
         bound = lower_bound(OuterCosts.read(table, outer), space_kind, known)
@@ -187,7 +187,7 @@ def outer_bound(table: CostTable, outer: int, space_kind: str, known: float = fl
 
 
 def _work_bounds(table: CostTable, space_kind: str) -> Tensor:
-    """Bounds that hold for any schedule, `(O,)`: a device computes its share of all micro-batches.
+    """Return bounds that hold for any schedule, `(O,)`: a device computes its share of all micro-batches.
 
     One stage a device: stages stay whole layers and fit the memory, and the first micro-batch crosses the
     stages before a device first. Several: the cheapest work of all layers, spread evenly, without memory.
@@ -207,7 +207,7 @@ def _staged_bound(table: CostTable, outer: int, space_kind: str) -> float:
     """Bound one stage a device: the way to it, its work, and the way back or its synchronisation."""
     costs = OuterCosts.read(table, outer)
     if not table.pipeline.blocking:
-        # messages then pass beside the work
+        # messages then pass during the work
         costs = replace(costs, p2p=np.zeros_like(costs.p2p))
     grid, count = SegmentGrid.build(costs, space_kind), float(costs.num_micro_batches)
     chosen = torch.as_tensor(costs.choices)
@@ -217,7 +217,7 @@ def _staged_bound(table: CostTable, outer: int, space_kind: str) -> float:
         return np.asarray(way[grid.stages.first])
 
     synced = grid.lower_bounds(time=count, sync=1.0) + before(table.forward)
-    # the weights' gradients of the device may come after its last backward, beside the way back
+    # the weights' gradients of the device may come after its last backward, during the path back
     if find(table.pipeline.schedule).split:
         return grid.stages.least_maximum(synced)
     crossed = grid.lower_bounds(time=count) + before(table.forward + table.backward)
@@ -298,19 +298,19 @@ class SegmentGrid:
         return layers + stages.entering(time * costs.p2p.min(axis=(-1, -2)), costs.boundary_kind)
 
     def _memory(self, in_flight: Array) -> Array:
-        """Bytes of every class and strategy that add up over a stage, `(S, R, C)`."""
+        """Return the bytes of every class and strategy that add up over a stage, `(S, R, C)`."""
         static, activation = self.costs.static[self.members], self.costs.activation[self.members]
         return np.asarray(static + in_flight[:, None, None] * activation)
 
     @cached_property
     def _working(self) -> Array:
-        """Working bytes that every distinct segment needs at least, `(U,)`."""
+        """Return working bytes that every distinct segment needs at least, `(U,)`."""
         least = self.costs.working[self.members].min(axis=1)
         return np.asarray(np.where(self.counts > 0, least, 0.0).max(axis=1))
 
     @cached_property
     def _fits(self) -> NDArray[np.bool_]:
-        """Whether any strategies of a distinct segment fit a stage signature's memory, `(S, U)`.
+        """Return whether any strategies of a distinct segment fit a stage signature's memory, `(S, U)`.
 
         Where the fewest kept bytes decide with the least and the most working bytes alike, they do; for the
         other segments every limit of the working bytes is tried that lets a layer keep less.
@@ -342,14 +342,14 @@ class SegmentGrid:
 
     @cached_property
     def _possible(self) -> list[Index]:
-        """Distinct segments that some stage of a signature may hold and that fit its memory, S rows."""
+        """Return the distinct segments that a stage of each signature may hold and that fit its memory."""
         held = np.zeros(self._fits.shape, dtype=bool)
         signature = self.costs.stage_signatures[1][self.stages.stage]
         held[signature, self.segment[self.stages.first, self.stages.end]] = True
         return [np.flatnonzero(row) for row in held & self._fits]
 
     def _priced(self, objective: Array, in_flight: Array, capacity: Array) -> Array:
-        """Best price bound of every distinct segment, `(S, U)`, for every stage signature.
+        """Return the best price bound of every distinct segment, `(S, U)`, for every stage signature.
 
         Args:
             objective: Of every class and strategy, `(S, R, C)`.
@@ -368,7 +368,7 @@ class SegmentGrid:
         return result
 
     def _single_choices(self, objective: Array, in_flight: Array, capacity: Array) -> Array:
-        """Smallest value of any one strategy that fits, `(S, U)`; arguments as of `_priced`."""
+        """Return the smallest value of any one strategy that fits, `(S, U)`; arguments as of `_priced`."""
         working = self.costs.working[self.members]
         largest = np.zeros((len(self.counts), working.shape[1]))
         for held, row in zip(self.counts.T, working, strict=True):
@@ -382,7 +382,7 @@ class SegmentGrid:
 
 @lru_cache(maxsize=16)
 def _distinct_segments(layer_class: tuple[int, ...]) -> tuple[Array, Index]:
-    """`counts` and `segment` of a `SegmentGrid`; all outer choices of a problem share a few of them."""
+    """Return `counts` and `segment` of a `SegmentGrid`; all outer choices of a problem share a few."""
     one_hot = np.equal.outer(np.unique(layer_class), np.array(layer_class)).astype(float)
     prefix = prefix_sums(one_hot).T
     counts = (prefix[None, :] - prefix[:, None]).clip(min=0)

@@ -21,10 +21,10 @@ Weights = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class Point:
-    """What a plan's paths are made of."""
+    """Counts of passes and messages on a plan's paths."""
 
     seconds: Array
-    """Of every stage, rows as in `Chain.rows`, `(4, S)`."""
+    """Passes of every stage, rows as in `Chain.rows`, `(4, S)`."""
     message: Array
     """At least, `(S - 1,)`."""
     lacking: Array
@@ -52,7 +52,7 @@ class Chain:
 
     @staticmethod
     def read(table: CostTable, outer: int) -> "Chain":
-        """The costs of outer choice `outer`."""
+        """Return the costs of outer choice `outer`."""
         legal = table.allowed[outer].expand(table.forward.shape[1], -1)
         legal = legal if table.kind_allowed is None else legal & table.kind_allowed
         rows = torch.stack(
@@ -72,7 +72,7 @@ class Chain:
     def cheapest(
         self, weights: Weights, prices: Array, splits: "FoldedSplits | None" = None
     ) -> tuple[float, HardPlans, Point | None]:
-        """The least weighted sum of any plan, the plan, and what it is made of; no plan fits: infinite, none.
+        """Return the least weighted sum of any plan, the plan, and its parts; infinity where none fits.
 
         Args:
             weights: Of a path.
@@ -110,7 +110,7 @@ class Chain:
         return value + self.per_iteration - float(prices.sum()), plans, point
 
     def devices_paths(self) -> list[Weights]:
-        """Of every device the way to its first pass, its passes and its synchronisation, or the way back."""
+        """Return each device's path to its first pass, its passes and synchronisation, or the path back."""
         table, count = self.table, float(self.table.num_micro_batches[self.outer])
         model, stages = table.pipeline, table.num_stages
         split = find(model.schedule).split
@@ -129,7 +129,7 @@ class Chain:
         return found
 
     def path(self, plans: HardPlans) -> Weights:
-        """How often a critical path of one plan takes every stage's passes, and the messages."""
+        """Return how often a critical path of one plan takes every stage's passes, and the messages."""
         cost, model = evaluate_batch(self.table, plans), self.table.pipeline
         count = self.table.num_micro_batches[plans.outer]
         passes = pass_seconds(self.table, plans)
@@ -140,7 +140,7 @@ class Chain:
 
 
 def _room(table: CostTable, outer: int) -> StageSegments:
-    """Segments that may fit on their stage."""
+    """Return segments that may fit on their stage."""
     held = table.in_flight[outer].view(-1, 1, 1)
     need = (table.static[outer] + held * table.activation[outer]).detach()
     least = need.masked_fill(~table.allowed[outer], torch.inf).amin(-1).numpy()
@@ -151,7 +151,7 @@ def _room(table: CostTable, outer: int) -> StageSegments:
 
 @lru_cache(maxsize=64)
 def weights_behind(schedule: str, pp: int, count: int) -> Array:
-    """Passes of weights of every stage behind the last backward pass of its device, `(S,)`."""
+    """Return passes of weights of every stage behind the last backward pass of its device, `(S,)`."""
     chunks = find(schedule).chunks or 1
     found = np.zeros(chunks * pp)
     # more micro-batches repeat the steady part: a few show how the pipeline drains

@@ -43,23 +43,23 @@ class WaySums:
         )
 
     def seconds(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:
-        """Seconds of one micro-batch, the boundary before the stage left out."""
+        """Return the seconds of one micro-batch, the boundary before the stage left out."""
         kind = self.costs.stage_kind[stage]
         layers = self._time[kind, :, end] - self._time[kind, :, first]
         inside = self._inside[kind, :, end] - self._inside[kind, :, first + 1]
         return np.asarray(layers + inside).T
 
     def sync(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:
-        """Seconds of synchronisation."""
+        """Return the seconds of synchronisation."""
         kind = self.costs.stage_kind[stage]
         return np.asarray(self._sync[kind, :, end] - self._sync[kind, :, first]).T
 
     def per_iteration(self, first: int | Index, end: int | Index) -> Array:
-        """Seconds that are paid once an iteration."""
+        """Return the seconds that are paid once an iteration."""
         return np.asarray(self._per_iteration[:, end] - self._per_iteration[:, first])
 
     def kept_bytes(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:
-        """Bytes that add up over the stage's layers."""
+        """Return the bytes that add up over the stage's layers."""
         in_flight = self.costs.in_flight[stage]
         activation = self._activation[:, end] - self._activation[:, first]
         return np.asarray(self._static[:, end] - self._static[:, first] + in_flight * activation)
@@ -82,16 +82,16 @@ class ChosenStages:
 
     @staticmethod
     def of(table: CostTable, plan: HardPlans) -> "ChosenStages":
-        """Stages of one plan's strategies; its own edges do not matter."""
+        """Return the stages of one plan's strategies; its own edges do not matter."""
         return ChosenStages(OuterCosts.whole(table, int(plan.outer[0])), plan.choices[0].numpy())
 
     @staticmethod
     def uniform(costs: OuterCosts, choice: int) -> "ChosenStages":
-        """Stages of layers that share one strategy."""
+        """Return the stages of layers that share one strategy."""
         return ChosenStages(costs, np.full(costs.num_layers, choice))
 
     def seconds(self) -> Array:
-        """Of one micro-batch, the boundary before the stage included; infinite where its kind cannot run."""
+        """Return seconds of a micro-batch with the boundary before it; infinite where its kind cannot run."""
         costs, layout = self.costs, self.costs.layout[self.choices]
         across = costs.p2p[:, np.arange(costs.num_layers - 1), layout[:-1], layout[1:]]
         result: Array = self._sums.seconds(*self._places)[0]
@@ -102,11 +102,11 @@ class ChosenStages:
         return np.where(self.segments.sums(refused.astype(float), costs.stage_kind) > 0, np.inf, result)
 
     def sync(self) -> Array:
-        """Seconds of gradient synchronisation and optimizer."""
+        """Return the seconds of gradient synchronisation and optimizer."""
         return np.asarray(self._sums.sync(*self._places)[0])
 
     def fits(self) -> NDArray[np.bool_]:
-        """Whether the stage's memory suffices."""
+        """Return whether the stage's memory suffices."""
         costs, segments = self.costs, self.segments
         working = segment_max(costs.working[np.arange(costs.num_layers), self.choices])
         peak = self._sums.kept_bytes(*self._places)[0] + working[segments.first, segments.end]
@@ -114,14 +114,14 @@ class ChosenStages:
         return np.asarray(peak <= costs.capacity[segments.stage] * (1 + ROUNDING))
 
     def fitting(self) -> tuple[StageSegments, Array]:
-        """Segments that fit their stage and run there, and the seconds of each."""
+        """Return segments that fit their stage and run there, and the seconds of each."""
         seconds = self.seconds()
         kept = self.fits() & np.isfinite(seconds)
         return self.segments.keep(kept), seconds[kept]
 
 
 def balanced(table: CostTable, outer: int, choice: int) -> HardPlans:
-    """One plan whose longest chunk is as short as it can be."""
+    """Return one plan whose longest chunk is as short as it can be."""
     segments = StageSegments.legal(table.num_stages, table.fused_to_previous.numpy())
     layers = table.time[outer, :, :, choice].detach().numpy()
     seconds = segments.sums(layers, table.stage_kind.numpy())
@@ -131,7 +131,7 @@ def balanced(table: CostTable, outer: int, choice: int) -> HardPlans:
 
 
 def balanced_plans(table: CostTable, outers: Iterable[int], count: int = 2) -> HardPlans | None:
-    """Balanced plans of the strategies that do best on even chunks.
+    """Return balanced plans of the strategies that do best on even chunks.
 
     Args:
         table: Costs.

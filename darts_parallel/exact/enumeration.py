@@ -18,7 +18,7 @@ MAX_PLANS = 50_000_000
 
 
 def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:
-    """The cheapest feasible plan of all tables and outer choices.
+    """Return the cheapest feasible plan of all tables and outer choices.
 
     Args:
         tables: One for each pipeline degree; tiny.
@@ -43,7 +43,7 @@ def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:
 
 
 def _all_plans(table: CostTable, space_kind: str) -> Iterator[HardPlans]:
-    """All plans of a table in batches: outer choices x splits x strategies."""
+    """Return all plans of a table in batches: outer choices x splits x strategies."""
     layers = range(1, table.num_layers)
     for starts in combinations(
         [x for x in layers if not bool(table.fused_to_previous[x])], table.num_stages - 1
@@ -61,7 +61,7 @@ def _all_plans(table: CostTable, space_kind: str) -> Iterator[HardPlans]:
 
 
 def _assignments(table: CostTable, outer: int, space_kind: str) -> Iterator[torch.Tensor]:
-    """Allowed strategies of the model, of every stage or of every layer: `(n, 1 | K | L)`."""
+    """Return allowed strategies of the model, of every stage or of every layer: `(n, 1 | K | L)`."""
     allowed = np.flatnonzero(table.allowed[outer].numpy()).tolist()
     slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[space_kind]
     buffer = []

@@ -15,9 +15,9 @@ class DeviceCosts:
     first: Array
     """Sums over the first layers, of the run on the way down, `(P, L + 1)`."""
     second: Array
-    """Of the run on the way up, `(P, L + 1)`."""
+    """Seconds of the run on the way up, `(P, L + 1)`."""
     ways: Array
-    """What is added, by the layers before the first run, `(P, L + 1)`."""
+    """Seconds added, by the layers before the first run, `(P, L + 1)`."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Step:
 
     @property
     def behind_it(self) -> tuple[slice, slice]:
-        """The states that it leads to."""
+        """Return the states that it leads to."""
         return (
             slice(self.rows.start + self.before, self.rows.stop + self.before),
             slice(self.columns.start - self.behind, self.columns.stop - self.behind),
@@ -49,13 +49,13 @@ class FoldedSplits:
     begins: NDArray[np.bool_]
     """Layers that can begin a stage, and the end, `(L + 1,)`."""
     steps: list[list[_Step]]
-    """Of every device."""
+    """Costs of every device."""
     slowest: float
     """Seconds of the slowest device where it is the fastest; infinite where no split is left."""
 
     @staticmethod
     def below(limit: float, begins: NDArray[np.bool_], devices: list[DeviceCosts]) -> "FoldedSplits":
-        """Those whose devices all take at most `limit` seconds."""
+        """Return those whose devices all take at most `limit` seconds."""
         best, steps = np.full((len(begins), len(begins)), np.inf), list[list[_Step]]()
         best[0, -1] = 0.0
         for costs in devices:
@@ -84,7 +84,7 @@ class FoldedSplits:
         return FoldedSplits(begins, steps, float(best.diagonal().min()))
 
     def cheapest(self, seconds: Array, entering: Array) -> tuple[float, list[int]]:
-        """The least sum of the stages of a split, and its first layers; no split is left: infinite.
+        """Return the least sum of the stages of a split, and its first layers; no split is left: infinite.
 
         Args:
             seconds: Of every layer on every stage, `(S, L)`.
@@ -92,7 +92,7 @@ class FoldedSplits:
         """
         if np.isinf(self.slowest):
             return np.inf, []
-        sums = prefix_sums(np.minimum(seconds, FAR))
+        sums = prefix_sums(np.minimum(seconds, LARGE_SECONDS))
         best, taken = np.full((len(self.begins), len(self.begins)), np.inf), list[Index]()
         best[0, -1], stages = 0.0, len(seconds)
         for device, steps in enumerate(self.steps):
@@ -122,16 +122,16 @@ class FoldedSplits:
         return float(least.min()), starts
 
 
-FAR = 1e12
+LARGE_SECONDS = 1e12
 """Seconds of a layer that no strategy can run on a stage."""
 
 
 def _runs(sums: Array, length: int) -> Array:
-    """Sums over as many layers from each one on, `(..., L + 1 - length)`."""
+    """Return sums over as many layers from each one on, `(..., L + 1 - length)`."""
     return np.asarray(sums[..., length:] - sums[..., :-length])
 
 
 def _span(some: NDArray[np.bool_]) -> slice:
-    """From the first to the last that is true."""
+    """Return a slice from the first to the last that is true."""
     found = np.flatnonzero(some)
     return slice(int(found[0]), int(found[-1]) + 1)

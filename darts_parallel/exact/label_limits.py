@@ -37,17 +37,17 @@ class LabelLimits:
     """Seconds per iteration by second of the first three columns, where there is one stage only."""
 
     def admit(self, values: Array, node: int) -> Bools:
-        """Which labels, `(n, 5)`, may still become part of a plan within the limit."""
+        """Return which labels, `(n, 5)`, may still become part of a plan within the limit."""
         return np.asarray((values @ self.weights.T <= self.limits[node]).all(axis=1))
 
     def relevant(self, values: Array, node: int) -> Array:
-        """The labels, `(n, 5)`, for dominance: their times, then bytes, equal where they cannot bind."""
+        """Return labels `(n, 5)` for dominance: times, then bytes, equal where they cannot bind."""
         memory, free = values[:, 3:].copy(), values[:, 3] <= self.room[node]
         memory[free] = (self.room[node], 0.0)
         return np.concatenate([self.times(values), memory], axis=1)
 
     def times(self, values: Array) -> Array:
-        """What must not be larger for one stage to replace another, `(n, 1 to 3)`; all grow with the seconds.
+        """Return `(n, 1 to 3)` values that must not be larger for one stage to replace another.
 
         The seconds for the bottleneck. Their sum with those paid once, and with the synchronisation:
         more of it in one stage adds at most as much to the total. Without a pipeline, the total.
@@ -78,7 +78,7 @@ class _Box:
 
     @staticmethod
     def of(first: Index, end: Index, budgets: Array) -> "_Box":
-        """From segments `(n,)`, of several stages, with their budgets `(parts, n)`."""
+        """Build limits from segments `(n,)` of several stages with their budgets `(parts, n)`."""
         low = int(first.min())
         shape = (int(first.max()) - low + 1, int(end.max()) - low + 1)
         place = (first - low) * shape[1] + end - low
@@ -92,15 +92,15 @@ class _Box:
 
     @property
     def ends(self) -> slice:
-        """The box's ends among the boundaries 0 to L."""
+        """Return the box's ends among the boundaries 0 to L."""
         return slice(self.low, self.low + self.used.shape[1])
 
     def cut(self, values: Array) -> Array:
-        """The box's part of values `(L + 1, L + 1)`."""
+        """Return the box's part of values `(L + 1, L + 1)`."""
         return values[self.low : self.low + self.used.shape[0], self.ends]
 
     def inside(self, groups: NodeGroups) -> Bools:
-        """Which segments of the groups, `(S,)`, some use begins with."""
+        """Return which segments of the groups, `(S,)`, some use begins with."""
         reaching = np.logical_or.accumulate(self.used[:, ::-1], axis=1)[:, ::-1]
         first, end = groups.begins - self.low, groups.stops - self.low
         result = (first >= 0) & (first < reaching.shape[0]) & (end < reaching.shape[1])
@@ -110,7 +110,7 @@ class _Box:
 
 @dataclass(frozen=True)
 class LabelForms:
-    """What is limited on the stages of one signature, whatever the limit: F linear forms over labels.
+    """Quantities that are limited on the stages of one signature, for any limit: F linear forms over labels.
 
     `weights . (seconds, once, sync)` with a price on bytes, one form for each useful price, for each of the
     budgets of `UsableSegments.budgets`; then the bytes of the stage without and with the working ones.
@@ -121,7 +121,7 @@ class LabelForms:
     part: Index
     """Budget that a form's limit comes from, `(F,)`; the last one is 0 where there is a use."""
     added: Array
-    """What is added to the budget: the capacity at the form's price, `(F,)`."""
+    """Addition to the budget: the capacity at the form's price, `(F,)`."""
     needed: Array
     """Prefix sums of what the layers need of a form at least, `(F, L + 1)`."""
     working: Array
@@ -138,7 +138,7 @@ class LabelForms:
     def build(
         costs: OuterCosts, signature: tuple[int, float, float], choices: Sequence[Index]
     ) -> "LabelForms":
-        """Forms of a kind of stage, its micro-batches in flight and its bytes.
+        """Return forms of a kind of stage, its micro-batches in flight and its bytes.
 
         Args:
             choices: Useful strategies of every layer.
@@ -173,7 +173,7 @@ class LabelForms:
         )
 
     def limits(self, first: Index, end: Index, budgets: Array, groups: NodeGroups) -> LabelLimits | None:
-        """Limits of every node: the loosest over the segments that share it.
+        """Return limits of every node: the loosest over the segments that share it.
 
         Args:
             first, end, budgets: Of the uses, as `UsableSegments.budgets` names them.
@@ -202,7 +202,7 @@ class LabelForms:
         return LabelLimits(self.weights, own, wanted, final, room, self.total)
 
     def _room(self, box: _Box) -> Array:
-        """Bytes below which memory cannot bind, `(I, J)`: the missing layers at their largest."""
+        """Return the bytes below which memory cannot bind, `(I, J)`: the missing layers at their largest."""
         most = self.most[box.ends]
         spare = np.where(box.used, self.capacity - box.cut(self.most_working) - most, np.inf)
         return np.asarray(np.minimum.accumulate(spare[:, ::-1], axis=1)[:, ::-1] + most)

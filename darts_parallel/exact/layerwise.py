@@ -1,8 +1,33 @@
 """Exact planner: dynamic programming over labels, with lower bounds and a rising cost limit.
 
-A limit just above the best lower bound is tried first, on every outer choice whose own bound is below
-it; it prunes almost all labels. As long as no plan is found the limit rises, so the search never pays
-for a loose incumbent, and after every round the limit itself is a proven lower bound.
+The problem of one outer choice (K stages, m micro-batches), as `OuterCosts` holds it:
+
+Variables    s[k]        first layer of stage k, 0 = s[0] < s[1] < ... < s[K] = L
+             c[l]        strategy of layer l, one of C
+Stage k      t[k]      = sum of time[l, c[l]] and reshard[l, c[l], c[l+1]] inside s[k] <= l < s[k+1], and p2p
+                         before s[k]: seconds of a micro-batch      -> `LayerwiseFronts`, `Partition`
+             g[k]      = sum of sync[l, c[l]]: seconds after the last micro-batch
+             o[k]      = sum of per_iteration[l, c[l]]: seconds that are paid once
+Objective    min  sum_k t[k] + (m - 1) max_k t[k] + max_k g[k] + sum_k o[k]     -> `evaluate_batch`
+Subject to   memory: sum of static[l, c[l]] + in_flight[k] activation[l, c[l]], and the largest
+                         working[l, c[l]], at most capacity[k]      -> `LabelForms`, `StagewiseFronts`
+             legality: kind_allowed of the stage's devices          -> `useful_choices`
+             fusion: no stage begins at a fused layer               -> `StageSegments`
+             space: layerwise: any c; stagewise: c equal inside a stage (`StagewiseFronts`);
+                         uniform: c equal everywhere                -> `find_uniform_plan`
+
+Labels       (t, o, g, bytes, working) of the layers so far; one that another equals or beats in all
+             is dropped                                             -> `pareto`
+Bounds       memory is priced by a multiplier, which separates layers; sum and bottleneck are bounded
+             apart, each by a programme over boundaries             -> `SegmentGrid`, `lower_bound`
+             a limit on the objective leaves each segment budgets for t, g, o   -> `SegmentBounds`,
+                         `UsableSegments`; each label must be completed within them -> `LabelLimits`
+Merging      segments of equal layers share labels                  -> `SegmentTrie`
+
+Search       over all outer choices by `OuterChoiceSolver`. A limit just above the best lower bound is tried
+             first, on every outer choice whose own bound is below it; it prunes almost all labels. As long
+             as no plan is found the limit rises, so the search never pays for a loose incumbent, and after
+             every round the limit itself is a proven lower bound   -> `find_layerwise_plan`
 """
 
 import time
@@ -34,7 +59,7 @@ def find_layerwise_plan(
     merge: bool = True,
     uniform: TableResult | None = None,
 ) -> TableResult:
-    """The optimal plan over all tables and outer choices.
+    """Return the optimal plan over all tables and outer choices.
 
     Args:
         tables: One for each pipeline degree.
@@ -120,7 +145,7 @@ class _Search:
             self.limit = min(self.limit, self.fallback.time * (1 + AGREEMENT))
         if self.limit == np.inf:
             # no plan at all costs more: where none is feasible the limit must stop somewhere
-            self.limit = max((case.dearest() for case in self.cases), default=0.0)
+            self.limit = max((case.most_expensive() for case in self.cases), default=0.0)
         margin, lowest = FIRST_MARGIN, min((case.bound for case in self.cases), default=np.inf)
         while any(case.bound <= self.limit for case in self.cases):
             trial, before = min(lowest * (1 + margin), self.limit), self._labels()
@@ -144,5 +169,5 @@ class _Search:
 
 
 def growth(labels: int) -> float:
-    """Growth of the margin after a round in vain; labels multiply with the limit, so less after dear ones."""
+    """Return the growth of the margin after a round without a plan; less after rounds of many labels."""
     return 3.0 if labels < 20_000 else 1.6 if labels < 800_000 else 1.25

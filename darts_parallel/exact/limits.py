@@ -27,7 +27,7 @@ class Completions:
 
     @staticmethod
     def build(stages: StageSegments, summed: Array, seconds: Array, sync: Array) -> "Completions":
-        """From bounds of the segments that are possible, each `(N,)`."""
+        """Build from bounds of the possible segments, each `(N,)`."""
         return Completions(
             stages.before(summed, np.add),
             stages.after(summed, np.add),
@@ -46,7 +46,7 @@ class Completions:
 
 
 def _finite(bottlenecks: Array) -> Array:
-    """0 where there is no stage, and where there is no way: there the sum is infinite already."""
+    """Replace infinity by 0: no stage, or no path, whose sum is infinite already."""
     return np.where(np.isfinite(bottlenecks), bottlenecks, 0.0)
 
 
@@ -67,7 +67,7 @@ class SegmentBounds:
 
     @staticmethod
     def build(costs: OuterCosts, space_kind: str) -> "SegmentBounds":
-        """Bounds of one outer choice without a limit, of the segments that fit the memory."""
+        """Build the bounds of one outer choice without a limit, of the segments that fit the memory."""
         grid, count = SegmentGrid.build(costs, space_kind), float(costs.num_micro_batches)
         seconds = grid.lower_bounds(time=1.0)
         summed = grid.lower_bounds(time=1.0, per_iteration=1.0) if costs.per_iteration.any() else seconds
@@ -78,16 +78,16 @@ class SegmentBounds:
         return whole.keep(np.isfinite(summed))
 
     def keep(self, kept: Bools) -> "SegmentBounds":
-        """Only the segments `kept`, `(N,)`."""
+        """Select the segments `kept`, `(N,)`."""
         rows = (self.seconds[kept], self.summed[kept], self.sync[kept], self.mixed[:, kept])
         return SegmentBounds(self.stages.keep(kept), *rows, self.rates)
 
     def completions(self) -> Completions:
-        """Least values of the other stages."""
+        """Return the least values of the other stages."""
         return Completions.build(self.stages, self.summed, self.seconds, self.sync)
 
     def within(self, limit: float, rest: float, rounds: int = 6) -> "tuple[SegmentBounds, Completions]":
-        """What the limit implies, by propagation: tighter bounds of the segments it leaves, completions.
+        """Propagate the limit: return tighter bounds of the segments that it leaves, and completions.
 
         Args:
             limit: Seconds that a plan may cost.
@@ -116,7 +116,7 @@ class SegmentBounds:
 
 
 def largest_seconds(left: Array, slowest: Array, rest: float) -> Array:
-    """Largest t with `t + rest * max(t, slowest) <= left`."""
+    """Return the largest t with `t + rest * max(t, slowest) <= left`."""
     hidden = left - rest * slowest
     return np.where(hidden <= slowest, hidden, left / (1.0 + rest))
 
@@ -139,7 +139,7 @@ class UsableSegments:
 
     @staticmethod
     def build(costs: OuterCosts, bounds: SegmentBounds, limit: float) -> "UsableSegments":
-        """From the bounds of one outer choice."""
+        """Build from the bounds of one outer choice."""
         now, done = bounds.within(limit, costs.num_micro_batches - 1.0)
         others, slowest, sync = done.outside(now.stages)
         incoming = np.zeros((costs.pp, costs.num_layers + 1))
@@ -149,7 +149,7 @@ class UsableSegments:
         )
 
     def budgets(self, signature: int) -> tuple[Index, Index, Array]:
-        """First layers and ends of the stages of one signature, and what a stage may need there.
+        """Return first layers and ends of the stages of one signature, and what a stage may need there.
 
         Returns:
             Shapes `(n,)`, `(n,)` and `(3, n)`: budgets of a stage's seconds t; of m t and what it pays once;

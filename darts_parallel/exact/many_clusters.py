@@ -63,7 +63,7 @@ class _Costs:
 
     @staticmethod
     def read(table: CostTable) -> "_Costs":
-        """All configurations but those whose strategy another one beats in everything."""
+        """Read all configurations but those whose strategy another one beats in everything."""
         # what is paid once depends on the layout alone, and dominance is asked within a layout
         kept = set(without_dominated(replace(table, per_iteration=torch.zeros_like(table.static))).choices)
         undominated = np.array([choice in kept for choice in table.choices])
@@ -111,7 +111,7 @@ class _Batch:
         """Rows that were split into stages."""
 
     def shared(self, number: int) -> _Costs:
-        """Costs of a table, read once for all that share them."""
+        """Return costs of a table, read once for all that share them."""
         table = self.tables[number]
         if id(table.forward) not in self.costs:
             self.costs[id(table.forward)] = _Costs.read(table)
@@ -131,7 +131,7 @@ class _Batch:
         self._refine()
 
     def _refine(self) -> None:
-        """Splits of the best rows with less and less synchronisation, as long as they may gain."""
+        """Split the best rows again with less and less synchronisation, as long as they may gain."""
         owner = self.owner[self.table]
         rows = np.flatnonzero(self.cost < self.best[owner] * NEAR)
         rows = _leading(rows, self.cost[rows], owner[rows], REFINED) if len(rows) else rows
@@ -166,7 +166,7 @@ class _Batch:
                 self.winner[cluster] = (number, int(self.row[row]), starts)
 
     def _gather(self, rows: Index, most_sync: Array) -> Rows:
-        """What the splits of rows of equal depth depend on."""
+        """Collect what the splits of rows of equal depth depend on."""
         parts = [self._gather_one(int(self.table[row]), int(self.row[row])) for row in rows.tolist()]
         columns = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
         return Rows(**columns, ceiling=self.best[self.owner[self.table[rows]]], most_sync=most_sync)
@@ -213,10 +213,10 @@ class _Batch:
         table, costs = self.tables[number], self.shared(number)
         kinds, counts = np.unique(table.stage_kind.numpy(), return_counts=True)
         edges = table.boundary_kind.numpy()
-        border = costs.p2p.min(axis=-1)[:, edges] if len(edges) else np.zeros((len(costs.count), 0))
+        boundary = costs.p2p.min(axis=-1)[:, edges] if len(edges) else np.zeros((len(costs.count), 0))
         weight_of = _weights(costs.time[:, kinds], counts)
         entering = weight_of[:, np.searchsorted(kinds, table.stage_kind.numpy()[1:])]
-        slowest = _weighted(costs.time[:, kinds], weight_of) + (entering * border).sum(axis=1)
+        slowest = _weighted(costs.time[:, kinds], weight_of) + (entering * boundary).sum(axis=1)
         used = costs.time[:, kinds]
         expensive, cheap = used.max(axis=1), used.min(axis=1).sum(axis=1)
         slope = (((expensive[:, None] - used) / used).max(axis=-1) * counts).sum(axis=1)
@@ -229,12 +229,12 @@ class _Batch:
         sync = _weighted(costs.sync[:, kinds], _weights(costs.sync[:, kinds], counts))
         self.least_sync[number] = np.maximum(sync, costs.sync[:, kinds].min(axis=1).max(axis=-1))
         per_iteration = table.per_iteration.numpy()[costs.outer, :, costs.choice].sum(axis=-1)
-        total = np.minimum(*ends) + border.sum(axis=1) + self.least_sync[number] + per_iteration
+        total = np.minimum(*ends) + boundary.sum(axis=1) + self.least_sync[number] + per_iteration
         return np.where(costs.runs[:, kinds].all(axis=1), total, np.inf)
 
 
 def _leading(rows: Index, value: Array, owner: Index, count: int) -> Index:
-    """The `count` rows of every owner that have the smallest values."""
+    """Return the `count` rows of every owner that have the smallest values."""
     order = np.lexsort((value, owner))
     first = np.r_[True, np.diff(owner[order]) != 0]
     rank = np.arange(len(rows)) - np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
@@ -242,7 +242,7 @@ def _leading(rows: Index, value: Array, owner: Index, count: int) -> Index:
 
 
 def _weights(values: Array, counts: Index) -> Array:
-    """Weights of a stage of each kind, `(B, Q)`, that sum to 1 over the stages: falling with the seconds."""
+    """Return weights of a stage of each kind, `(B, Q)`, summing to 1 over stages."""
     inverse = 1.0 / np.maximum(values.sum(axis=-1), 1e-300)
     return np.asarray(inverse / (inverse * counts).sum(axis=1, keepdims=True))
 

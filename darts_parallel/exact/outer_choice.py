@@ -34,7 +34,7 @@ class OuterChoiceSolver:
     """Partial plans made so far."""
     segments: SegmentBounds | None = None
     layers: LayerStructure | None = None
-    """Of a layer-wise space, the same whatever the limit."""
+    """Sources of fronts of a layer-wise space, the same for any limit."""
 
     @cached_property
     def costs(self) -> OuterCosts:
@@ -44,7 +44,7 @@ class OuterChoiceSolver:
     def attempt(
         self, space_kind: str, limit: float, check: Check, *, merge: bool = True
     ) -> PricedPlan | None:
-        """The best plan within `limit`; None, and a raised bound, where there is none.
+        """Return the best plan within `limit`; None, and a raised bound, where there is none.
 
         Args:
             space_kind: `stagewise` or `layerwise`; `uniform` is stagewise with one strategy in `costs`.
@@ -73,17 +73,17 @@ class OuterChoiceSolver:
         self.bound = np.inf
         return self._verified(plan)
 
-    def dearest(self) -> float:
-        """Seconds that no plan of the outer choice exceeds."""
+    def most_expensive(self) -> float:
+        """Return the seconds that no plan of the outer choice exceeds."""
         costs = self.costs
         layers = costs.time.max(axis=(0, 2)).sum()
         pairs = np.maximum(costs.reshard.max(axis=(0, 2, 3)), costs.p2p.max(axis=(0, 2, 3))).sum()
         paid_once = costs.sync.max(axis=(0, 2)).sum() + costs.per_iteration.max(axis=1).sum()
-        # rounding: where there is one strategy only, every plan is the dearest
+        # rounding: where there is one strategy only, every plan is the most expensive
         return float(costs.num_micro_batches * (layers + pairs) + paid_once) * (1 + AGREEMENT)
 
     def _verified(self, plan: Arrangement) -> PricedPlan:
-        """The plan with its true cost, which must agree with the label's."""
+        """Return the plan with its true cost, which must agree with the label's."""
         rows = ([self.outer], [plan.choices], [plan.first_layers])
         hard = HardPlans(*(torch.tensor(row) for row in rows))
         cost = evaluate_batch(self.table, hard)

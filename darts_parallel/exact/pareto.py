@@ -14,7 +14,7 @@ CHUNK = 256
 
 
 def pareto(values: Array, keys: Index | None = None, offsets: Array | None = None, paid: int = 1) -> Index:
-    """Indices of the labels that no other dominates, one of each group of equals.
+    """Return indices of the labels that no other dominates, one of each group of equals.
 
     Args:
         values: Labels, shape `(n, D)`.
@@ -60,7 +60,7 @@ class _Rule:
     paid: int
 
     def dominated(self, better: Index, worse: Index, *, earlier: bool = False) -> NDArray[np.bool_]:
-        """Which of `worse` some of `better` dominates; with `earlier`, one before it in the same list."""
+        """Return which of `worse` some of `better` dominates; with `earlier`, one before it in the list."""
         if not len(better) or not len(worse):
             return np.zeros(len(worse), dtype=bool)
         extra: Array | float = 0.0
@@ -86,7 +86,7 @@ def _staircase(points: Array, slack: Array) -> Index:
 
 
 def price_grids(value: Array, memory: Array, limit: int = 24) -> list[Array]:
-    """Memory prices at which some layer's cheapest strategy changes, and 0, of S stages.
+    """Return memory prices at which some layer's cheapest strategy changes, and 0, of S stages.
 
     Args:
         value: Seconds of every layer and strategy, `(S, R, C)`.
@@ -117,12 +117,12 @@ def price_grids(value: Array, memory: Array, limit: int = 24) -> list[Array]:
 
 
 def price_grid(value: Array, memory: Array, limit: int = 24) -> Array:
-    """The prices of one stage: `price_grids` of values and bytes `(R, C)`."""
+    """Return the prices of one stage: `price_grids` of values and bytes `(R, C)`."""
     return price_grids(value[None], memory[None], limit)[0]
 
 
 def _thinned(prices: Array, limit: int) -> Array:
-    """Distinct prices, rising, at most `limit` or so of them."""
+    """Return the distinct prices, rising, at most `limit` or so of them."""
     found = np.unique(prices.clip(min=0.0))
     if len(found) <= limit:
         return found

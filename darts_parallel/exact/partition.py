@@ -21,11 +21,11 @@ class FrontSource(Protocol):
     """Where the fronts of stages come from: one strategy per layer, or one per stage."""
 
     def front(self, stage: int, first: int, end: int) -> Front | None:
-        """Useful ways to run layers [first, end) on `stage`; None where there is none."""
+        """Return the useful ways to run layers [first, end) on `stage`; None where there is none."""
         ...
 
     def strategies(self, stage: int, first: int, end: int, origin: int) -> list[int]:
-        """Strategies of those layers for one row of a front."""
+        """Return the strategies of those layers for one row of a front."""
         ...
 
 
@@ -76,7 +76,7 @@ class Partition:
             self._boundary[1:-1] = penalties(costs.p2p) * costs.num_micro_batches
 
     def _bound(self, stages: StageSegments) -> None:
-        """Completions from the fronts themselves, tighter than those that chose the segments."""
+        """Compute completions from the fronts themselves, tighter than those that chose the segments."""
         fronts = self.fronts.values()
         incoming = self._incoming[stages.stage, stages.first]
         summed = np.array([front.values[:, :2].sum(axis=1).min() for front in fronts]) + incoming
@@ -85,17 +85,17 @@ class Partition:
         self._rest = Completions.build(stages, summed, seconds, sync)
 
     def _useful(self, values: Array, stage: int, end: int) -> np.ndarray:
-        """Which partial plans through `stage`, ending at layer `end`, can stay within the limit."""
+        """Return which partial plans through `stage`, ending at layer `end`, can stay within the limit."""
         later, rest = self.costs.num_micro_batches - 1.0, self._rest.sum_after[stage + 1, end]
         return np.asarray(values @ np.array([1.0, later, 1.0]) + rest <= self.limit * (1 + 1e-14))
 
     def _floors(self, stage: int, end: int) -> Array:
-        """What the later stages make of the two maxima at least: less is no advantage."""
+        """Return the least values that later stages give the two maxima: less is no advantage."""
         at = (stage + 1, end)
         return np.array([-np.inf, self._rest.slowest_after[at], self._rest.sync_after[at]])
 
     def _trim(self, front: Front, stage: int, first: int, end: int) -> Front:
-        """Rows of a front that fit into some plan within the limit."""
+        """Return rows of a front that fit into some plan within the limit."""
         seconds = front.values[:, 0] + self._incoming[stage, first]
         values = np.stack([
             seconds + front.values[:, 1] + self._rest.sum_before[stage, first],
@@ -106,7 +106,7 @@ class Partition:
         return Front(front.values[kept], front.first[kept], front.last[kept], front.origin[kept])
 
     def solve(self) -> Arrangement | None:
-        """The cheapest plan within the limit; None where there is none."""
+        """Return the cheapest plan within the limit; None where there is none."""
         if not np.isfinite(self._rest.sum_after[0, 0]):
             return None
         start = _Partials(np.zeros((1, 3)), *(np.zeros(1, dtype=np.int64) for _ in range(4)))
@@ -124,12 +124,12 @@ class Partition:
         return self._trace(reached)
 
     def _join(self, before: _Partials, front: Front, stage: int, first: int, end: int) -> _Partials:
-        """Every partial plan with every way to run the next stage."""
+        """Return every partial plan with every way to run the next stage."""
         self._check(len(before.values) * len(front))
         seconds = np.broadcast_to(front.values[:, 0], (len(before.values), len(front)))
         if stage:
-            border = self.costs.p2p[self.costs.boundary_kind[stage - 1], first - 1]
-            seconds = seconds + border[before.last[:, None], front.first]
+            boundary = self.costs.p2p[self.costs.boundary_kind[stage - 1], first - 1]
+            seconds = seconds + boundary[before.last[:, None], front.first]
         values = np.stack([
             before.values[:, None, TOTAL] + seconds + front.values[:, 1],
             np.maximum(before.values[:, None, SLOWEST], seconds),
@@ -142,7 +142,7 @@ class Partition:
         return _Partials(values[kept], front.last[row], np.full(len(kept), first), row, parent)
 
     def _merge(self, parts: list[_Partials], end: int) -> _Partials | None:
-        """The partial plans of one boundary that no other dominates."""
+        """Return the partial plans of one boundary that no other dominates."""
         names = ("values", "last", "first_layer", "row", "parent")
         columns = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
         if not len(columns[0]):
@@ -154,7 +154,7 @@ class Partition:
         return _Partials(*(column[kept] for column in columns))
 
     def _trace(self, reached: list[dict[int, _Partials]]) -> Arrangement | None:
-        """The cheapest complete plan, read back stage by stage."""
+        """Return the cheapest complete plan, read back stage by stage."""
         end = self.costs.num_layers
         final = reached[-1].get(end)
         if final is None:

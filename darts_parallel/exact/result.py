@@ -57,7 +57,7 @@ class TableResult:
 
     @property
     def cost(self) -> float:
-        """True cost of the best plan; infinite without one."""
+        """Return the true cost of the best plan; infinite without one."""
         return float("inf") if self.best is None else self.best.time
 
     def verification(

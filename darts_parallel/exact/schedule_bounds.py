@@ -34,7 +34,7 @@ TURNS = 400
 MEANS = 4
 """Ways in which the bound of an outer choice is made better, one after the other."""
 SCALE = 0.2
-"""Of the shares of a device's bytes against those of the seconds: the game is solved to a share of both."""
+"""Weight of the shares of a device's bytes against those of the seconds."""
 LEAST_WALKED = 0.1
 """Share of a mixture that at least counts as paths."""
 PRICES = 8
@@ -44,7 +44,7 @@ MOST = 3.0
 
 
 def _mixture(payoff: Array) -> Array:
-    """Shares of the rows in the mixture that makes the least column most, `(rows,)`, by regret matching."""
+    """Return the mixture of rows, `(rows,)`, that maximizes the least column, by regret matching."""
     regrets = [np.zeros(size) for size in payoff.shape]
     mean = np.zeros(len(payoff))
 
@@ -115,7 +115,7 @@ def chain_bound(
 def packed_bound(table: CostTable, outer: int) -> float:
     """Bound by counting whole layers, wherever they lie, for one outer choice: some device has many.
 
-    Of the j dearest layers every device holds some number, and n of them cost it at least as much as its n
+    Every device holds some of the j most expensive layers, and n of them cost it at least as much as its n
     cheapest. So the devices' least seconds for 1, 2, 3, ... of them are put in order: the j-th is a bound.
     Every device pays the way to its first pass, too, and has a price for memory.
     """
@@ -134,15 +134,15 @@ def packed_bound(table: CostTable, outer: int) -> float:
         ways = device * way + (0.0 if table.pipeline.blocking else message[:device].sum())
         charged[device, : len(prices)] = (values + prices[:, None, None] * need).min(-1)
         rooms[device, : len(prices)] = ways - prices * chain.capacity[device]
-    best, dearest = 0.0, np.argsort(-spent.min((0, -1)), kind="stable")
-    for number in range(1, len(dearest) + 1):
-        sums = np.sort(charged[..., dearest[:number]], axis=-1).cumsum(-1) + rooms[..., None]
+    best, descending = 0.0, np.argsort(-spent.min((0, -1)), kind="stable")
+    for number in range(1, len(descending) + 1):
+        sums = np.sort(charged[..., descending[:number]], axis=-1).cumsum(-1) + rooms[..., None]
         best = max(best, float(np.sort(sums.max(1), axis=None)[number - 1]))
     return (best + chain.per_iteration) * (1 - ROUNDING)
 
 
 def folded_splits(table: CostTable, outer: int, limit: float) -> FoldedSplits:
-    """The splits into a V, for one outer choice, with which no device alone needs more than `limit` seconds.
+    """Return the splits of an outer choice into a V in which no device alone takes more than `limit` seconds.
 
     Every device takes the way to its first pass and all its passes, with its synchronisation or, but for the
     weights' gradients behind the last backward, with the way back. Memory is priced, for both runs together.
@@ -164,7 +164,7 @@ def _splits(chain: Chain, limit: float) -> FoldedSplits:
 
 
 def _device_costs(chain: Chain, device: int) -> DeviceCosts:
-    """Seconds of a device of a V, under two paths for every price of memory."""
+    """Return the seconds of a device of a V, under two paths for every price of memory."""
     table, count = chain.table, float(chain.table.num_micro_batches[chain.outer])
     model, stages = table.pipeline, (device, table.num_stages - 1 - device)
     behind = weights_behind(model.schedule, table.pp, int(count))
@@ -201,7 +201,7 @@ def simulated_lower_bound(
     seconds: float = 4.0,
     deadline: float = np.inf,
 ) -> float:
-    """No feasible plan of any table is faster by its schedule.
+    """Return seconds that no feasible plan of any table undercuts by its schedule.
 
     Args:
         tables: One for each pipeline degree, number of chunks and schedule; simulated.
@@ -220,7 +220,7 @@ def simulated_lower_bound(
         for outer, bound in enumerate(outer_lower_bounds(table, space_kind))
     ]
     heapify(bounds)
-    # the least bound is made better, from the cheapest means to the dearest, until no better one is known
+    # improve the least bound, by cheap means first, until no better one is known
     while bounds and bounds[0][0] < known and bounds[0][1] < MEANS and monotonic() <= deadline:
         least, means, number, outer = bounds[0]
         better = _better(tables[number], outer, means, least, known, deadline)

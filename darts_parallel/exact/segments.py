@@ -38,12 +38,12 @@ class NodeGroups:
         return NodeGroups(node, begins, stops, _group_starts(node[begins, stops]))
 
     def largest(self, values: Array, root: float = 0.0) -> Array:
-        """The largest value of every node's segments, `(S, ...)` to `(nodes, ...)`; `root` at the root."""
+        """Return the largest value of each node's segments, `(S, ...)` to `(nodes, ...)`; `root` first."""
         found = np.maximum.reduceat(values, self.first, axis=0)
         return np.concatenate([np.full((1, *found.shape[1:]), root), found])
 
     def largest_of(self, some: NDArray[np.bool_], values: Array, none: float = 0.0) -> Array:
-        """The same over the segments `some` `(S,)` alone, values `(sum, ...)`; `none` where there is none."""
+        """Return the largest values over the segments `some` `(S,)` alone; `none` where there is none."""
         numbers = self.node[self.begins[some], self.stops[some]]
         result = np.full((len(self.first) + 1, *values.shape[1:]), none)
         if len(numbers):
@@ -68,19 +68,19 @@ class StageSegments:
 
     @staticmethod
     def legal(num_stages: int, fused_to_previous: NDArray[np.bool_]) -> "StageSegments":
-        """All that leave a layer to every other stage; none begins with a layer fused to the one before."""
+        """Return segments that leave a layer to every other stage and begin at no fused layer."""
         return _legal(num_stages, fused_to_previous.tobytes())
 
     def __len__(self) -> int:
         return len(self.stage)
 
     def keep(self, kept: NDArray[np.bool_]) -> "StageSegments":
-        """Only the segments `kept`, `(N,)`."""
+        """Select the segments `kept`, `(N,)`."""
         rows = (self.stage[kept], self.first[kept], self.end[kept])
         return StageSegments(self.num_stages, self.num_layers, *rows)
 
     def sums(self, values: Array, row: Index) -> Array:
-        """Sums over the layers of every segment.
+        """Return sums over the layers of every segment.
 
         Args:
             values: Of every layer in R rows, `(R, L)`.
@@ -90,7 +90,7 @@ class StageSegments:
         return np.asarray(prefix[own, self.end] - prefix[own, self.first])
 
     def entering(self, p2p: Array, boundary_kind: Index) -> Array:
-        """Seconds of the way into every segment's stage, 0 for the first stage.
+        """Return the seconds of the way into every segment's stage, 0 for the first stage.
 
         Args:
             p2p: Seconds between neighbours across a boundary by its kind, `(P, L - 1)`.
@@ -101,7 +101,7 @@ class StageSegments:
         return result
 
     def rows_of(self, starts: list[int]) -> Index:
-        """Rows of the segments of one split, `(K,)`; it is made of segments that are here."""
+        """Return rows of the segments of one split, `(K,)`; it is made of segments that are here."""
         stages, ends = np.arange(self.num_stages), np.array([*starts[1:], self.num_layers])
         size = self.num_layers + 1
         known = (self.stage * size + self.end) * size + self.first
@@ -109,11 +109,11 @@ class StageSegments:
 
     @cached_property
     def _by_first(self) -> Index:
-        """The segments in the order of stages and first layers."""
+        """Return the segments in the order of stages and first layers."""
         return np.argsort(self.stage * (self.num_layers + 1) + self.first, kind="stable")
 
     def before(self, values: Array, join: np.ufunc) -> Array:
-        """Least sum (`np.add`) or maximum (`np.maximum`) of the first k stages on layers [0, j).
+        """Return the least sum (`np.add`) or maximum (`np.maximum`) of the first k stages on layers [0, j).
 
         Args:
             values: Of every segment, `(N, ...)`.
@@ -129,7 +129,7 @@ class StageSegments:
         return result
 
     def after(self, values: Array, join: np.ufunc) -> Array:
-        """Least sum or maximum of the stages from k on when they hold layers [j, L); as `before`."""
+        """Return the least sum or maximum of stages from k on that hold layers [j, L); as `before`."""
         order = self._by_first
         end, values = self.end[order], values[order]
         result = self._start(join, self.num_stages, self.num_layers)
@@ -152,7 +152,7 @@ class StageSegments:
         return result
 
     def _steps(self, places: Index) -> list[tuple[int, slice, Index, Index]]:
-        """Every stage with its rows, the layers at which they meet, and where a new such layer begins."""
+        """Yield every stage with its rows, the layers at which they meet, and where a new one begins."""
         starts = _group_starts(self.stage * (self.num_layers + 1) + places)
         rows = np.searchsorted(self.stage, np.arange(self.num_stages + 1)).tolist()
         groups = np.searchsorted(starts, rows).tolist()
@@ -163,15 +163,15 @@ class StageSegments:
         ]
 
     def least_sum(self, values: Array) -> float:
-        """Smallest sum over stages of any split."""
+        """Return the smallest sum over stages of any split."""
         return float(self.before(values, np.add)[-1, -1])
 
     def least_maximum(self, values: Array) -> float:
-        """Smallest maximum over stages of any split."""
+        """Return the smallest maximum over stages of any split."""
         return float(self.before(values, np.maximum)[-1, -1])
 
     def split_below(self, values: Array, limit: float) -> tuple[float, list[int]]:
-        """The split of least sum whose stages all stay within `limit`, where there is one.
+        """Return the split of least sum whose stages all stay within `limit`, where there is one.
 
         Returns:
             Its sum and the first layers of its stages; an infinite sum and no layer where there is none.
@@ -179,7 +179,7 @@ class StageSegments:
         return self.splits_below(values, [limit])[0]
 
     def splits_below(self, values: Array, limits: Sequence[float]) -> list[tuple[float, list[int]]]:
-        """`split_below` of several limits; close ones share most of their segments, and one program."""
+        """Return `split_below` of several limits; close ones share most segments, and one program."""
         small = values <= max(limits)
         own, values = (self, values) if small.all() else (self.keep(small), values[small])
         within = np.where(values[:, None] <= np.array(limits), values[:, None], np.inf)
@@ -198,7 +198,7 @@ class StageSegments:
         return found
 
     def rising_limits(self, values: Array, step: float = 0.0) -> Iterator[float]:
-        """Values that the slowest stage of a split may have, from the least that any split reaches on.
+        """Return values that the slowest stage of a split may have, from the least that any split reaches on.
 
         Args:
             values: Of every segment.
@@ -212,7 +212,7 @@ class StageSegments:
 
 @lru_cache(maxsize=64)
 def _legal(num_stages: int, fused_to_previous: bytes) -> StageSegments:
-    """Legal segments: all outer choices of a pipeline degree share them, and what they remember."""
+    """Return legal segments: all outer choices of a pipeline degree share them, and what they remember."""
     fused = np.frombuffer(fused_to_previous, dtype=np.bool_)
     size, begins = len(fused), ~np.append(fused, False)
     last, offset = np.tril_indices(max(size - num_stages + 1, 0))
@@ -224,17 +224,17 @@ def _legal(num_stages: int, fused_to_previous: bytes) -> StageSegments:
 
 
 def _group_starts(numbers: Index) -> Index:
-    """Places in rising numbers where a new one begins."""
+    """Return the positions in rising numbers where a new one begins."""
     return np.flatnonzero(np.diff(numbers, prepend=-1))
 
 
 def prefix_sums(values: Array) -> Array:
-    """Sums of the first values along the last axis, from 0: `(..., L)` to `(..., L + 1)`."""
+    """Return sums of the first values along the last axis, from 0: `(..., L)` to `(..., L + 1)`."""
     return np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
 
 
 def segment_max(values: Array) -> Array:
-    """Maxima over layers [i, j) of values `(L,)`, `(L + 1, L + 1)`; 0 where there are none."""
+    """Return maxima over layers [i, j) of values `(L,)`, `(L + 1, L + 1)`; 0 where there are none."""
     size = len(values)
     result = np.zeros((size + 1, size + 1))
     for i in range(size):
@@ -243,7 +243,7 @@ def segment_max(values: Array) -> Array:
 
 
 def inside_sums(pairs: Array) -> Array:
-    """Prefix sums of what lies between neighbours `(..., L - 1)`, shape `(..., L + 1)`.
+    """Return the prefix sums of what lies between neighbours `(..., L - 1)`, shape `(..., L + 1)`.
 
     The difference of those at j and at i + 1 is the sum over the pairs that layers [i, j) hold both of.
     """

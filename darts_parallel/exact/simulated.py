@@ -1,4 +1,4 @@
-"""What can be said of a plan whose pipeline is simulated.
+"""Proofs and bounds for plans whose pipeline is simulated.
 
 Exact planners rest on the closed form: a sum and a maximum over stages. The longest path through a
 schedule has no such form, so only spaces that can be priced plan by plan are proven; elsewhere the plan

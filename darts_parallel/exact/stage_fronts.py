@@ -32,7 +32,7 @@ class Front:
     """Layout of the first layer, `(n,)`."""
     last: Index
     origin: Index
-    """What `FrontSource.strategies` needs to name the strategies, `(n,)`."""
+    """Data by which `FrontSource.strategies` names the strategies, `(n,)`."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -87,7 +87,7 @@ class SegmentTrie:
 
 
 def useful_choices(costs: OuterCosts) -> list[Index]:
-    """Strategies of every layer that no other of the same layout beats in everything."""
+    """Return the strategies of every layer that no other of the same layout beats in everything."""
     found: dict[int, Index] = {}
     for layer, kind in enumerate(costs.layer_class.tolist()):
         if kind not in found:
@@ -123,14 +123,14 @@ class LayerStructure:
         return LayerStructure(costs, trie, NodeGroups.of(trie.node), useful_choices(costs))
 
     def forms(self, signature: int) -> LabelForms:
-        """What is limited on the stages of a signature."""
+        """Return what is limited on the stages of a signature."""
         if signature not in self._forms:
             own = self.costs.stage_signatures[0][signature]
             self._forms[signature] = LabelForms.build(self.costs, own, self.choices)
         return self._forms[signature]
 
     def entered(self, kind: int) -> tuple[Array, Array]:
-        """Layout penalties before and inside of every node on a kind of stage, each `(nodes, Y, Y)`."""
+        """Return layout penalties before and inside every node on a kind of stage, each `(nodes, Y, Y)`."""
         if kind not in self._entered:
             costs = self.costs
             before, inside = (np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:])) for _ in range(2))
@@ -148,7 +148,7 @@ class LayerStructure:
 
     @cached_property
     def boundary(self) -> Array:
-        """Layout penalties at the end of a stage, `(L + 1, Y, Y)`."""
+        """Return layout penalties at the end of a stage, `(L + 1, Y, Y)`."""
         result = np.zeros((self.costs.num_layers + 1, *self.costs.p2p.shape[-2:]))
         if self.costs.num_layers > 1 and len(self.costs.p2p):
             # a worse boundary slows the next stage, which may be the slowest: m micro-batches pay
@@ -177,11 +177,11 @@ class LayerwiseFronts:
                 self._fronts[number] = self._finish(self._labels[number], limits, offsets, capacity)
 
     def front(self, stage: int, first: int, end: int) -> Front | None:
-        """Front of layers [first, end) on `stage`; None where no way is useful."""
+        """Return the front of layers [first, end) on `stage`; None where no way is useful."""
         return self._fronts[int(self.of_stage[stage])].get(int(self.trie.node[first, end]))
 
     def strategies(self, stage: int, first: int, end: int, origin: int) -> list[int]:
-        """Strategies, as numbers of the table, of the layers of one row of a front."""
+        """Return strategies, as numbers of the table, of the layers of one row of a front."""
         node, row, result = int(self.trie.node[first, end]), origin, []
         while node:
             labels = self._labels[self.of_stage[stage]][node]
@@ -192,7 +192,7 @@ class LayerwiseFronts:
     def _grow(
         self, kind: int, in_flight: float, budgets: LabelLimits, offsets: "_NodeOffsets"
     ) -> dict[int, Labels]:
-        """Labels of all nodes that lead to a use, for one stage signature."""
+        """Return labels of all nodes that lead to a use, for one stage signature."""
         layouts = self.costs.p2p.shape[-1]
         result: dict[int, Labels] = {}
         for node in np.flatnonzero(budgets.wanted).tolist():
@@ -213,7 +213,7 @@ class LayerwiseFronts:
         return result
 
     def _extend(self, labels: Labels | None, layer: int, kind: int, in_flight: float) -> Labels:
-        """All labels with one more layer."""
+        """Return all labels with one more layer."""
         costs, choice = self.costs, self.choices[layer]
         choice = choice[costs.kind_allowed[kind, choice]]
         memory = costs.static[layer, choice] + in_flight * costs.activation[layer, choice]
@@ -237,7 +237,7 @@ class LayerwiseFronts:
     def _finish(
         self, labels: dict[int, Labels], budgets: LabelLimits, offsets: "_NodeOffsets", capacity: float
     ) -> dict[int, Front]:
-        """Fronts of the nodes that can be a stage: memory is settled, three columns remain."""
+        """Return fronts of the nodes that can be a stage: memory is settled, three columns remain."""
         layouts, result = self.costs.p2p.shape[-1], {}
         for node, rows in labels.items():
             if not budgets.final[node]:
@@ -254,7 +254,7 @@ class LayerwiseFronts:
 
 
 def penalties(rows: Array) -> Array:
-    """What layout b costs at most over layout a, whatever follows: `(N, Y, Y)`, at least 0.
+    """Return the largest extra cost of layout b over layout a, whatever follows: `(N, Y, Y)`, at least 0.
 
     Args:
         rows: Seconds from a layout to its successor in several settings, shape `(S, N, Y, Y)`.
@@ -273,7 +273,7 @@ class _NodeOffsets:
 
     @staticmethod
     def build(structure: LayerStructure, first: Index, end: Index, kind: int) -> "_NodeOffsets":
-        """Of the segments that may be a stage of this signature, given by first layer and end, `(n,)`."""
+        """Build from the segments that may be a stage of this signature, by first layer and end, `(n,)`."""
         before, inside = structure.entered(kind)
         groups = structure.groups
         final = np.zeros(groups.node.shape, dtype=bool)
@@ -284,11 +284,11 @@ class _NodeOffsets:
         )
 
     def growing(self, node: int) -> Array | None:
-        """Penalty between states (first, current) of labels that may still grow."""
+        """Return penalty between states (first, current) of labels that may still grow."""
         return self._states(self.before[node], np.maximum(self.inside[node], self.after[node]))
 
     def finished(self, node: int) -> Array | None:
-        """Penalty between states (first, last) of finished stages."""
+        """Return penalty between states (first, last) of finished stages."""
         return self._states(self.before[node], self.after[node])
 
     @staticmethod
@@ -310,7 +310,7 @@ class StagewiseFronts:
         self._known: dict[tuple[int, int, int], Front | None] = {}
 
     def front(self, stage: int, first: int, end: int) -> Front | None:
-        """Front of layers [first, end) on `stage`; None where no strategy fits."""
+        """Return the front of layers [first, end) on `stage`; None where no strategy fits."""
         key = (int(self.of_stage[stage]), first, end)
         if key not in self._known:
             self._check()
@@ -318,7 +318,7 @@ class StagewiseFronts:
         return self._known[key]
 
     def strategies(self, stage: int, first: int, end: int, origin: int) -> list[int]:
-        """Strategies, as numbers of the table, of the layers of one row of a front."""
+        """Return strategies, as numbers of the table, of the layers of one row of a front."""
         return [int(self.costs.choices[origin])] * (end - first)
 
     def _build(self, stage: int, first: int, end: int) -> Front | None:

@@ -27,7 +27,7 @@ from darts_parallel.exact.result import (
 FIRST_MARGIN = 0.002
 """A configuration is first searched for splits this close to its bound, relative."""
 EVEN_ONLY = "optimal but for interleaved plans of uneven stages, which are bounded only"
-SLACK = 1e-12
+TOLERANCE = 1e-12
 """Relative; rounding of prefix sums must not exclude a plan."""
 
 
@@ -38,7 +38,7 @@ def find_uniform_plan(
     *,
     count: int = 1,
 ) -> TableResult:
-    """The optimal uniform plan over all tables, and the best of the next configurations.
+    """Return the optimal uniform plan over all tables, and the best of the next configurations.
 
     Args:
         tables: One for each pipeline degree.
@@ -80,7 +80,7 @@ def find_uniform_plan(
 def _even_interleaved(
     tables: Sequence[CostTable], incumbent: float, count: int
 ) -> tuple[list[PricedPlan], float]:
-    """The `count` best interleaved plans of even stages, and a bound on all interleaved ones."""
+    """Return the `count` best interleaved plans of even stages, and a bound on all interleaved ones."""
     found, floor = list[PricedPlan](), float("inf")
     for number, table in enumerate(tables):
         if table.virtual_stages == 1:
@@ -96,8 +96,8 @@ def _even_interleaved(
 
 
 def _best_split(case: OuterChoiceSolver, limit: float, check: Check) -> PricedPlan | None:
-    """The best split of one configuration within `limit`, by a rising limit of its own."""
-    lowest, margin, limit = case.bound, FIRST_MARGIN, min(limit, case.dearest())
+    """Return the best split of one configuration within `limit`, by a rising limit of its own."""
+    lowest, margin, limit = case.bound, FIRST_MARGIN, min(limit, case.most_expensive())
     while case.bound <= limit:
         check()
         plan = case.attempt("stagewise", min(lowest * (1 + margin), limit), check)
@@ -108,7 +108,7 @@ def _best_split(case: OuterChoiceSolver, limit: float, check: Check) -> PricedPl
 
 
 def _even_seconds(tables: Sequence[CostTable], count: int) -> float:
-    """Seconds of the `count`-th best plan of even stages; infinite where there are not as many."""
+    """Return the seconds of the `count`-th best plan of even stages; infinite where there are not as many."""
     seconds = [torch.full((count,), torch.inf, dtype=torch.float64)]
     for table in tables:
         if table.virtual_stages == 1:
@@ -161,12 +161,12 @@ def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
     layout = table.layout[choice]
     if table.pp > 1:
         across = table.p2p[outer, :, :, layout, layout].detach()[..., ~table.fused_to_previous[1:]].amin(-1)
-        border = torch.nn.functional.pad(across[:, table.boundary_kind], (1, 0))
+        boundary = torch.nn.functional.pad(across[:, table.boundary_kind], (1, 0))
     else:
-        border = torch.zeros(len(outer), 1, dtype=torch.float64)
+        boundary = torch.zeros(len(outer), 1, dtype=torch.float64)
     # three questions at once: on so few configurations an operation costs what it costs to call it
     both = rest.view(-1, 1, 1) * seconds + sync
-    edges = torch.cat([border, torch.zeros_like(border), rest.unsqueeze(1) * border])
+    edges = torch.cat([boundary, torch.zeros_like(boundary), rest.unsqueeze(1) * boundary])
     greedy = _Greedy.build(table, outer.repeat(3), choice.repeat(3))
     found = greedy.bottleneck(torch.cat([seconds, sync, both]), edges)
     slowest, largest_sync, joint = found.view(3, len(outer))
@@ -174,21 +174,21 @@ def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
     # without a feasible split both bottlenecks are infinite, and rest may be 0
     apart = _sum_and_bottleneck(table, seconds, slowest, rest) + largest_sync
     least = seconds[:, torch.unique(table.stage_kind)].amin(1).sum(1)
-    return (torch.maximum(apart, least + joint) + border.sum(1) + per_iteration) * (1 - SLACK)
+    return (torch.maximum(apart, least + joint) + boundary.sum(1) + per_iteration) * (1 - TOLERANCE)
 
 
 def _rows(values: Tensor, outer: Tensor, choice: Tensor) -> Tensor:
-    """Values `(O, L, C)` of the configurations, `(B, L)`."""
+    """Return values `(O, L, C)` of the configurations, `(B, L)`."""
     return values.detach()[outer, :, choice]
 
 
 def _by_kind(values: Tensor, outer: Tensor, choice: Tensor) -> Tensor:
-    """Values `(O, Q, L, C)` of the configurations, `(B, Q, L)`."""
+    """Return values `(O, Q, L, C)` of the configurations, `(B, Q, L)`."""
     return values.detach()[outer, :, :, choice]
 
 
 def _sum_and_bottleneck(table: CostTable, seconds: Tensor, slowest: Tensor, rest: Tensor) -> Tensor:
-    """Bound on the sum of stage seconds plus `rest` times their maximum, borders left out, `(B,)`.
+    """Bound on the sum of stage seconds plus `rest` times their maximum, boundaries left out, `(B,)`.
 
     A kind of stage saves at most its largest ratio of saved to spent seconds times what its stages spend,
     which is their number times the maximum: the bound is linear in the maximum until every layer lies on
@@ -228,43 +228,43 @@ class _Greedy:
         static, activation, working = (_rows(column, outer, choice) for column in columns)
         in_flight = table.in_flight[outer].T.unsqueeze(-1)
         memory = _prefix(static + in_flight * activation)
-        room = table.capacity.detach().unsqueeze(1) * (1 + SLACK) - working.amin(1)
+        room = table.capacity.detach().unsqueeze(1) * (1 + TOLERANCE) - working.amin(1)
         legal = torch.cat([~table.fused_to_previous, torch.ones(1, dtype=torch.bool)])
         positions = torch.arange(len(legal))
         start = torch.where(legal, positions, 0).cummax(0).values
         return _Greedy(memory, room, start, table.stage_kind.tolist())
 
-    def bottleneck(self, values: Tensor, border: Tensor, iterations: int = 16) -> Tensor:
-        """Least possible maximum over stages of the sums of `values`, from below.
+    def bottleneck(self, values: Tensor, boundary: Tensor, iterations: int = 16) -> Tensor:
+        """Return the least possible maximum over stages of the sums of `values`, from below.
 
         Args:
             values: Nonnegative, of every kind of stage, `(B, Q, L)`.
-            border: Added to every stage, `(B, K)`.
+            boundary: Added to every stage, `(B, K)`.
             iterations: Halvings of the interval.
 
         Returns:
             Shape `(B,)`; infinite where memory admits no split.
         """
         used = values[:, sorted(set(self.kinds))]
-        least, most, edge = used.amin(1), used.amax(1), border.amax(1)
+        least, most, edge = used.amin(1), used.amax(1), boundary.amax(1)
         prefix = _prefix(values.transpose(0, 1))
         low = torch.maximum(least.amax(1), least.sum(1) / len(self.kinds))
         high = most.sum(1) + edge
-        impossible = ~self._reaches(prefix, border, high)
+        impossible = ~self._reaches(prefix, boundary, high)
         near = torch.minimum(low + most.amax(1) + edge, high)
-        high = torch.where(self._reaches(prefix, border, near), near, high)
-        reached = self._reaches(prefix, border, low)
+        high = torch.where(self._reaches(prefix, boundary, near), near, high)
+        reached = self._reaches(prefix, boundary, low)
         for _ in range(iterations):
             middle = (low + high) / 2
-            fits = self._reaches(prefix, border, middle)
+            fits = self._reaches(prefix, boundary, middle)
             low, high = torch.where(fits | reached, low, middle), torch.where(fits, middle, high)
         return low.masked_fill(impossible, torch.inf)
 
-    def _reaches(self, prefix: Tensor, border: Tensor, limit: Tensor) -> Tensor:
-        """Whether stages of at most `limit`, `(B,)`, hold all layers; `prefix` is `(Q, B, L + 1)`."""
+    def _reaches(self, prefix: Tensor, boundary: Tensor, limit: Tensor) -> Tensor:
+        """Return whether stages of at most `limit`, `(B,)`, hold all layers; `prefix` is `(Q, B, L + 1)`."""
         end = torch.zeros(len(limit), 1, dtype=torch.long)
         for stage, (memory, room) in enumerate(zip(self.memory, self.room, strict=True)):
-            allowed = (limit - border[:, stage]) * (1 + SLACK)
+            allowed = (limit - boundary[:, stage]) * (1 + TOLERANCE)
             own = prefix[self.kinds[stage]]
             target = own.gather(1, end) + allowed.unsqueeze(1)
             full = memory.gather(1, end) + room.unsqueeze(1)
@@ -275,5 +275,5 @@ class _Greedy:
 
 
 def _prefix(values: Tensor) -> Tensor:
-    """Prefix sums along the last axis, from 0."""
+    """Return the prefix sums along the last axis, from 0."""
     return torch.nn.functional.pad(values.cumsum(-1), (1, 0)).contiguous()

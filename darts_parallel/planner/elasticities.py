@@ -1,4 +1,4 @@
-"""What a plan's time depends on: d log(seconds per iteration) / d log(hardware parameter).
+"""Elasticities of a plan's time: d log(seconds per iteration) / d log(hardware parameter).
 
 The derivatives of all figures but memory are exact, by automatic differentiation of the plan's price (of
 its critical path where the pipeline is simulated). Memory changes no seconds of a given plan, only which
@@ -35,7 +35,7 @@ NO_SECONDS = ("memory", "reserved", "state_factor", "activation_factor", "half_s
 
 
 def sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
-    """Elasticity of the seconds per iteration in every figure of the hardware.
+    """Return the elasticity of the seconds per iteration in every figure of the hardware.
 
     -0.3 at a bandwidth: 1 % more of it makes the iteration 0.3 % shorter. Figures that the plan does not
     depend on have 0.
@@ -78,7 +78,7 @@ def time_elasticities(plan: Plan, problem: Problem) -> dict[str, float]:
 
 
 def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, dict[str, float]]]:
-    """What a larger share in host memory does, for every device of the pipeline and kind of tensor.
+    """Return what a larger share in host memory does, for every device of the pipeline and kind of tensor.
 
     Args:
         plan: A plan that offloads.
@@ -104,7 +104,7 @@ def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, dict[str, flo
 
 
 def _with_tensors(problem: Problem, figures: dict[str, Tensor], *, offloads: bool = False) -> Problem:
-    """The problem with every figure of the hardware as a leaf tensor, collected in `figures`."""
+    """Return the problem with every figure of the hardware as a leaf tensor, collected in `figures`."""
 
     def leaf(name: str, value: float | Tensor) -> Tensor:
         if name not in figures:
@@ -130,14 +130,14 @@ def _with_tensors(problem: Problem, figures: dict[str, Tensor], *, offloads: boo
 
 
 def _link_name(groups: Sequence[NodeGroup], index: int) -> str:
-    """`intra_node` where all nodes have the same, else that of the first group that has this one."""
+    """Return `intra_node` where all nodes have the same, else that of the first group that has this one."""
     links = [group.intra_node for group in groups]
     first = links.index(links[index])
     return "intra_node" if all(link == links[0] for link in links) else f"nodes.{first}.intra_node"
 
 
 def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
-    """Elasticity in the memory of every device, by what local moves gain.
+    """Return the elasticity in the memory of every device, by what local moves gain.
 
     None where the plan does not fit, and where moves would be simulated through too many passes. The moves
     keep the outer choice but the number of micro-batches. They are tried with the present memory first, so
@@ -166,7 +166,7 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
 
 
 def _useful_space(plan: Plan, problem: Problem) -> OuterSpace:
-    """The plan's outer choices and strategies with the useful ones of the problem's space."""
+    """Return the plan's outer choices and strategies with the useful ones of the problem's space."""
     own = plan_space(plan)
     try:
         spaces = outer_spaces(problem)

@@ -49,14 +49,14 @@ def programme(session: Session, deadline: float) -> None:
         found = find_layerwise_plan(session.tables, space_kind, known, deadline, uniform=session.uniform)
         answer = found.verification(session.tables, 0.0)
         if found.best is not None and space_kind == "layerwise":
-            # switches that bring nothing would only puzzle
+            # switches between equal strategies gain nothing
             table = session.tables[found.best.table]
             answer = replace(answer, plan=canonical(table, found.best.plan).to_plan(0, table))
     session.record("dynamic_programming", space_kind, answer, time.monotonic() - began)
 
 
 def _simulated(session: Session, name: str, space_kind: str, deadline: float) -> Verification:
-    """Answer for simulated pipelines."""
+    """Return the answer for simulated pipelines."""
 
     def closed_form() -> Plan | None:
         twin = session.closed_form

@@ -19,7 +19,7 @@ from darts_parallel.problem.problem import Problem
 
 
 def pareto_front(bills: Sequence[Bill]) -> list[int]:
-    """Indices of the bills that no other beats in hours and in dollars, fastest first."""
+    """Return indices of the bills that no other beats in hours and in dollars, fastest first."""
     order = sorted(range(len(bills)), key=lambda i: (bills[i].hours, bills[i].dollars))
     front: list[int] = []
     for index in order:
@@ -38,22 +38,22 @@ class Rental:
     plan: Plan
     iteration_time_s: float
     bill: Bill
-    """Of the job; an empty one where the objective is time alone."""
+    """Bill of the job; an empty one where the objective is time alone."""
     choices: int = 1
     """Choices of nodes that the offer allows."""
 
     @property
     def name(self) -> str:
-        """Nodes and plan in a few words."""
+        """Describe nodes and plan in a few words."""
         nodes = " + ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in self.problem.cluster.groups)
         return f"{nodes}, {self.plan.describe(self.problem.training.global_batch_size)}"
 
     def label(self) -> str:
-        """One line for the report."""
+        """Return one line for the report."""
         return f"nodes: the best of {self.choices} choices of the offer, compared by their best uniform plans"
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry in `plan.json`."""
+        """Return the entry in `plan.json`."""
         return {
             "counts": list(self.counts),
             "choices": self.choices,
@@ -62,7 +62,7 @@ class Rental:
         }
 
     def instead_of(self, result: SearchResult) -> SearchResult:
-        """The search's result with this plan, which is faster."""
+        """Return the search's result with this plan, which is faster."""
         return replace(
             result,
             plan=self.plan,
@@ -75,7 +75,7 @@ MOST_CHOICES = 4096
 
 
 def node_choices(problem: Problem) -> list[tuple[int, ...]]:
-    """All counts of nodes that the offer allows, without the empty one.
+    """Return all counts of nodes that the offer allows, without the empty one.
 
     Errors:
         ConfigError: there are more than `MOST_CHOICES`.
@@ -94,7 +94,7 @@ def node_choices(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def rented(problem: Problem, counts: Sequence[int]) -> Problem:
-    """The problem on some nodes of its cluster; node groups without nodes drop out.
+    """Return the problem on some nodes of its cluster; node groups without nodes drop out.
 
     Args:
         problem: On the whole offer.
@@ -107,7 +107,7 @@ def rented(problem: Problem, counts: Sequence[int]) -> Problem:
 
 
 def rentals(problem: Problem) -> list[Rental]:
-    """The best uniform plan and the bill of every choice of nodes that some plan fits.
+    """Return the best uniform plan and the bill of every choice of nodes that some plan fits.
 
     Errors:
         ConfigError: a price is missing that the objective needs, or the offer has too many choices.
@@ -155,7 +155,7 @@ def _best_uniform(problem: Problem, counts: Sequence[tuple[int, ...]]) -> list[P
 
 
 def rent(problem: Problem) -> Rental:
-    """The nodes that the objective wants, by the best uniform plans; of equally fast ones the fewest.
+    """Return the nodes that the objective wants, by the best uniform plans; of equally fast ones the fewest.
 
     Errors:
         InfeasibleError: no plan is within the budget or the deadline.

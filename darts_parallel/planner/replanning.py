@@ -28,7 +28,7 @@ TABLES, PER_TABLE = 5, 4
 WARM_STEPS, WARM_RESTARTS = 30, 4
 """Steps and restarts of the warm search."""
 WARM_POLISHED = 4
-"""Plans that are polished by cheap moves; the best of them by all but the dearest."""
+"""Plans that are polished by cheap moves; the best of them by all but the most expensive."""
 WARM_TEMPERATURE = 0.5
 """First temperature: the old plan is a strong hint."""
 
@@ -70,7 +70,7 @@ def replan(
 
 
 def _promising(tables: list[CostTable], plan: Plan, space_kind: str) -> dict[tuple[int, int], HardPlans]:
-    """The carried-over plan of the outer choices where it is fastest, once its stages are cut anew."""
+    """Return the carried-over plan of the outer choices where it is fastest, its stages cut again."""
     pool = PlanPool(tables, space_kind)
     for index, table in enumerate(tables):
         plans = carried_over(plan, table, space_kind)
@@ -91,7 +91,7 @@ def _promising(tables: list[CostTable], plan: Plan, space_kind: str) -> dict[tup
 def _selected(
     tables: list[CostTable], best: dict[tuple[int, int], HardPlans]
 ) -> tuple[list[CostTable], list[TablePlans]]:
-    """Tables of the promising outer choices alone, and their first plans."""
+    """Return tables of the promising outer choices alone, and their first plans."""
     parts: list[CostTable] = []
     starts: list[TablePlans] = []
     for index in sorted({table for table, _ in best}):
@@ -103,7 +103,7 @@ def _selected(
 
 
 def carried_over(plan: Plan, table: CostTable, space_kind: str) -> HardPlans:
-    """The plan as near as the outer choices of a table allow, one for each.
+    """Return the closest plan that each outer choice of a table allows.
 
     Args:
         plan: Of the same model, on whatever cluster.
@@ -135,7 +135,7 @@ def carried_over(plan: Plan, table: CostTable, space_kind: str) -> HardPlans:
 
 
 def _scaled_starts(plan: Plan, table: CostTable) -> torch.Tensor:
-    """First layers of the stages: the old ones, stretched to another number of stages, `(K,)`."""
+    """Return first layers of the stages: the old ones, stretched to another number of stages, `(K,)`."""
     units = unit_starts(table.fused_to_previous)
     old = torch.searchsorted(units, torch.tensor(plan.boundaries[:-1])).tolist()
     old.append(len(units))
@@ -148,7 +148,7 @@ def _scaled_starts(plan: Plan, table: CostTable) -> torch.Tensor:
 
 
 def _distance(old: LayerStrategy, new: LayerStrategy) -> float:
-    """How far two strategies are apart; what changes the layout or the memory most weighs most."""
+    """Return how far two strategies are apart; what changes the layout or the memory most weighs most."""
     return (
         4.0 * abs(log2(old.tp / new.tp))
         + 2.0 * (old.recompute != new.recompute)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,7 +136,7 @@ class ProductSearch:
                 "memory: cost=searcher knows uniform plans with even stages alone, and none of them fits "
                 f"model={config.model.name} on cluster={config.cluster.name}; try cost=analytic."
             )
-        rows = [
+        rows: list[dict[str, Any]] = [
             {**dict(zip(OWNERS, product, strict=True)), "iteration_time_s": seconds, "reason": reason}
             for seconds, product, _, reason in self.ranked()
         ]

@@ -51,7 +51,7 @@ class Session:
     answers: dict[str, Verification] = field(default_factory=dict)
     """Answers of the exact methods by name, in the order in which they were asked."""
     others: tuple[tuple[float, Plan], ...] = ()
-    """Good plans beside the best, with their seconds."""
+    """Good plans next to the best, with their seconds."""
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Files that a method wants written next to the plan."""
     curve: list[tuple[float, float]] = field(default_factory=list)
@@ -80,12 +80,12 @@ class Session:
 
     @property
     def simulated(self) -> bool:
-        """Whether a schedule prices the plans, and no closed form."""
+        """Return whether a schedule prices the plans, and no closed form."""
         return self.problem is not None and self.problem.config.cost.pipeline == "simulated"
 
     @property
     def best(self) -> Verification | SearchResult | None:
-        """The fastest plan so far; the first of equals."""
+        """Return the fastest plan so far; the first of equals."""
         spaces = (self.space_kind, "uniform")
         found: list[Verification | SearchResult] = [] if self.result is None else [self.result]
         found += [a for a in self.answers.values() if a.plan is not None and a.space in spaces]
@@ -93,12 +93,12 @@ class Session:
 
     @property
     def proven(self) -> Verification | None:
-        """The answer that is optimal over the whole space."""
+        """Return the answer that is optimal over the whole space."""
         return next((a for a in self.answers.values() if a.proven and a.space == self.space_kind), None)
 
     @property
     def plans_evaluated(self) -> int:
-        """Plans that all methods priced."""
+        """Return plans that all methods priced."""
         searched = 0 if self.result is None else self.result.plans_evaluated
         return searched + sum(answer.plans_evaluated for answer in self.answers.values())
 
@@ -111,7 +111,7 @@ class Session:
 
     @property
     def elapsed(self) -> float:
-        """Seconds of wall-clock since the session began."""
+        """Return the seconds of wall-clock since the session began."""
         return time.monotonic() - self.began
 
     def improve(self, points: Iterable[tuple[float, float]]) -> None:
@@ -122,7 +122,7 @@ class Session:
 
     @cached_property
     def closed_form(self) -> "Session":
-        """The same job priced by the closed form, which knows the usual schedules alone."""
+        """Return the same job priced by the closed form, which knows the usual schedules alone."""
         assert self.problem is not None
         usual = replace(self.problem.config.space, schedules=None)
         config = replace(self.problem.config, cost=CostConfig(), space=usual)

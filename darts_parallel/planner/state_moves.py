@@ -33,7 +33,7 @@ class StateTransfer:
     """Needed, and on no surviving GPU: from a checkpoint."""
 
     def to_dict(self) -> dict[str, float]:
-        """The entry in `plan.json`."""
+        """Return the entry in `plan.json`."""
         return {
             "kept_bytes": self.kept_bytes,
             "moved_bytes": self.moved_bytes,
@@ -42,7 +42,7 @@ class StateTransfer:
 
 
 def state_moves(old_plan: Plan, old: Problem, new_plan: Plan, new: Problem) -> StateTransfer:
-    """What a change of plan moves.
+    """Return the bytes that a change of plan moves.
 
     Nodes of a device keep their order: those beyond a smaller count are lost, those beyond a larger one
     are empty.
@@ -92,7 +92,7 @@ class _Holder:
 
 
 def _gpus(problem: Problem) -> list[Gpu]:
-    """Every GPU, in rank order."""
+    """Return every GPU, in rank order."""
     seen: Counter[tuple[str, int]] = Counter()
     result: list[Gpu] = []
     for group in problem.cluster.groups:
@@ -111,7 +111,7 @@ def _holders(plan: Plan, problem: Problem) -> list[_Holder]:
 
 
 def _shares(holder: _Holder, sharded_from: int, split: str) -> dict[Gpu, Share]:
-    """Share of every GPU; `split` says what divides it: `tp`, the `experts` degrees, or `none`."""
+    """Return share of every GPU; `split` says what divides it: `tp`, the `experts` degrees, or `none`."""
     strategy = holder.strategy
     together = strategy.ep * strategy.etp if split == "experts" else strategy.tp
     parts = 1 if split == "none" else together

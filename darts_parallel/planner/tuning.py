@@ -33,7 +33,7 @@ NEAR = 1.0
 
 @dataclass(frozen=True)
 class Trial:
-    """What was measured of one plan."""
+    """A measurement of one plan."""
 
     name: str
     """Its file."""
@@ -41,7 +41,7 @@ class Trial:
     seconds: float | None
     """Per iteration; None: it ran out of memory."""
     memory_bytes: float | None = None
-    """Of the fullest device."""
+    """Peak bytes of the fullest device."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Proposal:
 
     plan: Plan
     predicted_s: float
-    """By the model alone."""
+    """Seconds per iteration by the model alone."""
     expected_s: float
     interval_s: tuple[float, float]
     """80 %."""
@@ -60,7 +60,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is known after some trials."""
+    """Knowledge after some trials."""
 
     proposals: tuple[Proposal, ...]
     """All candidates that are thought to fit, the fastest expected first."""
@@ -70,12 +70,12 @@ class Tuning:
     """Candidates left out because trials say that they need too much memory."""
 
     def next(self, top: int) -> list[Proposal]:
-        """The first plans that were not tried yet."""
+        """Return the first plans that were not tried yet."""
         return [proposal for proposal in self.proposals if not proposal.trials][:top]
 
 
 def tune(problem: Problem, first: Plan, trials: Sequence[Trial]) -> Tuning:
-    """Expected seconds of the best plans after some trials.
+    """Return the expected seconds of the best plans after some trials.
 
     Args:
         first: The plan that the search found; it is a candidate, uniform or not.
@@ -115,7 +115,7 @@ def tune(problem: Problem, first: Plan, trials: Sequence[Trial]) -> Tuning:
 
 
 def _candidates(problem: Problem, first: Plan, trials: Sequence[Trial]) -> list[Plan]:
-    """The best plans of the uniform space, the plan that was found, and all that were tried."""
+    """Return the best plans of the uniform space, the plan that was found, and all that were tried."""
     tables = build_tables(problem)
     found = find_uniform_plan(tables, count=CANDIDATES).alternatives
     ranked = [candidate.to_plan(tables) for candidate in found]
@@ -123,7 +123,7 @@ def _candidates(problem: Problem, first: Plan, trials: Sequence[Trial]) -> list[
 
 
 def _fitting(costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]) -> list[bool]:
-    """Which candidates are thought to fit: by the model, moved by the bytes that trials measured.
+    """Return which candidates are expected to fit: by the model, scaled by the bytes that trials measured.
 
     A plan that ran fits. One that ran out of memory does not, nor does any whose fullest device is predicted
     to be as full.
@@ -145,7 +145,7 @@ def _fitting(costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]) -
 def _posterior_of(
     problem: Problem, plans: Sequence[Plan], costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of log(true / predicted seconds) of every plan after the trials, `(N,)` each."""
+    """Return mean and variance, `(N,)`, of log(true / predicted seconds) after the trials."""
     known = posterior()
     kernel = _prior(problem, plans, known)
     rows, ratios = [], []
@@ -164,7 +164,7 @@ def _posterior_of(
 
 
 def _prior(problem: Problem, plans: Sequence[Plan], known: Posterior | None) -> Tensor:
-    """Covariance of log(true / predicted seconds) of all plans before any trial, `(N, N)`."""
+    """Return the covariance of log(true / predicted seconds) of all plans before any trial, `(N, N)`."""
     if known is None:
         return 0.2**2 + 0.1**2 * _nearness(problem, plans)
     slopes: list[Slopes] = [time_slopes(known, problem, time_elasticities(plan, problem)) for plan in plans]
@@ -173,14 +173,14 @@ def _prior(problem: Problem, plans: Sequence[Plan], known: Posterior | None) -> 
 
 
 def _nearness(problem: Problem, plans: Sequence[Plan]) -> Tensor:
-    """Correlation of what the model gets wrong of two plans, `(N, N)`."""
+    """Return the correlation of what the model gets wrong of two plans, `(N, N)`."""
     batch = problem.training.global_batch_size
     places = torch.tensor([_place(plan, batch) for plan in plans], dtype=torch.float64)
     return torch.exp(-(torch.cdist(places, places) ** 2) / (2.0 * NEAR**2))
 
 
 def _place(plan: Plan, batch: int) -> tuple[float, ...]:
-    """log2 of dp, tp, pp and micro-batch (means over layers), ZeRO stage and recomputation as steps."""
+    """Return log2 of dp, tp, pp and micro-batch (means over layers), ZeRO stage, recomputation in steps."""
     count = len(plan.layers)
     dp, tp = (sum(log2(getattr(layer, name)) for layer in plan.layers) / count for name in ("dp", "tp"))
     zero = sum(layer.zero_stage for layer in plan.layers) / count
@@ -190,7 +190,7 @@ def _place(plan: Plan, batch: int) -> tuple[float, ...]:
 
 
 def proposal_dict(proposal: Proposal, file: str, command: str, batch: int) -> Mapping[str, object]:
-    """A proposal for `plan.json`."""
+    """Return a proposal for `plan.json`."""
     return {
         "plan": file,
         "description": proposal.plan.describe(batch),

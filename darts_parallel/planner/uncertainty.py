@@ -2,10 +2,10 @@
 
 The logarithm of a predicted figure is taken as normal. Its variance is that of the fitted parameters
 (Laplace posterior of `conf/calibrated.yaml` and `.npz`, through the elasticities of the plan; a device,
-software or link without runs adds the prior's variance of its own deviation) plus that of what no parameter
-holds, read off measured runs that were held out, the nearest kind there is: runs of the device and software,
-runs of the software's other sources, or none of that software (`spread` in the file). Intervals hold 80 % of
-held-out runs (`python -m experiments.calibrate` prints how many they hold).
+framework or link without runs adds the prior's variance of its own deviation) plus that of what no parameter
+holds, read off measured runs that were held out, the nearest kind there is: runs of the device and framework,
+runs of the framework's other sources, or none of that framework (`spread` in the file). Intervals
+hold 80 % of held-out runs (`python -m experiments.calibrate` prints how many they hold).
 """
 
 import io
@@ -32,7 +32,7 @@ STEPS = 127
 NORMAL = 1.2815515655446004
 """Standard deviations of half of an 80 % interval."""
 UNKNOWN = "family"
-"""Spread of a software without any run."""
+"""Spread of a framework without any run."""
 EXPERTS = "experts"
 """Spreads of mixtures, within those of a figure."""
 BASE = "base"
@@ -62,26 +62,26 @@ class Intervals:
 
     iteration_time_s: tuple[float, float]
     half_width: float
-    """Of the logarithm of the seconds: 0.09 reads as ± 9 %."""
+    """Half width of the logarithm of the seconds: 0.09 reads as ± 9 %."""
     memory_bytes: tuple[tuple[float, float], ...]
-    """Of a device of every stage."""
+    """Bytes of a device of every stage."""
     out_of_memory: tuple[float, ...]
     """Probability that a device of the stage needs more than it has."""
     difference: float
     """Half width of the logarithm of the ratio of two plans of this job: a smaller difference is none."""
 
     def label(self) -> str:
-        """The half width for reports, e.g. `± 9 %`."""
+        """Return the half width for reports, e.g. `± 9 %`."""
         return f"± {100 * (exp(self.half_width) - 1):.0f} %"
 
     def indistinguishable(self, seconds: float, others: float) -> bool:
-        """Whether two plans of the job differ by less than the model can tell."""
+        """Return whether two plans of the job differ by less than the model can tell."""
         return abs(log(others / seconds)) < self.difference
 
 
 Slopes = Mapping[tuple[str, str, str, str, str], float]
 """Derivative of a logarithm in each quantity on that quantity's unbounded scale, by quantity, device,
-software, and links inside and between nodes."""
+framework, and links inside and between nodes."""
 
 
 @dataclass(frozen=True)
@@ -96,21 +96,21 @@ class Posterior:
     spread: Mapping[str, Any]
 
     def variance(self, slopes: Slopes) -> float:
-        """Variance of a logarithm with these derivatives."""
+        """Return variance of a logarithm with these derivatives."""
         return float(self.covariances([slopes])[0, 0])
 
     def covariances(self, rows: Sequence[Slopes]) -> Tensor:
-        """Covariance of N logarithms, `(N, N)`.
+        """Return the covariance of N logarithms, `(N, N)`.
 
         What has no runs is a deviation of its own, as wide as its prior.
         """
         known = torch.zeros(len(rows), len(self.keys), dtype=torch.float64)
         others: dict[tuple[str, str, str], Tensor] = {}
         for row, slopes in enumerate(rows):
-            for (quantity, device, stack, intra, inter), slope in slopes.items():
+            for (quantity, device, framework, intra, inter), slope in slopes.items():
                 place = {
                     "device": device,
-                    "framework": stack,
+                    "framework": framework,
                     "intra": intra,
                     "inter": inter,
                     "memory_metric": METRIC,
@@ -129,8 +129,8 @@ class Posterior:
             result = result + sd**2 * torch.outer(column, column)
         return result
 
-    def residual(self, part: str, device: str, stack: str, *, experts: bool = False) -> float:
-        """Standard deviation of what no parameter explains, for the nearest runs that there are.
+    def residual(self, part: str, device: str, framework: str, *, experts: bool = False) -> float:
+        """Return the standard deviation of what no parameter explains, for the nearest runs that there are.
 
         Args:
             part: `seconds` or `memory`.
@@ -139,12 +139,12 @@ class Posterior:
         spreads = self.spread[part]
         if experts:
             spreads = spreads.get(EXPERTS, spreads)
-        if not stack:
+        if not framework:
             return float(spreads[UNKNOWN])
-        return float(spreads["places"].get(f"{device}+{stack}", spreads["source"]))
+        return float(spreads["places"].get(f"{device}+{framework}", spreads["source"]))
 
     def job_spread(self, problem: Problem) -> tuple[float, float]:
-        """Standard deviations of what all plans of a job share, and of what is each plan's own."""
+        """Return the standard deviations of what all plans of a job share, and of what is each plan's own."""
         devices = [_family(group.device.name) for group in problem.cluster.groups]
         experts = problem.model.has_experts
         whole = max(
@@ -159,7 +159,7 @@ class Posterior:
 
 @lru_cache(maxsize=1)
 def posterior() -> Posterior | None:
-    """The shipped posterior; None where the file holds none."""
+    """Return the shipped posterior; None where the file holds none."""
     path = Path(config_dir()) / "calibrated.yaml"
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     data: Any = yaml.load(path.read_text(encoding="utf-8"), loader)  # type: ignore[no-untyped-call]
@@ -181,7 +181,7 @@ def posterior() -> Posterior | None:
 def intervals(
     plan: Plan, problem: Problem, cost: CostBreakdown, elasticities: Mapping[str, float]
 ) -> Intervals | None:
-    """Intervals of a plan's seconds and bytes.
+    """Return 80 % intervals of a plan's seconds and bytes.
 
     Args:
         cost: Of the plan.
@@ -193,17 +193,17 @@ def intervals(
     known = posterior()
     if known is None or not elasticities:
         return None
-    stack = problem.software.name
+    framework = problem.software.name
     devices = [_family(group.device.name) for group in problem.cluster.groups]
     time = known.variance(time_slopes(known, problem, elasticities))
     experts = problem.model.has_experts
-    time += max(known.residual("seconds", device, stack, experts=experts) for device in devices) ** 2
+    time += max(known.residual("seconds", device, framework, experts=experts) for device in devices) ** 2
     half = NORMAL * sqrt(time)
     memory, chances = [], []
     for used, capacity, slopes in zip(
-        cost.memory_bytes, cost.capacity_bytes, _memory_slopes(plan, problem, stack), strict=True
+        cost.memory_bytes, cost.capacity_bytes, _memory_slopes(plan, problem, framework), strict=True
     ):
-        spread = max(known.residual("memory", device, stack, experts=experts) for device in devices)
+        spread = max(known.residual("memory", device, framework, experts=experts) for device in devices)
         sd = sqrt(known.variance(slopes) + spread**2)
         memory.append((used * exp(-NORMAL * sd), used * exp(NORMAL * sd)))
         z = log(capacity / used) / sd
@@ -219,12 +219,12 @@ def _family(device: str) -> str:
 
 
 def time_slopes(known: Posterior, problem: Problem, elasticities: Mapping[str, float]) -> Slopes:
-    """Derivatives of the logarithm of a plan's seconds on the scales of the quantities.
+    """Return d log(seconds) / d latent parameter of every quantity.
 
     Args:
         elasticities: Of the plan's seconds in every figure of the hardware.
     """
-    stack = problem.software.name
+    framework = problem.software.name
     cluster, narrow = problem.cluster, f"{problem.training.precision}_efficiency"
     slopes: dict[tuple[str, str, str, str, str], float] = {}
     for name, elasticity in elasticities.items():
@@ -238,14 +238,14 @@ def time_slopes(known: Posterior, problem: Problem, elasticities: Mapping[str, f
             )  # fmt: skip
             value = float(getattr(device, field))
             value *= 1e6 if quantity.endswith("_us") else 1.0
-            place = (_family(device.name), stack, "", "")
+            place = (_family(device.name), framework, "", "")
         else:
             side = "inter" if owner.endswith("inter_node") else "intra"
             quantity = next((q for q, where in LINKS.items() if where == (side, field)), "")
             rate, efficiency = _link(problem, owner, side)
             value = 1.0 if field == "latency" else efficiency
             kind = KINDS[side].get(rate, "")
-            place = ("", stack, kind if side == "intra" else "", kind if side == "inter" else "")
+            place = ("", framework, kind if side == "intra" else "", kind if side == "inter" else "")
         if quantity in known.quantities:
             key = (quantity, *place)
             slopes[key] = slopes.get(key, 0.0) + elasticity * _per_unit(known.quantities[quantity], value)
@@ -253,7 +253,7 @@ def time_slopes(known: Posterior, problem: Problem, elasticities: Mapping[str, f
 
 
 def _per_unit(quantity: Mapping[str, Any], value: float) -> float:
-    """D log(value) / d x on the quantity's unbounded scale."""
+    """Return d log(value) / d latent parameter."""
     if quantity["scale"] == "share":
         return max(1.0 - value, 0.0)
     above = float(quantity["scale"]["above"])
@@ -265,7 +265,7 @@ def _device(cluster: Cluster, name: str) -> Device:
 
 
 def _link(problem: Problem, owner: str, side: str) -> tuple[float, float]:
-    """Data sheet's 10^9 bytes/s and efficiency of a link named as `sensitivity` names it."""
+    """Return the data sheet's 10^9 bytes/s and efficiency of a link named as `sensitivity` names it."""
     config = problem.config.cluster
     index = int(owner.split(".")[1]) if owner.startswith("nodes.") else 0
     group = config.nodes[min(index, len(config.nodes) - 1)]
@@ -274,8 +274,8 @@ def _link(problem: Problem, owner: str, side: str) -> tuple[float, float]:
     return float(link.bandwidth_GBps), float(link.efficiency)
 
 
-def _memory_slopes(plan: Plan, problem: Problem, stack: str) -> Sequence[Slopes]:
-    """Derivatives of the logarithm of every stage's bytes; bytes are linear in each of the factors."""
+def _memory_slopes(plan: Plan, problem: Problem, framework: str) -> Sequence[Slopes]:
+    """Return d log(bytes) / d latent parameter of every stage; bytes are linear in each of the factors."""
     usual = hard_plan(plan, problem)[2].memory[0]
     cluster = problem.cluster.arranged(plan.node_order)
     stages = [cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
@@ -284,15 +284,15 @@ def _memory_slopes(plan: Plan, problem: Problem, stack: str) -> Sequence[Slopes]
     for factor in ("state_factor", "activation_factor"):
         part = (hard_plan(plan, _with_doubled(problem, factor))[2].memory[0] - usual) / total
         for slopes, share, device in zip(result, part.tolist(), stages, strict=True):
-            slopes[factor, _family(device.name), stack, "", ""] = share
+            slopes[factor, _family(device.name), framework, "", ""] = share
     for slopes, device, bytes_ in zip(result, stages, total.tolist(), strict=True):
         place = _family(device.name)
-        slopes["reserved_GiB", place, stack, "", ""] = float(device.reserved) / bytes_
+        slopes["reserved_GiB", place, framework, "", ""] = float(device.reserved) / bytes_
     return result
 
 
 def _with_doubled(problem: Problem, factor: str) -> Problem:
-    """The problem with twice a factor of its devices; remembered, because the report asks three times."""
+    """Return the problem with twice a factor of its devices; remembered: the report asks three times."""
     known: dict[str, Problem] = problem.priced
     if factor not in known:
         groups = tuple(replace(g, device=_doubled(g.device, factor)) for g in problem.cluster.groups)

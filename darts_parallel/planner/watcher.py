@@ -10,21 +10,21 @@ Update = Callable[[int, str], None]
 
 
 def _ignore(done: int, text: str) -> None:
-    """Nobody looks."""
+    """Ignore it."""
 
 
 class Watcher:
-    """Looks on and keeps quiet; the command's own one prints and writes curves.
+    """Follow a job silently; the command's own watcher prints and writes curves.
 
     A watcher never changes a plan: the clock of a search stands still while it is told something.
     """
 
     def progress(self, title: str, total: int | None = None) -> AbstractContextManager[Update]:
-        """A task of `total` steps begins, and ends with the context; None: nobody knows how many."""
+        """Begin a task of `total` steps (None: unknown), which ends with the context."""
         return nullcontext(_ignore)
 
     def record(self, record: StepRecord) -> None:
-        """The state of the search at a step."""
+        """Receive the state of the search at a step."""
 
     def say(self, sentence: str) -> None:
-        """Something that the user should know at once."""
+        """Tell the user something at once."""

@@ -1,4 +1,4 @@
-"""What people and files read of a plan."""
+"""The reports, files and curves of a plan."""
 
 from darts_parallel.report.explanation import explain as explain
 from darts_parallel.report.plan_json import plan_dict as plan_dict

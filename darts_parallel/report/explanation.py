@@ -56,15 +56,15 @@ FORMULAS: dict[str, tuple[str, str]] = {
     "measured compute": ("forward + backward as measured", "cost.profile"),
     "recompute": ("forward again in backward", KORTHIKANTI),
     "tensor_parallel": ("all-reduces x 2 (n-1)/n bytes / bandwidth + latencies", RING),
-    "context_parallel": ("keys and values gathered beside attention", "Dubey et al. 2024, section 3.3.2"),
-    "sharding": ("ZeRO-2, 3 collectives beside compute", OVERLAP),
+    "context_parallel": ("keys and values gathered during attention", "Dubey et al. 2024, section 3.3.2"),
+    "sharding": ("ZeRO-2, 3 collectives during compute", OVERLAP),
     "resharding": ("missing bytes / link bandwidth + latencies", "resharding.py"),
     "p2p": ("2 x bytes / link bandwidth + 2 latencies", "alpha-beta model"),
     # seconds of an iteration
     "compute": ("micro-batches x the stage's compute", "roofline, Williams et al. 2009"),
     "p2p_and_resharding": ("micro-batches x the stage's messages", "alpha-beta model"),
     "pipeline_bubble": ("sum of the other stages' micro-batch", "1F1B, Narayanan et al. 2021, section 2.2"),
-    "gradient_sync": ("gradients reduced once, beside backward", OVERLAP),
+    "gradient_sync": ("gradients reduced once, during backward", OVERLAP),
     "optimizer": ("(2 x (state + gradient) + parameter) bytes / bandwidth", "stream model"),
     "tied_embedding_sync": ("all-reduce of the tied table's gradient", "Megatron-LM's embedding group"),
 } | TERM_FORMULAS
@@ -101,7 +101,7 @@ class Explanation:
 
 
 def explain(problem: Problem, plan: Plan) -> Explanation:
-    """Every term of a plan's predicted bytes and seconds.
+    """Return every term of a plan's predicted bytes and seconds.
 
     Errors:
         PlanError: the plan does not fit the problem.
@@ -126,7 +126,7 @@ def _line(stage: int, layers: str, term: str, value: float) -> Line:
 
 
 def _groups(problem: Problem, plan: Plan) -> Iterator[tuple[int, str, list[int]]]:
-    """Layers of a stage that are of one kind and strategy: stage, words, positions."""
+    """Return the layers of a stage that are of one kind and strategy: stage, words, positions."""
     found: dict[tuple[int, str, LayerStrategy], list[int]] = {}
     for index, (layer, strategy) in enumerate(zip(problem.model.layers, plan.layers, strict=True)):
         found.setdefault((plan.stage_of_layer[index], layer.kind, strategy), []).append(index)

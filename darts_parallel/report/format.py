@@ -11,12 +11,12 @@ from darts_parallel.plan.strategy import LayerStrategy
 
 
 def run_lengths(strategies: Sequence[LayerStrategy]) -> str:
-    """Strategies of neighbouring layers, equal ones counted, e.g. `5 × tp1 z1, 2 × tp2 z1`."""
+    """Return the strategies of neighbouring layers, equal ones counted, e.g. `5 × tp1 z1, 2 × tp2 z1`."""
     return ", ".join(f"{len(list(run))} × {label}" for label, run in groupby(s.label() for s in strategies))
 
 
 def layer_ranges(names: Sequence[str]) -> str:
-    """Layer names with consecutive numbers joined, e.g. `embedding, layers 0-4`."""
+    """Return layer names with consecutive numbers joined, e.g. `embedding, layers 0-4`."""
     parts: list[str] = []
     numbered = [name.rpartition(".") for name in names]
     for kind, run in groupby(numbered, key=lambda part: part[0]):
@@ -31,7 +31,7 @@ def layer_ranges(names: Sequence[str]) -> str:
 
 
 def kind_counts(kinds: Sequence[str], first: int, end: int) -> str:
-    """How many layers of each kind a stage [first, end) holds, where the model's blocks differ.
+    """Return how many layers of each kind a stage [first, end) holds, where the model's blocks differ.
 
     E.g. ` (6 mamba, 6 mlp, 1 attention)`; empty where all blocks of the model are of one kind.
     """
@@ -44,7 +44,7 @@ def kind_counts(kinds: Sequence[str], first: int, end: int) -> str:
 
 
 def rank_ranges(ranks: Sequence[int]) -> str:
-    """Ranks with consecutive ones joined, e.g. `0-3` or `4-7,0-3`."""
+    """Return ranks with consecutive ones joined, e.g. `0-3` or `4-7,0-3`."""
     starts = [i for i, rank in enumerate(ranks) if i == 0 or rank != ranks[i - 1] + 1]
     runs = [ranks[a:b] for a, b in zip(starts, [*starts[1:], len(ranks)], strict=True)]
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
@@ -65,14 +65,14 @@ TERM_WORDS = {
 
 
 def seconds(value: float) -> str:
-    """Seconds with three significant places below one, e.g. `0.112 s`, `12.3 ms`."""
+    """Format seconds with three significant places below one, e.g. `0.112 s`, `12.3 ms`."""
     if value >= 10:
         return f"{value:.2f} s"
     return f"{value:.3f} s" if value >= 0.1 else f"{1e3 * value:.3g} ms"
 
 
 def size(num_bytes: float) -> str:
-    """Bytes in the largest decimal unit that is not above them, e.g. `3.2 GB`, `471.9 kB`, `0 bytes`."""
+    """Format bytes in the largest decimal unit not above them, e.g. `3.2 GB`, `471.9 kB`, `0 bytes`."""
     for unit, words in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.1f} {words}"
@@ -80,12 +80,12 @@ def size(num_bytes: float) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share in percent, e.g. `12.3 %`."""
+    """Format a share in percent, e.g. `12.3 %`."""
     return f"{100 * share:.{digits}f} %"
 
 
 def number(value: float, scale: float | None = None) -> str:
-    """A number with at least four decimals, and four significant digits of `scale` (or of itself)."""
+    """Format a number with at least four decimals, and four significant digits of `scale` (or of itself)."""
     scale = value if scale is None else scale
     if not isfinite(value):
         return "-"
@@ -93,12 +93,12 @@ def number(value: float, scale: float | None = None) -> str:
 
 
 def term_words(name: str) -> str:
-    """A breakdown term as people call it."""
+    """Return the usual name of a breakdown term."""
     return TERM_WORDS.get(name, name.replace("_", " "))
 
 
 def table_of(title: str, *columns: tuple[str, str]) -> Table:
-    """A table in the one style of the report; `columns` are header and justification."""
+    """Return an empty table in the style of the report; `columns` are header and justification."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.header_style = "dim"
     for header, justify in columns:

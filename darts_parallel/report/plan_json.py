@@ -67,7 +67,7 @@ def plan_dict(
 
 
 def _uncertainty(known: Intervals | None) -> dict[str, Any]:
-    """80 % intervals and chances of running out of memory; nothing where no run has calibrated the model."""
+    """Return 80 % intervals and chances of running out of memory; empty without a calibrated model."""
     if known is None:
         return {}
     return {
@@ -118,7 +118,7 @@ def _search_dict(problem: Problem, result: SearchResult | None) -> dict[str, Any
 
 
 def _verification_dict(entry: Verification, problem: Problem) -> dict[str, Any]:
-    """The entry, with the baseline's own plan where it beats the one that was found."""
+    """Return the entry, with the baseline's own plan where it beats the one that was found."""
     data = entry.to_dict()
     if entry.plan is not None and entry.gap > 0 and entry.space == problem.config.space.kind:
         names = tuple(layer.name for layer in problem.model.layers)
@@ -127,7 +127,7 @@ def _verification_dict(entry: Verification, problem: Problem) -> dict[str, Any]:
 
 
 def _placed(plan: Plan, names: tuple[str, ...], problem: Problem) -> dict[str, Any]:
-    """The plan with the ranks that its node order gives every stage, and the schedule that prices it."""
+    """Return the plan with the ranks that its node order gives each stage, and its schedule."""
     cluster = problem.cluster.arranged(plan.node_order)
     model = PipelineModel.from_config(problem.config.cost, plan.virtual_stages, plan.schedule)
     placed = plan.to_dict(

@@ -41,14 +41,14 @@ NEGLIGIBLE = 0.01
 
 
 def to_image(figure: Figure) -> NDArray[np.uint8]:
-    """Pixels of a figure, shape `(height, width, 3)`."""
+    """Return pixels of a figure, shape `(height, width, 3)`."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()  # type: ignore[no-untyped-call]
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
 
 
 def gantt_figure(plan: Plan, cost: CostBreakdown, problem: Problem) -> Figure:
-    """The schedule of one iteration; its first `2 * pp` micro-batches where there are many more."""
+    """Plot the schedule of one iteration; its first `2 * pp` micro-batches where there are many more."""
     pp, count = plan.pp, plan.num_micro_batches
     line = plan_timeline(plan, problem)
     shown = 2 * pp if count > 3 * pp else count
@@ -92,7 +92,7 @@ def _pipeline_words(line: Timeline, cost: CostBreakdown, count: int) -> str:
 
 
 def _draw_path(axes: Axes, events: Sequence[Event], unit: float) -> None:
-    """A line around every pass of the longest path."""
+    """Draw a line around every pass of the longest path."""
     for device, run in groupby(sorted(events, key=lambda e: e.device), key=lambda e: e.device):
         bars = [(event.start / unit, (event.end - event.start) / unit) for event in run]
         axes.broken_barh(bars, (device - 0.45, 0.9), facecolor="none", edgecolor="black", linewidth=0.8)
@@ -101,7 +101,7 @@ def _draw_path(axes: Axes, events: Sequence[Event], unit: float) -> None:
 def _draw_passes(
     axes: Axes, events: Sequence[Event], numbered: bool, unit: float, width: float, pp: int
 ) -> None:
-    """All passes; those of a device's later chunks are paler."""
+    """Draw all passes; those of a device's later chunks are paler."""
 
     def order(event: Event) -> tuple[int, str, int]:
         return event.device, event.operation.kind, event.operation.stage // pp
@@ -123,7 +123,7 @@ def _draw_passes(
 
 
 def memory_figure(cost: CostBreakdown) -> Figure:
-    """Peak memory of a device of every stage beside its capacity."""
+    """Plot peak memory of a device of every stage next to its capacity."""
     used = np.array(cost.memory_bytes) / GIB
     capacity = np.array(cost.capacity_bytes) / GIB
     stages = np.arange(len(used))
@@ -153,7 +153,7 @@ def memory_figure(cost: CostBreakdown) -> Figure:
 
 
 def probability_figure(record: StepRecord, layer_names: Sequence[str]) -> Figure:
-    """Probability of every strategy in every layer of the leading plan."""
+    """Plot the probability of every strategy in every layer of the leading plan."""
     title = f"Step {record.step}, leading plan: pp {record.pp}"
     return probability_map(record.probabilities, record.choices, layer_names, title)
 
@@ -161,7 +161,7 @@ def probability_figure(record: StepRecord, layer_names: Sequence[str]) -> Figure
 def probability_map(
     probabilities: Tensor, choices: Sequence[str], layer_names: Sequence[str], title: str
 ) -> Figure:
-    """Probabilities as a heatmap; choices that no layer considers are left out.
+    """Plot probabilities as a heatmap; choices that no layer considers are left out.
 
     Args:
         probabilities: Shape `(layers, choices)`.
@@ -181,9 +181,9 @@ def probability_map(
     image = axes.imshow(values[:, kept].T, aspect="auto", cmap="Blues", interpolation="nearest",
                         norm=PowerNorm(0.5, 0.0, 1.0))  # fmt: skip
     place = axes.get_position()
-    beside = figure.add_axes((place.x1 + 0.12 / width, place.y0, 0.15 / width, place.height))
+    colours = figure.add_axes((place.x1 + 0.12 / width, place.y0, 0.15 / width, place.height))
     ticks = [0.0, 0.1, 0.5, 1.0] if height > 2.5 else [0.0, 1.0]
-    figure.colorbar(image, cax=beside, ticks=ticks).set_label("probability")
+    figure.colorbar(image, cax=colours, ticks=ticks).set_label("probability")
     thin_labels(axes, "y", labels, MAX_ROW_LABELS)
     _layer_axis(axes, layer_names)
     total = values.shape[1]
@@ -195,7 +195,7 @@ def probability_map(
 
 
 def strategies_figure(plan: Plan, layer_names: Sequence[str]) -> Figure:
-    """The strategy of every layer, one row for each strategy in use, stages divided by lines."""
+    """Plot the strategy of every layer, one row for each strategy in use, stages divided by lines."""
     labels = [layer.label() for layer in plan.layers]
     rows = [choice.label() for choice in sorted(set(plan.layers))]
     stages = np.array(plan.stage_of_layer)
@@ -220,7 +220,7 @@ def strategies_figure(plan: Plan, layer_names: Sequence[str]) -> Figure:
 
 
 def _stage_numbers(axes: Axes, plan: Plan) -> None:
-    """Stage indices above the picture."""
+    """Write stage indices above the picture."""
     every = -(-plan.pp // MAX_LABELS)
     above = axes.secondary_xaxis("top")
     stages = range(0, plan.pp, every)
@@ -231,7 +231,7 @@ def _stage_numbers(axes: Axes, plan: Plan) -> None:
 
 
 def convergence_figure(history: Sequence[StepRecord]) -> Figure:
-    """Seconds per iteration by step: of the leading relaxed plan, and of the best hard plan so far."""
+    """Plot seconds per iteration by step: of the leading relaxed plan, and of the best hard plan so far."""
     figure, axes = figure_with_axes(7.5, 3.8)
     steps = [record.step for record in history]
     surrogate = [record.surrogate_time_s for record in history]
@@ -256,24 +256,24 @@ def figure_with_axes(
     bottom: float = 0.55,
     top: float = 0.4,
 ) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes; all sizes and margins in inches."""
+    """Return a figure with one pair of axes; all sizes and margins in inches."""
     figure = Figure(figsize=(width, height), dpi=110)
     place = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
     return figure, figure.add_axes(place)
 
 
 def _map_size(columns: int, rows: int, row_inches: float = 0.17) -> tuple[float, float]:
-    """Inches of a picture of layers by strategies."""
+    """Return inches of a picture of layers by strategies."""
     return min(max(7.0, 2.2 + 0.11 * columns), 15.0), min(1.5 + row_inches * max(rows, 3), 9.0)
 
 
 def _label_inches(labels: Sequence[str]) -> float:
-    """Room for the longest row label at 8 points, and for the name of the axis."""
+    """Return room for the longest row label at 8 points, and for the name of the axis."""
     return 0.5 + 0.068 * max(len(label) for label in labels)
 
 
 def _legend_above(axes: Axes, handles: Sequence[Patch | Line2D]) -> None:
-    """A legend at the upper right, outside, where it hides nothing."""
+    """Place a legend at the upper right, outside, where it hides nothing."""
     axes.legend(handles=list(handles), loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(handles),
                 frameon=False, fontsize=8, handlelength=1.2, columnspacing=1.0)  # fmt: skip
 
@@ -294,12 +294,12 @@ def thin_labels(axes: Axes, axis: str, labels: Sequence[str], limit: int) -> Non
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Numbers of the blocks; whole names of all other layers (`mtp.0`)."""
+    """Return numbers of the blocks; whole names of all other layers (`mtp.0`)."""
     return [name.removeprefix("layers.") for name in names]
 
 
 def _layer_axis(axes: Axes, names: Sequence[str]) -> None:
-    """Layer names where they fit; of the numbered ones, only the number."""
+    """Label layers where names fit; numbered ones only by their number."""
     thin_labels(axes, "x", short_names(names), MAX_LABELS)
     # a search over products gives weights to prime factors of the number of GPUs, not to layers
     axes.set_xlabel("prime factor" if names[0].startswith("factor ") else "layer", labelpad=0)
@@ -323,10 +323,10 @@ def write_sweep_curve(path: Path, key: str, points: Sequence[tuple[float, dict[s
     axes.grid(alpha=0.3)
     gaps = [measured["raw_gap"] for _, measured in ordered]
     if any(gap is not None for gap in gaps):
-        beside = axes.twinx()
+        second = axes.twinx()
         shown = [float("nan") if gap is None else 100.0 * gap for gap in gaps]
-        beside.plot(values, shown, color=BACKWARD, marker=".", linestyle="--")
-        beside.set_ylabel("raw gap, %", color=BACKWARD)
+        second.plot(values, shown, color=BACKWARD, marker=".", linestyle="--")
+        second.set_ylabel("raw gap, %", color=BACKWARD)
     low, high = min(values), max(values)
     if low > 0 and high / low >= 16:
         axes.set_xscale("log")

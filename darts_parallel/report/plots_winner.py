@@ -19,7 +19,7 @@ MOST_ROWS = 42
 
 
 def journey_figure(winner: WinnerHistory, plan: Plan, layer_names: Sequence[str]) -> Figure:
-    """Layers by steps: the colour is the leading strategy, the opacity its probability.
+    """Plot layers by steps: the colour is the leading strategy, the opacity its probability.
 
     Args:
         winner: History of the restart that won.
@@ -49,7 +49,7 @@ def journey_figure(winner: WinnerHistory, plan: Plan, layer_names: Sequence[str]
 
 
 def _colours(winner: WinnerHistory, leader: NDArray[np.int64]) -> tuple[NDArray[np.float64], list[Patch]]:
-    """A colour of every strategy `(C, 3)`, and the legend: those that lead most often get their own."""
+    """Return a colour of every strategy `(C, 3)` and the legend: the most frequent leaders get their own."""
     counts = np.bincount(leader.ravel(), minlength=len(winner.choices))
     # what leads at the end comes first, whatever came before
     final = np.bincount(leader[-1], minlength=len(winner.choices)) > 0

@@ -14,7 +14,7 @@ from darts_parallel.report.format import table_of
 def markdown_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)
 ) -> list[str]:
-    """Lines of a Markdown table; columns `left` to the left, the others, which are numbers, to the right."""
+    """Return lines of a Markdown table; columns `left` to the left, the others (numbers) to the right."""
     rule = ["---" if index in left else "---:" for index in range(len(header))]
     return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
 
@@ -22,7 +22,7 @@ def markdown_table(
 def filled_table(
     title: str, header: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)
 ) -> Table:
-    """A table for the terminal; a word a line in headers of numbers, which then stay whole."""
+    """Return a table for the terminal; headers of numbers have a word a line."""
     columns = (
         (name, "left") if i in left else (name.replace(" ", "\n"), "right") for i, name in enumerate(header)
     )
@@ -33,7 +33,7 @@ def filled_table(
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Text of a CSV file: a line of names, then one a row."""
+    """Return the text of a CSV file: a line of names, then one a row."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
@@ -42,6 +42,6 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def csv_of(kind: type[Any], rows: Iterable[Any], *, without: Collection[str] = ()) -> str:
-    """CSV of instances of a dataclass: all its fields but `without`."""
+    """Return the CSV of instances of a dataclass: all its fields but `without`."""
     names = [field.name for field in fields(kind) if field.name not in without]
     return csv_text(names, ([getattr(row, name) for name in names] for row in rows))

@@ -52,7 +52,7 @@ class Tracker:
 
     @property
     def _writer(self) -> "SummaryWriter":
-        """The file, opened at its first use, with the curves that were held until then."""
+        """Return the file, opened at its first use, with the curves that were held until then."""
         if self._opened is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -117,7 +117,7 @@ class Tracker:
         self._writer.flush()
 
     def _search(self, result: SearchResult, history: Sequence[StepRecord], plan: Plan) -> None:
-        """Pictures and curves of the whole search, and the layout of its charts."""
+        """Write pictures and curves of the whole search, and the layout of its charts."""
         from darts_parallel.report.plots import convergence_figure, probability_figure
         from darts_parallel.report.plots_winner import journey_figure
 
@@ -172,7 +172,7 @@ class Tracker:
     def _figures(
         self, cost: CostBreakdown, metrics: dict[str, float], elasticities: dict[str, float]
     ) -> None:
-        """All figures of the plan in one table: a chart of one point says nothing."""
+        """Write all figures of the plan in one table: a chart of one point says nothing."""
         rows = {**metrics, "tokens_per_s": cost.tokens_per_s, "mfu": cost.mfu}
         rows |= {f"{name}, seconds": seconds for name, seconds in cost.breakdown_s.items()}
         rows |= {f"sensitivity to {name}": change for name, change in elasticities.items()}
@@ -181,7 +181,7 @@ class Tracker:
         self._writer.add_text("figures", "\n".join(lines), self._step)
 
     def _hyperparameters(self, result: SearchResult | None, cost: CostBreakdown) -> None:
-        """The row of this run in the HPARAMS tab, inside the run itself; nothing where nothing was changed.
+        """Write the row of this run in the HPARAMS tab; nothing where nothing was changed.
 
         `SummaryWriter.add_hparams` would open a run of its own in a subfolder for it.
         """
@@ -199,7 +199,7 @@ class Tracker:
 
 
 def override_values(overrides: Sequence[str]) -> dict[str, bool | str | float | int]:
-    """Keys and values of overrides; numbers and truth values as such."""
+    """Return keys and values of overrides; numbers and truth values as such."""
     found: dict[str, bool | str | float | int] = {}
     for override in overrides:
         key, _, text = override.lstrip("+").partition("=")
@@ -212,7 +212,7 @@ def override_values(overrides: Sequence[str]) -> dict[str, bool | str | float | 
 
 
 def _measures(result: SearchResult | None, cost: CostBreakdown) -> dict[str, float]:
-    """What sweeps compare: seconds per iteration, gaps of the descent and of its polished plan, seconds."""
+    """Return what sweeps compare: seconds per iteration, gaps of raw and polished plan, seconds."""
     measures = {"iteration_time_s": cost.iteration_time_s}
     if result is not None:
         measures["seconds"] = result.seconds
@@ -224,7 +224,7 @@ def _measures(result: SearchResult | None, cost: CostBreakdown) -> dict[str, flo
 
 @cache
 def _tag(name: str) -> str:
-    """A name without the characters that TensorBoard's tags may not hold."""
+    """Replace the characters that TensorBoard's tags may not hold."""
     return "".join(c if c.isalnum() or c in "-/._" else "_" for c in name)
 
 
@@ -239,7 +239,7 @@ def _metrics(
 
 
 def _interval_scalars(known: Intervals | None) -> dict[str, float]:
-    """Figures of the intervals: ends of the seconds, largest end of the bytes, largest chance of failure."""
+    """Return the ends of the seconds, the largest end of the bytes, the largest chance of failure."""
     if known is None:
         return {}
     return {

@@ -37,7 +37,7 @@ MOST_SHOWN = 6
 
 
 def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
-    """The breakdown term that grows most from the plan to a slower one, e.g. `+0.112 s pipeline bubble`.
+    """Return the term that grows most from the plan to a slower one, e.g. `+0.112 s pipeline bubble`.
 
     Args:
         cost: Of the plan.
@@ -54,7 +54,7 @@ def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
 def alternatives_table(
     problem: Problem, result: SearchResult, plan: Plan, cost: CostBreakdown, known: Intervals | None = None
 ) -> Table | None:
-    """The best plans of other outer choices; None where none was met.
+    """Return the best plans of other outer choices; None where none was met.
 
     Args:
         problem: What the plans are for.
@@ -89,13 +89,13 @@ STOPPED = {
     "user": "; stopped early, best plan so far",
     "time_limit": "; stopped by search.max_seconds, best plan so far",
 }
-"""What the report says of what stopped a search."""
+"""Sentences of the report by what stopped a search."""
 
 
 def layerwise_sentence(
     problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]
 ) -> str | None:
-    """What the freedom of the space brings over uniform plans; None where nothing was compared."""
+    """Say what the freedom of the space saves over uniform plans; None where nothing was compared."""
     kind = problem.config.space.kind
     known = [v for v in verifications if v.space == "uniform" and isfinite(v.iteration_time_s)]
     if kind == "uniform" or not known:
@@ -111,7 +111,7 @@ def layerwise_sentence(
 
 
 def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]) -> str:
-    """What is known of the plan over the whole space, in one clause."""
+    """Say what is proven of the plan over the whole space, in one clause."""
     kind, without = problem.config.space.kind, " and ".join(left_out(problem))
     mine = [v for v in verifications if v.space == kind or v.space not in SPACES]
     space = f"the {mine[0].space if mine else kind} space" + (f" without {without}" if without else "")
@@ -178,7 +178,7 @@ def render_text(
     cost: CostBreakdown,
     verifications: Sequence[Verification],
 ) -> str:
-    """The report of `render` as plain text without colours."""
+    """Return the report of `render` as plain text without colours."""
     out = StringIO()
     console = Console(file=out, width=PIPED_WIDTH, color_system=None, force_terminal=False)
     render(problem, result, plan, cost, verifications, console)
@@ -187,7 +187,7 @@ def render_text(
 
 @contextmanager
 def _legible(console: Console) -> Iterator[None]:
-    """Where nobody's window sets the width, rich assumes 80 columns, which breaks the tables."""
+    """Widen a console without a window: rich assumes 80 columns, which breaks the tables."""
     width = console.width
     if not console.is_terminal:
         console.width = max(width, PIPED_WIDTH)
@@ -200,7 +200,7 @@ def _legible(console: Console) -> Iterator[None]:
 def _print_indistinguishable(
     result: SearchResult, cost: CostBreakdown, known: Intervals | None, console: Console
 ) -> None:
-    """Say what the sign beside an alternative means, where one has it."""
+    """Say what the sign next to an alternative means, where one has it."""
     if known is None:
         return
     close = sum(known.indistinguishable(cost.iteration_time_s, s) for s, _ in result.alternatives)
@@ -283,7 +283,7 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown, sure: Interv
 
 
 def _offload_table(problem: Problem, plan: Plan) -> Table:
-    """Shares in host memory, and what one more percent of each costs."""
+    """Return shares in host memory, and what one more percent of each costs."""
     table = table_of("\nIn host memory", ("k", "right"), *((kind, "right") for kind in OFFLOADS),
                      *((f"1 % more {kind}", "left") for kind in OFFLOADS))  # fmt: skip
     for k, (shares, slopes) in enumerate(zip(plan.offload, offload_slopes(plan, problem), strict=True)):
@@ -308,7 +308,7 @@ def _time_table(cost: CostBreakdown) -> Table:
 
 
 def effect(elasticity: float) -> float:
-    """Relative change of the seconds when a figure grows by a factor of `STEP`, e.g. -0.031."""
+    """Return the relative change of the seconds when a figure grows by a factor of `STEP`, e.g. -0.031."""
     return float(STEP**elasticity) - 1.0
 
 
@@ -353,7 +353,7 @@ def _search_lines(result: SearchResult, console: Console) -> None:
 
 
 def _way(result: SearchResult, descended: float) -> str:
-    """From the rounded plan of the descent over the polished one to the plan that was taken."""
+    """Describe the rounded plan of the descent, the polished one, and the plan that was taken."""
     final = result.iteration_time_s
 
     def step(word: str, seconds: float) -> str:

@@ -58,7 +58,7 @@ def plan_timeline(plan: Plan, problem: Problem) -> Timeline:
 
 
 def trace_dict(plan: Plan, problem: Problem) -> dict[str, Any]:
-    """One iteration as a trace: a process for each stage of devices, times in microseconds.
+    """Return one iteration as a trace: a process for each stage of devices, times in microseconds.
 
     Args:
         plan: A plan of this problem.

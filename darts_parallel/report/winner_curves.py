@@ -87,5 +87,5 @@ def write_winner(
 
 
 def _tag(name: str) -> str:
-    """A name as a regular expression of its tag."""
+    """Return a regular expression of the tag of a name."""
     return "".join(c if c.isalnum() or c in "-/_" else "." for c in name)
