@@ -4,13 +4,16 @@ VENV := .venv
 CLIENTS := .venv-clients
 ARGS ?=
 
-.PHONY: search test test-clients lint format install develop clean
+.PHONY: search test fuzz test-clients lint format install develop clean
 
 search: install  ## the main job on the default config; ARGS="model=llama3_8b ..." overrides
 	$(VENV)/bin/darts-parallel $(ARGS)
 
 test: develop  ## all tests; compiled files are kept, or every process compiles all again
 	PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+fuzz: develop  ## random problems against an enumeration, bad values, killed processes; ARGS="--problems 1000 --seed 1"
+	$(VENV)/bin/python -m tests.fuzz $(ARGS)
 
 test-clients: $(CLIENTS)/installed  ## the real trainers read the golden exports; MEGATRON=FOLDER: Megatron-LM's flags too
 	MEGATRON="$(MEGATRON)" $(CLIENTS)/bin/python -m pytest -c /dev/null -p no:cacheprovider --rootdir clients -q clients $(ARGS)

@@ -19,7 +19,7 @@ from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.comparison.curves import curves_figure
 from experiments.comparison.findings import distribution, problem_table, remarks
 from experiments.comparison.problems import suite
-from experiments.comparison.runs import AUTO, SEARCH, UNIFORM, Run, Work, run_case
+from experiments.comparison.runs import AUTO, SEARCH, UNIFORM, CompareWork, MethodRun, run_case
 from experiments.comparison.standings import HEADER, default_verdict, duels, standings
 from experiments.study import Report, Study, StudyOptions, run_study
 
@@ -51,7 +51,7 @@ class CompareOptions(StudyOptions):
         require_members("methods", self.methods, METHODS)
 
 
-def report(runs: Sequence[Run], options: CompareOptions) -> Report:
+def report(runs: Sequence[MethodRun], options: CompareOptions) -> Report:
     """Return the standings, the distribution of gaps and a line for each problem."""
     standard = vars(load_config().search)
     changed = [
@@ -84,7 +84,7 @@ def run(options: CompareOptions) -> int:
     first = options.search.seed
     seeds = tuple(range(first, first + options.seeds))
     tasks = {
-        case.name: Work(case, tuple(options.methods), seeds, options.search, options.oracle_seconds,
+        case.name: CompareWork(case, tuple(options.methods), seeds, options.search, options.oracle_seconds,
                         options.budget)
         for case in suite(options.problems)
     }  # fmt: skip

@@ -18,7 +18,7 @@ from darts_parallel.config.options import run_main
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.errors import ConfigError
 from experiments.comparison.curves import curves_figure
-from experiments.comparison.runs import Run
+from experiments.comparison.runs import MethodRun
 from experiments.comparison.schedule_problems import CASES
 from experiments.comparison.schedule_suite import ScheduleWork, gaps_table, solve_case, verdict
 from experiments.study import Report, Study, StudyOptions, run_study
@@ -46,7 +46,7 @@ class CompareSchedulesOptions(StudyOptions):
         require_at_least("budget", self.budget, 0, strict=True)
 
 
-def report(runs: Sequence[Run], options: CompareSchedulesOptions) -> Report:
+def report(runs: Sequence[MethodRun], options: CompareSchedulesOptions) -> Report:
     """Return the table of gaps, and what follows."""
     note = (
         f"{options.seeds} seeds, {options.budget:g} s for every run (what was found later does not count), "

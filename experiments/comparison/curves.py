@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.comparison.quantiles import quantile, read_curve
-from experiments.comparison.runs import Run
+from experiments.comparison.runs import MethodRun
 from experiments.comparison.standings import best_known
 
 PANELS = 12
@@ -17,7 +17,7 @@ SMALLEST, WORST = 1e-3, 100.0
 """Percent below which the axis is linear, and at which runs without a plan are drawn."""
 
 
-def curves_figure(runs: Sequence[Run]) -> Figure:
+def curves_figure(runs: Sequence[MethodRun]) -> Figure:
     """Draw one panel a problem: median over seeds of the gap to the best known plan."""
     names = list(dict.fromkeys(run.problem for run in runs))
     names = [names[i] for i in sorted({round(x) for x in np.linspace(0, len(names) - 1, PANELS)})]
@@ -48,7 +48,7 @@ def curves_figure(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def median_gaps(runs: Sequence[Run], best: float) -> tuple[list[float], list[float]]:
+def median_gaps(runs: Sequence[MethodRun], best: float) -> tuple[list[float], list[float]]:
     """Return the moments at which the median over runs changes, and its gap in percent from then on."""
     curves = [run.curve for run in runs if run.curve]
     if not curves:

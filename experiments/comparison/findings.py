@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from darts_parallel.report.tables import markdown_table
 from experiments.comparison.quantiles import EXACT, percent, quantile
-from experiments.comparison.runs import ORACLE, SEARCH, UNIFORM, Run
+from experiments.comparison.runs import ORACLE, SEARCH, UNIFORM, MethodRun
 
 SHARES = (5, 25, 50, 75, 95, 100)
 """Quantiles of the distribution, percent."""
@@ -12,13 +12,13 @@ LARGE = 0.01
 """Polished gap that no run should exceed."""
 
 
-def _solved(runs: Sequence[Run]) -> list[Run]:
+def _solved(runs: Sequence[MethodRun]) -> list[MethodRun]:
     """Return searches on problems that the oracle proved: other gaps are from a lower bound."""
     proven = {run.problem for run in runs if run.method == ORACLE and run.proven}
     return [run for run in runs if run.method == SEARCH and run.problem in proven]
 
 
-def distribution(runs: Sequence[Run]) -> list[str]:
+def distribution(runs: Sequence[MethodRun]) -> list[str]:
     """Return the quantiles of raw and polished gaps over all runs, and whether each target is met."""
     solved = _solved(runs)
     if not solved:
@@ -47,7 +47,7 @@ def distribution(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def remarks(runs: Sequence[Run]) -> list[str]:
+def remarks(runs: Sequence[MethodRun]) -> list[str]:
     """Return a line for every search that missed the optimum and every oracle that stopped early."""
     solved = _solved(runs)
     proven = {run.problem for run in runs if run.method == ORACLE and run.proven}
@@ -69,7 +69,7 @@ def remarks(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def problem_table(runs: Sequence[Run]) -> list[str]:
+def problem_table(runs: Sequence[MethodRun]) -> list[str]:
     """Return a line for each problem: the oracle, the best uniform plan, the gradient search."""
     header = ("problem", "oracle s/iteration", "oracle seconds", "uniform gap", "raw median", "raw max",
               "polished median", "polished max", "search seconds")  # fmt: skip

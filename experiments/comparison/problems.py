@@ -20,7 +20,7 @@ VARIANTS = ("loose", "tight", "uneven")
 
 
 @dataclass(frozen=True)
-class Case:
+class SuiteCase:
     """One problem of the suite by name; its cost tables are built where they are needed."""
 
     model: str
@@ -145,25 +145,25 @@ def uneven(tables: Sequence[CostTable], seed: int) -> tuple[CostTable, ...]:
     )
 
 
-def suite(names: Sequence[str] = ()) -> list[Case]:
+def suite(names: Sequence[str] = ()) -> list[SuiteCase]:
     """The problems, or those whose name contains one of `names`; `core` stands for `CORE`.
 
     Errors:
         ConfigError: one of the names fits no problem.
     """
-    cases: list[Case] = []
+    cases: list[SuiteCase] = []
     for preset in PRESETS:
         for variant in VARIANTS if preset in UNEVEN else VARIANTS[:2]:
-            cases.append(Case(*preset, variant=variant, seed=len(cases)))
-    cases += [Case(*preset, variant="loose", seed=0) for preset in MIXED]
+            cases.append(SuiteCase(*preset, variant=variant, seed=len(cases)))
+    cases += [SuiteCase(*preset, variant="loose", seed=0) for preset in MIXED]
     for model, cluster, training, nodes in LARGE:
         for variant in VARIANTS[:2]:
-            cases.append(Case(model, cluster, training, variant, seed=len(cases), nodes=nodes))
+            cases.append(SuiteCase(model, cluster, training, variant, seed=len(cases), nodes=nodes))
     if not names:
         return cases
     if tuple(names) == ("core",):
         return [case for case in cases if case.name in CORE]
-    cases += [Case(*TOY, variant=variant, seed=len(cases)) for variant in VARIANTS]
+    cases += [SuiteCase(*TOY, variant=variant, seed=len(cases)) for variant in VARIANTS]
     for name in names:
         if not any(name in case.name for case in cases):
             known = sorted({case.model for case in cases} | {case.cluster for case in cases} | set(VARIANTS))

@@ -14,7 +14,7 @@ from darts_parallel.exact.result import Curve, TableResult
 from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.descent import search_tables
 from darts_parallel.planner.methods import solve
-from experiments.comparison.problems import Case
+from experiments.comparison.problems import SuiteCase
 from experiments.comparison.quantiles import quantile
 from experiments.study import unless_interrupted
 
@@ -24,7 +24,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Run:
+class MethodRun:
     """Hold what one method found on one problem with one seed: a row of a comparison."""
 
     problem: str
@@ -48,10 +48,10 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Work:
+class CompareWork:
     """Hold what one process solves: a problem, and the settings of the methods."""
 
-    case: Case
+    case: SuiteCase
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     search: SearchConfig
@@ -67,7 +67,7 @@ def gap(seconds: float, reference: float) -> float:
     return seconds / reference - 1.0
 
 
-def run_case(work: Work) -> list[Run]:
+def run_case(work: CompareWork) -> list[MethodRun]:
     """Solve by the oracle first, then by every other method.
 
     The oracle knows no incumbent, so nothing that the search does can influence it.
@@ -96,44 +96,48 @@ def run_case(work: Work) -> list[Run]:
     return rows
 
 
-def _baseline(case: Case, method: str, answer: TableResult, seconds: float, reference: float) -> Run:
+def _baseline(
+    case: SuiteCase, method: str, answer: TableResult, seconds: float, reference: float
+) -> MethodRun:
     distance = gap(answer.cost, reference)
     curve = ((seconds, answer.cost),) if answer.best is not None else ()
-    return Run(case.name, method, None, answer.cost, seconds, answer.plans_evaluated, answer.proven, distance,
-               curve=curve)  # fmt: skip
+    return MethodRun(case.name, method, None, answer.cost, seconds, answer.plans_evaluated, answer.proven,
+                     distance, curve=curve)  # fmt: skip
 
 
-def _auto(work: Work, tables: Sequence[CostTable], reference: float) -> Run:
+def _auto(work: CompareWork, tables: Sequence[CostTable], reference: float) -> MethodRun:
     began, settings = time.monotonic(), replace(work.search, method=AUTO, seed=work.seeds[0])
     answer = solve(tables, work.case.space, settings, AUTO)
     found = answer.iteration_time_s
-    return Run(work.case.name, AUTO, None, found, time.monotonic() - began, answer.plans_evaluated,
+    return MethodRun(work.case.name, AUTO, None, found, time.monotonic() - began, answer.plans_evaluated,
                answer.proven, gap(found, reference), curve=answer.curve)  # fmt: skip
 
 
-def _rival(work: Work, name: str, tables: Sequence[CostTable], reference: float, budget: float) -> list[Run]:
+def _rival(
+    work: CompareWork, name: str, tables: Sequence[CostTable], reference: float, budget: float
+) -> list[MethodRun]:
     """Run a rival with every seed, or once; what never ends by itself has `budget`."""
     rival, runs = PLANNERS[name], []
     for seed in work.seeds if rival.seeded else (None,):
         began = time.monotonic()
         deadline = began + (budget if rival.seeded else work.oracle_seconds)
         answer = rival.solve(tables, work.case.space, deadline=deadline, seed=seed or 0)
-        runs.append(Run(
+        runs.append(MethodRun(
             work.case.name, name, seed, answer.cost, time.monotonic() - began, answer.plans_evaluated, False,
             gap(answer.cost, reference), curve=answer.curve,
         ))  # fmt: skip
     return runs
 
 
-def _search(work: Work, tables: Sequence[CostTable], seed: int, reference: float) -> Run:
+def _search(work: CompareWork, tables: Sequence[CostTable], seed: int, reference: float) -> MethodRun:
     began = time.monotonic()
     limit = min(work.budget, work.search.max_seconds)
     result = search_tables(tables, work.case.space, replace(work.search, max_seconds=limit), seed)
     if result is None:
         seconds, none = time.monotonic() - began, float("inf")
-        return Run(work.case.name, SEARCH, seed, none, seconds, 0, False, none, none)
+        return MethodRun(work.case.name, SEARCH, seed, none, seconds, 0, False, none, none)
     unless_interrupted(result)
-    return Run(
+    return MethodRun(
         problem=work.case.name,
         method=SEARCH,
         seed=seed,

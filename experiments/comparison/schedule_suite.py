@@ -16,7 +16,7 @@ from darts_parallel.gradient.descent import search_tables
 from darts_parallel.report.tables import markdown_table
 from experiments.comparison.layouts import OWN, chunks_of, default_chunks, first_layers, uniform_plans
 from experiments.comparison.quantiles import quantile, read_curve
-from experiments.comparison.runs import SEARCH, Run, gap
+from experiments.comparison.runs import SEARCH, MethodRun, gap
 from experiments.comparison.schedule_problems import ScheduleCase
 from experiments.study import unless_interrupted
 
@@ -39,7 +39,7 @@ class ScheduleWork:
     """Settings of the gradient search."""
 
 
-def solve_case(work: ScheduleWork) -> list[Run]:
+def solve_case(work: ScheduleWork) -> list[MethodRun]:
     """Solve by every method; gaps are to a bound that is proven with as many seconds."""
     torch.set_num_threads(1)
     case, tables = work.case, work.case.tables()
@@ -55,7 +55,7 @@ def solve_case(work: ScheduleWork) -> list[Run]:
     return [replace(run, gap=gap(run.iteration_time_s, bound)) for run in runs]
 
 
-def _search(work: ScheduleWork, tables: Sequence[CostTable], seed: int) -> Run:
+def _search(work: ScheduleWork, tables: Sequence[CostTable], seed: int) -> MethodRun:
     began = time.monotonic()
     found = search_tables(tables, work.case.space, replace(work.search, max_seconds=work.budget), seed)
     curve: Curve = ()
@@ -65,21 +65,23 @@ def _search(work: ScheduleWork, tables: Sequence[CostTable], seed: int) -> Run:
         curve, evaluations, schedule = found.curve, found.plans_evaluated, found.plan.schedule_name
     # its steps and batches of moves are not cut: what came after the last second does not count
     cost = read_curve(curve, work.budget)
-    return Run(work.case.name, SEARCH, seed, cost, seconds, evaluations, False, 0.0, None, schedule, curve)
+    return MethodRun(
+        work.case.name, SEARCH, seed, cost, seconds, evaluations, False, 0.0, None, schedule, curve
+    )
 
 
 def _run(
     case: ScheduleCase, name: str, seed: int, tables: Sequence[CostTable], found: TableResult, budget: float,
     seconds: float,
-) -> Run:  # fmt: skip
+) -> MethodRun:  # fmt: skip
     schedule = "" if found.best is None else tables[found.best.table].pipeline.schedule
     cost = read_curve(found.curve, budget)
-    return Run(
+    return MethodRun(
         case.name, name, seed, cost, seconds, found.plans_evaluated, False, 0.0, None, schedule, found.curve
     )
 
 
-def _fixed(case: ScheduleCase, tables: Sequence[CostTable]) -> Iterator[Run]:
+def _fixed(case: ScheduleCase, tables: Sequence[CostTable]) -> Iterator[MethodRun]:
     """Yield the best plans with the stages of Megatron-LM's rule, and with those that NVIDIA publishes."""
     layers = case.problem.model.layers
     for name in (DEFAULT, PUBLISHED):
@@ -95,7 +97,7 @@ def _fixed(case: ScheduleCase, tables: Sequence[CostTable]) -> Iterator[Run]:
             yield _run(case, name, 0, tables, incumbent.result(), float("inf"), spent)
 
 
-def medians(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+def medians(runs: Sequence[MethodRun]) -> dict[str, dict[str, float]]:
     """Return by problem and method the median gap over seeds to the best plan of all methods."""
     gaps: dict[str, dict[str, float]] = {}
     for problem in dict.fromkeys(run.problem for run in runs):
@@ -109,7 +111,7 @@ def medians(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     return gaps
 
 
-def gaps_table(runs: Sequence[Run]) -> list[str]:
+def gaps_table(runs: Sequence[MethodRun]) -> list[str]:
     """Return a line for each problem: the median gap of every method, the best plan, the proven bound."""
     lines = []
     for problem, gaps in medians(runs).items():
@@ -123,7 +125,7 @@ def gaps_table(runs: Sequence[Run]) -> list[str]:
     return markdown_table(header, lines)
 
 
-def verdict(runs: Sequence[Run]) -> list[str]:
+def verdict(runs: Sequence[MethodRun]) -> list[str]:
     """Say where the gradient search is best or equal, where another method is better, and where one ties."""
     gaps = medians(runs)
     others = {name: {m: g - row[SEARCH] for m, g in row.items() if m != SEARCH} for name, row in gaps.items()}

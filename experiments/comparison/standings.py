@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from baselines import PLANNERS
 from experiments.comparison.quantiles import EXACT, percent, quantile, read_curve
-from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, Run
+from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, MethodRun
 
 HEADER = ("method", "problems", "no plan", "best", "median", "95 %", "largest", "median s", "median plans")
 RAW = "gradient_search, raw"
 
 
-def best_known(runs: Sequence[Run]) -> dict[str, float]:
+def best_known(runs: Sequence[MethodRun]) -> dict[str, float]:
     """Least seconds per iteration of each problem that any method found."""
     return {
         name: min(run.iteration_time_s for run in runs if run.problem == name)
@@ -40,7 +40,7 @@ class Standing:
                 f"{self.evaluations:.0f}"]  # fmt: skip
 
 
-def standings(runs: Sequence[Run]) -> list[Standing]:
+def standings(runs: Sequence[MethodRun]) -> list[Standing]:
     """Every method that ran, the exact ones first, then the gradient search, then the rivals."""
     best = best_known(runs)
     result = []
@@ -60,7 +60,7 @@ def standings(runs: Sequence[Run]) -> list[Standing]:
     return result
 
 
-def _raw(runs: Sequence[Run], name: str, best: float) -> float:
+def _raw(runs: Sequence[MethodRun], name: str, best: float) -> float:
     """Median gap before polishing; raw and polished differ by the ratio of their gaps to one reference."""
     mine = [run for run in runs if run.problem == name and run.raw_gap is not None]
     times = [
@@ -72,7 +72,7 @@ def _raw(runs: Sequence[Run], name: str, best: float) -> float:
     return quantile(times, 50) / best - 1.0 if times else float("inf")
 
 
-def duels(runs: Sequence[Run]) -> list[str]:
+def duels(runs: Sequence[MethodRun]) -> list[str]:
     """The gradient search against each random rival at equal wall-clock, a sentence each.
 
     Every rival's curve is read at the gradient search's median seconds on the same problem; problems are
@@ -103,7 +103,7 @@ def duels(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def default_verdict(runs: Sequence[Run]) -> list[str]:
+def default_verdict(runs: Sequence[MethodRun]) -> list[str]:
     """Where the default is worse than another method, or slower than the slowest that is as good.
 
     A method with seeds counts by its medians. Where no other method reaches the default's plan, no time

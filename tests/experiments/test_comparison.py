@@ -16,15 +16,15 @@ from experiments.comparison.curves import median_gaps
 from experiments.comparison.findings import distribution, problem_table, remarks
 from experiments.comparison.problems import CORE, MIXED, PRESETS, UNEVEN, suite
 from experiments.comparison.quantiles import percent, quantile
-from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, Run, Work, run_case
+from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, CompareWork, MethodRun, run_case
 from experiments.comparison.schedule_problems import CASES, ScheduleCase
 from experiments.comparison.schedule_suite import METHODS
 from experiments.comparison.standings import RAW, best_known, default_verdict, duels, standings
 
 
-def run(problem: str, method: str, cost: float, seed: int | None = None, **changes: object) -> Run:
+def run(problem: str, method: str, cost: float, seed: int | None = None, **changes: object) -> MethodRun:
     curve = ((0.5, cost),)
-    base = Run(problem, method, seed, cost, 2.0, 100, method == ORACLE, cost - 1.0, curve=curve)
+    base = MethodRun(problem, method, seed, cost, 2.0, 100, method == ORACLE, cost - 1.0, curve=curve)
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -123,7 +123,9 @@ def test_a_default_that_is_beaten_or_slower_is_named_with_the_figures() -> None:
 
 def test_gaps_of_an_oracle_that_stopped_early_are_from_its_bound() -> None:
     search = replace(load_config().search, num_steps=5, num_restarts=2)
-    rows = run_case(Work(suite(["toy on toy, tight"])[0], (UNIFORM,), (0,), search, oracle_seconds=1e-9))
+    rows = run_case(
+        CompareWork(suite(["toy on toy, tight"])[0], (UNIFORM,), (0,), search, oracle_seconds=1e-9)
+    )
     assert not rows[0].proven
     assert distribution(rows) == []
 

@@ -7,21 +7,17 @@ from experiments.comparison.layouts import (
     first_layers,
     megatron_default,
 )
-from experiments.comparison.schedule_problems import CASES, DEEPSEEK_V3, LLAMA3_70B, LLAMA31_405B
+from experiments.comparison.schedule_problems import CASES, DEEPSEEK_V3
 
 
-def test_a_layout_is_read_as_megatron_reads_it() -> None:
+def test_layouts_are_read_as_megatron_reads_them_and_hold_every_block_of_their_model() -> None:
     chunks = chunks_of(DEEPSEEK_V3)
     assert (len(chunks), chunks[0], set(chunks[1:30]), chunks[30:]) == (32, "Ettt", {"tt"}, ["m", "L"])
     assert chunks_of("Et*2|(tt|)*2tL") == ["Ett", "tt", "tt", "tL"]
-
-
-@pytest.mark.parametrize(
-    ("layout", "blocks", "chunks"), [(DEEPSEEK_V3, 61, 32), (LLAMA3_70B, 80, 20), (LLAMA31_405B, 126, 64)]
-)
-def test_published_layouts_hold_every_block_of_their_model(layout: str, blocks: int, chunks: int) -> None:
-    assert "".join(chunks_of(layout)).count("t") == blocks
-    assert len(chunks_of(layout)) == chunks
+    cases = [case for case in CASES if case.layout]
+    assert len(cases) == 3
+    for case in cases:
+        assert first_layers(chunks_of(case.layout), case.problem.model.layers) is not None
 
 
 @pytest.mark.parametrize(
@@ -55,10 +51,3 @@ def test_predictions_lie_with_the_loss_by_default_and_apart_where_a_layout_says_
     layers = load_problem(given).model.layers
     assert default_chunks(layers, 2) == ["Ettt", "tttmL"]
     assert first_layers(chunks_of("Ett|t*4|m|L"), layers) == [0, 3, 7, 8]
-
-
-def test_every_published_layout_fits_its_problem() -> None:
-    cases = [case for case in CASES if case.layout]
-    assert len(cases) == 3
-    for case in cases:
-        assert first_layers(chunks_of(case.layout), case.problem.model.layers) is not None

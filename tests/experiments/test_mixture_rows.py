@@ -63,28 +63,6 @@ def test_degrees_that_do_not_divide_a_stage_are_a_reason() -> None:
         run(ep="3")
 
 
-def test_words_of_a_row_say_dispatcher_overlap_and_modules() -> None:
-    told = run(dispatcher="DeepEP", notes="1F1B EP overlap on", recompute="selective: mlp moe_act")
-    assert told.moe_token_dispatcher_type == "flex"
-    assert told.overlap_moe_expert_parallel_comm
-    assert told.recompute_modules == ("moe_act", "mlp")
-
-
-def test_containers_say_whether_an_iteration_is_one_graph() -> None:
-    cells = {
-        "model": "Qwen3_30B_a3B", "gpu": "GB200", "precision": "MXFP8", "n_gpus": "8", "dp": "8", "tp": "1",
-        "ep": "8", "layers": "", "hidden": "", "heads": "", "kv_heads": "", "ffn": "", "vocab": "",
-        "gpus_per_node": "4", "micro_batch": "4", "global_batch": "512", "num_microbatches": "16",
-        "n_params": "",
-    }  # fmt: skip
-    for container, own in (("26.06", True), ("26.04.01", False)):
-        source = f"performance-summary.md L1 ({container} NeMo Container)"
-        recorded = run_of(Row("a.csv", 2, {**RUN, **cells, "source": source}))
-        assert (recorded.cuda_graphs == "full_iteration") is own
-        assert recorded.fp8_dot_product_attention is own
-        assert recorded.overlap_moe_expert_parallel_comm is own
-
-
 def test_rows_of_the_folding_paper_follow_megatrons_defaults() -> None:
     paper = {"source": "arXiv 2504.14960, Table 3", "etp": "", "vpp_chunks": ""}
     folded = run(**paper)
@@ -101,12 +79,3 @@ def test_a_run_of_torchtitan_has_its_defaults() -> None:
     default = run(**given)
     assert (default.seq_len, default.global_batch_size, default.num_micro_batches) == (4096, 8 * 64, 1)
     assert default.iteration_s == pytest.approx(8 * 4096 / (9000 * 2))
-
-
-def test_hybrids_with_experts_are_read() -> None:
-    empty = dict.fromkeys(
-        ("layers", "hidden", "heads", "vocab", "num_microbatches", "n_experts", "top_k"), ""
-    )
-    cells = empty | {"model": "Nemotron_3_Nano", "tp": "1", "pp": "1", "ep": "8", "n_gpus": "8", "dp": "8"}
-    case = build_case(run(**cells, iteration_s="13.1"))
-    assert case.problem.model.num_parameters == 31_577_937_344

@@ -1,0 +1,148 @@
+"""Find the best plan of a tiny problem by pricing every plan, without any code of `exact`.
+
+The enumeration knows the problem alone: degrees by division, strategies by their rules, stages by their cuts.
+Every plan is priced by `evaluate_batch` on the table of its own outer choice, so that only prices are shared.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, permutations, product
+from math import comb
+
+import torch
+
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.table import build_table
+from darts_parallel.plan.space import OuterSpace
+from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.problem.problem import Problem
+
+
+class TooManyError(Exception):
+    """Say that a problem has more plans than it may."""
+
+
+def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
+    """Return the seconds of the best plan (infinite where none fits), and how many plans were priced.
+
+    Args:
+        problem: Tiny, priced by the closed form, without interleaved stages.
+        limit: Plans that it may have.
+
+    Errors:
+        TooManyError: it has more.
+    """
+    best, count = float("inf"), 0
+    spaces = list(_spaces(problem))
+    if _number(problem, spaces) > limit:
+        raise TooManyError
+    for space in spaces:
+        table = build_table(problem, space)
+        number = {choice: index for index, choice in enumerate(table.choices)}
+        for outer, micro_batches in enumerate(space.num_micro_batches):
+            batch = problem.training.global_batch_size
+            fitting = tuple(c for c in space.choices if batch % (c.dp * micro_batches) == 0)
+            found = list(_plans(problem, space.pp, fitting))
+            if not found:
+                continue
+            count += len(found)
+            choices = torch.tensor([[number[strategy] for strategy in row] for row, _ in found])
+            starts = torch.tensor([first for _, first in found])
+            cost = evaluate_batch(table, HardPlans(torch.full((len(found),), outer), choices, starts))
+            best = min([best, *cost.iteration_time[cost.feasible].tolist()])
+    return best, count
+
+
+def _number(problem: Problem, spaces: Sequence[OuterSpace]) -> int:
+    """Count the plans from the numbers of strategies and cuts alone."""
+    batch, layers, total = problem.training.global_batch_size, problem.model.layers, 0
+    places = sum(not layer.fused_to_previous for layer in layers[1:])
+    for space in spaces:
+        free = {"uniform": 1, "stagewise": space.pp, "layerwise": len(layers)}[problem.config.space.kind]
+        for count in space.num_micro_batches:
+            fitting = sum(batch % (choice.dp * count) == 0 for choice in space.choices)
+            total += comb(places, space.pp - 1) * fitting**free
+    return total
+
+
+def _spaces(problem: Problem) -> Iterator[OuterSpace]:
+    """Yield every outer choice apart: pipeline and context degree, micro-batches, order of the nodes."""
+    space, batch = problem.config.space, problem.training.global_batch_size
+    devices = problem.cluster.num_devices
+    for pp, cp in product(_divisors(devices), _divisors(devices)):
+        if (
+            not (_allows(space.pp, pp) and _allows(space.cp, cp))
+            or devices % (pp * cp)
+            or not _cp_legal(problem, cp)
+        ):
+            continue
+        choices = tuple(_strategies(problem, devices // (pp * cp), cp))
+        for order in _orders(problem, pp):
+            counts = tuple(
+                count
+                for count in _divisors(batch)
+                if _allows(space.num_micro_batches, count)
+                and any(batch % (c.dp * count) == 0 for c in choices)
+            )
+            if counts:
+                yield OuterSpace(pp, counts, choices, cp, 1, order)
+
+
+def _orders(problem: Problem, pp: int) -> list[tuple[int, ...]]:
+    """Return distinct orders of the nodes whose stages are each of one node type; empty: in rank order."""
+    cluster = problem.cluster
+    if cluster.homogeneous:
+        return [()]
+    seen: dict[tuple[int, ...], tuple[int, ...]] = {}
+    nodes = range(len(cluster.node_types))
+    for order in permutations(nodes):
+        seen.setdefault(tuple(cluster.node_types[node] for node in order), order)
+    pure = [order for order in seen.values() if cluster.arranged(order).stages_are_pure(pp)]
+    return [() if order == tuple(nodes) else order for order in pure]
+
+
+def _strategies(problem: Problem, ranks: int, cp: int) -> Iterator[LayerStrategy]:
+    """Yield the strategies of a layer on `ranks * cp` devices, each under one name."""
+    space, model = problem.config.space, problem.config.model
+    heads = (model.num_heads, model.num_kv_heads or model.num_heads)
+    sizes = {group.gpus for group in problem.cluster.groups}
+    for tp in _divisors(ranks):
+        wide = max(*sizes, 8)
+        inside = all(size % tp == 0 or tp % size == 0 for size in sizes)
+        if any(n % tp for n in heads) or not _allows(space.tp, tp) or not inside or tp > wide:
+            continue
+        dp = ranks // tp
+        if not _allows(space.dp, dp):
+            continue
+        zeros = [z for z in range(4) if _allows(space.zero_stage, z) and (z == 0 or dp * cp > 1)] or [0]
+        sequence = [s for s in (False, True) if _allows(space.sequence_parallel, s) and (tp > 1 or not s)]
+        again = [r for r in ("none", "selective", "full") if _allows(space.recompute, r)]
+        for zero, recompute, parallel in product(zeros, again, sequence or [False]):
+            yield LayerStrategy(tp, dp, zero, recompute, parallel)
+
+
+def _plans(
+    problem: Problem, pp: int, legal: tuple[LayerStrategy, ...]
+) -> Iterator[tuple[list[LayerStrategy], list[int]]]:
+    """Yield every plan: the strategy of every layer, and the first layers of the stages."""
+    layers, kind = problem.model.layers, problem.config.space.kind
+    places = [i for i, layer in enumerate(layers) if i and not layer.fused_to_previous]
+    for cut in combinations(places, pp - 1):
+        sizes = [end - begin for begin, end in zip((0, *cut), (*cut, len(layers)), strict=True)]
+        # layers that share one strategy
+        groups = {"uniform": [len(layers)], "stagewise": sizes, "layerwise": [1] * len(layers)}[kind]
+        for chosen in product(legal, repeat=len(groups)):
+            yield [s for s, size in zip(chosen, groups, strict=True) for _ in range(size)], [0, *cut]
+
+
+def _cp_legal(problem: Problem, cp: int) -> bool:
+    parts = 2 if problem.config.model.causal else 1
+    return cp == 1 or problem.training.seq_len % (parts * cp) == 0
+
+
+def _allows(pin: object, value: object) -> bool:
+    return pin is None or (value in pin if isinstance(pin, (list, tuple)) else value == pin)
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]

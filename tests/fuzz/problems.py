@@ -1,0 +1,149 @@
+"""Draw random tiny problems, and judge whether the command's answer to each is true."""
+
+import random
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache, partial
+from typing import Any
+
+from darts_parallel.config.composition import load_config
+from darts_parallel.config.schema import Config
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.errors import ConfigError, DartsParallelError, InfeasibleError
+from darts_parallel.plan.strategy import Plan
+from darts_parallel.planner.methods import METHODS, ORDERS, run_phases, search_result
+from darts_parallel.planner.session import Session
+from darts_parallel.problem.problem import Problem
+from tests.fuzz.case import FuzzCase, FuzzOutcome
+from tests.fuzz.oracle import TooManyError, cheapest
+
+TOLERANCE = 1e-9
+"""Relative difference that is rounding: sums in another order differ by less."""
+PATIENCE_S = 600.0
+"""Seconds for a proof: how busy the machine is must not decide what is claimed."""
+
+Settings = dict[str, Any]
+"""Values by dotted key, `model`, `cluster`, `training` and `space` being groups."""
+
+
+def random_settings(rng: random.Random) -> Settings:
+    """Draw a tiny problem: equal or mixed nodes of 1 to 4 GPUs, tight or loose memory, a few pins."""
+    mixed = rng.random() < 0.3
+    kind = rng.choice(["uniform", "stagewise", "layerwise"])
+    heads = rng.choice([1, 2, 4, 8])
+    settings: Settings = {
+        "cluster": "toy_mixed" if mixed else "toy",
+        "space.kind": kind,
+        "model.num_layers": rng.choice([1, 1, 2] if kind == "layerwise" else [1, 2, 3, 4]),
+        "model.num_heads": heads,
+        "model.hidden_size": heads * rng.choice([16, 24, 64, 128]),
+        "model.vocab_size": rng.choice([128, 1000, 8192]),
+        "model.tie_embeddings": rng.choice([True, False]),
+        "training.global_batch_size": rng.choice([1, 2, 3, 4, 6, 8, 12]),
+        "training.optimizer": rng.choice(["adam", "sgd"]),
+        "search.exact_seconds": PATIENCE_S,
+        "search.max_seconds": PATIENCE_S,
+        "cluster.inter_node.bandwidth_GBps": rng.choice([0.05, 1.0, 25.0, 400.0]),
+    }
+    for group in range(2 if mixed else 1):
+        settings[f"cluster.nodes.{group}.count"] = rng.choice(
+            [1, 1, 2] if kind == "layerwise" else [1, 1, 2, 3]
+        )
+        settings[f"cluster.nodes.{group}.gpus"] = rng.choice([1, 2] if kind == "layerwise" else [1, 2, 2, 4])
+    for device in ("toy", "toy_fast") if mixed else ("toy",):
+        settings[f"cluster.devices.{device}.memory_GiB"] = rng.choice([0.012, 0.02, 0.05, 0.3, 1.0])
+        settings[f"cluster.devices.{device}.reserved_GiB"] = 0.01
+        settings[f"cluster.devices.{device}.overlap_exponent"] = rng.choice([1.0, 1.6, 8.0, 64.0])
+    few = kind == "layerwise"
+    pins: dict[str, list[Any]] = {
+        "zero_stage": [[0, 3], [1], [0, 1, 2, 3]],
+        "recompute": [["none", "full"], ["none"], ["none", "selective", "full"]],
+        "sequence_parallel": [[False], [False, True]],
+        "cp": [1, [1, 2]],
+        "pp": [[1, 2], [2], [1], [1, 4]],
+    }
+    for key, values in pins.items():
+        if few or rng.random() < 0.5:
+            settings[f"space.{key}"] = rng.choice(values[:2] if few else values)
+    return settings
+
+
+def problem_of(settings: Settings) -> Problem:
+    """Build the problem; groups are composed once, since that takes longer than solving."""
+    config = deepcopy(_composed(settings["cluster"]))
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        place: Any = config
+        for name in path:
+            if isinstance(place, (list, dict)):
+                place = place[int(name) if isinstance(place, list) else name]
+            else:
+                place = getattr(place, name)
+        if path:
+            setattr(place, last, value)
+    return Problem.from_config(config)
+
+
+@cache
+def _composed(cluster: str) -> Config:
+    return load_config(["model=toy", "training=toy", f"cluster={cluster}"])
+
+
+def judge(settings: Settings, limit: int) -> FuzzOutcome:
+    """Compare the exact methods' answer with the oracle's; `skipped` beyond the limit of plans."""
+    name = " ".join(f"{key}={value}".replace(" ", "") for key, value in settings.items())
+    try:
+        problem = problem_of(settings)
+        best, plans = cheapest(problem, limit)
+    except (TooManyError, DartsParallelError):  # too large, or pins that leave nothing
+        return FuzzOutcome(name, "skipped")
+    try:
+        return FuzzOutcome(name, answered(problem, best), plans)
+    except ConfigError:
+        return FuzzOutcome(name, "refused" if best == float("inf") else "refused although a plan fits", plans)
+    except Exception as error:  # any other error is what this test looks for
+        return FuzzOutcome(name, f"{type(error).__name__}: {error}", plans)
+
+
+def answered(problem: Problem, best: float) -> str:
+    """Ask all exact methods of the command in their order; without a proof in its time nothing is claimed."""
+    try:
+        session = Session.of(problem, METHODS)
+        run_phases(session, ORDERS["exact"])
+        if session.proven is None:
+            return "refused"
+        found = search_result(session)
+        return compare(found.iteration_time_s, best, problem, found.plan)
+    except InfeasibleError:
+        return compare(float("inf"), best)
+
+
+def compare(claimed: float, best: float, problem: Problem | None = None, plan: Plan | None = None) -> str:
+    """Compare a claim with the truth; infinite says that no plan fits."""
+    if problem is not None and plan is not None:
+        cost = evaluate(plan, problem)
+        if not cost.feasible or abs(cost.iteration_time_s - claimed) > TOLERANCE * claimed:
+            return f"claims {claimed} s, and the plan takes {cost.iteration_time_s} s"
+    if claimed == best == float("inf"):
+        return "agreed"
+    if claimed == float("inf"):
+        return f"called infeasible, but a plan of {best} s fits"
+    if claimed > best * (1 + TOLERANCE):
+        return f"called optimal at {claimed} s, but a plan of {best} s fits"
+    if claimed < best * (1 - TOLERANCE):
+        return f"found {claimed} s, below the oracle's {best} s"
+    return "agreed"
+
+
+def drawn(seed: int, number: int, limit: int) -> FuzzOutcome:
+    """Judge one random problem with at most `limit` plans; larger ones are drawn again."""
+    rng = random.Random(f"{seed}/{number}")
+    while (outcome := judge(random_settings(rng), limit)).outcome == "skipped":
+        pass
+    return outcome
+
+
+def cases(count: int, seed: int, limit: int) -> Iterator[FuzzCase]:
+    """Yield `count` random problems, each of its own seed, so that any one of them can be repeated."""
+    for number in range(count):
+        yield "random problems", partial(drawn, seed, number, limit)
