@@ -4,7 +4,7 @@ VENV := .venv
 CLIENTS := .venv-clients
 ARGS ?=
 
-.PHONY: search test fuzz test-clients lint format install develop clean
+.PHONY: search test fuzz pages test-clients lint format install develop clean
 
 search: install  ## the main job on the default config; ARGS="model=llama3_8b ..." overrides
 	$(VENV)/bin/darts-parallel $(ARGS)
@@ -14,6 +14,33 @@ test: develop  ## all tests; compiled files are kept, or every process compiles 
 
 fuzz: develop  ## random problems against an enumeration, bad values, killed processes; ARGS="--problems 1000 --seed 1"
 	$(VENV)/bin/python -m tests.fuzz $(ARGS)
+
+define PAGES
+compare problems=core seeds=3 oracle_seconds=10 publish=true
+compare methods=[gradient_search] seeds=3 budget=60 oracle_seconds=20 publish=true
+compare_schedules seeds=3 publish=true
+ablate problems=[gpt2_tight,bert_uneven,toy_tight] seeds=3 publish=true
+benchmark publish=true
+heterogeneous problems=48 publish=true
+pareto publish=true
+replan publish=true
+mixtures seconds=60 publish=true
+validate_cost_model held_out=[source,model,family] publish=true
+reproduce_fasop publish=true
+replay_traces publish=true
+schedule_ratios publish=true
+lossy_collectives publish=true
+measured_vs_predicted publish=true
+bilevel bilevel.seeds=[0,1,2] bilevel.retrain_seeds=2 random_plans=2 publish=true
+bilevel_crossover seeds=[0] publish=true
+endef
+export PAGES
+
+pages: develop  ## every page of results, with the seconds that each takes; ARGS=compare: those of one command alone
+	@echo "$$PAGES" | grep "^$(ARGS)" | while read -r page; do began=$$(date +%s); set -f; \
+	$(VENV)/bin/python -m experiments.$$page < /dev/null || exit 1; \
+	echo "$$(($$(date +%s) - began)) s: $$page"; done
+	@test -n "$(ARGS)" || $(VENV)/bin/python -m tests.fuzz --problems 500 --publish
 
 test-clients: $(CLIENTS)/installed  ## the real trainers read the golden exports; MEGATRON=FOLDER: Megatron-LM's flags too
 	MEGATRON="$(MEGATRON)" $(CLIENTS)/bin/python -m pytest -c /dev/null -p no:cacheprovider --rootdir clients -q clients $(ARGS)

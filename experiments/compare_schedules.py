@@ -53,7 +53,9 @@ def report(runs: Sequence[MethodRun], options: CompareSchedulesOptions) -> Repor
         f"{options.jobs} problems at a time; gaps are medians over seeds to the best plan of all methods. No "
         "plan of any of the schedules is faster than the proven bound (`simulated_lower_bound`, as many "
         "seconds), so the best plan is within the last column of the fastest one. `megatron_default`: equal "
-        "blocks, embedding and loss counted as blocks, or a shorter last stage; `published_layout`: NVIDIA's."
+        "blocks, embedding and loss counted as blocks, or a shorter last stage; `published_layout`: "
+        "NVIDIA's. Controls: `no_gradient` takes noise of their size for gradients, `no_descent` polishes "
+        "its starts and goes on by iterated local search."
     )
     pictures = {"curves.png": (curves_figure(runs), "median over seeds of the gap to the best plan of all")}
     return Report(note, gaps_table(runs), verdict(runs), pictures=pictures)

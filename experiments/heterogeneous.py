@@ -1,4 +1,4 @@
-"""Random clusters of two node types: how often the search finds the optimum over all orders of the nodes.
+"""Search random clusters of two node types: how often is the optimum over all orders of the nodes found?
 
     python -m experiments.heterogeneous problems=64
     python -m experiments.heterogeneous problems=2 num_steps=30      # a first try, seconds
@@ -45,7 +45,7 @@ class HeterogeneousOptions(StudyOptions):
 
 @dataclass(frozen=True)
 class MixedClusterRun:
-    """One random cluster and the plans that the search found for it."""
+    """Hold one random cluster and the plans that the search found for it."""
 
     problem: int
     gap: float

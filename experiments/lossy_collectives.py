@@ -2,8 +2,8 @@
 
     python -m experiments.lossy_collectives [sizes=[65536,1048576]] [repeats=5]
 
-Four gloo processes reduce float32 numbers exactly and at 8, 4 and 2 bits (`darts_parallel.run.lossy`); beside
-the medians stand the bytes of one all-reduce on the wire as the cost model counts them.
+Four gloo processes reduce float32 numbers exactly and at 8, 4 and 2 bits (`darts_parallel.run.lossy`); next
+to the medians stand the bytes of one all-reduce on the wire as the cost model counts them.
 """
 
 import os
@@ -19,12 +19,12 @@ from darts_parallel.run.workers import Workers
 from experiments.results_page import publish, result_folder
 
 EXACT_BITS = 32
-"""Of a float32 number, which an exact all-reduce sends here."""
+"""Bits of a float32 number, which an exact all-reduce sends here."""
 
 
 @dataclass
 class CollectiveOptions:
-    """What to run."""
+    """Command line of `python -m experiments.lossy_collectives`."""
 
     sizes: list[int] = field(default_factory=lambda: [16_384, 262_144, 1_048_576])
     bits: list[int] = field(default_factory=lambda: [16, 8, 4, 2])
@@ -40,7 +40,7 @@ class CollectiveOptions:
 
 
 def run(options: CollectiveOptions) -> int:
-    """All sizes and bits, one table."""
+    """Measure all sizes and bits, and write one table."""
     header = ("numbers", "bits", "measured ms", "ratio to exact", "ratio of bytes")
     lines = []
     with Workers(options.processes, timeout_s=120.0) as workers:

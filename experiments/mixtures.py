@@ -30,7 +30,7 @@ BALANCED = ["training.moe_load_imbalance=1", "training.moe_token_dispatcher_type
 
 @dataclass(frozen=True)
 class PublishedMapping:
-    """A problem and the mapping that somebody published for it."""
+    """Hold a problem and the mapping that somebody published for it."""
 
     overrides: tuple[str, ...]
     source: str
@@ -82,13 +82,13 @@ class MixtureOptions(StudyOptions):
 
 @dataclass(frozen=True)
 class MappingComparison:
-    """One search and the published mapping next to it."""
+    """Hold one search and the published mapping next to it."""
 
     problem: str
     plan: str
     iteration_time_s: float
     claim: str
-    """What is proven of the plan."""
+    """Claim that is proven of the plan."""
     cpu_seconds: float
     """CPU seconds of the search, one thread."""
     published_s: float

@@ -40,7 +40,7 @@ class ParetoOptions(StudyOptions):
 
 @dataclass(frozen=True)
 class NodeChoice:
-    """One choice of nodes with its best plan."""
+    """Hold one choice of nodes with its best plan."""
 
     nodes: str
     seconds_per_iteration: float

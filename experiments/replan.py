@@ -45,7 +45,7 @@ class ReplanOptions(StudyOptions):
 
 @dataclass(frozen=True)
 class NodeLoss:
-    """One loss of nodes and the plans after it; seconds are CPU seconds of one thread."""
+    """Hold one loss of nodes and the plans after it; seconds are CPU seconds of one thread."""
 
     problem: str
     nodes: str

@@ -1,4 +1,4 @@
-"""Pages of results: `experiments/results/NAME.md`, with command, commit, machine, date and limits."""
+"""Write pages of results: `experiments/results/NAME.md`, with command, commit, machine, date and limits."""
 
 import os
 import platform
@@ -52,14 +52,14 @@ def typed_command(module: str) -> str:
 
 
 def result_folder(path: str) -> Path:
-    """The folder of an experiment's files, made where it is missing."""
+    """Return the folder of an experiment's files, made where it is missing."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def console_of(width: int, *, highlight: bool = True) -> Console:
-    """A console of the terminal's width, or of `width` columns where there is no terminal."""
+    """Return a console of the terminal's width, or of `width` columns where there is no terminal."""
     return Console(width=None if Console().is_terminal else width, highlight=highlight)
 
 

@@ -1,4 +1,4 @@
-"""The frame of a study: one question, its tasks solved by a pool of processes, a file of rows, one page.
+"""Run a study: one question, its tasks solved by a pool of processes, a file of rows, one page.
 
 A study is a dataclass of options (`StudyOptions`), a function that solves one task (a problem, a seed, a
 method) and returns rows, and a function that makes a `Report` of all rows. `run_study` does the rest: it
@@ -32,7 +32,7 @@ Row = TypeVar("Row")
 
 @dataclass
 class StudyOptions:
-    """Options that every study has."""
+    """Hold the options that every study has."""
 
     jobs: int = 2
     """Number of tasks that are solved at the same time, each in a process of one thread; 1: here."""
@@ -46,7 +46,7 @@ class StudyOptions:
 
 
 class Report:
-    """The answer of a study.
+    """Hold the answer of a study.
 
     Args:
         parts: Paragraphs, and tables as lists of lines: how it was run, the table, and what follows from it
@@ -69,13 +69,13 @@ class Report:
 
 @dataclass(frozen=True)
 class Study(Generic[Task, Row]):
-    """A question and how it is answered."""
+    """State a question and how it is answered."""
 
     name: str
     """Name of the module, its files and its page."""
     question: str
     limits: str
-    """What the answer does not show, in a sentence."""
+    """Sentence on what the answer does not show."""
     solve: Callable[[Task], Sequence[Row]]
     """Solve one task; the rows are dataclasses of one type."""
     report: Callable[[Sequence[Row]], Report]

@@ -1,4 +1,4 @@
-"""Cuts of a model that are not searched: layout strings that trainers publish, and Megatron-LM's own rule."""
+"""Read cuts of a model that are not searched: published layout strings, and Megatron-LM's own rule."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ OWN = ("1f1b", "interleaved")
 
 
 def chunks_of(layout: str) -> list[str]:
-    """The symbols of every chunk of a layout, e.g. `Ettt`, `tt`, `m`, `L`.
+    """Return the symbols of every chunk of a layout, e.g. `Ettt`, `tt`, `m`, `L`.
 
     Args:
         layout: As Megatron-LM's `--pipeline-model-parallel-layout` takes it: chunks are parted by `|`, `x*3`
@@ -30,7 +30,7 @@ def chunks_of(layout: str) -> list[str]:
 
 
 def first_layers(chunks: Sequence[str], layers: Sequence[LayerSpec]) -> list[int] | None:
-    """First layer of every chunk; None where the layout is of another model or leaves a chunk empty.
+    """Return every chunk's first layer; None where the layout is of another model or leaves a chunk empty.
 
     Layers that no layout names (the loss, a decoder's embedding) go with the layer before them.
     """
@@ -42,7 +42,7 @@ def first_layers(chunks: Sequence[str], layers: Sequence[LayerSpec]) -> list[int
 
 
 def megatron_default(blocks: int, stages: int) -> list[str] | None:
-    """The chunks that Megatron-LM makes without a layout; None where its rules make none.
+    """Return the chunks that Megatron-LM makes without a layout; None where its rules make none.
 
     Equal numbers of blocks; else with embedding, loss or both counted as a block each
     (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`); else a last stage
@@ -63,7 +63,7 @@ def megatron_default(blocks: int, stages: int) -> list[str] | None:
 
 
 def default_chunks(layers: Sequence[LayerSpec], stages: int) -> list[str] | None:
-    """`megatron_default` of a model; modules of multi-token prediction lie with the loss."""
+    """Apply `megatron_default` to a model; modules of multi-token prediction lie with the loss."""
     depth = sum(SYMBOLS.get(layer.kind) == "m" for layer in layers)
     named = [layer.kind for layer in layers if layer.kind not in ("loss", "decoder_embedding")]
     chunks = megatron_default(sum(kind not in SYMBOLS for kind in named), stages)
@@ -71,7 +71,7 @@ def default_chunks(layers: Sequence[LayerSpec], stages: int) -> list[str] | None
 
 
 def uniform_plans(table: CostTable, starts: Sequence[int]) -> HardPlans:
-    """Every outer choice with every strategy for all layers, all with the same stages.
+    """Return every outer choice with every strategy for all layers, all with the same stages.
 
     Args:
         table: Costs, with as many stages as `starts`.

@@ -1,4 +1,4 @@
-"""The problems that experiments compare methods on: presets, tight memory, uneven layers."""
+"""List the problems that experiments compare methods on: presets, tight memory, uneven layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import Problem, load_problem
 
 TIGHTNESS = 1.15
-"""A tight problem's devices have this many times the memory that the lightest plan needs."""
+"""Memory of a tight problem's devices, relative to what the lightest plan needs."""
 
 
 VARIANTS = ("loose", "tight", "uneven")
@@ -21,7 +21,7 @@ VARIANTS = ("loose", "tight", "uneven")
 
 @dataclass(frozen=True)
 class SuiteCase:
-    """One problem of the suite by name; its cost tables are built where they are needed."""
+    """Name one problem of the suite; its cost tables are built where they are needed."""
 
     model: str
     cluster: str
@@ -29,19 +29,19 @@ class SuiteCase:
     variant: str
     """`loose`: the preset; `tight`: with little memory; `uneven`: with random layers."""
     seed: int
-    """Of the random factors of an uneven problem."""
+    """Seed of the random factors of an uneven problem."""
     space: str = "layerwise"
     nodes: int | None = None
     """Number of nodes of the cluster; None: as the preset has it."""
 
     @property
     def name(self) -> str:
-        """As tables show it and filters match it."""
+        """Return the name that tables show and filters match."""
         size = "" if self.nodes is None else f" x {self.nodes} nodes"
         return f"{self.model} on {self.cluster}{size}, {self.variant}"
 
     def tables(self) -> tuple[CostTable, ...]:
-        """Cost tables of the whole space."""
+        """Build the cost tables of the whole space."""
         size = [] if self.nodes is None else [f"cluster.nodes.0.count={self.nodes}"]
         preset = overrides(self.model, self.cluster, self.training)
         problem = load_problem([*preset, *size, f"space={self.space}"])
@@ -98,16 +98,16 @@ CORE = (
 """`problems=core`: every kind of problem of the suite, a third as many."""
 
 TOY: tuple[str, str, str] = ("toy", "toy", "toy")
-"""For a first try and for tests; too easy to count, so it takes part only where it is named."""
+"""Smoke-test problem; excluded unless named."""
 
 
 def overrides(model: str, cluster: str, training: str) -> list[str]:
-    """Hydra overrides of a preset problem."""
+    """Return the Hydra overrides of a preset problem."""
     return [f"model={model}", f"cluster={cluster}", f"training={training}"]
 
 
 def tables_of(problem: Problem) -> tuple[CostTable, ...]:
-    """Cost tables of the problem's whole space."""
+    """Build the cost tables of the problem's whole space."""
     return tuple(build_tables(problem))
 
 
@@ -127,7 +127,7 @@ def tight(problem: Problem) -> Problem:
 
 
 def uneven(tables: Sequence[CostTable], seed: int) -> tuple[CostTable, ...]:
-    """Tables with a random factor in [0.5, 2] on the seconds and bytes of every layer."""
+    """Return tables with a random factor in [0.5, 2] on the seconds and bytes of every layer."""
     rng = torch.Generator().manual_seed(seed)
     layers = tables[0].num_layers
     seconds = 2.0 ** (2.0 * torch.rand(layers, generator=rng, dtype=torch.float64) - 1.0)
@@ -146,7 +146,7 @@ def uneven(tables: Sequence[CostTable], seed: int) -> tuple[CostTable, ...]:
 
 
 def suite(names: Sequence[str] = ()) -> list[SuiteCase]:
-    """The problems, or those whose name contains one of `names`; `core` stands for `CORE`.
+    """Return the problems, or those whose name contains one of `names`; `core` stands for `CORE`.
 
     Errors:
         ConfigError: one of the names fits no problem.

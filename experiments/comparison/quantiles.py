@@ -1,4 +1,4 @@
-"""Observed quantiles and anytime curves, for tables that must not average failures away."""
+"""Compute observed quantiles and read anytime curves, for tables that must not average failures away."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ EXACT = 1e-9
 
 
 def quantile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` of the values do not exceed.
+    """Return the smallest value that at least `percent` of the values do not exceed.
 
     Never between two values, so that a failure (an infinite gap) cannot be averaged away.
 
@@ -21,7 +21,7 @@ def quantile(values: Sequence[float], percent: float) -> float:
 
 
 def read_curve(curve: Sequence[Sequence[float]], seconds: float) -> float:
-    """Best iteration time that an anytime curve had reached after `seconds`; infinite before any plan."""
+    """Return the best iteration time that a curve had reached after `seconds`; infinite before any plan."""
     reached = [cost for at, cost in curve if at <= seconds]
     return reached[-1] if reached else float("inf")
 

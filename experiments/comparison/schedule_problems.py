@@ -26,7 +26,7 @@ class ScheduleCase:
     little_memory: bool = False
     space: str = "layerwise"
     layout: str = ""
-    """How NVIDIA cuts the model, as `--pipeline-model-parallel-layout` writes it; empty: not published."""
+    """Layout by NVIDIA, as `--pipeline-model-parallel-layout` writes it; empty: not published."""
 
     @cached_property
     def problem(self) -> Problem:

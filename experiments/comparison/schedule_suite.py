@@ -12,8 +12,9 @@ from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.result import Curve, TableResult
 from darts_parallel.exact.schedule_bounds import simulated_lower_bound
-from darts_parallel.gradient.descent import search_tables
+from darts_parallel.gradient.descent import GradientSearch, search_tables
 from darts_parallel.report.tables import markdown_table
+from experiments.comparison.controls import CONTROLS
 from experiments.comparison.layouts import OWN, chunks_of, default_chunks, first_layers, uniform_plans
 from experiments.comparison.quantiles import quantile, read_curve
 from experiments.comparison.runs import SEARCH, MethodRun, gap
@@ -21,7 +22,7 @@ from experiments.comparison.schedule_problems import ScheduleCase
 from experiments.study import unless_interrupted
 
 DEFAULT, PUBLISHED = "megatron_default", "published_layout"
-METHODS = (SEARCH, DEFAULT, PUBLISHED, *SCHEDULE_PLANNERS)
+METHODS = (SEARCH, *CONTROLS, DEFAULT, PUBLISHED, *SCHEDULE_PLANNERS)
 EQUAL = 1e-3
 """Relative distance up to which two plans count as equally good."""
 
@@ -43,7 +44,8 @@ def solve_case(work: ScheduleWork) -> list[MethodRun]:
     """Solve by every method; gaps are to a bound that is proven with as many seconds."""
     torch.set_num_threads(1)
     case, tables = work.case, work.case.tables()
-    runs = [_search(work, tables, seed) for seed in work.seeds]
+    loops = {SEARCH: GradientSearch} | CONTROLS
+    runs = [_search(work, tables, seed, name, loop) for name, loop in loops.items() for seed in work.seeds]
     for name, planner in SCHEDULE_PLANNERS.items():
         for seed in work.seeds if planner.seeded else work.seeds[:1]:
             began = time.monotonic()
@@ -55,9 +57,12 @@ def solve_case(work: ScheduleWork) -> list[MethodRun]:
     return [replace(run, gap=gap(run.iteration_time_s, bound)) for run in runs]
 
 
-def _search(work: ScheduleWork, tables: Sequence[CostTable], seed: int) -> MethodRun:
+def _search(
+    work: ScheduleWork, tables: Sequence[CostTable], seed: int, name: str, loop: type[GradientSearch]
+) -> MethodRun:
     began = time.monotonic()
-    found = search_tables(tables, work.case.space, replace(work.search, max_seconds=work.budget), seed)
+    config = replace(work.search, max_seconds=work.budget)
+    found = search_tables(tables, work.case.space, config, seed, loop=loop)
     curve: Curve = ()
     seconds, evaluations, schedule = time.monotonic() - began, 0, ""
     if found is not None:
@@ -66,7 +71,7 @@ def _search(work: ScheduleWork, tables: Sequence[CostTable], seed: int) -> Metho
     # its steps and batches of moves are not cut: what came after the last second does not count
     cost = read_curve(curve, work.budget)
     return MethodRun(
-        work.case.name, SEARCH, seed, cost, seconds, evaluations, False, 0.0, None, schedule, curve
+        work.case.name, name, seed, cost, seconds, evaluations, False, 0.0, None, schedule, curve
     )
 
 
@@ -126,15 +131,24 @@ def gaps_table(runs: Sequence[MethodRun]) -> list[str]:
 
 
 def verdict(runs: Sequence[MethodRun]) -> list[str]:
-    """Say where the gradient search is best or equal, where another method is better, and where one ties."""
+    """Say where the gradient search is best or equal, where a rival is better, and what controls do."""
     gaps = medians(runs)
     others = {name: {m: g - row[SEARCH] for m, g in row.items() if m != SEARCH} for name, row in gaps.items()}
-    better = {name: [m for m, by in row.items() if by < -EQUAL] for name, row in others.items()}
-    ties = [name for name, row in others.items() if not better[name] and min(row.values()) <= EQUAL]
+    rivals = {name: {m: by for m, by in row.items() if m not in CONTROLS} for name, row in others.items()}
+    better = {name: [m for m, by in row.items() if by < -EQUAL] for name, row in rivals.items()}
+    ties = [name for name, row in rivals.items() if not better[name] and min(row.values()) <= EQUAL]
     good = sum(not methods for methods in better.values())
-    lines = [f"The gradient search's median plan is the best or equal on {good} of {len(gaps)} problems."]
+    lines = [f"- The gradient search's median plan is the best or equal on {good} of {len(gaps)} problems."]
     lines += [f"- {name}: better are {', '.join(methods)}." for name, methods in better.items() if methods]
-    return lines + ([f"A rival ties on: {', '.join(ties)}."] if ties else [])
+    lines += [f"- A rival ties on: {', '.join(ties)}."] if ties else []
+    for control in CONTROLS:
+        by = [row[control] for row in others.values()]
+        equal, worse = sum(abs(gap) <= EQUAL for gap in by), sum(gap > EQUAL for gap in by)
+        lines.append(
+            f"- `{control}`: a median plan equal to the search's (within {EQUAL:.1%}) on {equal} of "
+            f"{len(by)} problems, slower on {worse}, faster on {len(by) - equal - worse}."
+        )
+    return lines
 
 
 def _percent(share: float) -> str:

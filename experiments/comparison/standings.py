@@ -1,4 +1,4 @@
-"""All methods of a comparison side by side: how far from the best known plan, and at what cost."""
+"""Compare all methods: how far from the best known plan, and at what cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ RAW = "gradient_search, raw"
 
 
 def best_known(runs: Sequence[MethodRun]) -> dict[str, float]:
-    """Least seconds per iteration of each problem that any method found."""
+    """Return the least seconds per iteration of each problem that any method found."""
     return {
         name: min(run.iteration_time_s for run in runs if run.problem == name)
         for name in dict.fromkeys(run.problem for run in runs)
@@ -21,17 +21,17 @@ def best_known(runs: Sequence[MethodRun]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Standing:
-    """One method over all problems; each problem counts by the median of its seeds."""
+    """Summarize one method over all problems; each problem counts by the median of its seeds."""
 
     method: str
     gaps: tuple[float, ...]
-    """To the best known plan, one for each problem; infinite without a plan."""
+    """Gaps to the best known plan, one for each problem; infinite without a plan."""
     seconds: float
-    """Median over all runs."""
+    """Median seconds over all runs."""
     evaluations: float
 
     def cells(self) -> list[str]:
-        """One row of the table, as `HEADER`."""
+        """Return one row of the table, as `HEADER`."""
         found = [gap for gap in self.gaps if gap < float("inf")]
         missing = str(len(self.gaps) - len(found)) if len(found) < len(self.gaps) else "-"
         exact = sum(gap < EXACT for gap in self.gaps)
@@ -41,7 +41,7 @@ class Standing:
 
 
 def standings(runs: Sequence[MethodRun]) -> list[Standing]:
-    """Every method that ran, the exact ones first, then the gradient search, then the rivals."""
+    """Summarize every method that ran, the exact ones first, then the gradient search, then the rivals."""
     best = best_known(runs)
     result = []
     for method in (AUTO, ORACLE, UNIFORM, SEARCH, *PLANNERS):
@@ -61,7 +61,7 @@ def standings(runs: Sequence[MethodRun]) -> list[Standing]:
 
 
 def _raw(runs: Sequence[MethodRun], name: str, best: float) -> float:
-    """Median gap before polishing; raw and polished differ by the ratio of their gaps to one reference."""
+    """Return the median gap before polishing; raw to polished is the ratio of their gaps to one reference."""
     mine = [run for run in runs if run.problem == name and run.raw_gap is not None]
     times = [
         run.iteration_time_s * (1.0 + (run.raw_gap or 0.0)) / (1.0 + run.gap)
@@ -73,7 +73,7 @@ def _raw(runs: Sequence[MethodRun], name: str, best: float) -> float:
 
 
 def duels(runs: Sequence[MethodRun]) -> list[str]:
-    """The gradient search against each random rival at equal wall-clock, a sentence each.
+    """Compare the gradient search with each random rival at equal wall-clock, a sentence each.
 
     Every rival's curve is read at the gradient search's median seconds on the same problem; problems are
     compared by medians over seeds.
@@ -104,7 +104,7 @@ def duels(runs: Sequence[MethodRun]) -> list[str]:
 
 
 def default_verdict(runs: Sequence[MethodRun]) -> list[str]:
-    """Where the default is worse than another method, or slower than the slowest that is as good.
+    """Say where the default is worse than another method, or slower than the slowest that is as good.
 
     A method with seeds counts by its medians. Where no other method reaches the default's plan, no time
     is there to compare with.
