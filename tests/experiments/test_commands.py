@@ -12,19 +12,12 @@ from darts_parallel.config.options import READER_LEFT, describe, parse, run_main
 from darts_parallel.errors import INTERRUPTED, ConfigError
 from darts_parallel.planner.node_choice import node_choices
 from darts_parallel.problem.problem import load_problem
-from experiments import benchmark, replan, results_page
+from experiments import benchmark, results_page
 from experiments.benchmark import WORK, BenchmarkOptions, Timed
 from experiments.compare import CompareOptions
 from experiments.comparison.runs import SEARCH
 from experiments.pareto import ParetoOptions
 from experiments.study import Report, Study, StudyOptions, run_study, solve_all, unless_interrupted
-
-
-@pytest.mark.parametrize("problem", replan.PROBLEMS)
-def test_problems_to_replan_have_presets(problem: str) -> None:
-    model, cluster = problem.split(" on ")
-    config = load_config([f"model={model}", f"training={model}", f"cluster={cluster}"])
-    assert (config.model.name, config.cluster.name) == (model, cluster)
 
 
 def test_the_default_offer_of_pareto_is_fasops_study() -> None:

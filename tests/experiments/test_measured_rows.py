@@ -101,19 +101,14 @@ def test_a_number_is_what_a_cell_begins_with(text: str, value: int | None) -> No
         ({"zero": "3 (FSDP2)"}, {"zero_stage": 3, "shard_size": 0}),
         ({"zero": "1 (shard group 2)"}, {"zero_stage": 1, "shard_size": 2}),
         ({"zero": "1 (shard group 4)"}, {"zero_stage": 1, "shard_size": 0}),
-        ({"zero": ""}, {"zero_stage": 0}),
         ({"recompute": "selective (op)"}, {"recompute": ALTERNATE}),
-        ({"recompute": "none (assumed)"}, {"recompute": "none"}),
         ({"recompute": "selective"}, {"recompute": "selective"}),
-        ({"precision": "bf16, fp32 grad accumulation"}, {"precision": "bf16"}),
         ({"precision": "float8 rowwise"}, {"precision": "fp8"}),
         ({"sequence_parallel": ""}, {"sequence_parallel": True}),
         ({"sequence_parallel": "", "source": "arXiv 2104.04473 (Megatron-LM)"}, {"sequence_parallel": False}),
-        ({"sequence_parallel": "0"}, {"sequence_parallel": False}),
         ({"micro_batch": "", "num_microbatches": ""}, {"num_micro_batches": 8}),
         ({"micro_batch": ""}, {"num_micro_batches": 4}),
         ({"global_batch": ""}, {"global_batch_size": 32}),
-        ({"dp": ""}, {"dp": 4}),
         ({"heads": ""}, {"num_heads": 8}),
         ({"iteration_s": "", "tokens_per_s_per_gpu": "8192"}, {"iteration_s": 0.5}),
         ({"iteration_s": "", "samples_per_s": "64"}, {"iteration_s": 0.5}),
@@ -139,7 +134,6 @@ def test_missing_sizes_are_those_that_the_other_rows_state_most_often() -> None:
     ("cells", "edges"),
     [
         ({}, (0, 3, 5, 7, 11)),
-        ({"layers": "11"}, (0, 4, 7, 10, 14)),
         ({"layers": "10"}, (0, 3, 6, 9, 13)),  # embedding and head as layers of 12
         ({"layers": "10", "notes": "partition by type:transformer|embedding"}, (0, 3, 6, 9, 13)),
         ({"notes": "layers per stage 5 2 2 5 (of 14 entries)"}, (0, 3, 5, 7, 11)),
@@ -155,11 +149,9 @@ def test_stages_are_equal_or_as_the_notes_print_them(cells: dict[str, str], edge
     [
         ({"gpu": "H100-96GB HBM2e 2.4TB/s, 500W"}, "h100_hbm2e", 400.0),
         ({"gpu": "a100_40gb", "source": "x (1600 Gbps node-node interconnect)"}, "a100_40", 200.0),
-        ({"gpu": "T4-16GB", "notes": "inter-node 50 Gbit/s, inside 50 Gbit/s"}, "t4", 6.25),
         ({"notes": "inter-node 4x100Gb RoCE"}, "a100_80", 50.0),
         ({"gpu": "H200-SXM", "notes": "400Gb/s per GPU"}, "h200", 400.0),
         ({"gpu": "GB200 NVL72"}, "gb200", 200.0),
-        ({"gpu": "V100-32GB DGX-2"}, "v100", 100.0),
     ],
 )
 def test_hardware_follows_the_words_of_the_row(cells: dict[str, str], device: str, bandwidth: float) -> None:
@@ -183,11 +175,6 @@ def test_a_run_becomes_the_plan_that_its_row_describes(tmp_path: Path) -> None:
     assert case.problem.training.global_batch_size == 32
 
 
-def test_flags_are_errors_of_their_row_only() -> None:
-    with pytest.raises(RowError, match="recompute=perhaps"):
-        run_of(recompute="perhaps")
-
-
 @pytest.mark.parametrize(
     ("gpu", "kinds"),
     [
@@ -200,11 +187,6 @@ def test_nodes_of_several_kinds_are_groups_of_their_own(gpu: str, kinds: list[tu
     run = run_of(gpu=gpu, gpus_per_node="4", n_gpus="16", dp="4", tp="2", pp="2", precision="fp16")
     groups = build_case(run).problem.cluster.groups
     assert [(group.device.name, group.count) for group in groups] == kinds
-
-
-def test_several_gpus_whose_numbers_do_not_add_up_are_refused() -> None:
-    with pytest.raises(RowError, match="numbers are not those of 8"):
-        build_case(run_of(gpu="5 V100 + 4 T4"))
 
 
 def test_racks_are_one_domain_and_narrow_precisions_keep_their_names() -> None:
@@ -264,11 +246,9 @@ def test_repeats_of_one_plan_bound_what_any_model_of_plans_can_know() -> None:
     ("cells", "name"),
     [
         ({"source": "github NVIDIA/Megatron-LM images/x.png"}, "megatron_2021"),
-        ({"source": "github NVIDIA/Megatron-LM images/x.png", "gpu": "H100"}, "megatron_core"),
         ({"source": "dgxc-benchmarking maxtext/README"}, "jax"),
         ({"source": "dgxc-benchmarking llama3.1/README"}, "nemo"),
         ({"source": "bigscience gpt2.md L1 (Megatron + Deepspeed ZeRO (old branch))"}, "deepspeed"),
-        ({"source": "bigscience gpt2.md L1 (Megatron + Deepspeed 3D (new branch))"}, "bigscience"),
         ({"source": "bigscience gpt2.md L1 (HF + Deepspeed Zero 3)"}, "deepspeed_hf"),
         ({"source": "somebody"}, "default"),
     ],

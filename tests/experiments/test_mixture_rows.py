@@ -61,21 +61,3 @@ def test_a_printed_layout_says_the_blocks_of_every_chunk(text: str, blocks: tupl
 def test_degrees_that_do_not_divide_a_stage_are_a_reason() -> None:
     with pytest.raises(RowError, match="ep=3 times etp=1 does not divide the 16 GPUs"):
         run(ep="3")
-
-
-def test_rows_of_the_folding_paper_follow_megatrons_defaults() -> None:
-    paper = {"source": "arXiv 2504.14960, Table 3", "etp": "", "vpp_chunks": ""}
-    folded = run(**paper)
-    assert (folded.framework, folded.virtual_stages) == ("megatron_core", 7)
-    assert {s.etp for s in build_case(folded).plan.layers} == {2}
-    # its second table prints FLOP/s alone
-    printed = run(**paper, mfu_pct="", tflops_per_gpu="487.8", tflops_kind="model FLOPs")
-    assert printed.iteration_s == pytest.approx(folded.iteration_s, rel=1e-3)
-
-
-def test_a_run_of_torchtitan_has_its_defaults() -> None:
-    given = {"seq_len": "", "global_batch": "", "num_microbatches": "", "pp": "1", "dp": "64",
-             "tokens_per_s_per_gpu": "9000", "micro_batch": "8", "source": "torchtitan pull 19"}  # fmt: skip
-    default = run(**given)
-    assert (default.seq_len, default.global_batch_size, default.num_micro_batches) == (4096, 8 * 64, 1)
-    assert default.iteration_s == pytest.approx(8 * 4096 / (9000 * 2))

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from darts_parallel.config.options import parse
-from darts_parallel.errors import ConfigError
 from experiments import schedule_ratios
 
 HEADER = ("model", "pp", "tokens_per_s_per_gpu", "memory_gb", "notes")
@@ -68,25 +67,3 @@ def test_slower_kernels_give_1f1b_its_measured_speed(tmp_path: Path) -> None:
     assert schedule_ratios.shares_of(problem, 8, 8) == pytest.approx(schedule_ratios.shares_of(shipped, 8, 8))
     unknown = replace(runs, runs=(replace(runs.reference, flops_per_token=None),))
     assert schedule_ratios.problem_run(options, unknown)[1] is None
-
-
-def test_shares_give_passes_other_lengths_and_the_same_work() -> None:
-    problem = schedule_ratios.problem_of("llama2_7b", "mi300x_1x8", 4096, 8, 16)
-    own = schedule_ratios.shares_of(problem, 8, 8)
-    plain, reshaped = (
-        [schedule_ratios.predict(problem, name, 8, 8, some)[0] for name in ("1f1b", "v_min")]
-        for some in ((), (1.71, 0.78))
-    )
-    again = schedule_ratios.predict(problem, "v_min", 8, 8, own)[0]
-    assert 1.0 < own[0] < 1.71
-    assert again == pytest.approx(plain[1], rel=0.02)
-    assert reshaped[0] == pytest.approx(plain[0], rel=0.02)
-    assert reshaped[1] > 1.02 * plain[1]
-    with pytest.raises(ConfigError, match="shares"):
-        schedule_ratios.RatioOptions(shares=[1.0])
-
-
-def test_a_file_without_1f1b_is_refused(tmp_path: Path) -> None:
-    data = measured(tmp_path / "runs.csv", ("zbv", 130.0, 22.0))
-    with pytest.raises(ConfigError, match="under 1f1b"):
-        schedule_ratios.run(parse(schedule_ratios.RatioOptions, [f"data={data}"]))
