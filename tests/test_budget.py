@@ -17,7 +17,7 @@ TEST_BUDGET = 15_500
 """Lines of `tests/`."""
 ALLOWANCE = 6_500
 """Lines above `BUDGET` that are granted for now; zero at the end."""
-TEST_ALLOWANCE = 1_000
+TEST_ALLOWANCE = 1_500
 """Lines above `TEST_BUDGET` that are granted for now; zero at the end."""
 SOURCES = {".py", ".pyi", ".pyx", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".js", ".jinja", ".j2", ".tmpl"}
 LONGEST = 130
