@@ -5,12 +5,12 @@
     python -m experiments.calibrate cross_validate=[]   without the held-out error, faster
     python -m experiments.calibrate shipped=true        overwrite the shipped files
 
-Minimizes the logarithmic error (Huber) of the shipped runs plus priors (data sheets and micro-benchmarks) by
-Levenberg-Marquardt; prints the error in sample and, the honest figure, held out: fitted without a whole
-model, source or framework family and tried on it, and how many of those runs the 80 % intervals hold. A
-folder holds CSV files as experiments.validate_cost_model reads them. Leaves calibrated.yaml (parameters,
-their posterior and the spreads), device/*.yaml, cluster/*.yaml and software/*.yaml (for --config-dir) and
-cross_validation.csv in `out`.
+Minimizes the logarithmic error (Huber) of the shipped runs plus priors (data sheets and micro-benchmarks)
+with scipy.optimize.least_squares; prints the error in sample and, the honest figure, held out: fitted
+without a whole model, source or framework family and tried on it, and how many of those runs the 80 %
+intervals hold. A folder holds CSV files as experiments.validate_cost_model reads them. Leaves
+calibrated.yaml (parameters, their posterior and the spreads), device/*.yaml, cluster/*.yaml and
+software/*.yaml (for --config-dir) and cross_validation.csv in `out`.
 """
 
 from dataclasses import dataclass, field
@@ -35,6 +35,9 @@ from experiments.data.normalize import read_folder
 from experiments.data.runs import read_runs
 from experiments.results_page import console_of
 
+TOLERANCE = 1e-5
+"""Relative change of the objective at which a fit ends."""
+
 
 @dataclass
 class CalibrationOptions:
@@ -46,17 +49,14 @@ class CalibrationOptions:
     start: str = ""
     """A calibrated.yaml to begin at, which saves steps; the prior's mean without it."""
     steps: int = 15
-    """Most steps of Levenberg-Marquardt."""
+    """Most evaluations of the dense runs, and then of the mixtures."""
     cross_validate: list[str] = field(default_factory=lambda: list(KINDS))
     """Leave out whole models, sources, framework families; none: in-sample errors only, no intervals."""
-    refinements: int = 0
-    """Further steps of every fold's own fit, each with a Jacobian of its own."""
     shipped: bool = False
     """Overwrite conf/device, conf/cluster, conf/software and the parameters of validate_cost_model."""
 
     def __post_init__(self) -> None:
         require_at_least("steps", self.steps, 1)
-        require_at_least("refinements", self.refinements, 0)
         require_members("cross_validate", self.cross_validate, tuple(KINDS))
 
 
@@ -67,23 +67,17 @@ def calibrate(options: CalibrationOptions) -> int:
     parameters = Parameters([Place.of_run(case.run) for case in cases])
     console.print(f"{len(cases)} runs, {len(parameters)} latent parameters")
     start = Calibrated.read(Path(options.start)).latent(parameters) if options.start else None
-    latent, found = fit(
-        cases, parameters, start, most_steps=options.steps,
-        progress=lambda index, value: console.print(f"step {index}: objective {value:.1f}"),
-    )  # fmt: skip
+    latent, found = fit(cases, parameters, start, max_nfev=options.steps, ftol=TOLERANCE, verbose=2)
     summaries = {("in sample", part): error for part, error in in_sample(found).items()}
     held_out: dict[str, list[HeldOut]] = {}
     for kind in options.cross_validate:
-        held_out[kind] = cross_validate(
-            cases, parameters, latent, found, kind, refinements=options.refinements,
-            progress=lambda fold: console.print(f"without {fold}", markup=False),
-        )  # fmt: skip
+        held_out[kind] = cross_validate(cases, parameters, latent, found, kind)
         report = HeldOutReport.of(kind, held_out[kind])
         console.print(report.table())
         summaries |= {(f"held out by {kind}", part): own["all"] for part, own in report.errors.items() if own}
     rows = [(*name, *error.cells()) for name, error in summaries.items() if error.count]
     console.print(filled_table("Error, %", ("", "figure", "runs", *ERRORS), rows, (0, 1)))
-    fitted = Calibrated.of_fit(parameters, latent, posterior(found, latent, parameters))
+    fitted = Calibrated.of_fit(parameters, latent, posterior(found, parameters))
     write_files(options, fitted, provenance(cases, summaries), held_out)
     return 0
 

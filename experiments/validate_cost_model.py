@@ -51,17 +51,17 @@ from experiments.study import save_png
 
 METHOD = """\
 The runs are those of [`experiments/data/measured.csv`](../data/measured.csv), one row a run with its source
-([columns and rules](../data/README.md)). `python -m experiments.calibrate` fits the parameters (Levenberg-
-Marquardt on logarithmic errors, Jacobian by autograd through the cost model, priors from data sheets and
+([columns and rules](../data/README.md)). `python -m experiments.calibrate` fits the parameters (robust
+least squares on logarithmic errors, Jacobian by autograd through the cost model, priors from data sheets and
 micro-benchmarks: [`priors.yaml`](../data/priors.yaml)); `start=conf/calibrated.yaml` begins at the shipped
 ones, `shipped=true` overwrites them.
 
-The first table is in sample: the shipped parameters saw these rows. The honest ones are the next: fitted
-without the whole source (file), model (by its name) or framework family, each fold one full Gauss-Newton
-step from the fit to all, then tried on it. The share of runs inside 80 % intervals is counted with spreads
-read off the other folds. The last table is what an order of plans costs in one measured job: regret of the
-first choice and of the best of three, in percent, of the model's order, of a roofline's (peak rates, no
-overhead), of the smallest tp x pp first, and by chance."""
+The first table is in sample: the shipped parameters saw these rows. The honest ones are the next:
+fitted without the whole source (file), model (by its name) or framework family, each fold the minimum
+of the problem linearized at the fit to all, then tried on it. The share of runs inside 80 % intervals
+is counted with spreads read off the other folds. The last table is what an order of plans costs in one
+measured job: regret of the first choice and of the best of three, in percent, of the model's order, of
+a roofline's (peak rates, no overhead), of the smallest tp x pp first, and by chance."""
 
 
 @dataclass

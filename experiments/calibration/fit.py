@@ -1,26 +1,31 @@
-"""Maximum a posteriori fit of the parameters: Levenberg-Marquardt on logarithmic errors.
+"""Maximum a posteriori fit of the parameters: robust least squares on logarithmic errors.
 
 The Jacobian comes from autograd through the cost model. Errors are weighed by Huber's rule, so that a
 disturbed run pulls no more than a bad one; priors are further residuals.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from math import log
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from experiments.calibration.parameters import Parameters, Place
 from experiments.calibration.predict import predict
 from experiments.calibration.problems import Case
 
+Floats = NDArray[np.float64]
 SIGMA = 0.06
-"""Spread of log(predicted / measured) that a good model leaves: two releases of the same software differ
+"""Spread of log(predicted / measured) that a good model leaves: two releases of the same framework differ
 by 3 % median and 15 % at most (README of the measurements)."""
 SIGMA_OF_MIXTURES = 0.15
-"""The same of mixtures of experts: releases of one software run one and the same mapping of Qwen3-235B on 256
-H100 in 15.4, 17.6, 19.7 and 25.5 s."""
+"""The same for mixtures of experts: releases of one framework run one and the same mapping of Qwen3-235B on
+256 H100 in 15.4, 17.6, 19.7 and 25.5 s."""
 HUBER = 1.5
 """Errors beyond so many sigma count linearly."""
 PARTS = ("seconds", "memory")
@@ -43,27 +48,18 @@ class Residuals:
 
     @property
     def sigma(self) -> Tensor:
-        """Spread of each error that a good model leaves, `(N,)`."""
+        """Return the spread of each error that a good model leaves, `(N,)`."""
         return torch.where(self.mixture, SIGMA_OF_MIXTURES, SIGMA).to(torch.float64)
 
-    def masked_jacobian(self, parameters: Parameters) -> Tensor:
-        """The Jacobian of what each run informs, `(N, P)`: mixtures the figures of experts alone.
+    def where(self, keep: Tensor) -> "Residuals":
+        """Return some of the figures.
 
-        What releases of their software change, and no plan explains, must not bend what dense runs say: a
-        cut between modules (Plummer 2015, Statistics and Computing 25, section 2).
+        Args:
+            keep: Whether a figure is one of them, `(N,)`.
         """
-        return torch.where(self.mixture.unsqueeze(1) & ~parameters.of_experts, 0.0, self.jacobian)
-
-    def without(self, held_out: set[int]) -> "Residuals":
-        """The figures of all other runs."""
-        keep = torch.tensor([int(i) not in held_out for i in self.case.tolist()], dtype=torch.bool)
         return Residuals(
             self.case[keep], self.part[keep], self.error[keep], self.jacobian[keep], self.mixture[keep]
         )
-
-    def weights(self, error: Tensor) -> Tensor:
-        """Huber's weights at other errors of the same figures, `(N,)`."""
-        return torch.clamp(HUBER * self.sigma / error.abs().clamp(min=1e-12), max=1.0) / self.sigma**2
 
 
 def measured_figures(case: Case) -> dict[str, float]:
@@ -73,7 +69,7 @@ def measured_figures(case: Case) -> dict[str, float]:
 
 
 def residuals(cases: Sequence[Case], parameters: Parameters, latent: Tensor) -> Residuals:
-    """Errors and Jacobian at `latent`, one backward pass for each figure.
+    """Compute errors and Jacobian at `latent`, one backward pass for each figure.
 
     The graph reaches from a figure to the few values of its place; the chain rule to the latent numbers
     is applied after it.
@@ -106,7 +102,7 @@ def residuals(cases: Sequence[Case], parameters: Parameters, latent: Tensor) -> 
 def _values_and_slopes(
     parameters: Parameters, latent: Tensor, place: Place
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Values at a place as leaves of a graph, and d value / d latent, `(values, P)`."""
+    """Compute values at a place as leaves of a graph, and d value / d latent, `(values, P)`."""
     start = latent.detach().requires_grad_()
     values = parameters.values(start, place)
     slopes = [torch.autograd.grad(value, start, retain_graph=True)[0] for value in values.values()]
@@ -114,69 +110,94 @@ def _values_and_slopes(
     return leaves, torch.stack(slopes)
 
 
-def objective(found: Residuals, latent: Tensor, parameters: Parameters) -> float:
-    """Huber loss of the errors plus the priors."""
-    z = (found.error / found.sigma).abs()
-    huber = torch.where(z <= HUBER, 0.5 * z**2, HUBER * (z - 0.5 * HUBER))
-    return float(huber.sum() + 0.5 * ((latent / parameters.sd) ** 2).sum())
-
-
-def step(found: Residuals, latent: Tensor, parameters: Parameters, damping: float, rounds: int = 5) -> Tensor:
-    """Minimum of the linearised problem near `latent`, by iteratively reweighted least squares."""
-    move, masked = torch.zeros_like(latent), found.masked_jacobian(parameters)
-    for _ in range(rounds):
-        error = found.error + found.jacobian @ move
-        weight = found.weights(error)
-        prior = 1.0 / parameters.sd**2
-        left = masked.T @ (weight.unsqueeze(1) * found.jacobian) + torch.diag(prior)
-        left = left + damping * torch.diag(torch.diagonal(left))
-        right = masked.T @ (weight * found.error) + prior * latent
-        move = -torch.linalg.solve(left, right)
-    return latent + move
-
-
 def fit(
-    cases: Sequence[Case],
-    parameters: Parameters,
-    start: Tensor | None = None,
-    *,
-    most_steps: int = 12,
-    progress: Callable[[int, float], None] = lambda index, value: None,
+    cases: Sequence[Case], parameters: Parameters, start: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Residuals]:
-    """Latent numbers that fit the runs best, and the residuals there.
+    """Find the latent numbers that fit the runs best, and the residuals there.
+
+    Dense runs are fitted first, then mixtures by the figures of experts alone: what releases of their
+    framework change, and no plan explains, must not bend what dense runs say (a cut between modules: Plummer
+    2015, Statistics and Computing 25, section 2).
 
     Args:
+        cases: Measured runs.
+        parameters: Index of the latent numbers.
         start: Where to begin; the prior's mean without it.
-        progress: Called with the number and the objective of every step.
+        options: Further arguments of `scipy.optimize.least_squares`.
     """
     latent = parameters.zero() if start is None else start
-    found = residuals(cases, parameters, latent)
-    value, damping = objective(found, latent, parameters), 1.0 if start is None else 1e-3
-    for index in range(most_steps):
-        progress(index, value)
-        proposal = step(found, latent, parameters, damping)
-        tried = residuals(cases, parameters, proposal)
-        new = objective(tried, proposal, parameters)
-        if new < value:
-            gain, latent, found, value = value - new, proposal, tried, new
-            damping = max(damping / 10.0, 1e-6)
-            if gain < 1e-3 * max(value, 1.0):
-                break
-        else:
-            damping = max(damping * 30.0, 1e-2)
-            if damping > 1.0:
-                break
-    return latent, found
+    for experts in (False, True):
+        own = [case for case in cases if case.problem.model.has_experts == experts]
+        if own:
+            latent = _minimum(partial(residuals, own, parameters), latent, parameters, experts, **options)
+    return latent, residuals(cases, parameters, latent)
 
 
-def posterior(found: Residuals, latent: Tensor, parameters: Parameters) -> Tensor:
-    """Covariance of the latent numbers by Laplace's rule at an optimum, `(P, P)`.
+def linear_fit(found: Residuals, latent: Tensor, parameters: Parameters) -> Tensor:
+    """Find the minimum of the problem linearized at `latent`, in the two steps of `fit`."""
+    moved = latent
+    for experts in (False, True):
+        own = found.where(found.mixture == experts)
 
-    The inverse curvature of Huber's loss (its reweighted squares) and the priors.
+        def linear(x: Tensor, own: Residuals = own) -> Residuals:
+            return replace(own, error=own.error + own.jacobian @ (x - latent))
+
+        moved = _minimum(linear, moved, parameters, experts)
+    return moved
+
+
+def _minimum(
+    figures: Callable[[Tensor], Residuals],
+    start: Tensor,
+    parameters: Parameters,
+    experts: bool,
+    **options: Any,
+) -> Tensor:
+    """Minimize Huber's loss of figures plus the priors over the latent numbers of experts, or all others."""
+    from scipy.optimize import least_squares  # takes a second to import
+
+    free = parameters.of_experts == experts
+    sd = parameters.sd[free].numpy()
+
+    def placed(x: Floats) -> Tensor:
+        latent = start.clone()
+        latent[free] = torch.from_numpy(x.copy())
+        return latent
+
+    @lru_cache(maxsize=1)
+    def scaled(content: bytes) -> tuple[Floats, Floats]:
+        """Return residuals in units of their spread, priors last, and their Jacobian."""
+        x = np.frombuffer(content)
+        found = figures(placed(x))
+        sigma = found.sigma.numpy()
+        slopes = found.jacobian[:, free].numpy() / sigma[:, None]
+        return np.append(found.error.numpy() / sigma, x / sd), np.vstack([slopes, np.diag(1.0 / sd)])
+
+    def huber(squares: Floats) -> Floats:
+        """Return the loss of squares of residuals and its two derivatives; priors count quadratically."""
+        outside = (np.arange(len(squares)) < len(squares) - len(sd)) & (squares > HUBER**2)
+        size = np.sqrt(np.where(outside, squares, 1.0))
+        return np.stack([
+            np.where(outside, 2 * HUBER * size - HUBER**2, squares),
+            np.where(outside, HUBER / size, 1.0),
+            np.where(outside, -HUBER / (2 * size**3), 0.0),
+        ])  # fmt: skip
+
+    found = least_squares(
+        lambda x: scaled(x.tobytes())[0], start[free].numpy(), lambda x: scaled(x.tobytes())[1], loss=huber,
+        **options,
+    )  # fmt: skip
+    return placed(found.x)
+
+
+def posterior(found: Residuals, parameters: Parameters) -> Tensor:
+    """Return the covariance of the latent numbers by Laplace's rule at an optimum, `(P, P)`.
+
+    It is the inverse curvature of Huber's loss (its reweighted squares) and the priors, where mixtures tell
+    of the figures of experts alone.
     """
-    weight = found.weights(found.error)
-    prior = 1.0 / parameters.sd**2
-    masked = found.masked_jacobian(parameters)
-    curvature = masked.T @ (weight.unsqueeze(1) * masked) + torch.diag(prior)
+    weight = torch.clamp(HUBER * found.sigma / found.error.abs().clamp(min=1e-12), max=1.0) / found.sigma**2
+    told = torch.where(found.mixture.unsqueeze(1) & ~parameters.of_experts, 0.0, found.jacobian)
+    curvature = told.T @ (weight.unsqueeze(1) * told) + torch.diag(1.0 / parameters.sd**2)
     covariance: Tensor = torch.linalg.inv(curvature)
     return (covariance + covariance.T) / 2.0

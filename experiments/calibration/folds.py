@@ -9,7 +9,7 @@ more run of the source with the most, and yet the runs of one source are not all
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from darts_parallel.planner.uncertainty import EXPERTS, NORMAL
 from experiments.calibration.errors import ErrorSummary, summarise
-from experiments.calibration.fit import PARTS, Residuals, measured_figures, posterior, residuals, step
+from experiments.calibration.fit import PARTS, Residuals, linear_fit, measured_figures, posterior
 from experiments.calibration.parameters import Parameters, Place
 from experiments.calibration.predict import predict
 from experiments.calibration.problems import Case
@@ -70,28 +70,22 @@ def cross_validate(
     optimum: Tensor,
     found: Residuals,
     kind: str,
-    *,
-    refinements: int = 0,
-    progress: Callable[[str], None] = lambda fold: None,
 ) -> list[HeldOut]:
     """Predict every fold with parameters fitted to all others.
 
     Args:
-        optimum: Fit to all runs; a fold's fit starts there and takes Gauss-Newton steps without the fold.
+        cases: Measured runs.
+        parameters: Index of the latent numbers.
+        optimum: Fit to all runs; a fold's fit is the minimum of the problem linearized there.
         found: Errors and Jacobian at `optimum`.
-        refinements: Steps with a Jacobian of their own after the first, which shares that of `found`.
+        kind: A key of `KINDS`.
     """
     result = []
     rows = list(zip(found.case.tolist(), found.part.tolist(), found.jacobian, strict=True))
     slopes = {(i, PARTS[part]): row for i, part, row in rows}
     for fold, held_out in folds(cases, kind).items():
-        progress(fold)
-        rest = found.without(held_out)
-        latent = step(rest, optimum, parameters, 0.0, rounds=20)
-        covariance = posterior(rest, optimum, parameters)
-        others = [case for i, case in enumerate(cases) if i not in held_out]
-        for _ in range(refinements if others else 0):
-            latent = step(residuals(others, parameters, latent), latent, parameters, 1e-3, rounds=20)
+        rest = found.where(torch.tensor([i not in held_out for i in found.case.tolist()]))
+        latent, covariance = linear_fit(rest, optimum, parameters), posterior(rest, parameters)
         for i in sorted(held_out):
             with torch.no_grad():
                 prediction = predict(cases[i], parameters.values(latent, Place.of_run(cases[i].run)))

@@ -102,7 +102,7 @@ def test_the_jacobian_equals_finite_differences(tmp_path: Path) -> None:
 def test_held_out_runs_are_predicted_without_their_own_measurement(tmp_path: Path) -> None:
     cases = invented_cases(tmp_path, torch.tensor([-0.2, -0.1, 0.3, 0.2, -0.4, -0.3], dtype=torch.float64))
     parameters = Parameters([Place.of_run(case.run) for case in cases], FITTED)
-    latent, found = fit(cases, parameters, most_steps=6)
+    latent, found = fit(cases, parameters, max_nfev=20)
     assert folds(cases, "model").keys() == {"GPT-1024", "GPT-4096"}
     results = cross_validate(cases, parameters, latent, found, "model")
     assert len(results) == 2 * len(cases)
@@ -169,7 +169,7 @@ def test_the_file_keeps_the_posterior(tmp_path: Path) -> None:
     rows = torch.randn(40, len(parameters), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = Residuals(torch.arange(40), torch.zeros(40), torch.zeros(40, dtype=torch.float64), rows,
                       torch.zeros(40, dtype=torch.bool))  # fmt: skip
-    covariance = posterior(found, parameters.zero(), parameters)
+    covariance = posterior(found, parameters)
     prior = torch.diag(parameters.sd**2)
     assert (torch.linalg.eigvalsh(prior - covariance) > -1e-9).all()  # data never make it wider
     fitted = Calibrated.of_fit(parameters, parameters.zero(), covariance)
