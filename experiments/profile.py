@@ -6,9 +6,10 @@
 
 Every process measures its own device at the same time (matrix products by shape, memory streams, attention,
 launches, Transformer blocks); then the processes of a node, and those of equal place on all nodes, time
-all-reduce, all-gather and messages by size (nccl on GPUs, gloo on CPUs). Medians over interleaved rounds and
-over the processes. It writes `device/NAME.yaml`, `cluster/NAME.yaml` and `profile.json` (every
-measurement) into `out`, and says how far the cost model is from the measured blocks with these figures.
+all-reduce, all-gather and messages by size (nccl on GPUs, gloo on CPUs). Seconds are those of
+torch.utils.benchmark, medians over the processes. It writes `device/NAME.yaml`, `cluster/NAME.yaml` and
+`profile.json` (every measurement) into `out`, and says how far the cost model is from the measured blocks
+with these figures.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,7 +26,7 @@ from experiments.machine.check import block_errors
 from experiments.machine.compute import DTYPES, ComputeProfile, measure_compute
 from experiments.machine.files import cluster_yaml, device_yaml, node_memory
 from experiments.machine.links import LinkProfile, measure_link
-from experiments.machine.profile import Machine, this_machine
+from experiments.machine.profile import MeasuredMachine, this_machine
 
 
 @dataclass
@@ -38,7 +39,7 @@ class ProfileOptions:
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
     seconds: float = 60.0
-    """Wall-clock of the measurements; each is repeated at least three times."""
+    """Wall-clock of the measurements; each is repeated three times at least."""
     precisions: list[str] | None = None
     """Of matrix products, the main one first; null: fp32 on a CPU, bf16, fp16 and fp32 on a GPU."""
     largest: int | None = None
@@ -96,7 +97,7 @@ def run(options: ProfileOptions) -> int:
 
 def _write(
     options: ProfileOptions,
-    machine: Machine,
+    machine: MeasuredMachine,
     compute: ComputeProfile,
     intra: LinkProfile | None,
     inter: LinkProfile | None,
@@ -110,7 +111,7 @@ def _write(
     write_json(folder / "profile.json", {
         "when": when,
         "gemms": [asdict(gemm) for gemm in compute.gemms],
-        "layers": [asdict(layer) for layer in compute.layers],
+        "blocks": [asdict(block) for block in compute.blocks],
         "intra_node": None if intra is None else asdict(intra),
         "inter_node": None if inter is None else asdict(inter),
     })  # fmt: skip

@@ -6,7 +6,7 @@ from experiments.machine.compute import ComputeProfile
 
 
 def block_errors(folder: str, name: str, compute: ComputeProfile) -> list[tuple[str, float, float]]:
-    """Words, and `predicted / measured - 1` of forward and backward, for every measured block.
+    """Return words, and `predicted / measured - 1` of forward and backward, for every measured block.
 
     Args:
         folder: For `--config-dir`; holds the written device and cluster.
@@ -14,8 +14,8 @@ def block_errors(folder: str, name: str, compute: ComputeProfile) -> list[tuple[
         compute: What was measured; no block has a part in the fit.
     """
     result = []
-    for layer in compute.layers:
-        width = int(layer.model.removeprefix("width "))
+    for layer in compute.blocks:
+        width = layer.width
         problem = load_problem(
             ["model=gpt2_xl", f"cluster={name}", "training=toy", "training.fused_attention=false",
              "space=uniform", "space.pp=1", "space.tp=1",

@@ -1,6 +1,6 @@
 """Kernels of one device, and the figures of the cost model that fit them best."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -10,13 +10,12 @@ from statistics import median
 import torch
 
 from darts_parallel.bilevel.settings import TransformerShape
-from darts_parallel.bilevel.transformer import block, initial_weights
+from darts_parallel.bilevel.transformer import Weights, block, initial_weights
 from darts_parallel.config.cluster import DeviceConfig
 from darts_parallel.cost.compute import ATTENTION_HALF_SIZE, gemm_seconds
 from darts_parallel.problem.cluster import Device
 from darts_parallel.problem.model import Gemm
-from experiments.machine.measured_speed import Case, LayerProfile, profile_block
-from experiments.machine.profile import Machine
+from experiments.machine.profile import MeasuredMachine
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -28,6 +27,7 @@ MOST_EXTRAPOLATED = 2.0
 Products so small that launching them is all that they do take equal times, which every large half size
 explains: only the rate over the cube of the half size follows from them, and the rate itself may be anything.
 """
+Work = Callable[[], object]
 STREAMED = 7.0
 """Tensors that a sum, a GELU and a layer norm read and write: 3, 2 and 2."""
 
@@ -44,8 +44,20 @@ class GemmTime:
 
     @property
     def flops_per_s(self) -> float:
-        """Arithmetic rate."""
+        """Return the arithmetic rate."""
         return 2.0 * self.rows * self.inner * self.columns / self.seconds
+
+
+@dataclass(frozen=True)
+class BlockTime:
+    """One measured Transformer block; seconds of one micro-batch."""
+
+    width: int
+    micro_batch: int
+    """Sequences."""
+    seq_len: int
+    forward_s: float
+    backward_s: float
 
 
 @dataclass(frozen=True)
@@ -67,18 +79,18 @@ class ComputeProfile:
     """What was measured on the device, and the figures of the cost model that follow."""
 
     gemms: tuple[GemmTime, ...]
-    layers: tuple[LayerProfile, ...]
+    blocks: tuple[BlockTime, ...]
     fit: GemmFit
 
 
 def gemm_shapes(largest: int) -> list[tuple[int, int, int]]:
-    """Rows, inner size and columns: all triples of `largest` and a quarter and a sixteenth of it."""
+    """List rows, inner size and columns: all triples of `largest` and a quarter and a sixteenth of it."""
     sizes = sorted({max(largest // 4**i, 16) for i in range(3)})
     return list(product(sizes, repeat=3))
 
 
 def measure_compute(
-    machine: Machine, precisions: Sequence[str], largest: int, seconds: float
+    machine: MeasuredMachine, precisions: Sequence[str], largest: int, seconds: float
 ) -> ComputeProfile:
     """Measure products, streams, attention and blocks.
 
@@ -90,10 +102,10 @@ def measure_compute(
     """
     names = [(precision, *shape) for precision in precisions for shape in gemm_shapes(largest)]
     times = machine.measure("matrix products", [_gemm(machine, *name) for name in names], 0.5 * seconds)
-    gemms = tuple(GemmTime(*name, spent) for name, (spent,) in zip(names, times, strict=True))
+    gemms = tuple(GemmTime(*name, spent) for name, spent in zip(names, times, strict=True))
     kernels = machine.measure("streams, attention, launches", _kernels(machine, precisions[0], largest),
                               0.2 * seconds)  # fmt: skip
-    copied, *streamed, attended, launched = (spent for (spent,) in kernels)
+    copied, *streamed, attended, launched = kernels
     stream = _stream_elements(largest) * WIDTHS[precisions[0]]
     bandwidth = 2 * stream / copied
     hides = machine.device.type == "cuda"  # gloo sends on the cores that compute
@@ -109,12 +121,12 @@ def measure_compute(
     # the model's efficiency is that of large heads; heads of 64 reach a share of it
     efficiency = min(rate * (1.0 + ATTENTION_HALF_SIZE / 64), 1.0)
     device = replace(fitted.device, attention_efficiency=efficiency)
-    layers = _layers(machine, precisions[0], largest, 0.3 * seconds)
-    return ComputeProfile(gemms, layers, replace(fitted, device=device))
+    blocks = _blocks(machine, precisions[0], largest, 0.3 * seconds)
+    return ComputeProfile(gemms, blocks, replace(fitted, device=device))
 
 
 def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> GemmFit:
-    """The peak, the efficiency and the half size that explain measured products best.
+    """Find the peak, the efficiency and the half size that explain measured products best.
 
     Of every half size tried the arithmetic rate is the median that the products imply; the one with the
     smallest median error by the whole model (roofline included) is taken, of those that claim no rate beyond
@@ -142,7 +154,7 @@ def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> GemmFit:
 
 
 def _best_fit(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, float, bool]:
-    """The allowed candidate of the smallest median error, that error, and whether a refused one is better."""
+    """Return the allowed candidate of least median error, the error, and if a refused one is better."""
     tried = [_fitted(gemms, device, half) for half in HALF_SIZES]
     errors = [median(_errors(gemms, candidate)) for candidate in tried]
     most = MOST_EXTRAPOLATED * _fastest(gemms)
@@ -153,7 +165,7 @@ def _best_fit(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, float,
 
 
 def _fastest(gemms: Sequence[GemmTime]) -> float:
-    """FLOP/s of the fastest product."""
+    """Return FLOP/s of the fastest product."""
     return max(gemm.flops_per_s for gemm in gemms)
 
 
@@ -162,7 +174,7 @@ def _fitted(gemms: Sequence[GemmTime], device: Device, half: float) -> Device:
 
 
 def _endless_rate(gemms: Sequence[GemmTime], half: float) -> float:
-    """FLOP/s of an endless product by the saturation curve of `compute.gemm_seconds`."""
+    """Return FLOP/s of an endless product by the saturation curve of `compute.gemm_seconds`."""
     return median(
         gemm.flops_per_s * prod((d + half) / d for d in (gemm.rows, gemm.inner, gemm.columns))
         for gemm in gemms
@@ -170,7 +182,7 @@ def _endless_rate(gemms: Sequence[GemmTime], half: float) -> float:
 
 
 def _errors(gemms: Sequence[GemmTime], device: Device) -> list[float]:
-    """|fitted / measured - 1| of every product."""
+    """Return |fitted / measured - 1| of every product."""
     one = torch.ones((), dtype=torch.float64)
 
     def fitted(gemm: GemmTime) -> float:
@@ -180,54 +192,69 @@ def _errors(gemms: Sequence[GemmTime], device: Device) -> list[float]:
     return [abs(fitted(gemm) / gemm.seconds - 1.0) for gemm in gemms]
 
 
-def _ones(machine: Machine, precision: str, *shape: int) -> torch.Tensor:
+def _ones(machine: MeasuredMachine, precision: str, *shape: int) -> torch.Tensor:
     return torch.ones(*shape, dtype=DTYPES[precision], device=machine.device)
 
 
-def _gemm(machine: Machine, precision: str, rows: int, inner: int, columns: int) -> Case:
+def _gemm(machine: MeasuredMachine, precision: str, rows: int, inner: int, columns: int) -> Work:
     left, right, out = (
         _ones(machine, precision, *shape) for shape in ((rows, inner), (inner, columns), (rows, columns))
     )
-    return machine.timed(lambda: torch.mm(left, right, out=out))
+    return lambda: torch.mm(left, right, out=out)
 
 
 def _stream_elements(largest: int) -> int:
-    """Numbers of a tensor that no cache of its device holds."""
+    """Count the numbers of a tensor that no cache of its device holds."""
     return -(-max(4 * largest**2, 2**20) // largest) * largest
 
 
 def _attention_flops(largest: int) -> float:
-    """Products of causal attention with 8 heads of 64, half of which are skipped."""
+    """Count the FLOP of causal attention with 8 heads of 64, half of which are skipped."""
     return 4.0 * min(largest, 2048) ** 2 * 8 * 64 / 2
 
 
-def _kernels(machine: Machine, precision: str, largest: int) -> list[Case]:
-    """Copy; sum, GELU and layer norm; causal attention; a block so small that launching is all it does."""
+def _kernels(machine: MeasuredMachine, precision: str, largest: int) -> list[Work]:
+    """List copy, sum, GELU, layer norm, causal attention, and a block so small that it is all launches."""
     source, other, target = (_ones(machine, precision, _stream_elements(largest)) for _ in range(3))
+    weights = _weights(machine, precision, TransformerShape(1, 16, 1, 1, 16))
     query, key, value = _ones(machine, precision, 3, 1, 8, min(largest, 2048), 64)
     attend = torch.nn.functional.scaled_dot_product_attention
-    tiny = TransformerShape(num_blocks=1, width=16, num_heads=1, context=1, vocab_size=16)
-    initial = initial_weights(tiny, torch.Generator().manual_seed(0))
-    weights = {name: w.to(machine.device, DTYPES[precision]) for name, w in initial.items()}
     state = _ones(machine, precision, 1, 1, 16)
     return [
-        machine.timed(lambda: target.copy_(source)),
-        machine.timed(lambda: torch.add(source, other, out=target)),
-        machine.timed(lambda: torch.nn.functional.gelu(source)),
-        machine.timed(lambda: torch.nn.functional.layer_norm(source.view(-1, largest), (largest,))),
-        machine.timed(lambda: attend(query, key, value, is_causal=True)),
-        machine.timed(lambda: block(weights, 0, state, 1, lambda partials: partials.sum(0))),
+        lambda: target.copy_(source),
+        lambda: torch.add(source, other, out=target),
+        lambda: torch.nn.functional.gelu(source),
+        lambda: torch.nn.functional.layer_norm(source.view(-1, largest), (largest,)),
+        lambda: attend(query, key, value, is_causal=True),
+        partial(_forward, weights, state),
     ]
 
 
-def _layers(machine: Machine, precision: str, largest: int, seconds: float) -> tuple[LayerProfile, ...]:
-    """Blocks of two widths and two micro-batches, forward and backward."""
-    context, rows = min(largest, 256), list[LayerProfile]()
-    for width in (largest // 4, largest // 2):
+def _weights(machine: MeasuredMachine, precision: str, shape: TransformerShape) -> Weights:
+    initial = initial_weights(shape, torch.Generator().manual_seed(0))
+    return {name: w.to(machine.device, DTYPES[precision]) for name, w in initial.items()}
+
+
+def _blocks(machine: MeasuredMachine, precision: str, largest: int, seconds: float) -> tuple[BlockTime, ...]:
+    """Measure blocks of two widths and two micro-batches, forward and backward."""
+    context, places, works = min(largest, 256), list[tuple[int, int, int]](), list[Work]()
+    for width, size in product((largest // 4, largest // 2), (1, 4)):
         shape = TransformerShape(1, width, max(width // 64, 1), context, 256)
-        rows += profile_block(
-            shape, [1], [1, 4], clock=machine.now, model=f"width {width}", device=machine.device,
-            dtype=DTYPES[precision],
-            measure=partial(machine.measure, f"blocks of width {width}", seconds=seconds / 2),
-        )  # fmt: skip
-    return tuple(rows)
+        every = _weights(machine, precision, shape)
+        weights = {name: w.requires_grad_() for name, w in every.items() if name.startswith("0.")}
+        state = _ones(machine, precision, size, context, width).requires_grad_()
+        places.append((width, size, context))
+        works += [partial(_forward, weights, state), partial(_forward_backward, weights, state)]
+    times = machine.measure("blocks", works, seconds)
+    return tuple(
+        BlockTime(*place, forward, max(both - forward, 0.0))
+        for place, forward, both in zip(places, times[::2], times[1::2], strict=True)
+    )
+
+
+def _forward(weights: Weights, state: torch.Tensor) -> torch.Tensor:
+    return block(weights, 0, state, 1, lambda partials: partials.sum(0))
+
+
+def _forward_backward(weights: Weights, state: torch.Tensor) -> object:
+    return torch.autograd.grad(_forward(weights, state).sum(), tuple(weights.values()))

@@ -9,11 +9,11 @@ import torch
 from darts_parallel.problem.cluster import GIB
 from experiments.machine.compute import MOST_EXTRAPOLATED, ComputeProfile
 from experiments.machine.links import LinkProfile
-from experiments.machine.profile import Machine
+from experiments.machine.profile import MeasuredMachine
 
 
-def node_memory(machine: Machine) -> tuple[float, float]:
-    """Bytes of one device, and those that torch and its context hold already."""
+def node_memory(machine: MeasuredMachine) -> tuple[float, float]:
+    """Return bytes of one device, and those that torch and its context hold already."""
     if machine.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(machine.device)
         return float(total), float(total - free - torch.cuda.memory_reserved(machine.device))
@@ -22,15 +22,17 @@ def node_memory(machine: Machine) -> tuple[float, float]:
     return total / machine.ranks_per_node, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
-def machine_words(machine: Machine) -> str:
+def machine_words(machine: MeasuredMachine) -> str:
     """Name the machine that was measured."""
     if machine.device.type == "cuda":
         return f"{torch.cuda.get_device_name(machine.device)}, torch {torch.__version__}"
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads a process, torch {torch.__version__}"
 
 
-def device_yaml(compute: ComputeProfile, machine: Machine, memory: tuple[float, float], when: str) -> str:
-    """Text of `device/NAME.yaml`.
+def device_yaml(
+    compute: ComputeProfile, machine: MeasuredMachine, memory: tuple[float, float], when: str
+) -> str:
+    """Write the text of `device/NAME.yaml`.
 
     Args:
         compute: Measured.
@@ -61,15 +63,15 @@ reserved_GiB: {min(taken, 0.5 * total) / GIB:.6g}
 """
 
 
-def _overlap_words(machine: Machine) -> str:
-    """Where the two figures of hidden communication come from: none of them is measured."""
+def _overlap_words(machine: MeasuredMachine) -> str:
+    """Tell where the two figures of hidden communication come from: none of them is measured."""
     if machine.device.type == "cuda":
         return "not measured, the defaults"
     return "none, gloo sends on the cores that compute"
 
 
 def _bound_words(compute: ComputeProfile) -> str:
-    """A comment that says which peaks the products were too small to show; empty where none."""
+    """Write a comment that says which peaks the products were too small to show; empty where none."""
     names = ", ".join(compute.fit.bounded)
     if not names:
         return ""
@@ -82,13 +84,13 @@ def _bound_words(compute: ComputeProfile) -> str:
 
 def cluster_yaml(
     name: str,
-    machine: Machine,
+    machine: MeasuredMachine,
     intra: LinkProfile | None,
     inter: LinkProfile | None,
     compute: ComputeProfile,
     when: str,
 ) -> str:
-    """Text of `cluster/NAME.yaml`; a link that nothing crosses gets the figures of the nearest one."""
+    """Write the text of `cluster/NAME.yaml`; a link that nothing crosses gets those of the nearest."""
     backend = "nccl" if machine.device.type == "cuda" else "gloo"
     memory = f"bandwidth_GBps: {float(compute.fit.device.memory_bandwidth) / 1e9:.6g}, latency_us: 0.0"
     inside = memory if intra is None else _link(intra)

@@ -7,8 +7,7 @@ from statistics import median
 import torch
 from torch import Tensor, distributed
 
-from experiments.machine.measured_speed import Case
-from experiments.machine.profile import Machine
+from experiments.machine.profile import MeasuredMachine
 
 SMALLEST = 2**10
 """Bytes of the smallest message; each further one is four times as large."""
@@ -41,8 +40,10 @@ class LinkProfile:
     """Median of |fitted / measured - 1|."""
 
 
-def measure_link(machine: Machine, *, inside: bool, largest: int, seconds: float) -> LinkProfile | None:
-    """All-reduce, all-gather and messages between the ranks of a node, or of equal place on all nodes.
+def measure_link(
+    machine: MeasuredMachine, *, inside: bool, largest: int, seconds: float
+) -> LinkProfile | None:
+    """Time all-reduce, all-gather and messages between the ranks of a node, or of equal place on all nodes.
 
     Args:
         machine: Where.
@@ -61,21 +62,21 @@ def measure_link(machine: Machine, *, inside: bool, largest: int, seconds: float
     sharing = 1 if inside else machine.ranks_per_node
     sizes = [SMALLEST * 4**i for i in range(16) if SMALLEST * 4**i <= max(largest, SMALLEST)]
     named: list[tuple[str, int, float, float]] = []
-    cases: list[Case] = []
+    works: list[Callable[[], object]] = []
     for size in sizes:
         ring, steps = (ranks - 1) / ranks * size * sharing, float(ranks - 1)
         named += [("all-reduce", size, 2 * ring, 2 * steps), ("all-gather", size, ring, steps),
                   ("there and back", size, 2.0 * size * sharing, 2.0)]  # fmt: skip
-        cases += [machine.together(work) for work in _works(machine, group, members, size)]
-    times = machine.measure("links inside nodes" if inside else "links between nodes", cases, seconds)
+        works += _works(machine, group, members, size)
+    times = machine.measure("links inside nodes" if inside else "links between nodes", works, seconds)
     return fit_link(
         [MessageTime(name, size, spent, traffic, steps)
-         for (name, size, traffic, steps), (spent,) in zip(named, times, strict=True)]
+         for (name, size, traffic, steps), spent in zip(named, times, strict=True)]
     )  # fmt: skip
 
 
 def fit_link(times: Sequence[MessageTime]) -> LinkProfile:
-    """Bandwidth and latency by least squares on relative errors, both above zero.
+    """Fit bandwidth and latency by least squares on relative errors, both above zero.
 
     Every time is `traffic / bandwidth + steps * latency`; the two are found from its normal equations, or one
     of them alone where the other would be negative.
@@ -97,8 +98,8 @@ def _alone(column: Tensor) -> float:
     return float(column.sum() / column.square().sum())
 
 
-def _my_group(machine: Machine, *, inside: bool) -> tuple[distributed.ProcessGroup, list[int]]:
-    """This rank's group, and its ranks; every rank takes part in making all groups."""
+def _my_group(machine: MeasuredMachine, *, inside: bool) -> tuple[distributed.ProcessGroup, list[int]]:
+    """Return this rank's group, and its ranks; every rank takes part in making all groups."""
     size, nodes = machine.ranks_per_node, machine.nodes
     groups = (
         [[node * size + i for i in range(size)] for node in range(nodes)]
@@ -111,9 +112,9 @@ def _my_group(machine: Machine, *, inside: bool) -> tuple[distributed.ProcessGro
 
 
 def _works(
-    machine: Machine, group: distributed.ProcessGroup, members: list[int], size: int
+    machine: MeasuredMachine, group: distributed.ProcessGroup, members: list[int], size: int
 ) -> list[Callable[[], object]]:
-    """An all-reduce, an all-gather and a message to a neighbour and back, each of `size` bytes."""
+    """Return an all-reduce, an all-gather and a message to a neighbour and back, each of `size` bytes."""
     count = max(size // 4 // len(members), 1)
     whole = torch.ones(count * len(members), device=machine.device)
     parts = [torch.ones(count, device=machine.device) for _ in members]
@@ -121,7 +122,7 @@ def _works(
     place = members.index(machine.rank)
 
     def there_and_back() -> None:
-        # neighbours in pairs, all pairs at once; a last rank without a partner waits
+        # neighbors in pairs, all pairs at once; a last rank without a partner waits
         partner = place ^ 1
         if partner >= len(members):
             return

@@ -1,21 +1,22 @@
-"""The machine that a profile runs on: ranks, device, clock, and a budget that all ranks share."""
+"""The machine that a profile runs on: its ranks and device, and seconds by `torch.utils.benchmark`."""
 
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import distributed
+from torch.utils.benchmark import Timer
 
-from experiments.machine.measured_speed import Case, interleaved_medians
-
-MIN_ROUNDS = 3
+BLOCKS = 3
+"""Number of times that a case is timed; the median of their means counts."""
 
 
 @dataclass
-class Machine:
+class MeasuredMachine:
     """One rank's view of the machine."""
 
     device: torch.device
@@ -25,79 +26,45 @@ class Machine:
 
     @property
     def nodes(self) -> int:
-        """Nodes of the group."""
+        """Return the number of nodes of the group."""
         return self.world // self.ranks_per_node
 
-    def now(self) -> float:
-        """Seconds, once the device has finished what it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
-    def timed(self, work: Callable[[], object]) -> Case:
-        """A case that runs `work` once."""
-
-        def case() -> Sequence[float]:
-            began = self.now()
-            work()
-            return (self.now() - began,)
-
-        return case
-
-    def together(self, work: Callable[[], object]) -> Case:
-        """A case that all ranks begin at the same time."""
-        case = self.timed(work)
-
-        def begin() -> Sequence[float]:
-            distributed.barrier()
-            return case()
-
-        return begin
-
-    def agreed(self, values: Sequence[float]) -> list[float]:
-        """Medians over all ranks of what each measured."""
-        if self.world == 1:
-            return list(values)
-        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
-        parts = [torch.empty_like(mine) for _ in range(self.world)]
-        distributed.all_gather(parts, mine)
-        return torch.stack(parts).quantile(0.5, dim=0).tolist()
-
-    def measure(self, name: str, cases: Sequence[Case], seconds: float) -> list[tuple[float, ...]]:
-        """Medians of all cases over as many rounds as fit in `seconds`, at least three, and over the ranks.
+    def measure(self, name: str, works: Sequence[Callable[[], object]], seconds: float) -> list[float]:
+        """Time works, all ranks at the same time, and return the median seconds of each over the ranks.
 
         Args:
-            name: For the line of progress.
-            cases: The same on all ranks.
-            seconds: Of wall-clock; rank 0 decides for all.
+            name: Name of the works in the line of progress.
+            works: The same on all ranks.
+            seconds: Wall-clock of all of them; rank 0 says how often each is repeated.
         """
         began = time.perf_counter()
-        done = 0
-
-        def go_on(rounds: int) -> bool:
-            nonlocal done
-            done = rounds
-            spent = time.perf_counter() - began
-            # another round takes about as long as those before
-            more = rounds < MIN_ROUNDS or spent * (rounds + 1) / rounds < seconds
-            if self.world > 1:
-                flag = torch.tensor([float(more)], device=self.device)
-                distributed.broadcast(flag, 0)
-                more = bool(flag.item())
-            return more
-
-        result = interleaved_medians(cases, go_on)
+        result = [self._agreed(self._timed(work, seconds / len(works))) for work in works]
         if self.rank == 0:
-            spent = time.perf_counter() - began
-            print(f"{name}: {len(cases)} cases, {done} rounds, {spent:.1f} s", flush=True)
-        widths = [len(times) for times in result]
-        flat = iter(self.agreed([seconds for times in result for seconds in times]))
-        return [tuple(next(flat) for _ in range(width)) for width in widths]
+            print(f"{name}: {len(works)} cases, {time.perf_counter() - began:.1f} s", flush=True)
+        return result
+
+    def _timed(self, work: Callable[[], object], seconds: float) -> float:
+        """Return the seconds of one run; every call of `timeit` warms up, and waits for the device."""
+        timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+        once = timer.timeit(1).mean
+        number = torch.tensor(max(int(seconds / BLOCKS / once), 1), device=self.device)
+        if self.world > 1:
+            distributed.broadcast(number, 0)
+        return median(timer.timeit(int(number)).mean for _ in range(BLOCKS))
+
+    def _agreed(self, value: float) -> float:
+        """Return the median over all ranks of what each measured."""
+        if self.world == 1:
+            return value
+        mine = torch.tensor(value, dtype=torch.float64, device=self.device)
+        parts = [torch.empty_like(mine) for _ in range(self.world)]
+        distributed.all_gather(parts, mine)
+        return float(torch.stack(parts).quantile(0.5))
 
 
 @contextmanager
-def this_machine(kind: str) -> Iterator[Machine]:
-    """The machine, with the process group that `torchrun` asks for.
+def this_machine(kind: str) -> Iterator[MeasuredMachine]:
+    """Yield the machine, with the process group that `torchrun` asks for.
 
     Args:
         kind: `cpu` or `cuda`.
@@ -110,7 +77,7 @@ def this_machine(kind: str) -> Iterator[Machine]:
     if world > 1:
         distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
     try:
-        yield Machine(device, rank, world, int(os.environ.get("LOCAL_WORLD_SIZE", str(world))))
+        yield MeasuredMachine(device, rank, world, int(os.environ.get("LOCAL_WORLD_SIZE", str(world))))
     finally:
         if world > 1:
             distributed.destroy_process_group()

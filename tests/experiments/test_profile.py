@@ -2,6 +2,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -18,8 +19,7 @@ from darts_parallel.problem.model import Gemm
 from experiments.machine.compute import MOST_EXTRAPOLATED, ComputeProfile, GemmTime, fit_gemms, gemm_shapes
 from experiments.machine.files import device_yaml
 from experiments.machine.links import MessageTime, fit_link
-from experiments.machine.measured_speed import interleaved_medians
-from experiments.machine.profile import Machine
+from experiments.machine.profile import MeasuredMachine
 from experiments.profile import ProfileOptions, run
 from tests.support.processes import run_ranks
 
@@ -30,16 +30,12 @@ DEVICE = Device(
 )  # fmt: skip
 
 
-def test_cases_run_in_turn_after_a_warm_up_and_one_disturbed_round_does_not_show() -> None:
-    order: list[int] = []
-
-    def case(number: int) -> list[float]:
-        order.append(number)
-        return [100.0 if order.count(number) == 3 else float(number), 2.0 * number]
-
-    medians = interleaved_medians([lambda: case(1), lambda: case(5)], lambda done: done < 3)
-    assert order == [1, 5] * 4
-    assert medians == [(1.0, 2.0), (5.0, 10.0)]
+def test_seconds_are_those_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = MeasuredMachine(torch.device("cpu"), 0, 1, 1)
+    short, long = machine.measure("sleep", [lambda: sleep(0.002), lambda: sleep(0.02)], 0.0)
+    assert 0.002 <= short < long
+    assert long >= 0.02
+    assert "sleep: 2 cases" in capsys.readouterr().out
 
 
 def test_the_fit_of_products_finds_the_device_that_made_them() -> None:
@@ -80,7 +76,7 @@ def test_products_that_only_take_their_launch_do_not_claim_a_peak_far_above_the_
     assert float(fitted.device.peak_flops) == fitted.peaks["fp32"]
     # without the bound the fit is better still, and the file says so
     assert "fp32" in fitted.bounded
-    machine = Machine(torch.device("cpu"), 0, 1, 1)
+    machine = MeasuredMachine(torch.device("cpu"), 0, 1, 1)
     for bounded, words in ((fitted.bounded, True), ((), False)):
         compute = ComputeProfile(tuple(products["fp32"]), (), replace(fitted, bounded=bounded))
         text = device_yaml(compute, machine, (2.0**30, 2.0**20), "today")
