@@ -53,7 +53,7 @@ class Timed:
     least_s: float
     most_s: float
     remark: str
-    """What it found."""
+    """The plan that was found, in words."""
 
 
 def main_command() -> str:

@@ -22,18 +22,17 @@ from darts_parallel.config.options import run_main
 from darts_parallel.config.schema import config_dir
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_text
-from darts_parallel.report.tables import csv_text, filled_table
+from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, Residuals, fit, posterior
 from experiments.calibration.folds import KINDS, HeldOut, cross_validate, spreads
 from experiments.calibration.parameters import Parameters, Place
 from experiments.calibration.preset_files import write_presets
-from experiments.calibration.problems import Case, read_cases
+from experiments.calibration.problems import MeasuredCase, read_cases
 from experiments.calibration.report import ERRORS, SCALE, HeldOutReport
 from experiments.data.normalize import read_folder
 from experiments.data.runs import read_runs
-from experiments.results_page import console_of
 
 TOLERANCE = 1e-5
 """Relative change of the objective at which a fit ends."""
@@ -41,10 +40,10 @@ TOLERANCE = 1e-5
 
 @dataclass
 class CalibrationOptions:
-    """What to fit."""
+    """Command line of `python -m experiments.calibrate`."""
 
     data: str = ""
-    """Folder of CSV files of measured runs that are fitted beside the shipped ones."""
+    """Folder of CSV files of measured runs that are fitted with the shipped ones."""
     out: str = "outputs/calibration"
     start: str = ""
     """A calibrated.yaml to begin at, which saves steps; the prior's mean without it."""
@@ -62,10 +61,9 @@ class CalibrationOptions:
 
 def calibrate(options: CalibrationOptions) -> int:
     """Fit, cross-validate, write; returns the exit status."""
-    console = console_of(120, highlight=False)
     cases = usable_cases(options)
     parameters = Parameters([Place.of_run(case.run) for case in cases])
-    console.print(f"{len(cases)} runs, {len(parameters)} latent parameters")
+    print(f"{len(cases)} runs, {len(parameters)} latent parameters")
     start = Calibrated.read(Path(options.start)).latent(parameters) if options.start else None
     latent, found = fit(cases, parameters, start, max_nfev=options.steps, ftol=TOLERANCE, verbose=2)
     summaries = {("in sample", part): error for part, error in in_sample(found).items()}
@@ -73,23 +71,23 @@ def calibrate(options: CalibrationOptions) -> int:
     for kind in options.cross_validate:
         held_out[kind] = cross_validate(cases, parameters, latent, found, kind)
         report = HeldOutReport.of(kind, held_out[kind])
-        console.print(report.table())
+        print("\n".join(report.markdown()))
         summaries |= {(f"held out by {kind}", part): own["all"] for part, own in report.errors.items() if own}
     rows = [(*name, *error.cells()) for name, error in summaries.items() if error.count]
-    console.print(filled_table("Error, %", ("", "figure", "runs", *ERRORS), rows, (0, 1)))
+    print("\n".join(markdown_table(("", "figure", "runs", *ERRORS), rows, (0, 1))))
     fitted = Calibrated.of_fit(parameters, latent, posterior(found, parameters))
     write_files(options, fitted, provenance(cases, summaries), held_out)
     return 0
 
 
-def usable_cases(options: CalibrationOptions) -> list[Case]:
+def usable_cases(options: CalibrationOptions) -> list[MeasuredCase]:
     """Build the runs that the cost model can express.
 
     Errors:
         ConfigError: there is none.
     """
     runs = read_runs() + (read_folder(options.data)[0] if options.data else [])
-    cases = [case for case in read_cases(runs) if isinstance(case, Case)]
+    cases = [case for case in read_cases(runs) if isinstance(case, MeasuredCase)]
     if not cases:
         raise ConfigError(
             f"data={options.data} must hold a run that the cost model can express, as python -m "
@@ -107,7 +105,7 @@ def in_sample(found: Residuals) -> dict[str, ErrorSummary]:
     return result
 
 
-def provenance(cases: list[Case], summaries: dict[tuple[str, str], ErrorSummary]) -> list[str]:
+def provenance(cases: list[MeasuredCase], summaries: dict[tuple[str, str], ErrorSummary]) -> list[str]:
     """Write what stands above the figures of a fit: runs, sources, errors of the seconds."""
     files = ", ".join(sorted({case.run.file.removesuffix(".csv") for case in cases}))
     lines = [

@@ -31,7 +31,7 @@ from experiments.machine.profile import MeasuredMachine, this_machine
 
 @dataclass
 class ProfileOptions:
-    """What to measure and where to write."""
+    """Command line of `python -m experiments.profile`."""
 
     out: str = "outputs/measured"
     """A folder for `--config-dir`."""
@@ -41,7 +41,7 @@ class ProfileOptions:
     seconds: float = 60.0
     """Wall-clock of the measurements; each is repeated three times at least."""
     precisions: list[str] | None = None
-    """Of matrix products, the main one first; null: fp32 on a CPU, bf16, fp16 and fp32 on a GPU."""
+    """Precisions of products, the main one first; null: fp32 on a CPU, bf16, fp16 and fp32 on a GPU."""
     largest: int | None = None
     """Rows and columns of the largest product; null: 1024 on a CPU, 8192 on a GPU."""
     largest_message_mib: float = 16.0

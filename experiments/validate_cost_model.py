@@ -23,7 +23,7 @@ from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.fit import residuals
 from experiments.calibration.folds import KINDS, cross_validate
 from experiments.calibration.parameters import Parameters, Place
-from experiments.calibration.problems import Case
+from experiments.calibration.problems import MeasuredCase
 from experiments.calibration.ranking import (
     MODEL,
     ROOFLINE,
@@ -33,10 +33,8 @@ from experiments.calibration.ranking import (
 )
 from experiments.calibration.report import (
     HeldOutReport,
-    error_table,
     markdown,
     predict_runs,
-    ranking_table,
     repeat_sentence,
     scatter_figure,
     skipped_lines,
@@ -46,7 +44,7 @@ from experiments.calibration.report import (
 )
 from experiments.data.normalize import read_folder
 from experiments.data.runs import read_runs
-from experiments.results_page import console_of, publish, result_folder
+from experiments.results_page import publish, result_folder
 from experiments.study import save_png
 
 METHOD = """\
@@ -66,7 +64,7 @@ a roofline's (peak rates, no overhead), of the smallest tp x pp first, and by ch
 
 @dataclass
 class ValidationOptions:
-    """What to validate."""
+    """Command line of `python -m experiments.validate_cost_model`."""
 
     data: str = ""
     """Folder of CSV files of measured runs; empty: the shipped runs."""
@@ -89,7 +87,6 @@ def validate(options: ValidationOptions) -> int:
     """Predict all rows, print and write the errors; returns the exit status."""
     runs, others = read_folder(options.data) if options.data else (read_runs(), [])
     parameters = Calibrated.read(Path(options.parameters))
-    console = console_of(150)
     outcomes = predict_runs(runs, parameters)
     cases = [o.case for o in outcomes if o.case]
     scores = {MODEL: [o.predicted[0] for o in outcomes if o.case], ROOFLINE: roofline_seconds(cases)}
@@ -107,8 +104,7 @@ def validate(options: ValidationOptions) -> int:
         captions = {out / "validation.png": "predicted against measured, by source"}
         page = f"{METHOD}\n\n{counts}\n\n{text}"
         publish("validation", "How far is the cost model from measured runs?", command, page, captions)
-    for table in (error_table(outcomes), ranking_table(jobs), *(report.table() for report in reports)):
-        console.print(table)
+    print(text + "\n")
     unused = skipped_lines(outcomes, others)
     for title, lines in (
         ("Largest errors, predicted / measured:", worst_lines(outcomes, options.worst)),
@@ -116,11 +112,11 @@ def validate(options: ValidationOptions) -> int:
         (counts, []),
         (f"{out}/validation.csv, ranking.csv, validation.md, validation.png", []),
     ):
-        console.print("\n  ".join([title, *lines]), markup=False, highlight=False, soft_wrap=True)
+        print("\n  ".join([title, *lines]))
     return 0
 
 
-def held_out_reports(cases: list[Case], start: Calibrated, kinds: list[str]) -> list[HeldOutReport]:
+def held_out_reports(cases: list[MeasuredCase], start: Calibrated, kinds: list[str]) -> list[HeldOutReport]:
     """Refit without every fold of some kinds, each by one Gauss-Newton step from the parameters given.
 
     Args:

@@ -1,6 +1,6 @@
 """The file of fitted parameters: latent numbers by device, framework and link, and how sure they are.
 
-`conf/calibrated.yaml`, with the correlation of its numbers in an `.npz` beside it, serves validation, the
+`conf/calibrated.yaml`, with the correlation of its numbers in an `.npz` next to it, serves validation, the
 device, cluster and framework files that the search reads, and the intervals of its answers
 (`darts_parallel.planner.uncertainty` reads the posterior).
 """

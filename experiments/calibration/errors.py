@@ -12,7 +12,7 @@ class ErrorSummary:
 
     count: int
     median: float
-    """Of |predicted / measured - 1|."""
+    """Median of |predicted / measured - 1|."""
     mean: float
     bias: float
     """Median of predicted / measured - 1."""

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from experiments.calibration.parameters import Parameters, Place
 from experiments.calibration.predict import predict
-from experiments.calibration.problems import Case
+from experiments.calibration.problems import MeasuredCase
 
 Floats = NDArray[np.float64]
 SIGMA = 0.06
 """Spread of log(predicted / measured) that a good model leaves: two releases of the same framework differ
 by 3 % median and 15 % at most (README of the measurements)."""
 SIGMA_OF_MIXTURES = 0.15
-"""The same for mixtures of experts: releases of one framework run one and the same mapping of Qwen3-235B on
+"""Spread for mixtures of experts: releases of one framework run one and the same mapping of Qwen3-235B on
 256 H100 in 15.4, 17.6, 19.7 and 25.5 s."""
 HUBER = 1.5
 """Errors beyond so many sigma count linearly."""
@@ -62,13 +62,13 @@ class Residuals:
         )
 
 
-def measured_figures(case: Case) -> dict[str, float]:
+def measured_figures(case: MeasuredCase) -> dict[str, float]:
     """Return what was measured of a run, by the names of `PARTS`: seconds and bytes."""
     figures = zip(PARTS, (case.run.iteration_s, case.run.memory_bytes), strict=True)
     return {part: figure for part, figure in figures if figure is not None}
 
 
-def residuals(cases: Sequence[Case], parameters: Parameters, latent: Tensor) -> Residuals:
+def residuals(cases: Sequence[MeasuredCase], parameters: Parameters, latent: Tensor) -> Residuals:
     """Compute errors and Jacobian at `latent`, one backward pass for each figure.
 
     The graph reaches from a figure to the few values of its place; the chain rule to the latent numbers
@@ -111,7 +111,7 @@ def _values_and_slopes(
 
 
 def fit(
-    cases: Sequence[Case], parameters: Parameters, start: Tensor | None = None, **options: Any
+    cases: Sequence[MeasuredCase], parameters: Parameters, start: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Residuals]:
     """Find the latent numbers that fit the runs best, and the residuals there.
 

@@ -23,7 +23,7 @@ from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, Residuals, linear_fit, measured_figures, posterior
 from experiments.calibration.parameters import Parameters, Place
 from experiments.calibration.predict import predict
-from experiments.calibration.problems import Case
+from experiments.calibration.problems import MeasuredCase
 from experiments.calibration.ranking import SMALLEST_GROUP, job_of
 
 TOTALS = ("all dense", "all mixtures", "all")
@@ -42,7 +42,7 @@ class HeldOut:
     """A figure of a run, predicted with parameters that never saw its fold."""
 
     fold: str
-    case: Case
+    case: MeasuredCase
     part: str
     """A name of `PARTS`."""
     predicted: float
@@ -56,7 +56,7 @@ class HeldOut:
         return log(self.predicted / self.measured)
 
 
-def folds(cases: Sequence[Case], kind: str) -> dict[str, set[int]]:
+def folds(cases: Sequence[MeasuredCase], kind: str) -> dict[str, set[int]]:
     """Group the indices of runs by fold."""
     members: dict[str, set[int]] = defaultdict(set)
     for i, case in enumerate(cases):
@@ -65,7 +65,7 @@ def folds(cases: Sequence[Case], kind: str) -> dict[str, set[int]]:
 
 
 def cross_validate(
-    cases: Sequence[Case],
+    cases: Sequence[MeasuredCase],
     parameters: Parameters,
     optimum: Tensor,
     found: Residuals,
@@ -112,7 +112,7 @@ def fold_errors(held: Sequence[HeldOut], part: str) -> dict[str, ErrorSummary]:
 
 
 def spread(held: Sequence[HeldOut]) -> float:
-    """Find the smallest standard deviation, beside those of the parameters, whose interval holds `SHARE`.
+    """Find the smallest standard deviation, next to those of the parameters, whose interval holds `SHARE`.
 
     A fold weighs as much as the root of the number of its runs.
     """
@@ -168,7 +168,7 @@ def pair_spread(held: Sequence[HeldOut]) -> float:
 def spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:
     """Find the residual spreads by figure: of a framework, of a source without runs, of known places.
 
-    Each is a standard deviation of log(predicted / measured) beside that of the parameters; `pair` that of
+    Each is a standard deviation of log(predicted / measured) next to that of the parameters; `pair` that of
     the difference of two plans of one measured job. Mixtures have spreads of their own (`experts`).
     """
     dense, mixtures = (

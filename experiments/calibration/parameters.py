@@ -17,7 +17,7 @@ import yaml
 from torch import Tensor
 
 from darts_parallel.planner.uncertainty import BASE, FAMILIES
-from experiments.data.runs import DEVICE, Run
+from experiments.data.runs import DEVICE, MeasuredRun
 
 PAIR = "+"
 """Joins the scopes of a pair, and their names."""
@@ -36,7 +36,7 @@ class Place:
     memory_metric: str = DEVICE
 
     @staticmethod
-    def of_run(run: Run) -> "Place":
+    def of_run(run: MeasuredRun) -> "Place":
         """Return the place of a run; of several kinds of nodes the first counts."""
         device = FAMILIES.get(run.devices[0], run.devices[0])
         return Place(device, run.framework, run.intra_links[0], run.inter_links[0], run.memory_metric)

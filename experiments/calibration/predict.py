@@ -9,7 +9,7 @@ from torch import Tensor
 from darts_parallel.config.cluster import NARROW
 from darts_parallel.cost.evaluation import hard_plan
 from darts_parallel.problem.cluster import GIB, Cluster, Link, NodeGroup
-from experiments.calibration.problems import Case
+from experiments.calibration.problems import MeasuredCase
 from experiments.data.runs import DEVICE
 
 Values = Mapping[str, Tensor | float]
@@ -34,7 +34,7 @@ class Prediction:
     memory: Tensor
 
 
-def predict(case: Case, values: Values) -> Prediction:
+def predict(case: MeasuredCase, values: Values) -> Prediction:
     """Predict a run under given parameters.
 
     Args:
@@ -48,7 +48,7 @@ def predict(case: Case, values: Values) -> Prediction:
     return Prediction(cost.iteration_time[0], cost.memory[0].max() + reserve * counted)
 
 
-def with_parameters(case: Case, values: Values) -> Cluster:
+def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
     """Put fitted parameters in the place of the shipped ones."""
     cluster, first = case.problem.cluster, case.run.devices[0]
     fields: dict[str, Any] = {

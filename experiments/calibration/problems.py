@@ -18,7 +18,7 @@ from darts_parallel.plan.legality import check_plan
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.problem.software import Software
-from experiments.data.runs import ALTERNATE, Run
+from experiments.data.runs import ALTERNATE, MeasuredRun
 from experiments.data.sizes import sizes_of
 
 LATENCY_US = {"inside": 3.0, "between": 5.0}
@@ -28,19 +28,20 @@ NVLINK_DOMAINS = {"gb200": 72, "gb300": 72}
 PEER_LINKS = {"mi300x": 7}
 """Links of a GPU, one to every other GPU of its node."""
 LORA_TARGETS = ("linear_qkv",)
-"""Of the performance recipes of NeMo 2 (`finetune_recipe(peft_scheme="lora", performance_mode=True)`)."""
+"""Modules with adapters in NeMo 2's performance recipes
+(`finetune_recipe(peft_scheme="lora", performance_mode=True)`)."""
 
 
 @dataclass(frozen=True)
-class Case:
+class MeasuredCase:
     """A run that the cost model can express."""
 
-    run: Run
+    run: MeasuredRun
     problem: Problem
     plan: Plan
 
 
-def build_case(run: Run) -> Case:
+def build_case(run: MeasuredRun) -> MeasuredCase:
     """Build the problem and the plan of a run.
 
     Errors:
@@ -51,12 +52,12 @@ def build_case(run: Run) -> Case:
     software = Software(run.framework, gradient, run.owner_broadcast_ms * 1e-3, run.single_ring)
     problem, plan = replace(Problem.from_config(config), software=software), _plan(run)
     check_plan(plan, problem)
-    return Case(run, problem, plan)
+    return MeasuredCase(run, problem, plan)
 
 
-def read_cases(runs: Sequence[Run]) -> list[Case | str]:
+def read_cases(runs: Sequence[MeasuredRun]) -> list[MeasuredCase | str]:
     """Turn every run into a case, or the reason why it is none."""
-    result: list[Case | str] = []
+    result: list[MeasuredCase | str] = []
     for run in runs:
         try:
             result.append(run.skipped or build_case(run))
@@ -80,7 +81,7 @@ def device_config(name: str) -> DeviceConfig:
     return device
 
 
-def _cluster(run: Run) -> ClusterConfig:
+def _cluster(run: MeasuredRun) -> ClusterConfig:
     intra = [
         LinkConfig(rate, LATENCY_US["inside"], 1.0, link == "pcie", PEER_LINKS.get(device, 0))
         for device, link, rate in zip(run.devices, run.intra_links, run.intra_GBps, strict=True)
@@ -100,19 +101,19 @@ def _cluster(run: Run) -> ClusterConfig:
     )
 
 
-def _same_fields(kind: type[Any], run: Run) -> dict[str, Any]:
+def _same_fields(kind: type[Any], run: MeasuredRun) -> dict[str, Any]:
     """Take the fields of a run that a configuration has under the same name."""
     return {field.name: getattr(run, field.name) for field in fields(kind) if hasattr(run, field.name)}
 
 
-def _model(run: Run) -> ModelConfig:
+def _model(run: MeasuredRun) -> ModelConfig:
     given = {"name": run.model or "unnamed", "max_seq_len": run.seq_len}
     if not run.architecture:
         return ModelConfig(**{**_same_fields(ModelConfig, run), **given})
     return ModelConfig(**{**sizes_of(run.architecture), **given})
 
 
-def _training(run: Run) -> TrainingConfig:
+def _training(run: MeasuredRun) -> TrainingConfig:
     given = _same_fields(TrainingConfig, run)
     modules = given.pop("recompute_modules")
     if modules:
@@ -122,7 +123,7 @@ def _training(run: Run) -> TrainingConfig:
     return TrainingConfig(**given, lora_targets=list(LORA_TARGETS))
 
 
-def _plan(run: Run) -> Plan:
+def _plan(run: MeasuredRun) -> Plan:
     kind = "none" if run.recompute == ALTERNATE else run.recompute
     base = LayerStrategy(
         run.tp, run.dp, run.zero_stage, kind, run.sequence_parallel, shard_size=run.shard_size,

@@ -1,4 +1,4 @@
-"""What a user loses by trusting the model's order: rank correlation and regret in every measured job.
+"""Price a user's loss by trusting the model's order: rank correlation and regret in every measured job.
 
 Runs that differ only in their strategy are a job. Its regret of k trials is how much slower the fastest of
 the first k plans of an order is than the fastest measured one, as a fraction. Orders: the model's; a
@@ -20,8 +20,8 @@ from darts_parallel.plan.file import write_text
 from darts_parallel.report.tables import csv_text
 from experiments.calibration.errors import spearman
 from experiments.calibration.predict import predict
-from experiments.calibration.problems import Case
-from experiments.data.runs import Run
+from experiments.calibration.problems import MeasuredCase
+from experiments.data.runs import MeasuredRun
 
 SMALLEST_GROUP = 4
 """Plans that a rank correlation needs to say anything."""
@@ -48,12 +48,12 @@ class JobRanking:
     spearman: Mapping[str, float]
     """Rank correlation with the measured seconds by order; `nan` where either side is constant."""
     regret: Mapping[tuple[str, int], float]
-    """By order and number of trials; of equal scores the mean over their orders."""
+    """Relative loss by order and number of trials; of equal scores the mean over their orders."""
     best_place: int
     """Place, from 1, that the model gives the plan measured as fastest."""
 
 
-def job_of(run: Run) -> tuple[object, ...]:
+def job_of(run: MeasuredRun) -> tuple[object, ...]:
     """Return what runs have in common that differ only in their strategy: model, job, machine, source.
 
     Global batches within some 10 % are one job (not every dp divides the same batch); such runs are
@@ -66,7 +66,7 @@ def job_of(run: Run) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def job_rankings(cases: Sequence[Case], scores: Mapping[str, Sequence[float]]) -> list[JobRanking]:
+def job_rankings(cases: Sequence[MeasuredCase], scores: Mapping[str, Sequence[float]]) -> list[JobRanking]:
     """Rank all jobs with at least `SMALLEST_GROUP` measured plans.
 
     Args:
@@ -86,14 +86,14 @@ def job_rankings(cases: Sequence[Case], scores: Mapping[str, Sequence[float]]) -
     ]
 
 
-def roofline_seconds(cases: Sequence[Case]) -> list[float]:
+def roofline_seconds(cases: Sequence[MeasuredCase]) -> list[float]:
     """Predict the seconds per iteration of every case at the rates of its data sheets (`PEAK`)."""
     with torch.no_grad():
         return [float(predict(case, PEAK).seconds) for case in cases]
 
 
 def _ranking(
-    cases: Sequence[Case], scores: Mapping[str, Sequence[float]], plans: Sequence[Sequence[int]]
+    cases: Sequence[MeasuredCase], scores: Mapping[str, Sequence[float]], plans: Sequence[Sequence[int]]
 ) -> JobRanking:
     """Rank the plans of a job by the seconds of one sequence, of repeats the median."""
     runs = [cases[repeats[0]].run for repeats in plans]

@@ -1,4 +1,4 @@
-"""What a validation says: every row with its prediction, and the tables of its page."""
+"""Write what a validation says: every row with its prediction, and the tables of its page."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -10,18 +10,17 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.plan.file import write_text
-from darts_parallel.report.tables import csv_text, filled_table, markdown_table
+from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, measured_figures
 from experiments.calibration.folds import HeldOut, coverage, fold_errors
 from experiments.calibration.parameters import Place
 from experiments.calibration.predict import predict
-from experiments.calibration.problems import Case, read_cases
+from experiments.calibration.problems import MeasuredCase, read_cases
 from experiments.calibration.ranking import (
     CHANCE,
     MODEL,
@@ -32,7 +31,7 @@ from experiments.calibration.ranking import (
     job_rankings,
     mean,
 )
-from experiments.data.runs import Run
+from experiments.data.runs import MeasuredRun
 
 COLUMNS = (
     "file", "row", "model", "measured_iteration_s", "predicted_iteration_s", "measured_memory_gb",
@@ -48,11 +47,11 @@ MARKERS = "os^vDP*X<>"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RowOutcome:
     """One row: a case with its prediction, or a reason."""
 
-    run: Run
-    case: Case | None = None
+    run: MeasuredRun
+    case: MeasuredCase | None = None
     predicted: tuple[float, ...] = ()
     """Seconds and bytes, in the order of `PARTS`."""
     skipped: str = ""
@@ -65,23 +64,23 @@ class Outcome:
         return None if measured is None else (self.predicted[PARTS.index(part)], measured)
 
 
-def predict_runs(runs: Sequence[Run], parameters: Calibrated) -> list[Outcome]:
+def predict_runs(runs: Sequence[MeasuredRun], parameters: Calibrated) -> list[RowOutcome]:
     """Predict every run that the cost model can express, in order."""
     outcomes = []
     for run, case in zip(runs, read_cases(runs), strict=True):
         if isinstance(case, str):
-            outcomes.append(Outcome(run, skipped=case))
+            outcomes.append(RowOutcome(run, skipped=case))
             continue
         try:
             with torch.no_grad():
                 found = predict(case, parameters.at(Place.of_run(run)))
-            outcomes.append(Outcome(run, case, (float(found.seconds), float(found.memory))))
+            outcomes.append(RowOutcome(run, case, (float(found.seconds), float(found.memory))))
         except DartsParallelError as error:
-            outcomes.append(Outcome(run, skipped=str(error)))
+            outcomes.append(RowOutcome(run, skipped=str(error)))
     return outcomes
 
 
-def write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
+def write_outcomes(path: Path, outcomes: Sequence[RowOutcome]) -> None:
     """Write `validation.csv`: one line a row; seconds, and GiB as the tools print them."""
     rows = []
     for outcome in outcomes:
@@ -96,9 +95,9 @@ def write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
     write_text(path, csv_text(COLUMNS, rows))
 
 
-def error_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+def error_rows(outcomes: Sequence[RowOutcome]) -> list[tuple[str, ...]]:
     """Write one line a file, and one of all: rows, seconds errors, memory errors."""
-    files: dict[str, list[Outcome]] = defaultdict(list)
+    files: dict[str, list[RowOutcome]] = defaultdict(list)
     for outcome in outcomes:
         files[outcome.run.file.removesuffix(".csv")].append(outcome)
     lines = []
@@ -109,12 +108,6 @@ def error_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
             cells += summarise([p for p, _ in pairs], [m for _, m in pairs]).cells()
         lines.append(tuple(cells))
     return lines
-
-
-def error_table(outcomes: Sequence[Outcome]) -> Table:
-    """Show errors by source and overall, percent."""
-    title = "Error of the prediction, % (bias: median of predicted / measured - 1)"
-    return filled_table(title, ERROR_HEADER, error_rows(outcomes))
 
 
 def ranking_rows(jobs: Sequence[JobRanking]) -> list[tuple[str, ...]]:
@@ -132,19 +125,13 @@ def ranking_rows(jobs: Sequence[JobRanking]) -> list[tuple[str, ...]]:
     return lines
 
 
-def ranking_table(jobs: Sequence[JobRanking]) -> Table:
-    """Show rank correlation and regret, percent, of every job."""
-    title = "Orders of plans within one job: regret of the first choice and of the best of three, %"
-    return filled_table(title, RANKING_HEADER, ranking_rows(jobs))
-
-
 @dataclass(frozen=True)
 class HeldOutReport:
     """Errors, coverage and rankings of one kind of fold."""
 
     kind: str
     errors: dict[str, dict[str, ErrorSummary]]
-    """By figure, then by fold and, under `all`, of all runs."""
+    """Errors by figure, then by fold and, under `all`, of all runs."""
     coverage: dict[str, float]
     """Share of the runs inside their 80 % intervals, by figure."""
     jobs: list[JobRanking]
@@ -184,23 +171,15 @@ class HeldOutReport:
             f"of the best of three {three:.2f} %, by chance {chance:.1f} %."
         )
 
-    def header(self) -> tuple[str, ...]:
-        """Name the columns of the table."""
-        return (self.kind, "figure", "runs", *ERRORS, "80 % intervals hold %")
-
-    def table(self) -> Table:
-        """Show errors of every fold on the terminal."""
-        title = f"Held out by {self.kind}. {self.summary()}"
-        return filled_table(title, self.header(), self.rows(), (0, 1))
-
     def markdown(self) -> list[str]:
         """Write the table as Markdown."""
-        table = markdown_table(self.header(), self.rows(), (0, 1))
+        header = (self.kind, "figure", "runs", *ERRORS, "80 % intervals hold %")
+        table = markdown_table(header, self.rows(), (0, 1))
         return [f"Held out by {self.kind}. {self.summary()}", "", *table]
 
 
 def markdown(
-    outcomes: Sequence[Outcome], jobs: Sequence[JobRanking], held_out: Sequence[HeldOutReport] = ()
+    outcomes: Sequence[RowOutcome], jobs: Sequence[JobRanking], held_out: Sequence[HeldOutReport] = ()
 ) -> str:
     """Write the error and ranking tables as Markdown."""
     lines = markdown_table(ERROR_HEADER, error_rows(outcomes))
@@ -209,7 +188,7 @@ def markdown(
     return "\n".join([*lines, "", *markdown_table(RANKING_HEADER, ranking_rows(jobs))])
 
 
-def worst_lines(outcomes: Sequence[Outcome], count: int) -> list[str]:
+def worst_lines(outcomes: Sequence[RowOutcome], count: int) -> list[str]:
     """List the rows whose seconds or bytes are furthest off."""
     found = []
     for outcome in outcomes:
@@ -222,13 +201,13 @@ def worst_lines(outcomes: Sequence[Outcome], count: int) -> list[str]:
     return [text for _, text in sorted(found, key=lambda entry: -entry[0])[:count]]
 
 
-def skipped_lines(outcomes: Sequence[Outcome], other_files: Sequence[tuple[str, str]]) -> list[str]:
+def skipped_lines(outcomes: Sequence[RowOutcome], other_files: Sequence[tuple[str, str]]) -> list[str]:
     """List every row that was not used: file, line, reason; then files of another schema."""
     lines = [f"{o.run.file}:{o.run.row}: {o.skipped}" for o in outcomes if o.skipped]
     return lines + [f"{name}: {reason}" for name, reason in other_files]
 
 
-def skipped_summary(outcomes: Sequence[Outcome]) -> str:
+def skipped_summary(outcomes: Sequence[RowOutcome]) -> str:
     """Count the rows that were used and those that were not, by what is missing."""
     reasons = Counter(o.skipped.split(":")[0].split("=")[0] for o in outcomes if o.skipped)
     most = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(4))
@@ -246,7 +225,7 @@ def skipped_summary(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def repeat_errors(cases: Sequence[Case]) -> ErrorSummary:
+def repeat_errors(cases: Sequence[MeasuredCase]) -> ErrorSummary:
     """Summarize the errors of a model that knew the geometric mean of every repeated plan's seconds.
 
     Repeats are runs of equal model, devices, framework family, plan and job; plans that were measured once
@@ -268,7 +247,7 @@ def repeat_errors(cases: Sequence[Case]) -> ErrorSummary:
     return summarise(predicted, measured)
 
 
-def repeat_sentence(cases: Sequence[Case]) -> str:
+def repeat_sentence(cases: Sequence[MeasuredCase]) -> str:
     """Tell the errors of `repeat_errors`, dense models and mixtures apart; empty without a repeat."""
     parts = []
     for name, own in (("dense", False), ("mixture", True)):
@@ -285,7 +264,7 @@ def repeat_sentence(cases: Sequence[Case]) -> str:
     )
 
 
-def scatter_figure(outcomes: Sequence[Outcome]) -> Figure:
+def scatter_figure(outcomes: Sequence[RowOutcome]) -> Figure:
     """Draw predicted against measured figures: seconds to the left, memory to the right; the band is 10 %."""
     figure = Figure(figsize=(12.0, 5.6), layout="constrained")
     axes = figure.subplots(1, 2)
@@ -296,7 +275,7 @@ def scatter_figure(outcomes: Sequence[Outcome]) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, outcomes: Sequence[Outcome], part: str, label: str) -> None:
+def _draw(axes: Axes, outcomes: Sequence[RowOutcome], part: str, label: str) -> None:
     everything: list[float] = []
     for index, file in enumerate(dict.fromkeys(o.run.file for o in outcomes)):
         pairs = [pair for o in outcomes if o.run.file == file and (pair := o.pair(part))]

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from experiments.data.table import Row, RowError
+from experiments.data.table import RowError, TableRow
 from experiments.data.words import first, tables
 
 RATE = r"(\d+(?:\.\d+)?)\s*(gbit/s|gbps|gb/s|gb\b|g\b)"
@@ -17,7 +17,7 @@ Link = tuple[str, float]
 """Name whose fit it shares, and 10^9 bytes/s."""
 
 
-def hardware(row: Row, gpus: int, gpus_per_node: int) -> dict[str, Any]:
+def hardware(row: TableRow, gpus: int, gpus_per_node: int) -> dict[str, Any]:
     """Fill the fields of a run's hardware; ranks follow the kinds of nodes in their order.
 
     "12 V100 + 4 T4" counts GPUs, "3 nodes of 4 V100 and 1 node of 4 T4" nodes: whichever adds up to the run's
@@ -42,7 +42,7 @@ def _gpus_of_node(gpus: int, gpus_per_node: int) -> int:
     return next(n for n in range(gpus_per_node, 0, -1) if gpus % n == 0)
 
 
-def _only(row: Row, gpus_per_node: int) -> tuple[str, Link, Link]:
+def _only(row: TableRow, gpus_per_node: int) -> tuple[str, Link, Link]:
     """Find device and links of a cluster of one kind.
 
     The network is, in this order: what the row's own notes or source print, what its cluster is known to
@@ -69,7 +69,7 @@ def _only(row: Row, gpus_per_node: int) -> tuple[str, Link, Link]:
     return gpu["device"], intra, ("ethernet" if gpu["out"] <= SLOW else "infiniband", gpu["out"])
 
 
-def _several(row: Row, gpus: int, gpus_per_node: int) -> list[tuple[int, str, Link, Link]]:
+def _several(row: TableRow, gpus: int, gpus_per_node: int) -> list[tuple[int, str, Link, Link]]:
     """Find the kinds of nodes that the GPU's cell or the notes list with their numbers; none where one."""
     for key in ("gpu", "notes"):
         found = _listed(row.text(key))
@@ -102,7 +102,7 @@ def _listed(text: str) -> list[tuple[int, dict[str, Any]]]:
     return found
 
 
-def _network(row: Row, gpus_per_node: int, gpu: dict[str, Any]) -> Link:
+def _network(row: TableRow, gpus_per_node: int, gpu: dict[str, Any]) -> Link:
     """Find the link out of a node of one kind of several: its instance's, else the row's, else the usual."""
     text, device = row.words("gpu", "notes", "source"), gpu["device"]
     named = re.search(INSTANCES.get(device, "$^"), text)

@@ -2,7 +2,7 @@
 
     python -m experiments.data.normalize data=FOLDER out=experiments/data/measured.csv
 
-Reads every CSV file of the folder. What a row leaves out follows the rules of README.md beside this file and
+Reads every CSV file of the folder. What a row leaves out follows the rules of README.md next to this file and
 the words of `words.yaml`; never a rule for one row. A row that cannot be used keeps its reason.
 """
 
@@ -19,9 +19,9 @@ from darts_parallel.config.schema import RECOMPUTE_MODULES
 from darts_parallel.plan.file import write_text
 from experiments.comparison.layouts import chunks_of
 from experiments.data.machines import hardware
-from experiments.data.runs import ALLOCATED, ALTERNATE, DEFAULTS, DEVICE, SHIPPED, Run, write_runs
+from experiments.data.runs import ALLOCATED, ALTERNATE, DEFAULTS, DEVICE, SHIPPED, MeasuredRun, write_runs
 from experiments.data.sizes import SPARSE, Sizes, architecture, known_sizes, model_flops, names_experts
-from experiments.data.table import Row, RowError, read_tables
+from experiments.data.table import RowError, TableRow, read_tables
 from experiments.data.words import Framework, first, framework_of
 
 FLAGGED = re.compile(r"anomalous|suspicious")
@@ -36,10 +36,10 @@ OFFLOADED = re.compile(r"full (?:cpu )?offload|(?:opt|par) offl=y|cpu.?offload=(
 ALLOCATED_WORDS = re.compile(r"(?:max|peak)[ _]allocated|\banalytic\b")
 HEAD_SIZE = 128
 LORA_RANK = 16
-"""Of the performance recipes of NeMo 2 for Llama 3 70B; its rank for smaller models, 8, makes no difference
+"""Rank in the performance recipes of NeMo 2 for Llama 3 70B; that for smaller models, 8, makes no difference
 that seconds or bytes show."""
 TORCHTITAN_SEQ_LEN = 4096
-"""Of torchtitan's Qwen3-30B-A3B: its printed FLOP/s over its tokens/s say so, too, by its own formula."""
+"""Tokens of torchtitan's Qwen3-30B-A3B: its FLOP/s over its tokens/s say so, too, by its own formula."""
 MFU_PEAK = 989.5e12
 """FLOP/s of an H100 in bf16, against which the sources print MFU."""
 FACTS = ("fused_attention", "gradient_bits", "owner_broadcast_ms", "single_ring")
@@ -50,20 +50,20 @@ STATED = ("dp", "micro_batch", "num_microbatches", "global_batch", "heads", "voc
 SECONDS = ("iteration_s", "tokens_per_s_per_gpu", "samples_per_s")
 
 
-def read_folder(path: str) -> tuple[list[Run], list[tuple[str, str]]]:
+def read_folder(path: str) -> tuple[list[MeasuredRun], list[tuple[str, str]]]:
     """Read the runs of a folder of CSV files, and the files that are no tables of runs with the reason.
 
     Errors:
         ConfigError: the folder does not exist or holds no CSV file.
     """
     rows, others = read_tables(path)
-    files: dict[str, list[Row]] = defaultdict(list)
+    files: dict[str, list[TableRow]] = defaultdict(list)
     for row in rows:
         files[row.file].append(row)
     return [normalized(row, files[row.file]) for row in rows], others
 
 
-def normalized(row: Row, siblings: Sequence[Row]) -> Run:
+def normalized(row: TableRow, siblings: Sequence[TableRow]) -> MeasuredRun:
     """Complete a row, or keep the reason why it cannot be used.
 
     Args:
@@ -73,21 +73,21 @@ def normalized(row: Row, siblings: Sequence[Row]) -> Run:
     told |= {"file": row.file, "row": row.line, "note": _note(row)}
     told["mixture"] = not row.broken and names_experts(row)
     try:
-        return Run(**told, **_fields(row, siblings))
+        return MeasuredRun(**told, **_fields(row, siblings))
     except RowError as error:
         nothing = str(error).startswith(("no seconds", "out of memory", "a relative figure"))
         printed = any(row.text(key) for key in ("iteration_s", "memory_gb", "tokens_per_s_per_gpu"))
-        return Run(**told, skipped=str(error), has_figures=printed and not nothing)
+        return MeasuredRun(**told, skipped=str(error), has_figures=printed and not nothing)
 
 
-def _note(row: Row) -> str:
+def _note(row: TableRow) -> str:
     absent = [key for key in STATED if re.match(r"(not stated.*|unknown.*)?$", row.words(key))]
     origin = next((key for key in (*SECONDS, "mfu_pct") if row.text(key)), "iteration_s")
     told = [f"not printed: {' '.join(absent)}"] if absent else []
     return "; ".join(told + ([f"seconds from {origin}"] if origin != "iteration_s" else []))
 
 
-def _fields(row: Row, siblings: Sequence[Row]) -> dict[str, Any]:
+def _fields(row: TableRow, siblings: Sequence[TableRow]) -> dict[str, Any]:
     """Fill all other fields of a run.
 
     Errors:
@@ -122,7 +122,7 @@ def _fields(row: Row, siblings: Sequence[Row]) -> dict[str, Any]:
     return result | {"blocks": _blocks(row, layers, pp, chunks)}
 
 
-def _model(row: Row, siblings: Sequence[Row], sizes: Sizes | None, framework: Framework) -> Sizes:
+def _model(row: TableRow, siblings: Sequence[TableRow], sizes: Sizes | None, framework: Framework) -> Sizes:
     """Fill the sizes of a dense model, and those of a mixture that its cells show."""
     family = _family(row, sizes)
     layers, hidden, seq_len = (row.require(key) for key in ("layers", "hidden", "seq_len"))
@@ -151,7 +151,7 @@ def _model(row: Row, siblings: Sequence[Row], sizes: Sizes | None, framework: Fr
 # --- models
 
 
-def _complete(row: Row, sizes: Sizes) -> Row:
+def _complete(row: TableRow, sizes: Sizes) -> TableRow:
     """Fill the cells of a mixture's row by its public configuration and its source's defaults."""
     cells = dict(row.cells)
     for cell, key in (("layers", "num_layers"), ("hidden", "hidden_size"), ("heads", "num_heads"),
@@ -191,7 +191,7 @@ def _complete(row: Row, sizes: Sizes) -> Row:
     return filled
 
 
-def _family(row: Row, sizes: Sizes | None) -> dict[str, Any]:
+def _family(row: TableRow, sizes: Sizes | None) -> dict[str, Any]:
     """Find the model family that the name says.
 
     Errors:
@@ -207,7 +207,7 @@ def _family(row: Row, sizes: Sizes | None) -> dict[str, Any]:
     return first("models", name) or {}
 
 
-def _usual(row: Row, siblings: Sequence[Row], key: str, like: str) -> int | None:
+def _usual(row: TableRow, siblings: Sequence[TableRow], key: str, like: str) -> int | None:
     """Return the number that rows with the same `like` give most often for `key` (ties: the smallest)."""
     found: Counter[int] = Counter()
     for other in siblings:
@@ -227,12 +227,12 @@ def _heads(hidden: int) -> int:
     return min(divisors, key=lambda n: abs(hidden / n - HEAD_SIZE))
 
 
-def _printed_vocab(row: Row) -> int | None:
+def _printed_vocab(row: TableRow) -> int | None:
     found = re.search(r"vocab(?:ulary)?\s+(\d{4,7})", f"{row.text('n_params')} {row.text('notes')}")
     return int(found[1]) if found else None
 
 
-def _mixture(row: Row, sizes: Sizes, tp: int) -> dict[str, Any]:
+def _mixture(row: TableRow, sizes: Sizes, tp: int) -> dict[str, Any]:
     """Fill the fields of a mixture.
 
     Errors:
@@ -267,7 +267,7 @@ def _mixture(row: Row, sizes: Sizes, tp: int) -> dict[str, Any]:
 # --- plans
 
 
-def _degrees(row: Row) -> tuple[int, dict[str, int]]:
+def _degrees(row: TableRow) -> tuple[int, dict[str, int]]:
     """Find GPUs, and the degrees dp, tp, pp, cp that multiply to them."""
     tp, pp, cp = (row.count(key) or 1 for key in ("tp", "pp", "cp"))
     dp, gpus = row.count("dp"), row.count("n_gpus")
@@ -281,7 +281,7 @@ def _degrees(row: Row) -> tuple[int, dict[str, int]]:
     return gpus, {"dp": dp, "tp": tp, "pp": pp, "cp": cp}
 
 
-def _batch(row: Row, framework: Framework, degrees: dict[str, int]) -> tuple[int, int]:
+def _batch(row: TableRow, framework: Framework, degrees: dict[str, int]) -> tuple[int, int]:
     """Find the number of micro-batches and the global batch."""
     dp, pp = degrees["dp"], degrees["pp"]
     micro, count, batch = (row.count(key) for key in ("micro_batch", "num_microbatches", "global_batch"))
@@ -305,7 +305,7 @@ def _batch(row: Row, framework: Framework, degrees: dict[str, int]) -> tuple[int
     return count, batch
 
 
-def _zero(row: Row, ranks: int) -> tuple[int, int]:
+def _zero(row: TableRow, ranks: int) -> tuple[int, int]:
     """Find the ZeRO stage, and the ranks that share a state (0: all of them).
 
     Args:
@@ -324,7 +324,7 @@ def _zero(row: Row, ranks: int) -> tuple[int, int]:
     return stage, 0 if shard >= ranks or ranks % max(shard, 1) else shard
 
 
-def _recompute(row: Row) -> str:
+def _recompute(row: TableRow) -> str:
     text = row.words("recompute")
     if re.match(r"none|not stated|no\b|unknown|0|false|sequence-parallel only|$", text):
         return "none"
@@ -337,20 +337,20 @@ def _recompute(row: Row) -> str:
     raise RowError(f"recompute={row.text('recompute')} must be none, selective or full")
 
 
-def _sequence_parallel(row: Row, framework: Framework, tp: int) -> bool:
+def _sequence_parallel(row: TableRow, framework: Framework, tp: int) -> bool:
     text = row.words("sequence_parallel")
     stated = re.match(r"(1|true|yes|on\b)|(0|false|no\b|off)", text)
     return tp > 1 and (bool(stated[1]) if stated else framework.sequence_parallel)
 
 
-def _lora_rank(row: Row) -> int:
+def _lora_rank(row: TableRow) -> int:
     text = row.words("model", "notes")
     if re.search(r"\bqlora\b|\bdora\b|prefix.tuning", text):
         raise RowError("adapters on weights of 4 bits, or other than LoRA, are not in the cost model")
     return LORA_RANK if re.search(r"\blora\b", text) else 0
 
 
-def _precision(row: Row) -> str:
+def _precision(row: TableRow) -> str:
     text = row.words("precision")
     for narrow, pattern in (("nvfp4", r"fp4|float4"), ("mxfp8", r"mx-?fp8"), ("fp8", r"fp8|float8")):
         if re.search(pattern, text):
@@ -363,14 +363,14 @@ def _precision(row: Row) -> str:
     return {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}.get(found[0], found[0])
 
 
-def _virtual_stages(row: Row, layers: int, pp: int) -> int:
+def _virtual_stages(row: TableRow, layers: int, pp: int) -> int:
     stated = row.count("vpp_chunks")
     if pp == 1 or (stated is None and not re.search(r">\s*1|interleav", row.words("vpp_chunks"))):
         return 1
     return stated or next((v for v in range(2, layers // pp + 1) if layers % (pp * v) == 0), 2)
 
 
-def _blocks(row: Row, layers: int, pp: int, chunks: int) -> tuple[int, ...]:
+def _blocks(row: TableRow, layers: int, pp: int, chunks: int) -> tuple[int, ...]:
     """Count the blocks of every chunk; embedding is a layer before them, head and loss two after them."""
     stages = pp * chunks
     counts = _printed_stages(row, layers, pp) if chunks == 1 else None
@@ -391,7 +391,7 @@ def _blocks(row: Row, layers: int, pp: int, chunks: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _printed_stages(row: Row, layers: int, pp: int) -> list[int] | None:
+def _printed_stages(row: TableRow, layers: int, pp: int) -> list[int] | None:
     """Read the blocks per stage of "layers per stage 9 6 6 9 (of 30 entries ...)".
 
     Entries beyond the blocks (type conversion, embedding, transposes, norm, head) stand half at the
@@ -411,7 +411,7 @@ def _printed_stages(row: Row, layers: int, pp: int) -> list[int] | None:
 # --- figures
 
 
-def _measured(row: Row, batch: int, seq_len: int, gpus: int) -> tuple[float | None, float | None]:
+def _measured(row: TableRow, batch: int, seq_len: int, gpus: int) -> tuple[float | None, float | None]:
     """Read the seconds of an iteration and the GiB; at least one of them is there.
 
     Errors:
@@ -437,7 +437,7 @@ def _measured(row: Row, batch: int, seq_len: int, gpus: int) -> tuple[float | No
 
 @dataclass
 class NormalizeOptions:
-    """What to clean."""
+    """Command line of `python -m experiments.data.normalize`."""
 
     data: str = ""
     """Folder of transcribed tables."""

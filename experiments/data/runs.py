@@ -18,7 +18,7 @@ neither context nor communication buffers nor unused blocks are."""
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """One measured run: a column of `measured.csv` a field. Fields of configurations have their names."""
 
     file: str
@@ -63,7 +63,7 @@ class Run:
     """ZeRO-3 moves each tensor over one ring, by one network adapter of a node."""
 
     architecture: str = ""
-    """Of mixtures and hybrids: a file of `conf/model`, then fields that differ, as `key=value`."""
+    """Sizes of mixtures and hybrids: a file of `conf/model`, then fields that differ, as `key=value`."""
     num_layers: int = 0
     hidden_size: int = 0
     num_heads: int = 0
@@ -100,7 +100,7 @@ class Run:
     etp: int = 1
     virtual_stages: int = 1
     blocks: tuple[int, ...] = ()
-    """Blocks of every chunk of the pipeline; embedding, head and loss beside them."""
+    """Blocks of every chunk of the pipeline, without embedding, head and loss."""
     num_micro_batches: int = 0
     zero_stage: int = 0
     shard_size: int = 0
@@ -114,7 +114,7 @@ class Run:
     iteration_s: float | None = None
     memory_GiB: float | None = None  # noqa: N815
     memory_metric: str = DEVICE
-    """What `memory_GiB` counts: `DEVICE` or `ALLOCATED`."""
+    """Kind of memory that `memory_GiB` counts: `DEVICE` or `ALLOCATED`."""
 
     @property
     def name(self) -> str:
@@ -130,17 +130,20 @@ class Run:
         return None if self.memory_GiB is None else self.memory_GiB * 2.0**30
 
 
-DEFAULTS = {field.name: field.default for field in fields(Run)}
-TYPES = get_type_hints(Run)
+DEFAULTS = {field.name: field.default for field in fields(MeasuredRun)}
+TYPES = get_type_hints(MeasuredRun)
 
 
-def read_runs(path: Path = SHIPPED) -> list[Run]:
+def read_runs(path: Path = SHIPPED) -> list[MeasuredRun]:
     """Read the runs of a file that `write_runs` wrote."""
     with path.open(encoding="utf-8", newline="") as file:
-        return [Run(**{key: _value(key, cell) for key, cell in row.items()}) for row in csv.DictReader(file)]
+        return [
+            MeasuredRun(**{key: _value(key, cell) for key, cell in row.items()})
+            for row in csv.DictReader(file)
+        ]
 
 
-def write_runs(runs: Iterable[Run]) -> str:
+def write_runs(runs: Iterable[MeasuredRun]) -> str:
     """Write runs as CSV text; a cell of the default value is empty."""
     lines = [[_cell(key, value) for key, value in asdict(run).items()] for run in runs]
     return csv_text(tuple(TYPES), lines)

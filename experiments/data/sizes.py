@@ -12,7 +12,7 @@ import yaml
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.schema import config_dir
 from darts_parallel.problem.model import Model
-from experiments.data.table import Row, RowError
+from experiments.data.table import RowError, TableRow
 from experiments.data.words import first
 
 Sizes = dict[str, Any]
@@ -23,7 +23,7 @@ HYBRID = re.compile(r"nemotron.?3(?!.?nano)|mamba|hybrid")
 """Names that are never those of a mixture in `words.yaml`."""
 
 
-def known_sizes(row: Row) -> Sizes | None:
+def known_sizes(row: TableRow) -> Sizes | None:
     """Find the sizes of a mixture or hybrid; None where the row is of another model, or of unknown sizes."""
     name = row.text("model").lower()
     if HYBRID.search(name):
@@ -48,7 +48,7 @@ def known_sizes(row: Row) -> Sizes | None:
     return sizes
 
 
-def own_sizes(row: Row) -> Sizes:
+def own_sizes(row: TableRow) -> Sizes:
     """Read the sizes of a mixture without a public name, from the cells that a Llama-like block needs."""
     keys = {
         "num_experts": "n_experts", "moe_router_topk": "top_k", "moe_ffn_hidden_size": "moe_ffn",
@@ -78,13 +78,13 @@ def preset_sizes(name: str) -> Sizes:
     return values
 
 
-def names_experts(row: Row) -> bool:
+def names_experts(row: TableRow) -> bool:
     """Tell whether a row is of a mixture of experts, expressible or not."""
     experts = row.text("n_experts") not in ("", "0", "1")
     return experts or known_sizes(row) is not None or bool(SPARSE.search(row.words("model")))
 
 
-def architecture(row: Row, sizes: Sizes) -> str:
+def architecture(row: TableRow, sizes: Sizes) -> str:
     """Write sizes as a file of `conf/model` and what differs from it."""
     known = first("mixtures", row.words("model")) or {}
     preset = known.get("preset", "")
@@ -103,7 +103,7 @@ def sizes_of(text: str) -> Sizes:
     return sizes
 
 
-def model_flops(row: Row, sizes: Sizes) -> float:
+def model_flops(row: TableRow, sizes: Sizes) -> float:
     """Count the model FLOP of an iteration, with the half of the attention matrix below the diagonal.
 
     The long contexts of the folding paper say so: with the whole matrix its runs of 16k to 128k tokens

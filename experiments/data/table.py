@@ -22,7 +22,7 @@ class RowError(DartsParallelError):
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One line of a file, as text."""
 
     file: str
@@ -81,7 +81,7 @@ class Row:
         return value
 
 
-def read_tables(path: str) -> tuple[list[Row], list[tuple[str, str]]]:
+def read_tables(path: str) -> tuple[list[TableRow], list[tuple[str, str]]]:
     """Read all `*.csv` files of a folder, in the order of their names.
 
     Returns:
@@ -96,7 +96,7 @@ def read_tables(path: str) -> tuple[list[Row], list[tuple[str, str]]]:
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() == ".csv" and file.is_file())
     if not files:
         raise ConfigError(f"data={path} must hold a CSV file; try a folder with one.")
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     others: list[tuple[str, str]] = []
     for file in files:
         try:
@@ -106,11 +106,11 @@ def read_tables(path: str) -> tuple[list[Row], list[tuple[str, str]]]:
     return rows, others
 
 
-def _read_file(path: Path) -> list[Row]:
+def _read_file(path: Path) -> list[TableRow]:
     """Read the rows of a file; a line that cannot be read is a broken row, the next is read on its own."""
     lines = path.read_text(encoding="utf-8-sig", errors="replace").replace("\0", "\ufffd").splitlines()
     header: list[str] = []
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     index = 0
     while index < len(lines):
         cells, used = _record(lines, index, len(header))
@@ -123,11 +123,11 @@ def _read_file(path: Path) -> list[Row]:
             if lacking:
                 raise RowError(f"not a table of runs: column {', '.join(lacking)} is missing")
         elif cells is None:
-            rows.append(Row(path.name, line, {}, "the line cannot be read (a quote is not closed)"))
+            rows.append(TableRow(path.name, line, {}, "the line cannot be read (a quote is not closed)"))
         else:
             wrong = len(cells) != len(header)
             broken = f"{len(cells)} cells, but the header has {len(header)}" if wrong else ""
-            rows.append(Row(path.name, line, dict(zip(header, cells, strict=False)), broken))
+            rows.append(TableRow(path.name, line, dict(zip(header, cells, strict=False)), broken))
     if not header:
         raise RowError("the file is empty")
     return rows

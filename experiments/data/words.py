@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from experiments.data.table import Row
+from experiments.data.table import TableRow
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def frameworks() -> Mapping[str, Framework]:
     return {entry["name"]: Framework(**entry) for entry in tables()["frameworks"]}
 
 
-def framework_of(row: Row) -> Framework:
+def framework_of(row: TableRow) -> Framework:
     """Return the framework that a row's words name, else the common one."""
     text = row.words("source", "model", "notes", "zero")
     found = next(known for known in frameworks().values() if re.search(known.words, text))

@@ -1,1 +1,1 @@
-"""What the profile of a machine is made of."""
+"""Measure the parts of a machine's profile."""

@@ -76,7 +76,7 @@ class GemmFit:
 
 @dataclass(frozen=True)
 class ComputeProfile:
-    """What was measured on the device, and the figures of the cost model that follow."""
+    """Times measured on the device, and the figures of the cost model that follow."""
 
     gemms: tuple[GemmTime, ...]
     blocks: tuple[BlockTime, ...]

@@ -30,7 +30,7 @@ from experiments.calibration.folds import (
 from experiments.calibration.parameters import QUANTITIES, Parameters, Place
 from experiments.calibration.predict import predict
 from experiments.calibration.preset_files import MARK, names_data_sheet, three_digits, write_presets
-from experiments.calibration.problems import Case
+from experiments.calibration.problems import MeasuredCase
 from experiments.calibration.ranking import MODEL, job_rankings, regret, write_rankings
 from tests.support.measured_files import cases_of, write_rows
 
@@ -50,7 +50,9 @@ GRID = [
 ]  # fmt: skip
 
 
-def invented_cases(folder: Path, latent: torch.Tensor, quantities: tuple[object, ...] = FITTED) -> list[Case]:
+def invented_cases(
+    folder: Path, latent: torch.Tensor, quantities: tuple[object, ...] = FITTED
+) -> list[MeasuredCase]:
     """Runs whose measured figures are the model's own under known parameters."""
     write_rows(folder / "runs.csv", GRID)
     blank = cases_of(folder)
@@ -202,12 +204,12 @@ def test_deviations_of_device_software_and_their_pair_add_up() -> None:
     assert fitted.value(quantity, place) == pytest.approx(float(whole))
 
 
-def held_out(case: Case, fold: str, error: float, variance: float = 0.0) -> HeldOut:
+def held_out(case: MeasuredCase, fold: str, error: float, variance: float = 0.0) -> HeldOut:
     return HeldOut(fold, case, "seconds", math.exp(error), 1.0, variance)
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+def case(tmp_path_factory: pytest.TempPathFactory) -> MeasuredCase:
     """One invented run."""
     folder = tmp_path_factory.mktemp("one")
     write_rows(folder / "runs.csv", [{}])
@@ -215,14 +217,14 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 @pytest.mark.parametrize(("runs", "needed"), [(36, 0.0), (16, 0.1)])
-def test_a_fold_speaks_as_the_root_of_its_runs(case: Case, runs: int, needed: float) -> None:
+def test_a_fold_speaks_as_the_root_of_its_runs(case: MeasuredCase, runs: int, needed: float) -> None:
     # one source is right in all its runs, one is 10 % off in its only one: six against one, four against one
     held = [*[held_out(case, "many", 0.0)] * runs, held_out(case, "one", 0.1)]
     held += [held_out(case, "three", 0.1)] * (runs == 16)
     assert spread(held) == pytest.approx(max(needed / NORMAL, FLOOR))
 
 
-def test_spreads_hold_the_share_that_they_promise(case: Case) -> None:
+def test_spreads_hold_the_share_that_they_promise(case: MeasuredCase) -> None:
     rng = np.random.default_rng(0)
     held = [held_out(case, f"fold{i % 7}", float(e), 0.02**2) for i, e in enumerate(rng.normal(0, 0.1, 700))]
     width = spread(held)

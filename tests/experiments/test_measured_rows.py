@@ -10,19 +10,19 @@ from darts_parallel.errors import ConfigError
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.parameters import Parameters, Place
 from experiments.calibration.predict import predict
-from experiments.calibration.problems import Case, build_case
+from experiments.calibration.problems import MeasuredCase, build_case
 from experiments.calibration.report import COLUMNS, predict_runs, repeat_errors, repeat_sentence
 from experiments.data import normalize
 from experiments.data.normalize import NormalizeOptions, read_folder
-from experiments.data.runs import ALTERNATE, Run, read_runs, write_runs
-from experiments.data.table import Row, RowError
+from experiments.data.runs import ALTERNATE, MeasuredRun, read_runs, write_runs
+from experiments.data.table import RowError, TableRow
 from experiments.validate_cost_model import ValidationOptions, validate
 from tests.support import measured_files
 from tests.support.measured_files import RUN, cases_of, write_rows
 
 
-def run_of(**cells: str) -> Run:
-    return measured_files.run_of(Row("a.csv", 2, {**RUN, **cells}))
+def run_of(**cells: str) -> MeasuredRun:
+    return measured_files.run_of(TableRow("a.csv", 2, {**RUN, **cells}))
 
 
 BAD = [
@@ -92,7 +92,7 @@ def test_validation_writes_one_line_a_row(tmp_path: Path, capsys: pytest.Capture
      (">1 (not stated)", None), ("", None), ("1,024", 1024), ("3.57B (vocab 131072)", 3_570_000_000)],
 )  # fmt: skip
 def test_a_number_is_what_a_cell_begins_with(text: str, value: int | None) -> None:
-    assert Row("a.csv", 2, {"vocab": text}).count("vocab") == value
+    assert TableRow("a.csv", 2, {"vocab": text}).count("vocab") == value
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_a_row_leaves_out_follows_the_stated_rules(
 
 
 def test_missing_sizes_are_those_that_the_other_rows_state_most_often() -> None:
-    rows = [Row("a.csv", 2 + i, {**RUN, "heads": h, "vocab": v}) for i, (h, v) in
+    rows = [TableRow("a.csv", 2 + i, {**RUN, "heads": h, "vocab": v}) for i, (h, v) in
             enumerate([("16", "50k"), ("16", "50k"), ("4", "32000"), ("", "")])]  # fmt: skip
     run = measured_files.run_of(rows[-1], rows)
     assert (run.num_heads, run.vocab_size) == (16, 50_000)
@@ -278,4 +278,4 @@ def test_the_shipped_runs_are_whole_and_have_sources() -> None:
     used = [run for run in runs if not run.skipped]
     assert all(run.iteration_s or run.memory_GiB for run in used)
     for run in used[::40]:
-        assert isinstance(build_case(run), Case)
+        assert isinstance(build_case(run), MeasuredCase)

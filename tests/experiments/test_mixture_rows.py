@@ -3,8 +3,8 @@
 import pytest
 
 from experiments.calibration.problems import build_case
-from experiments.data.runs import Run
-from experiments.data.table import Row, RowError
+from experiments.data.runs import MeasuredRun
+from experiments.data.table import RowError, TableRow
 from tests.support.measured_files import RUN, run_of
 
 MIXTRAL = {
@@ -18,8 +18,8 @@ MIXTRAL = {
 }  # fmt: skip
 
 
-def run(**cells: str) -> Run:
-    return run_of(Row("moe.csv", 2, {**RUN, **MIXTRAL, **cells}))
+def run(**cells: str) -> MeasuredRun:
+    return run_of(TableRow("moe.csv", 2, {**RUN, **MIXTRAL, **cells}))
 
 
 def test_a_published_mapping_becomes_a_plan_with_folded_experts() -> None:
@@ -41,7 +41,7 @@ def test_a_printed_data_parallel_degree_beyond_ep_is_corrected() -> None:
 
 
 def test_dense_rows_have_no_experts() -> None:
-    dense = run_of(Row("a.csv", 2, dict(RUN)))
+    dense = run_of(TableRow("a.csv", 2, dict(RUN)))
     assert (dense.architecture, dense.mixture, dense.ep) == ("", False, 1)
 
 

@@ -4,10 +4,10 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.calibration.problems import Case, read_cases
+from experiments.calibration.problems import MeasuredCase, read_cases
 from experiments.data.normalize import normalized, read_folder
-from experiments.data.runs import Run
-from experiments.data.table import Row, RowError
+from experiments.data.runs import MeasuredRun
+from experiments.data.table import RowError, TableRow
 
 COLUMNS = (
     "model", "n_params", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "gpu",
@@ -32,7 +32,7 @@ def write_rows(path: Path, rows: list[dict[str, str]], columns: tuple[str, ...] 
         writer.writerows({**RUN, **row} for row in rows)
 
 
-def run_of(row: Row, siblings: Sequence[Row] = ()) -> Run:
+def run_of(row: TableRow, siblings: Sequence[TableRow] = ()) -> MeasuredRun:
     """Normalize a row.
 
     Errors:
@@ -44,6 +44,6 @@ def run_of(row: Row, siblings: Sequence[Row] = ()) -> Run:
     return run
 
 
-def cases_of(folder: Path) -> list[Case]:
+def cases_of(folder: Path) -> list[MeasuredCase]:
     """Build the usable runs of a folder."""
-    return [case for case in read_cases(read_folder(str(folder))[0]) if isinstance(case, Case)]
+    return [case for case in read_cases(read_folder(str(folder))[0]) if isinstance(case, MeasuredCase)]
