@@ -199,7 +199,7 @@ def _family(row: TableRow, sizes: Sizes | None) -> dict[str, Any]:
     """
     name = row.words("model")
     if sizes is not None:
-        return {"vocab_size": sizes["vocab_size"]}
+        return {"vocab_size": sizes["vocab_size"], "gated_mlp": sizes.get("gated_mlp", True)}
     if (row.count("ep") or 1) > 1 or SPARSE.search(name):
         raise RowError("a mixture of experts whose sizes neither the row nor the model's name says")
     if ENCODER_DECODER.search(name):
