@@ -23,12 +23,12 @@ SCALE_BITS = 16
 
 
 def transmitted_bits(bits: int, block: int = BLOCK) -> float:
-    """Bits per number on the wire, the scales of the blocks included."""
+    """Return the bits per number on the wire, the scales of the blocks included."""
     return float(bits) if bits >= LOSSLESS else bits + SCALE_BITS / block
 
 
 def wire_bytes(width: float, bits: Tensor, block: int = BLOCK) -> Tensor:
-    """Bytes on the wire per number of a tensor, shape of `bits`.
+    """Return the bytes on the wire per number of a tensor, shape of `bits`.
 
     Args:
         width: Bytes of one number in memory.
@@ -53,7 +53,7 @@ class RingGroup:
 
 
 def split_group(group: RingGroup, ranks: Tensor, inner: Tensor) -> tuple[RingGroup, RingGroup]:
-    """Groups divided in two levels: neighbouring ranks, and the ranks of equal place among them.
+    """Return the groups divided in two levels: neighbouring ranks, and the ranks of equal place among them.
 
     Args:
         group: Shape of the whole groups, `(C,)`.
@@ -72,7 +72,7 @@ def split_group(group: RingGroup, ranks: Tensor, inner: Tensor) -> tuple[RingGro
 
 
 def single_ring(group: RingGroup, where: Tensor) -> RingGroup:
-    """Groups that cross nodes as one ring of all ranks: all bytes leave a node by one adapter, `(C,)`.
+    """Return groups that cross nodes as one ring: all bytes leave a node by one adapter, `(C,)`.
 
     Args:
         where: Strategies whose groups do so; the others keep their shape.
@@ -82,7 +82,7 @@ def single_ring(group: RingGroup, where: Tensor) -> RingGroup:
 
 
 def reduce_scatter(size: Tensor, group: RingGroup, intra: Link, inter: Link) -> Tensor:
-    """Seconds to reduce-scatter, or to all-gather, a tensor over a group.
+    """Return the seconds to reduce-scatter, or to all-gather, a tensor over a group.
 
     Args:
         size: Bytes of the full tensor, shape broadcastable to `(..., C)`.
@@ -101,12 +101,12 @@ def reduce_scatter(size: Tensor, group: RingGroup, intra: Link, inter: Link) -> 
 
 
 def all_reduce(size: Tensor, group: RingGroup, intra: Link, inter: Link) -> Tensor:
-    """Seconds to all-reduce a tensor of `size` bytes: a reduce-scatter and an all-gather."""
+    """Return the seconds to all-reduce a tensor of `size` bytes: a reduce-scatter and an all-gather."""
     return 2.0 * reduce_scatter(size, group, intra, inter)
 
 
 def p2p(size: Tensor, senders: int, link: Link, *, inside_node: bool) -> Tensor:
-    """Seconds of one message of `size` bytes from each of `senders` GPUs of a node."""
+    """Return the seconds of one message of `size` bytes from each of `senders` GPUs of a node."""
     sharing: Scalar = senders if link.shared or not inside_node else 1
     bandwidth = link.towards(torch.ones(())) if inside_node else link.bandwidth
     return size * sharing / bandwidth + link.latency

@@ -34,13 +34,13 @@ ATTENTION_HALF_SIZE = 32.0
 """Head size at which fused attention reaches half of `attention_efficiency`: at 64 it reaches 2/3 and at
 128 4/5 of it, the ratio between the two that Dao 2023 measures on A100 (arXiv 2307.08691, figure 4)."""
 LAUNCH_EXPONENT = 4.0
-"""Of the mean of launching and running the kernels of experts: 19 % above either where they are alike."""
+"""Exponent of the mean of launching and running experts' kernels: 19 % above either where they are alike."""
 CAST_BYTES = 3.0
 """Memory traffic per element that is cast from 16 to 8 bits."""
 
 
 def gemm_seconds(gemm: Gemm, tokens: Tensor, tp: Tensor, device: Device, width: int) -> Tensor:
-    """Forward seconds of a weight product on `tokens` rows, shape of `tokens * tp` broadcast.
+    """Return the forward seconds of a weight product on `tokens` rows, shape of `tokens * tp` broadcast.
 
     Args:
         tokens: Rows, i.e. tokens of one micro-batch on one rank.
@@ -68,7 +68,7 @@ def gemm_seconds(gemm: Gemm, tokens: Tensor, tp: Tensor, device: Device, width: 
 
 
 def weight_cast_seconds(layer: LayerSpec, share: Tensor, device: Device) -> Tensor:
-    """Seconds per iteration to cast the block weights of a rank below 16 bits, shape of `share`.
+    """Return the seconds per iteration to cast the block weights of a rank below 16 bits, shape of `share`.
 
     The weights change once an iteration, and the cast ones are kept between micro-batches (Transformer
     Engine: `is_first_microbatch`); frozen ones do not change.
@@ -81,14 +81,14 @@ def weight_cast_seconds(layer: LayerSpec, share: Tensor, device: Device) -> Tens
 
 
 def alignment(size: Tensor, device: Device) -> Tensor:
-    """Share of the speed that products with a side of `size` elements keep, shape of `size`."""
+    """Return the share of the speed that products with a side of `size` elements keep, shape of `size`."""
     whole = [gcd(int(value), ALIGNED) for value in size.reshape(-1).tolist()]
     worse = torch.tensor([float(common < ALIGNED) for common in whole], dtype=size.dtype).reshape(size.shape)
     return 1.0 - worse * (1.0 - device.misaligned_efficiency)
 
 
 def products_seconds(gemms: Sequence[Gemm], tokens: Tensor, tp: Tensor, device: Device, width: int) -> Tensor:
-    """Forward seconds of weight products one after the other, shape `(O, C)`.
+    """Return the forward seconds of weight products one after the other, shape `(O, C)`.
 
     Args:
         tokens: Rows of every product, `(O, C)`.
@@ -102,7 +102,7 @@ def products_seconds(gemms: Sequence[Gemm], tokens: Tensor, tp: Tensor, device: 
 
 
 def stream_seconds(size: Tensor, device: Device) -> Tensor:
-    """Seconds to move `size` bytes through device memory."""
+    """Return the seconds to move `size` bytes through device memory."""
     return size / (device.memory_bandwidth * device.memory_efficiency)
 
 
@@ -117,7 +117,7 @@ def attention_seconds(
     width: int,
     eight_bit: bool = False,
 ) -> Tensor:
-    """Forward seconds of scores, softmax and weighted sum, shape of `tokens * tp` broadcast.
+    """Return the forward seconds of scores, softmax and weighted sum, shape of `tokens * tp` broadcast.
 
     Fused (FlashAttention, Dao et al. 2022): half of the products are skipped under a causal mask, those
     before a window too, and the scores stay on chip. Unfused: two batched products and five passes over
@@ -178,7 +178,7 @@ def recomputed_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
     total = torch.zeros_like(tokens)
     for part in (part for part in layer.parts if part.module in stage.training.recompute_modules):
         kept = part.replicated_activation_bytes / shards + part.sharded_activation_bytes / tp
-        if not part.gemms:  # a streaming kernel writes anew, in elements of 2 bytes, what was not kept
+        if not part.gemms:  # a streaming kernel writes again, in elements of 2 bytes, what was not kept
             total = total + device.streaming_factor * stream_seconds(width * tokens * kept, device)
         for gemm in part.gemms:
             total = total + gemm_seconds(gemm, tokens, tp, device, width)
@@ -186,7 +186,7 @@ def recomputed_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
 
 
 def exposed(compute: Tensor, communication: Tensor, device: Device) -> Tensor:
-    """Seconds by which `communication` beside `compute` lengthens it.
+    """Return the seconds by which `communication` next to `compute` lengthens it.
 
     `T = (a^g + b^g)^(1/g)` (Pollux, Qiao et al. 2021, equation 11), minus `a`, in a form that is
     exact for small ratios and overflows for none. g = 1 hides nothing, a large g all but the longer one.
@@ -195,7 +195,7 @@ def exposed(compute: Tensor, communication: Tensor, device: Device) -> Tensor:
 
 
 def lengthening(compute: Tensor, communication: Tensor, exponent: Scalar) -> Tensor:
-    """`exposed` for an exponent g of its own."""
+    """Return the seconds of `exposed` for a given exponent."""
     g, ratio = exponent, communication / compute
     less, more = ratio.clamp(max=1.0), ratio.clamp(min=1.0)
     longer = torch.log(more) + torch.log1p(more ** (-g)) / g
@@ -203,7 +203,7 @@ def lengthening(compute: Tensor, communication: Tensor, exponent: Scalar) -> Ten
 
 
 def launch_gap(kernels: Tensor, launches: Scalar) -> Tensor:
-    """Seconds by which launching a layer's kernels takes longer than the kernels themselves.
+    """Return the seconds by which launching a layer's kernels takes longer than the kernels themselves.
 
     The processor launches ahead of the device, so that the longer of the two counts, rounded off where they
     are alike: `(a^4 + b^4)^(1/4) - a`. Experts have many small kernels (Megatron-Core MoE, arXiv 2603.07685:

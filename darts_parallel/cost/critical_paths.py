@@ -40,7 +40,7 @@ class Criticalities:
         *,
         whole: bool = False,
     ) -> "Criticalities":
-        """Those of one longest path of each plan; arguments as in `simulated_seconds`.
+        """Count those of one longest path of each plan; arguments as in `simulated_seconds`.
 
         With `whole` they are a path through the schedule, else possibly one and its repetition beyond it.
         """
@@ -56,7 +56,7 @@ class Criticalities:
         )
 
     def seconds(self, passes: PassSeconds, sync: Tensor) -> Tensor:
-        """Seconds along the paths where passes take other seconds, `(B,)`: at most those of the schedule."""
+        """Return the seconds along the paths, at most those of the schedule, `(B,)`."""
         return (
             (self.forward * passes.forward).sum(-1)
             + (self.backward * passes.backward).sum(-1)
@@ -66,13 +66,13 @@ class Criticalities:
         )
 
     def awaited(self, sync: Tensor) -> Tensor:
-        """Synchronisation on the path, `(B,)`."""
+        """Return the synchronisation seconds on the path, `(B,)`."""
         return (self.sync * sync).sum(-1)
 
 
 @dataclass
 class PathMemory:
-    """Critical paths of the relaxed plans of one batch, simulated anew every few steps."""
+    """Critical paths of the relaxed plans of one batch, simulated again every few steps."""
 
     every: int
     """Steps between simulations."""
@@ -84,7 +84,7 @@ class PathMemory:
     def seconds(
         self, passes: PassSeconds, sync: Tensor, num_micro_batches: Tensor, pp: int, model: PipelineModel
     ) -> tuple[Tensor, Tensor]:
-        """Seconds of an iteration along the longest remembered path, differentiable.
+        """Return the seconds of an iteration along the longest remembered path, differentiable.
 
         Args:
             passes, sync, num_micro_batches, pp, model: As in `simulated_seconds`, of the same B plans at

@@ -43,7 +43,7 @@ class BatchCost:
 
 @dataclass(frozen=True)
 class TableReading:
-    """What a table says of B hard plans before their passes are put in order; seconds and bytes."""
+    """Seconds and bytes of B hard plans before their passes are put in order."""
 
     stage_seconds: Tensor
     """One micro-batch on every stage, what blocks it included, `(B, K)`."""
@@ -56,7 +56,7 @@ class TableReading:
     feasible: Tensor
     """Fits the memory, legal strategies and stages, `(B,)` bool."""
     between: tuple[Tensor, Tensor]
-    """What `neighbour_seconds` gives."""
+    """Results of `neighbour_seconds`."""
 
 
 def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
@@ -93,7 +93,7 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
 
 
 def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
-    """Costs of hard plans, vectorised.
+    """Price hard plans, vectorised.
 
     Args:
         table: Costs of their pipeline degree.
@@ -118,7 +118,7 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
 def pass_seconds(
     table: CostTable, plans: HardPlans, between: tuple[Tensor, Tensor] | None = None
 ) -> PassSeconds:
-    """Seconds of the passes of every stage; resharding inside a stage is half forward, half backward.
+    """Return the passes of every stage; resharding in a stage is half forward, half backward.
 
     Args:
         table: Costs of their pipeline degree.
@@ -138,7 +138,7 @@ def pass_seconds(
 
 
 def neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tuple[Tensor, Tensor]:
-    """Resharding inside stages `(B, K)`, and p2p across their boundaries `(B, K - 1)`, both ways."""
+    """Return resharding inside stages `(B, K)`, and p2p across their boundaries `(B, K - 1)`, both ways."""
     later, pairs = stages[:, 1:], torch.arange(table.num_layers - 1)
     outer = plans.outer.unsqueeze(1)
     count, between = table.num_layouts, pairs.unsqueeze(0)
@@ -153,8 +153,8 @@ def neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tup
     inside = of_kind(table.reshard, table.stage_kind[later])
     if table.pp == 1:
         return summed(inside, later, 1), inside[:, :0]
-    border = table.boundary_kind[(later - 1).clamp(min=0)]
-    across = of_kind(table.p2p, border)
+    boundary = table.boundary_kind[(later - 1).clamp(min=0)]
+    across = of_kind(table.p2p, boundary)
     none = torch.zeros_like(inside)
     return (
         summed(torch.where(cut, none, inside), later, table.num_stages),
@@ -182,7 +182,7 @@ class CostBreakdown:
 
 
 def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
-    """True cost of a hard plan.
+    """Price a hard plan.
 
     Errors:
         PlanError: the plan does not fit the problem (layers, devices, batch, heads).
@@ -217,7 +217,7 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
 
 
 def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, BatchCost]:
-    """The smallest table that holds a plan, the plan as its only row, and its cost.
+    """Return the smallest table that holds a plan, the plan as its only row, and its cost.
 
     The report, its intervals and its alternatives ask for the same plans: a problem remembers the last ones.
 
@@ -258,7 +258,7 @@ def _time_terms(problem: Problem, cp: int) -> list[str]:
 
 
 def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost, names: list[str]) -> dict[str, float]:
-    """Seconds per iteration by cause: one stage's micro-batches, the bubble, the rest.
+    """Return the seconds per iteration by cause: one stage's micro-batches, the bubble, the rest.
 
     The stage is the slowest, or by simulation the one that the iteration waits for.
     """

@@ -31,7 +31,7 @@ class HardPlans:
 
     @staticmethod
     def concatenate(parts: list["HardPlans"]) -> "HardPlans":
-        """All plans of `parts`, in order."""
+        """Return all plans of `parts`, in order."""
         return HardPlans(
             torch.cat([p.outer for p in parts]),
             torch.cat([p.choices for p in parts]),
@@ -39,7 +39,7 @@ class HardPlans:
         )
 
     def stages(self) -> Tensor:
-        """Stage of every layer, shape `(B, L)`."""
+        """Return the stage of every layer, shape `(B, L)`."""
         begun = torch.zeros_like(self.choices)
         begun.scatter_add_(1, self.first_layers, torch.ones_like(self.first_layers))
         return begun.cumsum(1) - 1
@@ -76,17 +76,17 @@ class PricedPlan:
         return self.table, int(self.plan.outer[0])
 
     def to_plan(self, tables: Sequence[CostTable]) -> Plan:
-        """The plan as stages and strategies; `tables` are those that its number counts."""
+        """Return the plan as stages and strategies; `tables` are those that its number counts."""
         return self.plan.to_plan(0, tables[self.table])
 
 
 def unit_starts(fused_to_previous: Tensor) -> Tensor:
-    """First layer of every unit (a layer with the joined ones that follow it), shape `(U,)`."""
+    """Return the first layer of every unit (a layer with the joined ones that follow it), shape `(U,)`."""
     return torch.nonzero(~fused_to_previous).squeeze(-1)
 
 
 def round_edges(edges: Tensor, num_units: int) -> Tensor:
-    """Closest valid stage starts, in units: every stage keeps at least one.
+    """Return the closest valid stage starts, in units: every stage keeps at least one.
 
     Args:
         edges: Rising positions, shape `(B, K - 1)`.
@@ -104,7 +104,7 @@ def round_edges(edges: Tensor, num_units: int) -> Tensor:
 
 
 def even_uniform_plans(table: CostTable) -> HardPlans:
-    """Every outer choice with every strategy for all layers, stages as even as they can be."""
+    """Return every outer choice with every strategy for all layers, stages as even as they can be."""
     units = unit_starts(table.fused_to_previous)
     edges = torch.arange(1, table.num_stages) * len(units) / table.num_stages
     starts = units[round_edges(edges.unsqueeze(0), len(units))]

@@ -12,7 +12,7 @@ BISECTIONS = 30
 
 
 def lightest_plans(tables: Sequence[CostTable], space_kind: str) -> list[HardPlans]:
-    """For every outer choice a plan of nearly the smallest peak memory.
+    """Return for every outer choice a plan of nearly the smallest peak memory.
 
     Layer-wise, each layer takes its lightest strategy for the stage it lies in; otherwise all layers
     share the strategy that is lightest in sum. Stages are filled to an equal share of their capacity,
@@ -48,7 +48,7 @@ def _lightest(table: CostTable, space_kind: str) -> HardPlans:
 
 
 def _unit_sums(size: torch.Tensor, table: CostTable) -> torch.Tensor:
-    """Bytes of units from bytes of layers, `(K, L)` to `(K, U)`."""
+    """Return the bytes of units from bytes of layers, `(K, L)` to `(K, U)`."""
     unit = (
         torch.searchsorted(unit_starts(table.fused_to_previous), torch.arange(table.num_layers), right=True)
         - 1
@@ -58,7 +58,7 @@ def _unit_sums(size: torch.Tensor, table: CostTable) -> torch.Tensor:
 
 
 def _fill(size: torch.Tensor, capacity: torch.Tensor) -> torch.Tensor:
-    """Stage starts that fill every stage to about the same share of its capacity."""
+    """Return the stage starts that fill every stage to about the same share of its capacity."""
     pp, units = size.shape
     prefix = torch.nn.functional.pad(size.cumsum(1), (1, 0)).tolist()
     room = capacity.abs().clamp(min=1.0).tolist()

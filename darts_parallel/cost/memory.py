@@ -29,9 +29,9 @@ take a smaller one, so that what they find fits when it is priced again."""
 
 
 def state_bytes(precision: str, optimizer: str) -> StateBytes:
-    """Bytes per parameter.
+    """Return bytes per parameter.
 
-    16-bit training keeps float32 master weights beside Adam's two moments. Gradients are float32 with
+    16-bit training keeps float32 master weights next to Adam's two moments. Gradients are float32 with
     bf16 and fp8 (Megatron-LM's `--accumulate-allreduce-grads-in-fp32`, its default there) and 16-bit
     with fp16 (ZeRO, section 3.1: 16 bytes in all).
     """
@@ -48,13 +48,13 @@ def padded_vocabulary(vocab_size: int, tp: Tensor) -> Tensor:
 
 
 def parameters_per_rank(layer: LayerSpec, vocab_size: int, tp: Tensor) -> Tensor:
-    """Parameters of a layer on one tensor-parallel rank, shape of `tp`."""
+    """Return the parameters of a layer on one tensor-parallel rank, shape of `tp`."""
     table = layer.vocabulary_parameters * padded_vocabulary(vocab_size, tp)
     return layer.sharded_parameters / tp + layer.replicated_parameters + table
 
 
 def static_bytes(parameters: Tensor, shards: Tensor, zero_stage: Tensor, state: StateBytes) -> Tensor:
-    """Parameters, gradients and optimizer state of a layer on one device, shape of `parameters`.
+    """Return the parameters, gradients and optimizer state of a layer on one device, shape of `parameters`.
 
     Args:
         shards: Ranks over which the ZeRO stage shards.
@@ -68,13 +68,13 @@ def static_bytes(parameters: Tensor, shards: Tensor, zero_stage: Tensor, state: 
 
 
 def gathered_bytes(parameters: Tensor, zero_stage: Tensor, state: StateBytes) -> Tensor:
-    """Full parameters (ZeRO-3) and gradients (ZeRO-2, 3) that exist while a layer is computed."""
+    """Return full parameters (ZeRO-3) and gradients (ZeRO-2, 3) that exist while a layer is computed."""
     gradient = torch.where(zero_stage >= 2, state.gradient, 0.0)
     return parameters * (gradient + torch.where(zero_stage == 3, state.parameter, 0.0))
 
 
 def key_value_bytes(layer: LayerSpec, tokens: Tensor, tp: Tensor, width: int) -> Tensor:
-    """Bytes of the keys and values of `tokens` tokens on one rank, shape of `tokens * tp` broadcast."""
+    """Return the bytes of keys and values of `tokens` tokens on one rank, shape of `tokens * tp`."""
     features = sum(2 * core.kv_heads * core.head_dim for core in layer.cores)
     return width * features * tokens / tp
 
@@ -82,7 +82,7 @@ def key_value_bytes(layer: LayerSpec, tokens: Tensor, tp: Tensor, width: int) ->
 def weight_gradient_bytes(
     layer: LayerSpec, tokens: Tensor, tp: Tensor, sequence_shards: Tensor, width: int
 ) -> Tensor:
-    """Bytes of a micro-batch that the gradients of a layer's weights are computed from, experts left aside.
+    """Return the bytes of a micro-batch from which gradients of weights are computed, terms left aside.
 
     Inputs of the products and gradients of their outputs: of a GPT block `32 s b h` bytes (Qi et al. 2023,
     arXiv 2401.10241, table 1), whatever was kept for the gradient of the input.
@@ -102,7 +102,7 @@ def weight_gradient_bytes(
 
 
 def between_passes(layer: LayerSpec, needed: Tensor, whole: Tensor, activation: Tensor) -> Tensor:
-    """Bytes of a micro-batch between the gradient of its input and that of the weights.
+    """Return the bytes of a micro-batch between the gradient of its input and that of the weights.
 
     What recomputation threw away is there again, as far as products of weights need it. A block that keeps
     more for the gradient of the input counts in full.
@@ -125,7 +125,7 @@ def activation_bytes(
     width: int,
     modules: Sequence[str] = ("core_attn",),
 ) -> dict[str, Tensor]:
-    """Bytes that a layer keeps for backward per micro-batch in flight, by recomputation.
+    """Return the bytes that a layer keeps for backward per micro-batch in flight, by recomputation.
 
     Args:
         tokens: Tokens of a micro-batch on one rank, shape `(O, C)`.
@@ -156,10 +156,10 @@ def activation_bytes(
 
 
 def capacities(cluster: Cluster, stages: Sequence[StageTopology], margin: float) -> Tensor:
-    """Bytes that plans may use of a device of every stage, of several kinds the least, shape `(K,)`.
+    """Return the bytes that plans may use of every stage's device, the least of several kinds, `(K,)`.
 
     Args:
-        margin: Share of its memory that is left free, beside what its software reserves.
+        margin: Share of its memory that is left free, next to what its framework reserves.
     """
     kinds = [[cluster.groups[kind].device for kind in stage.groups] for stage in stages]
     free = [min((1.0 - margin) * d.memory - d.reserved for d in own) for own in kinds]

@@ -31,7 +31,7 @@ class PipelineModel:
     def from_config(
         config: CostConfig, virtual_stages: int = 1, schedule: str | None = None
     ) -> "PipelineModel":
-        """The model that the user chose.
+        """Return the model that the user chose.
 
         Args:
             config: Kind of cost model and of messages.
@@ -50,7 +50,7 @@ class PipelineModel:
 def pipeline_seconds(
     stage_seconds: Tensor, num_micro_batches: Tensor, slowest: Tensor | None = None
 ) -> Tensor:
-    """Seconds of all micro-batches through the pipeline.
+    """Return the seconds of all micro-batches through the pipeline.
 
     Args:
         stage_seconds: Forward and backward seconds of one micro-batch, shape `(..., K)`.
@@ -65,7 +65,7 @@ def pipeline_seconds(
 
 
 def by_device(values: Tensor, devices: Tensor, pp: int) -> Tensor:
-    """Sums over the stages of every device from values of stages: `(..., K)` to `(..., pp)`.
+    """Return the sums over the stages of every device from values of stages: `(..., K)` to `(..., pp)`.
 
     Args:
         devices: Device of every stage, `(K,)`.
@@ -76,14 +76,14 @@ def by_device(values: Tensor, devices: Tensor, pp: int) -> Tensor:
 
 
 def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = CLOSED_FORM, chunks: int = 1) -> Tensor:
-    """Micro-batches whose activations every stage holds, shape `(O, K)` (`Schedule.in_flight`)."""
+    """Return micro-batches whose activations every stage holds, shape `(O, K)` (`Schedule.in_flight`)."""
     counts = num_micro_batches.tolist()
     rows = [find(schedule).in_flight(pp, count, chunks) for count in counts]
     return torch.tensor(rows, dtype=torch.float64)
 
 
 def held_fields(table: Any, virtual_stages: int) -> dict[str, Any]:
-    """The fields of a cost table that say what its schedule holds.
+    """Return the fields of a cost table that say what its schedule holds.
 
     Between the gradient of the input and that of the weights a split backward keeps `for_weights`: what
     products of weights need, their inputs and the gradients of their outputs. Of a block that is about what
@@ -115,6 +115,6 @@ def held_fields(table: Any, virtual_stages: int) -> dict[str, Any]:
 
 
 def _most(moments: Sequence[Sequence[tuple[float, float]]], before: Tensor, after: Tensor) -> Tensor:
-    """Bytes at the worst moment of each outer choice, shape `(O, L, C)` of the bytes of both kinds."""
+    """Return the bytes at the worst moment of each outer choice, `(O, L, C)`."""
     sums = [[a * x + b * y for a, b in own] for own, x, y in zip(moments, before, after, strict=True)]
     return torch.stack([torch.stack(own).amax(0) for own in sums])

@@ -14,7 +14,7 @@ PAIRS = 1 << 24
 
 
 def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
-    """The plan with every layer on the most common strategy that costs it exactly the same.
+    """Return the plan with every layer on the most common strategy that costs it exactly the same.
 
     Recomputation means nothing to an embedding, nor a ZeRO stage to the loss: a search leaves them at
     random. The true cost does not change.
@@ -28,7 +28,7 @@ def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
 
 
 def _costs_like(table: CostTable, outer: int, choices: torch.Tensor) -> torch.Tensor:
-    """Strategies of the layout and the costs of every layer's own `(L,)`, shape `(L, C)`."""
+    """Return strategies of the layout and the costs of every layer's own `(L,)`, shape `(L, C)`."""
     kinds = [table.forward[outer], table.backward[outer], table.sync[outer]]
     bytes_and_once = [
         table.per_iteration[outer],
@@ -45,7 +45,7 @@ def _costs_like(table: CostTable, outer: int, choices: torch.Tensor) -> torch.Te
 
 
 def without_needless_simulation(table: CostTable) -> CostTable:
-    """The table with the closed form in place of the simulation of a single stage, which waits for none.
+    """Return the table with the closed form in place of the simulation of a single stage.
 
     Every schedule of one stage takes the seconds of its micro-batches one after the other.
     """
@@ -55,7 +55,7 @@ def without_needless_simulation(table: CostTable) -> CostTable:
 
 
 def without_dominated(table: CostTable) -> CostTable:
-    """The table without strategies that another one beats or equals in everything.
+    """Return the table without strategies that another one beats or equals in everything.
 
     A strategy is dominated where one of the same layout needs no more seconds and no more bytes, for
     every layer, stage and outer choice; of equal ones the first is kept. No optimum is lost: the
@@ -77,20 +77,20 @@ def without_dominated(table: CostTable) -> CostTable:
         mine = torch.nonzero(table.layout == layout).squeeze(1)
         legal = [table.allowed[:, mine]]
         legal += [] if table.kind_allowed is None else [table.kind_allowed[:, mine]]
-        # what is not allowed counts as dear
+        # strategies that are not allowed count as expensive
         barred = [(~allowed).to(torch.float64) for allowed in legal]
         dominated[mine] = _dominated([*barred, *(values[:, mine] for values in rows)])
     return table.keep_choices(torch.nonzero(~dominated).squeeze(1)) if bool(dominated.any()) else table
 
 
 def _distinct_layers(values: torch.Tensor) -> torch.Tensor:
-    """Figures `(..., L, C)` without the layers that equal the one before them: most blocks do."""
+    """Return figures `(..., L, C)` without the layers that equal the one before them: most blocks do."""
     differs = (values[..., 1:, :] != values[..., :-1, :]).flatten(0, -3).any(0).any(-1)
     return values[..., torch.cat([torch.ones(1, dtype=torch.bool), differs]), :]
 
 
 def _dominated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Columns that another column beats or equals in every row of all parts; of equal ones not the first.
+    """Return the columns that another one beats or equals in every row; of equal ones not the first.
 
     Args:
         parts: Each `(N, C)`. Few pairs outlive the first rows, so that only those are compared further.

@@ -81,7 +81,7 @@ def sharding_seconds(
     Context-parallel ranks hold the same weights, so they count as data-parallel ones here.
     ZeRO-0 all-reduces gradients once; ZeRO-1 reduce-scatters them once and all-gathers parameters;
     ZeRO-2 reduce-scatters after every micro-batch; ZeRO-3 also gathers parameters in every forward
-    and backward. Each runs beside the computation of the same layer. With hybrid sharding all of this
+    and backward. Each runs next to the computation of the same layer. With hybrid sharding all of this
     stays inside a shard group, and once per iteration the groups all-reduce their shards (the two hops
     of MiCS, Zhang et al. 2022, arXiv 2205.00119, section 3.4). Gradients travel at their bits and at the
     framework's width, parameters as they are; layers share the broadcasts of their owners by size.
@@ -103,17 +103,19 @@ def sharding_seconds(
         scatter = scatter + there * reduce_scatter(gradients, part.inner, *links)
         replicas = replicas + there * all_reduce(gradients / part.shards, part.across, *links)
 
-    def beside(compute: Tensor, communication: Tensor) -> Tensor:
+    def exposed_by(compute: Tensor, communication: Tensor) -> Tensor:
         return exposed(compute, communication, stage.device)
 
-    per_forward = torch.where(zero == 3, beside(forward, gather), none)
+    per_forward = torch.where(zero == 3, exposed_by(forward, gather), none)
     per_backward = torch.where(
-        zero == 3, beside(backward, gather + scatter), torch.where(zero == 2, beside(backward, scatter), none)
+        zero == 3,
+        exposed_by(backward, gather + scatter),
+        torch.where(zero == 2, exposed_by(backward, scatter), none),
     )
-    last = beside(
+    last = exposed_by(
         backward, torch.where(zero == 0, 2.0 * scatter, torch.where(zero == 1, scatter, 0.0) + replicas)
     )
-    gathered = torch.where((zero == 1) | (zero == 2), beside(forward, gather), none)
+    gathered = torch.where((zero == 1) | (zero == 2), exposed_by(forward, gather), none)
     stages = stage.cluster.num_devices / sum(stage.topology.counts)
     share = stages * parts[0].parameters / stage.model.num_parameters * choices.tp
     owners = choices.shards * ((choices.shards > 1) & ((zero == 1) | (zero == 2)))

@@ -44,7 +44,7 @@ class PassSeconds:
     weight_gradient: Tensor
     """The part of `backward` that only the optimizer waits for, `(B, S)`."""
     message: Tensor
-    """From a stage to the next, one way, beside which devices compute, `(B, S - 1)`."""
+    """From a stage to the next, one way, next to which devices compute, `(B, S - 1)`."""
 
     def __getitem__(self, index: Tensor | slice) -> "PassSeconds":
         return PassSeconds(
@@ -59,7 +59,7 @@ class PassSeconds:
         )
 
     def rows(self, split: bool) -> Tensor:
-        """All seconds one below the other, `(4 S, B)`: F, B, W, messages and a row of zeros."""
+        """Return all seconds one below the other, `(4 S, B)`: F, B, W, messages and a row of zeros."""
         weight = self.weight_gradient if split else torch.zeros_like(self.weight_gradient)
         nothing = torch.zeros_like(self.forward[:, :1])
         return torch.cat([self.forward, self.backward - weight, weight, self.message, nothing], dim=1).T
@@ -77,7 +77,7 @@ class Event(NamedTuple):
 def device_ends(
     passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int, *, whole: bool = False
 ) -> Tensor:
-    """Seconds from the start of an iteration until every device has ended its last pass.
+    """Return the seconds from the start of an iteration until every device has ended its last pass.
 
     Differentiable once; a gradient is that of one critical path.
 
@@ -110,7 +110,7 @@ def device_ends(
 def _solved(
     rows: Tensor, schedule: str, pp: int, num_micro_batches: int, chunks: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Plans `(b,)` and the ends of their devices `(pp, b)`, until every plan has had its turn."""
+    """Yield plans `(b,)` and the ends of their devices `(pp, b)`, until every plan is done."""
     step, longest = find(schedule).frame_batches(pp), find(schedule).longest_period(pp)
     still = torch.arange(rows.shape[1])
     for count in _growing(schedule, pp, num_micro_batches):
@@ -135,12 +135,12 @@ def _solved(
 
 
 def _parts(plans: Tensor, graph: Graph) -> int:
-    """Parts of a batch that are small enough to be simulated at once."""
+    """Return the number of parts of a batch that are small enough to be simulated at once."""
     return -(-max(len(plans), 1) * len(graph) // MAX_NUMBERS)
 
 
 def _continued(rows: Tensor, graph: Graph, periods: int, length: int) -> Tensor:
-    """Ends of the devices `(pp, B)` after `periods` more periods of `length` frames than the graph has."""
+    """Return the ends `(pp, B)` after `periods` more periods of `length` frames than the graph has."""
     run = _run(graph, rows.detach().numpy())
     wanted = np.concatenate([graph.last, graph.frames[[-1, -1 - length], 0]])
     ends: Tensor = _Longest.apply(rows, graph, run, wanted)  # type: ignore[no-untyped-call]
@@ -156,7 +156,7 @@ def simulated_seconds(
     *,
     whole: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Seconds of an iteration in which every device synchronises once its last backward has ended.
+    """Return the seconds of an iteration in which every device synchronises once its last backward has ended.
 
     Args:
         passes: Of B plans.
@@ -181,7 +181,7 @@ def simulated_seconds(
 
 
 def timeline(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int) -> list[Event]:
-    """Every pass of one plan with its start and end, in an order that respects every dependency.
+    """Return every pass of one plan with its start and end, in an order that respects every dependency.
 
     Args:
         passes: Of one plan, `B = 1`.
@@ -203,7 +203,7 @@ def timeline(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int
 def critical_operations(
     passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int, sync: Tensor
 ) -> frozenset[Operation]:
-    """The passes of one longest path of one plan, from the start to the device that is awaited.
+    """Return the passes of one longest path of one plan, from the start to the device that is awaited.
 
     Args:
         passes: Of one plan, `B = 1`.
@@ -219,7 +219,7 @@ def critical_operations(
 
 
 def _growing(schedule: str, pp: int, num_micro_batches: int) -> Iterator[int]:
-    """Ever more micro-batches to try, whole frames fewer than all; at last all."""
+    """Yield rising numbers of micro-batches to try, whole frames fewer than all; at last all."""
     step = find(schedule).frame_batches(pp)
     tried = step * (6 if step > 1 else 3 * pp)
     while 3 * tried < 2 * num_micro_batches and not find(schedule).linear:
@@ -229,7 +229,7 @@ def _growing(schedule: str, pp: int, num_micro_batches: int) -> Iterator[int]:
 
 
 def _period(graph: Graph, end: Floats, longest: int) -> Indices:
-    """Frames after which the passes of each plan repeat a constant later, `(B,)`; 0: not yet.
+    """Return frames after which the passes of each plan repeat a constant later, `(B,)`; 0: not yet.
 
     Args:
         end: Ends of all passes, `(N + 1, B)`.
@@ -244,19 +244,19 @@ def _period(graph: Graph, end: Floats, longest: int) -> Indices:
 
 
 def _ends(rows: Tensor, graph: Graph, run: tuple[Floats, Floats] | None = None) -> Tensor:
-    """Ends of the last passes of the devices, `(pp, B)`."""
+    """Return the ends of the last passes of the devices, `(pp, B)`."""
     known = _run(graph, rows.detach().numpy()) if run is None else run
     result: Tensor = _Longest.apply(rows, graph, known, graph.last)  # type: ignore[no-untyped-call]
     return result
 
 
 def _run(graph: Graph, rows: Floats) -> tuple[Floats, Floats]:
-    """Ends of all passes, `(N + 1, B)` with a last row of zeros, and their starts, `(N, B)`."""
+    """Return the ends of all passes, `(N + 1, B)` with a last row of zeros, and their starts, `(N, B)`."""
     return pass_ends(graph, rows[graph.duration], rows[graph.message])
 
 
 def pass_ends(graph: Graph, duration: Floats, message: Floats) -> tuple[Floats, Floats]:
-    """Ends of all passes where each has seconds of its own.
+    """Return the ends of all passes where each has seconds of its own.
 
     Args:
         graph: Of N passes.
@@ -308,7 +308,7 @@ class _Longest(torch.autograd.Function):
 def _critical_paths(
     graph: Graph, end: Floats, start: Floats, last: Indices, plan: Indices
 ) -> tuple[Indices, NDArray[np.bool_]]:
-    """The longest paths to some passes, from their ends back to the start.
+    """Return the longest paths to some passes, from their ends back to the start.
 
     Args:
         end, start: Of all passes of all plans, as `pass_ends` gives them.
@@ -341,7 +341,7 @@ def _critical_paths(
 def _walked_paths(
     graph: Graph, end: Floats, start: Floats, last: Indices, plan: Indices
 ) -> tuple[Indices, NDArray[np.bool_]]:
-    """As `_critical_paths`, asking what a pass waited for on the paths alone."""
+    """Return the paths of `_critical_paths`, looking up dependencies of the passes on them alone."""
     count = len(graph)
     previous, source = (np.append(waits, count) for waits in (graph.previous, graph.source))
     here, paths, waited = last, [last], []

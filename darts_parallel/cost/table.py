@@ -32,7 +32,7 @@ from darts_parallel.schedules import USUAL, find
 def all_layer_costs(
     problem: Problem, pp: int, kinds: list[StageTopology], choices: ChoiceTensors
 ) -> list[list[LayerCosts]]:
-    """Costs by stage kind and layer; equal layers are computed once."""
+    """Price every layer on every kind of stage; equal layers are computed once."""
     model, result = problem.model, []
     specs, kind_of_layer = model.kinds
     for kind in kinds:
@@ -47,14 +47,14 @@ def all_layer_costs(
 
 
 def stack(costs: list[list[LayerCosts]], name: str) -> Tensor:
-    """Shape `(O, Q, L, C)`."""
+    """Return a field of all layers' costs, `(O, Q, L, C)`."""
     some = costs[0][0].forward
     rows = [torch.stack([getattr(c, name).expand_as(some) for c in kind], dim=1) for kind in costs]
     return torch.stack(rows, dim=1)
 
 
 def terms(costs: list[list[LayerCosts]]) -> dict[str, Tensor]:
-    """The seconds of a micro-batch by cause, each `(O, Q, L, C)`."""
+    """Return the seconds of a micro-batch by cause, each `(O, Q, L, C)`."""
     return {
         name: torch.stack([torch.stack([c.terms[name] for c in kind], dim=1) for kind in costs], dim=1)
         for name in costs[0][0].terms
@@ -62,7 +62,7 @@ def terms(costs: list[list[LayerCosts]]) -> dict[str, Tensor]:
 
 
 def layouts(choices: Sequence[LayerStrategy]) -> tuple[list[LayerStrategy], Tensor]:
-    """One strategy for each distinct layout, and the layout of every strategy."""
+    """Return one strategy for each distinct layout, and the layout of every strategy."""
     first: dict[tuple[int, bool], LayerStrategy] = {}
     for choice in choices:
         first.setdefault(choice.layout, choice)
@@ -76,7 +76,7 @@ class CostTable:
 
     Axes: O outer choices (numbers of micro-batches), L layers, C strategies, Y activation layouts,
     K stages in the order of layers, Q kinds of stage, P kinds of stage boundary, D devices in a row. Stage s
-    lies on device `s % pp`; without interleaving K = D. A field's axes stand beside it, once: what selects
+    lies on device `s % pp`; without interleaving K = D. A field's axes stand next to it, once: what selects
     outer choices or strategies reads them. float64; seconds and bytes.
     """
 
@@ -170,7 +170,7 @@ class CostTable:
         return torch.tensor(find(self.pipeline.schedule).devices(self.pp, self.num_stages))
 
     def by_device(self, values: Tensor) -> Tensor:
-        """Sums over the stages of every device: `(..., K)` to `(..., pp)`."""
+        """Return the sums over the stages of every device: `(..., K)` to `(..., pp)`."""
         return by_device(values, self.stage_device, self.pp)
 
     @property
@@ -180,14 +180,14 @@ class CostTable:
 
     @property
     def label(self) -> str:
-        """What its outer choices share, for sentences, e.g. `pp 4` or `pp 4, cp 2`."""
+        """Name of its outer choices in sentences, e.g. `pp 4` or `pp 4, cp 2`."""
         parts = [f"pp {self.pp}"] + ([f"{self.virtual_stages} chunks"] if self.virtual_stages > 1 else [])
         parts += [f"schedule {self.schedule_name}"] if self.schedule_name else []
         return ", ".join(parts + ([f"cp {self.cp}"] if self.cp > 1 else []))
 
     @property
     def name(self) -> str:
-        """What its outer choices share, for curves, e.g. `pp4` or `pp4 v2 cp2`."""
+        """Name of its outer choices in curves, e.g. `pp4` or `pp4 v2 cp2`."""
         parts = (("pp", self.pp, 0), ("v", self.virtual_stages, 1), ("cp", self.cp, 1))
         name = " ".join(f"{word}{value}" for word, value, usual in parts if value > usual)
         name += f" {self.schedule_name}" if self.schedule_name else ""
@@ -219,16 +219,16 @@ class CostTable:
         return self.forward + self.backward
 
     def select(self, outer: Sequence[int] | Tensor) -> "CostTable":
-        """The table with only some outer choices."""
+        """Return the table with only some outer choices."""
         return self._along("O", torch.as_tensor(outer))
 
     def keep_choices(self, index: Sequence[int] | Tensor) -> "CostTable":
-        """The table with only some strategies."""
+        """Return the table with only some strategies."""
         kept = torch.as_tensor(index)
         return replace(self._along("C", kept), choices=tuple(self.choices[c] for c in kept.tolist()))
 
     def _along(self, axis: str, index: Tensor) -> "CostTable":
-        """The table with only the members `index` of an axis."""
+        """Return the table with only the members `index` of an axis."""
         return replace(self, **{
             item.name: _taken(getattr(self, item.name), item.metadata["axes"].index(axis), index)
             for item in fields(self) if axis in item.metadata.get("axes", "")
@@ -243,25 +243,25 @@ class CostTable:
         return replace(self, static=static, activation=activation, offload=(), state=None)
 
     def runs(self, kinds: Tensor, choices: Tensor) -> Tensor:
-        """Whether stages of `kinds` can run `choices`, bool, of their common shape."""
+        """Return whether stages of `kinds` can run `choices`, bool, of their common shape."""
         own = self.kind_allowed
         return torch.ones_like(choices, dtype=torch.bool) if own is None else own[kinds, choices]
 
 
 def _taken(value: Any, axis: int, index: Tensor) -> Any:
-    """Members `index` of an axis of a tensor, of every tensor of a dict, or None of None."""
+    """Return the members `index` of an axis of a tensor, of every tensor of a dict, or None of None."""
     if isinstance(value, dict):
         return {name: part.index_select(axis, index) for name, part in value.items()}
     return None if value is None else value.index_select(axis, index)
 
 
 def build_tables(problem: Problem, spaces: Sequence[OuterSpace] | None = None) -> list[CostTable]:
-    """One table for each space; None: for all that the problem allows."""
+    """Build one table for each space; None: for all that the problem allows."""
     return build_placed([(problem, space) for space in (outer_spaces(problem) if spaces is None else spaces)])
 
 
 def build_table(problem: Problem, space: OuterSpace) -> CostTable:
-    """The cost table of one entry of the space.
+    """Build the cost table of one entry of the space.
 
     Args:
         space: Pipeline and context-parallel degree, numbers of micro-batches, strategies, nodes' order.
@@ -270,7 +270,7 @@ def build_table(problem: Problem, space: OuterSpace) -> CostTable:
 
 
 def build_placed(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable]:
-    """One table for each entry; entries with equal stages, wherever those lie, share their costs.
+    """Build one table for each entry; entries with equal stages, wherever those lie, share their costs.
 
     Args:
         placed: Entries of problems that differ in the counts of their node groups at most.
@@ -287,7 +287,7 @@ def build_placed(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable
 
 
 def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable]:
-    """Tables of entries that differ in their stages' number, places and order, and in micro-batches alone."""
+    """Build tables of entries that differ in number, places and order of stages and in micro-batches."""
     problem, spaces = placed[0][0], [space for _, space in placed]
     counts = tuple(sorted({count for space in spaces for count in space.num_micro_batches}))
     clusters = [p.cluster.arranged(s.node_order) for p, s in placed]
@@ -298,16 +298,16 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
         _boundaries(cluster, model.schedule, space.pp, space.virtual_stages)
         for cluster, model, space in zip(clusters, models, spaces, strict=True)
     ]
-    borders = list(dict.fromkeys(border for own in edges for border in own if border is not None))
+    boundaries = list(dict.fromkeys(boundary for own in edges for boundary in own if boundary is not None))
     whole = replace(spaces[0], num_micro_batches=counts)
-    first = _table(problem, whole, kinds, borders)
+    first = _table(problem, whole, kinds, boundaries)
     choices = ChoiceTensors.build(problem.training, counts, whole.choices, whole.cp)
     context = StageContext.build(problem, kinds[0], choices)
     tables = []
     for cluster, space, own, model, cut in zip(clusters, spaces, stages, models, edges, strict=True):
         # every order of the nodes numbers the boundaries alike: a search may weigh the orders
-        p2p, turn = first.p2p, first.p2p.shape[1]
-        numbers = [turn if border is None else borders.index(border) for border in cut]
+        p2p, inner = first.p2p, first.p2p.shape[1]
+        numbers = [inner if boundary is None else boundaries.index(boundary) for boundary in cut]
         if None in cut:  # where a V turns, the next stage lies on the last device, too
             p2p = torch.cat([p2p, first.reshard[:, kinds.index(own[-1])].unsqueeze(1)], 1)
         devices = find(model.schedule).devices(space.pp, space.pp * space.virtual_stages)
@@ -331,7 +331,7 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
 def _boundaries(
     cluster: Cluster, schedule: str, pp: int, virtual_stage: int
 ) -> list[BoundaryTopology | None]:
-    """The link after every stage but the last; None where the next stage lies on the same device."""
+    """Return the link after every stage but the last; None where the next stage lies on the same device."""
     devices = find(schedule).devices(pp, pp * virtual_stage)
     if virtual_stage > 1 and devices[pp] == pp - 1:
         ends = [(a, b) for a, b in pairwise(devices)]
@@ -340,9 +340,9 @@ def _boundaries(
 
 
 def _table(
-    problem: Problem, space: OuterSpace, kinds: list[StageTopology], borders: list[BoundaryTopology]
+    problem: Problem, space: OuterSpace, kinds: list[StageTopology], boundaries: list[BoundaryTopology]
 ) -> CostTable:
-    """Costs of all kinds of stages and boundaries; which stage is of which kind is still open."""
+    """Price all kinds of stages and boundaries; which stage is of which kind is still open."""
     counts = torch.tensor(space.num_micro_batches)
     choices = ChoiceTensors.build(problem.training, space.num_micro_batches, space.choices, space.cp)
     costs = all_layer_costs(problem, space.pp, kinds, choices)
@@ -379,7 +379,7 @@ def _table(
         for_weights=stack(costs, "for_weights").amax(1),
         working=stack(costs, "working").amax(1),
         reshard=reshard_seconds(cluster, places, stored, distinct),
-        p2p=boundary_seconds(cluster, borders, stored, distinct),
+        p2p=boundary_seconds(cluster, boundaries, stored, distinct),
         capacity=empty,
         in_flight=torch.zeros(len(counts), 1),
         terms=terms(costs) | {k: stacked[k] for k in ("gradient_sync", "optimizer")},

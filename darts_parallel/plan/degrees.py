@@ -15,30 +15,30 @@ USUAL_NODE = 8
 
 
 def divisors(number: int) -> list[int]:
-    """Divisors of `number`, rising."""
+    """Return the divisors of `number`, rising."""
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
 
 
 def legal_pipeline_degrees(problem: Problem) -> list[int]:
-    """Degrees whose stages are of one node type each and hold a layer at least, pinned or not."""
+    """Return the degrees whose stages are of one node type each and hold a layer at least, pinned or not."""
     cluster, units = problem.cluster, pipeline_units(problem)
     return [pp for pp in divisors(cluster.num_devices) if pp <= units and node_orders_exist(cluster, pp)]
 
 
 def node_orders_exist(cluster: Cluster, pp: int) -> bool:
-    """Whether the nodes can be ordered so that none of `pp` equal stages mixes node types."""
+    """Return whether the nodes can be ordered so that none of `pp` equal stages mixes node types."""
     size = cluster.num_devices // pp
     return cluster.homogeneous or all(total % size == 0 for total in cluster.type_devices.values())
 
 
 def pipeline_units(problem: Problem) -> int:
-    """Layers that can begin a stage; the loss stays with the head."""
+    """Return the layers that can begin a stage; the loss stays with the head."""
     return sum(not layer.fused_to_previous for layer in problem.model.layers)
 
 
 def tensor_degrees(problem: Problem) -> list[int]:
-    """Tensor-parallel degrees that the search tries: up to the largest node, or 8, and wider pinned ones.
+    """Return the tensor-parallel degrees to try: up to the largest node, or 8, and wider pinned ones.
 
     Groups that cross nodes pay off where nodes are small (one GPU a node), or where nothing else fits.
     """
@@ -48,19 +48,19 @@ def tensor_degrees(problem: Problem) -> list[int]:
 
 
 def widest_tensor_degree(problem: Problem) -> int:
-    """The largest tensor-parallel degree that is tried where none is pinned."""
+    """Return the largest tensor-parallel degree that is tried where none is pinned."""
     return max(*_node_sizes(problem), USUAL_NODE)
 
 
 def wider_tensor_degrees(problem: Problem) -> list[int]:
-    """Legal tensor-parallel degrees that a search without a pin leaves out."""
+    """Return legal tensor-parallel degrees that a search without a pin leaves out."""
     if problem.config.space.pinned("tp") is not None:
         return []
     return [tp for tp in legal_tensor_degrees(problem) if tp > widest_tensor_degree(problem)]
 
 
 def legal_tensor_degrees(problem: Problem) -> list[int]:
-    """Tensor-parallel degrees that a plan may have.
+    """Return tensor-parallel degrees that a plan may have.
 
     They divide the heads, the KV heads and those of state spaces, divide the nodes of some type or consist
     of them, and, with `cost=profiled`, were measured.
@@ -106,7 +106,7 @@ def batch_note(problem: Problem) -> str:
 
 
 def virtual_stage_counts(problem: Problem, pp: int) -> list[int]:
-    """Stages that a device may hold: 1, and without a pin only numbers that divide the blocks evenly.
+    """Return stages that a device may hold: 1, and without a pin only numbers that divide the blocks evenly.
 
     More than one need a pipeline (pp > 1) and a layer for every stage. Trainers cut the blocks evenly
     (Megatron-LM), so a free choice tries those numbers only.
@@ -121,7 +121,7 @@ def virtual_stage_counts(problem: Problem, pp: int) -> list[int]:
 
 
 def context_degrees(problem: Problem) -> list[int]:
-    """Context-parallel degrees, pinned or not: sequences divide into equal, equally dear parts.
+    """Return context-parallel degrees, pinned or not: sequences divide into equal, equally expensive parts.
 
     Under a causal mask every rank takes one chunk from the front and one from the back, so that all
     have the same attention to compute (Megatron-LM; Llama 3, arXiv 2407.21783, section 3.3.2): twice
@@ -137,7 +137,7 @@ def context_degrees(problem: Problem) -> list[int]:
 
 
 def _state_space_heads(problem: Problem) -> tuple[int, ...]:
-    """Heads, and groups of them, of the model's state-space layers; none without such layers."""
+    """Return the heads, and groups of them, of the model's state-space layers; none without such layers."""
     config = problem.model.config
     return tensor_divided(config) if MAMBA in (config.hybrid_override_pattern or "") else ()
 

@@ -7,12 +7,12 @@ from darts_parallel.problem.problem import Problem
 
 
 def expert_layer(problem: Problem) -> Experts | None:
-    """The experts of the model's expert layers, which are all alike; None for a dense model."""
+    """Return the experts of the model's expert layers, which are all alike; None for a dense model."""
     return next((layer.experts for layer in problem.model.layers if layer.experts is not None), None)
 
 
 def legal_expert_degrees(problem: Problem, stage_devices: int) -> list[tuple[int, int]]:
-    """Pairs `(ep, etp)` that the experts admit on a stage, pinned or not.
+    """Return the pairs `(ep, etp)` that the experts admit on a stage, pinned or not.
 
     Megatron-LM's rules: ep divides the experts, etp their width, and etp * ep the devices of the stage, which
     hold `edp` copies of them; groups of split experts divide a node. A dense model has the pair (1, 1).
@@ -34,7 +34,7 @@ def legal_expert_degrees(problem: Problem, stage_devices: int) -> list[tuple[int
 
 
 def expert_degrees(problem: Problem, stage_devices: int) -> list[tuple[int, int]]:
-    """The pairs of `legal_expert_degrees` that the pins allow."""
+    """Return the pairs of `legal_expert_degrees` that the pins allow."""
     space = problem.config.space
     ep, etp = space.pinned("ep"), space.pinned("etp")
     return [

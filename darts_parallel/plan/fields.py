@@ -12,7 +12,7 @@ _KINDS: dict[type, tuple[str, str]] = {
     list: ("a list", "[...]"),
 }
 LARGEST = 2**31 - 1
-"""Of any number in a plan: more devices or micro-batches than there can be."""
+"""Upper limit of any number in a plan: more devices or micro-batches than there can be."""
 
 
 def field(
@@ -23,7 +23,7 @@ def field(
     place: str = "",
     default: int | None = None,
 ) -> Any:
-    """Field `key` of `data`, which stands at `place` of the file, checked.
+    """Read field `key` of `data`, which stands at `place` of the file, checked.
 
     A missing one takes `default`: older files lack the fields that have one.
     """
@@ -45,7 +45,7 @@ def field(
 
 
 def stage_span(stage: Any, index: int) -> tuple[int, int]:
-    """First layer of a stage and the one after its last."""
+    """Return the first layer of a stage and the one after its last."""
     span = stage.get("layers") if isinstance(stage, dict) else None
     if not isinstance(span, list) or len(span) != 2 or not all(type(x) is int for x in span):
         raise PlanError(f"plan: stages[{index}].layers must be [first, end), got {span!r}; try [0, 1].")
@@ -53,7 +53,7 @@ def stage_span(stage: Any, index: int) -> tuple[int, int]:
 
 
 def comm_bits(layer: dict[str, Any], key: str, place: str) -> int:
-    """Bits of a collective of the layer at `place`; older files have none."""
+    """Return the bits of a collective of the layer at `place`; older files have none."""
     bits = int(field(layer, key, int, place=place, default=max(COMM_BITS)))
     if bits not in COMM_BITS:
         near = min(COMM_BITS, key=lambda legal: abs(legal - bits))
@@ -64,7 +64,7 @@ def comm_bits(layer: dict[str, Any], key: str, place: str) -> int:
 
 
 def offload_of(stages: list[dict[str, Any]], devices: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
-    """Shares in host memory of every device of the pipeline; empty where no stage of the file names one.
+    """Read the shares in host memory of every device; empty where no stage of the file names one.
 
     Args:
         stages: Of the file; those of one device name equal shares.
@@ -101,7 +101,7 @@ LARGEST_NODE = 2**20
 
 
 def node_order_of(data: dict[str, Any]) -> tuple[int, ...]:
-    """The order of the nodes that the ranks of a plan file's stages imply; empty for rank order.
+    """Return the order of the nodes that the ranks of a plan file's stages imply; empty for rank order.
 
     The sizes of the nodes stand in the file's `cluster`. Ranks that tear a node apart are no order: they
     are left to the check of the ranks. Chunks after the first of an interleaved stage repeat its ranks.
@@ -122,7 +122,7 @@ def node_order_of(data: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _first_ranks(cluster: Any) -> dict[int, tuple[int, int]]:
-    """Number and GPUs of every node by its first rank; empty where the file does not say."""
+    """Return the number and GPUs of every node by its first rank; empty where the file does not say."""
     groups = cluster.get("nodes") if isinstance(cluster, dict) else None
     nodes: dict[int, tuple[int, int]] = {}
     first = 0

@@ -17,7 +17,7 @@ from darts_parallel.problem.problem import Problem
 
 
 def package_version() -> str:
-    """Version of the installed package."""
+    """Return the version of the installed package."""
     try:
         return version("darts-parallel")
     except PackageNotFoundError:
@@ -55,7 +55,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def read_plan(path: str, problem: Problem, key: str = "plan") -> Plan:
-    """The plan of a `plan.json` that was made for the same model.
+    """Read the plan of a `plan.json` that was made for the same model.
 
     Args:
         key: Of the configuration, under which the path was given.
@@ -86,7 +86,7 @@ def read_plan(path: str, problem: Problem, key: str = "plan") -> Plan:
 
 
 def read_own_problem(path: str) -> Problem:
-    """The problem that a `plan.json` was made for, from the configuration that it holds.
+    """Read the problem that a `plan.json` was made for, from the configuration that it holds.
 
     Errors:
         PlanError, ConfigError: as `required_config`.
@@ -95,7 +95,7 @@ def read_own_problem(path: str) -> Problem:
 
 
 def required_config(path: str, key: str = "plan") -> Config:
-    """The configuration in a `plan.json`.
+    """Read the configuration in a `plan.json`.
 
     Args:
         key: Of the configuration, under which the path was given.
@@ -113,7 +113,7 @@ def required_config(path: str, key: str = "plan") -> Config:
 
 
 def own_config(path: str, *, key: str = "plan", **changes: Any) -> Config | None:
-    """The configuration in a `plan.json`, None where it holds none.
+    """Read the configuration in a `plan.json`, None where it holds none.
 
     Args:
         key: Of the configuration, under which the path was given.

@@ -50,7 +50,7 @@ def check_plan(plan: Plan, problem: Problem) -> None:
 
 
 def _check_placement(plan: Plan, problem: Problem) -> None:
-    """The nodes' order names every node once.
+    """Refuse an order of the nodes that does not name every node once.
 
     No search proposes a stage that mixes node types; a given plan may have one, which its slowest member
     decides (`Cluster.stage_topology`).
@@ -103,7 +103,7 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
 
 
 def _check_experts(name: str, strategy: LayerStrategy, problem: Problem, size: int) -> None:
-    """Expert degrees that the experts and the stage of `size` GPUs admit, as Megatron-LM does."""
+    """Refuse expert degrees that the experts or the stage of `size` GPUs do not admit in Megatron-LM."""
     legal = legal_expert_degrees(problem, size)
     if (strategy.ep, strategy.etp) not in legal:
         near = min(legal, key=lambda pair: abs(pair[1] - strategy.etp) + abs(pair[0] - strategy.ep))
@@ -142,7 +142,7 @@ UNBUILT_WITH_EXPERTS: dict[str, object] = {
     "linear_bias": False, "moe_router_num_groups": None, "moe_router_enable_expert_bias": False,
     "moe_expert_capacity_factor": None,
 }  # fmt: skip
-"""The same where the model has experts: its tokens are routed by a softmax, and none is dropped."""
+"""Further keys where the model has experts: tokens are routed by a softmax, and none is dropped."""
 
 
 def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
@@ -250,5 +250,5 @@ def refuse_model(problem: Problem) -> None:
 
 
 def sequence_divides(problem: Problem, tp: int) -> bool:
-    """Whether sequence parallelism gives every rank an equal run of the sequence."""
+    """Return whether sequence parallelism gives every rank an equal run of the sequence."""
     return problem.training.seq_len % tp == 0

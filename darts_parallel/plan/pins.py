@@ -65,7 +65,7 @@ def require_pure_stages(problem: Problem) -> None:
 
 
 def _nearest_nodes(problem: Problem) -> str:
-    """The smallest change of one node group that gives a legal pipeline degree."""
+    """Return the smallest change of one node group that gives a legal pipeline degree."""
     groups, cluster = problem.cluster.groups, problem.cluster
     changes = sorted(
         ((d, i) for i in range(len(groups)) for d in range(-64, 65) if d), key=lambda x: abs(x[0])
@@ -81,7 +81,7 @@ def _nearest_nodes(problem: Problem) -> str:
 
 
 def _combinations(problem: Problem, batch: int) -> Iterator[Combination]:
-    """Every legal combination of the outer degrees, pins left aside."""
+    """Yield every legal combination of the outer degrees, pins left aside."""
     counts = divisors(batch)
     for pp, virtual_stage, tp, cp, dp in _degrees(problem):
         for m in counts:
@@ -90,7 +90,7 @@ def _combinations(problem: Problem, batch: int) -> Iterator[Combination]:
 
 
 def _degrees(problem: Problem) -> Iterator[tuple[int, int, int, int, int]]:
-    """Every `(pp, virtual_stages, tp, cp, dp)` that fills the devices; the rarer ones where asked for."""
+    """Yield every `(pp, virtual_stages, tp, cp, dp)` that fills the devices; rare ones if asked for."""
     space = problem.config.space
     contexts = [1] if space.pinned("cp") == (1,) else context_degrees(problem)
     for pp, tp, cp in product(legal_pipeline_degrees(problem), tensor_degrees(problem), contexts):
@@ -103,7 +103,7 @@ def _degrees(problem: Problem) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def _product(problem: Problem) -> str:
-    """The product of the degrees, for messages."""
+    """Return the product of the degrees, for messages."""
     return "dp * tp * pp" if problem.config.space.pinned("cp") == (1,) else "dp * cp * tp * pp"
 
 
@@ -134,7 +134,7 @@ def _one_pin(problem: Problem, key: str, value: int, members: list[int]) -> str:
 
 
 def _contradiction(problem: Problem, pins: dict[str, Any], legal: list[Combination]) -> str:
-    """Each pin is legal alone: name the single change of one of them, or of the batch, that helps."""
+    """Name the single change of a pin, or of the batch, that helps pins which are legal alone."""
     devices, batch = problem.cluster.num_devices, problem.training.global_batch_size
     ways = []
     for key, values in pins.items():
@@ -157,7 +157,7 @@ def _show(values: tuple[int, ...]) -> str:
 
 
 def _nearest_batch(problem: Problem, batch: int, pins: dict[str, Any]) -> int | None:
-    """The nearest global batch size that the pins allow; None where no batch helps."""
+    """Return the closest global batch size that the pins allow; None where no batch helps."""
     nearest = []
     for pp, virtual_stage, tp, cp, dp in _degrees(problem):
         degrees = {"pp": pp, "virtual_stages": virtual_stage, "tp": tp, "cp": cp, "dp": dp}

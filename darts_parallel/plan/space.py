@@ -46,11 +46,11 @@ class OuterSpace:
     schedule: str | None = None
     """Pipeline schedule; None: `cost.schedule`, or `interleaved` where a device holds several stages."""
     offload: tuple[str, ...] = ()
-    """What a share of may lie in host memory (`OFFLOADS`)."""
+    """Tensors of which a share may lie in host memory (`OFFLOADS`)."""
 
 
 def plan_space(plan: Plan) -> OuterSpace:
-    """The smallest space that holds a plan: its own strategies."""
+    """Return the smallest space that holds a plan: its own strategies."""
     choices = tuple(dict.fromkeys(plan.layers))
     return OuterSpace(
         plan.pp, (plan.num_micro_batches,), choices, plan.cp, plan.virtual_stages,
@@ -59,7 +59,7 @@ def plan_space(plan: Plan) -> OuterSpace:
 
 
 def outer_spaces(problem: Problem) -> list[OuterSpace]:
-    """All legal outer choices: pipeline and context-parallel degree, stages a device, nodes' order.
+    """Return all legal outer choices: pipeline and context-parallel degree, stages a device, nodes' order.
 
     Interleaved stages need a number of micro-batches that pp divides (Megatron-LM's rule).
 
@@ -98,7 +98,7 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
 
 
 def _require_shard_sizes(problem: Problem, spaces: list[OuterSpace]) -> None:
-    """Refuse sharding groups that no choice of `spaces` has, beside which only ZeRO 0 would be left."""
+    """Refuse sharding groups that no choice of `spaces` has, next to which only ZeRO 0 would be left."""
     pinned = problem.config.space.pinned("shard_size")
     if pinned is None or 0 in pinned:
         return
@@ -114,7 +114,7 @@ def _require_shard_sizes(problem: Problem, spaces: list[OuterSpace]) -> None:
 
 
 def left_out(problem: Problem) -> tuple[str, ...]:
-    """What a search without pins does not try although it is legal, in clauses that name the key.
+    """Name in clauses what a search without pins does not try although it is valid.
 
     A claim over the space holds without it.
     """
@@ -128,13 +128,13 @@ def left_out(problem: Problem) -> tuple[str, ...]:
 
 
 def pipeline_degrees(problem: Problem) -> list[int]:
-    """Those of them that the pins allow."""
+    """Return the pipeline degrees that the pins allow."""
     pinned = problem.config.space.pinned("pp")
     return [pp for pp in legal_pipeline_degrees(problem) if _allowed(pinned, pp)]
 
 
 def schedule_choices(problem: Problem, pp: int) -> list[tuple[int, str | None]]:
-    """Stages a device and schedules that a pipeline of `pp` devices may have.
+    """Return stages a device and schedules that a pipeline of `pp` devices may have.
 
     A single device runs passes in one order only: it takes the first listed schedule of one stage a device.
     """
@@ -193,7 +193,7 @@ def _outer_space(
 
 
 def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator[LayerStrategy]:
-    """Strategies of a layer on `stage_devices` devices, without those that change nothing.
+    """Yield strategies of a layer on `stage_devices` devices, without those that change nothing.
 
     A ZeRO stage above 0 and gradient bits need `dp * cp > 1`, sequence parallelism and tensor-parallel
     bits need `tp > 1`: otherwise they are other names of the same strategy.
@@ -225,7 +225,7 @@ def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator
 
 
 def shard_sizes(pinned: tuple[int, ...] | None, ranks: int) -> list[int]:
-    """Groups that ZeRO states of `ranks` data-parallel ranks may be sharded over; 0 is all of them."""
+    """Return the groups over which ZeRO states of `ranks` ranks may be sharded; 0 is all of them."""
     legal = [0, *(size for size in divisors(ranks) if 1 < size < ranks)]
     if pinned is None:
         return legal
@@ -234,7 +234,7 @@ def shard_sizes(pinned: tuple[int, ...] | None, ranks: int) -> list[int]:
 
 
 def micro_batch_legal(problem: Problem, num_micro_batches: int, choice: LayerStrategy) -> bool:
-    """Whether the global batch divides into whole micro-batches of an allowed size."""
+    """Return whether the global batch divides into whole micro-batches of an allowed size."""
     ranks = num_micro_batches * choice.dp
     if problem.training.global_batch_size % ranks:
         return False
@@ -243,7 +243,7 @@ def micro_batch_legal(problem: Problem, num_micro_batches: int, choice: LayerStr
 
 
 def admits(problem: Problem, group: int, choice: LayerStrategy) -> bool:
-    """Whether nodes of `group` can run `choice`: tensor-parallel groups divide a node or consist of nodes."""
+    """Return whether nodes of `group` run `choice`: tensor-parallel groups divide nodes or join them."""
     gpus = problem.cluster.groups[group].gpus
     return gpus % choice.tp == 0 or choice.tp % gpus == 0
 

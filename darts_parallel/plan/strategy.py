@@ -47,7 +47,7 @@ class LayerStrategy:
         return self.tp, self.sequence_parallel
 
     def label(self) -> str:
-        """Short text for tables and pictures, e.g. `tp2+sp z1/8 full b8 g4`."""
+        """Return short text for tables and pictures, e.g. `tp2+sp z1/8 full b8 g4`."""
         shards = f"/{self.shard_size}" if self.shard_size else ""
         parts = [f"tp{self.tp}{'+sp' if self.sequence_parallel else ''}", f"z{self.zero_stage}{shards}"]
         parts += [f"{name}{degree}" for name, degree in (("ep", self.ep), ("etp", self.etp)) if degree > 1]
@@ -144,7 +144,7 @@ class Plan:
         return find(self.schedule_name).devices(self.pp, self.num_chunks)
 
     def describe(self, global_batch_size: int) -> str:
-        """The plan in one line, e.g. `dp 4 · tp 2 · pp 4 · micro-batch 1 × 16 · ZeRO-1`."""
+        """Return the plan in one line, e.g. `dp 4 · tp 2 · pp 4 · micro-batch 1 × 16 · ZeRO-1`."""
 
         def span(values: list[Any]) -> str:
             unique = sorted(set(values))
@@ -171,12 +171,12 @@ class Plan:
         return " · ".join(parts + self._refinements(span))
 
     def _expert_degrees(self, span: Callable[[list[Any]], str]) -> list[str]:
-        """Degrees of the experts where they differ from 1."""
+        """Return the degrees of the experts where they differ from 1."""
         degrees = {"ep": [layer.ep for layer in self.layers], "etp": [layer.etp for layer in self.layers]}
         return [f"{name} {span(values)}" for name, values in degrees.items() if max(values) > 1]
 
     def _refinements(self, span: Callable[[list[Any]], str]) -> list[str]:
-        """What few plans have, for the one line."""
+        """Name what few plans have, for the one line."""
         sharded = [layer.shard_size for layer in self.layers if layer.shard_size]
         parts = [f"sharded over {span(sharded)}"] if sharded else []
         for name, bits in (
@@ -195,7 +195,7 @@ class Plan:
         *,
         experts: bool = False,
     ) -> dict[str, Any]:
-        """The plan's part of `plan.json`: stages with their ranks, and a strategy per layer.
+        """Return the plan's part of `plan.json`: stages with their ranks, and a strategy per layer.
 
         Args:
             names: Of the layers.
@@ -295,7 +295,7 @@ def _check_ranks(stage: dict[str, Any], index: int, plan: Plan) -> None:
 
 
 def degrees(strategy: LayerStrategy, cp: int) -> str:
-    """The product of the devices of a stage, for messages."""
+    """Return the product of the devices of a stage, for messages."""
     return " * ".join([f"tp({strategy.tp})", *([f"cp({cp})"] if cp > 1 else []), f"dp({strategy.dp})"])
 
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters beside frozen weights: a layer of full training to one of LoRA.
+"""Low-rank adapters next to frozen weights: a layer of full training to one of LoRA.
 
 LoRA (Hu et al. 2021, arXiv 2106.09685, section 4.1) replaces a product `W x` by `W x + B A x` with `A` of
 `rank x in` and `B` of `out x rank` numbers, and trains A and B alone: W has no gradient, no master copy and
@@ -16,7 +16,7 @@ NORMED = ("linear_qkv", "linear_fc1")
 
 
 def with_adapters(layer: LayerSpec, rank: int, targets: Sequence[str]) -> LayerSpec:
-    """The layer with adapters of `rank` beside its products named in `targets`; all else is frozen.
+    """Return the layer with adapters of `rank` next to its products named in `targets`; all else is frozen.
 
     A frozen product without an adapter does not keep its input for backward. Adapters are divided by `tp` as
     their products are (Megatron-Bridge), the collectives of their `rank` numbers a token left aside.
@@ -46,7 +46,7 @@ def _pair(gemm: Gemm, rank: int) -> tuple[Gemm, Gemm]:
 
 
 def _inputs_dropped(layer: LayerSpec, targets: Sequence[str]) -> tuple[float, float]:
-    """Bytes a token of inputs that no adapter needs: outputs of norms, and the input of `linear_fc2`."""
+    """Return the bytes a token of inputs without adapter: outputs of norms, input of `linear_fc2`."""
     present = [gemm.module for gemm in layer.gemms if gemm.module in NORMED]
     without = [module for module in present if module not in targets]
     normed = next((p.replicated_activation_bytes for p in layer.parts if p.module == "layernorm"), 0.0)

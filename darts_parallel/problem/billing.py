@@ -12,24 +12,24 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Bill:
-    """What a whole job takes."""
+    """Dollars and hours of a whole job."""
 
     price_per_hour_usd: float
-    """Of all nodes."""
+    """Dollars an hour of all nodes."""
     hours: float
     dollars: float
 
     def to_dict(self) -> dict[str, float]:
-        """The entry in `plan.json`."""
+        """Return the entry in `plan.json`."""
         return {"price_per_hour_usd": self.price_per_hour_usd, "hours": self.hours, "dollars": self.dollars}
 
     def label(self) -> str:
-        """Short text, e.g. `$1,234 for 12.3 hours at $98.32 an hour`."""
+        """Return short text, e.g. `$1,234 for 12.3 hours at $98.32 an hour`."""
         return f"${self.dollars:,.2f} for {self.hours:,.2f} hours at ${self.price_per_hour_usd:,.2f} an hour"
 
 
 def price_per_hour(problem: Problem) -> float:
-    """Dollars of an hour of all nodes.
+    """Return the dollars of an hour of all nodes.
 
     Errors:
         ConfigError: a node group has no price.
@@ -47,7 +47,7 @@ def price_per_hour(problem: Problem) -> float:
 
 
 def bill(problem: Problem, iteration_time_s: float) -> Bill | None:
-    """The bill of the job at this pace; None where the objective is time alone.
+    """Return the bill of the job at this pace; None where the objective is time alone.
 
     Errors:
         ConfigError: a node group has no price.
@@ -60,7 +60,7 @@ def bill(problem: Problem, iteration_time_s: float) -> Bill | None:
 
 
 def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[str] = ()) -> int:
-    """Index of the bill that the objective wants; the other figure decides between equals.
+    """Return the index of the bill that the objective wants; the other figure decides between equals.
 
     Args:
         objective: What is wanted.
@@ -96,10 +96,10 @@ def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[st
 
 
 def _named(names: Sequence[str], index: int) -> str:
-    """The name of a plan as an insertion, empty without one."""
+    """Return the name of a plan as an insertion, empty without one."""
     return f" ({names[index]})" if names else ""
 
 
 def _above(value: float) -> str:
-    """The value in a few digits, rounded up so that it is still legal."""
+    """Return the value in a few digits, rounded up so that it is still valid."""
     return f"{value * (1 + 1e-5) + 5e-3:.2f}"

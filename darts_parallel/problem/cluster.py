@@ -39,7 +39,7 @@ class Link:
         return Link(bandwidth, config.latency_us * 1e-6, config.shared, config.peer_links)
 
     def towards(self, others: Tensor) -> Scalar:
-        """Bytes/s of a GPU that sends to `others` GPUs of its node at once, shape of `others`."""
+        """Return the bytes/s of a GPU that sends to `others` GPUs of its node at once, shape of `others`."""
         if not self.peer_links:
             return self.bandwidth
         # none is sent to where a group has one rank: any bandwidth does
@@ -53,7 +53,7 @@ class Device:
     name: str
     memory: float
     peak_flops: Scalar
-    """Of the precision of the job."""
+    """FLOP/s in the precision of the job."""
     memory_bandwidth: Scalar
     gemm_efficiency: Scalar
     gemm_half_size: Scalar
@@ -124,7 +124,7 @@ class Device:
 
 
 def domain_nodes(count: int, most: int) -> int:
-    """Nodes that a job takes of every NVLink domain.
+    """Return the nodes that a job takes of every NVLink domain.
 
     A job that needs several domains takes equally many nodes of each where that leaves none of them less
     than half full, as schedulers place it (256 GPUs on racks of 72: four times 64); else it fills them.
@@ -158,7 +158,7 @@ class NodeGroup:
 
     @property
     def node(self) -> tuple[int, Device, Link, Link | None, int]:
-        """What makes two nodes equal: how many there are, and their price, does not."""
+        """Figures that equal nodes share; neither their number nor their price is among them."""
         return self.gpus, self.device, self.intra_node, self.inter_node, self.domain_nodes
 
 
@@ -183,7 +183,7 @@ class StageTopology:
     """All node groups that the stage touches: one, but for a given plan that mixes node types."""
 
     def tensor_parallel(self, tp: int) -> tuple[int, int]:
-        """Ranks of a tensor-parallel group in one NVLink domain, and domains that the group crosses.
+        """Return a tensor-parallel group's ranks in one NVLink domain, and the domains it crosses.
 
         A group larger than a domain takes the largest equal share of each.
         """
@@ -191,7 +191,7 @@ class StageTopology:
         return local, tp // local
 
     def data_parallel(self, tp: int) -> tuple[int, int]:
-        """Ranks of a data-parallel group in one NVLink domain, and domains that the group crosses."""
+        """Return a data-parallel group's ranks in one NVLink domain, and the domains it crosses."""
         dp = sum(self.domains) // tp
         local = max(min(self.domains) // tp, 1)
         return local, -(-dp // local)
@@ -223,7 +223,7 @@ class Cluster:
 
     @staticmethod
     def from_config(config: ClusterConfig, precision: str, software: Software = COMMON) -> "Cluster":
-        """SI units, one `Device` per name, with the efficiencies of a software."""
+        """Convert to SI units: one `Device` per name, with the efficiencies of a framework."""
         devices = {
             name: Device.from_config(name, software.on(name, config.devices[name]), precision)
             for name in {group.device for group in config.nodes}
@@ -298,7 +298,7 @@ class Cluster:
         return {kind: sizes[kind] * self.groups[kind].gpus for kind in self.types}
 
     def nic(self, group: int) -> Link:
-        """The link out of a node of a group."""
+        """Return the link out of a node of a group."""
         return self.groups[group].inter_node or self.inter_node
 
     @cached_property
@@ -312,14 +312,14 @@ class Cluster:
         return len(self.types) == 1
 
     def stages_are_pure(self, pp: int) -> bool:
-        """Whether no stage of `pp` equal ones mixes node types, in this order of the nodes."""
+        """Return whether no stage of `pp` equal ones mixes node types, in this order of the nodes."""
         size, kinds = self.num_devices // pp, [kind for _, kind in self.rank_nodes]
         if self.homogeneous:
             return True
         return all(len(set(kinds[first : first + size])) == 1 for first in range(0, len(kinds), size))
 
     def stage_topology(self, stage: int, pp: int) -> StageTopology:
-        """Topology of `stage` of `pp` equal stages of consecutive ranks (Megatron: pp slowest)."""
+        """Return the topology of `stage` of `pp` equal stages of consecutive ranks (Megatron: pp slowest)."""
         if (stage, pp) not in self._topologies:
             self._topologies[stage, pp] = self._stage_topology(stage, pp)
         return self._topologies[stage, pp]
@@ -346,7 +346,7 @@ class Cluster:
         return _number(device.peak_flops) * _number(device.gemm_efficiency)
 
     def stage_links(self, stage: StageTopology) -> tuple[Link, Link]:
-        """The links inside the nodes of a stage and between them; of several kinds, the slowest."""
+        """Return the links inside the nodes of a stage and between them; of several kinds, the slowest."""
         inside = [self.groups[kind].intra_node for kind in stage.groups]
         between = [self.nic(kind) for kind in stage.groups]
         return (
@@ -355,14 +355,14 @@ class Cluster:
         )
 
     def boundary_topology(self, stage: int, pp: int) -> BoundaryTopology:
-        """Link between `stage` and the next one; the last is followed by the first (interleaving)."""
+        """Return the link between `stage` and the next; behind the last comes the first."""
         places, following = self._places(stage, pp), self._places((stage + 1) % pp, pp)
         inside = len({self.node_domains[node] for node, _ in places + following}) == 1
         senders, receivers = (max(Counter(node for node, _ in part).values()) for part in (places, following))
         return BoundaryTopology(places[0][1], inside, senders, following[0][1], receivers)
 
     def stage_group(self, stage: int, pp: int) -> NodeGroup:
-        """The node group whose device, links and price the stage has; of several, the slowest."""
+        """Return the node group whose device, links and price the stage has; of several, the slowest."""
         return self.groups[self.stage_topology(stage, pp).group]
 
     def _places(self, stage: int, pp: int) -> tuple[tuple[int, int], ...]:

@@ -57,7 +57,7 @@ class Experts:
         return self.count * (self.hidden + self.router_bias)
 
     def distinct(self, parts: int) -> float:
-        """Expected number of `parts` equal shares of the experts that one token is sent to.
+        """Return the expected number of `parts` equal shares of the experts that one token is sent to.
 
         A token draws its experts without repetition, so that a share is missed with the hypergeometric
         probability; where routing is limited to groups and a share holds whole groups, it draws the groups
@@ -76,7 +76,7 @@ class Experts:
 
 
 def _hit(things: int, share: int, drawn: int) -> float:
-    """Probability that `drawn` of `things` hit a share of them."""
+    """Return the probability that `drawn` of `things` hit a share of them."""
     return 1.0 - comb(things - share, drawn) / comb(things, drawn)
 
 
@@ -128,13 +128,13 @@ class LatentAttention:
     def expanded(self) -> int:
         """Elements a token of queries, of keys as projected and with their rotary part, and of values.
 
-        Megatron-LM keeps the projected keys and values beside the keys that the rotary part is joined to.
+        Megatron-LM keeps the projected keys and values next to the keys that the rotary part is joined to.
         """
         return self.heads * (2 * self.query + self.nope + self.value)
 
 
 def experts_of(config: ModelConfig, index: int) -> Experts | None:
-    """The experts of layer `index`; None where it is dense."""
+    """Return the experts of layer `index`; None where it is dense."""
     if config.num_experts is None or not expert_pattern(config)[index]:
         return None
     return Experts(
@@ -152,7 +152,7 @@ def experts_of(config: ModelConfig, index: int) -> Experts | None:
 
 
 def dense_width(config: ModelConfig, index: int) -> int:
-    """Inner size of the MLP that every token of layer `index` passes; 0 where there is none.
+    """Return the inner size of the MLP that every token of layer `index` passes; 0 where there is none.
 
     That is the layer's MLP, or in an expert layer its shared experts.
     """
@@ -162,7 +162,7 @@ def dense_width(config: ModelConfig, index: int) -> int:
 
 
 def latent_attention(config: ModelConfig) -> LatentAttention | None:
-    """The sizes of multi-head latent attention; None where attention is the usual one."""
+    """Return the sizes of multi-head latent attention; None where attention is the usual one."""
     if not config.multi_latent_attention:
         return None
     sizes = (config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)

@@ -42,17 +42,17 @@ class Profiles:
     path: str
     """Where they were read from, for messages."""
     layers: Mapping[tuple[str, str, int], LayerProfile]
-    """By model, GPU and tensor-parallel degree."""
+    """Layers by model, GPU and tensor-parallel degree."""
     multipliers: Mapping[tuple[str, str, str], tuple[tuple[int, float], ...]] = field(default_factory=dict)
     """Rising micro-batch sizes and multipliers, by model, GPU and layer kind."""
 
     def degrees(self, model: str, gpu: str) -> tuple[int, ...]:
-        """Measured tensor-parallel degrees, rising; none where the pair was not measured."""
+        """Return measured tensor-parallel degrees, rising; none where the pair was not measured."""
         gpu = self._full_name(gpu)
         return tuple(sorted(tp for m, g, tp in self.layers if (m, g) == (model, gpu)))
 
     def find(self, model: str, gpu: str, tp: int) -> LayerProfile:
-        """The layers of `model` on `gpu` at tensor-parallel degree `tp`.
+        """Return the layers of `model` on `gpu` at tensor-parallel degree `tp`.
 
         Args:
             model: As the file spells it.
@@ -76,7 +76,7 @@ class Profiles:
         return self.layers[model, gpu, tp]
 
     def multiplier(self, model: str, gpu: str, kind: str, micro_batch_size: int) -> float:
-        """Seconds of a micro-batch of `micro_batch_size` sequences over those of one sequence.
+        """Return the seconds of a micro-batch of `micro_batch_size` sequences over those of one sequence.
 
         Linear between measured sizes and proportional beyond the last one. A kind without rows of its own
         takes those of its last word (`embedding` for `encoder_embedding`); without any it is proportional.
@@ -93,7 +93,7 @@ class Profiles:
         return below + (over - below) * (micro_batch_size - low) / (high - low)
 
     def _full_name(self, gpu: str) -> str:
-        """The file's name of a GPU that is given by its first word."""
+        """Return the file's name of a GPU that is given by its first word."""
         gpus = {g for _, g, _ in self.layers}
         if gpu in gpus:
             return gpu
@@ -105,7 +105,7 @@ class Profiles:
 
 
 def read_profiles(folder: str | Path) -> Profiles:
-    """Both files of a folder; the multipliers may be missing.
+    """Read both files of a folder; the multipliers may be missing.
 
     Errors:
         ConfigError: the folder or the layer file is missing, or a row is broken.
@@ -121,7 +121,7 @@ def read_profiles(folder: str | Path) -> Profiles:
 
 
 def read_layer_profiles(path: str | Path) -> dict[tuple[str, str, int], LayerProfile]:
-    """The layers of a CSV file, by model, GPU and tensor-parallel degree.
+    """Read the layers of a CSV file, by model, GPU and tensor-parallel degree.
 
     Errors:
         ConfigError: the file is missing, a column is missing, or a row breaks a rule.
@@ -151,7 +151,7 @@ def read_layer_profiles(path: str | Path) -> dict[tuple[str, str, int], LayerPro
 
 
 def read_multipliers(path: str | Path) -> dict[tuple[str, str, str], tuple[tuple[int, float], ...]]:
-    """Micro-batch sizes and multipliers of a CSV file, by model, GPU and layer kind.
+    """Read micro-batch sizes and multipliers of a CSV file, by model, GPU and layer kind.
 
     Errors:
         ConfigError: the file is missing, a column is missing, or a row breaks a rule.
@@ -169,7 +169,7 @@ def read_multipliers(path: str | Path) -> dict[tuple[str, str, str], tuple[tuple
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """Line numbers and rows of a CSV file that has `columns`, at least one row."""
+    """Read line numbers and rows of a CSV file that has `columns`, at least one row."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, strict=True)
@@ -197,12 +197,12 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, s
 
 
 def whole_field(place: str, key: str, text: str, minimum: int) -> int:
-    """A whole number of at least `minimum`."""
+    """Read a whole number of at least `minimum`."""
     return int(_number(place, key, text, int, minimum, f"a whole number of at least {minimum}"))
 
 
 def number_field(place: str, key: str, text: str) -> float:
-    """A finite number of at least 0."""
+    """Read a finite number of at least 0."""
     return _number(place, key, text, float, 0, "a finite number of at least 0")
 
 
@@ -219,5 +219,5 @@ def _number(
 
 
 def _nearest(folder: Path) -> str:
-    """The deepest existing folder on the way to a missing one."""
+    """Return the deepest existing folder on the way to a missing one."""
     return str(next((parent for parent in folder.absolute().parents if parent.is_dir()), Path(".")))

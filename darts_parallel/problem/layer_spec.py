@@ -1,4 +1,4 @@
-"""What the cost model must know of one layer: products, attention, scan, experts, parameters, bytes.
+"""The figures of one layer that the cost model reads: products, attention, scan, experts, parameters, bytes.
 
 Activation bytes follow Korthikanti et al. 2022 (arXiv 2205.05198), section 4. All per-token figures are for
 one token of one sequence; "sharded" parts divide by `tp`.
@@ -20,7 +20,7 @@ class Gemm:
     """`column` divides `out_features`, `row` divides `in_features`, `vocabulary` pads and divides;
     `replicated` divides neither."""
     module: str = ""
-    """What adapters call it (`training.lora_targets`); empty: none can stand beside it."""
+    """Name that adapters have for it (`training.lora_targets`); empty: it has no adapter."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class AttentionCore:
     """Tokens that a query looks back at; None: all."""
 
     def keys(self, seq_len: int) -> float:
-        """Keys that a query of a sequence meets, counted as without a causal mask (Narayanan et al. 2021).
+        """Return the keys that a query meets, counted as without a mask (Narayanan et al. 2021).
 
         The first queries of a causal window meet fewer: the mean of min(i, w) over the sequence, doubled.
         """
@@ -58,7 +58,7 @@ class RecomputedPart:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What the cost model must know of one layer; equal kinds share one specification but the name."""
+    """The figures of one layer that the cost model reads; equal kinds differ in their names alone."""
 
     name: str
     kind: str
@@ -81,8 +81,8 @@ class LayerSpec:
     sharded_activation_bytes: float = 0.0
     """Kept for backward per token, divided by `tp`."""
     share_for_weights: float = 1.0
-    """Of the bytes kept for backward, what weights' gradients need once the input's is there; of a block its
-    products say it (`cost/memory.py`)."""
+    """Share of the bytes kept for backward that weights' gradients need after the input's; blocks have
+    theirs from their products (`cost/memory.py`)."""
     score_bytes: float = 0.0
     """Kept per token and key position by unfused attention, divided by `tp` (the 5as term)."""
     tp_collectives: int = 0
@@ -100,12 +100,12 @@ class LayerSpec:
     frozen: bool = False
     """None of its weights is trained but those of `adapters`."""
     adapters: tuple[Gemm, ...] = ()
-    """Low-rank products beside frozen ones (`problem/adapters.py`)."""
+    """Low-rank products next to frozen ones (`problem/adapters.py`)."""
     adapter_parameters: int = 0
     """Weights of `adapters` divided by `tp`."""
     replicated_adapter_parameters: int = 0
     parts: tuple[RecomputedPart, ...] = ()
-    """What `training.recompute_modules` can name beside the attention core and the experts."""
+    """Parts that `training.recompute_modules` can name besides the attention core and the experts."""
 
     @property
     def products(self) -> tuple[Gemm, ...]:
@@ -123,7 +123,7 @@ class LayerSpec:
         return self.adapter_parameters + self.replicated_adapter_parameters
 
     def parameters(self, vocab_size: int) -> int:
-        """Number of parameters with `vocab_size` rows in its vocabulary table, adapters left aside."""
+        """Return the parameters with `vocab_size` rows in its table, adapters left aside."""
         rows = self.vocabulary_parameters * vocab_size
         experts = 0 if self.experts is None else self.experts.parameters
         return self.sharded_parameters + self.replicated_parameters + rows + experts

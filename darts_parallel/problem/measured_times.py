@@ -53,7 +53,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """What was measured of one model, by device name, kind of layer and tensor-parallel degree."""
+    """Measurements of one model, by device name, kind of layer and tensor-parallel degree."""
 
     path: str
     by_device: Mapping[str, Mapping[tuple[str, int], Measured]]
@@ -65,7 +65,7 @@ class MeasuredTimes:
         return tuple(sorted(set.intersection(*sets)))
 
     def seconds(self, device: str, kind: str, tp: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Forward and backward seconds of one micro-batch, or None where `kind` was not measured.
+        """Return the forward and backward seconds of one micro-batch, or None where `kind` was not measured.
 
         Linear between measured sizes, proportional beyond the largest, constant below the smallest.
 
@@ -84,7 +84,7 @@ class MeasuredTimes:
         return _columns(rows, sizes, "forward"), _columns(rows, sizes, "backward")
 
     def saved_bytes(self, device: str, kind: str, tp: Tensor, sizes: Tensor) -> Tensor | None:
-        """Bytes kept for backward without recomputation, as `seconds`."""
+        """Return the bytes kept for backward without recomputation, as `seconds`."""
         rows = self._rows(device, kind, tp)
         if rows is None or any(row.saved is None for row in rows):
             return None
@@ -150,7 +150,7 @@ def _chains(path: str) -> Profiles:
 
 
 def _from_chains(profiles: Profiles, model: str, gpu: str) -> dict[tuple[str, int], Measured]:
-    """The median layer of every kind, at every micro-batch size with a multiplier."""
+    """Return the median layer of every kind, at every micro-batch size with a multiplier."""
     entries = {}
     for tp in profiles.degrees(model, gpu):
         chain = profiles.find(model, gpu, tp)
@@ -164,7 +164,7 @@ def _from_chains(profiles: Profiles, model: str, gpu: str) -> dict[tuple[str, in
 
 
 def _sized_profile(path: Path, seq_len: int) -> dict[tuple[str, str], dict[tuple[str, int], Measured]]:
-    """A file with a `micro_batch` column, by model and GPU; empty for any other source."""
+    """Read a file with a `micro_batch` column by model and GPU; empty for any other source."""
     if not path.is_file() or "micro_batch" not in path.read_text("utf-8", "replace").partition("\n")[0]:
         return {}
     points: dict[tuple[str, str, str, int], dict[int, list[tuple[float, ...]]]] = {}
@@ -194,7 +194,7 @@ def _sized_profile(path: Path, seq_len: int) -> dict[tuple[str, str], dict[tuple
 
 
 def _match(key: str, name: str, known: list[str], path: str) -> str:
-    """The name of `known` that is `name` but for case, punctuation, a bracket and a unit of memory."""
+    """Return the name of `known` that is `name` but for case, punctuation, a bracket and a unit of memory."""
     known = sorted(set(known))
     if name in known:
         return name

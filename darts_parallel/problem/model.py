@@ -30,7 +30,7 @@ class Model:
     config: ModelConfig
     fused_attention: bool
     whole_ends: bool = False
-    """Embedding and head, prediction modules with it, each stay on the stage of the block beside them."""
+    """Embedding and head, prediction modules with it, each stay on the stage of the block next to them."""
     lora_rank: int = 0
     """Rank of the adapters that alone are trained; 0: everything is."""
     lora_targets: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Model:
         return self.num_parameters - sum(layer.inactive for layer in experts)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Model FLOP (forward and backward, no recomputation) per token, Narayanan et al. 2021.
+        """Return model FLOP (forward and backward, no recomputation) per token, Narayanan et al. 2021.
 
         Frozen weights have no gradient, which is a third of a product's FLOP.
         """
@@ -113,7 +113,7 @@ class Model:
 
 
 def build_model(config: ModelConfig, training: TrainingConfig) -> Model:
-    """The model as the training job runs it."""
+    """Build the model as the training job runs it."""
     targets = tuple(training.lora_targets)
     return Model(config, training.fused_attention, lora_rank=training.lora_rank, lora_targets=targets)
 
@@ -128,7 +128,7 @@ def _embedding(config: ModelConfig, name: str) -> LayerSpec:
     tables = h * (positions + config.token_types)
     # T5 keeps its bias table in the first block; here, so that all blocks are equal
     tables += config.relative_position_buckets * config.num_heads
-    passes_state = name != "embedding"  # the encoder's output travels on beside the decoder's input
+    passes_state = name != "embedding"  # the encoder's output travels on next to the decoder's input
     norms = _norm(config) * (config.embedding_norm + (passes_state and config.final_norm))
     return LayerSpec(
         name=name,
@@ -204,7 +204,7 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
 
 
 def _mlp_of(config: ModelConfig, index: int, char: str | None) -> tuple[Experts | None, int]:
-    """Routed experts of a block, and the inner size of its dense (or shared) MLP, 0 without one."""
+    """Return routed experts of a block, and the inner size of its dense (or shared) MLP, 0 without one."""
     if char == ATTENTION:
         return None, 0
     if char == MLP:
@@ -214,7 +214,7 @@ def _mlp_of(config: ModelConfig, index: int, char: str | None) -> tuple[Experts 
 
 @dataclass(frozen=True)
 class _Attention:
-    """What the attention of a block adds to its specification."""
+    """The part of a block's specification that its attention adds."""
 
     gemms: tuple[Gemm, ...]
     core: AttentionCore
@@ -228,7 +228,7 @@ class _Attention:
 
 
 def _attention(config: ModelConfig, attentions: int) -> _Attention:
-    """Grouped-query attention, `attentions` times (self and cross)."""
+    """Describe grouped-query attention, `attentions` times (self and cross)."""
     h = config.hidden_size
     head_dim = config.head_dim or h // config.num_heads
     kv_heads = config.num_kv_heads or config.num_heads
@@ -253,7 +253,7 @@ def _attention(config: ModelConfig, attentions: int) -> _Attention:
 
 
 def _latent(config: ModelConfig) -> _Attention:
-    """Multi-head latent attention, trained with its keys and values expanded (Megatron-LM)."""
+    """Describe multi-head latent attention, trained with its keys and values expanded (Megatron-LM)."""
     latent = latent_attention(config)
     assert latent is not None
     down, up = (tuple(Gemm(*s, "linear_qkv") for s in shapes) for shapes in (latent.down, latent.up))
@@ -278,13 +278,13 @@ def _latent(config: ModelConfig) -> _Attention:
 
 
 def _head_norms(config: ModelConfig, attentions: int, head_dim: int) -> int:
-    """Parameters of the norms of queries and keys."""
+    """Return the parameters of the norms of queries and keys."""
     scales = config.qk_norm and not config.qk_norm_whole
     return 2 * attentions * head_dim * (2 if config.norm_bias else 1) * scales
 
 
 def _mamba(config: ModelConfig, index: int) -> LayerSpec:
-    """A state-space layer with its norm and residual."""
+    """Describe a state-space layer with its norm and residual."""
     h, mixer, mask = config.hidden_size, state_space(config), 1 if config.dropout else 0
     return LayerSpec(
         name=f"layers.{index}",
@@ -305,7 +305,7 @@ def _mamba(config: ModelConfig, index: int) -> LayerSpec:
 
 
 def _prediction(config: ModelConfig, depth: int, fused: bool) -> LayerSpec:
-    """A multi-token prediction module (DeepSeek-AI 2024, arXiv 2412.19437, section 2.2; Megatron-LM).
+    """Describe a multi-token prediction module (DeepSeek-V3, arXiv 2412.19437, section 2.2; Megatron-LM).
 
     Norms of the state and of the next token's embedding, a product of both, and a block like the last one;
     the states of all depths travel on to the head. The first module reads a copy of the embedding table,

@@ -22,7 +22,7 @@ MOST_BLOCK_ORDERS = 24
 
 
 def node_orders(cluster: Cluster, pp: int, mode: str) -> list[tuple[int, ...]]:
-    """Orders of the nodes for `pp` equal stages; the empty one stands for rank order.
+    """Return the orders of the nodes for `pp` equal stages; the empty one stands for rank order.
 
     Args:
         cluster: Its types and their nodes.
@@ -59,7 +59,7 @@ def node_orders(cluster: Cluster, pp: int, mode: str) -> list[tuple[int, ...]]:
 
 
 def orders_are_all(cluster: Cluster, pp: int, mode: str) -> bool:
-    """Whether `node_orders` returns every distinct order, where nobody asked for fewer."""
+    """Return whether `node_orders` returns every distinct order, where nobody asked for fewer."""
     if cluster.homogeneous or mode != "auto":
         return True
     blocks = _blocks(cluster, pp)
@@ -71,7 +71,7 @@ def _number_of_orders(counts: dict[int, int]) -> int:
 
 
 def order_label(cluster: Cluster) -> str:
-    """The devices along the pipeline, e.g. `a100_40 × 1, a10 × 3` (nodes); empty for equal nodes."""
+    """Return the devices along the pipeline, e.g. `a100_40 × 1, a10 × 3` (nodes); empty for equal nodes."""
     if cluster.homogeneous:
         return ""
     types = cluster.node_types
@@ -81,7 +81,7 @@ def order_label(cluster: Cluster) -> str:
 
 
 def _blocks(cluster: Cluster, pp: int) -> tuple[dict[int, int], dict[int, int]] | None:
-    """Nodes in a block of every type, and blocks of it; None where a block would be split."""
+    """Return the nodes in a block of every type, and blocks of it; None where a block would be split."""
     stage = cluster.num_devices // pp
     nodes, size = Counter(cluster.node_types), {}
     for kind in cluster.types:
@@ -93,7 +93,7 @@ def _blocks(cluster: Cluster, pp: int) -> tuple[dict[int, int], dict[int, int]] 
 
 
 def _arrangements(counts: dict[int, int]) -> Iterator[tuple[int, ...]]:
-    """Every distinct sequence of types with these counts, in lexicographic order."""
+    """Yield every distinct sequence of types with these counts, in lexicographic order."""
     if not any(counts.values()):
         yield ()
     for kind, count in counts.items():
@@ -103,7 +103,7 @@ def _arrangements(counts: dict[int, int]) -> Iterator[tuple[int, ...]]:
 
 
 def _side_by_side(counts: dict[int, int], *, shifts: bool) -> list[tuple[int, ...]]:
-    """Types in all orders, equal blocks side by side, and their circular shifts."""
+    """Return types in all orders, equal blocks side by side, and their circular shifts."""
     found: dict[tuple[int, ...], None] = {}
     for number, order in enumerate(permutations(counts)):
         if number == MOST_BLOCK_ORDERS:
@@ -115,7 +115,7 @@ def _side_by_side(counts: dict[int, int], *, shifts: bool) -> list[tuple[int, ..
 
 
 def _nodes(cluster: Cluster, sequence: tuple[int, ...], size: dict[int, int]) -> tuple[int, ...]:
-    """Nodes in the order of a sequence of blocks; nodes of a type keep their rank order."""
+    """Return the nodes in the order of a sequence of blocks; nodes of a type keep their rank order."""
     left = {kind: iter([n for n, t in enumerate(cluster.node_types) if t == kind]) for kind in cluster.types}
     order = tuple(next(left[kind]) for kind in sequence for _ in range(size[kind]))
     return () if order == tuple(range(len(order))) else order

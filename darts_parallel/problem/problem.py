@@ -15,7 +15,7 @@ from darts_parallel.problem.software import COMMON, Software, read_software
 
 @dataclass(frozen=True)
 class Problem:
-    """What a plan is searched for. `config` is the source of everything else, already checked."""
+    """The job for which a plan is searched; all but `config` is derived from it."""
 
     config: Config
     model: Model
@@ -24,7 +24,7 @@ class Problem:
     measured: MeasuredTimes | None = None
     """Layer times that take the place of the analytic ones (`cost=profiled`)."""
     software: Software = COMMON
-    """What the trainer is known to do and to reach (`training.software`)."""
+    """Behaviour and efficiencies of the framework (`training.software`)."""
 
     @staticmethod
     def from_config(config: Config) -> "Problem":
@@ -41,7 +41,7 @@ class Problem:
 
     @cached_property
     def priced(self) -> dict[Any, Any]:
-        """What `cost.evaluation.hard_plan` says of plans that were asked for, by plan."""
+        """Prices of plans by `hard_plan`, remembered."""
         return {}
 
     @property
@@ -61,7 +61,7 @@ class Problem:
 
 
 def _model(config: Config) -> Model:
-    """The chain of layers; its ends are joined for trainers that keep embedding and head beside a block."""
+    """Build the chain; its ends are joined for trainers that keep embedding and head with a block."""
     model = build_model(config.model, config.training)
     hybrid = config.model.hybrid_override_pattern is not None
     ends = "never" if config.space.trainer is None else trainer(config.space.trainer).whole_ends

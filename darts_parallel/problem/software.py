@@ -1,8 +1,8 @@
-"""What a training software is known to do: its habits on the wire, its efficiencies and its memory.
+"""A training framework: its messages, its efficiencies and its memory.
 
-A file of `conf/software` states the habits (documented by the software itself) and the figures that
+A file of `conf/software` states the habits (documented by the framework itself) and the figures that
 `python -m experiments.calibrate` fitted to runs of it. Efficiencies of products and attention belong to a
-device and a software together: the file holds what the software adds to the logit of the device's share.
+device and a framework together: the file holds what the framework adds to the logit of the device's share.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ from darts_parallel.config.schema import config_dir
 from darts_parallel.errors import ConfigError
 
 ANY = "any"
-"""Key of an offset for devices on which the software has no runs."""
+"""Key of an offset for devices on which the framework has no runs."""
 HABITS = ("gradient_bytes", "owner_broadcast_ms", "single_ring")
 OFFSETS = "offsets"
 
 
 @dataclass(frozen=True)
 class Software:
-    """A training software; the defaults are what is common to all."""
+    """A training framework; the defaults are common to all."""
 
     name: str = ""
     gradient_bytes: float | None = None
@@ -37,12 +37,12 @@ class Software:
     single_ring: bool = False
     """ZeRO-3 gathers and scatters each tensor over one ring, which leaves a node by one of its adapters."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """Fields of `DeviceConfig` that the software decides, by name."""
+    """Fields of `DeviceConfig` that the framework decides, by name."""
     offsets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Added to the logit of a device's share: by field of `DeviceConfig`, then by device (`ANY`: others)."""
 
     def on(self, device: str, config: DeviceConfig) -> DeviceConfig:
-        """The device's figures under this software.
+        """Return the device's figures under this framework.
 
         Args:
             device: Name of the device file.
@@ -59,13 +59,13 @@ COMMON = Software()
 
 
 def software_names() -> list[str]:
-    """Names of the files of `conf/software`."""
+    """Return the names of the files of `conf/software`."""
     return sorted(file.stem for file in (Path(config_dir()) / "software").glob("*.yaml"))
 
 
 @lru_cache(maxsize=32)
 def read_software(name: str | None) -> Software:
-    """The software of a name; what is common for None.
+    """Read the framework of a name; the common one for None.
 
     Errors:
         ConfigError: there is no such file, or it has an unknown key.

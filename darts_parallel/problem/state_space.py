@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from darts_parallel.config.model import ModelConfig
 
 SELECTIVE_SCAN_FLOP = 9.0
-"""Of a channel and state number of Mamba-1: discretization, recurrence and output (the selective scan's own
+"""FLOP of a channel and state number of Mamba-1: discretization, recurrence, output (the selective scan's own
 count in its repository, state-spaces/mamba)."""
 
 
@@ -39,7 +39,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class StateSpace:
-    """What a state-space layer adds to the specification of a layer, beside norm and residual."""
+    """The part of a layer's specification that a state-space mixer adds, without norm and residual."""
 
     gemms: tuple[tuple[int, int, str], ...]
     """Out features, in features and split of every weight product."""
@@ -52,14 +52,14 @@ class StateSpace:
 
 
 def state_space_heads(config: "ModelConfig") -> int:
-    """Heads of the scan; null means two inner channels for every hidden one."""
+    """Return the heads of the scan; null means two inner channels for every hidden one."""
     if config.mamba_num_heads is not None:
         return config.mamba_num_heads
     return max(2 * config.hidden_size // config.mamba_head_dim, 1)
 
 
 def tensor_divided(config: "ModelConfig") -> tuple[int, ...]:
-    """Numbers that a tensor-parallel degree must divide: heads, and the groups that share B and C.
+    """Return numbers that a tensor-parallel degree must divide: heads, and the groups that share B and C.
 
     As Megatron-LM's mixer asserts; B and C of Mamba-1 are whole on every rank.
     """
@@ -69,7 +69,7 @@ def tensor_divided(config: "ModelConfig") -> tuple[int, ...]:
 
 
 def state_space(config: "ModelConfig") -> StateSpace:
-    """Figures of one state-space layer of `config`."""
+    """Return the figures of one state-space layer of `config`."""
     return _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config)
 
 

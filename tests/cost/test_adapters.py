@@ -29,7 +29,7 @@ def llama(*changes: str, rank: int = RANK) -> Problem:
 
 
 def costs(problem: Problem, strategy: LayerStrategy, index: int = 1) -> LayerCosts:
-    """Of one layer on all devices, one micro-batch."""
+    """Price one layer on all devices, one micro-batch."""
     topology = problem.cluster.stage_topology(0, 1)
     choices = ChoiceTensors.build(problem.training, (1,), (strategy,))
     return layer_costs(

@@ -1,4 +1,4 @@
-"""What a training software changes: its figures on a device, and what it sends."""
+"""Changes by a training framework: its figures on a device, and what it sends."""
 
 from dataclasses import replace
 from math import log

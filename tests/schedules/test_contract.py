@@ -1,4 +1,4 @@
-"""What every schedule promises, whatever its file says."""
+"""The contract of every schedule, whatever its file says."""
 
 import pytest
 

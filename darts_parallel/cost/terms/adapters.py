@@ -10,7 +10,7 @@ from darts_parallel.problem.layer_spec import LayerSpec
 
 
 class AdapterTerm(CostTerm):
-    """Products of adapters beside frozen ones, and their gradients and states."""
+    """Products of adapters next to frozen ones, and their gradients and states."""
 
     name = "adapters"
     formulas: ClassVar = {

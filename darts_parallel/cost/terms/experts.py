@@ -115,8 +115,8 @@ class ExpertTerm(CostTerm):
             shown = (exposed(compute[1], sent, device), exposed(compute[0], sent, device))
         elif training.moe_shared_expert_overlap and shared:
             choices = stage.choices
-            beside = products_seconds(shared[0].gemms, choices.tokens, choices.tp, device, stage.width)
-            shown = (exposed(beside, sent, device), exposed(BACKWARD_FACTOR * beside, sent, device))
+            hidden_by = products_seconds(shared[0].gemms, choices.tokens, choices.tp, device, stage.width)
+            shown = (exposed(hidden_by, sent, device), exposed(BACKWARD_FACTOR * hidden_by, sent, device))
         if stage.measured is not None:  # measured times hold the launches already
             return shown
         launches = stage.launches * device.expert_overhead

@@ -1,7 +1,7 @@
 """Activations and optimizer state in host memory: seconds of their way, and the least shares that fit.
 
 A device sends a share of the activations of a micro-batch to the host in its forward pass and fetches it in
-its backward pass, beside the computation (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857, section
+its backward pass, next to the computation (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857, section
 5.1.2; PipeOffload, Wan et al. 2025, arXiv 2503.01328). A share of the optimizer state lies in host memory and
 travels through the device in every step, in and out at once over a full-duplex link (ZeRO-Infinity, section
 5.1.1); the device updates it, so that no seconds of the host's processor are needed. Shares are of whole
@@ -42,7 +42,7 @@ class OffloadTerm(CostTerm):
     name = "offload"
     formulas: ClassVar = {
         "offload": (
-            "activations to the host and back, beside forward and backward",
+            "activations to the host and back, next to forward and backward",
             "exposed part: Qiao et al. 2021, eq. 11",
         ),
         "offloaded": (
@@ -144,13 +144,13 @@ class OffloadedPlans:
         )
 
     def memory(self, fractions: Tensor) -> Tensor:
-        """Peak bytes of every device for fractions `(B, pp, 2)`, `(B, pp)`."""
+        """Return the peak bytes of every device for fractions `(B, pp, 2)`, `(B, pp)`."""
         sent, away = fractions[..., ACTIVATION], fractions[..., OPTIMIZER]
         largest = self._largest(self.working + sent.gather(1, self.device) * self.activation)
         return self.static - away * self.state + (1.0 - sent) * self.kept + largest
 
     def lengthening(self, fractions: Tensor) -> tuple[Tensor, Tensor]:
-        """Seconds by which transfers lengthen every stage's forward and backward, `(B, K)` each."""
+        """Return the seconds by which transfers lengthen forward and backward, `(B, K)` each."""
         table = self.table
         sent = fractions[..., ACTIVATION][:, table.stage_device] * self.transfer
         assert table.overlap is not None
@@ -158,17 +158,17 @@ class OffloadedPlans:
         return lengthening(self.forward, sent, exponent), lengthening(self.backward, sent, exponent)
 
     def update(self, fractions: Tensor) -> Tensor:
-        """Seconds that every device's optimizer step takes longer, `(B, pp)`."""
+        """Return the seconds that every device's optimizer step takes longer, `(B, pp)`."""
         return fractions[..., OPTIMIZER] * self.state_seconds
 
     def fractions(self) -> Tensor:
-        """The table's fractions, or the least with which plans fit, `(B, pp, 2)`."""
+        """Return the table's fractions, or the least with which plans fit, `(B, pp, 2)`."""
         given = self.table.fractions
         return self.least() if given is None else given.expand(len(self.static), -1, -1)
 
     @torch.no_grad()
     def least(self) -> Tensor:
-        """The least fractions with which plans fit, `(B, pp, 2)`; where none do, those that need least."""
+        """Return the least fractions with which plans fit, or that need least, `(B, pp, 2)`."""
         kinds = self.table.offload
         none = torch.zeros_like(self.static)
         if "activation" not in kinds:
@@ -192,21 +192,21 @@ class OffloadedPlans:
         return torch.zeros_like(self.static).scatter_reduce(1, self.device, values, "amax")
 
     def _activations_needed(self, static: Tensor) -> Tensor:
-        """The least share of activations with which every layer's turn fits, beside `static` bytes."""
+        """Return the least share of activations with which every layer fits next to `static` bytes."""
         whole = (static + self.kept - self.table.capacity).gather(1, self.device) + self.working
         relief = self.kept.gather(1, self.device) - self.activation
         share = torch.where(relief > 0, whole / relief, torch.inf)
         return self._largest(torch.where(whole > 0, share, 0.0)).clamp(max=1.0)
 
     def _state_needed(self, sent: Tensor) -> Tensor:
-        """The least share of optimizer state beside a share `sent` of activations, `(B, pp)`."""
+        """Return the least share of optimizer state next to a share `sent` of activations, `(B, pp)`."""
         none = torch.zeros_like(sent)
         over = self.memory(torch.stack([sent, none], -1)) - self.table.capacity
         share = torch.where(self.state > 0, over / self.state, torch.inf)
         return torch.where(over > 0, share, 0.0).clamp(max=1.0)
 
     def _seconds(self, sent: Tensor) -> Tensor:
-        """Seconds an iteration that a device spends on offloading, just full, `(B, pp)`."""
+        """Return the seconds an iteration that a device spends on offloading, just full, `(B, pp)`."""
         fractions = torch.stack([sent, self._state_needed(sent)], -1)
         forward, backward = self.lengthening(fractions)
         longer = self.table.by_device(forward + backward)

@@ -57,7 +57,7 @@ def scan_seconds(stage: StageContext, layer: LayerSpec) -> tuple[Tensor, Tensor]
     """Return the seconds of a scan forward and those that backward repeats, each `(O, C)`.
 
     Chunks multiply on matrix units like fused attention of as narrow heads; the scan of Mamba-1 has no
-    products and runs on the units beside them.
+    products and runs on the units next to them.
     """
     scan, device = layer.scan, stage.device
     assert scan is not None
