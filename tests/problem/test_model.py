@@ -6,6 +6,7 @@ from darts_parallel.config.composition import load_config
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.model import Model, build_model
+from darts_parallel.problem.problem import load_problem
 
 # published totals: the models' own safetensors indices and model cards (exact), SC21 table 1 (GPT-3),
 # MegatronBert with pooler, sentence head and token types, which are not modelled (0.33 %)
@@ -53,6 +54,16 @@ def test_layers_of_one_kind_are_equal_but_for_their_names() -> None:
     assert len(set(specs)) == len(specs) < 10 < len(numbers)
     for layer, number in zip(model.layers, numbers, strict=True):
         assert replace(specs[number], name=layer.name) == layer
+
+
+def test_norms_of_the_head_are_read_and_written_and_routers_keep_theirs_next_to_adapters() -> None:
+    toy = ["cluster=toy", "training=toy"]
+    head = load_problem([*toy, "model=toy", "model.head_transform=true"]).model.layers[-2]
+    assert head.replicated_elements == 2.0 * 2 * 64  # the final norm and that of the transform
+    adapters = ["training.lora_rank=4", "training.lora_targets=[linear_proj]"]
+    chains = (load_problem([*toy, "model=toy_moe", *more]).model.layers for more in ([], adapters))
+    full, some = (next(layer for layer in chain if layer.experts is not None) for chain in chains)
+    assert some.replicated_activation_bytes == full.replicated_activation_bytes
 
 
 def test_an_encoder_needs_a_decoder() -> None:

@@ -1,0 +1,36 @@
+"""Seconds between layers, by hand: 10 GB/s and 5 us inside a node of the toy cluster."""
+
+import pytest
+import torch
+
+from darts_parallel import load_problem
+from darts_parallel.cost.compute import alignment
+from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds
+from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.problem.cluster import BoundaryTopology
+from tests.support.layer_kinds import TOY
+
+
+def test_a_change_of_layout_moves_the_missing_bytes_both_ways() -> None:
+    cluster = load_problem(TOY).cluster
+    layouts = [LayerStrategy(1, 4), LayerStrategy(2, 2, sequence_parallel=True)]
+    stored = torch.tensor([[[8e6, 4e6]]], dtype=torch.float64)
+    found = reshard_seconds(cluster, [(0, 4)], stored, layouts)[0, 0, 0]
+    # half of what either layout needs is missing
+    once = (4e6 / 2 + 8e6 / 2) / 10e9 + 2 * 5e-6
+    torch.testing.assert_close(found, torch.tensor([[0.0, once], [once, 0.0]], dtype=torch.float64))
+
+
+def test_slices_that_cross_a_boundary_are_gathered_by_the_receiving_ranks() -> None:
+    cluster, whole = load_problem(TOY).cluster, 8e6
+    boundary = BoundaryTopology(0, True, 4, 0, 4)
+    stored = torch.full((1, 1, 1), whole, dtype=torch.float64)
+    found = boundary_seconds(cluster, [boundary], stored, [LayerStrategy(4, 1)])
+    message, gather = whole / 4 / 10e9 + 5e-6, 3 / 4 * whole / 10e9 + 3 * 5e-6
+    assert float(found) == pytest.approx(2 * (message + gather), rel=1e-12)
+
+
+def test_sides_that_are_no_multiple_of_64_elements_are_slow() -> None:
+    problem = load_problem([*TOY, "cluster.devices.toy.misaligned_efficiency=0.5"])
+    sizes = torch.tensor([128.0, 96.0, 63.0], dtype=torch.float64)
+    assert alignment(sizes, problem.cluster.groups[0].device).tolist() == [1.0, 0.5, 0.5]
