@@ -6,12 +6,12 @@ every further data- and tensor-parallel rank and with their imbalance, and commu
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import torch
 from torch import Tensor
 
 from darts_parallel.errors import PlanError, UnsupportedError
+from darts_parallel.plan.degrees import divisors
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
 
@@ -29,10 +29,8 @@ Product = tuple[int, int, int]
 
 def products(devices: int) -> Iterator[Product]:
     """Yield every `(dp, tp, pp)` whose product is `devices`."""
-    sizes = [d for d in range(1, devices + 1) if devices % d == 0]
-    for tp, pp in product(sizes, sizes):
-        if devices % (tp * pp) == 0:
-            yield devices // (tp * pp), tp, pp
+    for tp in divisors(devices):
+        yield from ((devices // (tp * pp), tp, pp) for pp in divisors(devices // tp))
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class SearcherModel:
         group, training, model = problem.cluster.groups[0], problem.training, problem.model
         width = 4 if training.precision == "fp32" else 2
         tokens, devices = problem.tokens_per_iteration, problem.cluster.num_devices
-        wide = [degree for degree in range(group.gpus + 1, devices + 1) if devices % degree == 0]
+        wide = [degree for degree in divisors(devices) if degree > group.gpus]
         return SearcherModel(
             flops=model.flops_per_token(training.seq_len) * tokens,
             peak=group.device.peak_flops,

@@ -24,19 +24,16 @@ from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds, s
 from darts_parallel.plan.space import OuterSpace, admits, micro_batch_legal, outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import BoundaryTopology, Cluster, StageTopology
+from darts_parallel.problem.model import Model
 from darts_parallel.problem.orders import order_label
 from darts_parallel.problem.problem import Problem
 from darts_parallel.schedules import USUAL, find
 
 
-def all_layer_costs(
-    problem: Problem, pp: int, kinds: list[StageTopology], choices: ChoiceTensors
-) -> list[list[LayerCosts]]:
+def all_layer_costs(model: Model, pp: int, stages: Sequence[StageContext]) -> list[list[LayerCosts]]:
     """Price every layer on every kind of stage; equal layers are computed once."""
-    model, result = problem.model, []
-    specs, kind_of_layer = model.kinds
-    for kind in kinds:
-        stage = StageContext.build(problem, kind, choices)
+    result, (specs, kind_of_layer) = [], model.kinds
+    for stage in stages:
         known: dict[int, LayerCosts] = {}
         for layer, number in zip(model.layers, kind_of_layer, strict=True):
             if number not in known:
@@ -345,7 +342,8 @@ def _table(
     """Price all kinds of stages and boundaries; which stage is of which kind is still open."""
     counts = torch.tensor(space.num_micro_batches)
     choices = ChoiceTensors.build(problem.training, space.num_micro_batches, space.choices, space.cp)
-    costs = all_layer_costs(problem, space.pp, kinds, choices)
+    stages = [StageContext.build(problem, kind, choices) for kind in kinds]
+    costs = all_layer_costs(problem.model, space.pp, stages)
     distinct, layout = layouts(space.choices)
     tokens = ChoiceTensors.build(problem.training, space.num_micro_batches, tuple(distinct), space.cp).tokens
     allowed = [[micro_batch_legal(problem, m, c) for c in space.choices] for m in space.num_micro_batches]
@@ -357,7 +355,7 @@ def _table(
     places = [(kind.group, max(kind.counts)) for kind in kinds]
     empty, extra, cluster = torch.zeros(0, dtype=torch.long), dict[str, Any](), problem.cluster
     for term in TERMS:
-        extra |= term.table_fields(space.offload, cluster, kinds, lambda name: stack(costs, name))
+        extra |= term.table_fields(space, stages, lambda name: stack(costs, name))
     stored = stored_bytes(problem.model.layers, distinct, tokens, element_bytes(problem.training))
     return CostTable(
         pipeline=PipelineModel.from_config(problem.config.cost, space.virtual_stages, space.schedule),

@@ -1,7 +1,8 @@
 """Expert-parallel and expert tensor-parallel degrees that a problem admits."""
 
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plan.degrees import divisors
+from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.experts import Experts
 from darts_parallel.problem.problem import Problem
 
@@ -65,3 +66,37 @@ def require_expert_pins(problem: Problem) -> None:
             near = min(members, key=lambda member: (abs(member - pinned[0]), member))
             names = ", ".join(map(str, members[:12])) + (", ..." if len(members) > 12 else "")
             raise ConfigError(f"space.{key}={pinned[0]} must {rules[key]} (legal: {names}); try {near}.")
+
+
+def check_experts(name: str, strategy: LayerStrategy, problem: Problem, size: int) -> None:
+    """Refuse expert degrees that the experts or the stage of `size` GPUs do not admit in Megatron-LM.
+
+    Errors:
+        PlanError: names the layer, its degrees, the rule and the closest valid ones.
+    """
+    legal = legal_expert_degrees(problem, size)
+    if (strategy.ep, strategy.etp) not in legal:
+        near = min(legal, key=lambda pair: abs(pair[1] - strategy.etp) + abs(pair[0] - strategy.ep))
+        rule = "be 1, since the model has no experts"
+        experts = expert_layer(problem)
+        if experts is not None:
+            rule = (
+                f"divide the {experts.count} experts, their width {experts.width} and, as a product, the "
+                f"{size} GPUs of a stage"
+            )
+        raise PlanError(
+            f"plan: {name} has ep={strategy.ep} and etp={strategy.etp}, which must {rule}; try "
+            f"ep={near[0]} and etp={near[1]}."
+        )
+    if not problem.model.has_experts:
+        return
+    if strategy.tp > 1 and not strategy.sequence_parallel:
+        raise PlanError(
+            f"plan: {name} has tp={strategy.tp} without sequence parallelism, which a model with experts "
+            "needs; try sequence_parallel=true."
+        )
+    if strategy.shard_size:
+        raise PlanError(
+            f"plan: {name} has shard_size={strategy.shard_size}, which must be 0 in a model with experts; "
+            "try 0."
+        )

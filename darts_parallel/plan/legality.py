@@ -3,7 +3,7 @@
 from darts_parallel.config.schema import COMM_BITS, CostConfig
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees
-from darts_parallel.plan.expert_degrees import expert_layer, legal_expert_degrees
+from darts_parallel.plan.expert_degrees import check_experts
 from darts_parallel.plan.strategy import LayerStrategy, Plan, degrees
 from darts_parallel.problem.problem import Problem
 from darts_parallel.schedules import RUNNABLE, find
@@ -85,7 +85,7 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
             f"plan: {name} has shard_size={strategy.shard_size}, which must divide its "
             f"{strategy.dp * plan.cp} data-parallel ranks; try {near}."
         )
-    _check_experts(name, strategy, problem, size)
+    check_experts(name, strategy, problem, size)
     legal = [tp for tp in legal_tensor_degrees(problem) if gpus % tp == 0 or tp % gpus == 0]
     if strategy.tp not in legal:
         near = min(legal, key=lambda tp: abs(tp - strategy.tp))
@@ -99,36 +99,6 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
         raise PlanError(
             f"plan: dp({strategy.dp}) * num_micro_batches({plan.num_micro_batches}) of {name} must divide "
             f"training.global_batch_size={batch}; closest valid num_micro_batches: {near}."
-        )
-
-
-def _check_experts(name: str, strategy: LayerStrategy, problem: Problem, size: int) -> None:
-    """Refuse expert degrees that the experts or the stage of `size` GPUs do not admit in Megatron-LM."""
-    legal = legal_expert_degrees(problem, size)
-    if (strategy.ep, strategy.etp) not in legal:
-        near = min(legal, key=lambda pair: abs(pair[1] - strategy.etp) + abs(pair[0] - strategy.ep))
-        rule = "be 1, since the model has no experts"
-        experts = expert_layer(problem)
-        if experts is not None:
-            rule = (
-                f"divide the {experts.count} experts, their width {experts.width} and, as a product, the "
-                f"{size} GPUs of a stage"
-            )
-        raise PlanError(
-            f"plan: {name} has ep={strategy.ep} and etp={strategy.etp}, which must {rule}; try "
-            f"ep={near[0]} and etp={near[1]}."
-        )
-    if not problem.model.has_experts:
-        return
-    if strategy.tp > 1 and not strategy.sequence_parallel:
-        raise PlanError(
-            f"plan: {name} has tp={strategy.tp} without sequence parallelism, which a model with experts "
-            "needs; try sequence_parallel=true."
-        )
-    if strategy.shard_size:
-        raise PlanError(
-            f"plan: {name} has shard_size={strategy.shard_size}, which must be 0 in a model with experts; "
-            "try 0."
         )
 
 

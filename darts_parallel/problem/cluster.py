@@ -4,7 +4,7 @@ Every figure may be a float or a scalar tensor: with tensors, costs carry gradie
 """
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import gcd
 
@@ -93,34 +93,21 @@ class Device:
         peaks = config.peak_TFLOPs
         narrow = precision in NARROW
         half = peaks.get("bf16", peaks[precision]) if narrow else peaks[precision]
-        return Device(
-            name=name,
-            memory=config.memory_GiB * GIB,
-            peak_flops=peaks[precision] * 1e12,
-            half_share=half / peaks[precision],
-            eight_bit=narrow,
-            memory_bandwidth=config.memory_bandwidth_GBps * 1e9,
-            gemm_efficiency=config.gemm_efficiency,
-            gemm_half_size=config.gemm_half_size,
-            misaligned_efficiency=config.misaligned_efficiency,
-            fp8_efficiency=getattr(config, f"{precision}_efficiency") if narrow else 1.0,
-            attention_efficiency=config.attention_efficiency,
-            memory_efficiency=config.memory_efficiency,
-            streaming_factor=config.streaming_factor,
-            layer_overhead=config.layer_overhead_us * 1e-6,
-            tp_hidden_share=config.tp_hidden_share,
-            overlap_exponent=config.overlap_exponent,
-            reserved=config.reserved_GiB * GIB,
-            state_factor=config.state_factor,
-            activation_factor=config.activation_factor,
-            grouped_gemm_efficiency=config.grouped_gemm_efficiency,
-            all_to_all_efficiency=config.all_to_all_efficiency,
-            host_bandwidth=config.host_bandwidth_GBps * 1e9,
-            host_latency=config.host_latency_us * 1e-6,
-            flex_gain=config.flex_gain,
-            permutation_factor=config.permutation_factor,
-            expert_overhead=config.expert_overhead_us * 1e-6,
-        )
+        equal = {entry.name for entry in fields(Device)} & {entry.name for entry in fields(DeviceConfig)}
+        figures = {key: getattr(config, key) for key in equal} | {
+            "peak_flops": peaks[precision] * 1e12,
+            "half_share": half / peaks[precision],
+            "eight_bit": narrow,
+            "fp8_efficiency": getattr(config, f"{precision}_efficiency") if narrow else 1.0,
+            "memory": config.memory_GiB * GIB,
+            "reserved": config.reserved_GiB * GIB,
+            "memory_bandwidth": config.memory_bandwidth_GBps * 1e9,
+            "host_bandwidth": config.host_bandwidth_GBps * 1e9,
+            "host_latency": config.host_latency_us * 1e-6,
+            "layer_overhead": config.layer_overhead_us * 1e-6,
+            "expert_overhead": config.expert_overhead_us * 1e-6,
+        }
+        return Device(name=name, **figures)
 
 
 def domain_nodes(count: int, most: int) -> int:

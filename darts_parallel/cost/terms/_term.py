@@ -9,7 +9,7 @@ from torch import Tensor
 
 from darts_parallel.cost.sharding import ShardGroup
 from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.problem.cluster import Cluster, StageTopology
+from darts_parallel.plan.space import OuterSpace
 from darts_parallel.problem.layer_spec import LayerSpec
 
 if TYPE_CHECKING:
@@ -92,19 +92,13 @@ class CostTerm:
         return []
 
     def table_fields(
-        self,
-        offload: tuple[str, ...],
-        cluster: Cluster,
-        stages: Sequence[StageTopology],
-        stacked: Callable[[str], Tensor],
+        self, space: OuterSpace, stages: Sequence[StageContext], costs: Callable[[str], Tensor]
     ) -> dict[str, Any]:
         """Return fields of a `CostTable` that the term's plans need.
 
         Args:
-            offload: What may be offloaded.
-            cluster: Whose devices reach their host's memory.
             stages: Kinds of stage, Q.
-            stacked: Gives a field of all `LayerCosts`, `(O, Q, L, C)`.
+            costs: Gives a field of all `LayerCosts`, `(O, Q, L, C)`.
         """
         return {}
 

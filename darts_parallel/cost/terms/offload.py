@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost.compute import lengthening
+from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import CostTerm, PlanContribution
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.problem.cluster import Cluster, Scalar, StageTopology
+from darts_parallel.plan.space import OuterSpace
+from darts_parallel.problem.cluster import Scalar
 
 if TYPE_CHECKING:
     from darts_parallel.cost.hard_plans import HardPlans
@@ -52,26 +54,21 @@ class OffloadTerm(CostTerm):
     }
 
     def table_fields(
-        self,
-        offload: tuple[str, ...],
-        cluster: Cluster,
-        stages: Sequence[StageTopology],
-        stacked: Callable[[str], Tensor],
+        self, space: OuterSpace, stages: Sequence[StageContext], costs: Callable[[str], Tensor]
     ) -> dict[str, Any]:
         """Return the fields of a table whose plans may offload; none for others.
 
         Errors:
             UnsupportedError: a device has no known way to its host.
         """
-        if not offload:
+        if not space.offload:
             return {}
-        state = stacked("state")
-        exponents = [cluster.groups[stage.group].device.overlap_exponent for stage in stages]
+        state, exponents = costs("state"), [stage.device.overlap_exponent for stage in stages]
         return {
-            "offload": offload,
-            "host_transfer": host_seconds(cluster, stages, stacked("activation")),
+            "offload": space.offload,
+            "host_transfer": host_seconds(stages, costs("activation")),
             "state": state.amax(1),
-            "state_transfer": host_seconds(cluster, stages, state),
+            "state_transfer": host_seconds(stages, state),
             "overlap": torch.stack([torch.as_tensor(exponent) for exponent in exponents]).double(),
         }
 
@@ -227,26 +224,25 @@ def summed(values: Tensor, places: Tensor, count: int) -> Tensor:
     return zeros.scatter_add(1, places, values)
 
 
-def host_seconds(cluster: Cluster, stages: Sequence[StageTopology], numbers: Tensor) -> Tensor:
+def host_seconds(stages: Sequence[StageContext], numbers: Tensor) -> Tensor:
     """Return the seconds of bytes over the host links, one way.
 
     Args:
-        cluster: Whose devices reach their host's memory.
         stages: Kinds of stage, Q.
         numbers: Bytes of every layer, each one message, `(O, Q, L, C)`.
 
     Errors:
         UnsupportedError: a device has no known way to its host.
     """
-    links = [_host_link(cluster, stage) for stage in stages]
+    links = [_host_link(stage) for stage in stages]
     bandwidth, latency = (torch.stack([torch.as_tensor(link[i]) for link in links]) for i in (0, 1))
     columns = (1, -1, 1, 1)
     return numbers / bandwidth.double().view(columns) + latency.double().view(columns) * (numbers > 0)
 
 
-def _host_link(cluster: Cluster, stage: StageTopology) -> tuple[Scalar, Scalar]:
+def _host_link(stage: StageContext) -> tuple[Scalar, Scalar]:
     """Return bandwidth and latency of a device's link to its host; of several kinds the slowest."""
-    devices = [cluster.groups[number].device for number in stage.groups]
+    devices = [stage.cluster.groups[number].device for number in stage.topology.groups]
     speeds = [float(torch.as_tensor(device.host_bandwidth).detach()) for device in devices]
     slowest = devices[speeds.index(min(speeds))]
     if not min(speeds):
