@@ -85,14 +85,11 @@ class SearcherModel:
         )
 
     def terms(self, dp: Tensor, tp: Tensor, pp: Tensor) -> dict[str, Tensor]:
-        """Return the seconds per iteration by cause, of the shape of the degrees.
+        """Return the seconds per iteration by cause, of the shape of the degrees, real and at least 1.
 
         The two steps of the model, `pp > 1` and `dp` beyond a node, are steps at whole degrees; between the
         last degree before and the first one after them the logarithm of the degree goes over from one value
         to the other, so that real degrees have a slope.
-
-        Args:
-            dp, tp, pp: Real, at least 1.
         """
         efficiency = CONSTANTS["BASE_EFF"] / (
             (1 + CONSTANTS["DP_EFF_PENALTY_FACTOR"] * (dp - 1))
@@ -101,10 +98,8 @@ class SearcherModel:
         )
         compute = self.flops / (self.peak * dp * tp * efficiency)
         piped = torch.log2(pp).clamp(0.0, 1.0)
-        outside = torch.zeros_like(dp)
-        if self.beyond < float("inf"):
-            whole = torch.log2(torch.tensor(self.beyond / self.gpus, dtype=torch.float64))
-            outside = (torch.log2(dp / self.gpus) / whole).clamp(0.0, 1.0)
+        whole = torch.log2(torch.tensor(self.beyond / self.gpus, dtype=torch.float64))
+        outside = (torch.log2(dp / self.gpus) / whole).clamp(0.0, 1.0)
         per_byte = (1 - outside) / self.inside + outside / self.between
         return {
             "compute": compute * (1 - piped + piped / CONSTANTS["OVERLAP_RATIO_PP"]),
