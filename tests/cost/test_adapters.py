@@ -18,7 +18,6 @@ from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.planner.state_moves import state_moves
 from darts_parallel.problem.problem import Problem
 from tests.support.export_plans import LLAMA, MIXTURE, plan_of
-from tests.support.optima import assert_same_optimum
 from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 
 RANK = 4
@@ -115,13 +114,6 @@ def test_surrogate_at_one_hot_weights_equals_evaluate_with_adapters(model: list[
     for table in build_tables(problem):
         plans = random_plans(table, table.num_outer, rng)
         assert_surrogate_is_exact(table, plans)
-
-
-def test_dynamic_programming_equals_brute_force_with_adapters() -> None:
-    problem = llama(
-        "model.num_layers=2", "space.tp=[1,2]", "space.recompute=none", "space.micro_batch_size=1"
-    )
-    assert_same_optimum(build_tables(problem), "layerwise")
 
 
 def test_moved_state_is_all_weights_and_the_state_of_the_adapters() -> None:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from math import isfinite
 
 import pytest
 import torch
@@ -20,8 +19,6 @@ from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report.explanation import explain
-from tests.support.optima import assert_same_optimum
 from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 
 TOY = ["model=toy_moe", "cluster=toy", "training=toy"]
@@ -44,17 +41,6 @@ def test_surrogate_at_one_hot_weights_equals_evaluate() -> None:
         assert sum(cost.breakdown_s.values()) == pytest.approx(cost.iteration_time_s, rel=1e-9)
         seen |= {(choice.ep, choice.etp) for choice in table.choices}
     assert {(1, 1), (8, 1), (1, 4), (2, 4)} <= seen
-
-
-@pytest.mark.parametrize("mode", ["layerwise", "uniform"])
-def test_dynamic_programming_equals_brute_force_with_expert_degrees(mode: str) -> None:
-    problem = toy(
-        "model.num_layers=2", "space.pp=[1,2]", "space.tp=[1,2]", "space.zero_stage=1",
-        "space.recompute=none", "space.micro_batch_size=1", "space.ep=[1,4]",
-        "cluster.devices.toy.memory_GiB=0.0216",
-        "cluster.devices.toy.reserved_GiB=0",
-    )  # fmt: skip
-    assert isfinite(assert_same_optimum(build_tables(problem), mode))
 
 
 def test_every_plan_of_the_space_is_legal_and_written_with_its_expert_degrees() -> None:
@@ -175,15 +161,6 @@ def test_recomputed_parts_keep_less_and_cost_seconds() -> None:
     assert len(set(kept)) == 4
     assert spent[0] != spent[1]
     assert spent[1] < spent[2] < spent[3]
-
-
-def test_lines_of_the_explanation_sum_to_the_totals() -> None:
-    problem = toy()
-    plan = uniform(problem, LayerStrategy(2, 4, 1, sequence_parallel=True, ep=4), m=2)
-    cost, lines = evaluate(plan, problem), explain(problem, plan)
-    assert sum(line.value for line in lines.memory) == pytest.approx(cost.memory_bytes[0], rel=1e-9)
-    assert sum(line.value for line in lines.micro_batch) == pytest.approx(cost.stage_times_s[0], rel=1e-9)
-    assert {"experts", "expert_parallel"} <= {line.term for line in lines.micro_batch}
 
 
 def test_deepseek_v3_keeps_the_published_bytes() -> None:

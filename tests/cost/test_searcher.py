@@ -51,14 +51,6 @@ def test_every_term_is_the_reports_formula(
     assert terms["p2p_and_resharding"] == pytest.approx((pp - 1) * 2 * ACTIVATION / 10e9, rel=1e-12)
 
 
-def test_one_worked_number() -> None:
-    """dp 2, tp 2, pp 2: 1.509949 GFLOP / (1 TFLOP/s * 4 * 0.2333) / 0.6 = 2.6963 ms of compute."""
-    problem = load_problem(["model=toy", "cluster=toy", "training=toy", "cost=searcher"])
-    (terms,) = SearcherModel.of(problem).breakdowns([(2, 2, 2)])
-    assert terms["compute"] == pytest.approx(2.6963e-3, rel=1e-4)
-    assert terms["gradient_sync"] == pytest.approx(441_088 / 10e9, rel=1e-12)
-
-
 @pytest.mark.parametrize("devices", [1, 6, 8, 32, 96])
 def test_the_products_are_all_products(devices: int) -> None:
     found = list(products(devices))
@@ -67,11 +59,6 @@ def test_the_products_are_all_products(devices: int) -> None:
     assert set(found) == {
         (devices // tp // pp, tp, pp) for tp in every for pp in every if devices % (tp * pp) == 0
     }
-
-
-def test_one_pass_equals_one_at_a_time(searcher_problem: Problem) -> None:
-    model, degrees = SearcherModel.of(searcher_problem), list(products(8))
-    assert model.breakdowns(degrees) == [model.breakdowns([product])[0] for product in degrees]
 
 
 def test_evaluate_reads_the_same_model(searcher_problem: Problem) -> None:
