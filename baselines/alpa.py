@@ -40,7 +40,7 @@ find_plan = on_problems(solve)
 
 
 def clusters(fused_to_previous: NDArray[np.bool_], pp: int, most: int = CLUSTERS) -> list[int]:
-    """First layers of clusters, and the number of layers: the first unit, the last, even runs between.
+    """Return first layers of clusters, and the number of layers: first unit, last, even runs between.
 
     Args:
         joined: Layers that stay with the one before, `(L,)`.
@@ -55,7 +55,7 @@ def clusters(fused_to_previous: NDArray[np.bool_], pp: int, most: int = CLUSTERS
 
 
 def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:
-    """The inter-operator program over all segments, each solved by the intra-operator program."""
+    """Solve the inter-operator program over all segments, each solved by the intra-operator program."""
     costs = outer.costs
     edges = clusters(costs.fused_to_previous, costs.pp)
     number = len(edges) - 1
@@ -84,14 +84,14 @@ def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:
 
 
 class _IntraOperator:
-    """Integer programs of one outer choice; those of like stages and equal layers are solved once."""
+    """Solve integer programs of one outer choice; those of like stages and equal layers once."""
 
     def __init__(self, outer: OuterChoice, edges: list[int]) -> None:
         self.costs, self.edges = outer.costs, edges
         self.known: dict[tuple[object, ...], tuple[float, list[int]] | None] = {}
 
     def solve(self, stage: int, first: int, end: int) -> tuple[float, list[int]] | None:
-        """Seconds of a micro-batch and the strategy of every cluster; None where nothing fits."""
+        """Return seconds of a micro-batch and the strategy of every cluster; None where nothing fits."""
         costs = self.costs
         in_flight = 2.0 ** np.ceil(np.log2(costs.in_flight[stage]))  # rounded up: fewer programs
         layers = costs.layer_class[self.edges[first] : self.edges[end]].tolist()
@@ -106,7 +106,7 @@ class _IntraOperator:
         return answer[0] + float(border.min()), answer[1]
 
     def _program(self, stage: int, in_flight: float, first: int, end: int) -> tuple[float, list[int]] | None:
-        """One strategy for each cluster: least seconds within the memory."""
+        """Choose one strategy for each cluster: least seconds within the memory."""
         costs, kind = self.costs, int(self.costs.stage_kind[stage])
         runs = [slice(self.edges[c], self.edges[c + 1]) for c in range(first, end)]
         layouts = costs.layout
@@ -131,7 +131,7 @@ class _IntraOperator:
 def choose(
     load: Array, switches: list[Array], layout: Index, memory: Array, working: Array
 ) -> list[int] | None:
-    """The integer program of a chain of operators: strategies of least load and resharding that fit.
+    """Solve the integer program of a chain of operators: least load and resharding that fit.
 
     Variables: one 0/1 for each operator and strategy, flows between the layouts of neighbours (Alpa's edge
     variables, linear), and the largest working memory.

@@ -47,14 +47,14 @@ find_plan = on_problems(solve)
 
 
 def _restart(space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor) -> tuple[Chains, Tensor]:
-    """The better half of the chains, and random plans."""
+    """Return the better half of the chains, and random plans."""
     kept = energy.argsort(stable=True)[: len(chains) // 2]
     fresh = moves.random_plans(len(chains) - len(kept))
     return Chains.concatenate([chains[kept], fresh]), torch.cat([energy[kept], space.price(fresh)])
 
 
 def best_starts(space: PlanSpace, count: int) -> tuple[Chains, Tensor]:
-    """The best `count` of the plans that the gradient search starts from, repeated where they are fewer."""
+    """Return the best `count` plans that the gradient search starts from, repeated where they are fewer."""
     starts = space.starting_plans()
     energy = space.price(starts)
     order = energy.argsort(stable=True)[torch.arange(count) % len(starts)]
@@ -62,7 +62,7 @@ def best_starts(space: PlanSpace, count: int) -> tuple[Chains, Tensor]:
 
 
 def uphill(space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor) -> float:
-    """The scale of temperatures: a rise that a fifth of the rising moves stay below.
+    """Return the scale of temperatures: a rise that a fifth of the rising moves stay below.
 
     The median would be set by moves that break the memory, which no temperature should accept.
     """
@@ -74,7 +74,7 @@ def uphill(space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor)
 def metropolis(
     space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor, temperature: float
 ) -> tuple[Chains, Tensor]:
-    """One change of every chain, accepted with probability `exp(-rise / temperature)` (Metropolis 1953)."""
+    """Change every chain once, accepted with probability `exp(-rise / temperature)` (Metropolis 1953)."""
     proposed = moves.propose(chains)
     reached = space.price(proposed)
     threshold = torch.rand(len(chains), generator=moves.generator, dtype=torch.float64)

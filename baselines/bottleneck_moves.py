@@ -50,7 +50,7 @@ def _relieve(incumbent: Incumbent, number: int, plan: HardPlans, seconds: float,
 
 
 def bottleneck_moves(table: CostTable, plan: HardPlans, space_kind: str) -> HardPlans:
-    """All single moves that relieve the busiest device."""
+    """Return all single moves that relieve the busiest device."""
     busiest = int(evaluate_batch(table, plan).stage_seconds[0].argmax())
     units = unit_starts(table.fused_to_previous)
     place = torch.searchsorted(units, plan.first_layers[0].contiguous())

@@ -17,7 +17,7 @@ PENALTY = 10.0
 
 @dataclass(frozen=True)
 class Chains:
-    """N plans; all fields integer.
+    """Hold N plans; all fields integer.
 
     `table` (N,): number of the table; `outer` (N,): its outer choice; `choices` (N, L): strategy of every
     layer; `first_layers` (N, K): first layer of every stage, K the largest pipeline degree, L where a
@@ -36,7 +36,7 @@ class Chains:
         return Chains(self.table[index], self.outer[index], self.choices[index], self.first_layers[index])
 
     def where(self, mask: Tensor, other: "Chains") -> "Chains":
-        """These plans where `mask` (N,) holds, `other`'s elsewhere."""
+        """Return these plans where `mask` (N,) holds, those of `other` elsewhere."""
         column = mask.unsqueeze(1)
         return Chains(
             torch.where(mask, self.table, other.table),
@@ -47,18 +47,18 @@ class Chains:
 
     @staticmethod
     def concatenate(parts: "list[Chains]") -> "Chains":
-        """All plans of `parts`, in order."""
+        """Return all plans of `parts`, in order."""
         names = ("table", "outer", "choices", "first_layers")
         return Chains(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
     def stages(self) -> Tensor:
-        """Stage of every layer, `(N, L)`."""
+        """Return stage of every layer, `(N, L)`."""
         positions = torch.arange(self.choices.shape[1]).expand_as(self.choices).contiguous()
         return torch.searchsorted(self.first_layers.contiguous(), positions, right=True) - 1
 
 
 class PlanSpace:
-    """The space of all tables: legal strategies, even splits, prices.
+    """Describe the space of all tables: legal strategies, even splits, prices.
 
     Args:
         incumbent: Holds the tables, which divide into the same units, and the best plan so far.
@@ -81,7 +81,7 @@ class PlanSpace:
         self.translation = _translation(tables, self.most_choices)
 
     def price(self, chains: Chains) -> Tensor:
-        """Log-seconds per iteration, more where memory does not suffice, `(N,)`; the best plan is kept."""
+        """Price plans in log-seconds per iteration, more where memory lacks, `(N,)`; the best is kept."""
         energy = torch.empty(len(chains), dtype=torch.float64)
         for index in torch.unique(chains.table).tolist():
             mine = torch.nonzero(chains.table == index).squeeze(1)
@@ -97,7 +97,7 @@ class PlanSpace:
         return energy
 
     def starting_plans(self) -> Chains:
-        """What the gradient search starts from too.
+        """Return the plans that the gradient search starts from, too.
 
         One strategy for all layers on even stages, and the lightest plan of every outer choice.
         """
@@ -115,19 +115,19 @@ class PlanSpace:
         return Chains(torch.full((len(plans),), index), plans.outer, plans.choices, starts)
 
     def random_choice(self, table: Tensor, outer: Tensor, generator: torch.Generator) -> Tensor:
-        """A legal strategy for every outer choice; all arguments and the result `(N,)`."""
+        """Draw a legal strategy for every outer choice; all arguments and the result `(N,)`."""
         allowed = self.allowed[table, outer]
         return (torch.rand(allowed.shape, generator=generator) * allowed + allowed).argmax(1)
 
     def random_outer(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Tables and outer choices, `(count,)` each; every pipeline degree is equally likely."""
+        """Draw tables and outer choices, `(count,)` each; every pipeline degree is equally likely."""
         table, _ = self.outer_choices.unbind(1)
         weights = 1.0 / torch.bincount(table).double()[table]
         drawn = torch.multinomial(weights, count, replacement=True, generator=generator)
         return self.outer_choices[drawn, 0], self.outer_choices[drawn, 1]
 
     def split(self, pp: Tensor, jitter: Tensor) -> Tensor:
-        """Stage starts at even distances, moved by a jitter.
+        """Return stage starts at even distances, moved by a jitter.
 
         Args:
             pp: Number of stages, `(N,)`.
@@ -156,7 +156,7 @@ class PlanSpace:
         return self.in_kind(Chains(chains.table, chains.outer, choices, chains.first_layers))
 
     def in_kind(self, chains: Chains) -> Chains:
-        """Stage-wise, every layer takes the strategy of its stage's first."""
+        """Give every layer the strategy of its stage's first, where the space is stage-wise."""
         if self.space_kind != "stagewise":
             return chains
         choices = chains.choices.gather(1, chains.first_layers.gather(1, chains.stages()))
@@ -164,7 +164,7 @@ class PlanSpace:
 
 
 def _translation(tables: list[CostTable], width: int) -> Tensor:
-    """The strategy of another table that is most like one's own, `(T, T, C)`; 0 beyond a table's own."""
+    """Return the most similar strategy of every other table, `(T, T, C)`; 0 beyond a table's own."""
     result = torch.zeros(len(tables), len(tables), width, dtype=torch.long)
     for a, mine in enumerate(tables):
         for b, other in enumerate(tables):
@@ -177,7 +177,7 @@ def _translation(tables: list[CostTable], width: int) -> Tensor:
 
 
 def _distance(a: LayerStrategy, b: LayerStrategy) -> tuple[float, ...]:
-    """Unlike degrees first, then what else differs."""
+    """Compare strategies: unlike degrees first, then what else differs."""
     bits = abs(a.tp_comm_bits - b.tp_comm_bits) + abs(a.grad_comm_bits - b.grad_comm_bits)
     return (abs(a.tp - b.tp), a.recompute != b.recompute, abs(a.zero_stage - b.zero_stage), bits,
             a.sequence_parallel != b.sequence_parallel, abs(a.dp - b.dp),

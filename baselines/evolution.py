@@ -46,7 +46,7 @@ find_plan = on_problems(solve)
 
 
 class _Genome:
-    """Vectors in [0, 1] to plans: outer choice, widths of the stages, strategies at knots."""
+    """Decode vectors in [0, 1] to plans: outer choice, widths of the stages, strategies at knots."""
 
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
@@ -56,7 +56,7 @@ class _Genome:
         self.size = 1 + space.most_stages + 2 * self.knots
 
     def plans(self, genes: Array) -> Chains:
-        """One legal plan for every row."""
+        """Return one legal plan for every row."""
         space, values = self.space, torch.from_numpy(np.ascontiguousarray(genes)).clamp(0.0, 1.0 - 1e-12)
         pair = space.outer_choices[(values[:, 0] * len(space.outer_choices)).long()]
         table, outer = pair.unbind(1)
@@ -72,14 +72,14 @@ class _Genome:
         return space.in_kind(chains)
 
     def _jitter(self, widths: torch.Tensor, pp: torch.Tensor) -> torch.Tensor:
-        """Shift of every edge against even stages, in units, `(N, K)`."""
+        """Return shift of every edge against even stages, in units, `(N, K)`."""
         order = torch.arange(self.space.most_stages)
         share = torch.where(order < pp.unsqueeze(1), 0.5 + widths, 0.0)
         edges = torch.nn.functional.pad((share / share.sum(1, keepdim=True)).cumsum(1)[:, :-1], (1, 0))
         return len(self.space.units) * (edges - order / pp.unsqueeze(1))
 
     def _knot_of_layer(self, places: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Number of the knot that sets each layer's strategy, `(N, L)`."""
+        """Return number of the knot that sets each layer's strategy, `(N, L)`."""
         layers = torch.arange(self.space.num_layers)
         if self.space.space_kind == "stagewise":
             return Chains(starts[:, 0], starts[:, 0], layers.expand(len(starts), -1), starts).stages()

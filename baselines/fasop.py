@@ -21,7 +21,7 @@ TICK = 1e-15
 
 
 def first_partition(num_layers: int, stages: int) -> Integers:
-    """Even stages, `(stages,)`; the remainder goes to the last stage, then to the first ones in order."""
+    """Return even stages, `(stages,)`; the remainder goes to the last stage, then to the first in order."""
     counts = np.full(stages, num_layers // stages, dtype=np.int64)
     for extra in range(num_layers % stages):
         counts[extra - 1] += 1
@@ -29,7 +29,7 @@ def first_partition(num_layers: int, stages: int) -> Integers:
 
 
 def minmax_partition(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Integers, Integers]:
-    """The partition where FASOP's heuristic ends, and the one whose stage times it goes on with.
+    """Return the partition where FASOP's heuristic ends, and the one whose stage times it goes on with.
 
     From even stages, one layer moves from the slowest stage to the fastest (the first of each) until the
     slowest time grows, or stays while a partition comes back: then the last move is undone. It also ends when
@@ -89,7 +89,7 @@ def _descend(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Int
 
 
 def _move(counts: Integers, source: Integers, target: Integers) -> Integers:
-    """Counts after one layer moved between stages, row by row; nothing where both are the same."""
+    """Move one layer between stages, row by row; nothing where both are the same."""
     rows, result = np.arange(len(counts)), counts.copy()
     result[rows, source] -= 1
     result[rows, target] += 1
@@ -97,7 +97,7 @@ def _move(counts: Integers, source: Integers, target: Integers) -> Integers:
 
 
 def middle_comm(p2p: Floats) -> Integers:
-    """Ticks of receiving that FASOP's heuristic adds to stages neither first nor last, `(B, pp)`.
+    """Return ticks of receiving that FASOP's heuristic adds to stages neither first nor last, `(B, pp)`.
 
     Args:
         p2p: Seconds over every boundary, `(B, pp - 1)`.
@@ -122,7 +122,7 @@ find_plan = on_problems(solve)
 
 
 def fasop_plans(table: CostTable) -> HardPlans:
-    """Every outer choice with every strategy for all layers, partitioned by FASOP's heuristic.
+    """Offer every outer choice with every strategy for all layers, partitioned by FASOP's heuristic.
 
     Its stage times are compute, collectives included, and for stages that are neither first nor last p2p.
     """
@@ -143,7 +143,7 @@ def fasop_plans(table: CostTable) -> HardPlans:
 def _receive_seconds(
     table: CostTable, outer: torch.Tensor, choice: torch.Tensor, units: torch.Tensor
 ) -> torch.Tensor:
-    """Seconds across the boundary before each middle stage, where even stages have it, `(B, K)`."""
+    """Return seconds across the boundary before each middle stage, where even stages have it, `(B, K)`."""
     result = torch.zeros(len(outer), table.num_stages, dtype=torch.float64)
     if table.num_stages < 3:
         return result

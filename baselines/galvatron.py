@@ -48,7 +48,7 @@ find_plan = on_problems(solve)
 
 
 def _cuts(outer: OuterChoice, even: list[int]) -> list[list[int]]:
-    """Even stages, stages of about equal seconds, and of about equal memory; each at most once."""
+    """Return even stages, stages of about equal seconds, and of about equal memory; each at most once."""
     costs = outer.costs
     fastest = int(costs.time.sum(axis=(0, 1)).argmin())
     stages = ChosenStages.uniform(costs, fastest)

@@ -17,7 +17,7 @@ ENDLESS = 10**9
 
 
 class Incumbent:
-    """Prices plans, remembers the best feasible one and the seconds of every improvement.
+    """Price plans, remember the best feasible one and the seconds of every improvement.
 
     Works on the tables without dominated strategies, as the gradient search does; answers refer to the
     tables as they were given.
@@ -48,15 +48,15 @@ class Incumbent:
 
     @property
     def cost(self) -> float:
-        """Seconds per iteration of the best plan; infinite without one."""
+        """Return seconds per iteration of the best plan; infinite without one."""
         return float("inf") if self.best is None else self.best.time
 
     def over(self) -> bool:
-        """Whether the time is over."""
+        """Return whether the time is over."""
         return time.monotonic() >= self.deadline
 
     def steps(self) -> Iterator[int]:
-        """Numbers of the steps of a planner that never ends by itself, until the time is over."""
+        """Yield step numbers of a planner that never ends by itself, until the time is over."""
         for step in range(self.max_steps):
             if self.over():
                 return
@@ -74,7 +74,7 @@ class Incumbent:
         return cost
 
     def result(self) -> TableResult:
-        """What was found; nothing is proven."""
+        """Return the best plan; nothing is proven."""
         best = None
         if self.best is not None:
             index, plans = self.best.table, self.best.plan
@@ -83,6 +83,6 @@ class Incumbent:
         return TableResult(best, 0.0, False, self.evaluated, curve=tuple(self.curve))
 
     def _as_given(self, index: int) -> Tensor:
-        """Number in the given table of every strategy that was kept, `(C,)`."""
+        """Return the number in the given table of every strategy that was kept, `(C,)`."""
         numbers = {choice: c for c, choice in enumerate(self.given[index].choices)}
         return torch.tensor([numbers[choice] for choice in self.tables[index].choices])

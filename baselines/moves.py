@@ -11,7 +11,7 @@ from baselines.chains import Chains, PlanSpace
 
 @dataclass(frozen=True)
 class MoveWeights:
-    """How likely each kind of change is; weights, not necessarily summing to 1.
+    """Weigh how likely each kind of change is; weights need not sum to 1.
 
     In the stage-wise space layers and runs become stages, in the uniform space everything is the whole.
     """
@@ -33,7 +33,7 @@ class MoveWeights:
 
 
 class RandomMoves:
-    """Draws random plans and changes of plans.
+    """Draw random plans and changes of plans.
 
     Args:
         space: Tables and their legal strategies.
@@ -50,11 +50,11 @@ class RandomMoves:
         return torch.rand(*shape, generator=self.generator, dtype=torch.float64)
 
     def _below(self, limit: Tensor) -> Tensor:
-        """A whole number in [0, limit) for every entry."""
+        """Draw a whole number in [0, limit) for every entry."""
         return (self._uniform(*limit.shape) * limit).long().clamp(max=limit - 1)
 
     def random_plans(self, count: int) -> Chains:
-        """Plans from scratch: an outer choice, stages about even, layers in a few runs of one strategy.
+        """Draw plans from scratch: an outer choice, stages about even, layers in a few runs of one strategy.
 
         Half of the splits are even to a layer, the others are moved by a few. The number of runs is
         geometric: 1 with probability 1/2. Strategies layer by layer at random would all be bad.
@@ -73,7 +73,7 @@ class RandomMoves:
         return chains
 
     def propose(self, chains: Chains) -> Chains:
-        """One change of every plan; a change that is not possible leaves the plan as it is."""
+        """Change every plan once; a change that is not possible leaves the plan as it is."""
         change = torch.multinomial(self.weights, len(chains), replacement=True, generator=self.generator)
         result = chains
         for number in torch.unique(change).tolist():
@@ -97,7 +97,7 @@ class RandomMoves:
         return self._region(chains, name)
 
     def _region(self, chains: Chains, name: str) -> Chains:
-        """A layer, run, stage, or everything takes one other strategy."""
+        """Give a layer, run, stage, or everything one other strategy."""
         size, count = self.space.num_layers, len(chains)
         space_kind = self.space.space_kind
         if space_kind == "stagewise" and name in ("layer", "run"):
@@ -121,7 +121,7 @@ class RandomMoves:
         )
 
     def _edges(self, chains: Chains) -> Chains:
-        """Edges a to b, neighbours, move by one unit to the same side."""
+        """Move the neighbouring stage boundaries a to b by one unit to the same side."""
         space = self.space
         inner = space.pp[chains.table] - 1
         a = self._below(inner.clamp(min=1)) + 1
@@ -138,7 +138,7 @@ class RandomMoves:
         return space.in_kind(Chains(chains.table, chains.outer, chains.choices, starts))
 
     def _other_count(self, chains: Chains) -> Chains:
-        """Another number of micro-batches of the same pipeline degree."""
+        """Take another number of micro-batches of the same pipeline degree."""
         possible = self.space.allowed[chains.table].any(2)
         outer = (self._uniform(*possible.shape) * possible + possible).argmax(1)
         return self.space.legal(
@@ -146,7 +146,7 @@ class RandomMoves:
         )
 
     def _jump(self, chains: Chains) -> Chains:
-        """Another pipeline degree: like strategies, stages even or nearly so."""
+        """Take another pipeline degree: like strategies, stages even or nearly so."""
         space = self.space
         table, outer = space.random_outer(len(chains), self.generator)
         choices = space.translation[chains.table, table].gather(1, chains.choices)

@@ -36,7 +36,7 @@ find_plan = on_problems(solve)
 
 
 class _Recomputation:
-    """Stages of one tensor-parallel degree whose layers are recomputed as memory demands."""
+    """Price stages of one tensor-parallel degree whose layers are recomputed as memory demands."""
 
     def __init__(self, outer: OuterChoice, keep: int, again: int) -> None:
         costs = self.costs = outer.costs
@@ -54,7 +54,7 @@ class _Recomputation:
 
     @staticmethod
     def of(outer: OuterChoice, tp: int) -> "_Recomputation":
-        """Of one degree; where the space has no recomputation, or nothing else, both are the same."""
+        """Choose the strategies of a degree; without recomputation, or nothing else, both are the same."""
 
         def first(kinds: tuple[str, ...]) -> list[int]:
             return [c for kind in kinds for c in plain(outer.strategies, recompute=(kind,))
@@ -65,7 +65,7 @@ class _Recomputation:
         return _Recomputation(outer, keep, again)
 
     def load(self) -> Array:
-        """Seconds of every stage with what it must recompute, and its share of the synchronisation."""
+        """Return seconds of every stage with what it must recompute, and its share of the synchronisation."""
         stages, segments = self.stages, self.segments
         result = stages.seconds() + stages.sync() / self.costs.num_micro_batches
         missing, added = self.missing.copy(), np.zeros(len(segments))
@@ -80,7 +80,7 @@ class _Recomputation:
         return np.asarray(result + np.where(missing > 0, np.inf, added))
 
     def strategies(self, row: int) -> list[int]:
-        """Strategy of every layer of a stage, given by the row of its segment."""
+        """Return strategy of every layer of a stage, given by the row of its segment."""
         missing, segments = self.missing[row], self.segments
         stage, first, end = (int(x[row]) for x in (segments.stage, segments.first, segments.end))
         result = [self.keep] * (end - first)

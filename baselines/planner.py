@@ -1,4 +1,4 @@
-"""What every rival of the literature offers, and how it answers a problem."""
+"""The interface of every rival of the literature, and its answer to a problem."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ DEFAULT_SECONDS = 10.0
 
 
 class Solve(Protocol):
-    """A planner of cost tables."""
+    """Plan cost tables."""
 
     def __call__(
         self,
@@ -41,7 +41,7 @@ class Solve(Protocol):
 
 
 class FindPlan(Protocol):
-    """A planner of problems."""
+    """Plan problems."""
 
     def __call__(self, problem: Problem, *, budget: float | None = None, seed: int = 0) -> Verification:
         """Answer a problem.
@@ -97,10 +97,10 @@ def on_problems(solve: Solve) -> FindPlan:
 
 @dataclass(frozen=True)
 class Planner:
-    """A rival: one module of `baselines/`, one paper."""
+    """Describe a rival: one module of `baselines/`, one paper."""
 
     name: str
-    """Of its module."""
+    """Name of its module."""
     seeded: bool = False
     """It draws random numbers and never ends by itself: it gets every seed, and the budget."""
     extra: str = ""

@@ -19,31 +19,31 @@ STEP = 1e-4
 
 @dataclass(frozen=True)
 class OuterChoice:
-    """One pipeline degree and number of micro-batches, ready to be planned."""
+    """Hold one pipeline degree and number of micro-batches, ready to be planned."""
 
     table: int
     outer: int
     costs: OuterCosts
     strategies: tuple[LayerStrategy, ...]
-    """Of `costs`, `(C,)`."""
+    """Strategies of `costs`, `(C,)`."""
 
     @property
     def rest(self) -> float:
-        """Micro-batches less one: how often the slowest stage counts beside the sum."""
+        """Return micro-batches less one: how often the slowest stage counts beside the sum."""
         return self.costs.num_micro_batches - 1.0
 
     def plans(self, starts: list[int], choices: list[int]) -> HardPlans:
-        """One plan; `choices` are numbers of `strategies`, one for each layer."""
+        """Make one plan; `choices` are numbers of `strategies`, one for each layer."""
         table_choices = self.costs.choices[choices].tolist()
         return HardPlans(torch.tensor([self.outer]), torch.tensor([table_choices]), torch.tensor([starts]))
 
     def uniform(self, starts: list[int], choice: int) -> HardPlans:
-        """One plan of one strategy."""
+        """Make one plan of one strategy."""
         return self.plans(starts, [choice] * self.costs.num_layers)
 
 
 def outer_choices(incumbent: Incumbent) -> Iterator[OuterChoice]:
-    """Every outer choice of the tables of `plain_tables`, until the time is over."""
+    """Yield every outer choice of the tables of `plain_tables`, until the time is over."""
     for number in plain_tables(incumbent.tables):
         table = incumbent.tables[number]
         for outer in range(table.num_outer):
@@ -56,14 +56,14 @@ def outer_choices(incumbent: Incumbent) -> Iterator[OuterChoice]:
 
 
 def plain_tables(tables: Sequence[CostTable]) -> list[int]:
-    """Numbers of the tables that these systems know: not interleaved, least context parallelism."""
+    """Return numbers of the tables that these systems know: not interleaved, least context parallelism."""
     known = [number for number, table in enumerate(tables) if table.virtual_stages == 1]
     least = min((tables[number].cp for number in known), default=1)
     return [number for number in known if tables[number].cp == least]
 
 
 def plain(strategies: tuple[LayerStrategy, ...], *, recompute: tuple[str, ...] = ("none",)) -> list[int]:
-    """Strategies of systems without ZeRO, sequence parallelism and compressed communication.
+    """Return strategies of systems without ZeRO, sequence parallelism and compressed communication.
 
     Of all degrees (of tensors and experts) and every kind of recomputation the one strategy with the least
     of these that the space has; of the kinds of recomputation those that it has.
@@ -82,13 +82,13 @@ def plain(strategies: tuple[LayerStrategy, ...], *, recompute: tuple[str, ...] =
 
 
 def bottleneck_split(segments: StageSegments, values: Array) -> list[int] | None:
-    """First layers of the stages whose largest value is least (the sum breaks ties); None: no split."""
+    """Return first layers of the stages whose largest value is least (ties: the sum); None: no split."""
     limit = segments.least_maximum(values)
     return segments.split_below(values, limit)[1] if np.isfinite(limit) else None
 
 
 def cheapest_split(segments: StageSegments, seconds: Array, rest: float) -> tuple[float, list[int]] | None:
-    """The split of least `sum + rest * max`, by trying bottlenecks from below (Alpa, section 5.2).
+    """Find the split of least `sum + rest * max`, by trying bottlenecks from below (Alpa, section 5.2).
 
     Args:
         segments: Every possible stage.

@@ -1,4 +1,4 @@
-"""What matters in the gradient search: one change at a time, and rivals at equal wall-clock.
+"""Ablate the gradient search: one change at a time, and rivals at equal wall-clock.
 
     python -m experiments.ablate                             every variant, 3 problems, 10 seeds
     python -m experiments.ablate quick=true                  a first try: toy, few steps
@@ -64,7 +64,7 @@ PLUGINS = {
 
 @dataclass
 class Job:
-    """One run of the sweep, as Hydra composes it."""
+    """Describe one run of the sweep, as Hydra composes it."""
 
     problem: str = "toy_tight"
     variant: str = "default"
@@ -75,7 +75,7 @@ class Job:
 
 @dataclass
 class AblateOptions:
-    """What to sweep over, and where."""
+    """Choose what to sweep over, and where."""
 
     problems: list[str] = field(default_factory=lambda: list(ALONE))
     variants: list[str] = field(default_factory=lambda: list(VARIANTS))
@@ -120,14 +120,14 @@ def ablate(options: AblateOptions, hydra_arguments: list[str], console: Console)
 
 
 def _sweeps(options: AblateOptions) -> list[tuple[list[str], list[str]]]:
-    """Problems and variants that are crossed: bilevel variants have a problem of their own."""
+    """Cross problems and variants: bilevel variants have a problem of their own."""
     plain = [variant for variant in options.variants if variant not in BILEVEL_VARIANTS]
     bilevel = [variant for variant in options.variants if variant in BILEVEL_VARIANTS]
     return [pair for pair in ((options.problems, plain), ([BILEVEL], bilevel)) if pair[1]]
 
 
 def _multirun(options: AblateOptions, arguments: list[str], folder: Path) -> None:
-    """One Hydra multirun whose jobs leave a `row.json` each."""
+    """Run one Hydra multirun whose jobs leave a `row.json` each."""
     launcher = options.launcher or ("joblib" if _has_plugin("joblib") else "basic")
     if launcher in PLUGINS and not _has_plugin(launcher):
         raise ConfigError(
@@ -156,7 +156,7 @@ def _multirun(options: AblateOptions, arguments: list[str], folder: Path) -> Non
 
 
 def _quoted(text: str) -> str:
-    """A text as a quoted value of an override, whatever signs but an interpolation it holds."""
+    """Quote a text as the value of an override, whatever signs but an interpolation it holds."""
     escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", r"\'")
     return f"'{escaped}'"
 
@@ -169,7 +169,7 @@ def _has_plugin(launcher: str) -> bool:
 
 
 def run_job(composed: DictConfig) -> float:
-    """One job of the sweep; returns the seconds per iteration, which Hydra's sweepers minimise."""
+    """Run one job of the sweep; return the seconds per iteration, which Hydra's sweepers minimise."""
     values: Any = OmegaConf.to_container(composed)
     job, folder = Job(**values), Path(HydraConfig.get().runtime.output_dir)
     row = run_variant(job.problem, job.variant, job.seed, job.budget, job.quick, folder)
@@ -178,7 +178,7 @@ def run_job(composed: DictConfig) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """JSON knows finite numbers only: a run without a plan holds null."""
+    """Replace infinite numbers, which JSON does not know, by null."""
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
@@ -188,7 +188,7 @@ def _note(options: AblateOptions) -> str:
 
 
 def main() -> int:
-    """Entry point; returns the exit status."""
+    """Run the command; return the exit status."""
     passed = [argument for argument in sys.argv[1:] if argument.startswith(("hydra.", "hydra/", "+hydra"))]
     sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in passed]
     console = Console(width=140)

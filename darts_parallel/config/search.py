@@ -37,13 +37,13 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
 
 @dataclass
 class SearchConfig:
-    """Which search, and the gradient search's settings."""
+    """Choose the search, and set the gradient search."""
 
     method: str = "gradient"
     """`gradient`: the differentiable search, always, then checked; `exact`: the exact methods alone;
     `auto`: the exact methods where they prove their plan in a moment, else as `gradient`."""
     exact_seconds: float = 5.0
-    """What `auto` gives the exact methods before it descends."""
+    """Seconds that `auto` gives the exact methods before it descends."""
     num_steps: int = 300
     num_restarts: int = 32
     seed: int = 0
@@ -114,7 +114,7 @@ class SearchConfig:
         self._require_pairs()
 
     def _require_pairs(self) -> None:
-        """Values from the first step to the last, and Adam's two decays."""
+        """Check values from the first step to the last, and Adam's two decays."""
         for key in ("temperature", "boundary_temperature", "sharpness", "adam_betas"):
             values = getattr(self, key)
             if len(values) != 2:

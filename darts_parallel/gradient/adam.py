@@ -14,7 +14,7 @@ EPSILON = 1e-8
 
 @dataclass
 class Adam:
-    """Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1, without weight decay.
+    """Step as Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1, without weight decay.
 
     Attributes:
         parameters: Leaf tensors with their learning rates.
@@ -50,7 +50,7 @@ class Adam:
             parameter.addcdiv_(mean, scale, value=-rate / (1.0 - first**self.steps))
 
     def state(self) -> dict[int, tuple[Tensor, ...]]:
-        """The moments of every parameter by its identity."""
+        """Return the moments of every parameter by its identity."""
         return {id(p): moments for (p, _), moments in zip(self.parameters, self.moments, strict=True)}
 
     def restore(self, state: dict[int, tuple[Tensor, ...]], steps: int) -> None:

@@ -66,12 +66,12 @@ HARD_PRUNE_FACTOR = 3.0
 
 
 def descent_seconds(config: SearchConfig) -> float:
-    """Time limit of the descent: a plan that is not polished is worth little, so polishing has its half."""
+    """Return the seconds of the descent: an unpolished plan is worth little, so polishing has its half."""
     return config.max_seconds * (0.5 if config.polish else 1.0)
 
 
 class GradientSearch:
-    """The optimisation loop over the relaxed plans of a list of cost tables.
+    """Descend over the relaxed plans of a list of cost tables.
 
     Args:
         tables: One for each pipeline degree.
@@ -122,12 +122,12 @@ class GradientSearch:
         self.step = 0
         self.histories = Histories(max(config.num_steps // PAGES, 1))
         self.merits: list[Tensor] = []
-        """Of all groups at the last step."""
+        """Rankings of all groups at the last step, `(O, R)` each."""
         self.stopped_by: str | None = None
         """`user` or `time_limit` where the descent ended before its last step."""
 
     def _initial_groups(self, tables: Sequence[CostTable]) -> list[RestartBatch]:
-        """Parameters of the outer choices whose lower bound the best known plan does not exclude."""
+        """Make parameters of the outer choices whose lower bound the best known plan does not exclude."""
         groups = []
         taken = relaxed_outers(tables, self.pool.by_outer(), self.config.num_restarts)
         for index, (table, bound) in enumerate(zip(tables, self.bounds, strict=True)):
@@ -150,7 +150,7 @@ class GradientSearch:
         return Adam(parameters, betas=(c.adam_betas[0], c.adam_betas[1]))
 
     def schedules(self) -> Schedules:
-        """Annealed quantities of the current step."""
+        """Return annealed quantities of the current step."""
         return Schedules.at(self.config, self.step, self.config.num_steps)
 
     def run(self, on_record: Callable[[StepRecord], None] = lambda record: None) -> list[StepRecord]:
@@ -178,7 +178,7 @@ class GradientSearch:
         return records
 
     def _reached(self, shares: list[float]) -> bool:
-        """Whether a share of the steps is done; the shares that are, are taken out."""
+        """Return whether a share of the steps is done, and take out the shares that are."""
         left = [share for share in shares if int(share * self.config.num_steps) > self.step]
         reached, shares[:] = len(left) < len(shares), left
         return reached
@@ -216,7 +216,7 @@ class GradientSearch:
         self.optimizer.step()
 
     def _live_keys(self) -> list[tuple[int, int]]:
-        """Table and outer choice of all that are searched; names of two tables may be equal."""
+        """Return table and outer choice of all that are searched; names of two tables may be equal."""
         return [(group.table_index, outer) for group in self.groups for outer in group.outer_index.tolist()]
 
     def _weights_by_outer(self) -> dict[str, float]:
@@ -238,7 +238,7 @@ class GradientSearch:
             self._keep(merits, [merit.shape[1] for merit in merits])
 
     def _own_bounds(self, group: RestartBatch) -> Tensor:
-        """Lower bounds of a group's outer choices, `(O,)`."""
+        """Return lower bounds of a group's outer choices, `(O,)`."""
         return self.bounds[group.table_index][group.outer_index]
 
     def _gap_to_best(self, group: RestartBatch, merit: Tensor, leading: float) -> Tensor:

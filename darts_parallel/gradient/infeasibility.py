@@ -21,7 +21,7 @@ ROUNDS = 6
 
 
 def explain_infeasible(problem: Problem, tables: Sequence[CostTable]) -> InfeasibleError:
-    """The error for a problem that no plan fits: the binding constraint and the smallest way out."""
+    """Return the error for a problem that no plan fits: the binding constraint and the smallest way out."""
     space_kind = problem.config.space.kind
     lightest = _lightest_of_all(tables, space_kind)
     device = max(lightest.devices(problem).items(), key=lambda entry: entry[1])[0]
@@ -48,7 +48,7 @@ def explain_infeasible(problem: Problem, tables: Sequence[CostTable]) -> Infeasi
 
 
 def _memory_that_fits(problem: Problem, lightest: "_Lightest") -> list[str]:
-    """Memory of the GPUs with which some plan fits, as overrides; none where none was found.
+    """Return memory of the GPUs with which some plan fits, as overrides; none where none was found.
 
     With more memory on one node type the lightest plan moves layers: the other types are looked at again.
     """
@@ -67,18 +67,18 @@ def _memory_that_fits(problem: Problem, lightest: "_Lightest") -> list[str]:
 
 
 def _digits(size: float) -> int:
-    """Digits after the point that tell sizes apart by a hundredth, two at least."""
+    """Return digits after the point that tell sizes apart by a hundredth, two at least."""
     return max(2, 1 - floor(log10(size)))
 
 
 def _rounded_up(size: float) -> float:
-    """The next larger size with few digits."""
+    """Return the next larger size with few digits."""
     steps = 10.0 ** _digits(size)
     return ceil(size * steps) / steps
 
 
 def _with_memory(problem: Problem, sizes: dict[str, float]) -> Problem:
-    """The problem with other memory (GiB) on the GPUs of these names."""
+    """Return the problem with other memory (GiB) on the GPUs of these names."""
     groups = tuple(
         replace(group, device=replace(group.device, memory=sizes[group.device.name] * GIB))
         if group.device.name in sizes
@@ -89,7 +89,7 @@ def _with_memory(problem: Problem, sizes: dict[str, float]) -> Problem:
 
 
 def _wider_spaces_that_fit(problem: Problem) -> list[str]:
-    """Pins of what a search leaves out by itself, where a plan fits with them."""
+    """Return pins of what a search leaves out by itself, where a plan fits with them."""
     space, found = problem.config.space, []
     wider = wider_tensor_degrees(problem)
     if wider:
@@ -116,7 +116,7 @@ def _pins(space: SpaceConfig) -> list[str]:
 
 @dataclass(frozen=True)
 class _Lightest:
-    """The plan that overshoots its memory least.
+    """Hold the plan that overshoots its memory least.
 
     `over`: bytes above the capacity of every stage, negative where it fits, shape `(K,)`.
     """
@@ -127,11 +127,11 @@ class _Lightest:
 
     @property
     def excess(self) -> float:
-        """Bytes of the stage that overshoots most."""
+        """Return bytes of the stage that overshoots most."""
         return float(self.over.max())
 
     def devices(self, problem: Problem) -> dict[Device, float]:
-        """The most that a stage on each type of GPU overshoots, in bytes."""
+        """Return the most that a stage on each type of GPU overshoots, in bytes."""
         table, found = self.table, dict[Device, float]()
         if table is None:
             return {problem.cluster.groups[0].device: self.excess}
@@ -155,7 +155,7 @@ def _lightest_of_all(tables: Sequence[CostTable], space_kind: str) -> _Lightest:
 
 
 def any_fits(problem: Problem, tables: Sequence[CostTable]) -> bool:
-    """Whether the lightest plan of some outer choice fits the memory."""
+    """Return whether the lightest plan of some outer choice fits the memory."""
     return _lightest_of_all(tables, problem.config.space.kind).excess <= 0
 
 
@@ -164,7 +164,7 @@ def _fits(problem: Problem) -> bool:
 
 
 def _nodes_that_fit(problem: Problem) -> int | None:
-    """Smallest doubling of the first node group with which the lightest plan fits, or None."""
+    """Return smallest doubling of the first node group with which the lightest plan fits, or None."""
     first = problem.cluster.groups[0]
     for factor in (2, 4, 8, 16, 32):
         groups = (replace(first, count=first.count * factor), *problem.cluster.groups[1:])

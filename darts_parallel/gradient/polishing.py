@@ -81,12 +81,12 @@ def polish(
 
 
 def plan_key(plan: HardPlans) -> bytes:
-    """One plan of a table as a key of sets."""
+    """Return one plan of a table as a key of sets."""
     return torch.cat([plan.outer, plan.first_layers[0], plan.choices[0]]).numpy().tobytes()
 
 
 def has_plain_stages(table: CostTable) -> bool:
-    """Whether a device has one stage and nothing lies in host memory, as the solvers of stages need it."""
+    """Return whether a device has one stage and nothing lies in host memory, as segment programs need it."""
     return table.virtual_stages == 1 and not table.offload
 
 
@@ -113,7 +113,7 @@ def _neighbourhoods(
 
 
 def _moves(table: CostTable, plan: HardPlans, space_kind: str, *, edges: str) -> HardPlans:
-    """Changes of strategies as in the space `space_kind`, of edges as in `edges`, and of the outer choice."""
+    """Change strategies as in the space `space_kind`, boundaries as in `edges`, and the outer choice."""
     strategies = {"uniform": _whole, "stagewise": _per_stage, "layerwise": _every_run}[space_kind](
         table, plan
     )
@@ -137,7 +137,7 @@ def _whole(table: CostTable, plan: HardPlans) -> HardPlans:
 
 
 def _per_stage(table: CostTable, plan: HardPlans) -> HardPlans:
-    """Every stage, and every pair of neighbouring edges' stages, with every strategy."""
+    """Return every stage, and every pair of neighbouring edges' stages, with every strategy."""
     stages = plan.stages()[0]
     masks = torch.stack([stages == k for k in range(table.num_stages)])
     tails = torch.stack([stages >= k for k in range(table.num_stages)])
@@ -145,7 +145,7 @@ def _per_stage(table: CostTable, plan: HardPlans) -> HardPlans:
 
 
 def _runs(table: CostTable, plan: HardPlans) -> NDArray[np.int64]:
-    """Every run of layers inside a stage: its first layer and the one after its last, `(N, 2)`.
+    """Return every run of layers inside a stage: its first layer and the one after its last, `(N, 2)`.
 
     Where that is too many, only single layers, pairs, and runs at either end of a stage.
     """
@@ -163,7 +163,7 @@ def _runs(table: CostTable, plan: HardPlans) -> NDArray[np.int64]:
 
 
 def _every_run(table: CostTable, plan: HardPlans) -> HardPlans:
-    """Every run of layers inside a stage, and the whole model, with every strategy."""
+    """Return every run of layers inside a stage, and the whole model, with every strategy."""
     runs, layers = torch.from_numpy(_runs(table, plan)), torch.arange(table.num_layers)
     runs = torch.cat([runs, torch.tensor([[0, table.num_layers]])])
     masks = (layers >= runs[:, :1]) & (layers < runs[:, 1:])
@@ -171,14 +171,14 @@ def _every_run(table: CostTable, plan: HardPlans) -> HardPlans:
 
 
 def _replace(table: CostTable, plan: HardPlans, masks: Tensor) -> Tensor:
-    """Choices with the layers of every mask `(N, L)` set to every strategy, `(N * C, L)`."""
+    """Return choices with the layers of every mask `(N, L)` set to every strategy, `(N * C, L)`."""
     targets = torch.arange(len(table.choices)).view(1, -1, 1)
     replaced = torch.where(masks.unsqueeze(1), targets, plan.choices.view(1, 1, -1))
     return replaced.reshape(-1, table.num_layers)
 
 
 def _edge_moves(table: CostTable, plan: HardPlans, space_kind: str) -> list[HardPlans]:
-    """Every range of neighbouring edges moved by one unit either way.
+    """Return every range of neighbouring edges moved by one unit either way.
 
     Layers that change stage keep their strategy, or take that of their new stage.
     """
@@ -194,7 +194,7 @@ def _edge_moves(table: CostTable, plan: HardPlans, space_kind: str) -> list[Hard
 
 
 def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:
-    """Stage starts with a range of neighbouring edges moved by one unit, shape `(B, K)`.
+    """Return stage starts with a range of neighbouring edges moved by one unit, shape `(B, K)`.
 
     A range of edges moved together takes a unit from one stage and gives it to another. Where that makes more
     than `MOST_EDGE_MOVES` starts, only single edges are moved.
@@ -217,7 +217,7 @@ def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:
 
 
 def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:
-    """Choices where every layer that changed stage takes the one that its new stage began or ended with."""
+    """Let every layer that changed stage take the choice that its new stage began or ended with."""
     old, new = plan.stages().expand(len(moved), -1), moved.stages()
     ends = torch.cat([plan.first_layers[0][1:], torch.tensor([plan.choices.shape[1]])]) - 1
     from_left = plan.choices[0][plan.first_layers[0][new]]

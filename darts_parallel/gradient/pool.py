@@ -21,7 +21,7 @@ from darts_parallel.plan.strategy import Plan
 
 @dataclass(frozen=True)
 class TablePlans:
-    """Hard plans of one table."""
+    """Hold hard plans of one table."""
 
     table: int
     plans: HardPlans
@@ -34,7 +34,7 @@ MOST_SECONDS = 1e300
 
 
 class PlanPool:
-    """Keeps the best few distinct feasible plans of every outer choice.
+    """Keep the best few distinct feasible plans of every outer choice.
 
     Args:
         tables: The cost tables that candidates refer to.
@@ -62,13 +62,13 @@ class PlanPool:
 
     @property
     def best(self) -> PricedPlan | None:
-        """The fastest feasible plan, or None."""
+        """Return the fastest feasible plan, or None."""
         firsts = [entries[0] for entries in self.entries.values()]
         return min(firsts, key=lambda entry: entry.time, default=None)
 
     @property
     def best_time(self) -> float:
-        """Its seconds per iteration, `inf` without one."""
+        """Return its seconds per iteration, `inf` without one."""
         return self.best.time if self.best else float("inf")
 
     def add_all(self, candidates: Iterable[TablePlans]) -> None:
@@ -134,7 +134,7 @@ class PlanPool:
             self.add(TablePlans(table, balanced), torch.zeros(len(balanced), dtype=torch.float64))
 
     def _new(self, fitting: str, table: int, plans: HardPlans, values: torch.Tensor) -> HardPlans:
-        """The plans that were not fitted before: equal edges and equal `values` `(B, L)` fit alike."""
+        """Return the plans that were not fitted before: equal edges and equal `values` `(B, L)` fit alike."""
         numbers = torch.cat([plans.outer.unsqueeze(1), plans.first_layers, values], dim=1).numpy()
         rows = []
         for row, own in enumerate(numbers):
@@ -189,19 +189,19 @@ class PlanPool:
             self.curve.append((self.clock.seconds, self.best_time))
 
     def gap_to_best(self, table: int, outers: torch.Tensor) -> torch.Tensor:
-        """Logarithm of every outer choice's fastest plan over the best one, `(O,)`; infinite without any."""
+        """Return log-seconds of outer choices' fastest plans above the best, `(O,)`; infinite without."""
         kept = [self.entries.get((table, outer)) for outer in outers.tolist()]
         times = [entries[0].time if entries else float("inf") for entries in kept]
         # without any plan at all the best of all is infinite, too
         return torch.tensor(times, dtype=torch.float64).log() - math.log(min(self.best_time, MOST_SECONDS))
 
     def top(self, count: int) -> list[PricedPlan]:
-        """The fastest entries, at most two of an outer choice so that several are tried."""
+        """Return the fastest entries, at most two of an outer choice so that several are tried."""
         everything = [entry for entries in self.entries.values() for entry in entries[:2]]
         return sorted(everything, key=lambda entry: entry.time)[:count]
 
     def by_outer(self) -> list[PricedPlan]:
-        """The fastest entry of every outer choice, fastest first."""
+        """Return the fastest entry of every outer choice, fastest first."""
         return sorted((entries[0] for entries in self.entries.values()), key=lambda entry: entry.time)
 
     def plan(self, entry: PricedPlan) -> Plan:
@@ -212,7 +212,7 @@ class PlanPool:
 
 
 def _lowest(score: torch.Tensor, mask: torch.Tensor, count: int) -> list[int]:
-    """Indices of the `count` lowest finite scores under `mask`."""
+    """Return indices of the `count` lowest finite scores under `mask`."""
     masked = score.masked_fill(~mask, torch.inf)
     order = masked.argsort(stable=True)[:count]
     return [i for i in order.tolist() if masked[i] < torch.inf]

@@ -34,7 +34,7 @@ ALTERNATIVES = 5
 
 
 class Work:
-    """Labels that may still be made; asked like a deadline.
+    """Count labels that may still be made; asked like a deadline.
 
     Attributes:
         left: Labels left; below 0 the work is over.
@@ -135,7 +135,7 @@ def polish_starts(pool: PlanPool, space_kind: str, config: SearchConfig) -> None
 
 @dataclass
 class _PoolPolisher:
-    """Polishes the plans of a pool; arguments as of `polish_pool`."""
+    """Polish the plans of a pool; arguments as of `polish_pool`."""
 
     pool: PlanPool
     space_kind: str
@@ -149,7 +149,7 @@ class _PoolPolisher:
     """Plans of every table that quick descents came through."""
 
     def stop(self) -> bool:
-        """Whether to end; asked often."""
+        """Return whether to end; asked often."""
         self.late = self.late or self.pool.clock.seconds > self.config.max_seconds
         return self.late
 
@@ -165,11 +165,11 @@ class _PoolPolisher:
                 self.improve(entry, thorough=False)
 
     def _is_local_optimum(self, entry: PricedPlan) -> bool:
-        """Whether no cheap move makes a plan better."""
+        """Return whether no cheap move makes a plan better."""
         return plan_key(entry.plan) in self.pool.local_optima[entry.table]
 
     def _can_win(self, entry: PricedPlan) -> bool:
-        """Whether the lower bound of a plan's outer choice is below the best plan."""
+        """Return whether the lower bound of a plan's outer choice is below the best plan."""
         number, outer = entry.outer
         return not self.bounds or float(self.bounds[number][outer]) <= self.pool.best_time
 
@@ -224,11 +224,11 @@ class _PoolPolisher:
                 self.pool.add(TablePlans(number, found.plan))
 
     def _has_program(self, table: CostTable) -> bool:
-        """Whether the segment programs know the table's plans."""
+        """Return whether the segment programs know the table's plans."""
         return has_plain_stages(table) and not table.pipeline.simulated and self.space_kind != "uniform"
 
     def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:
-        """Whether the segment programs found or excluded a better plan of the outer choice."""
+        """Return whether the segment programs found or excluded a better plan of the outer choice."""
         table, before = self.pool.tables[number], max(work.left, 0)
         if not self._has_program(table) or not before:
             return False

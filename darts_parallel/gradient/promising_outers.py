@@ -48,7 +48,7 @@ def promising_outers(tables: Sequence[CostTable], passes: int = PASSES) -> Seque
 
 
 def relaxed_outers(tables: Sequence[CostTable], known: Sequence[PricedPlan], restarts: int) -> list[Tensor]:
-    """Which outer choices a descent relaxes: of simulated pipelines those of the fastest known plans.
+    """Choose the outer choices to relax: of simulated pipelines those of the fastest known plans.
 
     Args:
         tables: One for each pipeline degree, number of chunks and schedule.
@@ -72,12 +72,12 @@ def relaxed_outers(tables: Sequence[CostTable], known: Sequence[PricedPlan], res
 
 
 def _weights(table: CostTable) -> int:
-    """Weights of the strategies and of the stages of one relaxed plan."""
+    """Return weights of the strategies and of the stages of one relaxed plan."""
     return table.num_layers * (len(table.choices) + table.num_stages)
 
 
 def _too_much(ranked: Sequence[tuple[float, int, int, int]], most: int) -> set[tuple[int, int]]:
-    """Tables and outer choices that `most` work has no room for.
+    """Return tables and outer choices that `most` work has no room for.
 
     Args:
         ranked: Seconds, table, outer choice and work of each; the fastest come first, and one at least stays.
@@ -93,7 +93,7 @@ def _too_much(ranked: Sequence[tuple[float, int, int, int]], most: int) -> set[t
 
 
 def _promised_seconds(table: CostTable) -> Tensor:
-    """What the fastest even plan of every outer choice may take, `(O,)`; infinite without any."""
+    """Estimate the seconds of every outer choice's fastest even plan, `(O,)`; infinite without any."""
     plans = even_uniform_plans(table)
     reading = table_reading(table, plans)
     lacking = (reading.memory / table.capacity).amax(1).clamp(min=1.0)
@@ -105,6 +105,6 @@ def _promised_seconds(table: CostTable) -> Tensor:
 
 
 def _passes(table: CostTable) -> list[int]:
-    """Passes of every outer choice."""
+    """Return passes of every outer choice."""
     passes: list[int] = num_passes(table, torch.arange(table.num_outer)).tolist()
     return passes

@@ -10,7 +10,7 @@ from darts_parallel.config.search import SearchConfig
 
 
 def softmax_weights(logits: Tensor, allowed: Tensor, temperature: float) -> Tensor:
-    """Weights of the allowed choices, summing to 1 over the last axis.
+    """Return weights of the allowed choices, summing to 1 over the last axis.
 
     Args:
         logits: Shape `(..., C)`.
@@ -26,7 +26,7 @@ def gumbel_weights(
     temperature: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """A one-hot sample whose gradient is that of the softmax (straight-through).
+    """Return a one-hot sample whose gradient is that of the softmax (straight-through).
 
     Jang, Gu, Poole 2017 (arXiv 1611.01144), section 2.2. Shapes as `softmax_weights`.
     """
@@ -36,7 +36,7 @@ def gumbel_weights(
 
 
 def straight_through(soft: Tensor) -> Tensor:
-    """One-hot at the largest weight of the last axis, with the gradient of `soft`.
+    """Return one-hot at the largest weight of the last axis, with the gradient of `soft`.
 
     Bengio, Leonard, Courville 2013 (arXiv 1308.3432), section 3.
     """
@@ -45,7 +45,7 @@ def straight_through(soft: Tensor) -> Tensor:
 
 
 def stage_edges(widths: Tensor, num_units: int) -> Tensor:
-    """Monotone positions of the inner stage edges, in layers.
+    """Return rising positions of the inner stage boundaries, in layers.
 
     Args:
         widths: Free parameters, shape `(..., K)`.
@@ -61,7 +61,7 @@ def stage_edges(widths: Tensor, num_units: int) -> Tensor:
 
 
 def soft_stages(edges: Tensor, centres: Tensor, temperature: float) -> Tensor:
-    """Weight of every stage for every layer, contiguous by construction.
+    """Return weight of every stage for every layer, contiguous by construction.
 
     Args:
         edges: Rising, shape `(..., K - 1)`.
@@ -77,7 +77,7 @@ def soft_stages(edges: Tensor, centres: Tensor, temperature: float) -> Tensor:
 
 
 def smooth_max(values: Tensor, sharpness: float | None, dim: int = -1) -> Tensor:
-    """`logsumexp` maximum of positive values, relative to their detached maximum.
+    """Return the `logsumexp` maximum of positive values, relative to their detached maximum.
 
     At most `log(n) / sharpness` (relative) above the maximum; `sharpness=None` is the maximum itself.
     """
@@ -90,14 +90,14 @@ def smooth_max(values: Tensor, sharpness: float | None, dim: int = -1) -> Tensor
 
 
 def geometric(start: float, end: float, step: int, num_steps: int) -> float:
-    """Value at `step` of a geometric schedule from `start` to `end` over `num_steps` steps."""
+    """Return value at `step` of a geometric schedule from `start` to `end` over `num_steps` steps."""
     progress = step / max(num_steps - 1, 1)
     return float(start * (end / start) ** progress)
 
 
 @dataclass(frozen=True)
 class Schedules:
-    """The annealed quantities at one step."""
+    """Hold the annealed quantities of one step."""
 
     temperature: float
     boundary_temperature: float
@@ -109,7 +109,7 @@ class Schedules:
 
     @staticmethod
     def at(config: SearchConfig, step: int, num_steps: int) -> "Schedules":
-        """Those of step number `step` of `num_steps`."""
+        """Return the quantities of step number `step` of `num_steps`."""
         c = config
         return Schedules(
             geometric(c.temperature[0], c.temperature[1], step, num_steps),
@@ -121,7 +121,7 @@ class Schedules:
 
 
 class OuterLogits:
-    """Logits of the outer choices of a search, of which some stay while others are dropped.
+    """Keep logits of the outer choices of a search, of which some stay while others are dropped.
 
     Args:
         keys: Table and outer choice of each.
@@ -141,7 +141,7 @@ class OuterLogits:
 
     @property
     def weights(self) -> Tensor:
-        """Of those that stay, in their order; they sum to 1."""
+        """Return the weights of those that stay, in their order; they sum to 1."""
         return torch.softmax(self.values.detach()[self._live], 0)
 
     def find_slope(self, losses: Tensor) -> None:

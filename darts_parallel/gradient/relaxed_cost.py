@@ -25,7 +25,7 @@ TRANSFERS = ("host_transfer", "state_transfer")
 
 @dataclass(frozen=True)
 class RelaxedPlans:
-    """R relaxed plans for each of the O outer choices of a table.
+    """Hold R relaxed plans for each of the O outer choices of a table.
 
     `choices` (O, R, L, C): weights of every layer's strategies, summing to 1; `stages` (O, R, L, K):
     weights of every layer's stage, summing to 1; `fractions` (O, R, pp, 2): shares of activations and of
@@ -39,7 +39,7 @@ class RelaxedPlans:
 
 @dataclass(frozen=True)
 class SurrogateCost:
-    """Relaxed costs; seconds and bytes."""
+    """Hold expected costs; seconds and bytes."""
 
     iteration_time: Tensor
     """Seconds, shape `(O, R)`."""
@@ -64,7 +64,7 @@ def surrogate(
 
 
 class Surrogate:
-    """Prices relaxed plans of one table: at one-hot weights and exact maxima it equals `evaluate_batch`."""
+    """Price relaxed plans of one table: at one-hot weights and exact maxima it equals `evaluate_batch`."""
 
     def __init__(self, table: CostTable) -> None:
         by_kind = ["time", "sync", *(PASSES if table.pipeline.simulated or table.offload else ())]
@@ -124,7 +124,7 @@ class Surrogate:
         return SurrogateCost(total, table.by_device(seconds), memory, sync, table.capacity)
 
     def _neighbour_seconds(self, stages: Tensor, layouts: Tensor) -> tuple[Tensor, Tensor]:
-        """Resharding inside stages `(O, R, K)`, and p2p between them `(O, R, K - 1)`, both ways.
+        """Return resharding inside stages `(O, R, K)`, and p2p between them `(O, R, K - 1)`, both ways.
 
         Args:
             stages: Weights of every layer's stage, `(O, R, L, K)`.
@@ -150,7 +150,7 @@ class Surrogate:
         return inside, _of_kind(crossing, self._boundary_kind)
 
     def _transfers(self, stage: dict[str, Tensor], fractions: Tensor) -> tuple[Tensor, Tensor]:
-        """Seconds by which activations sent to the host lengthen forward and backward, `(O, R, K)`."""
+        """Return seconds by which activations sent to the host lengthen forward and backward, `(O, R, K)`."""
         table = self.table
         assert table.overlap is not None
         sent = fractions[..., ACTIVATION][..., table.stage_device] * stage["host_transfer"]
@@ -167,7 +167,7 @@ class Surrogate:
         syncs: Tensor,
         paths: PathMemory | None,
     ) -> tuple[Tensor, Tensor]:
-        """Seconds until all stages are done, and what the synchronisation adds to the pipeline, `(O, R)`."""
+        """Return seconds until all stages are done, and what synchronisation adds to them, `(O, R)`."""
         table, size = self.table, inside.shape[:2]
         forward, backward, weight = (stage[name].flatten(0, 1) for name in PASSES)
         half, syncs = inside.flatten(0, 1) / 2, syncs.flatten(0, 1)
@@ -188,7 +188,7 @@ class Surrogate:
         activation: Tensor,
         sharpness: float | None,
     ) -> Tensor:
-        """Bytes of every device, `(O, R, pp)`; of every layer at work and in flight `(O, R, L, 1)`."""
+        """Return bytes of every device, `(O, R, pp)`; of every layer at work and in flight `(O, R, L, 1)`."""
         table, fractions = self.table, weights.fractions
         flying = table.in_flight.unsqueeze(1) * stage["activation"]
         away: Tensor | float = 0.0

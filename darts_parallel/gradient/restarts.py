@@ -32,7 +32,7 @@ MERIT_PENALTY = 2.0
 
 @dataclass
 class RestartBatch:
-    """All outer choices O and restarts R of one pipeline degree."""
+    """Hold all outer choices O and restarts R of one pipeline degree."""
 
     table: CostTable
     space_kind: str
@@ -46,7 +46,7 @@ class RestartBatch:
     outer_index: Tensor
     """Outer choice of the whole table for each of `table`, shape `(O,)`."""
     names: list[str]
-    """Of the outer choices, for curves."""
+    """Names of the outer choices, for curves."""
     fraction_logits: Tensor | None = None
     """Logits of the shares in host memory, shape `(O, R, pp, 2)`; None where plans do not offload."""
     paths: PathMemory | None = None
@@ -72,7 +72,7 @@ class RestartBatch:
         table_index: int,
         outer: Tensor,
     ) -> "RestartBatch":
-        """One strategy preferred by all layers of a restart, plus a little noise for each layer.
+        """Prefer one strategy for all layers of a restart, plus a little noise for each layer.
 
         Restarts go through the legal strategies of an outer choice in a random order, so that they
         cover them as evenly as their number allows.
@@ -104,7 +104,7 @@ class RestartBatch:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """Everything that is learned."""
+        """Return everything that is learned."""
         learned = (self.logits, self.widths, self.fraction_logits)
         return [values for values in learned if values is not None]
 
@@ -134,11 +134,11 @@ class RestartBatch:
 
     @property
     def edges(self) -> Tensor:
-        """Inner stage edges in units, shape `(O, R, K - 1)`."""
+        """Return inner stage edges in units, shape `(O, R, K - 1)`."""
         return stage_edges(self.widths, len(self.units))
 
     def relax(self, schedules: Schedules, gumbel: torch.Generator | None) -> RelaxedPlans:
-        """Weights of all outer choices and restarts.
+        """Return weights of all outer choices and restarts.
 
         Args:
             schedules: Temperatures.
@@ -171,12 +171,12 @@ class RestartBatch:
         return TablePlans(self.table_index, replace(plans, outer=self.outer_index[plans.outer]))
 
     def merit(self, cost: SurrogateCost) -> Tensor:
-        """How good each relaxed plan is whatever its multipliers: lower is better, shape `(O, R)`."""
+        """Rank relaxed plans whatever their multipliers, in log-seconds: lower is better, shape `(O, R)`."""
         violation = torch.relu(cost.memory / cost.capacity - 1.0).amax(-1)
         return (torch.log(cost.iteration_time) + MERIT_PENALTY * violation).detach()
 
     def loss(self, cost: SurrogateCost, config: SearchConfig) -> Tensor:
-        """Log of the iteration time plus the augmented Lagrangian of memory, shape `(O, R)`.
+        """Return log of the iteration time plus the augmented Lagrangian of memory, shape `(O, R)`.
 
         Nocedal and Wright, Numerical Optimization, equation 17.65, for inequalities; the multipliers
         are updated on the violation at every call.
@@ -215,5 +215,5 @@ class RestartBatch:
 
 
 def _first_fractions(noise: Tensor) -> Tensor:
-    """Logits of small shares, shape `(O, R, pp, 2)`, from noise `(O, R, pp)`."""
+    """Return logits of small shares, shape `(O, R, pp, 2)`, from noise `(O, R, pp)`."""
     return (FIRST_FRACTION + noise.unsqueeze(-1).repeat(1, 1, 1, len(OFFLOADS))).requires_grad_()

@@ -1,4 +1,4 @@
-"""What a search reports: its state at a step, and its result."""
+"""The result of a search."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best plan, the best before polishing, and how the search went.
+    """Hold the best plan, the best before polishing, and how the search went.
 
     Where pipelines are simulated the plans that a search begins with are polished before it descends, too.
     """
@@ -32,7 +32,7 @@ class SearchResult:
     stopped_by: str | None = None
     """`user` (Ctrl-C) or `time_limit` where the search ended early; None where it ran to its end."""
     method: str = "gradient"
-    """What found the plan: `gradient`, or the exact method that did."""
+    """Method that found the plan: `gradient`, or an exact one."""
     winner: "WinnerHistory | None" = None
     """The restart that led at the last step, from the first step on."""
     gradient_iteration_time_s: float | None = None

@@ -22,13 +22,13 @@ Index = NDArray[np.int64]
 PRICE_RANGE = 12.0
 """Logarithm of the most that a device's memory is worth, in its seconds; also of the least, with a minus."""
 BISECTIONS = 11
-"""Of the prices; the last step is a share of `PRICE_RANGE / 2 ** BISECTIONS`."""
+"""Bisections of the prices; the last step is a share of `PRICE_RANGE / 2 ** BISECTIONS`."""
 LEAST_SAVING = 1e-9
 """Share of a layer's seconds that a strategy must save to be faster."""
 
 
 def harden(choice_weights: Tensor, edges: Tensor, table: CostTable) -> HardPlans:
-    """The argmax plan of every relaxed plan.
+    """Return the argmax plan of every relaxed plan.
 
     Args:
         choice_weights: Shape `(O, R, L, C)`.
@@ -93,7 +93,7 @@ def fill(table: CostTable, plans: HardPlans) -> HardPlans:
 
 @dataclass
 class _Exchanges:
-    """B plans on their way into memory; arrays, because a round is many operations on little data.
+    """Bring B plans into memory; arrays, because a round is many operations on little data.
 
     N = B L layers of all plans, one plan after the other, on B pp devices.
     """
@@ -115,7 +115,7 @@ class _Exchanges:
     seconds: Array
     """Seconds per iteration of every layer alone, the same shape."""
     legal: NDArray[np.bool_]
-    """The same shape."""
+    """Whether a layer may take a strategy, `(N, C)`."""
     live: Index = field(init=False)
     """Layers of the devices that the last round changed, rising: the others stay as they are for good."""
 
@@ -149,11 +149,11 @@ class _Exchanges:
 
     @property
     def plan_choices(self) -> Tensor:
-        """Strategies of every layer, `(B, L)`."""
+        """Return strategies of every layer, `(B, L)`."""
         return torch.from_numpy(self.choices.reshape(self.size))
 
     def one_round(self) -> bool:
-        """One exchange in every overfull stage; whether any plan changed."""
+        """Exchange once in every overfull stage; return whether any plan changed."""
         rows = self.live
         kept, working, seconds = self._current(rows)
         need = self._over(rows, kept, working)[0][self.device[rows]]
@@ -168,7 +168,7 @@ class _Exchanges:
         return self._exchange(rows, np.where(self.legal[rows] & (saved > 0), gain, -1.0))
 
     def one_filling(self) -> bool:
-        """One faster strategy in every stage that one fits into; whether any plan changed."""
+        """Take one faster strategy in every stage that has room; return whether any plan changed."""
         rows = self.live
         kept, working, seconds = (values[:, None] for values in self._current(rows))
         over, largest = self._over(rows, kept[:, 0], working[:, 0])
@@ -182,7 +182,7 @@ class _Exchanges:
         return bool(len(some)) and self._exchange(rows[some], gain)
 
     def fit_prices(self) -> None:
-        """The best strategies under a price of every device's bytes, the lowest at which they fit.
+        """Take the best strategies under a price of every device's bytes, the lowest at which they fit.
 
         Bisection of the multipliers of the memory constraints; the layouts of the layers stay.
         """
@@ -200,20 +200,20 @@ class _Exchanges:
         self._take_cheapest(seconds, scale * np.exp(high))
 
     def _take_cheapest(self, seconds: Array, prices: Array) -> None:
-        """Every layer's least sum of seconds `(N, C)` and of bytes at the prices of its device."""
+        """Take every layer's least sum of seconds `(N, C)` and of bytes at the prices of its device."""
         self.choices = (seconds + prices[self.device, None] * self.kept).argmin(-1)
 
     def _same_layout(self, rows: Index) -> NDArray[np.bool_]:
-        """Strategies of the layout that each of some layers has, `(n, C)`."""
+        """Return strategies of the layout that each of some layers has, `(n, C)`."""
         return np.asarray(self.layout[self.choices[rows], None] == self.layout)
 
     def _current(self, rows: Index) -> tuple[Array, Array, Array]:
-        """Bytes that add up, bytes at work and seconds of some layers as they are, `(n,)` each."""
+        """Return bytes that add up, bytes at work and seconds of some layers as they are, `(n,)` each."""
         chosen = self.choices[rows]
         return self.kept[rows, chosen], self.working[rows, chosen], self.seconds[rows, chosen]
 
     def _exchange(self, rows: Index, gain: Array) -> bool:
-        """The exchange of the largest gain `(n, C)` in every device of the layers `rows`, if above 0."""
+        """Make the exchange of the largest gain `(n, C)` in every device of the layers `rows`, if above 0."""
         choice, device = gain.argmax(-1), self.device[rows]
         best = gain[np.arange(len(rows)), choice]
         # the best layer of every device: the first of its group in falling order
@@ -227,7 +227,7 @@ class _Exchanges:
         return len(first) > 0
 
     def _over(self, rows: Index, kept: Array, working: Array) -> tuple[Array, Array]:
-        """Bytes of every device above its capacity and the largest at work, `(B * pp,)`.
+        """Return bytes of every device above its capacity and the largest at work, `(B * pp,)`.
 
         Args:
             rows: All layers of the devices that count.

@@ -22,7 +22,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RunMoves:
-    """N runs inside a stage of one plan and what each of C strategies makes of it."""
+    """Hold N runs inside a stage of one plan, and the seconds with each of C strategies on them."""
 
     plan: HardPlans
     runs: Index
@@ -42,7 +42,7 @@ class RunMoves:
         return RunMoves(plan, runs, _Changes(table, plan, runs).seconds())
 
     def best(self) -> tuple[HardPlans, float]:
-        """The fastest changed plan and its seconds; infinite where none fits."""
+        """Return the fastest changed plan and its seconds; infinite where none fits."""
         row, choice = divmod(int(self.seconds.argmin()), self.seconds.shape[1])
         first, end = self.runs[row]
         choices = self.plan.choices.clone()
@@ -52,7 +52,7 @@ class RunMoves:
 
 
 class _Changes:
-    """Stages of a plan, and what runs add to them under every strategy."""
+    """Price the stages of a plan with every strategy on every run."""
 
     def __init__(self, table: CostTable, plan: HardPlans, runs: Index) -> None:
         self.table, self.outer = table, int(plan.outer[0])
@@ -68,13 +68,13 @@ class _Changes:
         self.kind_of = self.costs.stage_kind[stages]
 
     def _added(self, values: Array) -> Array:
-        """What the runs add to a sum over layers, `(N, C)`, for values `(L, C)`."""
+        """Return what the runs add to a sum over layers, `(N, C)`, for values `(L, C)`."""
         more = values - values[self.layers, self.chosen][:, None]
         sums = np.concatenate([np.zeros((1, more.shape[1])), more.cumsum(0)])
         return np.asarray(sums[self.last + 1] - sums[self.first])
 
     def seconds(self) -> Array:
-        """Seconds per iteration of every run and strategy, `(N, C)`."""
+        """Return seconds per iteration of every run and strategy, `(N, C)`."""
         table, costs = self.table, self.costs
         own, following = self._stage_seconds()
         sync = self.reading.sync[0].numpy()
@@ -93,7 +93,7 @@ class _Changes:
         return np.where(self._fits(), total, np.inf)
 
     def _stage_seconds(self) -> tuple[Array, Array]:
-        """Seconds of the run's stage, and what the next stage's entry adds, both `(N, C)`."""
+        """Return seconds of the run's stage, and what the next stage's entry adds, both `(N, C)`."""
         table, costs = self.table, self.costs
         own = self.reading.stage_seconds[0].numpy()[self.stage][:, None]
         own = own + self._added(costs.time[self.kind_of, self.layers])
@@ -122,7 +122,7 @@ class _Changes:
         return own, following
 
     def _fits(self) -> NDArray[np.bool_]:
-        """Whether the changed stage fits its device and can run the strategy, `(N, C)`."""
+        """Return whether the changed stage fits its device and can run the strategy, `(N, C)`."""
         table, costs = self.table, self.costs
         kept = costs.static + costs.in_flight[self.stages][:, None] * costs.activation
         held = np.bincount(self.stages, kept[self.layers, self.chosen], minlength=table.pp)
@@ -141,7 +141,7 @@ class _Changes:
 
 
 def _entering(seconds: Array, pair: Index, held: Index, every: Index) -> Array:
-    """What another layout after `pair` adds to its seconds `(L - 1, Y, Y)`, `(N, C)`."""
+    """Return seconds `(N, C)` that another layout after `pair` adds to those of all pairs `(L - 1, Y, Y)`."""
     return np.asarray(
         seconds[pair[:, None], held[pair][:, None], every]
         - seconds[pair, held[pair], held[pair + 1]][:, None]
@@ -149,7 +149,7 @@ def _entering(seconds: Array, pair: Index, held: Index, every: Index) -> Array:
 
 
 def _leaving(seconds: Array, pair: Index, held: Index, every: Index) -> Array:
-    """What another layout before `pair` adds to its seconds, `(N, C)`."""
+    """Return seconds `(N, C)` that another layout before `pair` adds."""
     after = held[pair + 1]
     return np.asarray(
         seconds[pair[:, None], every, after[:, None]] - seconds[pair, held[pair], after][:, None]
@@ -157,19 +157,19 @@ def _leaving(seconds: Array, pair: Index, held: Index, every: Index) -> Array:
 
 
 def _largest_but(values: Array, place: Index, count: int) -> Array:
-    """The largest of `values` without the `count` from each `place` on, `(N,)`; 0 where none is left."""
+    """Return the largest of `values` but the `count` from each `place` on, `(N,)`; 0 where none is left."""
     before = np.concatenate([[0.0], np.maximum.accumulate(values)])
     after = np.concatenate([np.maximum.accumulate(values[::-1])[::-1], np.zeros(count)])
     return np.asarray(np.maximum(before[place], after[place + count]))
 
 
 def _any_but(values: NDArray[np.bool_], place: Index) -> NDArray[np.bool_]:
-    """Whether any of `values` but the one at each `place` is true, `(N,)`."""
+    """Return whether any of `values` but the one at each `place` is true, `(N,)`."""
     return np.asarray(values.sum() - values[place] > 0)
 
 
 def _range_max(values: Array, first: Index, end: Index) -> Array:
-    """The largest of `values` `(L, C)` in every range, `(N, C)`; 0 in an empty one. A sparse table."""
+    """Return the largest of `values` `(L, C)` in every range, `(N, C)`; 0 in an empty one (sparse table)."""
     levels = [values]
     while 2 ** len(levels) <= len(values):
         half = 2 ** (len(levels) - 1)

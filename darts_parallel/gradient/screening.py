@@ -32,21 +32,21 @@ LOOSE = 1e-9
 
 
 def work_seconds(table: CostTable, plans: HardPlans, reading: TableReading) -> Tensor:
-    """Seconds that no schedule of B plans falls below, `(B,)`: a device computes all micro-batches."""
+    """Bound the seconds of B plans under any schedule, `(B,)`: a device computes all micro-batches."""
     counts = table.num_micro_batches[plans.outer].unsqueeze(1)
     work = counts * table.by_device(reading.stage_seconds) + reading.sync
     return (work.amax(1) + reading.per_iteration) * (1.0 - LOOSE)
 
 
 def num_passes(table: CostTable, outer: Tensor) -> Tensor:
-    """Passes of a plan of every one of B outer choices of a simulated table, `(B,)`."""
+    """Count the passes of a plan of each of B outer choices of a simulated table, `(B,)`."""
     kinds = 3 if find(table.pipeline.schedule).split else 2
     return kinds * table.num_stages * table.num_micro_batches[outer]
 
 
 @dataclass
 class MoveEvaluator:
-    """Prices hard plans of one table against the best known."""
+    """Price hard plans of one table against the best known."""
 
     table: CostTable
     stop: Callable[[], bool] = lambda: False
@@ -58,14 +58,14 @@ class MoveEvaluator:
     simulated: int = field(default=0, init=False)
     """Plans whose true cost was worked out."""
     paths: dict[int, list[Criticalities]] = field(default_factory=lambda: defaultdict(list), init=False)
-    """By outer choice, newest last."""
+    """Critical paths by outer choice, newest last."""
 
     def out_of_budget(self) -> bool:
         """Return whether to look at no more plans."""
         return self.work_done >= self.max_work or self.stop()
 
     def seconds(self, plans: HardPlans, best: float) -> Tensor:
-        """Seconds per iteration of plans that are faster than `best`, shape `(B,)`.
+        """Price plans that are faster than `best`: seconds per iteration, shape `(B,)`.
 
         Infinite: infeasible, not faster, or, where a more promising one is, not looked at.
 
@@ -110,7 +110,7 @@ class MoveEvaluator:
         self.paths[outer] = [*self.paths[outer][1 - MOST_PATHS :], path]
 
     def _bounds(self, plans: "_Priced", *, newest: bool = False) -> Tensor:
-        """Seconds that plans need at least, `(B,)`, by all paths of their outer choices or the newest."""
+        """Bound the seconds of plans, `(B,)`, by all paths of their outer choices or the newest."""
         result = torch.zeros(len(plans.outer), dtype=torch.float64)
         for outer, paths in self.paths.items():
             mine = torch.nonzero(plans.outer == outer).squeeze(1)
@@ -123,7 +123,7 @@ class MoveEvaluator:
 
 @dataclass(frozen=True)
 class _Priced:
-    """B plans as what a simulation and a path ask of them."""
+    """Hold what a simulation and a path ask of B plans."""
 
     outer: Tensor
     passes: PassSeconds
@@ -141,7 +141,7 @@ class _Priced:
         return _Priced(self.outer[rows], self.passes[rows], self.sync[rows], self.per_iteration[rows])
 
     def simulated(self, table: CostTable) -> Tensor:
-        """Seconds per iteration, `(B,)`."""
+        """Return seconds per iteration, `(B,)`."""
         counts = table.num_micro_batches[self.outer]
         total, _ = simulated_seconds(self.passes, self.sync, counts, table.pp, table.pipeline)
         return total + self.per_iteration

@@ -14,7 +14,7 @@ LIMITS_ABOVE = 8
 
 
 def repartitioned(table: CostTable, plan: HardPlans, most: int = LIMITS_ABOVE) -> HardPlans:
-    """The plan with other edges: the best for its strategies under each of `most` limits of the stages.
+    """Cut the plan again: the best for its strategies under each of `most` limits of the stages.
 
     Synchronisation is left out of the program; the caller evaluates what comes back.
     """

@@ -12,7 +12,7 @@ from darts_parallel.gradient.restarts import RestartBatch
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What the search looked like at one step; tensors belong to the leading relaxed plan."""
+    """Record one step of the search; tensors belong to the leading relaxed plan."""
 
     step: int
     seconds: float
@@ -34,7 +34,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class LeadingPlan:
-    """One of the relaxed plans of a group."""
+    """Point to one of the relaxed plans of a group."""
 
     group: RestartBatch
     weights: RelaxedPlans
@@ -50,7 +50,7 @@ class LeadingPlan:
         weights: Sequence[RelaxedPlans],
         costs: Sequence[SurrogateCost],
     ) -> "LeadingPlan":
-        """The one of the lowest merit; all sequences in the order of the groups, merits `(O, R)`."""
+        """Return the one of the lowest merit; all sequences in the order of the groups, merits `(O, R)`."""
         lead = min(range(len(groups)), key=lambda index: float(merits[index].min()))
         outer, restart = divmod(int(merits[lead].argmin()), merits[lead].shape[1])
         return LeadingPlan(
@@ -66,7 +66,7 @@ class LeadingPlan:
         best_time_s: float,
         outer_weights: dict[str, float],
     ) -> StepRecord:
-        """The state of the search at a step.
+        """Return the state of the search at a step.
 
         Args:
             step: Its number.
@@ -94,7 +94,7 @@ class LeadingPlan:
         )
 
     def _terms(self) -> dict[str, float]:
-        """Seconds per iteration by cause; smooth maxima leave a little more for the last than it is."""
+        """Return seconds per iteration by cause; smooth maxima leave a little too much for the last."""
         place, cost = (self.outer, self.restart), self.cost
         stages = cost.stage_seconds[place].detach()
         terms = {

@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Counts wall-clock seconds from its making, but for those inside `paused`."""
+    """Count wall-clock seconds from its making, but for those inside `paused`."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        """Seconds counted so far."""
+        """Return seconds counted so far."""
         return time.perf_counter() - self._began
 
     @contextmanager

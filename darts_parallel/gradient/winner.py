@@ -16,12 +16,12 @@ from darts_parallel.gradient.restarts import RestartBatch
 
 @dataclass(frozen=True)
 class WinnerHistory:
-    """One restart over the search; S recorded steps."""
+    """Record one restart over the search; S recorded steps."""
 
     steps: tuple[int, ...]
     """Numbers of the recorded steps."""
     name: str
-    """Of its outer choice."""
+    """Name of its outer choice."""
     choices: tuple[str, ...]
     """Strategies by name, C."""
     probabilities: Tensor
@@ -29,11 +29,11 @@ class WinnerHistory:
     memory: Tensor
     """Expected bytes over capacity of every stage, `(S, pp)`."""
     multipliers: Tensor
-    """Of the memory constraints, `(S, pp)`."""
+    """Multipliers of the memory constraints, `(S, pp)`."""
 
     @property
     def entropy(self) -> Tensor:
-        """Entropy of every layer's strategies over that of equal weights, `(S, L)`, 0 to 1."""
+        """Return entropy of every layer's strategies over that of equal weights, `(S, L)`, 0 to 1."""
         p = self.probabilities
         most = torch.log(torch.tensor(float(max(p.shape[-1], 2))))
         return -(p * p.clamp(min=1e-30).log()).sum(-1) / most
@@ -41,7 +41,7 @@ class WinnerHistory:
 
 @dataclass
 class _Page:
-    """All restarts of one group at one step."""
+    """Hold all restarts of one group at one step."""
 
     step: int
     probabilities: Tensor
@@ -53,7 +53,7 @@ class _Page:
 
 
 class Histories:
-    """Pages of all groups; the groups' order is that of the search.
+    """Keep pages of all groups; the groups' order is that of the search.
 
     Args:
         every: Steps between two pages.
@@ -97,7 +97,7 @@ class Histories:
         ]
 
     def winner(self, groups: Sequence[RestartBatch], merits: Sequence[Tensor]) -> WinnerHistory | None:
-        """The history of the restart of the lowest merit, merits `(O, R)` by group; None without pages."""
+        """Return the history of the restart of lowest merit, merits `(O, R)` by group; None without pages."""
         if not merits or not self._pages or not self._pages[0]:
             return None
         place = min(range(len(merits)), key=lambda index: float(merits[index].min()))

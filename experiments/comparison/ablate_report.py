@@ -29,7 +29,7 @@ COLUMNS = ("problem", "variant", "seed", "raw_gap", "gap", "gap_at_equal_seconds
 
 
 def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console, command: str | None) -> None:
-    """`ablate.csv`, `summary.md`, `ablate.png`, and the same on the terminal.
+    """Write `ablate.csv`, `summary.md`, `ablate.png`, and print the table on the terminal.
 
     Args:
         rows: As the jobs left them.
@@ -58,7 +58,7 @@ def write_report(rows: Sequence[Row], folder: Path, note: str, console: Console,
 
 
 def with_gaps(rows: Sequence[Row]) -> list[Row]:
-    """Rows with relative distances from the optimum, which dynamic programming proves.
+    """Add relative distances from the optimum, which dynamic programming proves, to the rows.
 
     `gap_at_equal_seconds` reads every curve at the median seconds of the default variant on the same
     problem, so that a rival has exactly the search's own time.
@@ -80,12 +80,12 @@ def with_gaps(rows: Sequence[Row]) -> list[Row]:
 
 
 def gap(seconds: float | None, best: float) -> float:
-    """Relative distance; infinite without a plan."""
+    """Return relative distance; infinite without a plan."""
     return float("inf") if seconds is None else seconds / best - 1.0
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """A row for each variant, a column for each problem: medians (smallest to largest) over seeds."""
+    """Make a row for each variant, a column for each problem: medians (smallest to largest) over seeds."""
     problems = [name for name in PROBLEMS if any(row["problem"] == name for row in rows)]
     cells = []
     for variant in (*GRADIENT_VARIANTS, *RIVALS):
@@ -114,13 +114,13 @@ def _cell(rows: Sequence[Row], variant: str) -> str:
 
 
 def _median(gaps: Sequence[float]) -> str:
-    """Median, and smallest to largest."""
+    """Return median, and smallest to largest."""
     low, middle, high = (percent(value) for value in (min(gaps), quantile(gaps, 50), max(gaps)))
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def bilevel_lines(rows: Sequence[Row]) -> list[str]:
-    """First against second order, in a sentence each."""
+    """Compare first and second order, in a sentence each."""
     lines = []
     for variant in BILEVEL_VARIANTS:
         mine = [row for row in rows if row["variant"] == variant]
@@ -135,7 +135,7 @@ def bilevel_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def figure(rows: Sequence[Row]) -> Figure:
-    """Every run of every variant, raw and polished, one panel for each problem."""
+    """Draw every run of every variant, raw and polished, one panel for each problem."""
     problems = [name for name in PROBLEMS if any(row["problem"] == name for row in rows)]
     variants = [
         variant for variant in (*GRADIENT_VARIANTS, *RIVALS) if any(row["variant"] == variant for row in rows)

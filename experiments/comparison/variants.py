@@ -85,7 +85,7 @@ BILEVEL_SIZES = [
 def run_variant(
     problem: str, variant: str, seed: int, budget: float, quick: bool, folder: Path
 ) -> dict[str, Any]:
-    """One run: a row without gaps, which need the optimum, and its anytime curve.
+    """Run once: a row without gaps, which need the optimum, and its anytime curve.
 
     Args:
         problem: One of `PROBLEMS`, or `BILEVEL` for a bilevel variant.
@@ -115,7 +115,7 @@ def run_variant(
 
 
 def tables_of(problem: str) -> tuple[CostTable, ...]:
-    """Cost tables of a problem by its short name."""
+    """Return cost tables of a problem by its short name."""
     return suite([PROBLEMS[problem]])[0].tables()
 
 
@@ -132,7 +132,7 @@ def _gradient(
 
 
 def _bilevel(order: str, seed: int, quick: bool, folder: Path) -> dict[str, Any]:
-    """Predicted seconds to the target loss of the plan that the bilevel search finds, retrained."""
+    """Return predicted seconds to the target loss of the plan that the bilevel search finds, retrained."""
     few = ["bilevel.num_steps=4", "bilevel.warmup_steps=2", "bilevel.retrain_steps=20"] if quick else []
     problem = load_problem([*BILEVEL_SIZES, *few, "bilevel.estimator=mixture", f"bilevel.order={order}"])
     settings = BilevelSettings.of(problem, seed)

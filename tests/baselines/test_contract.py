@@ -1,4 +1,4 @@
-"""What every rival of the registry keeps: legal plans, true costs, never below the optimum, its deadline."""
+"""Contract of every rival of the registry: legal plans, true costs, never below the optimum, its deadline."""
 
 import time
 from functools import cache
