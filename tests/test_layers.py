@@ -24,7 +24,8 @@ LAYERS = [
 BRANCHES = {"export": "plan", "run": "cost", "bilevel": "report", "baselines": "gradient"}
 """Packages beside the stack, and the last layer that each may see; `bilevel` without `planner`."""
 LATE = ("matplotlib", "tensorboard", "torch.utils.tensorboard", "torch.distributed", "scipy", "resource",
-        "darts_parallel.report.plots", "darts_parallel.run.", "darts_parallel.bilevel.command")  # fmt: skip
+        "darts_parallel.report.plots", "darts_parallel.run.", "darts_parallel.bilevel.command",
+        "darts_parallel.config.meta_model")  # fmt: skip
 """What may be imported inside a function: it is slow, missing on some machines, or after a check of torch;
 the bilevel loop is a sixth of the package's own seconds of importing, and few commands ask for it."""
 FILES = sorted([*ROOT.glob("darts_parallel/**/*.py"), *ROOT.glob("baselines/**/*.py")])

@@ -11,6 +11,7 @@ from darts_parallel.config.raw_values import refuse_silent_overrides
 from darts_parallel.config.schema import Config
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plan.file import own_config, required_config
+from darts_parallel.problem.referee import check_import
 
 COMPOSED = ("output", "replan", "tune", "verification")
 """Root keys that always come from the command."""
@@ -49,7 +50,7 @@ def changed_config(
                 raise ConfigError(
                     f"{key}={value} does not fit the plan in {source}; try a key of its config."
                 ) from None
-    return to_config(merged, given)
+    return to_config(merged, given, check_import)
 
 
 def replan_config(
@@ -117,8 +118,8 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
     if source is not None:
         return replan_config(str(source), composed, given)
     if plan is None or any(override.startswith("experiment=") for override in given):
-        return to_config(composed, given)
+        return to_config(composed, given, check_import)
     own = own_config(str(plan))
     if own is None:
-        return to_config(composed, given)
+        return to_config(composed, given, check_import)
     return changed_config(own, f"plan={plan}", composed, given, PRINTED)

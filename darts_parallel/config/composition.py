@@ -3,7 +3,7 @@
 import os
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -15,24 +15,27 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from darts_parallel.config.huggingface import resolve_path
+from darts_parallel.config.huggingface import Imported, resolve_path
 from darts_parallel.config.messages import config_sentence, error_sentence
 from darts_parallel.config.schema import Config, config_dir, register_schema
 from darts_parallel.errors import ConfigError, DartsParallelError
 
 
-def to_config(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
+def to_config(
+    composed: DictConfig, overrides: Sequence[str] = (), check: Callable[[Imported], None] | None = None
+) -> Config:
     """The last line that knows OmegaConf: a composed configuration to checked dataclasses.
 
     Args:
         composed: What Hydra composed.
         overrides: The overrides that it was composed with, for messages.
+        check: Refuses a model that a Hugging Face file describes and the layers do not.
 
     Errors:
         ConfigError: a missing or mistyped value, or one that breaks a rule.
     """
     try:
-        composed = resolve_path(composed, overrides)
+        composed = resolve_path(composed, overrides, check)
         typed = OmegaConf.get_type(composed) is Config
         if not typed or any(override.startswith(("+", "~")) for override in overrides):
             values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
@@ -49,7 +52,11 @@ def to_config(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
     return config
 
 
-def load_config(overrides: list[str] | None = None, extra_dir: str | None = None) -> Config:
+def load_config(
+    overrides: list[str] | None = None,
+    extra_dir: str | None = None,
+    check: Callable[[Imported], None] | None = None,
+) -> Config:
     """The checked configuration that `overrides` compose."""
     arguments: list[Any] = list(overrides or [])
     if extra_dir is not None:
@@ -57,7 +64,7 @@ def load_config(overrides: list[str] | None = None, extra_dir: str | None = None
             raise ConfigError(f"config_dir={extra_dir} must be a folder; try None, for the shipped files.")
         extra_dir = str(Path(extra_dir).absolute())
         arguments.append(f"hydra.searchpath=[file://{extra_dir}]")
-    return to_config(composition(arguments), arguments)
+    return to_config(composition(arguments), arguments, check)
 
 
 def composition(arguments: list[Any]) -> DictConfig:

@@ -10,6 +10,7 @@ from darts_parallel.config.trainer import trainer
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.measured_times import MeasuredTimes, read_measured
 from darts_parallel.problem.model import Model, build_model
+from darts_parallel.problem.referee import check_import
 from darts_parallel.problem.software import COMMON, Software, read_software
 
 
@@ -84,4 +85,4 @@ def load_problem(overrides: list[str] | None = None, config_dir: str | None = No
     Errors:
         ConfigError: the overrides or the files break a rule.
     """
-    return Problem.from_config(load_config(overrides, config_dir))
+    return Problem.from_config(load_config(overrides, config_dir, check_import))

@@ -1,87 +1,166 @@
+"""Models read of Hugging Face files; `huggingface_counts.json` has published sizes and totals."""
+
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from darts_parallel.config.composition import load_config
-from darts_parallel.config.huggingface import model_fields
-from darts_parallel.config.model import ModelConfig
+from darts_parallel.config.huggingface import Imported, import_model
+from darts_parallel.config.model import MAX_SIZE, ModelConfig
 from darts_parallel.config.schema import config_dir
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.problem.model import Model
 from darts_parallel.problem.problem import load_problem
+from darts_parallel.problem.referee import check_import
 from tests.support.commands import Command
 
 Values = dict[str, Any]
+ROWS: list[Values] = json.loads(Path(__file__).with_name("huggingface_counts.json").read_text())
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 256, "pad_token_id": 0}  # fmt: skip
+LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+          "v_head_dim": 16, "num_key_value_heads": 4}  # fmt: skip
 
 
-def rotary(kind: str, h: int, ffn: int, layers: int, heads: int, kv: int, vocab: int, **more: Any) -> Values:
-    return {
-        "model_type": kind,
-        "hidden_size": h,
-        "intermediate_size": ffn,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "vocab_size": vocab,
-        **more,
+def imported(values: Values) -> Imported:
+    model = import_model(values, "model.path=config.json", "m")
+    check_import(model)
+    return model
+
+
+def read(kind: str, **values: Any) -> ModelConfig:
+    return ModelConfig(**imported({"model_type": kind, **SIZES, **values}).fields)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row["name"] for row in ROWS])
+def test_parameters_are_the_published_ones(row: Values) -> None:
+    assert Model(ModelConfig(**imported(row["config"]).fields), True).num_parameters == row["parameters"]
+
+
+def test_dense_decoders_say_heads_biases_norms_and_windows() -> None:
+    llama = read("llama", attention_bias=True, tie_word_embeddings=True)
+    assert (llama.num_heads, llama.num_kv_heads, llama.head_dim, llama.ffn_hidden_size) == (4, 2, 16, 128)
+    assert (llama.gated_mlp, llama.tie_embeddings, llama.dropout, llama.norm_bias) == (
+        True,
+        True,
+        False,
+        False,
+    )
+    assert (llama.linear_bias, llama.mlp_bias, llama.qkv_bias) == (False, None, True)
+    gemma = read("gemma3_text", head_dim=32, sliding_window=128, num_hidden_layers=6)
+    assert (gemma.block_norms, gemma.qk_norm, gemma.qk_norm_whole, gemma.head_dim) == (4, True, False, 32)
+    assert (gemma.sliding_window, gemma.sliding_window_pattern) == (128, 6)
+    assert read("olmo2").qk_norm_whole
+    assert read("qwen2").sliding_window is None
+    assert (read("mistral", sliding_window=64).sliding_window_pattern, read("phi").block_norms) == (None, 1)
+    gpt = ModelConfig(**imported({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2}).fields)
+    assert (gpt.learned_positions, gpt.max_seq_len, gpt.dropout, gpt.gated_mlp) == (True, 1024, True, False)
+    opt = ModelConfig(**imported({"model_type": "opt"}).fields)
+    assert (opt.max_seq_len, opt.position_offset) == (2048, 2)
+
+
+def test_experts_latent_attention_and_routing() -> None:
+    mixtral = read("mixtral", num_local_experts=4)
+    assert (mixtral.num_experts, mixtral.moe_router_topk, mixtral.moe_ffn_hidden_size) == (4, 2, 128)
+    experts = {"n_routed_experts": 8, "moe_intermediate_size": 32, "n_group": 4, "topk_group": 2,
+               "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+               "num_nextn_predict_layers": 1}  # fmt: skip
+    deepseek = read("deepseek_v3", **LATENT, **experts)
+    assert (deepseek.multi_latent_attention, deepseek.kv_lora_rank, deepseek.mtp_num_layers) == (True, 16, 0)
+    assert (deepseek.moe_layer_freq, deepseek.moe_shared_expert_intermediate_size) == ([0, 1, 1, 1], 32)
+    assert (deepseek.moe_router_num_groups, deepseek.moe_router_group_topk) == (4, 2)
+    assert deepseek.moe_router_enable_expert_bias
+    sinks = read("gpt_oss", num_local_experts=4, head_dim=16)
+    assert (sinks.attention_sinks, sinks.moe_router_bias, sinks.linear_bias) == (True, True, True)
+    llama4 = {
+        "num_local_experts": 4,
+        "intermediate_size_mlp": 96,
+        "head_dim": 16,
+        "interleave_moe_layer_step": 2,
     }
+    assert read("llama4_text", **llama4).moe_layer_freq == [0, 1, 0, 1]
 
 
-def model_of(values: Values) -> ModelConfig:
-    return ModelConfig(**model_fields(values, "model.path=config.json", "m"))
-
-
-def test_defaults_of_a_class_stand_where_the_file_is_silent_and_null_means_as_many_as_heads() -> None:
-    mistral = model_of({"model_type": "mistral"})
-    assert (mistral.num_kv_heads, mistral.max_seq_len, mistral.gated_mlp) == (8, 131072, True)
-    assert model_of({"model_type": "mistral", "num_key_value_heads": None}).num_kv_heads is None
-    assert model_of({"model_type": "t5", "d_kv": 32}).head_dim == 32
-    assert model_of({"model_type": "t5", "num_decoder_layers": 2}).num_layers == 8
-    assert model_of({"model_type": "qwen3"}).head_dim == 128
+def test_encoders_decoders_and_hybrids() -> None:
+    t5 = ModelConfig(**imported({"model_type": "t5", "num_decoder_layers": 2, "vocab_size": 256}).fields)
+    assert (t5.num_layers, t5.num_encoder_layers, t5.relative_position_buckets) == (8, 6, 32)
+    assert (t5.max_seq_len, t5.head_dim) == (MAX_SIZE, 64)
+    bert = read("bert")
+    assert (bert.causal, bert.head_transform, bert.output_bias, bert.token_types) == (False, True, True, 2)
+    roberta = read("roberta", max_position_embeddings=514, pad_token_id=1)
+    assert (roberta.max_seq_len, roberta.position_offset) == (512, 2)
+    assert not read("modernbert", pad_token_id=0).embedding_norm
+    jamba = read("jamba", num_experts=1, num_experts_per_tok=1, attn_layer_period=4, attn_layer_offset=2)
+    assert jamba.hybrid_override_pattern == "M-M-*-M-"
+    nemotron = {
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "head_dim": 16,
+    }
+    assert read("nemotron_h", hybrid_override_pattern="M-M*", **nemotron).hybrid_override_pattern == "M-M*"
 
 
 def test_the_language_model_of_a_multimodal_one_is_its_text_config() -> None:
-    text = {"model_type": "llama", "num_hidden_layers": 3}
-    outer = {"model_type": "llava", "_name_or_path": "org/llava-3", "text_config": text}
-    config = model_of(outer)
-    assert (config.num_layers, config.name) == (3, "llava-3")
+    text = {"model_type": "llama", **SIZES, "num_hidden_layers": 3}
+    model = imported({"model_type": "llava", "_name_or_path": "org/llava-3", "text_config": text})
+    assert (model.fields["num_layers"], model.fields["name"]) == (3, "llava-3")
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "part"),
     [
-        ({"model_type": "jetmoe", "num_local_experts": 8}, "num_local_experts=8 experts a layer"),
-        ({"model_type": "dbrx", "num_experts": 128}, "num_experts=128"),
+        ({"model_type": "qwen3_next"}, r"linear_attn \(Qwen3NextGatedDeltaNet\)"),
+        ({"model_type": "albert"}, r"attention.LayerNorm \(LayerNorm\)"),
+        ({"model_type": "whisper"}, r"\(Whisper.*|k_proj"),
+        ({"model_type": "switch_transformers"}, "cannot be counted on the meta device"),
     ],
 )
-def test_what_is_not_modelled_is_named(values: Values, sentence: str) -> None:
-    with pytest.raises(UnsupportedError, match=sentence):
-        model_of(values)
+def test_a_part_that_is_not_modelled_is_named(values: Values, part: str) -> None:
+    with pytest.raises(UnsupportedError, match=part):
+        imported(values)
+
+
+def test_the_referee_catches_layers_that_are_read_wrongly() -> None:
+    model = imported({"model_type": "llama", **SIZES})
+    wider = replace(model, fields={**model.fields, "ffn_hidden_size": 136})
+    with pytest.raises(UnsupportedError, match=r"model.layers.0 \(LlamaDecoderLayer\) .* parameters, the"):
+        check_import(wider)
+    experts = imported({"model_type": "mixtral", **SIZES, "num_local_experts": 4})
+    with pytest.raises(UnsupportedError, match="matrix FLOP for 256 tokens, the priced layers"):
+        check_import(replace(experts, fields={**experts.fields, "moe_router_topk": 3}))
 
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"model_type": "rwkv"}, "fields name, num_layers, hidden_size, num_heads, vocab_size, max_seq_len"),
-        ({}, "model_type=None must be one of llama"),
-        ({"model_type": "llama", "hidden_size": "4096"}, "hidden_size='4096' must be a whole number"),
-        ({"model_type": "llama", "hidden_size": None}, "hidden_size is missing"),
-        ({"model_type": "gpt2", "resid_pdrop": "no"}, "resid_pdrop='no' must be a number"),
-        ({"model_type": "llama", "mlp_bias": 2}, "mlp_bias=2 must be true or false"),
+        ({"model_type": "unheard_of"}, "model_type=unheard_of must be one that transformers knows"),
+        ({}, "model_type=None must be one"),
+        ({"model_type": "llama", "hidden_size": "4096"}, "is no configuration of model_type=llama"),
     ],
 )
 def test_a_file_that_cannot_be_read_as_a_model_says_why(values: Values, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        model_of(values)
+        import_model(values, "model.path=config.json", "m")
+
+
+def test_without_transformers_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "darts_parallel.config.meta_model", raising=False)
+    with pytest.raises(UnsupportedError, match=r"pip install darts-parallel\[hf\]"):
+        import_model({"model_type": "llama"}, "model.path=config.json", "m")
 
 
 def test_the_configuration_holds_the_sizes_and_no_longer_needs_the_file(tmp_path: Path) -> None:
     folder = tmp_path / "tiny-llama"
     folder.mkdir()
     file = folder / "config.json"
-    file.write_text(json.dumps(rotary("llama", 64, 128, 4, 4, 2, 256)))
+    file.write_text(json.dumps({"model_type": "llama", **SIZES}))
     given = ["model=hf", f"model.path={folder}", "cluster=toy", "training=toy", "model.num_layers=6"]
     config = load_config(given)
     assert config.model.path is None
@@ -89,6 +168,7 @@ def test_the_configuration_holds_the_sizes_and_no_longer_needs_the_file(tmp_path
     file.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
         load_problem(given)
+    assert Path(config_dir(), "model", "hf.yaml").is_file()
 
 
 def test_the_path_counts_from_where_the_command_runs(command: Command) -> None:
@@ -101,22 +181,12 @@ def test_the_path_counts_from_where_the_command_runs(command: Command) -> None:
     assert "is not valid JSON" in command("model=hf").err
     file.write_text("[]")
     assert "must hold a JSON object" in command("model=hf").err
-    file.write_text(json.dumps(rotary("qwen3", 64, 128, 4, 4, 2, 256, head_dim=16)))
+    file.write_text(json.dumps({"model_type": "qwen3_next"}))
+    assert command("model=hf").status == 2
+    file.write_text(json.dumps({"model_type": "qwen3", **SIZES, "head_dim": 16}))
     few = ("search.num_steps=10", "search.num_restarts=2", "verification.enabled=false")
     outcome = command("model=hf", "cluster=toy", "training=toy", "output.tensorboard=false", *few)
     assert outcome.status == 0, outcome.err
     plan = json.loads(command.plan_file().read_text())
     assert plan["model"]["qk_norm"]
     assert plan["config"]["model"]["path"] is None
-
-
-def test_bert_preset_and_bert_file_differ_by_what_the_preset_leaves_out() -> None:
-    preset = load_config(["model=bert_345m", "training=bert_345m"], None).model
-    file = model_of(
-        {"model_type": "bert", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
-         "num_attention_heads": 16}
-    )  # fmt: skip
-    h, vocab = preset.hidden_size, preset.vocab_size
-    # token types and the output's bias; embedding norm and final norm are as many
-    assert Model(file, True).num_parameters - Model(preset, True).num_parameters == 2 * h + vocab
-    assert Path(config_dir(), "model", "hf.yaml").is_file()

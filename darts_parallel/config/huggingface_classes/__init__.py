@@ -1,1 +1,0 @@
-"""Hugging Face model classes by kind: how each writes its sizes, and its defaults."""

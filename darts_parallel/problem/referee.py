@@ -1,0 +1,48 @@
+"""Compare the priced layers of an imported model with the model that `transformers` builds of its file."""
+
+from dataclasses import replace
+
+from darts_parallel.config.huggingface import OWN_FILE, Imported
+from darts_parallel.config.model import ModelConfig
+from darts_parallel.errors import UnsupportedError
+from darts_parallel.problem.model import Model
+
+TOLERANCE = 2e-3
+"""Relative difference of matrix-product FLOP: gates of one column, which no layer prices."""
+
+
+def check_import(imported: Imported) -> None:
+    """Refuse a model whose parameters or matrix products differ from those of the priced layers.
+
+    Errors:
+        UnsupportedError: names the first part that differs.
+    """
+    config = ModelConfig(**imported.fields)
+    model = Model(config, fused_attention=True)
+    flop = forward_flop(config, imported.tokens)
+    if model.num_parameters != imported.parameters:
+        what = f"{imported.parameters:,} parameters, the priced layers {model.num_parameters:,}"
+    elif abs(flop - imported.flop) > TOLERANCE * imported.flop:
+        what = f"{imported.flop:.4g} matrix FLOP for {imported.tokens} tokens, the priced layers {flop:.4g}"
+    else:
+        return
+    part = _first_difference(imported, model)
+    raise UnsupportedError(f"{imported.place}: {part} is not modelled: the model has {what}; {OWN_FILE}.")
+
+
+def forward_flop(config: ModelConfig, tokens: int) -> float:
+    """Return the FLOP of the matrix products of one sequence, all scores computed."""
+    model = Model(replace(config, sliding_window=None, sliding_window_pattern=None), fused_attention=True)
+    scans = sum(layer.scan.flops for layer in model.layers if layer.scan is not None)
+    return tokens * (model.flops_per_token(tokens) / 3.0 - scans)
+
+
+def _first_difference(imported: Imported, model: Model) -> str:
+    """Return the first block that differs, or the parts outside of them."""
+    config = model.config
+    blocks = [layer for layer in model.layers if layer.name.startswith("layers.")]
+    if len(blocks) == len(imported.blocks):
+        for layer, (part, parameters) in zip(blocks, imported.blocks, strict=True):
+            if layer.parameters(config.vocab_size) != parameters:
+                return part
+    return imported.blocks[0][0] if imported.blocks else config.name
