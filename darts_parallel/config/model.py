@@ -53,6 +53,8 @@ class ModelConfig:
     """A norm over each head of queries and keys (Qwen3)."""
     norm_bias: bool = True
     """LayerNorm has scale and shift; RMSNorm only a scale."""
+    norm_scale: bool = True
+    """Norms have weights; false: none has (OLMo)."""
     final_norm: bool = True
     """A norm after the last block; false where each block ends with its own (BERT)."""
     embedding_norm: bool = False
@@ -135,6 +137,8 @@ class ModelConfig:
     """Tokens of a chunk of the scan."""
     mamba_dt_rank: int | None = None
     """Rank of the step's product of Mamba-1, whose channels are heads of their own (Jamba); null: Mamba-2."""
+    mamba_inner_norms: bool = True
+    """Mamba-1 has norms of step, B and C (Jamba); false: the first Mamba and Falcon Mamba."""
     mtp_num_layers: int = 0
     """Blocks after the last that each predict one token further (multi-token prediction, DeepSeek-V3)."""
 

@@ -57,6 +57,13 @@ def parts_of(root: nn.Module, path: str, order: dict[nn.Module, int]) -> list[Pa
     return sorted(found, key=lambda part: order.get(part.module, len(order)))
 
 
+def bare_norms(root: nn.Module) -> int:
+    """Return the number of norms without weights below `root`, those of queries and keys left aside."""
+    bare = [name for name, module in root.named_modules()
+            if "Norm" in type(module).__name__ and not any(True for _ in module.parameters())]  # fmt: skip
+    return sum(not _QUERY_OR_KEY.search(name) for name in bare)
+
+
 def stacks_of(model: nn.Module, count: int) -> list[tuple[str, nn.ModuleList]]:
     """Return the `count` outermost lists of modules with the most parameters, as the model holds them."""
     lists = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
@@ -87,6 +94,9 @@ class Block:
         self.experts = False
         self.ffn = 0
         self._mlp(self._take_norms(rest))
+        if not self.norms and bare_norms(block):
+            self.norms = bare_norms(block)
+            self.fields.update(norm_scale=False, norm_bias=False)
 
     def _set(self, part: Part, **fields: Any) -> None:
         for key, value in fields.items():
@@ -186,6 +196,7 @@ class Block:
         self._set(mixer, mamba_conv_kernel=convolved[-1], mamba_bias=by_name["in_proj"].bias)
         if second:
             rank = by_name["dt_proj"].inputs
+            self._set(mixer, mamba_inner_norms=any("norm" in name for name in by_name))
             self._set(
                 mixer, mamba_num_heads=inner, mamba_head_dim=1, mamba_state_dim=second[0], mamba_dt_rank=rank
             )
@@ -343,6 +354,8 @@ def _ends(model: nn.Module, config: Any, parts: list[Part], hidden: int, fields:
     }
     counts = {"final": 0, "embedding": 0}
     after: list[Part] = []
+    if not fields.get("norm_scale", True):
+        counts["final"] = stacks  # whose number no shape says
     for part in parts:
         name = part.path.lower()
         rows, width = (*part.weights.get("weight", (0,)), 0)[:2]

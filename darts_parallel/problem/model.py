@@ -119,7 +119,7 @@ def build_model(config: ModelConfig, training: TrainingConfig) -> Model:
 
 
 def _norm(config: ModelConfig) -> int:
-    return config.hidden_size * (2 if config.norm_bias else 1)
+    return config.hidden_size * (2 if config.norm_bias else 1) * config.norm_scale
 
 
 def _embedding(config: ModelConfig, name: str) -> LayerSpec:

@@ -123,6 +123,7 @@ def _mamba_1(config: "ModelConfig") -> StateSpace:
     h, inner, state = config.hidden_size, _inner_size(config), config.mamba_state_dim
     rank = config.mamba_dt_rank or 0
     low = rank + 2 * state
+    normed = low * config.mamba_inner_norms
     gemms = ((2 * inner, h, "column"), (low, inner, "row"), (inner, rank, "column"), (h, inner, "row"))
     weights = sum(out * size for out, size, _ in gemms)
     # convolution with bias; step bias, A and D of every channel
@@ -140,8 +141,8 @@ def _mamba_1(config: "ModelConfig") -> StateSpace:
         ),
         sharded_parameters=weights + others + 2 * inner * config.linear_bias,
         # norms of step, B and C (Jamba)
-        replicated_parameters=low + h * config.linear_bias,
-        sharded_elements=2.0 * inner + 2.0 * low,
+        replicated_parameters=normed + h * config.linear_bias,
+        sharded_elements=2.0 * inner + 2.0 * normed,
         # input and output of convolution, step, gate, scan's output, gated output; step, B and C normed
         sharded_activation_bytes=2.0 * 6.0 * inner + 4.0 * low,
     )

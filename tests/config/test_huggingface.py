@@ -106,6 +106,15 @@ def test_encoders_decoders_and_hybrids() -> None:
     assert read("nemotron_h", hybrid_override_pattern="M-M*", **nemotron).hybrid_override_pattern == "M-M*"
 
 
+def test_norms_without_weights_and_the_first_mamba() -> None:
+    olmo, mamba = (
+        read("olmo"),
+        ModelConfig(**imported({"model_type": "mamba", "num_hidden_layers": 1}).fields),
+    )
+    assert (olmo.norm_scale, olmo.final_norm, olmo.block_norms) == (False, True, None)
+    assert (mamba.hybrid_override_pattern, mamba.mamba_inner_norms, mamba.mamba_dt_rank) == ("M", False, 48)
+
+
 def test_the_language_model_of_a_multimodal_one_is_its_text_config() -> None:
     text = {"model_type": "llama", **SIZES, "num_hidden_layers": 3}
     model = imported({"model_type": "llava", "_name_or_path": "org/llava-3", "text_config": text})
