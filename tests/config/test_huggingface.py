@@ -18,6 +18,7 @@ from darts_parallel.problem.problem import load_problem
 from darts_parallel.problem.referee import check_import
 from tests.support.commands import Command
 
+pytest.importorskip("transformers")
 Values = dict[str, Any]
 ROWS: list[Values] = json.loads(Path(__file__).with_name("huggingface_counts.json").read_text())
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
