@@ -25,7 +25,7 @@ class NotModelled(Exception):  # noqa: N818
     """A part of a model that `ModelConfig` has no field for; the message names it."""
 
 
-class Part:
+class MetaPart:
     """A module with weights of its own, and its path."""
 
     def __init__(self, path: str, module: nn.Module):
@@ -47,10 +47,10 @@ class Part:
         return NotModelled(f"{self.path} ({type(self.module).__name__}) {why}")
 
 
-def parts_of(root: nn.Module, path: str, order: dict[nn.Module, int]) -> list[Part]:
+def parts_of(root: nn.Module, path: str, order: dict[nn.Module, int]) -> list[MetaPart]:
     """Return the modules with trained weights below `root`, in the order of their calls."""
     found = [
-        Part(f"{path}.{name}".strip("."), module)
+        MetaPart(f"{path}.{name}".strip("."), module)
         for name, module in root.named_modules()
         if any(p.requires_grad for p in module.parameters(recurse=False))
     ]
@@ -73,7 +73,7 @@ def stacks_of(model: nn.Module, count: int) -> list[tuple[str, nn.ModuleList]]:
     return [(path, module) for path, module in outer if path in largest]
 
 
-class Block:
+class MetaBlock:
     """The roles of the parts of one block, and the fields that they say."""
 
     def __init__(self, path: str, block: nn.Module, hidden: int, config: Any, order: dict[nn.Module, int]):
@@ -98,7 +98,7 @@ class Block:
             self.norms = bare_norms(block)
             self.fields.update(norm_scale=False, norm_bias=False)
 
-    def _set(self, part: Part, **fields: Any) -> None:
+    def _set(self, part: MetaPart, **fields: Any) -> None:
         for key, value in fields.items():
             if self.fields.setdefault(key, value) != value:
                 raise part.refuse(f"has {key}={value} beside {self.fields[key]}, and one model has one")
@@ -109,7 +109,7 @@ class Block:
         outer = [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
         return [f"{self.path}.{name}" for name in outer]
 
-    def _take_norms(self, parts: list[Part]) -> list[Part]:
+    def _take_norms(self, parts: list[MetaPart]) -> list[MetaPart]:
         """Count the norms of the hidden state; return the other parts."""
         for part in parts:
             if part.norm == self.hidden:
@@ -117,7 +117,7 @@ class Block:
                 self._set(part, norm_bias=part.bias)
         return [part for part in parts if part.norm != self.hidden]
 
-    def _attention(self, parts: list[Part]) -> None:
+    def _attention(self, parts: list[MetaPart]) -> None:
         latent = [p for p in parts if "kv_a_" in p.path]
         scales = [p for p in parts if p.norm and _QUERY_OR_KEY.search(p.path)]
         left = self._take_norms([p for p in parts if p not in scales])
@@ -169,11 +169,11 @@ class Block:
                 raise scales[0].refuse("is no norm of one head, nor of all heads, of queries and keys")
             self._set(scales[0], qk_norm=True, qk_norm_whole=whole)
 
-    def _below(self, parts: list[Part]) -> Iterator[nn.Module]:
+    def _below(self, parts: list[MetaPart]) -> Iterator[nn.Module]:
         for root in self.roots:
             yield from self.module.get_submodule(root[len(self.path) + 1 :]).modules()
 
-    def _latent(self, products: list[Part], out: Part) -> None:
+    def _latent(self, products: list[MetaPart], out: MetaPart) -> None:
         c = self.config
         sizes = {
             key: getattr(c, key)
@@ -185,7 +185,7 @@ class Block:
         self._set(out, multi_latent_attention=True, q_lora_rank=getattr(c, "q_lora_rank", None), **sizes)
         self._set(out, num_heads=out.inputs // c.v_head_dim, qkv_bias=False)
 
-    def _state_space(self, mixer: Part, parts: list[Part]) -> list[Part]:
+    def _state_space(self, mixer: MetaPart, parts: list[MetaPart]) -> list[MetaPart]:
         """Read the fields of Mamba-1 or Mamba-2; return the parts outside of the mixer."""
         inside = [p for p in parts if p.path == mixer.path or p.path.startswith(f"{mixer.path}.")]
         by_name = {p.path.rpartition(".")[2]: p for p in inside if p is not mixer}
@@ -208,7 +208,7 @@ class Block:
             self._set(mixer, mamba_num_groups=groups, mamba_chunk_size=mixer.module.chunk_size)
         return [p for p in parts if p not in inside]
 
-    def _mlp(self, parts: list[Part]) -> None:
+    def _mlp(self, parts: list[MetaPart]) -> None:
         """Read experts with their router, then the MLP (or shared experts) that is left."""
         fused = [p for p in parts if any(len(shape) == 3 for shape in p.weights.values())]
         for part in fused:
@@ -240,7 +240,7 @@ class Block:
             raise down.refuse("has another bias than the MLP's first product")
         self._set(down, mlp_bias=down.bias)
 
-    def _experts(self, part: Part) -> None:
+    def _experts(self, part: MetaPart) -> None:
         shapes = {name: shape for name, shape in part.weights.items() if len(shape) == 3}
         count, *_ = next(iter(shapes.values()))
         total = sum(a * b for _, a, b in shapes.values()) // self.hidden
@@ -276,7 +276,7 @@ def fields_of(model: nn.Module, config: Any, order: dict[nn.Module, int]) -> tup
     vocabulary, hidden = table.weight.shape
     stacks = stacks_of(model, 2 if getattr(config, "is_encoder_decoder", False) else 1)
     blocks = [
-        Block(f"{path}.{i}", block, hidden, config, order)
+        MetaBlock(f"{path}.{i}", block, hidden, config, order)
         for path, stack in stacks
         for i, block in enumerate(stack)
     ]
@@ -292,7 +292,7 @@ def fields_of(model: nn.Module, config: Any, order: dict[nn.Module, int]) -> tup
     return _biases(fields), [block.path for block in blocks]
 
 
-def _merged(blocks: list[Block]) -> Fields:
+def _merged(blocks: list[MetaBlock]) -> Fields:
     fields: Fields = {}
     for block in blocks:
         for key, value in block.fields.items():
@@ -304,7 +304,7 @@ def _merged(blocks: list[Block]) -> Fields:
     return fields
 
 
-def _blocks(blocks: list[Block], stacks: list[tuple[str, nn.ModuleList]], fields: Fields) -> Fields:
+def _blocks(blocks: list[MetaBlock], stacks: list[tuple[str, nn.ModuleList]], fields: Fields) -> Fields:
     """Say which block has what: experts, state spaces, norms."""
     said: Fields = {
         "num_layers": len(blocks),
@@ -344,7 +344,7 @@ def _blocks(blocks: list[Block], stacks: list[tuple[str, nn.ModuleList]], fields
     return said
 
 
-def _ends(model: nn.Module, config: Any, parts: list[Part], hidden: int, fields: Fields) -> Fields:
+def _ends(model: nn.Module, config: Any, parts: list[MetaPart], hidden: int, fields: Fields) -> Fields:
     """Read tables, norms and head outside of the blocks."""
     table, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
     stacks = 2 if getattr(config, "is_encoder_decoder", False) else 1
@@ -353,7 +353,7 @@ def _ends(model: nn.Module, config: Any, parts: list[Part], hidden: int, fields:
         "learned_positions": False,
     }
     counts = {"final": 0, "embedding": 0}
-    after: list[Part] = []
+    after: list[MetaPart] = []
     if not fields.get("norm_scale", True):
         counts["final"] = stacks  # whose number no shape says
     for part in parts:
