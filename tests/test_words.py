@@ -31,11 +31,7 @@ OTHERS = {
 VERBLESS_LEFT = 260
 PRIVATE_LEFT = 20
 STALE_LEFT = {"held_back", "pp4", "min_sum", "cost.evaluation", "model.layers"}
-TWICE_LEFT = {
-    "Attention", "AttentionCore", "Block", "Case", "Chunk", "Embedding", "Head", "Job", "LayerCosts",
-    "LayerProfile", "Machine", "Outcome", "Point", "Row", "Run", "Verdict", "Watcher", "Work", "_Batch",
-    "_Costs",
-}  # fmt: skip
+TWICE_LEFT = {"AttentionCore", "Chunk", "Job", "Outcome", "Point", "Watcher", "_Batch"}
 
 
 @cache
