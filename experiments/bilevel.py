@@ -19,7 +19,7 @@ import torch
 
 from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.protocol import Protocol, Watcher
+from darts_parallel.bilevel.protocol import Protocol, SeedWatcher
 from darts_parallel.bilevel.report import Row, read_seeds, rows_of, spread
 from darts_parallel.bilevel.retrain import Trainings
 from darts_parallel.config.options import guarded
@@ -33,14 +33,14 @@ TABLE = [
     "bilevel.retrain_seeds=3",
     "bilevel.variants=[bilevel,raw,all_16_bit]",
 ]
-"""What the table needs beyond one run of the command."""
+"""Settings of the table beyond one run of the command."""
 OPTIONS = {"folder": "outputs/bilevel", "publish": "false", "random_plans": "3"}
 """Arguments of this command alone, with their defaults."""
 TIE = 1e-9
 """Ratios this close to 1 are ties: equal plans."""
 
 
-class Printer(Watcher):
+class Printer(SeedWatcher):
     """Prints which seeds are done."""
 
     def on_seed(self, seed: int, data: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ folder `out` is not run again.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import exp, log
 from pathlib import Path
 from statistics import mean, median
@@ -26,15 +27,15 @@ from darts_parallel.bilevel.joint_space import JointSpace
 from darts_parallel.bilevel.learned_optimum import learned_optimum
 from darts_parallel.bilevel.log_slowdown import LogSlowdown
 from darts_parallel.bilevel.loop import BilevelSearch
-from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Training, Trainings
+from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Training, Trainings
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.config.checks import MAX_PROCESSES, require_at_least, require_size
+from darts_parallel.config.checks import require_at_least
 from darts_parallel.config.options import run_main
-from darts_parallel.plan.file import write_text
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.tables import markdown_table
-from experiments.results_page import publish, result_folder
+from experiments.study import Report, Study, StudyOptions, run_study
 
+NAME = "bilevel_crossover"
 BITS = (16, 8, 4, 2)
 LOOP = "loop's plan"
 TIE = 1e-9
@@ -42,8 +43,8 @@ TIE = 1e-9
 
 
 @dataclass
-class CrossoverOptions:
-    """What to run."""
+class CrossoverOptions(StudyOptions):
+    """Bandwidths, and the trainings of every plan."""
 
     bandwidths_GBps: list[float] = field(  # noqa: N815
         default_factory=lambda: [0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
@@ -52,14 +53,33 @@ class CrossoverOptions:
     """Trainings of every plan."""
     problem: list[str] = field(default_factory=list)
     """Overrides of `experiment=bilevel`."""
-    processes: int = 2
-    out: str = "outputs/bilevel_crossover"
-    publish: bool = False
 
     def __post_init__(self) -> None:
-        require_size("processes", self.processes, MAX_PROCESSES)
+        super().__post_init__()
         for value in self.bandwidths_GBps:
             require_at_least("bandwidths_GBps", value, 0, strict=True)
+
+
+@dataclass(frozen=True)
+class CrossoverPoint:
+    """One training of one plan at one bandwidth."""
+
+    bandwidth_GBps: float  # noqa: N815
+    name: str
+    """`16 bits`, …, or `LOOP`."""
+    plan: str
+    seconds_per_step: float
+    """Predicted."""
+    seed: int
+    steps: float
+    """Measured steps to the target."""
+    log_slowdown: float
+    """Learned."""
+
+    @property
+    def time_s(self) -> float:
+        """Predicted seconds to the target."""
+        return self.seconds_per_step * self.steps
 
 
 def at_bandwidth(options: CrossoverOptions, bandwidth: float) -> Problem:
@@ -84,100 +104,72 @@ def plans_at(problem: Problem, prices: LogSlowdown, budget: float) -> dict[str, 
     return {name: plan for name, plan in found.items() if plan is not None}
 
 
-def steps_to_target(
-    plans: Sequence[BilevelPlan], settings: BilevelSettings, trainings: Trainings, seeds: Sequence[int]
-) -> list[list[float]]:
-    """Return the steps to the target of every plan by seed, at most `retrain_factor` times 16 bits'."""
-    own = [FIRST_RETRAIN_SEED + seed for seed in seeds]
-    targets = [run.final_loss for run in trainings.references(own, settings)]
-    wanted = [
-        Training(plan.blocks, plan.global_batch_size, seed, target)
-        for plan in plans
-        for seed, target in zip(own, targets, strict=True)
-    ]
-    runs = iter(trainings.run(wanted, settings, lambda done, total: print(f"{done} of {total}", flush=True)))
-    return [[_steps(next(runs), target) for target in targets] for _ in plans]
+def solve(options: CrossoverOptions) -> list[CrossoverPoint]:
+    """Search once, plan at every bandwidth, and train every plan to the target of its seed.
 
-
-def _steps(run: Retrained, target: float) -> float:
-    return run.steps_to(target) or float(run.test[-1][0])
-
-
-def run(options: CrossoverOptions) -> int:
-    """Search once, plan at every bandwidth, train every plan, and draw."""
+    A plan takes at most `retrain_factor` times the steps of 16 bits.
+    """
     torch.set_num_threads(1)
-    problem = load_problem(["experiment=bilevel", *options.problem])  # before anything is left behind
-    corpus, folder = load_corpus(), result_folder(options.out)
-    settings = BilevelSettings.of(problem, 0)
-    with Jobs(options.processes) as jobs:
+    problem, folder = load_problem(["experiment=bilevel", *options.problem]), options.out or f"outputs/{NAME}"
+    settings, corpus = BilevelSettings.of(problem, 0), load_corpus()
+    with Jobs(options.jobs) as jobs:
         search = BilevelSearch(settings, problem, corpus, jobs)
         search.run()
-        plans = {}
-        for bandwidth in options.bandwidths_GBps:
-            plans[bandwidth] = plans_at(
-                at_bandwidth(options, bandwidth), search.log_slowdown, settings.exact_seconds
-            )
-            print(f"planned at {bandwidth:g} GB/s", flush=True)
-        every = [plan for own in plans.values() for plan in own.values()]
-        trainings = Trainings(folder / "retrained", corpus, jobs)
-        steps = iter(steps_to_target(every, settings, trainings, options.seeds))
-    prices = search.log_slowdown
-    points = {
-        bandwidth: {
-            name: Point(plan, next(steps), prices.of_plan(plan.blocks, plan.global_batch_size))
-            for name, plan in own.items()
-        }
-        for bandwidth, own in plans.items()
-    }
-    text = page(options, points)
-    times = {bandwidth: {n: p.times for n, p in own.items()} for bandwidth, own in points.items()}
-    write_text(folder / "table.md", text)
-    pictures = {draw(folder / "crossover.png", times): "Time to target against bandwidth"}
-    print(text)
-    if options.publish:
-        command = f"python -m experiments.bilevel_crossover 'seeds={options.seeds}'"
-        question = "From which bandwidth on do few bits no longer pay?"
-        publish("bilevel_crossover", question, command, text, pictures)
-    return 0
+        prices = search.log_slowdown
+        plans = [
+            (bandwidth, name, plan)
+            for bandwidth in options.bandwidths_GBps
+            for name, plan in plans_at(
+                at_bandwidth(options, bandwidth), prices, settings.exact_seconds
+            ).items()
+        ]
+        trainings = Trainings(Path(folder) / "retrained", corpus, jobs)
+        seeds = [FIRST_RETRAIN_SEED + seed for seed in options.seeds]
+        targets = [run.final_loss for run in trainings.references(seeds, settings)]
+        rounds = [(*place, *goal) for place in plans for goal in zip(seeds, targets, strict=True)]
+        wanted = [
+            Training(plan.blocks, plan.global_batch_size, seed, target) for *_, plan, seed, target in rounds
+        ]
+        runs = trainings.run(wanted, settings, lambda done, total: print(f"{done} of {total}", flush=True))
+    return [
+        CrossoverPoint(
+            bandwidth,
+            name,
+            f"{plan.plan.describe(plan.global_batch_size)}: {plan_words(plan)}",
+            plan.seconds,
+            seed,
+            run.steps_to(target) or float(run.test[-1][0]),
+            prices.of_plan(plan.blocks, plan.global_batch_size),
+        )
+        for (bandwidth, name, plan, seed, target), run in zip(rounds, runs, strict=True)
+    ]
 
 
-@dataclass(frozen=True)
-class Point:
-    """One plan at one bandwidth, measured steps to the target by seed, and its learned log slowdown."""
-
-    plan: BilevelPlan
-    steps: list[float]
-    learned: float
-
-    @property
-    def times(self) -> list[float]:
-        """Predicted seconds to the target, by seed."""
-        return [self.plan.seconds * count for count in self.steps]
+Curves = dict[str, list[CrossoverPoint]]
+"""Trainings by the plan's name, in the order of the seeds."""
 
 
-def ratios(own: dict[str, Point]) -> tuple[str, list[float]]:
-    """Return the best of the others by mean log time, and the loop's time over its, by seed."""
-    others = {name: mean(map(log, point.times)) for name, point in own.items() if name != LOOP}
-    best = min(others, key=lambda name: others[name])
-    return best, [a / b for a, b in zip(own[LOOP].times, own[best].times, strict=True)]
+def log_time(points: Sequence[CrossoverPoint]) -> float:
+    """Return the mean log seconds to the target."""
+    return mean(log(point.time_s) for point in points)
 
 
-def page(options: CrossoverOptions, points: dict[float, dict[str, Point]]) -> str:
-    """Tabulate mean times to target, and say where the loop's plan is not the best."""
+def report(points: Sequence[CrossoverPoint], options: CrossoverOptions) -> Report:
+    """Tabulate mean times to target, draw them, and say where the loop's plan is not the best."""
+    by_bandwidth: dict[float, Curves] = {}
+    for point in points:
+        by_bandwidth.setdefault(point.bandwidth_GBps, {}).setdefault(point.name, []).append(point)
     names = [*(f"{bits} bits" for bits in BITS), LOOP]
     header = ("GB/s", *(f"{name} (ms)" for name in names), "best other", "loop / best other", "loop's plan")
     lines, above = [], []
-    for bandwidth, own in points.items():
-        best, ratio = ratios(own)
-        chosen = own[LOOP].plan
-        cells = [
-            f"{1e3 * exp(mean(map(log, own[name].times))):.1f}" if name in own else "-" for name in names
-        ]
+    for bandwidth, own in by_bandwidth.items():
+        best = min((name for name in own if name != LOOP), key=lambda name: log_time(own[name]))
+        ratio = [a.time_s / b.time_s for a, b in zip(own[LOOP], own[best], strict=True)]
+        cells = [f"{1e3 * exp(log_time(own[name])):.1f}" if name in own else "-" for name in names]
         cells += [best, f"{exp(mean(map(log, ratio))):.3f} ({min(ratio):.3f} to {max(ratio):.3f})"]
-        cells += [f"{chosen.plan.describe(chosen.global_batch_size)}: {plan_words(chosen)}"]
-        lines.append([f"{bandwidth:g}", *cells])
+        lines.append([f"{bandwidth:g}", *cells, own[LOOP][0].plan])
         if min(ratio) > 1.0 + TIE:
-            above.append(_why(bandwidth, best, own, median(ratio)))
+            above.append(_why(best, own, median(ratio)))
     note = (
         f"Geometric means of {len(options.seeds)} trainings a plan; in brackets the smallest and largest "
         "ratio on equal weights and batches. Time to target is predicted seconds a step times measured steps."
@@ -188,7 +180,8 @@ def page(options: CrossoverOptions, points: dict[float, dict[str, Point]]) -> st
         if not above
         else "The loop's plan is above the lower envelope on every seed at:\n\n" + "\n".join(above)
     )
-    return "\n".join([note, "", *markdown_table(header, lines), "", verdict, ""])
+    picture = (figure_of(by_bandwidth), "Time to target against bandwidth")
+    return Report(note, markdown_table(header, lines), verdict, pictures={"crossover.png": picture})
 
 
 def plan_words(plan: BilevelPlan) -> str:
@@ -198,33 +191,41 @@ def plan_words(plan: BilevelPlan) -> str:
     return f"sums {sums}, gradients {sent}"
 
 
-def _why(bandwidth: float, best: str, own: dict[str, Point], ratio: float) -> str:
+def _why(best: str, own: Curves, ratio: float) -> str:
     """Compare the loop's plan with the better one in one line."""
     mine, other = own[LOOP], own[best]
-    steps = mean(log(a / b) for a, b in zip(mine.steps, other.steps, strict=True))
-    learned = mine.learned - other.learned
+    steps = mean(log(a.steps / b.steps) for a, b in zip(mine, other, strict=True))
+    learned = mine[0].log_slowdown - other[0].log_slowdown
     return (
-        f"- {bandwidth:g} GB/s: {best} is {100 * (ratio - 1):.1f} % faster; the loop expected "
+        f"- {mine[0].bandwidth_GBps:g} GB/s: {best} is {100 * (ratio - 1):.1f} % faster; the loop expected "
         f"{100 * (exp(learned) - 1):+.1f} % steps against it and needs {100 * (exp(steps) - 1):+.1f} %."
     )
 
 
-def draw(path: Path, times: dict[float, dict[str, list[float]]]) -> Path:
-    """Draw time to target of every plan against bandwidth; return the picture's file."""
+def figure_of(by_bandwidth: dict[float, Curves]) -> Figure:
+    """Draw median time to target of every plan against bandwidth."""
     figure = Figure(figsize=(7.0, 4.5), dpi=120, layout="constrained")
     axes = figure.subplots()
-    for name in next(iter(times.values())):
-        middle = [1e3 * median(own[name]) for own in times.values()]
+    for name in next(iter(by_bandwidth.values())):
+        middle = [1e3 * median(point.time_s for point in own[name]) for own in by_bandwidth.values()]
         strong = name == LOOP
-        axes.plot(list(times), middle, marker="o", label=name, linewidth=2.5 if strong else 1.2,
+        axes.plot(list(by_bandwidth), middle, marker="o", label=name, linewidth=2.5 if strong else 1.2,
                   color="black" if strong else None, linestyle="--" if strong else "-")  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("bandwidth of a link (GB/s)")
-    axes.set_ylabel("time to target (ms, predicted seconds x measured steps)")
+    label = "time to target (ms, predicted seconds x measured steps)"
+    axes.set(xscale="log", yscale="log", xlabel="bandwidth of a link (GB/s)", ylabel=label)
     axes.legend()
-    figure.savefig(path)
-    return path
+    return figure
+
+
+def run(options: CrossoverOptions) -> int:
+    """Compare all plans at all bandwidths; return the exit status."""
+    load_problem(["experiment=bilevel", *options.problem])  # refused before anything is left behind
+    question, limits = (
+        "From which bandwidth on do few bits no longer pay?",
+        "networks and models of real size.",
+    )
+    study = Study(NAME, question, limits, solve, partial(report, options=options))
+    return run_study(study, {"all bandwidths": options}, options)
 
 
 if __name__ == "__main__":

@@ -13,42 +13,38 @@ the plans becomes that of their messages. Read the spread beside the median.
 """
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from statistics import median
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from darts_parallel.config.checks import require_at_least, require_size
 from darts_parallel.config.options import run_main
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, UnsupportedError
-from darts_parallel.plan.file import write_text
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.space import layer_choices, outer_spaces
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.report.tables import csv_of, filled_table, markdown_table
+from darts_parallel.report.tables import markdown_table
 from darts_parallel.run.hardware import require_torch
 from darts_parallel.run.settings import measured_cluster
 from experiments.calibration.errors import spearman
-from experiments.results_page import publish, result_folder
+from experiments.study import Report, Study, StudyOptions, run_study
 
 MODEL = ("model=toy", "model.hidden_size=256", "model.num_heads=8", "model.vocab_size=1024", "training=toy")
 
 
 def usable_cores() -> int:
-    """Cores on which this process may run."""
+    """Return the number of cores on which this process may run."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @dataclass
-class MeasuredOptions:
+class MeasuredOptions(StudyOptions):
     """Which plans run, how often, and with which predictions."""
 
     devices: int = 2
@@ -66,11 +62,9 @@ class MeasuredOptions:
     timeout_s: float = 60.0
     overrides: list[str] = field(default_factory=list)
     """Hydra overrides of the model and the job, e.g. `[model.num_layers=8]`."""
-    out: str = "outputs/measured_vs_predicted"
-    publish: bool = False
-    """Write experiments/results/measured_vs_predicted.md, too."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_size("devices", self.devices, 1024)
         cores = usable_cores()
         if self.devices > cores and not self.share_cores:
@@ -83,7 +77,7 @@ class MeasuredOptions:
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredPlan:
     """One plan."""
 
     plan: str
@@ -95,7 +89,7 @@ class Row:
 
 
 def problem_of(options: MeasuredOptions) -> Problem:
-    """The small model on as many processes of this machine."""
+    """Compose the small model on as many processes of this machine."""
     node = f"{{count: 1, gpus: {options.devices}, device: cpu, intra_node: "
     node += "{bandwidth_GBps: 1.0, latency_us: 100.0, shared: true}}"
     space = [f"space.zero_stage={options.zero_stages}", f"space.num_micro_batches={options.micro_batches}"]
@@ -105,7 +99,7 @@ def problem_of(options: MeasuredOptions) -> Problem:
 
 
 def uniform_plans(problem: Problem) -> list[Plan]:
-    """Every uniform plan of the space with even stages.
+    """List every uniform plan of the space with even stages.
 
     Layers that are no blocks share the first and the last stage, as trainers do it.
     """
@@ -132,7 +126,7 @@ def _even_edges(problem: Problem, pp: int) -> tuple[int, ...]:
 
 
 def measure_in_turn(problem: Problem, plans: Sequence[Plan], repeats: int, seed: int) -> list[list[float]]:
-    """A job of every process: seconds of every plan's steps, `(plans, repeats)`, after one warm-up."""
+    """Time every plan's steps as a job of every process: `(plans, repeats)`, seconds, after one warm-up."""
     import torch
 
     from darts_parallel.run.engine import Engine
@@ -148,8 +142,43 @@ def measure_in_turn(problem: Problem, plans: Sequence[Plan], repeats: int, seed:
     return seconds
 
 
-def figure_of(rows: Sequence[Row], correlation: float) -> Figure:
-    """Measured over predicted seconds, both logarithmic; bars span fastest to slowest step."""
+def measured_plans(options: MeasuredOptions) -> list[MeasuredPlan]:
+    """Predict and measure every plan."""
+    from darts_parallel.run.workers import Workers
+
+    problem = problem_of(options)
+    plans = uniform_plans(problem)
+    predicted = [evaluate(plan, problem).iteration_time_s for plan in plans]
+    with Workers(options.devices, options.timeout_s) as workers:
+        times = workers.run(measure_in_turn, problem, plans, options.repeats, options.seed)[0]
+    batch = problem.training.global_batch_size
+    return [
+        MeasuredPlan(plan.describe(batch), seconds, median(took), min(took), max(took))
+        for plan, seconds, took in zip(plans, predicted, times, strict=True)
+    ]
+
+
+def report(rows: Sequence[MeasuredPlan], options: MeasuredOptions) -> Report:
+    """Return the table, fastest measured plan first, the rank correlation, and the picture."""
+    rows = sorted(rows, key=lambda row: row.measured_s)
+    correlation = spearman([row.predicted_s for row in rows], [row.measured_s for row in rows])
+    ratio = median(row.measured_s / row.predicted_s for row in rows)
+    verdict = (
+        f"{len(rows)} plans of {options.devices} processes on {usable_cores()} cores: rank correlation "
+        f"{correlation:.3f}, median measured / predicted {ratio:.2f}; medians of {options.repeats} steps."
+    )
+    header = ("plan", "predicted s", "measured s", "fastest", "slowest", "measured / predicted")
+    lines = []
+    for row in rows:
+        seconds = (row.predicted_s, row.measured_s, row.fastest_s, row.slowest_s)
+        lines.append((row.plan, *(f"{s:.4f}" for s in seconds), f"{row.measured_s / row.predicted_s:.2f}"))
+    caption = "measured over predicted seconds, bars from the fastest to the slowest step"
+    picture = (figure_of(rows, correlation), caption)
+    return Report(verdict, markdown_table(header, lines), pictures={"measured_vs_predicted.png": picture})
+
+
+def figure_of(rows: Sequence[MeasuredPlan], correlation: float) -> Figure:
+    """Draw measured over predicted seconds, both logarithmic; bars span fastest to slowest step."""
     figure = Figure(figsize=(7.0, 5.5), layout="constrained")
     axes = figure.subplots()
     predicted, measured = [row.predicted_s for row in rows], [row.measured_s for row in rows]
@@ -158,76 +187,21 @@ def figure_of(rows: Sequence[Row], correlation: float) -> Figure:
     axes.errorbar(predicted, measured, yerr=[below, above], fmt="o", color="#4878a8", capsize=2, markersize=4)
     low, high = min(predicted + measured), max(predicted + measured)
     axes.plot([low, high], [low, high], color="#8a8a8a", linewidth=0.8, linestyle="--", label="equal")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("predicted s per iteration")
-    axes.set_ylabel("measured s per iteration")
+    labels = {"xlabel": "predicted s per iteration", "ylabel": "measured s per iteration"}
+    axes.set(xscale="log", yscale="log", **labels)
     axes.set_title(f"{len(rows)} plans, rank correlation {correlation:.2f}", fontsize=10, loc="left")
     axes.legend(frameon=False)
-    FigureCanvasAgg(figure)
     return figure
 
 
-HEADER = ("plan", "predicted s", "measured s", "fastest", "slowest", "measured / predicted")
-
-
-def cells_of(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """The table's lines under `HEADER`, fastest measured plan first."""
-    lines = []
-    for row in sorted(rows, key=lambda row: row.measured_s):
-        seconds = (row.predicted_s, row.measured_s, row.fastest_s, row.slowest_s)
-        lines.append((row.plan, *(f"{s:.4f}" for s in seconds), f"{row.measured_s / row.predicted_s:.2f}"))
-    return lines
-
-
-def sentence_of(rows: Sequence[Row], options: MeasuredOptions, correlation: float) -> str:
-    """What came out, in one line."""
-    ratio = median(row.measured_s / row.predicted_s for row in rows)
-    return (
-        f"{len(rows)} plans of {options.devices} processes on {usable_cores()} cores: rank correlation "
-        f"{correlation:.3f}, median measured / predicted {ratio:.2f}; medians of {options.repeats} steps."
-    )
-
-
-def publish_rows(rows: Sequence[Row], options: MeasuredOptions, correlation: float, picture: Path) -> None:
-    """The page of results."""
-    text = "\n".join([sentence_of(rows, options, correlation), "", *markdown_table(HEADER, cells_of(rows))])
-    cluster = " cluster=outputs/measured/cluster/here.yaml" if options.cluster else ""
-    command = f"python -m experiments.measured_vs_predicted{cluster}"
-    if options.cluster:
-        command = f"torchrun --nproc-per-node {options.devices} -m experiments.profile name=here && {command}"
-    captions = {picture: "measured over predicted seconds, bars from the fastest to the slowest step"}
-    publish("measured_vs_predicted", "Are plans that run here ranked as predicted?", command, text, captions)
-
-
 def run(options: MeasuredOptions) -> int:
-    """Measure, print, and write."""
+    """Measure and report; return the exit status."""
     require_torch()
-    from darts_parallel.run.workers import Workers
-
-    problem = problem_of(options)
-    plans = uniform_plans(problem)
-    predicted = [evaluate(plan, problem).iteration_time_s for plan in plans]
-    folder = result_folder(options.out)
-    with Workers(options.devices, options.timeout_s) as workers:
-        times = workers.run(measure_in_turn, problem, plans, options.repeats, options.seed)[0]
-    batch = problem.training.global_batch_size
-    rows = [
-        Row(plan.describe(batch), seconds, median(took), min(took), max(took))
-        for plan, seconds, took in zip(plans, predicted, times, strict=True)
-    ]
-    correlation = spearman(predicted, [row.measured_s for row in rows])
-    console = Console()
-    console.print(filled_table("", HEADER, cells_of(rows)))
-    console.print(sentence_of(rows, options, correlation), highlight=False, soft_wrap=True)
-    write_text(folder / "measured_vs_predicted.csv", csv_of(Row, rows))
-    picture = folder / "measured_vs_predicted.png"
-    figure_of(rows, correlation).savefig(picture, dpi=120)
-    if options.publish:
-        publish_rows(rows, options, correlation, picture)
-    print(f"written: {folder}")
-    return 0
+    limits = "GPUs, and more than one machine: processes here share its memory."
+    question = "Are plans that run here ranked as predicted?"
+    study = Study("measured_vs_predicted", question, limits, measured_plans, partial(report, options=options))
+    return run_study(study, {"all plans": options}, options)
 
 
 if __name__ == "__main__":
-    sys.exit(run_main("measured_vs_predicted", __doc__, MeasuredOptions, run))
+    raise SystemExit(run_main("measured_vs_predicted", __doc__, MeasuredOptions, run))

@@ -11,9 +11,9 @@ from rich.console import Console
 from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.joint_space import at_batch
-from darts_parallel.bilevel.protocol import Protocol, SeedPlan, Watcher
-from darts_parallel.bilevel.refused import unused_settings
+from darts_parallel.bilevel.protocol import Protocol, SeedPlan, SeedWatcher
 from darts_parallel.bilevel.report import median_time, read_seeds, write_report
+from darts_parallel.bilevel.settings import unused_settings
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plan.file import write_json
@@ -27,7 +27,7 @@ QUARTERS = 4
 
 
 @dataclass
-class BilevelJob(Watcher):
+class BilevelJob(SeedWatcher):
     """One command's bilevel run.
 
     Attributes:

@@ -49,7 +49,7 @@ class BilevelPlan:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What one search found."""
+    """Result of one search."""
 
     raw: BilevelPlan | None
     """The plan that the logits themselves round to; None where that does not fit the memory."""

@@ -1,7 +1,6 @@
 """Independent trainings side by side, each in a process of its own with one thread."""
 
 import multiprocessing
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat, starmap
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from darts_parallel.config.interrupts import children_without_interrupts, end_with_parent
+from darts_parallel.config.interrupts import begin_worker, children_without_interrupts
 
 Result = TypeVar("Result")
 
@@ -27,7 +26,7 @@ class Jobs:
         if processes > 1:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([__name__])
-            self._pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
+            self._pool = ProcessPoolExecutor(processes, mp_context=context, initializer=begin_worker)
             with children_without_interrupts():  # the processes import while the caller does something else
                 for _ in range(processes):
                     self._pool.submit(torch.get_num_threads)
@@ -56,10 +55,3 @@ class Jobs:
 
 def _call(function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
     return function(*arguments)
-
-
-def _begin() -> None:
-    """Leave Ctrl-C to the parent, end with it, and share the cores with the other workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
-    torch.set_num_threads(1)

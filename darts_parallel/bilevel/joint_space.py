@@ -10,7 +10,7 @@ from torch import Tensor
 
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.quantize import Pair
-from darts_parallel.bilevel.refused import refuse_unsearched
+from darts_parallel.bilevel.settings import refuse_unsearched
 from darts_parallel.cost.collectives import LOSSLESS
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pruning import canonical, without_dominated

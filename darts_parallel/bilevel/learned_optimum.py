@@ -47,7 +47,7 @@ class _Corner:
 
 
 @dataclass
-class _Batch:
+class _BatchTables:
     """All tables of one global batch size, solved price by price."""
 
     space: JointSpace
@@ -93,7 +93,7 @@ def learned_optimum(space: JointSpace, prices: LogSlowdown, budget: float) -> Le
     shifted = replace(shifted, by_batch=dict.fromkeys(prices.by_batch, 0.0))
     for batch in space.batches:
         offset = prices.by_batch[batch] + common
-        problem = _Batch(space, space.of_batch(batch), shifted, deadline)
+        problem = _BatchTables(space, space.of_batch(batch), shifted, deadline)
         found, low = _search(problem)
         proven &= low is not None
         bound = min(bound, float("-inf") if low is None else low + offset)
@@ -105,7 +105,7 @@ def learned_optimum(space: JointSpace, prices: LogSlowdown, budget: float) -> Le
     return LearnedOptimum(best, bound, proven, plans)
 
 
-def _search(problem: _Batch) -> tuple[JointPlan | None, float | None]:
+def _search(problem: _BatchTables) -> tuple[JointPlan | None, float | None]:
     """Return the best plan of one batch size and a proven bound of its objective, None without a proof."""
     best: JointPlan | None = None
     try:

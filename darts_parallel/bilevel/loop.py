@@ -17,8 +17,8 @@ from darts_parallel.bilevel.mixture import adam_steps, gradient_shortfall, slope
 from darts_parallel.bilevel.quantize import Pair
 from darts_parallel.bilevel.relaxed_plans import UpperLevel, UpperStep
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.trainer import Mixture, WeightStep, WeightTrainer, hard
-from darts_parallel.bilevel.transformer import Weights, mixed_loss, plan_loss
+from darts_parallel.bilevel.trainer import Mixture, WeightStep, WeightTrainer
+from darts_parallel.bilevel.transformer import Weights, mixed_loss
 from darts_parallel.bilevel.trials import GradientShares, TrialTable, try_pairs
 from darts_parallel.problem.problem import Problem
 
@@ -114,25 +114,19 @@ class BilevelSearch:
     def _weight_step(self, tokens: Tensor) -> tuple[tuple[Candidate, ...] | None, WeightStep]:
         """Step the weights: exactly in the warm-up, then as the leading relaxed plan says."""
         if self.trainer.step < self.settings.warmup_steps:
-            return self._train_plan(tokens, (EXACT,) * self.settings.num_blocks)
+            plan = (EXACT,) * self.settings.num_blocks
+            return plan, self.trainer.learn_plan(tokens, plan)
         candidates, weights = self.upper.leading_weights(self.log_slowdown)
         if self.settings.estimator == "trials":
             drawn = torch.multinomial(weights, 1, generator=self.generator).flatten().tolist()
-            return self._train_plan(tokens, tuple(candidates[index] for index in drawn))
+            plan = tuple(candidates[index] for index in drawn)
+            return plan, self.trainer.learn_plan(tokens, plan)
         pairs, pair_weights = self._forward_weights(candidates, weights)
 
         def loss(model: Weights, batch: Tensor) -> Tensor:
             return mixed_loss(model, batch, pairs, pair_weights, self.settings.block_size)
 
         return None, self.trainer.learn(tokens, loss, self._gradient_mixtures(candidates, weights))
-
-    def _train_plan(
-        self, tokens: Tensor, plan: tuple[Candidate, ...]
-    ) -> tuple[tuple[Candidate, ...], WeightStep]:
-        def loss(model: Weights, batch: Tensor) -> Tensor:
-            return plan_loss(model, batch, plan, self.settings.block_size)
-
-        return plan, self.trainer.learn(tokens, loss, [hard(candidate.gradient_pair) for candidate in plan])
 
     def _forward_weights(
         self, candidates: tuple[Candidate, ...], weights: Tensor

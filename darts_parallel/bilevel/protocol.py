@@ -39,7 +39,7 @@ from darts_parallel.report.plan_json import plan_dict
 
 @dataclass(frozen=True)
 class SeedPlan:
-    """What one seed's search found, before anything is retrained."""
+    """Result of one seed's search, before anything is retrained."""
 
     search: BilevelSearch
     found: Conclusion
@@ -63,7 +63,7 @@ MAKERS: dict[str, Maker] = {
 """How the variants of `config.bilevel.VARIANTS` are made."""
 
 
-class Watcher:
+class SeedWatcher:
     """Receives what a run does; each method may be overridden."""
 
     def on_progress(self, text: str, done: int, total: int) -> None:
@@ -98,7 +98,7 @@ class Protocol:
     folder: Path
     jobs: Jobs
     tensorboard: bool = True
-    watcher: Watcher = field(default_factory=Watcher)
+    watcher: SeedWatcher = field(default_factory=SeedWatcher)
     baselines: Mapping[str, Maker] = field(default_factory=dict)
 
     @property

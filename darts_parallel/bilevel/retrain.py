@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from darts_parallel.bilevel.candidates import EXACT, Candidate
 from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.trainer import WeightTrainer, hard
-from darts_parallel.bilevel.transformer import Weights, plan_loss
+from darts_parallel.bilevel.trainer import WeightTrainer
+from darts_parallel.bilevel.transformer import plan_loss
 from darts_parallel.plan.file import write_json
 
 TEST_SEED = 1_000_003
@@ -137,19 +136,15 @@ def retrain(training: Training, settings: BilevelSettings, corpus: Corpus) -> Re
     trainer = WeightTrainer(settings, training.batch, training.seed, measure_noise=False)
     generator = torch.Generator().manual_seed(training.seed + TEST_SEED)
     held_out = sample(corpus.test, settings.validation_sequences, settings.context, generator)
-    mixtures = [hard(candidate.gradient_pair) for candidate in blocks]
-
-    def loss(weights: Weights, tokens: Tensor) -> Tensor:
-        return plan_loss(weights, tokens, blocks, settings.block_size)
-
     curve: list[tuple[int, float]] = []
     test: list[tuple[int, float]] = []
     last = training.most_steps(settings)
     for step in range(1, last + 1):
-        curve.append((step, trainer.advance(corpus.train, loss, mixtures).loss))
+        curve.append((step, trainer.learn_plan(trainer.next_batch(corpus.train), blocks).loss))
         if step % settings.evaluate_every == 0 or step == last:
             with torch.no_grad():
-                test.append((step, float(loss(trainer.weights, held_out))))
+                loss = plan_loss(trainer.weights, held_out, blocks, settings.block_size)
+            test.append((step, float(loss)))
             if target is not None and smoothed(tuple(test))[-1][1] <= target:
                 break
     return Retrained(tuple(curve), tuple(test))

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import lcm
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.measurements import NoiseScale, squared_norms
 from darts_parallel.bilevel.quantize import (
@@ -18,7 +20,7 @@ from darts_parallel.bilevel.quantize import (
     unflatten_layer,
 )
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.transformer import Weights, initial_weights
+from darts_parallel.bilevel.transformer import Weights, initial_weights, plan_loss
 from darts_parallel.cost.collectives import LOSSLESS
 from darts_parallel.gradient.adam import EPSILON, Adam
 
@@ -28,11 +30,6 @@ Loss = Callable[[Weights, Tensor], Tensor]
 """Weights and tokens `(B, T + 1)` to nats."""
 Mixture = tuple[Sequence[Pair], Tensor]
 """Pairs `(dp, grad_comm_bits)` that a block's gradient travels by, and their weights `(K,)`."""
-
-
-def hard(pair: Pair) -> Mixture:
-    """Send by one pair alone."""
-    return (pair,), torch.ones(1)
 
 
 def differentiate(loss: Loss, weights: Weights, tokens: Tensor) -> tuple[Weights, Tensor]:
@@ -45,7 +42,7 @@ def differentiate(loss: Loss, weights: Weights, tokens: Tensor) -> tuple[Weights
 
 @dataclass(frozen=True)
 class WeightStep:
-    """What one weight step measured."""
+    """Measurements of one weight step."""
 
     loss: float
     """Mean loss of the batch before the step, nats."""
@@ -98,18 +95,20 @@ class WeightTrainer:
         """Draw fresh tokens of one step, shape `(B, T + 1)`."""
         return sample(text, self.batch, self.settings.context, self.generator)
 
-    def advance(self, text: Tensor, loss: Loss, mixtures: Sequence[Mixture]) -> WeightStep:
-        """Make one step on a fresh batch.
+    def learn_plan(self, tokens: Tensor, plan: Sequence[Candidate]) -> WeightStep:
+        """Make one step on tokens `(B, T + 1)` as a plan says, one candidate for each block."""
+        loss = partial(plan_loss, plan=plan, block_size=self.settings.block_size)
+        one = torch.ones(1)
+        return self.learn(tokens, loss, [((candidate.gradient_pair,), one) for candidate in plan])
+
+    def learn(self, tokens: Tensor, loss: Loss, mixtures: Sequence[Mixture]) -> WeightStep:
+        """Make one step.
 
         Args:
-            text: Training bytes.
+            tokens: Batch, shape `(B, T + 1)`.
             loss: Loss of the model as it is run now.
             mixtures: How every block's gradient travels.
         """
-        return self.learn(self.next_batch(text), loss, mixtures)
-
-    def learn(self, tokens: Tensor, loss: Loss, mixtures: Sequence[Mixture]) -> WeightStep:
-        """Make one step on given tokens; arguments as `advance`."""
         lossy = [dp for pairs, _ in mixtures for dp, bits in pairs if bits < LOSSLESS]
         groups = lcm(*lossy, 2 if self.measure_noise else 1)
         gradients, losses = self._differentiate(torch.unflatten(tokens, 0, (groups, -1)), loss)

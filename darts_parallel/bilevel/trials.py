@@ -1,4 +1,4 @@
-"""What few bits cost in steps, tried: short trainings from the initial weights, with paired batches.
+"""Prices of few bits in steps, by trial: short trainings from the initial weights, with paired batches.
 
 A choice is priced by training with it from the start, because weights that learned with nearly exact sums
 underrate what a rounding costs, and a mixture's gradient does so even more: at weight p a rounding error e of
@@ -22,8 +22,7 @@ from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.measurements import log_delay
 from darts_parallel.bilevel.quantize import Pair
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.trainer import WeightTrainer, hard
-from darts_parallel.bilevel.transformer import Weights, plan_loss
+from darts_parallel.bilevel.trainer import WeightTrainer
 from darts_parallel.cost.collectives import LOSSLESS
 
 READ = 0.8
@@ -70,12 +69,7 @@ def train_losses(
         seed: Of weights and batches: plans of equal seeds see equal batches.
     """
     trainer = WeightTrainer(settings, settings.global_batch_size, seed, measure_noise=False)
-    mixtures = [hard(candidate.gradient_pair) for candidate in plan]
-
-    def loss(weights: Weights, tokens: Tensor) -> Tensor:
-        return plan_loss(weights, tokens, plan, settings.block_size)
-
-    return [trainer.advance(text, loss, mixtures).loss for _ in range(steps)]
+    return [trainer.learn_plan(trainer.next_batch(text), plan).loss for _ in range(steps)]
 
 
 def try_pairs(

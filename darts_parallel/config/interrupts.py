@@ -24,6 +24,15 @@ def children_without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
+def begin_worker() -> None:
+    """Leave Ctrl-C to the parent, end with it, and share the cores: compute in one thread."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+    torch.set_num_threads(1)
+
+
 def end_with_parent() -> None:
     """Let this worker process end when the one that asked for it is gone, however that one ended.
 

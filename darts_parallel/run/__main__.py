@@ -21,22 +21,22 @@ from darts_parallel.errors import DartsParallelError, UnsupportedError
 from darts_parallel.plan.file import write_json
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
-from darts_parallel.run.hardware import Machine, device_for, require_torch
+from darts_parallel.run.hardware import LocalMachine, device_for, require_torch
 from darts_parallel.run.settings import RunSettings, load
 
 if TYPE_CHECKING:
-    from darts_parallel.run.measure import Outcome
+    from darts_parallel.run.measure import RunOutcome
 
 TERMINATED = 143
 """Exit status after SIGTERM: 128 and its number."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells every process."""
+"""Variables that torchrun sets for every process."""
 HEARD_S = 3.0
 """torchrun stops all processes when one ends: the others wait until the first has said why."""
 
 
 def run(settings: RunSettings) -> int:
-    """One run in this process (as torchrun starts it), or in processes of its own.
+    """Run in this process (as torchrun starts it), or in processes of its own.
 
     Returns:
         The exit status: 1 where the comparison failed.
@@ -46,7 +46,7 @@ def run(settings: RunSettings) -> int:
     from darts_parallel.run.workers import Workers
 
     world = problem.cluster.num_devices
-    outcome: Outcome
+    outcome: RunOutcome
     if "WORLD_SIZE" in os.environ:
         outcome = _as_rank(problem, plan, settings, device)
         if os.environ["RANK"] != "0":
@@ -69,12 +69,12 @@ def run(settings: RunSettings) -> int:
 
 
 def _checked(settings: RunSettings) -> tuple[Problem, Plan, str]:
-    """Problem, plan and device, checked before any process group; only the first rank says what is wrong."""
+    """Check problem, plan and device before any process group; only the first rank says what is wrong."""
     try:
         require_torch()
         _require_whole_environment()
         problem, plan = load(settings)
-        device = device_for(problem, plan, settings.device, Machine.here())
+        device = device_for(problem, plan, settings.device, LocalMachine.here())
         world = problem.cluster.num_devices
         given = int(os.environ.get("WORLD_SIZE", world))
         if given != world:
@@ -106,7 +106,7 @@ def _require_whole_environment() -> None:
                 )
 
 
-def _as_rank(problem: Problem, plan: Plan, settings: RunSettings, device: str) -> "Outcome":
+def _as_rank(problem: Problem, plan: Plan, settings: RunSettings, device: str) -> "RunOutcome":
     from darts_parallel.run.measure import execute
     from darts_parallel.run.workers import choose_device, process_group
 
@@ -117,7 +117,7 @@ def _as_rank(problem: Problem, plan: Plan, settings: RunSettings, device: str) -
 
 
 def predicted_cost(plan: Plan, problem: Problem) -> CostBreakdown | None:
-    """What the cost model says of the plan; None where it cannot price it."""
+    """Price the plan by the cost model; None where it cannot price it."""
     try:
         return evaluate(plan, problem)
     except UnsupportedError:
@@ -125,7 +125,7 @@ def predicted_cost(plan: Plan, problem: Problem) -> CostBreakdown | None:
 
 
 def main() -> int:
-    """Entry point; of several processes only the first prints what all of them refuse."""
+    """Run the command; of several processes only the first prints what all of them refuse."""
     # workers are stopped on the way out
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     try:

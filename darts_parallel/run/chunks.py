@@ -11,14 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from darts_parallel.cost.memory import padded_vocabulary
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
-from darts_parallel.run.layouts import Layout, converted
-from darts_parallel.run.meshes import Meshes, shard_ranks
-from darts_parallel.run.mixture.experts import ExpertBank, Mixture, expert_bank
-from darts_parallel.run.replicated import Replicated
-from darts_parallel.run.sharded import Sharded
+from darts_parallel.run.experts import ExpertBank, Mixture, expert_bank
+from darts_parallel.run.layouts import Layout, Meshes, converted, shard_ranks
 from darts_parallel.run.tensor_parallel import divide
 from darts_parallel.run.transformer import Block, build_layer, parameter_names
-from darts_parallel.run.units import Unit
+from darts_parallel.run.units import Replicated, Sharded, Unit
 
 LOSS = "loss"
 BANK = "mlp.bank"
@@ -26,12 +23,12 @@ BANK = "mlp.bank"
 
 
 def table_rows(vocab_size: int, tp: int) -> int:
-    """Rows of a vocabulary table with the padding that the cost model counts, over all `tp` ranks."""
+    """Return the rows of a vocabulary table with the padding that the cost model counts, over all ranks."""
     return int(padded_vocabulary(vocab_size, torch.tensor(float(tp)))) * tp
 
 
 def share_one_table(problem: Problem, plan: Plan) -> bool:
-    """Whether embedding and head hold one and the same table: on one stage, divided alike."""
+    """Tell whether embedding and head hold one and the same table: on one stage, divided alike."""
     if not problem.model.config.tie_embeddings or plan.pp > 1:
         return False
     first, head = plan.layers[0], plan.layers[head_index(problem)]
@@ -39,11 +36,11 @@ def share_one_table(problem: Problem, plan: Plan) -> bool:
 
 
 def head_index(problem: Problem) -> int:
-    """Position of the head in the chain."""
+    """Return the position of the head in the chain."""
     return next(i for i, layer in enumerate(problem.model.layers) if layer.kind == "head")
 
 
-class Chunk(nn.Module):
+class StageChunk(nn.Module):
     """A contiguous run of layers with the moves between their layouts.
 
     Args:
@@ -62,7 +59,7 @@ class Chunk(nn.Module):
         self.before, self.meshes = before, meshes
 
     def forward(self, state: Tensor) -> Tensor:
-        """Tokens `(b, T)` or states `(b, t, H)` to states, or to logits `(b, T, rows / tp)`."""
+        """Map tokens `(b, T)` or states `(b, t, H)` to states, or to logits `(b, T, rows / tp)`."""
         layout = self.before
         for name, layer, strategy in zip(self.names, self.layers, self.strategies, strict=True):
             if layout is None:  # the embedding works on whole sequences and passes on its own layout
@@ -76,19 +73,19 @@ class Chunk(nn.Module):
 
 @dataclass(frozen=True)
 class Local:
-    """What this rank runs: its chunks by their place in the pipeline, and all parameters."""
+    """Model of this rank: its chunks by their place in the pipeline, and all parameters."""
 
-    chunks: dict[int, Chunk]
+    chunks: dict[int, StageChunk]
     units: dict[str, Unit]
-    """By layer; two layers that share a table have the same unit."""
+    """Units by layer; two layers that share a table have the same unit."""
     vocabulary_rows: int
     """Rows of the head's table."""
 
 
 def build(problem: Problem, plan: Plan, meshes: Meshes, seed: int, device: torch.device) -> Local:
-    """All chunks of this rank; collective where groups are warmed up."""
+    """Build all chunks of this rank; collective where groups are warmed up."""
     shared = share_one_table(problem, plan)
-    chunks: dict[int, Chunk] = {}
+    chunks: dict[int, StageChunk] = {}
     for place, (first, end) in enumerate(pairwise(plan.boundaries)):
         if plan.chunk_devices[place] == meshes.stage:
             names = [problem.model.layers[i].name for i in range(first, end)]
@@ -97,7 +94,7 @@ def build(problem: Problem, plan: Plan, meshes: Meshes, seed: int, device: torch
                 for name, strategy in zip(names, plan.layers[first:end], strict=True)
             ]
             before = Layout.of(plan.layers[first - 1]) if first else None
-            chunks[place] = Chunk(layers, before, meshes)
+            chunks[place] = StageChunk(layers, before, meshes)
     units: dict[str, Unit] = {}
     apart = (LOSS, "embedding", "head") if shared else (LOSS,)
     for chunk in chunks.values():
@@ -132,7 +129,7 @@ def _module(
 
 
 def _units(name: str, module: nn.Module, strategy: LayerStrategy, meshes: Meshes) -> dict[str, Unit]:
-    """The units of a layer: its experts, which have other replicas, and all the rest."""
+    """Return the units of a layer: its experts, which have other replicas, and all the rest."""
     units: dict[str, Unit] = {}
     bank = expert_bank(module)
     if bank is not None:
@@ -152,8 +149,8 @@ def _unit(name: str, module: nn.Module, strategy: LayerStrategy, mesh: DeviceMes
     return Replicated(strategy, named, mesh)
 
 
-def _shared_unit(chunk: Chunk, meshes: Meshes) -> dict[str, Unit]:
-    """One unit of embedding and head, whose table is the embedding's."""
+def _shared_unit(chunk: StageChunk, meshes: Meshes) -> dict[str, Unit]:
+    """Return one unit of embedding and head, whose table is the embedding's."""
     index = chunk.names.index("head")
     embedding, head, strategy = chunk.layers[0], chunk.layers[index], chunk.strategies[0]
     strategy = _effective(strategy, shard_ranks(strategy))
@@ -170,5 +167,5 @@ def _shared_unit(chunk: Chunk, meshes: Meshes) -> dict[str, Unit]:
 
 
 def _effective(strategy: LayerStrategy, shards: int) -> LayerStrategy:
-    """The strategy with no ZeRO stage where one rank would keep all anyway."""
+    """Take no ZeRO stage where one rank would keep all anyway."""
     return replace(strategy, zero_stage=0) if shards == 1 else strategy

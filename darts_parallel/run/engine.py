@@ -18,11 +18,10 @@ from torch.distributed.pipelining import (
 
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
-from darts_parallel.run.chunks import Chunk, build, head_index, table_rows
-from darts_parallel.run.layouts import converted_logits
+from darts_parallel.run.chunks import StageChunk, build, head_index, table_rows
+from darts_parallel.run.layouts import Meshes, converted_logits
 from darts_parallel.run.loss import cross_entropy_sum, part_of_rank
-from darts_parallel.run.meshes import Meshes
-from darts_parallel.run.tied import TiedTables
+from darts_parallel.run.units import TiedTables
 
 LEARNING_RATE = 1e-3
 CHUNKED = {
@@ -53,7 +52,7 @@ class Clock:
     phases: Phases = field(default_factory=Phases)
 
     def now(self) -> float:
-        """Seconds."""
+        """Return seconds."""
         if self.exact and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
@@ -100,15 +99,12 @@ class Engine:
         self.local = build(problem, plan, self.meshes, seed, device)
         self.units = list(dict.fromkeys(self.local.units.values()))
         head = plan.layers[head_index(problem)]
-        config = problem.model.config
-        self.tied = TiedTables((plan.layers[0], head), self.local.units, self.meshes, config.vocab_size)
-        if not config.tie_embeddings:
-            self.tied.copies, self.tied.early = [], False
-        self.optimizer = self._optimizer()
+        self.tied = TiedTables(problem.model.config, (plan.layers[0], head), self.local.units, self.meshes)
+        self.optimizer = make_optimizer(problem, [slot for unit in self.units for slot in unit.slots])
         self.schedule = self._schedule(schedule) if plan.pp > 1 else None
 
     def step(self, batch: Tensor) -> float:
-        """One whole training step; the mean loss of the batch, nats, on every rank.
+        """Make one training step; return the mean loss of the batch, nats, on every rank.
 
         Args:
             batch: Tokens of the whole global batch, shape `(B, T + 1)`.
@@ -119,7 +115,7 @@ class Engine:
         return loss
 
     def forward_backward(self, batch: Tensor) -> float:
-        """All micro-batches; the loss as `step` returns it."""
+        """Run all micro-batches; return the loss as `step` does."""
         first, last = self.plan.layers[0], self.plan.layers[-1]
         inputs = self._part(batch[:, :-1], first.tp, first.dp)
         targets = self._part(batch[:, 1:], last.tp, last.dp)
@@ -134,7 +130,7 @@ class Engine:
         return float(mean)
 
     def synchronise(self) -> None:
-        """Gradients of all ranks that share a parameter."""
+        """Sum the gradients of all ranks that share a parameter."""
         began = self.clock.now()
         self.tied.sum_before()
         for unit in self.units:
@@ -143,7 +139,7 @@ class Engine:
         self.clock.add("synchronisation", began)
 
     def update(self) -> None:
-        """The optimizer step; gradients are forgotten."""
+        """Make the optimizer step; gradients are forgotten."""
         began = self.clock.now()
         self.optimizer.step()
         for unit in self.units:
@@ -179,17 +175,13 @@ class Engine:
         return [loss.detach() for loss in losses]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """This rank's share of the mean loss over all tokens of the batch, nats."""
+        """Return this rank's share of the mean loss over all tokens of the batch, nats."""
         head, last = self.plan.layers[head_index(self.problem)], self.plan.layers[-1]
         vocabulary = self.problem.model.config.vocab_size
         rows = (self.local.vocabulary_rows, table_rows(vocabulary, last.tp))
         logits = converted_logits(logits, head.tp, last.tp, self.meshes, rows)
         group = self.meshes.tensor_group(last.tp) if last.tp > 1 else None
         return cross_entropy_sum(logits, targets, vocabulary, group) / self.problem.tokens_per_iteration
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        slots = [slot for unit in self.units for slot in unit.slots]
-        return make_optimizer(self.problem, slots)
 
     def _schedule(self, name: str) -> Any:
         stages = [self._stage(place, chunk) for place, chunk in sorted(self.local.chunks.items())]
@@ -201,7 +193,7 @@ class Engine:
         kind = ScheduleGPipe if filled else Schedule1F1B
         return kind(stages[0], count, **options)  # type: ignore[arg-type]
 
-    def _stage(self, place: int, chunk: Chunk) -> _TimedStage:
+    def _stage(self, place: int, chunk: StageChunk) -> _TimedStage:
         first, end = self.plan.boundaries[place : place + 2]
         stage = _TimedStage(
             chunk,
@@ -216,7 +208,7 @@ class Engine:
         return stage
 
     def _passed(self, index: int) -> Tensor:
-        """What layer `index` passes on, without values; the tokens where there is no such layer."""
+        """Return what layer `index` passes on, without values; the tokens where there is no such layer."""
         training, config = self.problem.training, self.problem.model.config
         layer = self.plan.layers[max(index, 0)]
         batch = training.global_batch_size // (layer.dp * self.plan.num_micro_batches)
@@ -232,7 +224,7 @@ class Engine:
 
 
 def make_optimizer(problem: Problem, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The job's optimizer with the state that the cost model counts."""
+    """Make the job's optimizer with the state that the cost model counts."""
     if problem.training.optimizer == "sgd":
         return torch.optim.SGD(parameters, LEARNING_RATE, momentum=0.9)
     return torch.optim.Adam(parameters, LEARNING_RATE)

@@ -16,8 +16,8 @@ GPU_FLOPS = 8e12
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What a check must know of this machine."""
+class LocalMachine:
+    """Facts on this machine that a check needs."""
 
     gpus: tuple[str, ...]
     """Names of its GPUs."""
@@ -25,15 +25,15 @@ class Machine:
     """Memory for processes."""
 
     @staticmethod
-    def here() -> "Machine":
-        """This machine."""
+    def here() -> "LocalMachine":
+        """Look at this machine."""
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         names = tuple(torch.cuda.get_device_name(i) for i in range(count))
-        return Machine(names, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return LocalMachine(names, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
-def device_for(problem: Problem, plan: Plan, wish: str, machine: Machine) -> str:
-    """`cpu` or `cuda` for a plan on this machine.
+def device_for(problem: Problem, plan: Plan, wish: str, machine: LocalMachine) -> str:
+    """Return `cpu` or `cuda` for a plan on this machine.
 
     Args:
         problem: In float32.
@@ -66,7 +66,7 @@ def device_for(problem: Problem, plan: Plan, wish: str, machine: Machine) -> str
     return kind
 
 
-def _require_memory(problem: Problem, plan: Plan, machine: Machine) -> None:
+def _require_memory(problem: Problem, plan: Plan, machine: LocalMachine) -> None:
     from darts_parallel.run.verify import predicted_bytes
 
     size = problem.cluster.num_devices // plan.pp

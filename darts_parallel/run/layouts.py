@@ -1,4 +1,7 @@
-"""How activations lie on the ranks of a stage, and differentiable moves between two such layouts.
+"""Process groups of a plan, how activations lie on them, and differentiable moves between two such layouts.
+
+Ranks of a stage follow each other; in a stage tensor-parallel ranks do (Megatron-LM's order, which the
+cost model prices). Layers of different tensor-parallel degree have a mesh each over the same ranks.
 
 A micro-batch is divided over the data-parallel ranks along the batch; the ranks of a tensor-parallel
 group hold the same copy or, with sequence parallelism, a run of the sequence each. Gradients lie as
@@ -8,18 +11,100 @@ their activations do, so that a gather's gradient is a slice and a slice's gradi
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import lcm
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.run.meshes import Meshes
+from darts_parallel.plan.strategy import LayerStrategy, Plan
 
 BATCH, SEQUENCE, VOCABULARY = 0, 1, 2
+
+
+def shard_ranks(strategy: LayerStrategy) -> int:
+    """Return the number of data-parallel ranks over which the layer's ZeRO stage shards."""
+    return (strategy.zero_stage and strategy.shard_size) or strategy.dp
+
+
+class Meshes:
+    """All groups of a plan on this rank; making them is collective, in one order on every rank.
+
+    Args:
+        plan: The plan.
+        device: `cpu` or `cuda`.
+        experts: Whether layers have experts, whose groups fold over the same ranks.
+    """
+
+    def __init__(self, plan: Plan, device: str, experts: bool = False) -> None:
+        self.rank, self.pp = dist.get_rank(), plan.pp
+        self.stage_size = dist.get_world_size() // plan.pp
+        self.stage, self.position = divmod(self.rank, self.stage_size)
+        self._device = device
+        self._by_division: dict[tuple[int, int], DeviceMesh] = {}
+        for tp, shards in sorted({(layer.tp, shard_ranks(layer)) for layer in plan.layers}):
+            self._by_division[tp, shards] = self._divided(tp, shards)
+        self._by_experts: dict[tuple[int, int], DeviceMesh] = {}
+        for ep, etp in sorted({(layer.ep, layer.etp) for layer in plan.layers if experts}):
+            self._by_experts[ep, etp] = self._folded(ep, etp)
+        self._peers: dict[tuple[int, int], dist.ProcessGroup] = {}
+        for before, after in pairwise(plan.layers):
+            common = lcm(before.tp, after.tp)
+            for tp in sorted({before.tp, after.tp} - {common}):
+                if (tp, common) not in self._peers:
+                    self._peers[tp, common] = self._peer_group(tp, common)
+        # down and up a V, the head lies beside the embedding
+        self.tied = self._tied_group() if plan.chunk_devices[-1] > 0 else None
+
+    def of(self, strategy: LayerStrategy) -> DeviceMesh:
+        """Return the mesh that a layer lies on: `pp`, `replicate`, `shard`, `tp`."""
+        return self._by_division[strategy.tp, shard_ranks(strategy)]
+
+    def of_experts(self, strategy: LayerStrategy) -> DeviceMesh:
+        """Return the mesh of a layer's experts: `pp`, `replicate`, `shard` (edp), `ep`, `tp` (etp)."""
+        return self._by_experts[strategy.ep, strategy.etp]
+
+    def tensor_group(self, tp: int) -> dist.ProcessGroup:
+        """Return the ranks that share a layer of this degree and read the same tokens."""
+        mesh = next(mesh for (degree, _), mesh in self._by_division.items() if degree == tp)
+        return mesh["tp"].get_group()
+
+    def peers(self, tp: int, common: int) -> dist.ProcessGroup:
+        """Return the ranks of a `common` group with one part of a layer of degree `tp`, in batch order."""
+        return self._peers[tp, common]
+
+    @property
+    def pipeline(self) -> dist.ProcessGroup:
+        """Ranks of the same place in every stage."""
+        return next(iter(self._by_division.values()))["pp"].get_group()
+
+    def _divided(self, tp: int, shards: int) -> DeviceMesh:
+        shape = (self.pp, self.stage_size // tp // shards, shards, tp)
+        return init_device_mesh(self._device, shape, mesh_dim_names=("pp", "replicate", "shard", "tp"))
+
+    def _folded(self, ep: int, etp: int) -> DeviceMesh:
+        shape = (self.pp, 1, self.stage_size // (ep * etp), ep, etp)
+        return init_device_mesh(self._device, shape, mesh_dim_names=("pp", "replicate", "shard", "ep", "tp"))
+
+    def _peer_group(self, tp: int, common: int) -> dist.ProcessGroup:
+        shape = (self.pp, self.stage_size // common, common // tp, tp)
+        mesh = init_device_mesh(self._device, shape, mesh_dim_names=("pp", "outer", "peer", "inner"))
+        return mesh["peer"].get_group()
+
+    def _tied_group(self) -> dist.ProcessGroup | None:
+        """Return this rank's partner and itself, where it lies in the first or the last stage."""
+        last = (self.pp - 1) * self.stage_size
+        mine = None
+        for place in range(self.stage_size):
+            group = dist.new_group([place, last + place])
+            if self.rank in (place, last + place):
+                mine = group
+        return mine
 
 
 @dataclass(frozen=True)
@@ -31,8 +116,13 @@ class Layout:
 
     @staticmethod
     def of(strategy: LayerStrategy) -> "Layout":
-        """Layout of what a layer passes on."""
+        """Return the layout of what a layer passes on."""
         return Layout(strategy.tp, strategy.sequence_parallel)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 Way = Callable[[Tensor], Tensor]
@@ -50,7 +140,7 @@ class _Move(torch.autograd.Function):
 
 
 def moved(value: Tensor, there: Way, back: Way) -> Tensor:
-    """What `there` makes of a tensor; its gradient goes by `back`."""
+    """Apply `there` to a tensor; its gradient goes by `back`."""
     result: Tensor = _Move.apply(value, there, back)  # type: ignore[no-untyped-call]
     return result
 
@@ -67,17 +157,17 @@ def _own_part(whole: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
 
 
 def gathered(part: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    """The parts of all ranks along `dim`; its gradient is this rank's slice."""
+    """Gather the parts of all ranks along `dim`; its gradient is this rank's slice."""
     return moved(part, *(partial(way, group=group, dim=dim) for way in (_all_gather, _own_part)))
 
 
 def sliced(whole: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    """This rank's part along `dim`; its gradient is gathered from all ranks."""
+    """Keep this rank's part along `dim`; its gradient is gathered from all ranks."""
     return moved(whole, *(partial(way, group=group, dim=dim) for way in (_own_part, _all_gather)))
 
 
 def converted(state: Tensor, before: Layout, after: Layout, meshes: Meshes) -> Tensor:
-    """Activations in another layout.
+    """Convert activations to another layout.
 
     Args:
         state: What this rank holds, shape `(b, t, H)`.
@@ -93,7 +183,7 @@ def converted(state: Tensor, before: Layout, after: Layout, meshes: Meshes) -> T
 
 
 def _rebatched(state: Tensor, before: int, after: int, meshes: Meshes) -> Tensor:
-    """Whole rows of another part of the batch, by way of the smallest common degree."""
+    """Exchange whole rows of the batch, by way of the smallest common degree."""
     common = lcm(before, after)
     if before != common:
         state = gathered(state, meshes.peers(before, common), BATCH)
@@ -105,7 +195,7 @@ def _rebatched(state: Tensor, before: int, after: int, meshes: Meshes) -> Tensor
 def converted_logits(
     logits: Tensor, before: int, after: int, meshes: Meshes, rows: tuple[int, int]
 ) -> Tensor:
-    """Logits divided along the vocabulary over `before` ranks, divided over `after` ranks instead.
+    """Convert logits divided along the vocabulary over `before` ranks to `after` ranks.
 
     Args:
         logits: This rank's columns, shape `(b, T, rows / before)`.

@@ -16,16 +16,16 @@ from darts_parallel.problem.problem import Problem
 from darts_parallel.run.engine import Clock, Engine, Phases
 from darts_parallel.run.loss import global_batch
 from darts_parallel.run.settings import RunSettings
-from darts_parallel.run.verify import Verdict, verify
+from darts_parallel.run.verify import StepComparison, verify
 from darts_parallel.run.workers import choose_device
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What several steps of a plan took."""
+    """Seconds and bytes of several steps of a plan."""
 
     seconds: tuple[float, ...]
-    """Of every step: the slowest rank, in order."""
+    """Seconds of every step on its slowest rank, in order."""
     losses: tuple[float, ...]
     phases: tuple[dict[str, float], ...]
     """Mean seconds of a step's phases by stage."""
@@ -74,7 +74,7 @@ def measure(engine: Engine, warmup: int, steps: int, seed: int) -> Measurement:
 
 
 def timed_step(engine: Engine, seed: int, step: int) -> tuple[float, float]:
-    """Seconds of one training step on the slowest rank, and its loss; collective.
+    """Return the seconds of one training step on the slowest rank, and its loss; collective.
 
     Args:
         engine: A plan on this rank.
@@ -102,7 +102,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> float:
-    """Peak since `reset_peak`: allocated on a GPU, resident memory of this process on a CPU."""
+    """Return the peak since `reset_peak`, bytes: allocated on a GPU, resident of this process on a CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     try:
@@ -115,14 +115,14 @@ def peak_bytes(device: torch.device) -> float:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a run has shown; equal on all ranks but for gradients, which rank 0 has compared."""
+class RunOutcome:
+    """Result of a run; equal on all ranks but for gradients, which rank 0 has compared."""
 
-    verdict: Verdict | None
+    verdict: StepComparison | None
     measurement: Measurement | None
 
 
-def execute(problem: Problem, plan: Plan, settings: RunSettings, device: str) -> Outcome:
+def execute(problem: Problem, plan: Plan, settings: RunSettings, device: str) -> RunOutcome:
     """Build the plan on this rank, then verify and measure what the settings ask for; collective.
 
     Args:
@@ -137,4 +137,4 @@ def execute(problem: Problem, plan: Plan, settings: RunSettings, device: str) ->
     measurement = None
     if settings.steps:
         measurement = measure(engine, settings.warmup, settings.steps, settings.seed)
-    return Outcome(verdict, measurement)
+    return RunOutcome(verdict, measurement)

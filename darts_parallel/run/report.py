@@ -1,4 +1,4 @@
-"""What a run prints: the comparison with one process, and measured beside predicted."""
+"""Output of a run: the comparison with one process, and measured next to predicted."""
 
 from dataclasses import asdict
 from typing import Any
@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.table import Table
 
 from darts_parallel.cost.evaluation import CostBreakdown
-from darts_parallel.run.measure import Measurement, Outcome
-from darts_parallel.run.verify import Bytes, Verdict
+from darts_parallel.run.measure import Measurement, RunOutcome
+from darts_parallel.run.verify import Bytes, StepComparison
 
 PHASES = ("forward", "backward", "waiting", "synchronisation", "optimizer")
 
 
-def render(outcome: Outcome, cost: CostBreakdown | None, console: Console) -> None:
+def render(outcome: RunOutcome, cost: CostBreakdown | None, console: Console) -> None:
     """Print all that was measured.
 
     Args:
@@ -26,7 +26,7 @@ def render(outcome: Outcome, cost: CostBreakdown | None, console: Console) -> No
         _render_measurement(outcome.measurement, cost, console)
 
 
-def _render_verdict(verdict: Verdict, console: Console) -> None:
+def _render_verdict(verdict: StepComparison, console: Console) -> None:
     name, error = verdict.worst
     few = ", which rounds as the plan's ranks do" if verdict.few_bits else ""
     table = Table(
@@ -99,8 +99,8 @@ def _render_measurement(measured: Measurement, cost: CostBreakdown | None, conso
     console.print(table)
 
 
-def outcome_dict(outcome: Outcome, cost: CostBreakdown | None) -> dict[str, Any]:
-    """All results for a JSON file."""
+def outcome_dict(outcome: RunOutcome, cost: CostBreakdown | None) -> dict[str, Any]:
+    """Return all results for a JSON file."""
     verdict = outcome.verdict
     measurement = outcome.measurement
     return {

@@ -29,7 +29,7 @@ class RunSettings:
     warmup: int = 2
     """Steps before them."""
     seed: int = 0
-    """Of weights and data."""
+    """Seed of weights and data."""
     device: str = "auto"
     """`cpu` (gloo), `cuda` (nccl), or `auto`: what the plan was made for."""
     schedule: str = "1f1b"
@@ -50,7 +50,7 @@ class RunSettings:
 
 
 def load(settings: RunSettings) -> tuple[Problem, Plan]:
-    """The plan of the settings and its problem in float32, checked for execution.
+    """Load the plan of the settings and its problem in float32, checked for execution.
 
     Errors:
         PlanError: the file is missing or broken.

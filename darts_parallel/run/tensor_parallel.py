@@ -20,8 +20,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from darts_parallel.cost.collectives import LOSSLESS
+from darts_parallel.run.experts import Mixture
 from darts_parallel.run.lossy import straight_through_sum
-from darts_parallel.run.mixture.experts import Mixture
 from darts_parallel.run.transformer import Block, Embedding, Head, Mlp
 
 
@@ -95,7 +95,7 @@ def _styles(layer: nn.Module, sequence_parallel: bool, bits: int) -> dict[str, P
 
 
 def _beside_experts(mixture: Mixture) -> dict[str, ParallelStyle]:
-    """Router and gate read each rank's own run of the sequence, with the same weights."""
+    """Let router and gate read each rank's own run of the sequence, with the same weights."""
     own = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Shard(1), use_local_output=True)
     styles: dict[str, ParallelStyle] = {"mlp": own}
     names = ["router"] if mixture.shared_gate is None else ["router", "shared_gate"]

@@ -14,14 +14,14 @@ from torch.nn import functional
 
 from darts_parallel.config.mixture import expert_pattern
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.run.mixture.experts import Mixture
+from darts_parallel.run.experts import Mixture
 
 ROTARY_BASE = 10000.0
 EPSILON = 1e-5
 
 
 def norm(config: ModelConfig, width: int | None = None) -> nn.Module:
-    """LayerNorm where the norm has a shift, RMSNorm where it only has a scale; over the hidden size."""
+    """Make a LayerNorm where the norm has a shift, an RMSNorm where it only has a scale."""
     kind = nn.LayerNorm if config.norm_bias else nn.RMSNorm
     return kind(width or config.hidden_size, EPSILON)
 
@@ -45,7 +45,7 @@ class Embedding(nn.Module):
         self.norm = norm(config) if config.embedding_norm else None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens of shape `(B, T)` to states of shape `(B, T, H)`."""
+        """Map tokens of shape `(B, T)` to states of shape `(B, T, H)`."""
         state: Tensor = self.table(tokens)
         if self.positions is not None:
             state = state + self.positions.weight[: tokens.shape[1]]
@@ -55,7 +55,7 @@ class Embedding(nn.Module):
         return normed
 
 
-class AttentionCore(nn.Module):
+class ScaledDotProduct(nn.Module):
     """Scores, softmax and weighted sum: what selective recomputation repeats.
 
     Args:
@@ -68,7 +68,7 @@ class AttentionCore(nn.Module):
         self.causal, self.fused = causal, fused
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Queries of shape `(B, heads, T, D)`, keys and values of `(B, kv heads, T, D)`."""
+        """Attend with queries of shape `(B, heads, T, D)`, keys and values of `(B, kv heads, T, D)`."""
         repeats = query.shape[1] // key.shape[1]
         if repeats > 1:
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
@@ -98,11 +98,11 @@ class Attention(nn.Module):
         self.value = nn.Linear(hidden, kv_heads, bias=bias)
         self.query_norm = norm(config, self.head_dim) if config.qk_norm else None
         self.key_norm = norm(config, self.head_dim) if config.qk_norm else None
-        self.core = AttentionCore(config.causal, fused)
+        self.core = ScaledDotProduct(config.causal, fused)
         self.out = nn.Linear(heads, hidden, bias=config.linear_bias)
 
     def forward(self, state: Tensor) -> Tensor:
-        """States of shape `(B, T, H)` to the same."""
+        """Map states of shape `(B, T, H)` to the same."""
         query, key, value = (self._heads(layer(state)) for layer in (self.query, self.key, self.value))
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
@@ -117,7 +117,7 @@ class Attention(nn.Module):
 
 
 def rotated(heads: Tensor) -> Tensor:
-    """Rotary positions: pairs of channels turned by angles that grow with the position.
+    """Apply rotary positions: turn pairs of channels by angles that grow with the position.
 
     Args:
         heads: Shape `(B, heads, T, D)`; a last odd channel stays as it is.
@@ -143,7 +143,7 @@ class Mlp(nn.Module):
         self.down = nn.Linear(inner, hidden, bias=bias)
 
     def forward(self, state: Tensor) -> Tensor:
-        """States of shape `(B, T, H)` to the same."""
+        """Map states of shape `(B, T, H)` to the same."""
         inner = self.up(state)
         inner = functional.gelu(inner) if self.gate is None else functional.silu(self.gate(state)) * inner
         out: Tensor = self.down(inner)
@@ -160,7 +160,7 @@ class Block(nn.Module):
         self.mlp: nn.Module = _mixture(config) if expert_pattern(config)[index] else Mlp(config)
 
     def forward(self, state: Tensor) -> Tensor:
-        """States of shape `(B, T, H)` to the same."""
+        """Map states of shape `(B, T, H)` to the same."""
         state = state + self.attention(self.attention_norm(state))
         state = state + self.mlp(self.mlp_norm(state))
         return state
@@ -188,7 +188,7 @@ class Head(nn.Module):
         self.output = nn.Linear(hidden, rows, bias=config.output_bias)
 
     def forward(self, state: Tensor) -> Tensor:
-        """States of shape `(B, T, H)` to logits of shape `(B, T, rows)`."""
+        """Map states of shape `(B, T, H)` to logits of shape `(B, T, rows)`."""
         state = state if self.norm is None else self.norm(state)
         if self.dense is not None and self.dense_norm is not None:
             state = self.dense_norm(functional.gelu(self.dense(state)))
@@ -197,7 +197,7 @@ class Head(nn.Module):
 
 
 def build_layer(config: ModelConfig, fused: bool, name: str, rows: int, seed: int) -> nn.Module:
-    """One layer of the chain with its initial weights, on the CPU.
+    """Build one layer of the chain with its initial weights, on the CPU.
 
     The weights of a parameter depend on the seed and its name alone, so that every process draws the
     same ones for the layers that it holds.
@@ -217,7 +217,7 @@ def build_layer(config: ModelConfig, fused: bool, name: str, rows: int, seed: in
 
 
 def empty_layer(config: ModelConfig, fused: bool, name: str, rows: int) -> nn.Module:
-    """One layer of the chain without values; arguments as `build_layer`."""
+    """Build one layer of the chain without values; arguments as `build_layer`."""
     with torch.device("meta"):
         if name == "embedding":
             return Embedding(config, rows)
@@ -227,7 +227,7 @@ def empty_layer(config: ModelConfig, fused: bool, name: str, rows: int) -> nn.Mo
 
 
 def initial(config: ModelConfig, name: str, shape: torch.Size, seed: int) -> Tensor:
-    """The initial values of a parameter: normal, around 1 for the scales of norms.
+    """Draw the initial values of a parameter: normal, around 1 for the scales of norms.
 
     Rows of a vocabulary table beyond the vocabulary are 0; a tied head has the embedding's values.
     """
@@ -246,6 +246,6 @@ def initial(config: ModelConfig, name: str, shape: torch.Size, seed: int) -> Ten
 
 
 def parameter_names(layer: nn.Module, name: str) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters of a layer under the names that every process gives them, wrappers left out."""
+    """Yield the parameters of a layer under the names that every process gives them, wrappers left out."""
     for short, parameter in layer.named_parameters():
         yield f"{name}.{short}".replace("._checkpoint_wrapped_module", ""), parameter

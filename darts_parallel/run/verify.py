@@ -5,22 +5,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from darts_parallel.cost.memory import StateBytes, parameters_per_rank, state_bytes, static_bytes
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
-from darts_parallel.run.chunks import LOSS, head_index, share_one_table, table_rows
-from darts_parallel.run.engine import Engine, make_optimizer
+from darts_parallel.run.chunks import head_index, share_one_table, table_rows
+from darts_parallel.run.engine import Engine
+from darts_parallel.run.layouts import shard_ranks
 from darts_parallel.run.loss import global_batch
-from darts_parallel.run.lossy.virtual import VirtualRanks, few_bit_gradients, few_bit_sums
-from darts_parallel.run.meshes import shard_ranks
-from darts_parallel.run.transformer import build_layer, parameter_names
+from darts_parallel.run.reference import Reference, few_bit_gradients, few_bit_sums
 
 
 def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> tuple[float, float, float]:
-    """Bytes of parameters, gradients and optimizer state on a rank of `stage`, in float32 training."""
+    """Predict bytes of parameters, gradients and optimizer state on a rank of `stage`, in float32."""
     state = state_bytes("fp32", problem.training.optimizer)
     parts = (
         StateBytes(state.parameter, 0, 0),
@@ -47,7 +45,7 @@ def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> tuple[float, fl
 
 
 def padded_bias_bytes(problem: Problem, plan: Plan, stage: int) -> float:
-    """Bytes of an output bias beyond the vocabulary, which is padded here as its table is."""
+    """Return the bytes of an output bias beyond the vocabulary, which is padded here as its table is."""
     head = plan.layers[head_index(problem)]
     config = problem.model.config
     if not config.output_bias or plan.stage_of_layer[head_index(problem)] != stage:
@@ -57,88 +55,6 @@ def padded_bias_bytes(problem: Problem, plan: Plan, stage: int) -> float:
 
 def _scalar(value: float) -> torch.Tensor:
     return torch.tensor(float(value), dtype=torch.float64)
-
-
-@dataclass
-class Reference:
-    """The whole model on one device; tied tables are one parameter."""
-
-    problem: Problem
-    layers: dict[str, nn.Module]
-    optimizer: torch.optim.Optimizer
-    virtual: VirtualRanks | None = None
-
-    @staticmethod
-    def build(problem: Problem, seed: int, device: torch.device, plan: Plan | None = None) -> "Reference":
-        """The model with the weights that `seed` gives every process; it rounds as a plan's ranks do."""
-        config, layers = problem.model.config, {}
-        for spec in problem.model.layers:
-            if spec.name != LOSS:
-                fused = problem.training.fused_attention
-                layers[spec.name] = build_layer(config, fused, spec.name, config.vocab_size, seed).to(device)
-        if config.tie_embeddings:
-            layers["head"].output.weight = layers["embedding"].table.weight  # type: ignore[union-attr]
-        parameters = list(dict.fromkeys(p for layer in layers.values() for p in layer.parameters()))
-        virtual = VirtualRanks.of(plan, layers) if plan is not None else None
-        return Reference(problem, layers, make_optimizer(problem, parameters), virtual)
-
-    def forward_backward(self, batch: Tensor, num_micro_batches: int) -> float:
-        """Mean loss, nats; gradients stay on the parameters.
-
-        Args:
-            batch: Tokens, shape `(B, T + 1)`.
-            num_micro_batches: Parts that are computed one after the other.
-        """
-        device = next(self.layers["head"].parameters()).device
-        total, before = 0.0, self._block_gradients()
-        by_group = []
-        batch = batch.to(device)
-        for group in self.virtual.groups(batch) if self.virtual else [batch]:
-            for part in group.chunk(num_micro_batches):
-                state = part[:, :-1]
-                for layer in self.layers.values():
-                    state = layer(state)
-                loss = functional.cross_entropy(state.flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
-                loss = loss / self.problem.tokens_per_iteration
-                loss.backward()  # type: ignore[no-untyped-call]
-                total += float(loss.detach())
-            after = self._block_gradients()
-            by_group.append({
-                name: {key: own[key] - before[name][key] for key in own} for name, own in after.items()
-            })  # fmt: skip
-            before = after
-        if self.virtual:
-            self.virtual.reduce(by_group)
-        return total
-
-    def _block_gradients(self) -> dict[str, dict[str, Tensor]]:
-        """Gradients so far of the blocks that send them at few bits."""
-        return {
-            name: {
-                key: torch.zeros_like(p) if p.grad is None else p.grad.clone()
-                for key, p in self.layers[name].named_parameters()
-            }
-            for name in (self.virtual.synchronised if self.virtual else ())
-        }
-
-    def update(self) -> None:
-        """The optimizer step; gradients are forgotten."""
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Gradients by the names that the plan's layers use; a tied table has two."""
-        result = {}
-        for name, layer in self.layers.items():
-            for full, parameter in parameter_names(layer, name):
-                assert parameter.grad is not None
-                result[full] = parameter.grad
-        return result
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the whole model, a tied table counted once."""
-        return sum(p.numel() for group in self.optimizer.param_groups for p in group["params"])
 
 
 TOLERANCE = 1e-5
@@ -163,7 +79,7 @@ class Bytes:
     extra: float = 0.0
     """Bytes of further copies that the model does not count, named in the report."""
     rounding: float = 0.0
-    """By how much uneven division may miss the prediction."""
+    """Bytes by which uneven division may miss the prediction."""
 
     @property
     def passed(self) -> bool:
@@ -172,8 +88,8 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What was compared on one plan."""
+class StepComparison:
+    """Comparison of one plan with one process."""
 
     loss: float
     reference_loss: float
@@ -214,8 +130,8 @@ class Verdict:
         return agree and all(entry.passed for entry in self.bytes)
 
 
-def verify(engine: Engine, seed: int) -> Verdict:
-    """Two training steps of the plan beside the same on one process (rank 0); collective.
+def verify(engine: Engine, seed: int) -> StepComparison:
+    """Compare two training steps of the plan with the same on one process (rank 0); collective.
 
     Args:
         engine: Before its first step.
@@ -243,11 +159,11 @@ def verify(engine: Engine, seed: int) -> Verdict:
             measured.append(("optimizer", _optimizer_bytes(engine), 0.0, measured[0][3] * 2))
         losses.append((loss, float(wanted)))
     few_bits = any(few_bit_sums(own) or few_bit_gradients(own) for own in engine.plan.layers)
-    return Verdict(*losses[0], *losses[1], gradients, _gathered(problem, engine, measured), few_bits)
+    return StepComparison(*losses[0], *losses[1], gradients, _gathered(problem, engine, measured), few_bits)
 
 
 def _compare(engine: Engine, reference: Reference | None) -> dict[str, float]:
-    """Relative difference of every gradient; each is sent to all ranks in turn."""
+    """Return the relative difference of every gradient; each is sent to all ranks, one by one."""
     wanted = reference.gradients() if reference else {}
     shapes: list[Any] = [{name: tuple(g.shape) for name, g in wanted.items()} if reference else None]
     dist.broadcast_object_list(shapes, src=0)
@@ -283,7 +199,7 @@ def _state_bytes(engine: Engine) -> list[tuple[str, float, float, float]]:
 
 
 def _optimizer_bytes(engine: Engine) -> int:
-    """Bytes of moments; step counters are left out."""
+    """Return the bytes of moments; step counters are left out."""
     states = engine.optimizer.state.values()
     tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
     return sum(value.numel() * value.element_size() for value in tensors if value.dim() > 0)

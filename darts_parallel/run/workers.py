@@ -1,19 +1,18 @@
-"""Processes of this machine that run jobs together, watched so that none is left behind."""
+"""Processes of this machine that run jobs together, in one process group and a pool for each rank."""
 
-import contextlib
 import logging
 import multiprocessing
 import os
 import signal
 import sys
 import tempfile
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,20 +22,30 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from darts_parallel.config.interrupts import children_without_interrupts, end_with_parent
+from darts_parallel.config.interrupts import begin_worker, children_without_interrupts
 from darts_parallel.errors import DartsParallelError, UnsupportedError
 
-_LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out", "timeout",
-         "monitoredbarrier", "recvbytes failed", "sendbytes failed", "failed to recv",
-         "shutting down")  # fmt: skip
+GRACE_S = 1.0
+"""After a first failure the other ranks get this long to say what they know."""
+LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out", "timeout",
+        "monitoredbarrier", "recvbytes failed", "sendbytes failed", "failed to recv",
+        "shutting down")  # fmt: skip
+"""Words of torch's errors where another process of the group is gone."""
+
+
+Job = Callable[..., Any]
 
 
 class GroupError(UnsupportedError):
     """Processes that should work together do not."""
 
 
+class WorkerDied(GroupError):  # noqa: N818
+    """A process ended without an answer."""
+
+
 def choose_device(kind: str, local_rank: int) -> torch.device:
-    """The device of this rank; the current one from now on.
+    """Return the device of this rank, and make it the current one.
 
     Errors:
         GroupError: this machine has fewer GPUs.
@@ -57,7 +66,7 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
 def process_group(
     device: torch.device, rank: int, world: int, timeout_s: float, store: Any = None
 ) -> Iterator[None]:
-    """Membership in the group of all processes; returns once every process is there.
+    """Join the group of all processes; the body runs once every process is there.
 
     Args:
         device: `cpu` uses gloo; `cuda` nccl, with gloo for tensors of the CPU.
@@ -68,32 +77,49 @@ def process_group(
     Errors:
         GroupError: a process is missing or was lost, or the port is taken.
     """
+    try:
+        with group_errors(rank, timeout_s):
+            join_group(device, rank, world, timeout_s, store)
+            yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join_group(device: torch.device, rank: int, world: int, timeout_s: float, store: Any) -> None:
+    """Wait for all processes of a new group; arguments as `process_group`."""
     quiet_torch()
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    dist.monitored_barrier(timeout=timeout)
+
+
+@contextmanager
+def group_errors(rank: int, timeout_s: float) -> Iterator[None]:
+    """Say in one sentence what is wrong with the process group, in the place of torch's own errors.
+
+    Errors:
+        GroupError: a process is missing or was lost, or the port is taken.
+    """
     try:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
-        dist.monitored_barrier(timeout=timeout)
         yield
     except Exception as error:
         sentence = group_sentence(error, rank, timeout_s)
         if sentence is None:
             raise
         raise GroupError(sentence) from error
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def group_sentence(error: BaseException, rank: int, timeout_s: float) -> str | None:
-    """One sentence for an error of the process group; None where it is another error."""
+    """Return one sentence for an error of the process group; None where it is another error."""
     chain: BaseException | None = error
     while chain is not None:
         text = " ".join(str(chain).split())
         if "EADDRINUSE" in text or "address already in use" in text.lower():
             address = f"{os.environ.get('MASTER_ADDR', 'localhost')}:{os.environ.get('MASTER_PORT', '?')}"
             return f"the port {address} is taken; try another MASTER_PORT, or torchrun --standalone."
-        lost = any(word in text.lower() for word in _LOST)
+        lost = any(word in text.lower() for word in LOST)
         if lost and isinstance(chain, (RuntimeError, dist.DistError)):
             return (
                 f"rank {rank} lost another process within timeout_s={timeout_s:g} ({text[:160]}); try "
@@ -111,11 +137,8 @@ def quiet_torch() -> None:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
-Job = Callable[..., Any]
-
-
 def preloaded() -> ForkServerContext:
-    """A context whose processes are forked from a server that has imported torch once."""
+    """Return a context whose processes are forked from a server that has imported torch once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["darts_parallel.run.measure"])
     return context
@@ -128,28 +151,24 @@ class Workers:
     from one job to the next.
 
     Args:
-        count: Processes.
-        timeout_s: Longest wait for another process.
+        count: Number of processes.
+        timeout_s: Longest wait for another process, seconds.
         device: `cpu`, or `cuda` for one GPU each.
     """
 
     def __init__(self, count: int, timeout_s: float = 25.0, device: str = "cpu") -> None:
-        self.timeout_s = timeout_s
-        context = preloaded()
         self._folder = tempfile.TemporaryDirectory(prefix="darts-parallel-")
-        store = str(Path(self._folder.name) / "store")
+        self._group = (count, str(Path(self._folder.name) / "store"), timeout_s, device)
+        self._pools: list[ProcessPoolExecutor] = []
         self._processes: list[BaseProcess] = []
-        self._pipes: list[Connection] = []
-        for rank in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(theirs, rank, count, store, timeout_s, device), daemon=True
-            )
+        context = preloaded()
+        for _ in range(count):
+            pool = ProcessPoolExecutor(1, mp_context=context, initializer=begin_worker)
+            others = set(multiprocessing.active_children())
             with children_without_interrupts():
-                process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
+                pool.submit(os.getpid)
+            self._pools.append(pool)
+            self._processes += set(multiprocessing.active_children()) - others
 
     def __enter__(self) -> "Workers":
         return self
@@ -165,7 +184,7 @@ class Workers:
         return [process.pid or -1 for process in self._processes]
 
     def run(self, job: Job, *arguments: Any) -> list[Any]:
-        """Call `job(*arguments)` on every rank; the results by rank.
+        """Call `job(*arguments)` on every rank; return the results by rank.
 
         After an error all processes are stopped.
 
@@ -177,115 +196,73 @@ class Workers:
             DartsParallelError: what a rank raised as such, or that a process died or did not answer.
         """
         try:
-            for pipe in self._pipes:
-                with contextlib.suppress(BrokenPipeError):  # the process is dead, which `_answers` tells
-                    pipe.send((job, arguments))
-            return self._answers(len(self._pipes))
+            answers = [
+                _submitted(pool, rank, *self._group, job, *arguments) for rank, pool in enumerate(self._pools)
+            ]
+            done, running = wait(answers, return_when=FIRST_EXCEPTION)
+            if any(answer.exception() for answer in done):
+                done |= wait(running, GRACE_S).done
+                raise self._most_telling([(answers.index(answer), answer.exception()) for answer in done])
+            return [answer.result() for answer in answers]
         except BaseException:
             self.close()
             raise
 
-    def _answers(self, world: int) -> list[Any]:
-        answers: dict[int, Any] = {}
-        errors: dict[int, BaseException] = {}
-        deadline: float | None = None
-        while len(answers) < world and not (errors and len(answers) + len(errors) == world):
-            open_ranks = [r for r in range(world) if r not in answers and r not in errors]
-            waiting: list[Any] = [self._pipes[r] for r in open_ranks]
-            waiting += [self._processes[r].sentinel for r in open_ranks]
-            # after a first failure the others get a moment to say what they know
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            if not wait(waiting, left) and deadline is not None:
-                break
-            for rank in open_ranks:
-                if self._pipes[rank].poll():
-                    self._receive(rank, answers, errors)
-                elif not self._processes[rank].is_alive() and not self._pipes[rank].poll():
-                    errors[rank] = _death(rank, self._processes[rank])
-            if errors and deadline is None:
-                deadline = time.monotonic() + 1.0
-        if errors:
-            raise _most_telling(errors)
-        return [answers[rank] for rank in range(world)]
+    def _most_telling(self, found: list[tuple[int, BaseException | None]]) -> BaseException:
+        """Choose an error: a death explains the rest; then what a rank did wrong; then lost connections."""
+        errors = [
+            (rank, self._death(rank) if isinstance(error, BrokenProcessPool) else error)
+            for rank, error in found
+            if error is not None
+        ]
+        order = [(not isinstance(e, WorkerDied), isinstance(e, GroupError), rank) for rank, e in errors]
+        return errors[order.index(min(order))][1]
 
-    def _receive(self, rank: int, answers: dict[int, Any], errors: dict[int, BaseException]) -> None:
-        try:
-            kind, value = self._pipes[rank].recv()
-        except (EOFError, ConnectionError):
-            self._processes[rank].join(1.0)
-            errors[rank] = _death(rank, self._processes[rank])
-            return
-        if kind == "answer":
-            answers[rank] = value
-        else:
-            errors[rank] = value
+    def _death(self, rank: int) -> WorkerDied:
+        self._pools[rank].shutdown()  # its own thread asks for the exit status, which can be read once
+        code = self._processes[rank].exitcode or 0
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return WorkerDied(
+            f"rank {rank} died ({how}), and the others were stopped; try start again, with a smaller "
+            "model or batch if memory ran out."
+        )
 
     def close(self) -> None:
         """Stop all processes; none is left when this returns."""
-        for pipe in self._pipes:
-            pipe.close()
         for process in self._processes:
-            process.join(0.5 if process.exitcode is None else 0.0)
-            if process.is_alive():
-                process.kill()
+            process.kill()  # threads of a broken group would keep them alive
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)
         for process in self._processes:
             process.join()
-        self._processes, self._pipes = [], []
+        self._processes, self._pools = [], []
         self._folder.cleanup()
 
 
-class WorkerDied(GroupError):  # noqa: N818
-    """A process ended without an answer."""
+def _submitted(pool: ProcessPoolExecutor, *arguments: Any) -> Future[Any]:
+    """Submit a job; a process that is gone already breaks its future alone."""
+    try:
+        return pool.submit(_serve, *arguments)
+    except BrokenProcessPool as error:
+        broken: Future[Any] = Future()
+        broken.set_exception(error)
+        return broken
 
 
-def _death(rank: int, process: BaseProcess) -> WorkerDied:
-    code = process.exitcode
-    how = f"exit status {code}"
-    if code is not None and code < 0:
-        how = f"signal {signal.Signals(-code).name}"
-    return WorkerDied(
-        f"rank {rank} died ({how}), and the others were stopped; try start again, with a smaller "
-        "model or batch if memory ran out."
-    )
-
-
-def _most_telling(errors: dict[int, BaseException]) -> BaseException:
-    """A death explains the rest; then what a rank itself did wrong; then lost connections."""
-
-    def order(item: tuple[int, BaseException]) -> tuple[int, int]:
-        rank, error = item
-        if isinstance(error, WorkerDied):
-            return 0, rank
-        return (2 if isinstance(error, GroupError) else 1), rank
-
-    return min(errors.items(), key=order)[1]
-
-
-def _serve(pipe: Connection, rank: int, world: int, store: str, timeout_s: float, device: str) -> None:
-    """A worker's life: jobs until the parent closes the pipe, or until one fails."""
-    from torch.distributed import FileStore  # type: ignore[attr-defined]
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides
-    end_with_parent()
-    torch.set_num_threads(1)  # processes share the cores
+def _serve(rank: int, world: int, file: str, timeout_s: float, kind: str, job: Job, *arguments: Any) -> Any:
+    """Run a job in a worker, which joins the group before its first; arguments as `process_group`."""
     os.environ["LOCAL_RANK"] = str(rank)
     try:
-        with process_group(choose_device(device, rank), rank, world, timeout_s, FileStore(store, world)):
-            while True:
-                job, arguments = pipe.recv()
-                pipe.send(("answer", job(*arguments)))
-    except (EOFError, OSError):
-        pass  # the parent is done, or gone
-    except DartsParallelError as error:
-        _tell(pipe, error)
+        with group_errors(rank, timeout_s):
+            if not dist.is_initialized():
+                store = dist.FileStore(file, world)  # type: ignore[attr-defined]
+                join_group(choose_device(kind, rank), rank, world, timeout_s, store)
+            return job(*arguments)
+    except DartsParallelError:
+        raise
     except Exception as error:
         traceback.print_exc()
-        _tell(pipe, RuntimeError(f"rank {rank}: {type(error).__name__}: {error}"))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # threads of a broken group would keep the process alive
-
-
-def _tell(pipe: Connection, error: BaseException) -> None:
-    with contextlib.suppress(OSError):
-        pipe.send(("error", error))
+        raise RuntimeError(f"rank {rank}: {type(error).__name__}: {error}") from None
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()

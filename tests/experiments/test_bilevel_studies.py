@@ -20,10 +20,10 @@ def test_the_crossover_has_a_row_for_every_bandwidth_and_a_picture(
 ) -> None:
     monkeypatch.setattr(bilevel_crossover, "BITS", (16, 4))
     options = bilevel_crossover.CrossoverOptions(
-        bandwidths_GBps=[0.1, 32.0], seeds=[0], processes=1, out=str(tmp_path), problem=TINY
+        bandwidths_GBps=[0.1, 32.0], seeds=[0], jobs=1, out=str(tmp_path), problem=TINY
     )
     assert bilevel_crossover.run(options) == 0
-    text = (tmp_path / "table.md").read_text(encoding="utf-8")
+    text = (tmp_path / "bilevel_crossover.md").read_text(encoding="utf-8")
     assert "| 0.1 |" in text
     assert "| 32 |" in text
     assert (tmp_path / "crossover.png").stat().st_size > 1000

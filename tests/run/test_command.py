@@ -24,13 +24,13 @@ from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.run.__main__ import main
-from darts_parallel.run.hardware import Machine, device_for, require_torch
+from darts_parallel.run.hardware import LocalMachine, device_for, require_torch
 from darts_parallel.run.workers import GroupError, Workers, preloaded, process_group
 from experiments import measured_vs_predicted
 from tests.support.processes import run_ranks, torchrun
 from tests.support.running import TINY, die, hang, tiny, uniform
 
-LARGE = Machine((), 2.0**40)
+LARGE = LocalMachine((), 2.0**40)
 
 
 def plan_file(folder: Path, plan: Plan, problem: Problem) -> Path:
@@ -180,7 +180,7 @@ def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists() -> Non
     with pytest.raises(UnsupportedError, match=r"for 16 x a10, and this machine has no GPU; .*device=cpu"):
         device_for(a10, plan, "auto", LARGE)
     assert device_for(a10, plan, "cpu", LARGE) == "cpu"
-    other = Machine(("NVIDIA H100 80GB HBM3",), 2.0**40)
+    other = LocalMachine(("NVIDIA H100 80GB HBM3",), 2.0**40)
     with pytest.raises(UnsupportedError, match="for a10, and this machine has NVIDIA H100"):
         device_for(a10, plan, "auto", other)
     assert device_for(a10, plan, "cuda", other) == "cuda"
@@ -191,7 +191,7 @@ def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists() -> Non
 def test_a_model_that_does_not_fit_this_machine_is_refused() -> None:
     plan = uniform((0, 5), 1, LayerStrategy(1, 1))
     with pytest.raises(UnsupportedError, match=r"this machine has 0\.0 GiB free"):
-        device_for(tiny(1), plan, "cpu", Machine((), 1.0))
+        device_for(tiny(1), plan, "cpu", LocalMachine((), 1.0))
 
 
 @pytest.mark.parametrize(

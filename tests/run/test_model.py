@@ -5,8 +5,8 @@ from torch.nn import functional
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.run.chunks import LOSS
 from darts_parallel.run.loss import cross_entropy_sum, global_batch, part_of_rank
+from darts_parallel.run.reference import Reference
 from darts_parallel.run.transformer import build_layer, empty_layer
-from darts_parallel.run.verify import Reference
 from tests.support.running import BERT, LLAMA, tiny
 
 

@@ -7,7 +7,7 @@ import pytest
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.strategy import LayerStrategy as Strategy
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.run.verify import TOLERANCE, Verdict
+from darts_parallel.run.verify import TOLERANCE, StepComparison
 from darts_parallel.run.workers import Workers
 from tests.support.running import BERT, LLAMA, MIXTURE, tiny, uniform, verified
 
@@ -71,13 +71,13 @@ CASES = {
 }  # fmt: skip
 
 
-def outcome(workers: Workers, name: str) -> Verdict:
+def outcome(workers: Workers, name: str) -> StepComparison:
     devices, plan, overrides = CASES[name]
     problem = tiny(devices, *overrides)
     refuse_unexecutable(plan, problem)
     schedule = "gpipe" if name == "GPipe" else "1f1b"
     verdict = workers.run(verified, problem, plan, schedule, (0, 0))[0]
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, StepComparison)
     return verdict
 
 

@@ -9,7 +9,7 @@ from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.run.engine import Engine
 from darts_parallel.run.lossy import lossy_all_reduce
-from darts_parallel.run.verify import Verdict, verify
+from darts_parallel.run.verify import StepComparison, verify
 
 TINY = (
     "model=toy", "cluster=toy", "training=toy", "training.precision=fp32", "training.global_batch_size=8",
@@ -51,7 +51,7 @@ def uniform(
     return Plan(num_micro_batches, boundaries, layers, virtual_stages=chunks, schedule=schedule)
 
 
-def verified(problem: Problem, plan: Plan, schedule: str, seeds: tuple[int, int]) -> Verdict:
+def verified(problem: Problem, plan: Plan, schedule: str, seeds: tuple[int, int]) -> StepComparison:
     """A job: the plan with weights of one seed against one process with weights of another."""
     engine = Engine(problem, plan, schedule, seeds[0], torch.device("cpu"))
     return verify(engine, seeds[1])

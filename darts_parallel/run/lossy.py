@@ -47,7 +47,7 @@ def pack(rows: Tensor, bits: int) -> Packed:
 
 
 def unpack(packed: Packed, bits: int) -> Tensor:
-    """The numbers that a receiver sees, shape `(n, N)`, float32."""
+    """Return the numbers that a receiver sees, shape `(n, N)`, float32."""
     most, each = 2 ** (bits - 1) - 1, 8 // bits
     places = torch.arange(each, dtype=torch.uint8) * bits
     levels = (packed.levels.unsqueeze(-1) >> places) & (2**bits - 1)
@@ -57,17 +57,17 @@ def unpack(packed: Packed, bits: int) -> Tensor:
 
 
 def rounded(rows: Tensor, bits: int) -> Tensor:
-    """The numbers that a receiver of `rows` sees, shape `(n, N)`; N a multiple of `BLOCK`."""
+    """Return the numbers that a receiver of `rows` sees, shape `(n, N)`; N a multiple of `BLOCK`."""
     return unpack(pack(rows, bits), bits)
 
 
 def padded(size: int, world: int) -> int:
-    """Numbers of a tensor of `size` that is dealt to `world` ranks in whole blocks."""
+    """Return the numbers of a tensor of `size` that is dealt to `world` ranks in whole blocks."""
     return -(-size // (world * BLOCK)) * world * BLOCK
 
 
 def scattered_sum(rows: Tensor, bits: int, group: dist.ProcessGroup | None) -> Tensor:
-    """This rank's share of the sum over all ranks, each of which rounds what it sends: a reduce-scatter.
+    """Reduce-scatter: return this rank's share of the sum over all ranks, each of which rounds what it sends.
 
     Args:
         rows: Of this rank, one row for each receiver, shape `(world, N)`, N a multiple of `BLOCK`.
@@ -85,7 +85,7 @@ def scattered_sum(rows: Tensor, bits: int, group: dist.ProcessGroup | None) -> T
 
 
 def gathered_shares(share: Tensor, bits: int, group: dist.ProcessGroup | None) -> Tensor:
-    """Every rank's share, rounded by its sender: an all-gather; shape `(world * N,)` of shares `(N,)`."""
+    """All-gather shares `(N,)`, each rounded by its sender, to shape `(world * N,)`."""
     world, own = dist.get_world_size(group), pack(share.unsqueeze(0), bits)
     whole = Packed(
         own.levels.new_empty(world, own.levels.shape[1]), own.scales.new_empty(world, own.scales.shape[1])
@@ -96,7 +96,7 @@ def gathered_shares(share: Tensor, bits: int, group: dist.ProcessGroup | None) -
 
 
 def lossy_all_reduce(tensor: Tensor, bits: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The sum of all ranks' tensors as an all-reduce at `bits` delivers it, the same on every rank.
+    """Sum all ranks' tensors as an all-reduce at `bits` does, the same on every rank.
 
     Args:
         tensor: Of this rank, float32, any shape.
@@ -117,7 +117,7 @@ def lossy_all_reduce(tensor: Tensor, bits: int, group: dist.ProcessGroup | None 
 
 
 def straight_through_sum(partial: Tensor, bits: int, group: dist.ProcessGroup) -> Tensor:
-    """`lossy_all_reduce` whose gradient is that of the exact sum (Bengio et al. 2013, arXiv 1308.3432).
+    """Take `lossy_all_reduce` with the gradient of the exact sum (Bengio et al. 2013, arXiv 1308.3432).
 
     Every rank goes on with the sum and has its whole gradient, which is that of the partial sum, too.
     """
@@ -141,7 +141,7 @@ class ErrorFeedback:
         self.undelivered: Tensor | None = None
 
     def share(self, flat: Tensor) -> Tensor:
-        """This rank's share of the sum, as it is delivered.
+        """Return this rank's share of the sum, as it is delivered.
 
         Args:
             flat: Gradients of this rank, a multiple of `BLOCK` numbers for every rank.
@@ -156,13 +156,13 @@ class ErrorFeedback:
         return delivered
 
     def everywhere(self, flat: Tensor) -> Tensor:
-        """The whole sum on every rank; argument as `share`."""
+        """Return the whole sum on every rank; argument as `share`."""
         # what is delivered lies on the levels already: rounding it again changes nothing but the last bit
         return gathered_shares(self.share(flat), self.bits, self.group)
 
 
 def time_all_reduce(size: int, bits: int, repeats: int) -> float:
-    """A job: median seconds of one all-reduce of `size` float32 numbers, all ranks together.
+    """Time one all-reduce of `size` float32 numbers as a job of all ranks; return median seconds.
 
     Args:
         size: Numbers.
