@@ -5,11 +5,11 @@
     python -m experiments.measured_vs_predicted devices=4 share_cores=true     # noisy
 
 Every uniform plan of `devices` processes with the micro-batches and ZeRO stages of the options trains a small
-model on this machine; all plans are built once and take their steps in turn, so that a slow moment of the
-machine meets all of them. The medians stand beside the prediction of the cost model, with Spearman's rank
+model on this machine; all plans are built once and take their steps alternately, so that a slow moment of the
+machine meets all of them. The medians stand next to the prediction of the cost model, with Spearman's rank
 correlation. It writes `measured_vs_predicted.csv` and a picture into `out`. A process needs a core of its
 own: where two share one, each message waits until the scheduler lets the other process run, and the order of
-the plans becomes that of their messages. Read the spread beside the median.
+the plans becomes that of their messages. Read the spread with the median.
 """
 
 import os
@@ -57,7 +57,7 @@ class MeasuredOptions(StudyOptions):
     zero_stages: list[int] = field(default_factory=lambda: [0, 3])
     recompute: list[str] = field(default_factory=lambda: ["none"])
     repeats: int = 5
-    """Steps of every plan, in turn."""
+    """Steps of every plan, alternately."""
     seed: int = 0
     timeout_s: float = 60.0
     overrides: list[str] = field(default_factory=list)

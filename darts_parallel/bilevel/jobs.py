@@ -26,7 +26,7 @@ class Jobs:
         if processes > 1:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([__name__])
-            self._pool = ProcessPoolExecutor(processes, mp_context=context, initializer=begin_worker)
+            self._pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
             with children_without_interrupts():  # the processes import while the caller does something else
                 for _ in range(processes):
                     self._pool.submit(torch.get_num_threads)
@@ -55,3 +55,9 @@ class Jobs:
 
 def _call(function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
     return function(*arguments)
+
+
+def _begin() -> None:
+    """Share the cores with the other workers."""
+    begin_worker()
+    torch.set_num_threads(1)

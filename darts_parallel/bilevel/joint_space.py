@@ -15,7 +15,6 @@ from darts_parallel.cost.collectives import LOSSLESS
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pruning import canonical, without_dominated
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.errors import ConfigError
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.plan.strategy import LayerStrategy, Plan
@@ -195,18 +194,9 @@ def with_bits(plan: Plan, bits: Sequence[Bits]) -> Plan:
 
 
 def _exact_edges(table: CostTable, blocks: int) -> CostTable:
-    """Price every layer around the blocks at 16 bits whatever the strategy says.
-
-    Errors:
-        ConfigError: the space has no strategy at 16 bits for them.
-    """
+    """Price every layer around the blocks at 16 bits whatever the strategy says."""
     index = {choice: c for c, choice in enumerate(table.choices)}
-    exact = [index.get(at_bits(choice, (LOSSLESS, LOSSLESS))) for choice in table.choices]
-    if None in exact:
-        raise ConfigError(
-            f"space.tp_comm_bits and space.grad_comm_bits must hold {LOSSLESS}: layers around the blocks are "
-            f"lossless; try the same lists with {LOSSLESS} in front."
-        )
+    exact = [index[at_bits(choice, (LOSSLESS, LOSSLESS))] for choice in table.choices]
     own = range(len(table.choices))
     inside = range(FIRST_BLOCK, FIRST_BLOCK + blocks)
     source = [list(own) if layer in inside else exact for layer in range(table.num_layers)]

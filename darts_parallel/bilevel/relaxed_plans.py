@@ -1,4 +1,4 @@
-"""The upper level: the main search's relaxed plans, with a price in steps beside the price in seconds.
+"""The upper level: the main search's relaxed plans, with a price in steps next to the price in seconds.
 
 The objective of a relaxed plan is `log(seconds per step) + log(steps to target)`: the surrogate of the cost
 table, the augmented Lagrangian of memory, and the expectation of `LogSlowdown`, linear in the weights.

@@ -121,8 +121,6 @@ class BilevelSettings(BilevelConfig):
         return tuple(self.batch_candidates) or (self.global_batch_size,)
 
 
-FIXED_SEARCH = ("relaxation",)
-"""Settings of the main search that have no counterpart in the loop."""
 UNUSED_SEARCH = ("num_steps", "num_restarts", "thin_at", "max_seconds")
 """Settings of the main search for which the loop has its own; a change of them is told, not refused."""
 
@@ -145,6 +143,11 @@ def refuse_unsearched(problem: Problem) -> None:
         "cost.pipeline": (cost.pipeline, "closed_form", "the exact check rests on the closed form"),
         "cost.name": (cost.name, "analytic", "the bits of collectives are priced by that model alone"),
         "objective.name": (config.objective.name, "time", "the loop's objective is time to target"),
+        "search.relaxation": (
+            config.search.relaxation,
+            SearchConfig().relaxation,
+            "it moves softmax weights",
+        ),
         "export": (config.export, None, "no trainer sends tensor-parallel sums at few bits"),
     }
     for key, (value, legal, reason) in wanted.items():
@@ -152,14 +155,6 @@ def refuse_unsearched(problem: Problem) -> None:
         if value not in (legal, [legal], (legal,)):
             shown, near = ("null" if v is None else v for v in (value, legal))
             raise ConfigError(f"{key}={shown} is not searched by the bilevel loop: {reason}; try {near}.")
-    usual = SearchConfig()
-    for name in FIXED_SEARCH:
-        mine, legal = getattr(config.search, name), getattr(usual, name)
-        if mine != legal:
-            raise ConfigError(
-                f"search.{name}={mine} is not searched by the bilevel loop, which moves plain softmax "
-                f"weights; try {legal}."
-            )
     for key in ("tp_comm_bits", "grad_comm_bits"):
         pinned = space.pinned(key)
         if pinned is not None and LOSSLESS not in pinned:

@@ -25,12 +25,9 @@ def children_without_interrupts() -> Iterator[None]:
 
 
 def begin_worker() -> None:
-    """Leave Ctrl-C to the parent, end with it, and share the cores: compute in one thread."""
-    import torch
-
+    """Leave Ctrl-C to the parent, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
-    torch.set_num_threads(1)
 
 
 def end_with_parent() -> None:

@@ -11,7 +11,6 @@ routed, so ranks send unequal numbers, none included.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -24,25 +23,8 @@ from torch.nn import functional
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.run.layouts import Way, local, moved
 
-
-@dataclass(frozen=True)
-class ExpertGroups:
-    """The groups of this rank's experts; None where there is one rank."""
-
-    between: dist.ProcessGroup | None
-    """Ranks that share the experts of a layer among them (`ep`)."""
-    within: dist.ProcessGroup | None
-    """Ranks that share each expert among them (`etp`)."""
-
-    @property
-    def ep(self) -> int:
-        """Ranks that share the experts of a layer."""
-        return 1 if self.between is None else dist.get_world_size(self.between)
-
-    @property
-    def etp(self) -> int:
-        """Ranks that share each expert."""
-        return 1 if self.within is None else dist.get_world_size(self.within)
+Group = dist.ProcessGroup | None
+"""Ranks that share something; None where there is one rank."""
 
 
 def _all_to_all(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
@@ -74,28 +56,28 @@ class Route:
 
     Args:
         counts: Rows that this rank sends to each expert of the layer, shape `(E,)`.
-        groups: Who holds the experts.
+        between: Ranks that share the experts of the layer among them (`ep`).
+        within: Ranks that share each expert among them (`etp`).
     """
 
-    def __init__(self, counts: Tensor, groups: ExpertGroups) -> None:
-        self.groups = groups
-        sent = counts.reshape(groups.ep, -1)
-        received = sent
-        if groups.between is not None:
+    def __init__(self, counts: Tensor, between: Group, within: Group) -> None:
+        self.between, self.within = between, within
+        received = sent = counts.reshape(between.size() if between else 1, -1)
+        if between is not None:
             received = torch.empty_like(sent)
-            dist.all_to_all_single(received, sent.contiguous(), group=groups.between)
+            dist.all_to_all_single(received, sent.contiguous(), group=between)
         self._sent: list[int] = sent.sum(1).tolist()
         self._received: list[int] = received.sum(1).tolist()
         parts = [received]
-        if groups.within is not None:
-            parts = [torch.empty_like(received) for _ in range(groups.etp)]
-            dist.all_gather(parts, received, group=groups.within)
+        if within is not None:
+            parts = [torch.empty_like(received) for _ in range(within.size())]
+            dist.all_gather(parts, received, group=within)
         self._gathered: list[int] = [int(part.sum()) for part in parts]
         runs = torch.stack(parts)
         """Rows by rank of a split expert, sending rank and expert."""
         self._runs: list[int] = runs.flatten().tolist()
         local = runs.shape[-1]
-        # from the order of arrival into that of the experts, whose runs then lie beside each other
+        # from the order of arrival into that of the experts, whose runs then lie next to each other
         self._order = torch.arange(runs.numel()).reshape(-1, local).T.flatten().tolist()
         self.counts: list[int] = runs.flatten(0, 1).sum(0).tolist()
         """Rows of each expert that this rank holds."""
@@ -103,7 +85,7 @@ class Route:
     def to_experts(self, rows: Tensor) -> Tensor:
         """Send rows in the order of the layer's experts; return rows in the order of this rank's experts."""
         rows = self._exchanged(rows, self._sent, self._received)
-        if self.groups.within is not None:
+        if self.within is not None:
             # gradients are summed, since every rank computes with all rows
             rows = moved(rows, *self._ways_within(_gathered, _own_sum))
         return _reordered(rows, self._runs, self._order)
@@ -112,27 +94,23 @@ class Route:
         """Send results back, partial results of a split expert summed."""
         inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
         rows = _reordered(rows, [self._runs[i] for i in self._order], inverse)
-        if self.groups.within is not None:
+        if self.within is not None:
             rows = moved(rows, *self._ways_within(_own_sum, _gathered))
         return self._exchanged(rows, self._received, self._sent)
 
     def _exchanged(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        group = self.groups.between
-        if group is None:
+        if self.between is None:
             return rows
-        there = partial(_all_to_all, sent=sent, received=received, group=group)
-        return moved(rows, there, partial(_all_to_all, sent=received, received=sent, group=group))
+        there = partial(_all_to_all, sent=sent, received=received, group=self.between)
+        return moved(rows, there, partial(_all_to_all, sent=received, received=sent, group=self.between))
 
     def _ways_within(self, *ways: Callable[..., Tensor]) -> Iterator[Way]:
-        return (partial(way, counts=self._gathered, group=self.groups.within) for way in ways)
+        return (partial(way, counts=self._gathered, group=self.within) for way in ways)
 
 
 def _reordered(rows: Tensor, runs: Sequence[int], order: Sequence[int]) -> Tensor:
     parts = torch.split(rows, list(runs))
     return torch.cat([parts[i] for i in order])
-
-
-ALONE = ExpertGroups(None, None)
 
 
 class Expert(nn.Module):
@@ -210,16 +188,13 @@ class Mixture(nn.Module):
         self.shared = shared
         gated = shared is not None and config.moe_shared_expert_gate
         self.shared_gate = nn.Linear(config.hidden_size, 1, bias=False) if gated else None
-        self.groups = ALONE
+        self.groups: tuple[Group, Group] = (None, None)
 
     def divide(self, mesh: DeviceMesh) -> None:
-        """Keep this rank's experts and remember who has the others."""
+        """Keep this rank's experts and remember the groups that have the others."""
         self.bank.keep(mesh)
-        between, within = (mesh[name] for name in ("ep", "tp"))
-        self.groups = ExpertGroups(
-            between.get_group() if between.size() > 1 else None,
-            within.get_group() if within.size() > 1 else None,
-        )
+        between, within = (mesh[n].get_group() if mesh[n].size() > 1 else None for n in ("ep", "tp"))
+        self.groups = between, within
 
     def forward(self, state: Tensor) -> Tensor:
         """Map states of shape `(B, t, H)` to the same; every rank of a stage has tokens of its own."""
@@ -228,16 +203,16 @@ class Mixture(nn.Module):
         weights = weights / weights.sum(-1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)
         tokens, of_token = state.flatten(0, 1), order // self.top_k
-        route = Route(torch.bincount(chosen.flatten(), minlength=scores.shape[-1]), self.groups)
+        route = Route(torch.bincount(chosen.flatten(), minlength=scores.shape[-1]), *self.groups)
         rows = route.back(self.bank(route.to_experts(tokens[of_token]), route.counts))
         rows = rows * weights.flatten()[order, None]
         result = torch.zeros_like(tokens).index_add(0, of_token, rows).view_as(state)
         if self.shared is None:
             return result
-        beside: Tensor = self.shared(state)
+        shared: Tensor = self.shared(state)
         if self.shared_gate is not None:
-            beside = torch.sigmoid(self.shared_gate(state)) * beside
-        return result + beside
+            shared = torch.sigmoid(self.shared_gate(state)) * shared
+        return result + shared
 
 
 def expert_bank(layer: nn.Module) -> ExpertBank | None:

@@ -32,13 +32,13 @@ class LocalMachine:
         return LocalMachine(names, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
-def device_for(problem: Problem, plan: Plan, wish: str, machine: LocalMachine) -> str:
+def device_for(problem: Problem, plan: Plan, asked: str, machine: LocalMachine) -> str:
     """Return `cpu` or `cuda` for a plan on this machine.
 
     Args:
         problem: In float32.
         plan: To run.
-        wish: `auto` takes the kind that the plan was made for; another value overrules the plan.
+        asked: `auto` takes the kind that the plan was made for; another value overrules the plan.
         machine: Where it shall run.
 
     Errors:
@@ -46,13 +46,13 @@ def device_for(problem: Problem, plan: Plan, wish: str, machine: LocalMachine) -
     """
     names = sorted({group.device for group in problem.config.cluster.nodes})
     made_for_cpu = all(float(group.device.peak_flops) < GPU_FLOPS for group in problem.cluster.groups)
-    kind = wish if wish != "auto" else (CPU if made_for_cpu else "cuda")
+    kind = asked if asked != "auto" else (CPU if made_for_cpu else "cuda")
     if kind == "cuda" and not machine.gpus:
         raise UnsupportedError(
             f"the plan is for {problem.cluster.num_devices} x {', '.join(names)}, and this machine has no "
             "GPU; try device=cpu, which computes the same on the CPU."
         )
-    if kind == "cuda" and wish == "auto":
+    if kind == "cuda" and asked == "auto":
         # a device of the configuration (`a100_80`) may be any GPU whose name holds its family
         gpus = " ".join(machine.gpus).upper()
         other = [name for name in names if name.split("_")[0].upper() not in gpus]

@@ -46,19 +46,25 @@ class Meshes:
         self.stage_size = dist.get_world_size() // plan.pp
         self.stage, self.position = divmod(self.rank, self.stage_size)
         self._device = device
-        self._by_division: dict[tuple[int, int], DeviceMesh] = {}
-        for tp, shards in sorted({(layer.tp, shard_ranks(layer)) for layer in plan.layers}):
-            self._by_division[tp, shards] = self._divided(tp, shards)
-        self._by_experts: dict[tuple[int, int], DeviceMesh] = {}
-        for ep, etp in sorted({(layer.ep, layer.etp) for layer in plan.layers if experts}):
-            self._by_experts[ep, etp] = self._folded(ep, etp)
-        self._peers: dict[tuple[int, int], dist.ProcessGroup] = {}
-        for before, after in pairwise(plan.layers):
-            common = lcm(before.tp, after.tp)
-            for tp in sorted({before.tp, after.tp} - {common}):
-                if (tp, common) not in self._peers:
-                    self._peers[tp, common] = self._peer_group(tp, common)
-        # down and up a V, the head lies beside the embedding
+        size, layers = self.stage_size, plan.layers
+        self._by_division = {
+            (tp, shards): self._mesh(replicate=size // tp // shards, shard=shards, tp=tp)
+            for tp, shards in sorted({(layer.tp, shard_ranks(layer)) for layer in layers})
+        }
+        self._by_experts = {
+            (ep, etp): self._mesh(replicate=1, shard=size // (ep * etp), ep=ep, tp=etp)
+            for ep, etp in sorted({(layer.ep, layer.etp) for layer in layers if experts})
+        }
+        neighbours = dict.fromkeys(
+            (tp, lcm(before.tp, after.tp))
+            for before, after in pairwise(layers)
+            for tp in sorted({before.tp, after.tp} - {lcm(before.tp, after.tp)})
+        )
+        self._peers = {
+            (tp, common): self._mesh(outer=size // common, peer=common // tp, inner=tp)["peer"].get_group()
+            for tp, common in neighbours
+        }
+        # down and up a V, the head lies next to the embedding
         self.tied = self._tied_group() if plan.chunk_devices[-1] > 0 else None
 
     def of(self, strategy: LayerStrategy) -> DeviceMesh:
@@ -83,18 +89,9 @@ class Meshes:
         """Ranks of the same place in every stage."""
         return next(iter(self._by_division.values()))["pp"].get_group()
 
-    def _divided(self, tp: int, shards: int) -> DeviceMesh:
-        shape = (self.pp, self.stage_size // tp // shards, shards, tp)
-        return init_device_mesh(self._device, shape, mesh_dim_names=("pp", "replicate", "shard", "tp"))
-
-    def _folded(self, ep: int, etp: int) -> DeviceMesh:
-        shape = (self.pp, 1, self.stage_size // (ep * etp), ep, etp)
-        return init_device_mesh(self._device, shape, mesh_dim_names=("pp", "replicate", "shard", "ep", "tp"))
-
-    def _peer_group(self, tp: int, common: int) -> dist.ProcessGroup:
-        shape = (self.pp, self.stage_size // common, common // tp, tp)
-        mesh = init_device_mesh(self._device, shape, mesh_dim_names=("pp", "outer", "peer", "inner"))
-        return mesh["peer"].get_group()
+    def _mesh(self, **sizes: int) -> DeviceMesh:
+        """Make the mesh of all ranks whose dimensions, in this order, have these sizes in every stage."""
+        return init_device_mesh(self._device, (self.pp, *sizes.values()), mesh_dim_names=("pp", *sizes))
 
     def _tied_group(self) -> dist.ProcessGroup | None:
         """Return this rank's partner and itself, where it lies in the first or the last stage."""

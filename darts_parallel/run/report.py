@@ -50,7 +50,7 @@ def _render_verdict(verdict: StepComparison, console: Console) -> None:
     extra = sum(entry.extra for entry in verdict.bytes)
     if extra:
         console.print(
-            f"fully_shard keeps {extra:,.0f} bytes in all beside the parameters gathered for ZeRO-2: the "
+            f"fully_shard keeps {extra:,.0f} bytes in all next to the parameters gathered for ZeRO-2: the "
             "parts that the optimizer steps, which the model does not count.",
             soft_wrap=True,
         )

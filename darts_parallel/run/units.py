@@ -243,7 +243,7 @@ class Replicated(Unit):
 class Sharded(Unit):
     """ZeRO 2 and 3 by `fully_shard`: gradients are reduce-scattered in every backward pass.
 
-    ZeRO 3 frees the gathered parameters after each pass; ZeRO 2 keeps them for the iteration, beside
+    ZeRO 3 frees the gathered parameters after each pass; ZeRO 2 keeps them for the iteration, next to
     the part that the optimizer steps.
 
     Args:

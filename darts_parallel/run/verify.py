@@ -1,6 +1,7 @@
 """Proof that a plan computes the training step of one process, and needs the bytes that it predicts."""
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -143,7 +144,7 @@ def verify(engine: Engine, seed: int) -> StepComparison:
         reference = Reference.build(problem, seed, engine.device, engine.plan)
     losses = []
     gradients: dict[str, float] = {}
-    measured: list[tuple[str, float, float, float]] = []
+    mine: list[Bytes] = []
     for step in range(2):
         batch = global_batch(problem, seed, step)
         loss = engine.forward_backward(batch)
@@ -151,15 +152,17 @@ def verify(engine: Engine, seed: int) -> StepComparison:
         wanted = torch.tensor(reference.forward_backward(batch, count) if reference else 0.0)
         if step == 0:
             gradients = _compare(engine, reference)
-            measured = _state_bytes(engine)
+            mine = _state_bytes(engine)  # of moments there are none yet
         engine.update()
         if reference:
             reference.update()
         if step == 0:
-            measured.append(("optimizer", _optimizer_bytes(engine), 0.0, measured[0][3] * 2))
+            mine[2] = replace(mine[2], measured=_optimizer_bytes(engine))
         losses.append((loss, float(wanted)))
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
     few_bits = any(few_bit_sums(own) or few_bit_gradients(own) for own in engine.plan.layers)
-    return StepComparison(*losses[0], *losses[1], gradients, _gathered(problem, engine, measured), few_bits)
+    return StepComparison(*losses[0], *losses[1], gradients, tuple(chain(*everyone)), few_bits)
 
 
 def _compare(engine: Engine, reference: Reference | None) -> dict[str, float]:
@@ -190,12 +193,18 @@ def _relative(gradient: Tensor, target: Tensor, typical: float) -> float:
     return float((difference + padding) / max(float(target.norm()), floor))
 
 
-def _state_bytes(engine: Engine) -> list[tuple[str, float, float, float]]:
-    rounding = sum(unit.rounding_bytes() for unit in engine.units)
-    parameters = sum(unit.parameter_bytes() for unit in engine.units)
-    extra = sum(unit.extra_bytes() for unit in engine.units)
-    gradients = sum(unit.gradient_bytes() for unit in engine.units)
-    return [("parameters", parameters, extra, rounding), ("gradients", gradients, 0.0, rounding)]
+def _state_bytes(engine: Engine) -> list[Bytes]:
+    """Return the bytes of parameters, gradients and moments on this rank."""
+    rank, stage, units = dist.get_rank(), engine.meshes.stage, engine.units
+    parameters, gradients, moments = predicted_bytes(engine.problem, engine.plan, stage)
+    rounding = sum(unit.rounding_bytes() for unit in units)
+    rounding += padded_bias_bytes(engine.problem, engine.plan, stage)
+    extra = sum(unit.extra_bytes() for unit in units)
+    return [
+        Bytes(rank, "parameters", sum(u.parameter_bytes() for u in units), parameters, extra, rounding),
+        Bytes(rank, "gradients", sum(u.gradient_bytes() for u in units), gradients, 0.0, rounding),
+        Bytes(rank, "optimizer", _optimizer_bytes(engine), moments, 0.0, 2 * rounding),
+    ]
 
 
 def _optimizer_bytes(engine: Engine) -> int:
@@ -203,19 +212,3 @@ def _optimizer_bytes(engine: Engine) -> int:
     states = engine.optimizer.state.values()
     tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
     return sum(value.numel() * value.element_size() for value in tensors if value.dim() > 0)
-
-
-def _gathered(
-    problem: Problem, engine: Engine, mine: list[tuple[str, float, float, float]]
-) -> tuple[Bytes, ...]:
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    rows = []
-    for rank, entries in enumerate(everyone):
-        stage = rank // engine.meshes.stage_size
-        predictions = predicted_bytes(problem, engine.plan, stage)
-        slack = padded_bias_bytes(problem, engine.plan, stage)
-        for (kind, measured, extra, rounding), predicted in zip(entries, predictions, strict=True):
-            doubled = slack * (2 if kind == "optimizer" else 1)
-            rows.append(Bytes(rank, kind, measured, predicted, extra, rounding + doubled))
-    return tuple(rows)

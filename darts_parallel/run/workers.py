@@ -163,7 +163,7 @@ class Workers:
         self._processes: list[BaseProcess] = []
         context = preloaded()
         for _ in range(count):
-            pool = ProcessPoolExecutor(1, mp_context=context, initializer=begin_worker)
+            pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin)
             others = set(multiprocessing.active_children())
             with children_without_interrupts():
                 pool.submit(os.getpid)
@@ -247,6 +247,12 @@ def _submitted(pool: ProcessPoolExecutor, *arguments: Any) -> Future[Any]:
         broken: Future[Any] = Future()
         broken.set_exception(error)
         return broken
+
+
+def _begin() -> None:
+    """Share the cores with the other workers."""
+    begin_worker()
+    torch.set_num_threads(1)
 
 
 def _serve(rank: int, world: int, file: str, timeout_s: float, kind: str, job: Job, *arguments: Any) -> Any:

@@ -41,13 +41,6 @@ def test_excluded_folders_are_not_entered(tmp_path: Path, monkeypatch: pytest.Mo
     assert 33 not in set(corpus.train.tolist()) | set(corpus.validation.tolist()) | set(corpus.test.tolist())
 
 
-def test_a_new_file_moves_no_other_file_to_the_other_part(tmp_path: Path) -> None:
-    write_files(tmp_path)
-    before = set(load_corpus(tmp_path).validation.tolist())
-    (tmp_path / "aaa.py").write_bytes(b"!" * 50)
-    assert set(load_corpus(tmp_path).validation.tolist()) - {33} == before
-
-
 def test_a_folder_without_source_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="too little Python source"):
         load_corpus(tmp_path)

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 
@@ -5,16 +7,16 @@ from darts_parallel.bilevel import transformer
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.mixture import slopes
+from darts_parallel.bilevel.mixture import gradient_shortfall, slopes
 from darts_parallel.bilevel.quantize import BLOCK, lossy_sum
-from darts_parallel.bilevel.transformer import initial_weights, mixed_loss
+from darts_parallel.bilevel.trainer import WeightTrainer, differentiate
+from darts_parallel.bilevel.transformer import initial_weights, mixed_loss, plan_loss
 from darts_parallel.bilevel.trials import (
     GradientShares,
     behind,
     middle_of_read,
     train_losses,
     try_pairs,
-    widest,
 )
 from tests.support.bilevel_tiny import corpus, tiny_settings
 
@@ -47,10 +49,6 @@ def test_trials_charge_exact_pairs_nothing_and_fewer_bits_at_the_widest_group() 
     assert table.steps == 4 * SETTINGS.trial_steps
 
 
-def test_the_widest_group_stands_for_all_of_its_bits() -> None:
-    assert widest([(2, 4), (4, 4), (8, 16)]) == {(2, 4): (4, 4), (4, 4): (4, 4)}
-
-
 def test_only_the_end_of_a_trial_counts() -> None:
     exact = [5.0 - 0.01 * step for step in range(10)]
     late = [loss + (0.2 if step >= 8 else 9.0) for step, loss in enumerate(exact)]
@@ -65,6 +63,29 @@ def test_shares_of_gradients_sum_to_one_and_follow_what_rounding_takes() -> None
     shares.update(torch.tensor([1.0, 3.0]))
     shares.update(torch.tensor([2.0, 2.0]))
     torch.testing.assert_close(shares.of(2), torch.tensor([0.375, 0.625], dtype=torch.float64))
+
+
+def test_groups_of_one_rank_send_nothing_and_those_of_two_send_few_bits() -> None:
+    alone, two = Candidate(1, 1, 4, 4), Candidate(2, 2, 4, 2)
+    assert (alone.forward_pair, alone.gradient_pair) == ((1, 16), (1, 16))
+    assert (two.forward_pair, two.gradient_pair) == ((2, 4), (2, 2))
+
+
+def test_the_learning_rate_rises_linearly_and_then_stays() -> None:
+    trainer = WeightTrainer(tiny_settings(learning_rate_warmup=4, learning_rate=0.01), 8, 0)
+    for trainer.step, share in ((0, 0.25), (1, 0.5), (3, 1.0), (9, 1.0)):
+        assert trainer.learning_rate == pytest.approx(share * 0.01)
+
+
+def test_the_progress_that_a_pair_lacks_is_a_share() -> None:
+    trainer, plan = WeightTrainer(SETTINGS, 8, 0), (Candidate(1, 1),) * 2
+    outcome = trainer.learn_plan(batch(1), plan)
+    by_weight, _ = differentiate(partial(plan_loss, plan=plan), trainer.weights, batch(1))
+    small = {name: 1e-6 * gradient for name, gradient in by_weight.items()}
+    found = [gradient_shortfall(trainer, own, outcome.mean, PAIRS) for own in (by_weight, small)]
+    assert not found[0][:, 0].any()
+    assert found[0][:, 1:].all()
+    torch.testing.assert_close(found[0], found[1])
 
 
 @pytest.mark.parametrize("pairs", [((1, 16), (2, 16)), PAIRS], ids=["exact", "lossy"])

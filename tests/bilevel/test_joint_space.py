@@ -34,11 +34,7 @@ def prices(seed: int, scale: float = 0.3) -> LogSlowdown:
 
 
 def random_plans(table: int, count: int, seed: int) -> HardPlans:
-    return random_plans_of(SPACE, table, count, seed)
-
-
-def random_plans_of(space: JointSpace, table: int, count: int, seed: int) -> HardPlans:
-    own, generator = space.tables[table], torch.Generator().manual_seed(seed)
+    own, generator = SPACE.tables[table], torch.Generator().manual_seed(seed)
     outer = torch.randint(own.num_outer, (count,), generator=generator)
     weights = own.allowed[outer].double().unsqueeze(1).expand(-1, own.num_layers, -1)
     choices = torch.multinomial(weights.flatten(0, 1), 1, generator=generator).view(count, -1)

@@ -45,8 +45,9 @@ def test_a_child_does_not_hear_ctrl_c_and_the_parent_hears_it_later() -> None:
 IDLE = """
 import os, time
 from darts_parallel.bilevel.jobs import Jobs
-with Jobs(2) as jobs:
-    print(*jobs.map(os.getpid, [()] * 8), flush=True)
+from darts_parallel.run.workers import Workers
+with Workers(2) as workers, Jobs(2) as jobs:
+    print(*workers.run(os.getpid), *jobs.map(os.getpid, [()] * 8), flush=True)
     time.sleep(60)
 """
 
@@ -63,7 +64,7 @@ def test_idle_workers_end_when_the_process_that_asked_for_them_is_killed() -> No
     with subprocess.Popen([sys.executable, "-c", IDLE], stdout=subprocess.PIPE, text=True) as asked:
         assert asked.stdout is not None
         workers = {int(pid) for pid in asked.stdout.readline().split()}
-        assert workers
+        assert len(workers) > 2
         assert asked.pid not in workers
         asked.kill()
     deadline = time.monotonic() + 30.0

@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,20 +96,6 @@ def test_ranks_that_torchrun_would_start_agree_with_one_process_and_the_first_sa
     assert "differs" not in printed
 
 
-def test_a_wrong_world_size_is_one_sentence(
-    two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    assert command(monkeypatch, f"plan={two}") == 2
-    assert capsys.readouterr().err == (
-        "darts_parallel.run: WORLD_SIZE=3 must be the 2 devices of the plan; try torchrun "
-        "--nproc-per-node 2.\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -130,18 +115,15 @@ def test_a_wrong_setting_is_one_sentence(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("version", ["2.4.1+cu121", "2.9.0", "1.13.1"])
 def test_an_older_torch_is_refused_in_one_sentence_before_any_process_starts(
-    version: str, two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch, "__version__", "2.4.1+cu121")
     monkeypatch.setattr(Workers, "__init__", lambda *arguments: pytest.fail("a process was started"))
     assert command(monkeypatch, f"plan={two}") == 2
-    assert capsys.readouterr().err == (
-        f"darts_parallel.run: torch {version} is installed, and to run a plan takes torch 2.13 or newer; "
-        'try pip install "torch>=2.13".\n'
-    )
-    with pytest.raises(UnsupportedError, match=f"torch {re.escape(version)} is installed"):
+    sentence = "torch 2.4.1+cu121 is installed, and to run a plan takes torch 2.13 or newer"
+    assert capsys.readouterr().err == f'darts_parallel.run: {sentence}; try pip install "torch>=2.13".\n'
+    with pytest.raises(UnsupportedError, match=re.escape(sentence)):
         measured_vs_predicted.run(
             measured_vs_predicted.MeasuredOptions(share_cores=True, out=str(two.parent / "out"))
         )
@@ -162,16 +144,12 @@ def test_the_refusal_needs_nothing_that_an_older_torch_lacks(
     assert "torch 2.4.1 is installed" in capsys.readouterr().err
 
 
-def test_the_needed_torch_and_newer_ones_may_run_plans() -> None:
-    def refused(version: str) -> bool:
-        try:
-            require_torch(version)
-        except UnsupportedError:
-            return True
-        return False
-
-    versions = ["1.13.1", "2.12.9", "2.13.0+cpu", "2.13.1", "2.14.0a0+git1234567", "3.0.0"]
-    assert [refused(version) for version in versions] == [True, True, False, False, False, False]
+@pytest.mark.parametrize("version", ["1.13.1", "2.9.0", "2.12.9"])
+def test_every_torch_below_the_needed_one_is_refused_and_newer_ones_are_not(version: str) -> None:
+    with pytest.raises(UnsupportedError):
+        require_torch(version)
+    for newer in ("2.13.0+cpu", "2.14.0a0+git1234567", "3.0.0"):
+        require_torch(newer)
 
 
 def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists() -> None:
@@ -244,25 +222,20 @@ def alive(pid: int) -> bool:
 
 
 def test_a_process_that_dies_stops_all_others_at_once() -> None:
-    began = time.monotonic()
-    workers = Workers(2)
-    pids = workers.pids
-    with pytest.raises(GroupError, match=r"rank 1 died \(exit status 7\)"):
-        workers.run(die, 1)
-    assert not any(alive(pid) for pid in pids)
-    workers = Workers(2)
-    pids = workers.pids
-    os.kill(pids[0], signal.SIGKILL)
-    with pytest.raises(GroupError, match=r"rank 0 died \(signal SIGKILL\)"):
-        workers.run(die, 5)
-    assert not any(alive(pid) for pid in pids)
-    assert time.monotonic() - began < 60
+    for killed, sentence in ((None, "rank 1 died (exit status 7)"), (0, "rank 0 died (signal SIGKILL)")):
+        workers = Workers(2)
+        pids = workers.pids
+        if killed is not None:
+            os.kill(pids[killed], signal.SIGKILL)
+        with pytest.raises(GroupError, match=re.escape(sentence)):
+            workers.run(die, 1 if killed is None else 5)
+        assert not any(alive(pid) for pid in pids)
 
 
 def test_a_process_that_hangs_ends_the_run_after_the_timeout() -> None:
-    workers = Workers(2, timeout_s=3.0)
+    workers = Workers(2, timeout_s=2.0)
     pids = workers.pids
-    with pytest.raises(GroupError, match="rank 0 lost another process within timeout_s=3"):
+    with pytest.raises(GroupError, match="rank 0 lost another process within timeout_s=2"):
         workers.run(hang, 1)
     assert not any(alive(pid) for pid in pids)
 
@@ -271,7 +244,7 @@ def test_a_process_that_never_comes_is_named_after_the_timeout(tmp_path: Path) -
     store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
     with (
         pytest.raises(GroupError, match="rank 0 lost another process"),
-        process_group(torch.device("cpu"), 0, 2, 1.0, store),
+        process_group(torch.device("cpu"), 0, 2, 0.5, store),
     ):
         raise AssertionError("the group must not stand")
     assert not torch.distributed.is_initialized()
@@ -295,10 +268,14 @@ def test_a_taken_port_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     ("variables", "sentence"),
     [
         ({"WORLD_SIZE": "2"}, "RANK must be set where WORLD_SIZE is"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
+            "WORLD_SIZE=3 must be the 2 devices of the plan; try torchrun --nproc-per-node 2.\n",
+        ),
         ({"RANK": "0", "WORLD_SIZE": "two", "MASTER_ADDR": "here", "MASTER_PORT": "1"}, "WORLD_SIZE=two"),
     ],
 )
-def test_half_of_torchruns_environment_is_refused(
+def test_a_wrong_environment_of_torchrun_is_refused(
     variables: dict[str, str],
     sentence: str,
     two: Path,
