@@ -103,12 +103,7 @@ def tune(problem: Problem, first: Plan, trials: Sequence[Trial]) -> Tuning:
                     plans[i], costs[i].iteration_time_s, middle, (middle / half, middle * half), len(tried[i])
                 )
             )
-    ratios = [
-        log(t.seconds / cost.iteration_time_s)
-        for own, cost in zip(tried, costs, strict=True)
-        for t in own
-        if t.seconds is not None
-    ]
+    ratios = [error for _, error in _errors(costs, tried)]
     scale = exp(sum(ratios) / len(ratios)) if ratios else 1.0
     ranked = tuple(sorted(proposals, key=lambda proposal: proposal.expected_s))
     return Tuning(ranked, scale, len(plans) - len(proposals))
@@ -142,18 +137,24 @@ def _fitting(costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]) -
     return [done or (share < limit and share * factor <= 1.0) for share, done in zip(fill, ran, strict=True)]
 
 
+def _errors(costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]) -> list[tuple[int, float]]:
+    """Return candidate and log(measured / predicted seconds) of every trial that ran."""
+    return [
+        (row, log(trial.seconds / cost.iteration_time_s))
+        for row, (trials, cost) in enumerate(zip(tried, costs, strict=True))
+        for trial in trials
+        if trial.seconds is not None
+    ]
+
+
 def _posterior_of(
     problem: Problem, plans: Sequence[Plan], costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]
 ) -> tuple[Tensor, Tensor]:
     """Return mean and variance, `(N,)`, of log(true / predicted seconds) after the trials."""
     known = posterior()
     kernel = _prior(problem, plans, known)
-    rows, ratios = [], []
-    for i, (own, cost) in enumerate(zip(tried, costs, strict=True)):
-        for trial in own:
-            if trial.seconds is not None:
-                rows.append(i)
-                ratios.append(log(trial.seconds / cost.iteration_time_s))
+    errors = _errors(costs, tried)
+    rows, ratios = [row for row, _ in errors], [error for _, error in errors]
     if not rows:
         return torch.zeros(len(plans), dtype=torch.float64), torch.diagonal(kernel).clone()
     noise = REPEAT**2 * torch.eye(len(rows), dtype=torch.float64)

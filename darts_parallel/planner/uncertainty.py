@@ -143,13 +143,15 @@ class Posterior:
             return float(spreads[UNKNOWN])
         return float(spreads["places"].get(f"{device}+{framework}", spreads["source"]))
 
+    def largest_residual(self, part: str, problem: Problem) -> float:
+        """Return the largest `residual` of the devices of a problem."""
+        devices = {_family(group.device.name) for group in problem.cluster.groups}
+        name, experts = problem.software.name, problem.model.has_experts
+        return max(self.residual(part, device, name, experts=experts) for device in devices)
+
     def job_spread(self, problem: Problem) -> tuple[float, float]:
         """Return the standard deviations of what all plans of a job share, and of what is each plan's own."""
-        devices = [_family(group.device.name) for group in problem.cluster.groups]
-        experts = problem.model.has_experts
-        whole = max(
-            self.residual("seconds", device, problem.software.name, experts=experts) for device in devices
-        )
+        whole, experts = self.largest_residual("seconds", problem), problem.model.has_experts
         # a place whose runs scatter less than plans of other jobs do tells its plans apart the better
         spreads = self.spread["seconds"]
         pair = spreads.get(EXPERTS, spreads).get("pair", whole) if experts else spreads.get("pair", whole)
@@ -193,17 +195,12 @@ def intervals(
     known = posterior()
     if known is None or not elasticities:
         return None
-    framework = problem.software.name
-    devices = [_family(group.device.name) for group in problem.cluster.groups]
     time = known.variance(time_slopes(known, problem, elasticities))
-    experts = problem.model.has_experts
-    time += max(known.residual("seconds", device, framework, experts=experts) for device in devices) ** 2
-    half = NORMAL * sqrt(time)
-    memory, chances = [], []
+    half = NORMAL * sqrt(time + known.largest_residual("seconds", problem) ** 2)
+    memory, chances, spread = [], [], known.largest_residual("memory", problem)
     for used, capacity, slopes in zip(
-        cost.memory_bytes, cost.capacity_bytes, _memory_slopes(plan, problem, framework), strict=True
+        cost.memory_bytes, cost.capacity_bytes, _memory_slopes(plan, problem), strict=True
     ):
-        spread = max(known.residual("memory", device, framework, experts=experts) for device in devices)
         sd = sqrt(known.variance(slopes) + spread**2)
         memory.append((used * exp(-NORMAL * sd), used * exp(NORMAL * sd)))
         z = log(capacity / used) / sd
@@ -274,9 +271,9 @@ def _link(problem: Problem, owner: str, side: str) -> tuple[float, float]:
     return float(link.bandwidth_GBps), float(link.efficiency)
 
 
-def _memory_slopes(plan: Plan, problem: Problem, framework: str) -> Sequence[Slopes]:
+def _memory_slopes(plan: Plan, problem: Problem) -> Sequence[Slopes]:
     """Return d log(bytes) / d latent parameter of every stage; bytes are linear in each of the factors."""
-    usual = hard_plan(plan, problem)[2].memory[0]
+    usual, framework = hard_plan(plan, problem)[2].memory[0], problem.software.name
     cluster = problem.cluster.arranged(plan.node_order)
     stages = [cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
     total = usual + torch.tensor([device.reserved for device in stages], dtype=torch.float64)
@@ -295,15 +292,12 @@ def _with_doubled(problem: Problem, factor: str) -> Problem:
     """Return the problem with twice a factor of its devices; remembered: the report asks three times."""
     known: dict[str, Problem] = problem.priced
     if factor not in known:
-        groups = tuple(replace(g, device=_doubled(g.device, factor)) for g in problem.cluster.groups)
+        groups = tuple(
+            replace(g, device=replace(g.device, **{factor: 2.0 * float(getattr(g.device, factor))}))  # type: ignore[arg-type]
+            for g in problem.cluster.groups
+        )
         known[factor] = replace(problem, cluster=replace(problem.cluster, groups=groups))
     return known[factor]
-
-
-def _doubled(device: Device, factor: str) -> Device:
-    if factor == "state_factor":
-        return replace(device, state_factor=2.0 * float(device.state_factor))
-    return replace(device, activation_factor=2.0 * float(device.activation_factor))
 
 
 def correlation_bytes(correlation: Tensor) -> bytes:

@@ -2,12 +2,13 @@
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
@@ -84,6 +85,17 @@ def test_an_incumbent_as_good_as_the_optimum_is_reached_and_a_better_one_refuted
         assert refuted.best is None
         assert refuted.proven
         assert best.cost * 0.999 <= refuted.lower_bound <= best.cost
+
+
+@pytest.mark.parametrize("mode", ["uniform", "stagewise", "layerwise"])
+def test_a_plan_that_fits_to_the_byte_is_found(mode: str) -> None:
+    for seed in range(6):
+        table = table_of(seed)
+        best = brute_force([table], mode).best
+        if best is not None:
+            exact = replace(table, capacity=evaluate_batch(table, best.plan).memory[0])
+            found = find_layerwise_plan([exact], mode)
+            assert found.cost == pytest.approx(best.time, rel=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["uniform", "stagewise", "layerwise"])
