@@ -149,14 +149,14 @@ def verify(space: JointSpace, found: BilevelPlan, budget: float) -> list[Verific
         found: The plan that is verified.
         budget: Wall-clock seconds of each method.
     """
-    entries = []
+    entries, uniform = [], None
     tables, bits = _at_fixed_bits(space, found.blocks, found.global_batch_size)
     for name, kind in (("exhaustive", "uniform"), ("dynamic_programming", "layerwise")):
         began = time.monotonic()
         if kind == "uniform":
-            answer = find_uniform_plan(tables, deadline=began + budget)
+            answer = uniform = find_uniform_plan(tables, deadline=began + budget)
         else:
-            answer = find_layerwise_plan(tables, kind, deadline=began + budget)
+            answer = find_layerwise_plan(tables, kind, deadline=began + budget, uniform=uniform)
         result = answer.verification(tables, time.monotonic() - began, name, kind)
         plan = None if result.plan is None else with_bits(result.plan, bits)
         note = f"{result.note}, at the plan's bits" if result.note else "at the plan's bits"

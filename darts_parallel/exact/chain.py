@@ -20,7 +20,7 @@ Weights = tuple[Array, Array]
 
 
 @dataclass(frozen=True)
-class Point:
+class PathCounts:
     """Counts of passes and messages on a plan's paths."""
 
     seconds: Array
@@ -71,7 +71,7 @@ class Chain:
 
     def cheapest(
         self, weights: Weights, prices: Array, splits: "FoldedSplits | None" = None
-    ) -> tuple[float, HardPlans, Point | None]:
+    ) -> tuple[float, HardPlans, PathCounts | None]:
         """Return the least weighted sum of any plan, the plan, and its parts; infinity where none fits.
 
         Args:
@@ -101,7 +101,7 @@ class Chain:
         chosen = choice[stage, layers]
         held = np.bincount(devices[stage], self.need[stage, layers, chosen], minlength=len(self.capacity))
         taken = finite[:, stage, layers, chosen]
-        point = Point(
+        point = PathCounts(
             np.stack([np.bincount(stage, row, minlength=len(kinds)) for row in taken]),
             self.message[np.arange(len(kinds) - 1), np.asarray(starts[1:], dtype=np.int64) - 1],
             held / self.capacity - 1.0,

@@ -2,7 +2,7 @@
 
 A row is a cluster, a pipeline degree, an order of its nodes, a number of micro-batches and a strategy for all
 layers. All rows are bounded at once; then, round by round, the most promising rows of all clusters are split
-into stages together (`min_sum`), until no open row of a cluster can beat its best plan.
+into stages together (`best_splits`), until no open row of a cluster can beat its best plan.
 """
 
 from collections.abc import Sequence
@@ -36,13 +36,13 @@ def best_uniform_plans(
         tables: Priced by the closed form, one stage a device.
         num_clusters: Clusters, which may own no table.
     """
-    batch = _Batch(owner, tables, num_clusters)
+    batch = _ClusterRows(owner, tables, num_clusters)
     batch.run()
     return [batch.answer(number) for number in range(num_clusters)]
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _UniformCosts:
     """Costs that tables share, by uniform configuration (number of micro-batches and strategy), B of them."""
 
     outer: Index
@@ -62,7 +62,7 @@ class _Costs:
     """Whether a kind runs the strategy, `(B, Q)`."""
 
     @staticmethod
-    def read(table: CostTable) -> "_Costs":
+    def read(table: CostTable) -> "_UniformCosts":
         """Read all configurations but those whose strategy another one beats in everything."""
         # what is paid once depends on the layout alone, and dominance is asked within a layout
         kept = set(without_dominated(replace(table, per_iteration=torch.zeros_like(table.static))).choices)
@@ -77,7 +77,7 @@ class _Costs:
         runs = np.ones((kinds, len(table.choices)), dtype=bool)
         if table.kind_allowed is not None:
             runs = table.kind_allowed.numpy()
-        return _Costs(
+        return _UniformCosts(
             outer=outer,
             choice=choice,
             count=table.num_micro_batches.numpy()[outer].astype(float),
@@ -91,12 +91,12 @@ class _Costs:
         )
 
 
-class _Batch:
+class _ClusterRows:
     """All rows of all clusters, and the best plan of each so far."""
 
     def __init__(self, owner: Sequence[int], tables: Sequence[CostTable], num_clusters: int) -> None:
         self.owner, self.tables = np.array(owner, dtype=np.int64), list(tables)
-        self.costs: dict[int, _Costs] = {}
+        self.costs: dict[int, _UniformCosts] = {}
         self.least_sync: dict[int, Array] = {}
         self.best = np.full(num_clusters, np.inf)
         self.winner: dict[int, tuple[int, int, Index]] = {}
@@ -110,11 +110,11 @@ class _Batch:
         self.plans = 0
         """Rows that were split into stages."""
 
-    def shared(self, number: int) -> _Costs:
+    def shared(self, number: int) -> _UniformCosts:
         """Return costs of a table, read once for all that share them."""
         table = self.tables[number]
         if id(table.forward) not in self.costs:
-            self.costs[id(table.forward)] = _Costs.read(table)
+            self.costs[id(table.forward)] = _UniformCosts.read(table)
         return self.costs[id(table.forward)]
 
     def run(self) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.bounds import ROUNDING, outer_lower_bounds
-from darts_parallel.exact.chain import Chain, Point, weights_behind
+from darts_parallel.exact.chain import Chain, PathCounts, weights_behind
 from darts_parallel.exact.folded import DeviceCosts, FoldedSplits
 from darts_parallel.exact.pareto import price_grid
 from darts_parallel.exact.segments import Array, prefix_sums
@@ -86,7 +86,7 @@ def chain_bound(
         Seconds; infinite where no plan fits the memory.
     """
     chain, best = Chain.read(table, outer), 0.0
-    paths, points = chain.devices_paths(), list[Point]()
+    paths, points = chain.devices_paths(), list[PathCounts]()
     shares, prices = np.full(len(paths), 1.0 / len(paths)), np.zeros(table.pp)
     for _ in range(rounds):
         passes, messages = (np.tensordot(shares, np.stack(rows), 1) for rows in zip(*paths, strict=True))

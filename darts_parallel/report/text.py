@@ -343,7 +343,7 @@ def _search_lines(result: SearchResult, console: Console) -> None:
             f"{result.plans_evaluated:,} plans or parts of plans in {result.seconds:.1f} s", highlight=False
         )
         return
-    console.print(_way(result, descended), highlight=False)
+    console.print(_taken_steps(result, descended), highlight=False)
     stopped = STOPPED[result.stopped_by]
     console.print(
         f"{result.steps} steps × {result.restarts} restarts, seed {result.seed}, "
@@ -352,7 +352,7 @@ def _search_lines(result: SearchResult, console: Console) -> None:
     )
 
 
-def _way(result: SearchResult, descended: float) -> str:
+def _taken_steps(result: SearchResult, descended: float) -> str:
     """Describe the rounded plan of the descent, the polished one, and the plan that was taken."""
     final = result.iteration_time_s
 

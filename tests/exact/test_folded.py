@@ -10,7 +10,7 @@ LAYERS, DEVICES, PATHS = 8, 2, 2
 
 
 def slowest_device(costs: list[DeviceCosts], starts: list[int]) -> float:
-    """Of a split with first layers `starts`, by its definition."""
+    """Return the slowest device of a split with first layers `starts`, by its definition."""
     ends = [*starts[1:], LAYERS]
     values = []
     for device, some in enumerate(costs):
