@@ -47,15 +47,12 @@ def product_session(problem: Problem, watcher: Watcher | None = None) -> Session
     """
     spaces = [space for space in outer_spaces(problem) if space.cp == space.virtual_stages == 1]
     if not spaces:
-        raise UnsupportedError(
-            "cost=searcher knows uncut sequences alone; try space.cp=1 space.virtual_stages=1."
-        )
+        raise UnsupportedError("cost=searcher knows uncut sequences; try space.cp=1 space.virtual_stages=1.")
     tables = build_tables(problem, spaces)
     found = {product: plan for table in tables for product, plan in runnable(table).items()}
     search = ProductSearch(problem, SearcherModel.of(problem), found)
     methods = (Method("gradient", search.descend), Method("exhaustive", search.score_all))
     session = Session.of(problem, {method.name: method for method in methods}, watcher, tables, SPACE)
-    # the scores are written whatever is verified: they take a moment
     session.budgets["verification.max_seconds"] = float("inf")
     return session
 
@@ -68,15 +65,12 @@ def runnable(table: CostTable) -> dict[Product, tuple[Plan | None, str]]:
     seconds = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
     for row, choice in enumerate(plans.choices[:, 0].tolist()):
         rows.setdefault((table.choices[choice].dp, table.choices[choice].tp, table.pp), []).append(row)
-    found: dict[Product, tuple[Plan | None, str]] = {}
-    for product, some in rows.items():
-        best = min(some, key=lambda row: float(seconds[row]))
-        least = float(lacking[some].min()) / GIB
-        fits = bool(cost.feasible[best])
-        found[product] = (
-            (plans.to_plan(best, table), "") if fits else (None, f"lacks {least:.1f} GiB of memory")
-        )
-    return found
+    return {
+        product: (plans.to_plan(min(some, key=lambda row: float(seconds[row])), table), "")
+        if bool(cost.feasible[some].any())
+        else (None, f"lacks {float(lacking[some].min()) / GIB:.1f} GiB of memory")
+        for product, some in rows.items()
+    }
 
 
 def prime_factors(number: int) -> list[int]:
@@ -137,7 +131,7 @@ class ProductSearch:
                 f"model={config.model.name} on cluster={config.cluster.name}; try cost=analytic."
             )
         rows: list[dict[str, Any]] = [
-            {**dict(zip(OWNERS, product, strict=True)), "iteration_time_s": seconds, "reason": reason}
+            dict(zip(OWNERS, product, strict=True)) | {"iteration_time_s": seconds, "reason": reason}
             for seconds, product, _, reason in self.ranked()
         ]
         skipped = list(takewhile(lambda row: row["reason"], rows))
@@ -179,15 +173,14 @@ class ProductSearch:
                     history.append(self._record(step, temperature, weights.detach(), seconds.detach()))
                     session.watcher.record(history[-1])
                 optimizer.step()
-        running = self.running()
-        if not running:
-            return self.score_all(session, deadline)
-        (best, plan), *others = running
-        session.result = SearchResult(
-            plan, best, plan, best, tuple(others), tuple(history), time.perf_counter() - began,
-            c.num_steps, c.num_restarts, c.seed, len(self.seen), gradient_iteration_time_s=best,
-        )  # fmt: skip
-        return None
+        if self.running():
+            (best, plan), *others = self.running()
+            session.result = SearchResult(
+                plan, best, plan, best, tuple(others), tuple(history), time.perf_counter() - began,
+                c.num_steps, c.num_restarts, c.seed, len(self.seen), gradient_iteration_time_s=best,
+            )  # fmt: skip
+        else:
+            self.score_all(session, deadline)
 
     def _first_logits(self, settings: SearchConfig) -> Tensor:
         """Draw noise, and one preferred owner of every factor of every restart."""
