@@ -3,6 +3,7 @@ import re
 import pytest
 
 from darts_parallel.errors import InfeasibleError
+from darts_parallel.gradient import infeasibility
 from darts_parallel.gradient.descent import search
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.planner.planning import plan
@@ -70,3 +71,13 @@ def test_the_seed_reports_search_says_the_same() -> None:
     problem = load_problem([*TIGHT[0], "cost=searcher"])
     with pytest.raises(InfeasibleError, match="smallest changes that help"):
         plan(problem)
+
+
+def test_the_fewest_doublings_of_the_nodes_that_fit_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = load_problem(["model=toy", "cluster=toy", "training=toy"])
+    nodes = problem.cluster.groups[0].count
+    for factor in (2, 4, 8, 16, 32):
+        monkeypatch.setattr(
+            infeasibility, "_fits", lambda p, least=factor: p.cluster.groups[0].count >= least * nodes
+        )
+        assert infeasibility._nodes_that_fit(problem) == factor * nodes
