@@ -41,7 +41,7 @@ def main() -> None:
     kinds = {*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}
     found = {kind: refusal(kind) for kind in sorted(kinds)}
     right = [kind for kind, why in found.items() if not why]
-    names = (re.search(r"\((\w+)\)", why) for why in found.values() if why)
+    names = (re.search(r"\(([A-Z]\w+)\)", why) for why in found.values() if why)
     parts = Counter(name.group(1) if name else "no single part" for name in names)
     rows = [f"| {kind} | {why.replace('|', '/')[:160]} |" for kind, why in found.items() if why]
     text = "\n".join([
