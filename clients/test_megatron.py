@@ -39,7 +39,7 @@ for words, world, one_queue in json.load(sys.stdin):
     read.append({"checked": checked, **{name: getattr(args, name, None) for name in NAMES}})
 print("READ", json.dumps(read))
 """
-"""What a process of its own runs: the checkout brings its own megatron.core. All scripts are read in one."""
+"""Program of a separate process: the checkout brings its own megatron.core. All scripts are read in one."""
 NAMES = (
     "pipeline_model_parallel_size", "tensor_model_parallel_size", "context_parallel_size",
     "global_batch_size", "micro_batch_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
@@ -78,7 +78,7 @@ def _one_queue(name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def read() -> dict[str, dict[str, Any]]:
-    """What Megatron-LM reads of every golden script."""
+    """Return what Megatron-LM reads of every golden script."""
     if MEGATRON is None:
         pytest.skip("MEGATRON=FOLDER names a checkout of Megatron-LM")
     names = golden.cases("megatron")

@@ -21,19 +21,16 @@ from darts_parallel.cli.job_config import job_config
 from darts_parallel.cli.run_folder import RunFolder, forget_sweeps
 from darts_parallel.cli.sweep_table import OVERRIDES, sweep_folder
 from darts_parallel.config.messages import error_sentence
+from darts_parallel.config.options import leave_pipe
 from darts_parallel.config.schema import config_dir, register_schema
 from darts_parallel.errors import begin_command
-from darts_parallel.export import (
-    require_trainers,
-)
+from darts_parallel.export import require_trainers
 from darts_parallel.plan.file import package_version, write_json
 from darts_parallel.planner.planning import choose_nodes
 from darts_parallel.problem.problem import Problem
 
 FOLDERS = ("hydra.run.dir=", "hydra.sweep.")
 """Overrides by which a user chooses where a run writes."""
-READER_LEFT = 141
-"""Exit status where the reader of a pipe has gone: 128 and the number of SIGPIPE, as other programs."""
 
 
 class PipedConsole(Console):
@@ -46,12 +43,11 @@ class PipedConsole(Console):
 
 def _leave_the_pipe() -> NoReturn:
     """End: whoever read the output has enough of it; what was written to files is whole."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise SystemExit(READER_LEFT) from None
+    raise SystemExit(leave_pipe()) from None
 
 
 def main() -> None:
-    """Entry point: exit status 0, or 2 with one sentence for an error that the user can mend."""
+    """Entry point: exit status 0, or 2 with one sentence for an error that the user can correct."""
     begin_command()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
     torch.set_num_threads(1)  # small tensors: threads cost more than they bring, and sums keep one order
@@ -98,7 +94,7 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
     Args:
         composed: The configuration.
         began: Wall-clock seconds at which the command began.
-        held: Overrides that Hydra has not seen (`held_back`).
+        held: Overrides that Hydra has not seen (`deferred_overrides`).
     """
     settings = HydraConfig.get()
     overrides = OmegaConf.to_container(settings.overrides.task, resolve=False)

@@ -116,7 +116,7 @@ class Job(Watcher):
             export_plan(self.problem, plan, config.export)
 
     def _sensitivity(self, plan: Plan) -> dict[str, float]:
-        """What the plan's time depends on; nothing after Ctrl-C, which must not cost the plan."""
+        """Return what the plan's time depends on; nothing after Ctrl-C, which must not cost the plan."""
         try:
             return sensitivity(plan, self.problem)
         except KeyboardInterrupt:

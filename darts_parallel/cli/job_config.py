@@ -6,8 +6,7 @@ from dataclasses import asdict
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from darts_parallel.config.composition import to_config
-from darts_parallel.config.raw_values import refuse_silent_overrides
+from darts_parallel.config.composition import refuse_silent_overrides, to_config
 from darts_parallel.config.schema import Config
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plan.file import own_config, required_config

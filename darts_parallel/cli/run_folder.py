@@ -16,7 +16,7 @@ from pathlib import Path
 from darts_parallel.errors import ConfigError
 
 BEGINNINGS = ("tensorboard", "multirun.yaml")
-"""What a run writes before it has found anything."""
+"""Files that a run writes before it has found anything."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RunFolder:
     def own(self, *, named: bool) -> Iterator["RunFolder"]:
         """Hold the folder for one run at a time, by a lock that ends with the process.
 
-        Two commands of one second are given one folder; the later one takes a further one beside it.
+        Two commands of one second are given one folder; the later one takes a further one next to it.
 
         Args:
             named: The user chose the folder: it is refused while another run writes into it.

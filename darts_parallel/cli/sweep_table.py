@@ -1,4 +1,4 @@
-"""What `--multirun` leaves behind: one table of all jobs, medians over seeds, and a curve of one number."""
+"""Summarise `--multirun`: one table of all jobs, medians over seeds, and a curve of one number."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a user may write: schema, composition, and one sentence for what cannot be."""
+"""Read what a user may write: schema, composition, and one sentence for what cannot be."""
 
 from darts_parallel.config.composition import load_config as load_config
 from darts_parallel.config.messages import error_sentence as error_sentence

@@ -95,7 +95,7 @@ class NodeGroupConfig:
     device: str = MISSING
     intra_node: LinkConfig = MISSING
     price_per_hour_usd: float | None = None
-    """Of one node."""
+    """Dollars an hour of one node."""
     inter_node: LinkConfig | None = None
     """The link out of each of these nodes where it is not the cluster's `inter_node`."""
     nvlink_domain_gpus: int | None = None
@@ -172,9 +172,9 @@ class DeviceConfig:
     layer_overhead_us: float = 350.0
     """Launch and framework overhead of one layer's forward pass (twice that in backward)."""
     tp_hidden_share: float = 0.1
-    """Share of the tensor-parallel communication that runs beside the products (asynchronous tp)."""
+    """Share of the tensor-parallel communication that runs next to the products (asynchronous tp)."""
     overlap_exponent: float = 1.6
-    """g of T = (a^g + b^g)^(1/g) for communication beside compute (Pollux); 1: no overlap."""
+    """g of T = (a^g + b^g)^(1/g) for communication next to compute (Pollux); 1: no overlap."""
     reserved_GiB: float = 4.4
     """CUDA context and communication buffers."""
     state_factor: float = 1.15
@@ -187,10 +187,10 @@ class DeviceConfig:
     all_to_all_efficiency: float = 0.7
     """Share of the links' bandwidth that the experts' all-to-all reaches."""
     host_bandwidth_GBps: float = 0.0
-    """What copies between one GPU and host memory reach in each direction, both at once; 0: not known, and
-    nothing can be offloaded (`space.offload`)."""
+    """Bandwidth that copies between one GPU and host memory reach in each direction, both at once; 0:
+    not known, and nothing can be offloaded (`space.offload`)."""
     host_latency_us: float = 10.0
-    """Of one such copy."""
+    """Latency of one such copy."""
     flex_gain: float = 1.25
     """Bandwidth of DeepEP and HybridEP (`training.moe_token_dispatcher_type=flex`) per that of a plain
     all-to-all."""

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from darts_parallel.config.huggingface import Imported, resolve_path
+from darts_parallel.config.keys import type_at
 from darts_parallel.config.messages import config_sentence, error_sentence
 from darts_parallel.config.schema import Config, config_dir, register_schema
 from darts_parallel.errors import ConfigError, DartsParallelError
@@ -24,7 +25,7 @@ from darts_parallel.errors import ConfigError, DartsParallelError
 def to_config(
     composed: DictConfig, overrides: Sequence[str] = (), check: Callable[[Imported], None] | None = None
 ) -> Config:
-    """The last line that knows OmegaConf: a composed configuration to checked dataclasses.
+    """Turn a composed configuration into checked dataclasses: the last line that knows OmegaConf.
 
     Args:
         composed: What Hydra composed.
@@ -57,7 +58,7 @@ def load_config(
     extra_dir: str | None = None,
     check: Callable[[Imported], None] | None = None,
 ) -> Config:
-    """The checked configuration that `overrides` compose."""
+    """Return the checked configuration that `overrides` compose."""
     arguments: list[Any] = list(overrides or [])
     if extra_dir is not None:
         if not Path(extra_dir).is_dir():
@@ -68,7 +69,7 @@ def load_config(
 
 
 def composition(arguments: list[Any]) -> DictConfig:
-    """What Hydra composes of the configuration files and `arguments`; not checked yet.
+    """Compose the configuration files and `arguments`; not checked yet.
 
     Groups take Hydra most of the time: equal choices of them are composed once, and it sets values in a copy.
 
@@ -85,11 +86,13 @@ def composition(arguments: list[Any]) -> DictConfig:
                     raise ConfigError(f"{change.input_line} gives several values")
                 OmegaConf.update(composed, change.key_or_group, change.value())
             return composed
-    return composed_anew(arguments)
+    return compose_whole(arguments)
 
 
+_NUMBER = re.compile(r"[-+]?[\d._]+(e[-+]?\d+)?", re.IGNORECASE)
+"""Numbers as YAML reads them."""
 _VALUE = re.compile(r"[a-z_]\w*(\.\w+)+=")
-"""What sets a value and chooses no group."""
+"""Overrides that set a value and choose no group."""
 
 
 def _file_times() -> frozenset[tuple[str, int]]:
@@ -105,10 +108,10 @@ def _file_times() -> frozenset[tuple[str, int]]:
 @lru_cache(maxsize=256)
 def _composed_groups(groups: tuple[str, ...], file_times: frozenset[tuple[str, int]]) -> bytes:
     """Pickled: to copy OmegaConf's nodes takes seven times as long as to read them."""
-    return pickle.dumps(composed_anew(list(groups)))
+    return pickle.dumps(compose_whole(list(groups)))
 
 
-def composed_anew(arguments: list[Any]) -> DictConfig:
+def compose_whole(arguments: list[Any]) -> DictConfig:
     """Compose all of `arguments` as `composition` does, without its memory."""
     register_schema()
     running = GlobalHydra.instance().hydra
@@ -123,3 +126,27 @@ def composed_anew(arguments: list[Any]) -> DictConfig:
         raise ConfigError(sentence) from None
     finally:
         GlobalHydra.instance().hydra = running
+
+
+def refuse_silent_overrides(overrides: Sequence[str]) -> None:
+    """Refuse an empty mapping, which a merge ignores, and a number other than 0 and 1 for a switch.
+
+    Args:
+        overrides: `key=value` as the command was given.
+
+    Errors:
+        ConfigError: names the key, the value and the closest valid one.
+    """
+    for override in overrides:
+        key, given, value = override.partition("=")
+        value = value.strip()
+        if not given or key.startswith(("~", "hydra")):
+            continue
+        key = key.lstrip("+")
+        if re.fullmatch(r"\{\s*\}", value):
+            raise ConfigError(
+                f"{key}={value} would change nothing, since mappings are merged; try leaving {key} "
+                f"out of the command, or name an entry of it."
+            )
+        if _NUMBER.fullmatch(value) and value not in ("0", "1") and type_at(key, Config) is bool:
+            raise ConfigError(f"{key}={value} must be true or false; try true.")

@@ -13,7 +13,7 @@ MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
 SYMBOLS = {MAMBA: "mamba", ATTENTION: "attention", MLP: "mlp", EXPERTS: "experts"}
 """Symbols of a hybrid pattern (Megatron-LM, `megatron/core/models/hybrid`), and the kinds they name."""
 LARGEST = 2**24
-"""Of any size of a state space or window, as of every other size of a model."""
+"""Largest value of any size of a state space or window, as of every other size of a model."""
 
 
 def symbol(config: "ModelConfig", index: int) -> str | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from darts_parallel.config.checks import nearest_divisor, require_at_least, require_at_most, require_size
+from darts_parallel.config.checks import closest_divisor, require_at_least, require_at_most, require_size
 from darts_parallel.config.layer_pattern import check_layer_kinds
 from darts_parallel.config.mixture import check_latent_attention, check_mixture
 from darts_parallel.errors import ConfigError
@@ -161,13 +161,13 @@ class ModelConfig:
             )
         free = self.head_dim is not None or self.multi_latent_attention
         if not free and self.hidden_size % self.num_heads:
-            near = nearest_divisor(self.hidden_size, self.num_heads)
+            near = closest_divisor(self.hidden_size, self.num_heads)
             raise ConfigError(
                 f"model.num_heads={self.num_heads} must divide "
                 f"model.hidden_size={self.hidden_size}; try {near}."
             )
         if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
-            near = nearest_divisor(self.num_heads, self.num_kv_heads)
+            near = closest_divisor(self.num_heads, self.num_kv_heads)
             raise ConfigError(
                 f"model.num_kv_heads={self.num_kv_heads} must divide "
                 f"model.num_heads={self.num_heads}; try {near}."

@@ -114,7 +114,7 @@ def run_main(name: str, about: str | None, kind: type[Options], run: Callable[[O
         run: The work; returns the exit status.
 
     Returns:
-        The exit status; 2, with one sentence, for an error that the user can mend.
+        The exit status; 2, with one sentence, for an error that the user can correct.
     """
     arguments = sys.argv[1:]
 
@@ -127,6 +127,12 @@ def run_main(name: str, about: str | None, kind: type[Options], run: Callable[[O
     return guarded(name, work)
 
 
+def leave_pipe() -> int:
+    """Print no more, since the reader of standard output has gone; returns the exit status."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return READER_LEFT
+
+
 def guarded(name: str, work: Callable[[], int]) -> int:
     """Run a command's work; what ends it early is one sentence, or nothing where its reader has left.
 
@@ -135,7 +141,7 @@ def guarded(name: str, work: Callable[[], int]) -> int:
         work: Returns the exit status.
 
     Returns:
-        The exit status; 2, with one sentence, for an error that the user can mend.
+        The exit status; 2, with one sentence, for an error that the user can correct.
     """
     begin_command()
     try:
@@ -148,8 +154,7 @@ def guarded(name: str, work: Callable[[], int]) -> int:
         print(f"{name}: interrupted.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_LEFT
+        return leave_pipe()
     except OSError as error:
         sentence = f"{error.filename} cannot be written ({error.strerror})."
     print(f"{name}: {sentence}", file=sys.stderr)

@@ -15,6 +15,7 @@ from darts_parallel.config.checks import (
     require_at_most,
     require_member,
     require_members,
+    require_printable_texts,
     require_size,
     require_within,
 )
@@ -23,7 +24,6 @@ from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
 from darts_parallel.config.folder import config_dir as config_dir
 from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.config.model import ModelConfig as ModelConfig
-from darts_parallel.config.names import require_printable_texts
 from darts_parallel.config.search import SearchConfig as SearchConfig
 from darts_parallel.config.trainer import EXPORTS as EXPORTS
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
@@ -34,7 +34,7 @@ COSTS = ("analytic", "profiled", "searcher")
 PIPELINES = ("closed_form", "simulated")
 P2P = ("blocking", "overlapped")
 LARGEST_MARGIN = 0.9
-"""Of `space.memory_margin`: a device of which less may be used is another device."""
+"""Largest `space.memory_margin`: a device of which less may be used is another device."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ OBJECTIVES = ("time", "cost", "time_under_budget", "cost_under_deadline")
 
 @dataclass
 class ObjectiveConfig:
-    """What is made small, and within what."""
+    """Quantity that is minimised, and its limit."""
 
     name: str = "time"
     num_iterations: float | None = None
@@ -133,7 +133,7 @@ EXECUTABLE = "executable"
 
 @dataclass
 class SpaceConfig:
-    """What the search may choose from; null leaves a choice free, a value or list pins it."""
+    """Choices of the search; null leaves a choice free, a value or list pins it."""
 
     kind: str = "layerwise"
     pp: Any = None
@@ -163,12 +163,12 @@ class SpaceConfig:
     etp: Any = 1
     """Expert tensor-parallel degree; null: every one that a node and the experts' width allow."""
     offload: Any = None
-    """What a share of may lie in host memory, a list of `OFFLOADS`; null: nothing. The shares are continuous,
-    one of each kind a device of the pipeline."""
+    """Kinds of state of which a share may lie in host memory, a list of `OFFLOADS`; null: nothing. The
+    shares are continuous, one of each kind a device of the pipeline."""
     node_orders: str = "auto"
     """Orders of unequal nodes along the pipeline: `all`, `shifts`, `adjacent`, `given`, or `auto`."""
     memory_margin: float = 0.0
-    """Share of every device's memory that plans leave free, beside what the software keeps back."""
+    """Share of every device's memory that plans leave free, next to what the software keeps back."""
     executable: bool = False
     """Only what `darts_parallel.run` executes."""
     trainer: str | None = None
@@ -182,7 +182,7 @@ class SpaceConfig:
         self._require_names()
 
     def _settle_kind(self) -> None:
-        """What an executable space, and one of a trainer, are without being asked for."""
+        """Set what an executable space, and one of a trainer, are without being asked for."""
         if self.kind == EXECUTABLE:
             self.kind, self.executable = "layerwise", True
         if self.trainer is not None:
@@ -262,7 +262,7 @@ class VerificationConfig:
 
 @dataclass
 class OutputConfig:
-    """What the command leaves in the run directory besides `plan.json`."""
+    """Files that the command leaves in the run directory besides `plan.json`."""
 
     tensorboard: bool = True
     trace: bool = False

@@ -30,16 +30,16 @@ class TrainingConfig:
     fused_attention: bool = True
     """FlashAttention-like kernels: the score matrix never reaches memory."""
     recompute_modules: list[str] = field(default_factory=lambda: ["core_attn"])
-    """What selective recomputation computes again (Megatron-LM's `--recompute-modules`)."""
+    """Modules that selective recomputation computes again (Megatron-LM's `--recompute-modules`)."""
     moe_token_dispatcher_type: str = "alltoall"
     """`alltoall`, or `flex`: a token travels once to every NVLink domain (DeepEP, HybridEP)."""
     moe_load_imbalance: float = 1.1
     """Rows of the busiest expert-parallel rank per row of an even load; 1 where routing is forced to balance.
     Dropless routing measured 1.08 to 1.25 times as long as forced balance."""
     overlap_moe_expert_parallel_comm: bool = False
-    """The experts' all-to-all runs beside another micro-batch's compute (Megatron-LM's flag)."""
+    """The experts' all-to-all runs next to another micro-batch's compute (Megatron-LM's flag)."""
     moe_shared_expert_overlap: bool = False
-    """Shared experts run beside the all-to-all of the routed ones (Megatron-LM's flag of this name)."""
+    """Shared experts run next to the all-to-all of the routed ones (Megatron-LM's flag of this name)."""
     cuda_graphs: str = "none"
     """`full_iteration`: one recorded graph holds the whole iteration, so that `layer_overhead_us` and
     `expert_overhead_us` are not paid. Graphs of parts of a block count as `none`."""
@@ -48,7 +48,7 @@ class TrainingConfig:
     lora_rank: int = 0
     """Rank of the adapters that alone are trained (LoRA); 0: all weights are."""
     lora_targets: list[str] = field(default_factory=lambda: list(LORA_TARGETS))
-    """Products beside which adapters stand (Megatron-Bridge's `target_modules`); routed experts have none."""
+    """Products with adapters (Megatron-Bridge's `target_modules`); routed experts have none."""
     software: str | None = None
     """Trainer whose measured habits and efficiencies hold (a file of conf/software); null: what is common."""
 

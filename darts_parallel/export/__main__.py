@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="python -m darts_parallel.export", description=__doc__)
     parser.add_argument("plan", help="a plan.json of the command")
     parser.add_argument("--to", required=True, choices=sorted(TARGETS), help="the trainer")
-    parser.add_argument("--output", type=Path, help="the (main) file; default: beside the plan")
+    parser.add_argument("--output", type=Path, help="the (main) file; default: next to the plan")
     try:
         given = parser.parse_args(arguments)
         problem = read_own_problem(given.plan)

@@ -1,17 +1,17 @@
 """Hugging Face accelerate: `accelerate.yaml` for `accelerate launch` (FSDP2) and `ParallelismConfig`.
 
-Written for accelerate 1.15. `ParallelismConfig` has no pipeline; it refuses replicas without sharding beside
+Written for accelerate 1.15. `ParallelismConfig` has no pipeline; it refuses replicas without sharding next to
 tensor or context parallelism, and FSDP without a dimension to shard over
 (`src/accelerate/parallelism_config.py`). Gradients stay whole until the last of several micro-batches unless
 they are synchronised at each (`GradientAccumulationPlugin`). Tensor and context parallelism are the model's
-and the training loop's: the file beside the YAML holds both.
+and the training loop's: the file next to the YAML holds both.
 """
 
 from typing import Any
 
 import yaml
 
-from darts_parallel.export.common import Exported, Job
+from darts_parallel.export.common import Exported, Request
 from darts_parallel.export.mixtures import require_dense
 from darts_parallel.plan.strategy import LayerStrategy
 
@@ -37,7 +37,7 @@ _CONTEXT_PARALLEL = [
 PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "no"}
 
 
-def export(job: Job) -> Exported:
+def export(job: Request) -> Exported:
     """`accelerate.yaml` and `accelerate_plan.py`.
 
     Errors:
@@ -55,7 +55,7 @@ def export(job: Job) -> Exported:
     return Exported(files, tuple(_notes(job, strategy)))
 
 
-def _notes(job: Job, strategy: LayerStrategy) -> list[str]:
+def _notes(job: Request, strategy: LayerStrategy) -> list[str]:
     notes = ["model, data and optimizer are yours: accelerate_plan.py has the accelerator and how to use it"]
     if job.nodes[0] > 1:
         notes.append(
@@ -67,12 +67,12 @@ def _notes(job: Job, strategy: LayerStrategy) -> list[str]:
     return notes
 
 
-def _fsdp(job: Job, strategy: LayerStrategy) -> bool:
+def _fsdp(job: Request, strategy: LayerStrategy) -> bool:
     """Whether FSDP2 is needed: state is sharded over several ranks; else they replicate all (DDP)."""
     return strategy.zero_stage > 0 and strategy.dp * job.plan.cp > 1
 
 
-def parallelism(job: Job, strategy: LayerStrategy) -> dict[str, int]:
+def parallelism(job: Request, strategy: LayerStrategy) -> dict[str, int]:
     """Fields of `ParallelismConfig`; their product is the number of processes."""
     replicas, sharded = job.shard_degrees(strategy)
     return {
@@ -83,7 +83,7 @@ def parallelism(job: Job, strategy: LayerStrategy) -> dict[str, int]:
     }
 
 
-def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
+def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """The YAML."""
     devices = job.problem.cluster.num_devices
     fsdp = _fsdp(job, strategy)
@@ -119,11 +119,11 @@ def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
     return values
 
 
-def _replicas_only(job: Job, strategy: LayerStrategy) -> bool:
+def _replicas_only(job: Request, strategy: LayerStrategy) -> bool:
     return not _fsdp(job, strategy) and strategy.tp == 1 and job.plan.cp == 1
 
 
-def _snippet(job: Job, strategy: LayerStrategy) -> str:
+def _snippet(job: Request, strategy: LayerStrategy) -> str:
     fields = ", ".join(f"{name}={size}" for name, size in parallelism(job, strategy).items())
     plain = _replicas_only(job, strategy)
     count, sharded = job.plan.num_micro_batches, _fsdp(job, strategy)

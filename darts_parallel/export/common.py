@@ -1,12 +1,12 @@
-"""What all targets share: the plan in their terms, and how they refuse what they cannot express."""
+"""Share between targets: the plan in their terms, and how they refuse what they cannot express."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
+from darts_parallel.config.checks import quoted
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.config.names import quoted
 from darts_parallel.config.schema import COMM_BITS, OFFLOADS
 from darts_parallel.config.trainer import Trainer, trainer
 from darts_parallel.errors import UnsupportedError
@@ -23,20 +23,20 @@ FULL_BITS = max(COMM_BITS)
 
 
 WORDS = {"activation": "activations", "optimizer": "optimizer state"}
-"""What may be offloaded, in a sentence."""
+"""Kinds of state that may be offloaded, in a sentence."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What a target writes: file names and texts, the main one first, and what else a user must know."""
+    """Files of a target: names and texts, the main one first, and what else a user must know."""
 
     files: dict[str, str]
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """What a pipeline stage (or one of its virtual stages) holds."""
+class ChunkContent:
+    """Layers of a pipeline stage, or of one of its virtual stages."""
 
     embedding: bool
     first_block: int
@@ -47,7 +47,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Job:
+class Request:
     """A plan and its problem, as a target asks for them.
 
     Args:
@@ -58,7 +58,7 @@ class Job:
     problem: Problem
     plan: Plan
     refusals: list[tuple[str, str]] = field(default_factory=list)
-    """What the target cannot express so far, and the way out of each (`refuse`)."""
+    """Settings that the target cannot express so far, and the way out of each (`refuse`)."""
     key: str = "export"
     """Key of the configuration that names the target, for refusals."""
 
@@ -73,7 +73,7 @@ class Job:
         return self.problem.config.model
 
     @cached_property
-    def chunks(self) -> tuple[Chunk, ...]:
+    def chunks(self) -> tuple[ChunkContent, ...]:
         """Contents of every chunk in order of layers; chunk c runs on stage `c % pp`."""
         kinds = [layer.kind for layer in self.problem.model.layers]
         chunks, block = [], 0
@@ -81,7 +81,7 @@ class Job:
             inside = kinds[first:end]
             count = sum(kind in BLOCKS for kind in inside)
             predictions = sum(kind.startswith("mtp") for kind in inside)
-            chunks.append(Chunk("embedding" in inside, block, count, "head" in inside, predictions))
+            chunks.append(ChunkContent("embedding" in inside, block, count, "head" in inside, predictions))
             block += count
         return tuple(chunks)
 
@@ -148,13 +148,13 @@ class Job:
         ]
 
     def refuse(self, what: str, space: str = "space=uniform") -> UnsupportedError:
-        """Note something that the target cannot express; `settle` raises all of them in one sentence.
+        """Note a setting that the target cannot express; `settle` raises all of them in one sentence.
 
         Whoever cannot go on without it raises what this returns.
 
         Args:
             what: What the plan (or the model) has and the target lacks, in one clause.
-            space: Overrides of the nearest space whose plans it can express, or another way out.
+            space: Overrides of the closest space whose plans it can express, or another way out.
         """
         if (what, space) not in self.refusals:
             self.refusals.append((what, space))
@@ -164,7 +164,7 @@ class Job:
         """End a target's checks.
 
         Errors:
-            UnsupportedError: all that was refused, and the nearest space (or model) that is not.
+            UnsupportedError: all that was refused, and the closest space (or model) that is not.
         """
         for number, kind in enumerate(OFFLOADS):
             most = max((shares[number] for shares in self.plan.offload), default=0.0)

@@ -9,15 +9,15 @@ only under ZeRO; its pipeline engine runs ZeRO up to 1; optimizers that are not 
 import json
 from typing import Any
 
-from darts_parallel.export.common import Exported, Job
+from darts_parallel.export.common import Exported, Request
 from darts_parallel.export.mixtures import deepspeed_settings
 from darts_parallel.plan.strategy import LayerStrategy
 
 QUANTIZED_GRADIENT_BITS = 4
-"""Of `zero_quantized_gradients`, with ZeRO-3 alone (qgZ of ZeRO++, Wang et al. 2023, arXiv 2306.10209)."""
+"""Bits of `zero_quantized_gradients`, ZeRO-3 alone (qgZ of ZeRO++, Wang et al. 2023, arXiv 2306.10209)."""
 
 
-def export(job: Job) -> Exported:
+def export(job: Request) -> Exported:
     """`deepspeed.json`, and `deepspeed_pipeline.py` where the plan has several stages.
 
     Errors:
@@ -36,7 +36,7 @@ def export(job: Job) -> Exported:
     return Exported(files, tuple(notes))
 
 
-def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
+def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """The JSON."""
     training, plan = job.problem.training, job.plan
     values: dict[str, Any] = {
@@ -60,7 +60,7 @@ def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
     return values
 
 
-def _pipeline(job: Job) -> str:
+def _pipeline(job: Request) -> str:
     """A `PipelineModule` whose stages are the plan's; the loss is no layer of it but its `loss_fn`."""
     layers = len(job.problem.model.layers) - 1
     parts = [min(boundary, layers) for boundary in job.plan.boundaries]

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from darts_parallel.export.common import Exported, Job
+from darts_parallel.export.common import Exported, Request
 from darts_parallel.export.mixtures import galvatron_parallel
 from darts_parallel.plan.degrees import legal_pipeline_degrees
 from darts_parallel.plan.strategy import LayerStrategy
@@ -20,7 +20,7 @@ from darts_parallel.plan.strategy import LayerStrategy
 DEFAULT_TYPE = {0: "ddp", 2: "zero2"}
 
 
-def export(job: Job) -> Exported:
+def export(job: Request) -> Exported:
     """`galvatron.json`.
 
     Errors:
@@ -48,7 +48,7 @@ def export(job: Job) -> Exported:
     return Exported(files, tuple(notes))
 
 
-def settings(job: Job) -> dict[str, Any]:
+def settings(job: Request) -> dict[str, Any]:
     """The JSON."""
     plan, blocks = job.plan, job.blocks
     outer = _outer(job)
@@ -77,7 +77,7 @@ def _text(values: Iterable[int]) -> str:
     return ",".join(str(value) for value in values)
 
 
-def _ends(job: Job) -> list[tuple[str, LayerStrategy]]:
+def _ends(job: Request) -> list[tuple[str, LayerStrategy]]:
     """Embedding and head with their strategies; the loss runs as the head."""
     pairs = zip(job.problem.model.layers, job.plan.layers, strict=True)
     return [
@@ -85,7 +85,7 @@ def _ends(job: Job) -> list[tuple[str, LayerStrategy]]:
     ]
 
 
-def _outer(job: Job) -> LayerStrategy:
+def _outer(job: Request) -> LayerStrategy:
     """The strategy that embedding, head and loss share."""
     ends = _ends(job)
     name, first = ends[0]
@@ -101,7 +101,7 @@ def _outer(job: Job) -> LayerStrategy:
     return first
 
 
-def _default_type(job: Job, outer: LayerStrategy) -> str:
+def _default_type(job: Request, outer: LayerStrategy) -> str:
     stages = {s.zero_stage for s in [outer, *job.blocks] if s.dp * job.plan.cp > 1} - {1, 3}
     if len(stages) > 1:
         job.refuse(
@@ -110,7 +110,7 @@ def _default_type(job: Job, outer: LayerStrategy) -> str:
     return DEFAULT_TYPE.get(min(stages, default=0), "ddp")
 
 
-def _check_model(job: Job) -> None:
+def _check_model(job: Request) -> None:
     if not job.model.causal:
         job.refuse(
             f"model={job.model.name} is no decoder, and its runtime trains decoders only",
@@ -119,7 +119,7 @@ def _check_model(job: Job) -> None:
     job.require_precision(("bf16", "fp16", "fp32"), "its runtime lacks")
 
 
-def _check_stages(job: Job) -> None:
+def _check_stages(job: Request) -> None:
     first, last = job.chunks[0], job.chunks[-1]
     if not (first.num_blocks and last.num_blocks):
         place = "first" if not first.num_blocks else "last"
@@ -131,7 +131,7 @@ def _check_stages(job: Job) -> None:
         )
 
 
-def _sequence_parallel(job: Job) -> bool:
+def _sequence_parallel(job: Request) -> bool:
     """Whether layers with tensor parallelism divide the sequence too: a switch of the whole runtime."""
     flags = {strategy.sequence_parallel for strategy in job.plan.layers if strategy.tp > 1}
     if len(flags) > 1:

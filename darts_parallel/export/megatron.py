@@ -5,7 +5,7 @@ between chunks, chunk `vpp_rank * pp + pp_rank` in order of layers), which exclu
 `--num-layers-per-virtual-pipeline-stage` and `--num-virtual-stages-per-pipeline-rank`.
 """
 
-from darts_parallel.export.common import Chunk, Exported, Job
+from darts_parallel.export.common import ChunkContent, Exported, Request
 from darts_parallel.export.megatron_layers import (
     hybrid_flags,
     prediction_flags,
@@ -25,7 +25,7 @@ Flag = tuple[str, str | int | float | None]
 FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
 
 
-def export(job: Job) -> Exported:
+def export(job: Request) -> Exported:
     """The launch script `megatron.sh`.
 
     Errors:
@@ -45,8 +45,8 @@ def export(job: Job) -> Exported:
     return Exported({"megatron.sh": _script(job, strategy, filled)}, tuple(notes))
 
 
-def _notes(job: Job) -> list[str]:
-    """What the flags do not say of the model, since the plan does not know it either."""
+def _notes(job: Request) -> list[str]:
+    """List what the flags do not say of the model, since the plan does not know it either."""
     config = job.model
     notes = [
         "data, tokenizer, learning rate and checkpoints are yours: bash megatron.sh --data-path ...",
@@ -70,8 +70,8 @@ def _notes(job: Job) -> list[str]:
     return notes
 
 
-def _script(job: Job, strategy: LayerStrategy, groups: dict[str, list[Flag]]) -> str:
-    # pretrain_bert.py lay beside pretrain_gpt.py until 2026-05
+def _script(job: Request, strategy: LayerStrategy, groups: dict[str, list[Flag]]) -> str:
+    # pretrain_bert.py lay next to pretrain_gpt.py until 2026-05
     program = "pretrain_gpt.py" if job.model.causal else "examples/bert/pretrain_bert.py"
     if job.model.hybrid_override_pattern is not None:
         program = "pretrain_hybrid.py"
@@ -103,7 +103,7 @@ def _quoted(value: str | int | float) -> str:
     return f'"{text}"' if any(sign in text for sign in "|*[") else text
 
 
-def _parallel_flags(job: Job, strategy: LayerStrategy) -> list[Flag]:
+def _parallel_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
     plan = job.plan
     flags: list[Flag] = [
         ("tensor-model-parallel-size", strategy.tp),
@@ -121,7 +121,7 @@ def _parallel_flags(job: Job, strategy: LayerStrategy) -> list[Flag]:
     return flags
 
 
-def _pipeline_flags(job: Job) -> list[Flag]:
+def _pipeline_flags(job: Request) -> list[Flag]:
     plan = job.plan
     if plan.virtual_stages > 1 and plan.num_micro_batches % plan.pp:
         job.refuse(
@@ -138,7 +138,7 @@ def _pipeline_flags(job: Job) -> list[Flag]:
     return []
 
 
-def layout(chunks: tuple[Chunk, ...]) -> str:
+def layout(chunks: tuple[ChunkContent, ...]) -> str:
     """The stages in Megatron-LM's words, e.g. `Et*3|t*4|t*2L`."""
     texts = []
     for chunk in chunks:
@@ -147,7 +147,7 @@ def layout(chunks: tuple[Chunk, ...]) -> str:
     return "|".join(texts)
 
 
-def _zero_flags(job: Job, strategy: LayerStrategy) -> list[Flag]:
+def _zero_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
     zero, plan = strategy.zero_stage, job.plan
     overlap: list[Flag] = [("overlap-grad-reduce", None)] if strategy.dp > 1 else []
     if zero == 0:
@@ -167,7 +167,7 @@ def _zero_flags(job: Job, strategy: LayerStrategy) -> list[Flag]:
     ]
 
 
-def _recompute_flags(job: Job) -> list[Flag]:
+def _recompute_flags(job: Request) -> list[Flag]:
     """Full recomputation counts the first layers of every chunk; blocks are equal, so only counts matter."""
     kinds = {strategy.recompute for strategy in job.blocks}
     if kinds == {"none"}:
@@ -193,7 +193,7 @@ def _recompute_flags(job: Job) -> list[Flag]:
     return [("recompute-granularity", "full"), ("recompute-method", "block"), ("recompute-num-layers", most)]
 
 
-def _model_flags(job: Job) -> list[Flag]:
+def _model_flags(job: Request) -> list[Flag]:
     config = job.model
     hybrid = hybrid_flags(job)
     flags: list[Flag] = hybrid or [("num-layers", config.num_layers)]
@@ -229,7 +229,7 @@ def _model_flags(job: Job) -> list[Flag]:
     return [*flags, ("vocab-size", config.vocab_size), ("make-vocab-size-divisible-by", VOCABULARY_MULTIPLE)]
 
 
-def _training_flags(job: Job) -> list[Flag]:
+def _training_flags(job: Request) -> list[Flag]:
     training = job.problem.training
     half: list[Flag] = [("bf16", None), ("accumulate-allreduce-grads-in-fp32", None)]
     precision: dict[str, list[Flag]] = {

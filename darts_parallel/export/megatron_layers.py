@@ -6,7 +6,7 @@ pipeline segment (one each virtual stage) and takes the place of every other fla
 """
 
 from darts_parallel.config.layer_pattern import MAMBA
-from darts_parallel.export.common import Job
+from darts_parallel.export.common import Request
 
 Flag = tuple[str, str | int | float | None]
 SPECIFICATION = "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
@@ -14,7 +14,7 @@ CONVOLUTION, CHUNK = 4, 128
 """Convolution and chunk of its Mamba mixer, which have no flag."""
 
 
-def hybrid_flags(job: Job) -> list[Flag]:
+def hybrid_flags(job: Request) -> list[Flag]:
     """The pattern with its segments, and the sizes of its state spaces; none for other models.
 
     Errors:
@@ -40,7 +40,7 @@ def hybrid_flags(job: Job) -> list[Flag]:
     return flags
 
 
-def segments(job: Job) -> str:
+def segments(job: Request) -> str:
     """The hybrid pattern cut at the plan's stages, e.g. `M-M*|M-M-`."""
     pattern, parts = job.model.hybrid_override_pattern or "", []
     for chunk in job.chunks:
@@ -54,7 +54,7 @@ def segments(job: Job) -> str:
     return "|".join(parts) + f"/{pattern[-1:]}" * job.model.mtp_num_layers
 
 
-def window_flags(job: Job) -> list[Flag]:
+def window_flags(job: Request) -> list[Flag]:
     """Sliding windows: Megatron-LM counts the tokens before a query, Hugging Face the query with them."""
     config = job.model
     if config.sliding_window is None:
@@ -67,13 +67,13 @@ def window_flags(job: Job) -> list[Flag]:
     return flags
 
 
-def prediction_flags(job: Job) -> list[Flag]:
+def prediction_flags(job: Request) -> list[Flag]:
     """Modules of multi-token prediction; a hybrid has them in its pattern."""
     count = job.model.mtp_num_layers
     return [("mtp-num-layers", count)] if count and job.model.hybrid_override_pattern is None else []
 
 
-def require_first_recomputed(job: Job) -> None:
+def require_first_recomputed(job: Request) -> None:
     """Refuse full recomputation of chosen layers where layers differ and the chosen are not the first.
 
     `--recompute-num-layers` takes the first layers of a stage, whatever they are.

@@ -4,13 +4,13 @@ from typing import Any
 
 from darts_parallel.config.mixture import expert_pattern
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.export.common import Job
+from darts_parallel.export.common import Request
 from darts_parallel.plan.strategy import LayerStrategy
 
 Flag = tuple[str, str | int | float | None]
 
 
-def expert_strategy(job: Job) -> LayerStrategy | None:
+def expert_strategy(job: Request) -> LayerStrategy | None:
     """The strategy of the layers with experts, as far as their experts go; None for a dense model.
 
     Errors:
@@ -32,7 +32,7 @@ def expert_strategy(job: Job) -> LayerStrategy | None:
     return first
 
 
-def require_dense(job: Job) -> None:
+def require_dense(job: Request) -> None:
     """Refuse experts and multi-head latent attention.
 
     Errors:
@@ -47,7 +47,7 @@ def require_dense(job: Job) -> None:
             )
 
 
-def megatron_parallel_flags(job: Job) -> list[Flag]:
+def megatron_parallel_flags(job: Request) -> list[Flag]:
     """Degrees of the experts; the expert tensor-parallel one stands there always, since it defaults to tp."""
     strategy = expert_strategy(job)
     if strategy is None:
@@ -55,7 +55,7 @@ def megatron_parallel_flags(job: Job) -> list[Flag]:
     return [("expert-model-parallel-size", strategy.ep), ("expert-tensor-parallel-size", strategy.etp)]
 
 
-def megatron_model_flags(job: Job) -> list[Flag]:
+def megatron_model_flags(job: Request) -> list[Flag]:
     """Sizes of experts and of multi-head latent attention, and how tokens reach the experts.
 
     Errors:
@@ -77,7 +77,7 @@ def _latent_flags(config: ModelConfig) -> list[Flag]:
     return [("multi-latent-attention", None), *((k, v) for k, v in names.items() if v is not None)]
 
 
-def _expert_flags(job: Job) -> list[Flag]:
+def _expert_flags(job: Request) -> list[Flag]:
     config, training = job.model, job.problem.training
     if config.num_experts is None:
         return []
@@ -133,15 +133,15 @@ def layer_frequency(config: ModelConfig) -> str | int:
     return "(" + "+".join(f"[{has}]*{count}" for has, count in runs) + ")"
 
 
-def megatron_recompute_modules(job: Job) -> list[Flag]:
-    """What selective recomputation computes again, where it is not the attention core alone."""
+def megatron_recompute_modules(job: Request) -> list[Flag]:
+    """Name what selective recomputation computes again, where it is not the attention core alone."""
     modules = job.problem.training.recompute_modules
     if list(modules) == ["core_attn"] or all(s.recompute != "selective" for s in job.blocks):
         return []
     return [("recompute-modules", " ".join(modules))]
 
 
-def torchtitan_fields(job: Job) -> dict[str, Any]:
+def torchtitan_fields(job: Request) -> dict[str, Any]:
     """Fields of `ParallelismConfig` for experts.
 
     Errors:
@@ -153,7 +153,7 @@ def torchtitan_fields(job: Job) -> dict[str, Any]:
     return {"expert_parallel_degree": strategy.ep}
 
 
-def deepspeed_settings(job: Job) -> dict[str, Any]:
+def deepspeed_settings(job: Request) -> dict[str, Any]:
     """The section `expert_parallel` (AutoEP) of its JSON.
 
     Errors:
@@ -165,7 +165,7 @@ def deepspeed_settings(job: Job) -> dict[str, Any]:
     return {"expert_parallel": {"enabled": True, "autoep_size": strategy.ep}}
 
 
-def galvatron_parallel(job: Job) -> dict[str, Any]:
+def galvatron_parallel(job: Request) -> dict[str, Any]:
     """Degrees of the experts in the runtime's YAML, section `parallel`; they are one for all layers there."""
     strategy = expert_strategy(job)
     if strategy is None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from darts_parallel.config.layer_pattern import MAMBA
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.trainer import trainer
-from darts_parallel.export.common import Job
+from darts_parallel.export.common import Request
 
 PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "hybrid_override_pattern": (
@@ -32,7 +32,7 @@ PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
 """Key of the model, whether a model has the part, and the part in words."""
 
 
-def refuse_model_parts(job: Job) -> None:
+def refuse_model_parts(job: Request) -> None:
     """Refuse a model with a part that the target's models lack.
 
     Errors:

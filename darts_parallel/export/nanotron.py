@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.export.common import Exported, Job
+from darts_parallel.export.common import Exported, Request
 from darts_parallel.export.mixtures import require_dense
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.model import VOCABULARY_MULTIPLE
@@ -18,7 +18,7 @@ from darts_parallel.problem.model import VOCABULARY_MULTIPLE
 DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def export(job: Job) -> Exported:
+def export(job: Request) -> Exported:
     """`nanotron.yaml`.
 
     Errors:
@@ -34,7 +34,7 @@ def export(job: Job) -> Exported:
     return Exported({"nanotron.yaml": head + yaml.safe_dump(settings(job, strategy), sort_keys=False)}, notes)
 
 
-def _check(job: Job) -> None:
+def _check(job: Request) -> None:
     job.require_precision(DTYPE, "its dtype cannot say")
     own, config = stages(job.model, job.plan.pp), job.model
     if config.qk_norm or config.qkv_bias:
@@ -54,7 +54,7 @@ def _check(job: Job) -> None:
         )
 
 
-def _blocks(job: Job, index: int) -> int:
+def _blocks(job: Request, index: int) -> int:
     return job.chunks[index].num_blocks
 
 
@@ -78,7 +78,7 @@ def stages(config: ModelConfig, pp: int) -> list[int]:
     return counts
 
 
-def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
+def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """The YAML."""
     training, plan, config = job.problem.training, job.plan, job.model
     return {
@@ -118,7 +118,7 @@ def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _optimizer(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
+def _optimizer(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     factories: dict[str, dict[str, Any]] = {
         "adam": {"name": "adamW", "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8,
                  "torch_adam_is_fused": True},

@@ -8,20 +8,20 @@ from pathlib import Path
 
 from darts_parallel.config.trainer import EXPORTS, trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
-from darts_parallel.export.common import Exported, Job
+from darts_parallel.export.common import Exported, Request
 from darts_parallel.export.model_parts import refuse_model_parts
 from darts_parallel.plan.file import write_text
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 
-TARGETS: dict[str, Callable[[Job], Exported]] = {
+TARGETS: dict[str, Callable[[Request], Exported]] = {
     name: import_module(f"{__package__}.{name}").export for name in EXPORTS
 }
 """The exporters by the names of their trainers: each is the function `export` of the module of that name."""
 
 
 def export_plan(problem: Problem, plan: Plan, target: str) -> Exported:
-    """`plan` in the words of `target`.
+    """Express `plan` in the words of `target`.
 
     Args:
         problem: What the plan was made for.
@@ -29,10 +29,10 @@ def export_plan(problem: Problem, plan: Plan, target: str) -> Exported:
         target: A name of `TARGETS`.
 
     Errors:
-        UnsupportedError: the target cannot express the plan or the model; names what, and the nearest
+        UnsupportedError: the target cannot express the plan or the model; names what, and the closest
             space to search in.
     """
-    job = Job(target, problem, plan)
+    job = Request(target, problem, plan)
     exported = _express(job)
     job.settle()
     if not plan.node_order:
@@ -42,7 +42,7 @@ def export_plan(problem: Problem, plan: Plan, target: str) -> Exported:
     return replace(exported, notes=(*exported.notes, note))
 
 
-def _express(job: Job) -> Exported:
+def _express(job: Request) -> Exported:
     refuse_model_parts(job)
     job.require_abilities()
     return TARGETS[job.target](job)
@@ -76,7 +76,7 @@ def require_trainers(problem: Problem) -> None:
     for key, target in (("export", problem.config.export), ("space.trainer", problem.config.space.trainer)):
         if target is None or problem.config.plan is not None:
             continue
-        job = Job(target, problem, _plain(problem), key=key)
+        job = Request(target, problem, _plain(problem), key=key)
         job.refusals.extend(_lacks(problem, target))
         job.settle()
 
@@ -88,7 +88,7 @@ def _plain(problem: Problem) -> Plan:
 
 
 def _lacks(problem: Problem, target: str) -> list[tuple[str, str]]:
-    """What a target refuses of the model and the job, whatever the plan."""
+    """List what a target refuses of the model and the job, whatever the plan."""
     return [
         entry for entry in _refusals(problem, _plain(problem), target) if not entry[1].startswith("space")
     ]
@@ -96,7 +96,7 @@ def _lacks(problem: Problem, target: str) -> list[tuple[str, str]]:
 
 def _refusals(problem: Problem, plan: Plan, target: str) -> list[tuple[str, str]]:
     """All that a target refuses, each with its way out."""
-    job = Job(target, problem, plan)
+    job = Request(target, problem, plan)
     with suppress(UnsupportedError):
         _express(job)
     return job.refusals
@@ -107,7 +107,7 @@ def write_export(exported: Exported, folder: Path, main: Path | None = None) -> 
 
     Args:
         folder: Where they go.
-        main: Path of the main file instead; further ones stand beside it under their own names.
+        main: Path of the main file instead; further ones stand next to it under their own names.
 
     Errors:
         DartsParallelError: a file cannot be written.
@@ -126,5 +126,5 @@ def write_export(exported: Exported, folder: Path, main: Path | None = None) -> 
 
 
 def export_lines(target: str, exported: Exported, paths: list[Path]) -> list[str]:
-    """What a user reads of an export: its files, and what they do not say."""
+    """Describe an export to its user: its files, and what they do not say."""
     return [f"{target}: {', '.join(str(path) for path in paths)}", *(f"note: {n}" for n in exported.notes)]

@@ -5,7 +5,7 @@ from pathlib import Path
 from pprint import pformat
 from typing import Any
 
-from darts_parallel.export.common import BLOCKS, Exported, Job
+from darts_parallel.export.common import BLOCKS, Exported, Request
 from darts_parallel.export.mixtures import require_dense
 from darts_parallel.plan.strategy import LayerStrategy
 
@@ -15,10 +15,10 @@ IMPORT = "from darts_parallel.export.torch_model import Block, Embedding, Head\n
 MODEL = "class Embedding("
 """First line of what takes the place of the import: the program needs no other file."""
 UNLIKE = ("head_transform", "embedding_norm", "output_bias", "qk_norm")
-"""What the program's model lacks."""
+"""Settings that the program's model lacks."""
 
 
-def export(job: Job) -> Exported:
+def export(job: Request) -> Exported:
     """The program `train_torch.py`.
 
     Errors:
@@ -53,7 +53,7 @@ def _program() -> str:
     return f"{before}\n\n{model[model.index(MODEL) :]}\n\ndef {after}"
 
 
-def _check(job: Job) -> None:
+def _check(job: Request) -> None:
     config = job.model
     wrong = [name for name in UNLIKE if getattr(config, name)]
     wrong += [name for name in ("final_norm",) if not getattr(config, name)]
@@ -69,8 +69,8 @@ def _check(job: Job) -> None:
         job.refuse(f"training.precision={precision}, and the program {why}", "training.precision=bf16")
 
 
-def settings(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
-    """What the program reads; `parts` count embedding, blocks and head."""
+def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
+    """Return the settings that the program reads; `parts` count embedding, blocks and head."""
     plan, config, training = job.plan, job.model, job.problem.training
     kinds = [layer.kind for layer in job.problem.model.layers]
     head = kinds.index("head")

@@ -7,7 +7,7 @@ Names: `torchtitan/config` (`ParallelismConfig`, `TrainingConfig`) and
 
 from typing import Any
 
-from darts_parallel.export.common import Chunk, Exported, Job
+from darts_parallel.export.common import ChunkContent, Exported, Request
 from darts_parallel.export.mixtures import torchtitan_fields
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.schedules import find
@@ -15,7 +15,7 @@ from darts_parallel.schedules import find
 MIXED_PARAMETER = {"bf16": "bfloat16", "fp32": "float32"}
 
 
-def export(job: Job) -> Exported:
+def export(job: Request) -> Exported:
     """The module `torchtitan_plan.py` with the function `apply_plan`.
 
     Errors:
@@ -50,7 +50,7 @@ def export(job: Job) -> Exported:
     return Exported({"torchtitan_plan.py": "\n".join(lines) + "\n"}, (_note(job),))
 
 
-def _head(job: Job, recompute: bool) -> list[str]:
+def _head(job: Request, recompute: bool) -> list[str]:
     """The module down to the function's first lines, which refuse a model of another depth."""
     lines = [
         '"""torchtitan configuration of a plan, for release 0.3.0 and for main of 2026.',
@@ -78,7 +78,7 @@ def _head(job: Job, recompute: bool) -> list[str]:
     ]
 
 
-def _note(job: Job) -> str:
+def _note(job: Request) -> str:
     config = job.model
     return (
         f"give apply_plan a configuration of {config.name}'s sizes: {config.num_layers} layers, hidden size "
@@ -90,7 +90,7 @@ def _assignments(section: str, values: dict[str, Any], indent: int = 4) -> list[
     return [f"{' ' * indent}config.{section}.{name} = {_literal(value)}" for name, value in values.items()]
 
 
-def _check(job: Job) -> None:
+def _check(job: Request) -> None:
     own_heads = job.model.head_dim in (None, job.model.hidden_size // job.model.num_heads)
     if job.model.qkv_bias or not (own_heads or job.model.qk_norm):
         what = "qkv_bias" if job.model.qkv_bias else f"head_dim={job.model.head_dim}"
@@ -101,7 +101,7 @@ def _check(job: Job) -> None:
     job.require_precision(MIXED_PARAMETER, "its fields cannot set")
 
 
-def parallelism_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
+def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """Fields of its `ParallelismConfig`."""
     plan, (replicas, sharded) = job.plan, job.shard_degrees(strategy)
     values: dict[str, Any] = {
@@ -120,12 +120,12 @@ def parallelism_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
     return values
 
 
-def _modules(chunk: Chunk) -> list[str]:
+def _modules(chunk: ChunkContent) -> list[str]:
     blocks = [f"layers.{chunk.first_block + i}" for i in range(chunk.num_blocks)]
     return ["tok_embeddings"] * chunk.embedding + blocks + ["norm", "lm_head"] * chunk.head
 
 
-def _batch_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
+def _batch_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """Sequences, as release 0.3.0 counts them: a pipeline cuts the local batch into micro-batches."""
     training, size = job.problem.training, job.micro_batch_size(strategy)
     return {
@@ -135,7 +135,7 @@ def _batch_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
     }
 
 
-def _token_fields(job: Job, strategy: LayerStrategy) -> dict[str, Any]:
+def _token_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """Tokens, as main counts them."""
     training = job.problem.training
     return {

@@ -19,7 +19,7 @@ from tests.support.commands import QUIET, TOY, Command
 from tests.support.processes import PATIENCE_S, told_command
 
 FEW = ("space.zero_stage=1", "space.recompute=[none,full]", "space.num_micro_batches=[2,4]")
-"""Of the strategies; proofs are then a matter of milliseconds."""
+"""Pins of the strategies; proofs are then a matter of milliseconds."""
 
 
 def test_a_bug_of_ours_keeps_its_traceback(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

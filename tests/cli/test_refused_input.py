@@ -1,4 +1,4 @@
-"""What the command refuses: one sentence, exit status 2, nothing left behind."""
+"""Refusals of the command: one sentence, exit status 2, nothing left behind."""
 
 import pytest
 import yaml
@@ -115,7 +115,7 @@ def test_bad_input_ends_in_one_sentence_and_leaves_nothing(
 
 @pytest.fixture(scope="module")
 def composed() -> DictConfig:
-    """What Hydra composes for the command."""
+    """Return what Hydra composes for the command."""
     register_schema()
     with initialize_config_dir(version_base="1.3", config_dir=config_dir()):
         return compose("config", list(TOY))

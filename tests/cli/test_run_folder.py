@@ -1,4 +1,4 @@
-"""What a run has finished stays, a refused one leaves nothing, and no two write into one folder."""
+"""Finished work of a run stays, a refused one leaves nothing, and no two write into one folder."""
 
 import io
 import json

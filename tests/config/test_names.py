@@ -1,4 +1,4 @@
-"""What a name may do outside the tool: nothing but be read."""
+"""Names do nothing outside the tool but be read."""
 
 import ast
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from darts_parallel.config.names import quoted
+from darts_parallel.config.checks import quoted
 from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.export import export_plan
 from darts_parallel.plan.file import read_plan
@@ -86,7 +86,7 @@ def plain_meaning(case: str, target: str) -> dict[str, object]:
 
 
 def meaning(file: str, text: str) -> object:
-    """What the reader of a file makes of it, without comments and the values that are names."""
+    """Return what the reader of a file makes of it, without comments and the values that are names."""
     if file.endswith(".py"):
         return ast.dump(ast.parse(text.encode()))
     if file.endswith(".sh"):

@@ -6,7 +6,7 @@ import pytest
 
 from darts_parallel.config.cluster import PLAUSIBLE as DEVICE_RANGES
 from darts_parallel.config.cluster import DeviceConfig
-from darts_parallel.config.raw_values import refuse_silent_overrides
+from darts_parallel.config.composition import refuse_silent_overrides
 from darts_parallel.config.search import PLAUSIBLE as SEARCH_RANGES
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.errors import ConfigError
@@ -54,7 +54,7 @@ def test_what_a_merge_would_swallow_is_refused(override: str, sentence: str) -> 
 
 
 def test_only_the_override_that_a_merge_would_swallow_is_named() -> None:
-    """What says what it means passes, whether it stands before or after one that does not."""
+    """Values that say what they mean pass, whether it stands before or after one that does not."""
     good = ["verification.enabled=1", "output.trace=0", "space.pp=4", "model=toy", "~plan"]
     with pytest.raises(ConfigError, match=r"^cluster\.devices=") as refused:
         refuse_silent_overrides([*good, "cluster.devices={}", *good])

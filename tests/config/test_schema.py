@@ -126,12 +126,12 @@ def test_a_failed_load_leaves_hydra_usable() -> None:
     ],
 )
 def test_groups_that_are_composed_once_give_what_hydra_composes(overrides: list[str]) -> None:
-    whole = composition.composed_anew(overrides)
+    whole = composition.compose_whole(overrides)
     assert composition.composition(overrides) == whole
     assert composition.composition(overrides) == whole
 
 
-def test_a_file_that_changed_is_composed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changed_is_compose_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copytree(config_dir(), tmp_path / "conf")
     monkeypatch.setattr(composition, "config_dir", lambda: str(tmp_path / "conf"))
     assert load_config(["search.seed=3"]).training.global_batch_size == 128

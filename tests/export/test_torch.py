@@ -35,7 +35,7 @@ def test_the_program_holds_the_plan_and_needs_nothing_but_torch() -> None:
 
 
 def losses(text: str, folder: Path, processes: int) -> list[float]:
-    """What the program prints, on the CPU and in the environment that torchrun gives it."""
+    """Return what the program prints, on the CPU and in the environment that torchrun gives it."""
     file = folder / f"train_{processes}.py"
     file.write_text(text)
     printed = "".join(run_ranks(processes, folder, run_program, file, "--steps", "2"))

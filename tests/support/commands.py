@@ -17,7 +17,7 @@ QUIET = ("output.tensorboard=false", "verification.enabled=false")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommandOutcome:
     """What one command left behind."""
 
     status: int
@@ -34,7 +34,7 @@ class Command:
     monkeypatch: pytest.MonkeyPatch
     capsys: pytest.CaptureFixture[str]
 
-    def __call__(self, *arguments: str) -> Outcome:
+    def __call__(self, *arguments: str) -> CommandOutcome:
         self.monkeypatch.setattr(sys, "argv", ["darts-parallel", *arguments])
         self.monkeypatch.chdir(self.folder)
         self.monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
@@ -45,7 +45,7 @@ class Command:
             status = stop.code if isinstance(stop.code, int) else 1
         captured = self.capsys.readouterr()
         files = tuple(sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*")))
-        return Outcome(status, captured.out, captured.err, files)
+        return CommandOutcome(status, captured.out, captured.err, files)
 
     def plan_file(self) -> Path:
         """The one plan.json of the folder."""

@@ -62,7 +62,7 @@ def plan_of(
 
 
 @dataclass(frozen=True)
-class Case:
+class ExportCase:
     """A plan with the targets that can express it."""
 
     overrides: list[str]
@@ -82,24 +82,24 @@ class Case:
 
 EVERYWHERE = ("megatron", "deepspeed", "accelerate", "galvatron", "torch")
 CASES = {
-    "uneven_pipeline": Case(TOY, LayerStrategy(1, 2, 1), 4, ("megatron", "deepspeed"), (1, 4, 5)),
-    "sequence_parallel": Case(
+    "uneven_pipeline": ExportCase(TOY, LayerStrategy(1, 2, 1), 4, ("megatron", "deepspeed"), (1, 4, 5)),
+    "sequence_parallel": ExportCase(
         LLAMA, LayerStrategy(2, 2, 1, "full", True), 4, ("megatron", "nanotron", "torchtitan"), (6,)
     ),
-    "interleaved": Case(
+    "interleaved": ExportCase(
         LLAMA, LayerStrategy(2, 2, 0), 4, ("megatron", "torchtitan"), (3, 5, 7), cp=1, virtual_stages=2
     ),
-    "context": Case(LLAMA, LayerStrategy(1, 2, 3), 4, ("torchtitan", "accelerate"), cp=4),
-    "zero_3": Case(
+    "context": ExportCase(LLAMA, LayerStrategy(1, 2, 3), 4, ("torchtitan", "accelerate"), cp=4),
+    "zero_3": ExportCase(
         LLAMA, LayerStrategy(2, 4, 3, "full"), 2, ("megatron", "torchtitan", "accelerate", "galvatron")
     ),
-    "zero_2": Case(TOY, LayerStrategy(2, 4, 2, "full"), 2, ("deepspeed", "accelerate", "galvatron")),
-    "replicas": Case(TOY, LayerStrategy(1, 8), 2, EVERYWHERE),
-    "experts": Case(MIXTURE, LayerStrategy(1, 8, 2, ep=4), 2, ("torchtitan", "deepspeed", "galvatron")),
-    "experts_folded": Case(
+    "zero_2": ExportCase(TOY, LayerStrategy(2, 4, 2, "full"), 2, ("deepspeed", "accelerate", "galvatron")),
+    "replicas": ExportCase(TOY, LayerStrategy(1, 8), 2, EVERYWHERE),
+    "experts": ExportCase(MIXTURE, LayerStrategy(1, 8, 2, ep=4), 2, ("torchtitan", "deepspeed", "galvatron")),
+    "experts_folded": ExportCase(
         MIXTURE, LayerStrategy(2, 2, 1, "full", True, ep=2, etp=2), 4, ("megatron",), (6,)
     ),
-    "latent_attention": Case(
+    "latent_attention": ExportCase(
         LATENT, LayerStrategy(1, 2, 1, "selective", ep=2), 4, ("megatron",), (3, 5, 7)
     ),
 }  # fmt: skip
