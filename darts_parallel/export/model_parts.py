@@ -19,6 +19,7 @@ PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "sliding_window": (lambda c: c.sliding_window is not None, "windowed attention"),
     "mtp_num_layers": (lambda c: c.mtp_num_layers > 0, "multi-token prediction"),
     "block_norms": (lambda c: c.block_norms not in (None, 2), "another number of norms in a block"),
+    "norm_scale": (lambda c: not c.norm_scale, "norms without weights"),
     "qk_norm_whole": (lambda c: c.qk_norm and c.qk_norm_whole, "norms over all heads of queries and keys"),
     "mlp_bias": (
         lambda c: c.mlp_bias not in (None, c.linear_bias),
