@@ -29,10 +29,8 @@ validate_cost_model held_out=[source,model,family] publish=true
 reproduce_fasop publish=true
 replay_traces publish=true
 schedule_ratios publish=true
-lossy_collectives publish=true
 measured_vs_predicted publish=true
 bilevel bilevel.seeds=[0,1,2] bilevel.retrain_seeds=2 random_plans=2 publish=true
-bilevel_crossover seeds=[0] publish=true
 endef
 export PAGES
 

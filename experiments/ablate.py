@@ -63,7 +63,7 @@ PLUGINS = {
 
 
 @dataclass
-class Job:
+class AblateJob:
     """Describe one run of the sweep, as Hydra composes it."""
 
     problem: str = "toy_tight"
@@ -147,7 +147,7 @@ def _multirun(options: AblateOptions, arguments: list[str], folder: Path) -> Non
     if launcher == "joblib":
         given.append(f"hydra.launcher.n_jobs={options.jobs}")
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    ConfigStore.instance().store(name="ablate_job", node=Job)
+    ConfigStore.instance().store(name="ablate_job", node=AblateJob)
     before, sys.argv[1:] = sys.argv[1:], ["--multirun", *given, *arguments]
     try:
         hydra.main(version_base="1.3", config_path=None, config_name="ablate_job")(run_job)()
@@ -171,7 +171,7 @@ def _has_plugin(launcher: str) -> bool:
 def run_job(composed: DictConfig) -> float:
     """Run one job of the sweep; return the seconds per iteration, which Hydra's sweepers minimise."""
     values: Any = OmegaConf.to_container(composed)
-    job, folder = Job(**values), Path(HydraConfig.get().runtime.output_dir)
+    job, folder = AblateJob(**values), Path(HydraConfig.get().runtime.output_dir)
     row = run_variant(job.problem, job.variant, job.seed, job.budget, job.quick, folder)
     write_json(folder / "row.json", {key: _plain(value) for key, value in row.items()})
     return float(row.get("polished_s", row.get("time_to_target_ratio", 0.0)))

@@ -26,7 +26,7 @@ BRANCHES = {"export": "plan", "run": "cost", "bilevel": "report", "baselines": "
 LATE = ("matplotlib", "tensorboard", "torch.utils.tensorboard", "torch.distributed", "scipy", "resource",
         "darts_parallel.report.plots", "darts_parallel.run.", "darts_parallel.bilevel.command",
         "darts_parallel.config.meta_model")  # fmt: skip
-"""What may be imported inside a function: it is slow, missing on some machines, or after a check of torch;
+"""Name what functions may import: it is slow, missing on some machines, or after a check of torch;
 the bilevel loop is a sixth of the package's own seconds of importing, and few commands ask for it."""
 FILES = sorted([*ROOT.glob("darts_parallel/**/*.py"), *ROOT.glob("baselines/**/*.py")])
 
@@ -59,7 +59,7 @@ def imports(tree: ast.Module) -> Iterator[tuple[ast.AST, str, str]]:
 
 
 def violations(file: Path, text: str) -> Iterator[str]:
-    """What a source breaks."""
+    """Yield what a source breaks."""
     tree = ast.parse(text)
     module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
     mine = package_of(module.removesuffix(".__init__"))

@@ -184,7 +184,7 @@ class CostTable:
 
     @property
     def name(self) -> str:
-        """Name of its outer choices in curves, e.g. `pp4` or `pp4 v2 cp2`."""
+        """Name of its outer choices in curves, e.g. pp4 or pp4 v2 cp2."""
         parts = (("pp", self.pp, 0), ("v", self.virtual_stages, 1), ("cp", self.cp, 1))
         name = " ".join(f"{word}{value}" for word, value, usual in parts if value > usual)
         name += f" {self.schedule_name}" if self.schedule_name else ""

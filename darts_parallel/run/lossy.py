@@ -6,9 +6,7 @@ sums what it receives, and sends the sum on in the same form (the two hops of Ze
 Scales travel in float32, twice the 16 bits that the cost model prices: small gradients would underflow.
 """
 
-import time
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -159,21 +157,3 @@ class ErrorFeedback:
         """Return the whole sum on every rank; argument as `share`."""
         # what is delivered lies on the levels already: rounding it again changes nothing but the last bit
         return gathered_shares(self.share(flat), self.bits, self.group)
-
-
-def time_all_reduce(size: int, bits: int, repeats: int) -> float:
-    """Time one all-reduce of `size` float32 numbers as a job of all ranks; return median seconds.
-
-    Args:
-        size: Numbers.
-        bits: Of the collective.
-        repeats: Timed runs.
-    """
-    tensor = torch.randn(size, generator=torch.Generator().manual_seed(dist.get_rank()))
-    seconds = []
-    for _ in range(repeats + 1):
-        dist.barrier()
-        began = time.perf_counter()
-        lossy_all_reduce(tensor, bits)
-        seconds.append(time.perf_counter() - began)
-    return median(seconds[1:])

@@ -205,7 +205,7 @@ def build_layer(config: ModelConfig, fused: bool, name: str, rows: int, seed: in
     Args:
         config: The model.
         fused: Fused attention.
-        name: As in `model.layers`: `embedding`, `layers.<i>` or `head`.
+        name: As in `problem.model.layers`: `embedding`, `layers.<i>` or `head`.
         rows: Rows of a vocabulary table, padding included.
         seed: Of the initial weights.
     """

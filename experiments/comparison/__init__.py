@@ -1,1 +1,1 @@
-"""What the comparisons of planners share."""
+"""Share what the comparisons of planners need: problems, variants, runs and their reports."""

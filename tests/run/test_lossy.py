@@ -10,7 +10,7 @@ from darts_parallel.errors import UnsupportedError
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.strategy import LayerStrategy as Strategy
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.run.lossy import pack, time_all_reduce, unpack
+from darts_parallel.run.lossy import pack, unpack
 from darts_parallel.run.verify import TOLERANCE
 from darts_parallel.run.workers import Workers
 from tests.support.running import LLAMA, reduced, tiny, verified
@@ -40,7 +40,6 @@ def test_four_gloo_ranks_hold_what_the_virtual_ranks_of_the_loop_do() -> None:
             ])  # fmt: skip
             for answer in answers:
                 torch.testing.assert_close(answer, lossy_sum(partials, bits), rtol=1e-5, atol=1e-6)
-        assert all(seconds > 0.0 for seconds in workers.run(time_all_reduce, 64, 4, 1))
     with Workers(1) as workers:  # which sends nothing
         own = torch.randn(10, generator=torch.Generator().manual_seed(0))
         assert torch.equal(workers.run(reduced, 10, 2)[0], own)

@@ -18,7 +18,7 @@ QUIET = ("output.tensorboard=false", "verification.enabled=false")
 
 @dataclass(frozen=True)
 class CommandOutcome:
-    """What one command left behind."""
+    """Hold what one command left behind."""
 
     status: int
     out: str

@@ -107,7 +107,7 @@ NAMES = [(name, target) for name, case in CASES.items() for target in case.targe
 
 
 def files_of(name: str, target: str) -> dict[str, str]:
-    """What a case writes for a target; of the program for PyTorch alone what comes before its code.
+    """Return what a case writes for a target; of the program for PyTorch alone what comes before its code.
 
     That stands in `torch_program.py` and `torch_model.py` of the package; tests/export/test_torch.py runs it.
     """

@@ -78,7 +78,7 @@ def tables_of_one_model(seed: int) -> list[CostTable]:
 def _layer_costs(
     rand: Callable[..., Tensor], outer: int, kinds: int, choices: int, like: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What layers cost whatever the stage, `(O, L, C)`, and by its kind, `(O, Q, L, C)`."""
+    """Draw what layers cost whatever the stage, `(O, L, C)`, and by its kind, `(O, Q, L, C)`."""
     by_layer = {name: rand(outer, len(like), choices)[:, like]
                 for name in ("per_iteration", "static", "activation", "working")}  # fmt: skip
     by_kind = {name: rand(outer, kinds, len(like), choices)[:, :, like]
