@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from darts_parallel.config.schema import config_dir
 from darts_parallel.plan.file import write_text
@@ -11,7 +12,7 @@ from darts_parallel.problem.software import ANY
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.parameters import QUANTITIES, Place, Quantity
 from experiments.calibration.predict import LINK_PREFIXES
-from experiments.data.words import Framework, frameworks
+from experiments.data.table import frameworks
 
 MARK = "# Calibrated"
 """First words of the comment that a device or a cluster gets; what stands above it is kept."""
@@ -47,11 +48,9 @@ def write_presets(folder: Path, fitted: Calibrated, when: str) -> None:
         text = path.read_text(encoding="utf-8")
         if LINK.search(text):
             write_text(folder / "cluster" / path.name, cluster_text(text, fitted, when))
-    for framework in frameworks().values():
-        if framework.name != NONE and framework.name in fitted.names("framework"):
-            write_text(
-                folder / "software" / f"{framework.name}.yaml", framework_text(framework, fitted, when)
-            )
+    for name, facts in frameworks().items():
+        if name != NONE and name in fitted.names("framework"):
+            write_text(folder / "software" / f"{name}.yaml", framework_text(name, facts, fitted, when))
 
 
 def device_names() -> list[str]:
@@ -112,16 +111,14 @@ def _link(found: re.Match[str], fitted: Calibrated) -> str:
     )
 
 
-def framework_text(framework: Framework, fitted: Calibrated, when: str) -> str:
+def framework_text(name: str, facts: Mapping[str, Any], fitted: Calibrated, when: str) -> str:
     """Write a framework's file: its habits, its own figures, and what it adds to those of a device."""
-    name = framework.name
     lines = [f"# {name}: habits on the wire, and what was fitted to its runs.", f"{MARK} figures {when}."]
-    if framework.gradient_bits:
-        lines.append(f"gradient_bytes: {framework.gradient_bits // 8}")
-    if framework.owner_broadcast_ms:
-        lines.append(f"owner_broadcast_ms: {framework.owner_broadcast_ms:g}")
-    if framework.single_ring:
-        lines.append("single_ring: true")
+    if "gradient_bits" in facts:
+        lines.append(f"gradient_bytes: {facts['gradient_bits'] // 8}")
+    lines += [
+        f"{key}: {str(facts[key]).lower()}" for key in ("owner_broadcast_ms", "single_ring") if key in facts
+    ]
     values = fitted.at(Place("none", name, "", ""))
     offsets = []
     for quantity in OF_DEVICES:

@@ -18,8 +18,7 @@ from darts_parallel.plan.legality import check_plan
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.problem.software import Software
-from experiments.data.runs import ALTERNATE, MeasuredRun
-from experiments.data.sizes import sizes_of
+from experiments.data.runs import ALTERNATE, MeasuredRun, sizes_of
 
 LATENCY_US = {"inside": 3.0, "between": 5.0}
 """Orders of magnitude of NCCL, before calibration."""

@@ -7,33 +7,29 @@ the words of `words.yaml`; never a rule for one row. A row that cannot be used k
 """
 
 import re
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
+from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.options import run_main
 from darts_parallel.config.schema import RECOMPUTE_MODULES
 from darts_parallel.plan.file import write_text
+from darts_parallel.problem.model import Model
 from experiments.comparison.layouts import chunks_of
-from experiments.data.machines import hardware
-from experiments.data.runs import ALLOCATED, ALTERNATE, DEFAULTS, DEVICE, SHIPPED, MeasuredRun, write_runs
-from experiments.data.sizes import SPARSE, Sizes, architecture, known_sizes, model_flops, names_experts
-from experiments.data.table import RowError, TableRow, read_tables
-from experiments.data.words import Framework, first, framework_of
+from experiments.data import runs
+from experiments.data.runs import MeasuredRun, Sizes, architecture_of, preset_sizes, write_runs
+from experiments.data.table import RowError, TableRow, first, framework_of, read_tables, usual, word_tables
 
-FLAGGED = re.compile(r"anomalous|suspicious")
-"""Words of the transcriber for a run that was disturbed."""
-ENCODER_DECODER = re.compile(r"\bu?t5\b|\bul2\b")
-FLEX = re.compile(r"deepep|hybridep|hybrid-ep|megatron-bridge|dgxc-benchmarking.*@v25\.(?:0[89]|1\d)")
-RECORDED = re.compile(r"\((26\.06(?:\.01)?|26\.08) nemo container\)")
-"""Containers of Megatron-Bridge whose MXFP8 recipes on Blackwell run whole iterations as CUDA graphs."""
-FOLDING = re.compile(r"2504\.14960")
-"""MoE Parallel Folding: every method of its tables is Megatron-Core's."""
-OFFLOADED = re.compile(r"full (?:cpu )?offload|(?:opt|par) offl=y|cpu.?offload=(?:true|yes|y|1)")
-ALLOCATED_WORDS = re.compile(r"(?:max|peak)[ _]allocated|\banalytic\b")
+STATED = ("dp", "micro_batch", "num_microbatches", "global_batch", "heads", "vocab", "zero", "recompute",
+          "sequence_parallel", "precision")  # fmt: skip
+"""Cells whose absence a run's note tells."""
+SECONDS = ("iteration_s", "tokens_per_s_per_gpu", "samples_per_s")
+FACTS = {"fused_attention": True, "gradient_bits": None, "owner_broadcast_ms": 0.0, "single_ring": False}
+"""Fields of a framework that its runs have, and what they are where `words.yaml` does not say."""
 HEAD_SIZE = 128
 LORA_RANK = 16
 """Rank in the performance recipes of NeMo 2 for Llama 3 70B; that for smaller models, 8, makes no difference
@@ -42,25 +38,18 @@ TORCHTITAN_SEQ_LEN = 4096
 """Tokens of torchtitan's Qwen3-30B-A3B: its FLOP/s over its tokens/s say so, too, by its own formula."""
 MFU_PEAK = 989.5e12
 """FLOP/s of an H100 in bf16, against which the sources print MFU."""
-FACTS = ("fused_attention", "gradient_bits", "owner_broadcast_ms", "single_ring")
-"""Fields of a framework that its runs have."""
-STATED = ("dp", "micro_batch", "num_microbatches", "global_batch", "heads", "vocab", "zero", "recompute",
-          "sequence_parallel", "precision")  # fmt: skip
-"""Cells whose absence a run's note tells."""
-SECONDS = ("iteration_s", "tokens_per_s_per_gpu", "samples_per_s")
+RATE = r"(\d+(?:\.\d+)?)\s*(?:gbit/s|gbps|gb/s|gb\b|g\b)"
+SLOW = 12.5
+"""10^9 bytes/s out of a node up to which a network is Ethernet."""
+COUNT = r"(?<![\w.])(\d+)(?![\w.])(?!\s*-?\s*(?:gb|gib))|(?<![\w.])(\d+)(?=\s*[x\u00d7])|[x\u00d7]\s*(\d+)"
+Link = tuple[str, float]
+"""Name whose fit it shares, and 10^9 bytes/s."""
 
 
 def read_folder(path: str) -> tuple[list[MeasuredRun], list[tuple[str, str]]]:
-    """Read the runs of a folder of CSV files, and the files that are no tables of runs with the reason.
-
-    Errors:
-        ConfigError: the folder does not exist or holds no CSV file.
-    """
-    rows, others = read_tables(path)
-    files: dict[str, list[TableRow]] = defaultdict(list)
-    for row in rows:
-        files[row.file].append(row)
-    return [normalized(row, files[row.file]) for row in rows], others
+    """Read the runs of a folder of CSV files, and the files that are no tables of runs with the reason."""
+    tables, others = read_tables(path)
+    return [normalized(row, rows) for rows in tables.values() for row in rows], others
 
 
 def normalized(row: TableRow, siblings: Sequence[TableRow]) -> MeasuredRun:
@@ -71,7 +60,9 @@ def normalized(row: TableRow, siblings: Sequence[TableRow]) -> MeasuredRun:
     """
     told: dict[str, Any] = {key: row.text(key) for key in ("model", "source", "gpu")}
     told |= {"file": row.file, "row": row.line, "note": _note(row)}
-    told["mixture"] = not row.broken and names_experts(row)
+    told["mixture"] = not row.broken and (
+        row.text("n_experts") not in ("", "0", "1") or _known_sizes(row) is not None or row.says("sparse")
+    )
     try:
         return MeasuredRun(**told, **_fields(row, siblings))
     except RowError as error:
@@ -88,54 +79,160 @@ def _note(row: TableRow) -> str:
 
 
 def _fields(row: TableRow, siblings: Sequence[TableRow]) -> dict[str, Any]:
-    """Fill all other fields of a run.
-
-    Errors:
-        RowError: the reason why the row cannot be used.
-    """
+    """Fill all other fields of a run."""
     if row.broken:
         raise RowError(row.broken)
-    sizes = known_sizes(row)
+    sizes = _known_sizes(row)
     row = row if sizes is None else _complete(row, sizes)
     framework = framework_of(row)
-    model = _model(row, siblings, sizes, framework)
-    gpus, degrees = _degrees(row)
-    count, batch = _batch(row, framework, degrees)
+    model, degrees = _model(row, siblings, sizes, framework), _degrees(row)
     layers, tp, pp = model["num_layers"], degrees["tp"], degrees["pp"]
-    zero, shard = _zero(row, degrees["dp"] * degrees["cp"])
-    seconds, memory = _measured(row, batch, model["seq_len"], gpus)
-    chunks = _virtual_stages(row, layers, pp)
-    allocated = ALLOCATED_WORDS.search(row.words("notes", "how_read"))
+    gpus, batch = prod(degrees.values()), _batch(row, framework, degrees)
+    zero = _zero(row, degrees["dp"] * degrees["cp"])
+    figures = _measured(row, batch["global_batch_size"], model["seq_len"], gpus)
+    chunks, precision = _virtual_stages(row, layers, pp), row.one_of("precision")
+    if row.says("other_adapters"):
+        raise RowError("adapters on weights of 4 bits, or other than LoRA, are not in the cost model")
+    stated = re.match(r"(1|true|yes|on\b)|(0|false|no\b|off)", row.words("sequence_parallel"))
+    shards_sequence = bool(stated[1]) if stated else framework.get("sequence_parallel", True)
     result = {
-        **{key: getattr(framework, key) for key in FACTS}, **model, **degrees,
-        "framework": framework.name, "framework_family": framework.family,
-        "printed_precision": row.text("precision"), "precision": _precision(row),
-        "lora_rank": _lora_rank(row), "global_batch_size": batch, "num_micro_batches": count,
-        "virtual_stages": chunks, "zero_stage": zero, "shard_size": shard, "recompute": _recompute(row),
-        "sequence_parallel": _sequence_parallel(row, framework, tp),
-        "offload": bool(OFFLOADED.search(row.words("notes", "zero"))),
-        "iteration_s": seconds, "memory_GiB": memory, "memory_metric": ALLOCATED if allocated else DEVICE,
-        **hardware(row, gpus, row.count("gpus_per_node") or 8),
+        **{key: framework.get(key, default) for key, default in FACTS.items()}, **model, **degrees, **batch,
+        **zero, **figures, "framework": framework["name"], "framework_family": framework["family"],
+        "printed_precision": row.text("precision"), "precision": precision,
+        "lora_rank": LORA_RANK if row.says("lora") else 0, "virtual_stages": chunks,
+        "recompute": row.one_of("recompute"), "sequence_parallel": tp > 1 and shards_sequence,
+        "offload": row.says("offload"), **_hardware(row, gpus, row.count("gpus_per_node") or 8),
     }  # fmt: skip
     if sizes is not None:
         result |= _mixture(row, sizes, tp)
     return result | {"blocks": _blocks(row, layers, pp, chunks)}
 
 
-def _model(row: TableRow, siblings: Sequence[TableRow], sizes: Sizes | None, framework: Framework) -> Sizes:
+# --- models
+
+
+def _known_sizes(row: TableRow) -> Sizes | None:
+    """Find the sizes of a mixture or hybrid; None where the row is of another model, or of unknown sizes."""
+    if row.says("hybrid"):
+        return None
+    try:
+        known = first("mixtures", row.words("model"))
+        sizes = (
+            _own_sizes(row) if known is None else dict(known.get("sizes") or preset_sizes(known["preset"]))
+        )
+        layers = row.count("layers")
+    except RowError:
+        return None
+    if not sizes:
+        return None
+    sizes["moe_expert_capacity_factor"] = 1.0 if row.says("token_drop") else None
+    if layers and layers != sizes["num_layers"]:
+        sizes["num_layers"] = layers
+        # proxies of few layers keep the dense ones that they print
+        sizes["first_k_dense_replace"] = min(_dense_layers(row), layers)
+        if isinstance(sizes.get("moe_layer_freq"), list):
+            sizes["moe_layer_freq"] = sizes["moe_layer_freq"][:layers]
+    return sizes
+
+
+def _dense_layers(row: TableRow) -> int:
+    dense = row.text("dense_first_layers")
+    return int(dense) if dense.isdigit() else 0
+
+
+def _own_sizes(row: TableRow) -> Sizes:
+    """Read the sizes of a mixture without a public name, from the cells that a Llama-like block needs."""
+    keys = {
+        "num_experts": "n_experts", "moe_router_topk": "top_k", "moe_ffn_hidden_size": "moe_ffn",
+        "num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads", "vocab_size": "vocab",
+    }  # fmt: skip
+    found: Sizes = {key: row.count(cell) for key, cell in keys.items()}
+    if None in found.values() or found["num_experts"] < 2:
+        return {}
+    shared, width = row.count("shared_experts") or 0, found["moe_ffn_hidden_size"]
+    return found | {
+        "num_kv_heads": row.count("kv_heads"), "gated_mlp": True, "tie_embeddings": False,
+        "learned_positions": False, "dropout": False, "linear_bias": False, "norm_bias": False,
+        "ffn_hidden_size": row.count("ffn") or width,
+        # a number of experts as wide as the routed ones, or the width itself
+        "moe_shared_expert_intermediate_size": (shared if shared > 16 else shared * width) or None,
+        "first_k_dense_replace": _dense_layers(row),
+    }  # fmt: skip
+
+
+def _complete(row: TableRow, sizes: Sizes) -> TableRow:
+    """Fill the cells of a mixture's row by its public configuration and its source's defaults."""
+    cells = dict(row.cells)
+    for cell, key in (("layers", "num_layers"), ("hidden", "hidden_size"), ("heads", "num_heads"),
+                      ("ffn", "ffn_hidden_size"), ("vocab", "vocab_size")):  # fmt: skip
+        if row.count(cell) is None:
+            cells[cell] = str(sizes[key])
+    cells["kv_heads"] = str(sizes.get("num_kv_heads") or sizes["num_heads"])
+    if row.says("mxfp8"):
+        cells["precision"] = "mxfp8"
+    tp, pp, cp = (row.count(key) or 1 for key in ("tp", "pp", "cp"))
+    gpus, batch, micro = (row.count(key) for key in ("n_gpus", "global_batch", "micro_batch"))
+    if gpus and gpus % (tp * pp * cp) == 0:
+        cells["dp"] = str(gpus // (tp * pp * cp))  # some releases print the degree beyond ep
+    if row.says("fsdp"):
+        cells["zero"] = "3"  # the column says it of all rows of the table at once
+    ranks = int(cells["dp"]) if cells.get("dp", "").isdigit() else None
+    if batch and micro and ranks and batch % (ranks * micro) == 0:
+        cells["num_microbatches"] = str(batch // (ranks * micro))
+    if row.says("torchtitan") and micro and not batch:
+        cells |= {"seq_len": cells.get("seq_len") or str(TORCHTITAN_SEQ_LEN), "num_microbatches": "1"}
+        cells["recompute"] = cells.get("recompute") or "selective, every second product (its default)"
+    implied = re.search(r"global batch (\d+) implied", row.words("notes"))
+    if implied and not batch:
+        cells["global_batch"] = implied[1]
+    if row.says("folding") and not row.text("vpp_chunks"):
+        cells["vpp_chunks"] = str(max(sizes["num_layers"] // pp, 1) if pp > 1 else 1)
+    if not any(row.number(key) for key in SECONDS):
+        share, rate = row.number("mfu_pct"), row.number("tflops_per_gpu")
+        rate = share / 100 * MFU_PEAK if share else rate * 1e12 if rate and row.says("folding") else None
+        if rate:
+            filled = replace(row, cells=cells)
+            cells["iteration_s"] = repr(_model_flops(filled, sizes) / (rate * filled.require("n_gpus")))
+    return replace(row, cells=cells)
+
+
+def _model_flops(row: TableRow, sizes: Sizes) -> float:
+    """Count the model FLOP of an iteration, with the half of the attention matrix below the diagonal.
+
+    The long contexts of the folding paper say so: with the whole matrix its runs of 16k to 128k tokens
+    would be 1.2 to 1.4 times slower, against the cost model, than its runs of 4k.
+    """
+    seq_len, batch = (row.require(key) for key in ("seq_len", "global_batch"))
+    model = Model(ModelConfig(**(sizes | {"name": "", "max_seq_len": max(seq_len, 1)})), fused_attention=True)
+    whole, none = model.flops_per_token(seq_len), model.flops_per_token(0)
+    return (none + (whole - none) / 2.0) * batch * seq_len
+
+
+def _model(
+    row: TableRow, siblings: Sequence[TableRow], sizes: Sizes | None, framework: dict[str, Any]
+) -> Sizes:
     """Fill the sizes of a dense model, and those of a mixture that its cells show."""
-    family = _family(row, sizes)
+    if sizes is not None:
+        family = {"vocab_size": sizes["vocab_size"], "gated_mlp": sizes.get("gated_mlp", True)}
+    elif (row.count("ep") or 1) > 1 or row.says("sparse"):
+        raise RowError("a mixture of experts whose sizes neither the row nor the model's name says")
+    elif row.says("encoder_decoder"):
+        raise RowError("encoder-decoder models need their encoder layers, which the schema does not hold")
+    else:
+        family = first("models", row.words("model")) or {}
     layers, hidden, seq_len = (row.require(key) for key in ("layers", "hidden", "seq_len"))
-    heads = row.count("heads") or _usual(row, siblings, "heads", "hidden") or _heads(hidden)
-    vocab = row.count("vocab") or _printed_vocab(row) or _usual(row, siblings, "vocab", "model")
-    told = {
+    divisors = [n for n in range(1, hidden + 1) if hidden % n == 0]
+    heads = row.count("heads") or usual(row, siblings, "heads", "hidden")
+    heads = heads or min(divisors, key=lambda n: abs(hidden / n - HEAD_SIZE))
+    printed = re.search(r"vocab(?:ulary)?\s+(\d{4,7})", f"{row.text('n_params')} {row.text('notes')}")
+    vocab = row.count("vocab") or (int(printed[1]) if printed else usual(row, siblings, "vocab", "model"))
+    model: Sizes = {key: value for key, value in family.items() if key in runs.DEFAULTS} | {
         "num_layers": layers, "hidden_size": hidden, "seq_len": seq_len, "num_heads": heads,
         "num_kv_heads": row.count("kv_heads") or heads, "vocab_size": vocab or family["vocab_size"],
-        "ffn_hidden_size": row.count("ffn") or _usual(row, siblings, "ffn", "hidden") or 4 * hidden,
+        "ffn_hidden_size": row.count("ffn") or usual(row, siblings, "ffn", "hidden") or 4 * hidden,
     }  # fmt: skip
-    model: Sizes = {key: value for key, value in family.items() if key in DEFAULTS} | told
-    if framework.tie_embeddings is not None:
-        model["tie_embeddings"] = framework.tie_embeddings
+    if "tie_embeddings" in framework:
+        model["tie_embeddings"] = framework["tie_embeddings"]
     stated = row.number("n_params")
     if "gpt" in family and stated and stated >= 1e6:
         # gated or not: by which count of parameters is closer
@@ -148,140 +245,45 @@ def _model(row: TableRow, siblings: Sequence[TableRow], sizes: Sizes | None, fra
     return model
 
 
-# --- models
-
-
-def _complete(row: TableRow, sizes: Sizes) -> TableRow:
-    """Fill the cells of a mixture's row by its public configuration and its source's defaults."""
-    cells = dict(row.cells)
-    for cell, key in (("layers", "num_layers"), ("hidden", "hidden_size"), ("heads", "num_heads"),
-                      ("ffn", "ffn_hidden_size"), ("vocab", "vocab_size")):  # fmt: skip
-        if not row.text(cell) or row.count(cell) is None:
-            cells[cell] = str(sizes[key])
-    cells["kv_heads"] = str(sizes.get("num_kv_heads") or sizes["num_heads"])
-    if re.search(r"fp8-mx|mxfp8", row.words("precision")):
-        cells["precision"] = "mxfp8"
-    tp, pp, cp = (row.count(key) or 1 for key in ("tp", "pp", "cp"))
-    gpus = row.count("n_gpus")
-    if gpus and gpus % (tp * pp * cp) == 0:
-        cells["dp"] = str(gpus // (tp * pp * cp))  # some releases print the degree beyond ep
-    if re.search(r"method fsdp\b", row.words("notes")):
-        cells["zero"] = "3"  # the column says it of all rows of the table at once
-    batch, micro = row.count("global_batch"), row.count("micro_batch")
-    ranks = int(cells["dp"]) if cells.get("dp", "").isdigit() else None
-    if batch and micro and ranks and batch % (ranks * micro) == 0:
-        cells["num_microbatches"] = str(batch // (ranks * micro))
-    if "torchtitan" in row.words("source") and micro and not batch:
-        cells |= {"seq_len": cells.get("seq_len") or str(TORCHTITAN_SEQ_LEN), "num_microbatches": "1"}
-        cells["recompute"] = cells.get("recompute") or "selective, every second product (its default)"
-    implied = re.search(r"global batch (\d+) implied", row.words("notes"))
-    if implied and not batch:
-        cells["global_batch"] = implied[1]
-    if FOLDING.search(row.words("source")) and not row.text("vpp_chunks"):
-        cells["vpp_chunks"] = str(max(sizes["num_layers"] // pp, 1) if pp > 1 else 1)
-    filled = replace(row, cells=cells)
-    if not any(row.number(key) for key in SECONDS):
-        share, rate = row.number("mfu_pct"), row.number("tflops_per_gpu")
-        if share:
-            rate = share / 100 * MFU_PEAK
-        else:
-            rate = rate * 1e12 if rate and FOLDING.search(row.words("source")) else None
-        if rate:
-            cells["iteration_s"] = repr(model_flops(filled, sizes) / (rate * filled.require("n_gpus")))
-    return filled
-
-
-def _family(row: TableRow, sizes: Sizes | None) -> dict[str, Any]:
-    """Find the model family that the name says.
-
-    Errors:
-        RowError: a kind of model that the cost model does not hold.
-    """
-    name = row.words("model")
-    if sizes is not None:
-        return {"vocab_size": sizes["vocab_size"], "gated_mlp": sizes.get("gated_mlp", True)}
-    if (row.count("ep") or 1) > 1 or SPARSE.search(name):
-        raise RowError("a mixture of experts whose sizes neither the row nor the model's name says")
-    if ENCODER_DECODER.search(name):
-        raise RowError("encoder-decoder models need their encoder layers, which the schema does not hold")
-    return first("models", name) or {}
-
-
-def _usual(row: TableRow, siblings: Sequence[TableRow], key: str, like: str) -> int | None:
-    """Return the number that rows with the same `like` give most often for `key` (ties: the smallest)."""
-    found: Counter[int] = Counter()
-    for other in siblings:
-        if other.text(like) == row.text(like) and not other.broken:
-            try:
-                value = other.count(key)
-            except RowError:
-                continue
-            if value:
-                found[value] += 1
-    return min(found, key=lambda value: (-found[value], value)) if found else None
-
-
-def _heads(hidden: int) -> int:
-    """Return the divisor of `hidden` that makes heads closest to `HEAD_SIZE`."""
-    divisors = [n for n in range(1, hidden + 1) if hidden % n == 0]
-    return min(divisors, key=lambda n: abs(hidden / n - HEAD_SIZE))
-
-
-def _printed_vocab(row: TableRow) -> int | None:
-    found = re.search(r"vocab(?:ulary)?\s+(\d{4,7})", f"{row.text('n_params')} {row.text('notes')}")
-    return int(found[1]) if found else None
-
-
 def _mixture(row: TableRow, sizes: Sizes, tp: int) -> dict[str, Any]:
-    """Fill the fields of a mixture.
-
-    Errors:
-        RowError: the mapping contradicts itself.
-    """
+    """Fill the fields of a mixture."""
     ep, etp = row.count("ep") or 1, row.count("etp")
     if etp is None:
-        etp = tp if "grok" in row.words("model") or FOLDING.search(row.words("source")) else 1
+        etp = tp if row.says("grok") or row.says("folding") else 1
     stage = (row.count("dp") or 1) * tp * (row.count("cp") or 1)
     if stage % (ep * etp):
         raise RowError(f"ep={ep} times etp={etp} does not divide the {stage} GPUs of a stage")
-    told = row.words("dispatcher", "source", "notes")
-    recorded = bool(
-        RECORDED.search(row.words("source"))
-        and re.search(r"deepseek.?v3|qwen3|gpt.?oss", row.words("model"))
-        and re.search(r"gb[23]00", row.words("gpu"))
-        and re.search(r"mxfp8|fp8-mx", row.words("precision"))
-    )
-    overlap = re.search(r"ep overlap on|with ep overlap|; ep overlap(?! off)", told)
+    recorded, kept = row.says("recorded"), row.words("recompute")
+    preset = (first("mixtures", row.words("model")) or {}).get("preset", "")
     return {
-        "architecture": architecture(row, sizes), "ep": ep, "etp": etp, "shard_size": 0,
+        "architecture": architecture_of(preset, sizes), "ep": ep, "etp": etp, "shard_size": 0,
         "sequence_parallel": tp > 1,
         "cuda_graphs": "full_iteration" if recorded else "none", "fp8_dot_product_attention": recorded,
-        "recompute_modules": tuple(
-            m for m in RECOMPUTE_MODULES if re.search(rf"\b{m}\b", row.words("recompute"))
-        ),
-        "moe_token_dispatcher_type": "flex" if FLEX.search(told) else "alltoall",
-        "overlap_moe_expert_parallel_comm": recorded or bool(overlap),
+        "recompute_modules": tuple(m for m in RECOMPUTE_MODULES if re.search(rf"\b{m}\b", kept)),
+        "moe_token_dispatcher_type": "flex" if row.says("flex") else "alltoall",
+        "overlap_moe_expert_parallel_comm": recorded or row.says("expert_overlap"),
     }  # fmt: skip
 
 
 # --- plans
 
 
-def _degrees(row: TableRow) -> tuple[int, dict[str, int]]:
-    """Find GPUs, and the degrees dp, tp, pp, cp that multiply to them."""
+def _degrees(row: TableRow) -> dict[str, int]:
+    """Find the degrees dp, tp, pp, cp that multiply to the GPUs."""
     tp, pp, cp = (row.count(key) or 1 for key in ("tp", "pp", "cp"))
     dp, gpus = row.count("dp"), row.count("n_gpus")
     if dp is None and gpus is None:
         raise RowError("n_gpus and dp are missing")
-    gpus = gpus or (dp or 1) * tp * pp * cp
-    dp = gpus // (tp * pp * cp) if dp is None else dp
-    product = dp * tp * pp * cp
-    if product != gpus:
-        raise RowError(f"dp({dp}) * tp({tp}) * pp({pp}) * cp({cp}) = {product} is not n_gpus={gpus}")
-    return gpus, {"dp": dp, "tp": tp, "pp": pp, "cp": cp}
+    dp = (gpus or 0) // (tp * pp * cp) if dp is None else dp
+    degrees = {"dp": dp, "tp": tp, "pp": pp, "cp": cp}
+    if gpus and prod(degrees.values()) != gpus:
+        raise RowError(
+            f"dp({dp}) * tp({tp}) * pp({pp}) * cp({cp}) = {prod(degrees.values())} is not n_gpus={gpus}"
+        )
+    return degrees
 
 
-def _batch(row: TableRow, framework: Framework, degrees: dict[str, int]) -> tuple[int, int]:
+def _batch(row: TableRow, framework: dict[str, Any], degrees: dict[str, int]) -> dict[str, int]:
     """Find the number of micro-batches and the global batch."""
     dp, pp = degrees["dp"], degrees["pp"]
     micro, count, batch = (row.count(key) for key in ("micro_batch", "num_microbatches", "global_batch"))
@@ -292,20 +294,18 @@ def _batch(row: TableRow, framework: Framework, degrees: dict[str, int]) -> tupl
     if batch % dp:
         raise RowError(f"global_batch={batch} is not a multiple of dp={dp}")
     if micro is None and count is None:
-        count = pp if framework.name.startswith("torchtitan") and pp > 1 else batch // dp
-    if micro is None:
-        micro = max(batch // (dp * (count or 1)), 1)
-    if count is None:
-        count = max(batch // (dp * micro), 1)
+        count = pp if framework["name"].startswith("torchtitan") and pp > 1 else batch // dp
+    micro = max(batch // (dp * (count or 1)), 1) if micro is None else micro
+    count = max(batch // (dp * micro), 1) if count is None else count
     if dp * micro * count != batch:
         raise RowError(
             f"dp({dp}) * micro_batch({micro}) * num_microbatches({count}) = {dp * micro * count} "
             f"is not global_batch={batch}"
         )
-    return count, batch
+    return {"num_micro_batches": count, "global_batch_size": batch}
 
 
-def _zero(row: TableRow, ranks: int) -> tuple[int, int]:
+def _zero(row: TableRow, ranks: int) -> dict[str, int]:
     """Find the ZeRO stage, and the ranks that share a state (0: all of them).
 
     Args:
@@ -315,52 +315,12 @@ def _zero(row: TableRow, ranks: int) -> tuple[int, int]:
     digit = re.match(r"(?:zero-?|stage )?([0-3])\b", text)
     stage = 3 if re.search(r"fsdp|hsdp|full.?shard", text) else 1 if "distributed optim" in text else 0
     stage = int(digit[1]) if digit else stage
-    group = re.search(
-        r"(?:shard(?:ing)? group|hsdp|hybrid\w*|fsdp)\D{0,12}(\d+)", text.replace("fsdp2", "fsdp")
-    )
+    plain = text.replace("fsdp2", "fsdp")
+    group = re.search(r"(?:shard(?:ing)? group|hsdp|hybrid\w*|fsdp)\D{0,12}(\d+)", plain)
     shard = int(group[1]) if group else 0
     if ranks == 1 or stage == 0:
-        return 0, 0
-    return stage, 0 if shard >= ranks or ranks % max(shard, 1) else shard
-
-
-def _recompute(row: TableRow) -> str:
-    text = row.words("recompute")
-    if re.match(r"none|not stated|no\b|unknown|0|false|sequence-parallel only|$", text):
-        return "none"
-    if "2nd layer" in text or "every second" in text or "(op" in text or text == "op":
-        return ALTERNATE
-    if "selective" in text:
-        return "selective"
-    if re.match(r"full|yes|1|true|on\b|uniform|block|every", text):
-        return "full"
-    raise RowError(f"recompute={row.text('recompute')} must be none, selective or full")
-
-
-def _sequence_parallel(row: TableRow, framework: Framework, tp: int) -> bool:
-    text = row.words("sequence_parallel")
-    stated = re.match(r"(1|true|yes|on\b)|(0|false|no\b|off)", text)
-    return tp > 1 and (bool(stated[1]) if stated else framework.sequence_parallel)
-
-
-def _lora_rank(row: TableRow) -> int:
-    text = row.words("model", "notes")
-    if re.search(r"\bqlora\b|\bdora\b|prefix.tuning", text):
-        raise RowError("adapters on weights of 4 bits, or other than LoRA, are not in the cost model")
-    return LORA_RANK if re.search(r"\blora\b", text) else 0
-
-
-def _precision(row: TableRow) -> str:
-    text = row.words("precision")
-    for narrow, pattern in (("nvfp4", r"fp4|float4"), ("mxfp8", r"mx-?fp8"), ("fp8", r"fp8|float8")):
-        if re.search(pattern, text):
-            return narrow
-    found = re.search(r"bf16|bfloat16|fp16|float16|half|fp32|float32", text)
-    if not found:
-        if text and not text.startswith("not stated"):
-            raise RowError(f"precision={row.text('precision')} must be bf16, fp16, fp32 or fp8")
-        return "bf16"
-    return {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}.get(found[0], found[0])
+        return {"zero_stage": 0, "shard_size": 0}
+    return {"zero_stage": stage, "shard_size": 0 if shard >= ranks or ranks % max(shard, 1) else shard}
 
 
 def _virtual_stages(row: TableRow, layers: int, pp: int) -> int:
@@ -408,19 +368,99 @@ def _printed_stages(row: TableRow, layers: int, pp: int) -> list[int] | None:
     return [end - begin for begin, end in pairwise(edges)]
 
 
-# --- figures
+# --- hardware and figures
 
 
-def _measured(row: TableRow, batch: int, seq_len: int, gpus: int) -> tuple[float | None, float | None]:
-    """Read the seconds of an iteration and the GiB; at least one of them is there.
+def _hardware(row: TableRow, gpus: int, gpus_per_node: int) -> dict[str, Any]:
+    """Fill the fields of a run's hardware; ranks follow the kinds of nodes in their order.
+
+    "12 V100 + 4 T4" counts GPUs, "3 nodes of 4 V100 and 1 node of 4 T4" nodes: whichever adds up to the run's
+    GPUs. The nodes are whole, else the largest equal share of their GPUs is used.
 
     Errors:
-        RowError: the transcriber flagged the run, or nothing was measured.
+        RowError: no known GPU, or kinds whose numbers do not add up.
     """
-    flagged = FLAGGED.search(row.words("notes"))
+    used = next(n for n in range(min(gpus, gpus_per_node), 0, -1) if gpus % n == 0)
+    kinds = _several(row, gpus, gpus_per_node)
+    if not kinds:
+        gpu = first("gpus", row.words("gpu").replace("_", " "))
+        if not row.text("gpu"):
+            raise RowError("gpu is missing")
+        if gpu is None:
+            known = sorted({entry["device"] for entry in word_tables()["gpus"]})
+            raise RowError(f"gpu={row.text('gpu')} is unknown; known: {', '.join(known)}")
+        inside = re.search(rf"inside\s+{RATE}", row.words("notes", "source"))
+        # a stated rate inside a node is that of the one host bridge or network that all GPUs share
+        intra = (
+            ("pcie", min(float(inside[1]) / 8.0, gpu["inside"])) if inside else (gpu["link"], gpu["inside"])
+        )
+        kinds = [(gpus // used, gpu["device"], *intra, *_network(row, gpus_per_node, gpu))]
+    names = ("nodes", "devices", "intra_links", "intra_GBps", "inter_links", "inter_GBps")
+    return {"gpus": gpus, "gpus_per_node": used, **dict(zip(names, zip(*kinds, strict=True), strict=True))}
+
+
+def _several(row: TableRow, gpus: int, gpus_per_node: int) -> list[tuple[int, str, str, float, str, float]]:
+    """Find the kinds of nodes that the GPU's cell or the notes list with their numbers; none where one."""
+    for key in ("gpu", "notes"):
+        found = []
+        for part in re.split(r"\s*(?:\+|;|,|&|\band\b)\s*", row.words(key).replace("_", " ")):
+            known, number = first("gpus", part), re.search(COUNT, part)
+            if known and number:
+                found.append((int(next(group for group in number.groups() if group)), known))
+        if len({gpu["device"] for _, gpu in found}) < 2:
+            continue
+        total = sum(count for count, _ in found)
+        size = 1 if total * gpus_per_node == gpus else gpus_per_node if total == gpus else 0
+        if size and not any(count % size for count, _ in found):
+            return [
+                (count // size, gpu["device"], gpu["link"], gpu["inside"],
+                 *_network(row, gpus_per_node, gpu, several=True))
+                for count, gpu in found
+            ]  # fmt: skip
+        if key == "gpu":
+            raise RowError(f"gpu={row.text('gpu')}: several GPUs whose numbers are not those of {gpus}")
+    return []
+
+
+def _network(row: TableRow, gpus_per_node: int, gpu: dict[str, Any], several: bool = False) -> Link:
+    """Find the link out of a node: its instance's where nodes are of `several` kinds.
+
+    Else, in this order: what the row's own notes or source print, what its cluster is known to have
+    (`networks`), what is usual for the GPU (`gpus`).
+    """
+    text = row.words("notes", "source")
+    if several:
+        text = f"{row.words('gpu')} {text}"
+        named = re.search(gpu.get("instance", "$^"), text)
+        known = first("networks", named[0]) if named else None
+        if known:
+            return known["network"], known["out"]
+    printed = _printed_rate(text, gpus_per_node)
+    if printed:
+        return "ethernet" if printed <= SLOW else "roce", printed
+    known = None if several else first("networks", f"{text} {row.words('gpu')}")
+    if known:
+        return known["network"], known["out"]
+    return "ethernet" if gpu["out"] <= SLOW else "infiniband", gpu["out"]
+
+
+def _printed_rate(text: str, gpus_per_node: int) -> float | None:
+    """Read the 10^9 bytes/s out of a node, one way, that a text prints."""
+    several = re.search(rf"(\d+)\s*x\s*{RATE}", text)
+    if several and "dgx" not in text[: several.start()][-6:]:
+        return int(several[1]) * float(several[2]) / 8.0
+    patterns = (rf"{RATE}\s+per\s+gpu", rf"inter-node\s+{RATE}", rf"{RATE}\s+(?:node-node|inter-?node)")
+    each, *whole = (re.search(pattern, text) for pattern in patterns)
+    found = each or next(filter(None, whole), None)
+    return float(found[1]) / 8.0 * (gpus_per_node if each else 1) if found else None
+
+
+def _measured(row: TableRow, batch: int, seq_len: int, gpus: int) -> dict[str, Any]:
+    """Read the seconds of an iteration and the GiB; at least one of them is there."""
+    flagged = re.search(r"anomalous|suspicious", row.words("notes"))
     if flagged:
         raise RowError(f"flagged in the notes: {flagged[0]}")
-    if row.words("notes").startswith("relative"):
+    if row.says("relative"):
         raise RowError("a relative figure, not seconds or bytes")
     seconds, tokens, samples = (row.number(key) for key in SECONDS)
     if seconds is None and tokens is not None:
@@ -428,11 +468,12 @@ def _measured(row: TableRow, batch: int, seq_len: int, gpus: int) -> tuple[float
     if seconds is None and samples is not None:
         seconds = batch / samples
     # with a chunked loss the logits of a whole micro-batch, which the cost model holds, never exist
-    memory = None if "chunked loss" in row.words("notes") else row.number("memory_gb")
+    memory = None if row.says("chunked_loss") else row.number("memory_gb")
     if seconds is None and memory is None:
-        out = re.match(r"1|yes|true|oom", row.words("oom"))
+        out = row.says("out_of_memory")
         raise RowError("out of memory: nothing was measured" if out else "no seconds or memory measured")
-    return seconds, memory
+    metric = {"memory_metric": runs.ALLOCATED} if row.says("allocated") else {}
+    return {"iteration_s": seconds, "memory_GiB": memory, **metric}
 
 
 @dataclass
@@ -441,14 +482,14 @@ class NormalizeOptions:
 
     data: str = ""
     """Folder of transcribed tables."""
-    out: str = str(SHIPPED)
+    out: str = str(runs.SHIPPED)
 
 
 def normalize(options: NormalizeOptions) -> int:
     """Write the runs of a folder; returns the exit status."""
-    runs, others = read_folder(options.data)
-    write_text(Path(options.out), write_runs(runs))
-    print(f"{options.out}: {len(runs)} runs, {sum(not run.skipped for run in runs)} of them complete")
+    found, others = read_folder(options.data)
+    write_text(Path(options.out), write_runs(found))
+    print(f"{options.out}: {len(found)} runs, {sum(not run.skipped for run in found)} of them complete")
     print("\n".join(f"{name}: {reason}" for name, reason in others))
     return 0
 

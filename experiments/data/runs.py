@@ -1,12 +1,21 @@
 """Measured runs, complete: the row type, and the CSV file that the project ships (`measured.csv`)."""
 
 import csv
+import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import yaml
+
+from darts_parallel.config.model import ModelConfig
+from darts_parallel.config.schema import config_dir
 from darts_parallel.report.tables import csv_text
+
+Sizes = dict[str, Any]
+"""Fields of `ModelConfig`."""
 
 SHIPPED = Path(__file__).with_name("measured.csv")
 ALTERNATE = "alternate"
@@ -163,3 +172,27 @@ def _value(key: str, cell: str) -> Any:
     if "tuple" in kind:
         return tuple(convert(part) for part in cell.split(" + "))
     return cell == "True" if convert is bool else convert(cell)
+
+
+@lru_cache(maxsize=32)
+def preset_sizes(name: str) -> Sizes:
+    """Read a file of `conf/model`."""
+    text = (Path(config_dir()) / "model" / f"{name}.yaml").read_text(encoding="utf-8")
+    values: Sizes = yaml.safe_load(text)  # type: ignore[no-untyped-call]
+    return values
+
+
+def architecture_of(preset: str, sizes: Sizes) -> str:
+    """Write sizes as a file of `conf/model`, or none, and what differs from it."""
+    base = preset_sizes(preset) if preset else {f.name: f.default for f in fields(ModelConfig)}
+    differing = {key: value for key, value in sizes.items() if value != base.get(key)}
+    told = [f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in differing.items()]
+    return " ".join([preset or "none", *told])
+
+
+def sizes_of(text: str) -> Sizes:
+    """Read what `architecture_of` wrote."""
+    preset, *changes = text.split()
+    pairs = (change.partition("=") for change in changes)
+    base = {} if preset == "none" else preset_sizes(preset)
+    return base | {key: json.loads(value) for key, _, value in pairs}

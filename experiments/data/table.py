@@ -1,17 +1,21 @@
-"""Rows of a folder of CSV files as text, read one by one: a bad row never costs a good one."""
+"""Rows of a folder of CSV files as text, and what their words mean; a bad row never costs a good one."""
 
 import csv
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from darts_parallel.errors import ConfigError, DartsParallelError
 
 REQUIRED = ("layers", "hidden", "gpu", "n_gpus")
 """Columns without which a file is no table of runs; any other that is missing reads as empty."""
-NUMBER = re.compile(
-    r"^[~≈ ]*([-+]?[0-9][0-9_,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?)\s*([kKmMbBtT]?)(?![A-Za-z0-9])"
-)
+NUMBER = re.compile(r"[~≈ ]*([-+]?\d[\d_,]*\.?\d*(?:e[-+]?\d+)?)\s*([kmbt]?)(?![a-z0-9])", re.I | re.A)
 SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 MAX_LINES = 20
 """Lines of one record: a quote open for longer is taken for a mistake on its first line."""
@@ -19,6 +23,24 @@ MAX_LINES = 20
 
 class RowError(DartsParallelError):
     """A row that cannot be used; the message is the reason."""
+
+
+@lru_cache(maxsize=1)
+def word_tables() -> dict[str, Any]:
+    """Read `words.yaml`."""
+    text = Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.safe_load(text)  # type: ignore[no-untyped-call]
+    return found
+
+
+def first(table: str, text: str) -> dict[str, Any] | None:
+    """Return the first entry of a table whose words are in a text."""
+    return next((entry for entry in word_tables()[table] if re.search(entry["words"], text)), None)
+
+
+def frameworks() -> dict[str, dict[str, Any]]:
+    """Return the known training frameworks by name, the common one last; `words.yaml` says what they hold."""
+    return {entry["name"]: entry for entry in word_tables()["frameworks"]}
 
 
 @dataclass(frozen=True)
@@ -40,6 +62,23 @@ class TableRow:
         """Join cells in lower case, for the search of words."""
         return " ".join(self.text(key) for key in keys).lower()
 
+    def says(self, phrase: str) -> bool:
+        """Tell whether the cells of one of the `phrases` of `words.yaml` match."""
+        cells = word_tables()["phrases"][phrase].items()
+        return all(re.search(pattern, self.words(*keys.split())) for keys, pattern in cells)
+
+    def one_of(self, key: str) -> str:
+        """Return the value that `words.yaml` gives the words of a cell.
+
+        Errors:
+            RowError: they have none.
+        """
+        found = first(key, self.words(key))
+        if found is None:
+            known = ", ".join(dict.fromkeys(entry["value"] for entry in word_tables()[key]))
+            raise RowError(f"{key}={self.text(key)} must be one of {known}")
+        return str(found["value"])
+
     def number(self, key: str) -> float | None:
         """Read the number with which the cell begins (`~250k`, `2048.0`, `512?`, `4096 (assumed)`).
 
@@ -50,7 +89,7 @@ class TableRow:
         """
         found = NUMBER.match(self.text(key))
         if not found:
-            if self.text(key).lower() in {"nan", "inf", "-inf", "-nan"}:
+            if self.words(key) in {"nan", "inf", "-inf", "-nan"}:
                 raise RowError(f"{key}={self.text(key)} must be a finite number")
             return None
         value = float(found[1].replace(",", "").replace("_", "")) * SCALE[found[2].lower()]
@@ -81,11 +120,11 @@ class TableRow:
         return value
 
 
-def read_tables(path: str) -> tuple[list[TableRow], list[tuple[str, str]]]:
+def read_tables(path: str) -> tuple[dict[str, list[TableRow]], list[tuple[str, str]]]:
     """Read all `*.csv` files of a folder, in the order of their names.
 
     Returns:
-        All rows, and the files that are not of this schema with the reason.
+        The rows by file, and the files that are no tables of runs with the reason.
 
     Errors:
         ConfigError: the folder does not exist or holds no CSV file.
@@ -96,17 +135,17 @@ def read_tables(path: str) -> tuple[list[TableRow], list[tuple[str, str]]]:
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() == ".csv" and file.is_file())
     if not files:
         raise ConfigError(f"data={path} must hold a CSV file; try a folder with one.")
-    rows: list[TableRow] = []
+    tables: dict[str, list[TableRow]] = {}
     others: list[tuple[str, str]] = []
     for file in files:
         try:
-            rows.extend(_read_file(file))
+            tables[file.name] = _rows(file)
         except (RowError, OSError) as error:
             others.append((file.name, str(error)))
-    return rows, others
+    return tables, others
 
 
-def _read_file(path: Path) -> list[TableRow]:
+def _rows(path: Path) -> list[TableRow]:
     """Read the rows of a file; a line that cannot be read is a broken row, the next is read on its own."""
     lines = path.read_text(encoding="utf-8-sig", errors="replace").replace("\0", "\ufffd").splitlines()
     header: list[str] = []
@@ -115,32 +154,51 @@ def _read_file(path: Path) -> list[TableRow]:
     while index < len(lines):
         cells, used = _record(lines, index, len(header))
         line, index = index + 1, index + used
-        if cells is not None and not any(cell.strip() for cell in cells):
-            continue
-        if not header:
-            header = [cell.strip().lower() for cell in cells or []]
-            lacking = [key for key in REQUIRED if key not in header]
-            if lacking:
-                raise RowError(f"not a table of runs: column {', '.join(lacking)} is missing")
-        elif cells is None:
+        if cells is None and header:
             rows.append(TableRow(path.name, line, {}, "the line cannot be read (a quote is not closed)"))
-        else:
-            wrong = len(cells) != len(header)
-            broken = f"{len(cells)} cells, but the header has {len(header)}" if wrong else ""
-            rows.append(TableRow(path.name, line, dict(zip(header, cells, strict=False)), broken))
+        elif header and any(cell.strip() for cell in cells or ()):
+            given, width = len(cells or ()), len(header)
+            broken = "" if given == width else f"{given} cells, but the header has {width}"
+            rows.append(TableRow(path.name, line, dict(zip(header, cells or (), strict=False)), broken))
+        elif not header:
+            header = [cell.strip().lower() for cell in cells or ()]
+            lacking = ", ".join(key for key in REQUIRED if key not in header)
+            if lacking and (cells is None or any(header)):
+                raise RowError(f"not a table of runs: column {lacking} is missing")
+            header = header if any(header) else []
     if not header:
         raise RowError("the file is empty")
     return rows
 
 
-def _record(lines: list[str], first: int, width: int) -> tuple[list[str] | None, int]:
-    """Split the record that begins on line `first`; None where no quote closes it. And its lines."""
-    for used in range(1, min(MAX_LINES, len(lines) - first) + 1):
+def _record(lines: list[str], start: int, width: int) -> tuple[list[str] | None, int]:
+    """Split the record that begins on line `start`; None where no quote closes it. And its lines."""
+    for used in range(1, min(MAX_LINES, len(lines) - start) + 1):
         try:
-            records = list(csv.reader(["\n".join(lines[first : first + used])], strict=True))
+            records = list(csv.reader(["\n".join(lines[start : start + used])], strict=True))
         except csv.Error:
             continue
         cells = records[0] if records else []
         if used == 1 or len(cells) == width:
             return cells, used
     return None, 1
+
+
+def usual(row: TableRow, siblings: Sequence[TableRow], key: str, like: str) -> int | None:
+    """Return the number that rows with the same `like` give most often for `key` (ties: the smallest)."""
+    found: Counter[int] = Counter()
+    for other in siblings:
+        if other.text(like) == row.text(like) and not other.broken:
+            try:
+                value = other.count(key)
+            except RowError:
+                continue
+            found.update([value] if value else [])
+    return min(found, key=lambda value: (-found[value], value)) if found else None
+
+
+def framework_of(row: TableRow) -> dict[str, Any]:
+    """Return the framework that a row's words name, else the common one."""
+    found = first("frameworks", row.words("source", "model", "notes", "zero")) or {}
+    instead = "instead" in found and re.search(found["where_gpu"], row.words("gpu"))
+    return frameworks()[found["instead"]] if instead else found

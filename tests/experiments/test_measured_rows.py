@@ -14,7 +14,7 @@ from experiments.calibration.problems import MeasuredCase, build_case
 from experiments.calibration.report import COLUMNS, predict_runs, repeat_errors, repeat_sentence
 from experiments.data import normalize
 from experiments.data.normalize import NormalizeOptions, read_folder
-from experiments.data.runs import ALTERNATE, MeasuredRun, read_runs, write_runs
+from experiments.data.runs import ALTERNATE, SHIPPED, MeasuredRun, read_runs, write_runs
 from experiments.data.table import RowError, TableRow
 from experiments.validate_cost_model import ValidationOptions, validate
 from tests.support import measured_files
@@ -273,7 +273,7 @@ def test_runs_are_written_and_read_as_they_are(tmp_path: Path) -> None:
 def test_the_shipped_runs_are_whole_and_have_sources() -> None:
     runs = read_runs()
     assert len(runs) > 900
-    assert write_runs(runs) == normalize.SHIPPED.read_text(encoding="utf-8")
+    assert write_runs(runs) == SHIPPED.read_text(encoding="utf-8")
     assert all(run.source for run in runs)
     used = [run for run in runs if not run.skipped]
     assert all(run.iteration_s or run.memory_GiB for run in used)
