@@ -18,7 +18,7 @@ from torch import Tensor
 from darts_parallel.cost.memory import padded_vocabulary
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.problem.cluster import Device, Scalar
-from darts_parallel.problem.model import AttentionCore, Gemm, LayerSpec
+from darts_parallel.problem.layer_spec import AttentionCore, Gemm, LayerSpec, weights
 
 BACKWARD_FACTOR = 2.0
 """Each matrix product of the forward pass has two in backward (Narayanan et al. 2021, appendix)."""
@@ -76,7 +76,7 @@ def weight_cast_seconds(layer: LayerSpec, share: Tensor, device: Device) -> Tens
     Args:
         share: Part of the layer's weights that a rank casts.
     """
-    elements = sum(g.out_features * g.in_features for g in layer.trained if g.split in ("column", "row"))
+    elements = weights(g for g in layer.trained if g.split in ("column", "row"))
     return stream_seconds(CAST_BYTES * elements * device.eight_bit * share, device)
 
 

@@ -1,13 +1,11 @@
-"""Shapes of routed experts and of multi-head latent attention: parameters and products of each."""
+"""Shapes of routed experts: parameters and products."""
 
 from dataclasses import dataclass
 from math import comb
 
+from darts_parallel.config.layer_pattern import ATTENTION, MLP, symbol
 from darts_parallel.config.mixture import expert_pattern
 from darts_parallel.config.model import ModelConfig
-
-Shape = tuple[int, int, str]
-"""Output features, input features and split of a weight product."""
 
 
 @dataclass(frozen=True)
@@ -80,68 +78,21 @@ def _hit(things: int, share: int, drawn: int) -> float:
     return 1.0 - comb(things - share, drawn) / comb(things, drawn)
 
 
-@dataclass(frozen=True)
-class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+def mlp_of(config: ModelConfig, index: int) -> tuple[Experts | None, int]:
+    """Return the routed experts of block `index`, and the inner size of the MLP that every token passes.
 
-    hidden: int
-    heads: int
-    q_rank: int | None
-    kv_rank: int
-    nope: int
-    rope: int
-    value: int
-
-    @property
-    def query(self) -> int:
-        """Size of one head of queries and of keys."""
-        return self.nope + self.rope
-
-    @property
-    def down(self) -> tuple[Shape, ...]:
-        """Products into the low ranks; every tensor-parallel rank has them whole (Megatron-LM)."""
-        queries: tuple[Shape, ...] = ((self.q_rank, self.hidden, "replicated"),) if self.q_rank else ()
-        return (*queries, (self.kv_rank + self.rope, self.hidden, "replicated"))
-
-    @property
-    def up(self) -> tuple[Shape, ...]:
-        """Products out of the low ranks: queries; keys without position, and values."""
-        queries = (self.heads * self.query, self.q_rank or self.hidden, "column")
-        return queries, (self.heads * (self.nope + self.value), self.kv_rank, "column")
-
-    @property
-    def out(self) -> Shape:
-        """Product behind the attention."""
-        return self.hidden, self.heads * self.value, "row"
-
-    @property
-    def low(self) -> int:
-        """Elements a token of the low ranks, the keys' rotary part included."""
-        return (self.q_rank or 0) + self.kv_rank + self.rope
-
-    @property
-    def norms(self) -> int:
-        """Elements a token that the norms of the low ranks read, as many as they have scales."""
-        return (self.q_rank or 0) + self.kv_rank
-
-    @property
-    def expanded(self) -> int:
-        """Elements a token of queries, of keys as projected and with their rotary part, and of values.
-
-        Megatron-LM keeps the projected keys and values next to the keys that the rotary part is joined to.
-        """
-        return self.heads * (2 * self.query + self.nope + self.value)
-
-
-def experts_of(config: ModelConfig, index: int) -> Experts | None:
-    """Return the experts of layer `index`; None where it is dense."""
-    if config.num_experts is None or not expert_pattern(config)[index]:
-        return None
-    return Experts(
+    That is the block's MLP, or in an expert layer its shared experts; 0 where there is none.
+    """
+    char, width = symbol(config, index), config.ffn_hidden_size or 4 * config.hidden_size
+    if char == ATTENTION:
+        return None, 0
+    if char == MLP or config.num_experts is None or not expert_pattern(config)[index]:
+        return None, width
+    experts = Experts(
         count=config.num_experts,
         top_k=config.moe_router_topk,
         hidden=config.hidden_size,
-        width=config.moe_ffn_hidden_size or config.ffn_hidden_size or 4 * config.hidden_size,
+        width=config.moe_ffn_hidden_size or width,
         gated=config.gated_mlp,
         bias=config.linear_bias,
         router_bias=config.moe_router_bias,
@@ -149,24 +100,4 @@ def experts_of(config: ModelConfig, index: int) -> Experts | None:
         group_top_k=config.moe_router_group_topk or config.moe_router_num_groups or 1,
         capacity_factor=config.moe_expert_capacity_factor,
     )
-
-
-def dense_width(config: ModelConfig, index: int) -> int:
-    """Return the inner size of the MLP that every token of layer `index` passes; 0 where there is none.
-
-    That is the layer's MLP, or in an expert layer its shared experts.
-    """
-    if config.num_experts is not None and expert_pattern(config)[index]:
-        return config.moe_shared_expert_intermediate_size or 0
-    return config.ffn_hidden_size or 4 * config.hidden_size
-
-
-def latent_attention(config: ModelConfig) -> LatentAttention | None:
-    """Return the sizes of multi-head latent attention; None where attention is the usual one."""
-    if not config.multi_latent_attention:
-        return None
-    sizes = (config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
-    kv_rank, nope, rope, value = (size or 0 for size in sizes)  # the schema refuses null
-    return LatentAttention(
-        config.hidden_size, config.num_heads, config.q_lora_rank, kv_rank, nope, rope, value
-    )
+    return experts, config.moe_shared_expert_intermediate_size or 0

@@ -4,10 +4,10 @@ Activation bytes follow Korthikanti et al. 2022 (arXiv 2205.05198), section 4. A
 one token of one sequence; "sharded" parts divide by `tp`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from darts_parallel.problem.experts import Experts
-from darts_parallel.problem.state_space import Scan
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,11 @@ class Gemm:
     `replicated` divides neither."""
     module: str = ""
     """Name that adapters have for it (`training.lora_targets`); empty: it has no adapter."""
+
+
+def weights(gemms: Iterable[Gemm]) -> int:
+    """Return the number of weights of some products."""
+    return sum(gemm.out_features * gemm.in_features for gemm in gemms)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,26 @@ class AttentionCore:
         if self.window is None or self.window >= seq_len:
             return seq_len
         return self.window * (2.0 - self.window / seq_len) if self.causal else self.window
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The scan of a state-space layer (no weights), figures per token, all divided by `tp`."""
+
+    flops: float
+    """FLOP of the forward pass."""
+    flops_again: float
+    """FLOP that backward repeats of it: chunk states and scores are not kept."""
+    elements: float
+    """Elements that the scan's kernels read and write in forward."""
+    elements_again: float
+    """Elements that the repeated kernels, the convolution among them, move."""
+    head_dim: int
+    """Smallest side of the matrix products; 1: no matrix products."""
+    heads: int
+    """Heads (channels of Mamba-1): what tensor and context parallelism divide."""
+    gathered: float
+    """Elements that context parallelism moves from sequence to heads and back."""
 
 
 @dataclass(frozen=True)

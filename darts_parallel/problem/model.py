@@ -8,15 +8,16 @@ All per-token figures are for one token of one sequence; "sharded" parts divide 
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from darts_parallel.config.layer_pattern import ATTENTION, MAMBA, MLP, SYMBOLS, symbol, windowed
+from darts_parallel.config.layer_pattern import ATTENTION, MAMBA, SYMBOLS, symbol, windowed
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.schema import TrainingConfig
 from darts_parallel.problem.adapters import with_adapters
-from darts_parallel.problem.experts import Experts, dense_width, experts_of, latent_attention
+from darts_parallel.problem.experts import mlp_of
 from darts_parallel.problem.layer_spec import AttentionCore as AttentionCore
 from darts_parallel.problem.layer_spec import Gemm as Gemm
 from darts_parallel.problem.layer_spec import LayerSpec as LayerSpec
 from darts_parallel.problem.layer_spec import RecomputedPart as RecomputedPart
+from darts_parallel.problem.layer_spec import weights
 from darts_parallel.problem.state_space import state_space
 
 VOCABULARY_MULTIPLE = 128
@@ -106,10 +107,8 @@ class Model:
             for core in layer.cores
         )
         scans = sum(layer.scan.flops for layer in self.layers if layer.scan is not None)
-        weights = 6.0 * matmul
-        if self.lora_rank:
-            weights = 4.0 * matmul + 6.0 * self.num_trained_parameters
-        return weights + 6.0 * scores + 3.0 * scans
+        trained = 4.0 * matmul + 6.0 * self.num_trained_parameters if self.lora_rank else 6.0 * matmul
+        return trained + 6.0 * scores + 3.0 * scans
 
 
 def build_model(config: ModelConfig, training: TrainingConfig) -> Model:
@@ -146,8 +145,10 @@ def _embedding(config: ModelConfig, name: str) -> LayerSpec:
 def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
     h, char = config.hidden_size, symbol(config, index)
     if char == MAMBA:
-        return _mamba(config, index)
-    experts, ffn = _mlp_of(config, index, char)
+        mixer = state_space(config)
+        scales = mixer.replicated_parameters + _norm(config)
+        return replace(mixer, name=f"layers.{index}", replicated_parameters=scales)
+    experts, ffn = mlp_of(config, index)
     decoder = bool(config.num_encoder_layers) and index >= config.num_encoder_layers
     kind = "decoder" if decoder else "encoder" if config.num_encoder_layers else "block"
     kind = "experts" if experts is not None else SYMBOLS.get(char or "", kind)
@@ -158,8 +159,8 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
     inputs = (2 if config.gated_mlp else 1) * ffn
     mlp = (Gemm(inputs, h, "column", "linear_fc1"), Gemm(h, ffn, "row", "linear_fc2")) if ffn else ()
     masked = config.causal and kind != "encoder"
-    first = replace(attention.core, causal=masked, window=window)
-    cores = (first, replace(attention.core, causal=False))[:attentions]
+    (core,) = attention.cores
+    cores = (replace(core, causal=masked, window=window), replace(core, causal=False))[:attentions]
     out_bias = config.linear_bias if config.attention_output_bias is None else config.attention_output_bias
     mlp_bias = config.linear_bias if config.mlp_bias is None else config.mlp_bias
     row_bias = h * (attentions * out_bias + bool(ffn) * mlp_bias)
@@ -171,7 +172,6 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
         router = experts.router_parameters + h * bool(ffn and config.moe_shared_expert_gate)
     # the experts' tokens leave and enter sequence-parallel, without a collective of the tp group
     collectives = attentions + bool(ffn)
-    weights = sum(gemm.out_features * gemm.in_features for gemm in mlp)
     dense = "mlp" if experts is None else "shared_experts"
     mlp_bytes = 2.0 * (inputs + ffn)
     parts = (RecomputedPart(dense, mlp, sharded_activation_bytes=mlp_bytes),) if ffn else ()
@@ -183,7 +183,7 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
         kind=kind if window is None else f"sliding_{kind}",
         gemms=attention.gemms + mlp,
         cores=cores,
-        sharded_parameters=attention.sharded_parameters + weights + inputs * mlp_bias,
+        sharded_parameters=attention.sharded_parameters + weights(mlp) + inputs * mlp_bias,
         replicated_parameters=row_bias + norms * _norm(config) + attention.replicated_parameters + router,
         # norm: read, write; dropout and residual of a sublayer: two reads, one write
         replicated_elements=(2.0 * norms + 3.0 * sublayers) * h + attention.replicated_elements,
@@ -203,31 +203,7 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
     )
 
 
-def _mlp_of(config: ModelConfig, index: int, char: str | None) -> tuple[Experts | None, int]:
-    """Return routed experts of a block, and the inner size of its dense (or shared) MLP, 0 without one."""
-    if char == ATTENTION:
-        return None, 0
-    if char == MLP:
-        return None, config.ffn_hidden_size or 4 * config.hidden_size
-    return experts_of(config, index), dense_width(config, index)
-
-
-@dataclass(frozen=True)
-class _Attention:
-    """The part of a block's specification that its attention adds."""
-
-    gemms: tuple[Gemm, ...]
-    core: AttentionCore
-    sharded_parameters: int
-    replicated_parameters: int
-    sharded_elements: float
-    sharded_activation_bytes: float
-    replicated_elements: float = 0.0
-    replicated_activation_bytes: float = 0.0
-    parts: tuple[RecomputedPart, ...] = ()
-
-
-def _attention(config: ModelConfig, attentions: int) -> _Attention:
+def _attention(config: ModelConfig, attentions: int) -> LayerSpec:
     """Describe grouped-query attention, `attentions` times (self and cross)."""
     h = config.hidden_size
     head_dim = config.head_dim or h // config.num_heads
@@ -241,66 +217,51 @@ def _attention(config: ModelConfig, attentions: int) -> _Attention:
     # a norm of queries and keys reads and writes them, and keeps its input
     normed = attentions * (q_size + kv_size) * config.qk_norm
     scales = attentions * (q_size + kv_size) * config.qk_norm_whole
-    return _Attention(
+    head_norms = config.qk_norm and not config.qk_norm_whole
+    return LayerSpec(
+        name="",
+        kind="",
         gemms=gemms,
-        core=AttentionCore(config.num_heads, kv_heads, head_dim, True),
-        sharded_parameters=sum(g.out_features * g.in_features for g in gemms) + bias + sinks + scales,
-        replicated_parameters=_head_norms(config, attentions, head_dim),
+        cores=(AttentionCore(config.num_heads, kv_heads, head_dim, True),),
+        sharded_parameters=weights(gemms) + bias + sinks + scales,
+        replicated_parameters=2 * attentions * head_dim * (2 if config.norm_bias else 1) * head_norms,
         sharded_elements=2.0 * normed,
         # Q, K, V and the projection's input
         sharded_activation_bytes=attentions * (4.0 * q_size + 4.0 * kv_size) + 2.0 * normed,
     )
 
 
-def _latent(config: ModelConfig) -> _Attention:
-    """Describe multi-head latent attention, trained with its keys and values expanded (Megatron-LM)."""
-    latent = latent_attention(config)
-    assert latent is not None
-    down, up = (tuple(Gemm(*s, "linear_qkv") for s in shapes) for shapes in (latent.down, latent.up))
-    out = Gemm(*latent.out, "linear_proj")
-    up_part = RecomputedPart("mla_up_proj", up, sharded_activation_bytes=2.0 * latent.expanded)
-    # queries and keys are longer than values; their mean gives the same products and bytes
-    core = AttentionCore(latent.heads, latent.heads, (latent.query + latent.value) // 2, True)
-    norm_scales = (2 if config.norm_bias else 1) * latent.norms
-    return _Attention(
-        gemms=(*down, *up, out),
-        core=core,
-        sharded_parameters=sum(g.out_features * g.in_features for g in (*up, out)),
-        replicated_parameters=sum(g.out_features * g.in_features for g in down) + norm_scales,
-        # the rotary part is joined to every head of queries and keys: read and written
-        sharded_elements=2.0 * 2 * latent.heads * latent.query,
-        sharded_activation_bytes=2.0 * (latent.expanded + latent.heads * latent.value),
-        replicated_elements=2.0 * latent.norms,
-        # products' outputs are the norms' inputs, and the norms' outputs the next products' inputs
-        replicated_activation_bytes=2.0 * (latent.low + latent.norms),
-        parts=(up_part,),
-    )
+def _latent(config: ModelConfig) -> LayerSpec:
+    """Describe multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-
-def _head_norms(config: ModelConfig, attentions: int, head_dim: int) -> int:
-    """Return the parameters of the norms of queries and keys."""
-    scales = config.qk_norm and not config.qk_norm_whole
-    return 2 * attentions * head_dim * (2 if config.norm_bias else 1) * scales
-
-
-def _mamba(config: ModelConfig, index: int) -> LayerSpec:
-    """Describe a state-space layer with its norm and residual."""
-    h, mixer, mask = config.hidden_size, state_space(config), 1 if config.dropout else 0
+    It is trained with its keys and values expanded (Megatron-LM).
+    """
+    h, heads, q_rank = config.hidden_size, config.num_heads, config.q_lora_rank or 0
+    sizes = (config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
+    kv_rank, nope, rope, value = (size or 0 for size in sizes)  # the schema refuses null
+    query, normed = nope + rope, q_rank + kv_rank
+    # every tensor-parallel rank has the products into the low ranks whole (Megatron-LM)
+    down = tuple(Gemm(n, h, "replicated", "linear_qkv") for n in (q_rank, kv_rank + rope) if n)
+    queries = Gemm(heads * query, q_rank or h, "column", "linear_qkv")
+    up = (queries, Gemm(heads * (nope + value), kv_rank, "column", "linear_qkv"))
+    out = Gemm(h, heads * value, "row", "linear_proj")
+    # queries, values, and keys as projected next to those that the rotary part is joined to (Megatron-LM)
+    expanded = heads * (2 * query + nope + value)
     return LayerSpec(
-        name=f"layers.{index}",
-        kind=SYMBOLS[MAMBA],
-        gemms=tuple(Gemm(*shape) for shape in mixer.gemms),
-        scan=mixer.scan,
-        sharded_parameters=mixer.sharded_parameters,
-        replicated_parameters=mixer.replicated_parameters + _norm(config),
-        replicated_elements=5.0 * h,
-        sharded_elements=mixer.sharded_elements,
-        replicated_activation_bytes=(4.0 + mask) * h,
-        sharded_activation_bytes=mixer.sharded_activation_bytes,
-        tp_collectives=1,
-        tp_collectives_backward=1,
-        output_elements=h,
-        recomputable=True,
+        name="",
+        kind="",
+        gemms=(*down, *up, out),
+        # queries and keys are longer than values; their mean gives the same products and bytes
+        cores=(AttentionCore(heads, heads, (query + value) // 2, True),),
+        sharded_parameters=weights((*up, out)),
+        replicated_parameters=weights(down) + (2 if config.norm_bias else 1) * normed,
+        # the rotary part is joined to every head of queries and keys: read and written
+        sharded_elements=2.0 * 2 * heads * query,
+        sharded_activation_bytes=2.0 * (expanded + heads * value),
+        replicated_elements=2.0 * normed,
+        # products' outputs are the norms' inputs, and the norms' outputs the next products' inputs
+        replicated_activation_bytes=2.0 * (2 * normed + rope),
+        parts=(RecomputedPart("mla_up_proj", up, sharded_activation_bytes=2.0 * expanded),),
     )
 
 

@@ -6,59 +6,25 @@ inside a chunk by matrix products like attention, between chunks by a small recu
 2023, arXiv 2312.00752; Jamba) has a state for every channel, so that its scan runs outside matrix units.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-if TYPE_CHECKING:
-    from darts_parallel.config.model import ModelConfig
+from darts_parallel.config.layer_pattern import MAMBA, SYMBOLS
+from darts_parallel.config.model import ModelConfig
+from darts_parallel.problem.layer_spec import Gemm, LayerSpec, Scan, weights
 
 SELECTIVE_SCAN_FLOP = 9.0
 """FLOP of a channel and state number of Mamba-1: discretization, recurrence, output (the selective scan's own
 count in its repository, state-spaces/mamba)."""
 
 
-@dataclass(frozen=True)
-class Scan:
-    """The scan of a state-space layer (no weights), figures per token, all divided by `tp`."""
-
-    flops: float
-    """FLOP of the forward pass."""
-    flops_again: float
-    """FLOP that backward repeats of it: chunk states and scores are not kept."""
-    elements: float
-    """Elements that the scan's kernels read and write in forward."""
-    elements_again: float
-    """Elements that the repeated kernels, the convolution among them, move."""
-    head_dim: int
-    """Smallest side of the matrix products; 1: no matrix products."""
-    heads: int
-    """Heads (channels of Mamba-1): what tensor and context parallelism divide."""
-    gathered: float
-    """Elements that context parallelism moves from sequence to heads and back."""
-
-
-@dataclass(frozen=True)
-class StateSpace:
-    """The part of a layer's specification that a state-space mixer adds, without norm and residual."""
-
-    gemms: tuple[tuple[int, int, str], ...]
-    """Out features, in features and split of every weight product."""
-    scan: Scan
-    sharded_parameters: int
-    replicated_parameters: int
-    sharded_elements: float
-    """Elements that streaming kernels move: convolution, gate, norms."""
-    sharded_activation_bytes: float
-
-
-def state_space_heads(config: "ModelConfig") -> int:
+def state_space_heads(config: ModelConfig) -> int:
     """Return the heads of the scan; null means two inner channels for every hidden one."""
     if config.mamba_num_heads is not None:
         return config.mamba_num_heads
     return max(2 * config.hidden_size // config.mamba_head_dim, 1)
 
 
-def tensor_divided(config: "ModelConfig") -> tuple[int, ...]:
+def tensor_divided(config: ModelConfig) -> tuple[int, ...]:
     """Return numbers that a tensor-parallel degree must divide: heads, and the groups that share B and C.
 
     As Megatron-LM's mixer asserts; B and C of Mamba-1 are whole on every rank.
@@ -68,29 +34,39 @@ def tensor_divided(config: "ModelConfig") -> tuple[int, ...]:
     return state_space_heads(config), config.mamba_num_groups
 
 
-def state_space(config: "ModelConfig") -> StateSpace:
-    """Return the figures of one state-space layer of `config`."""
-    return _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config)
+def state_space(config: ModelConfig) -> LayerSpec:
+    """Describe a state-space layer and its residual, the scales of its norm left aside."""
+    h, mask = config.hidden_size, 1 if config.dropout else 0
+    return replace(
+        _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config),
+        replicated_elements=5.0 * h,
+        replicated_activation_bytes=(4.0 + mask) * h,
+        tp_collectives=1,
+        tp_collectives_backward=1,
+        output_elements=h,
+        recomputable=True,
+    )
 
 
-def _inner_size(config: "ModelConfig") -> int:
+def _inner_size(config: ModelConfig) -> int:
     return state_space_heads(config) * config.mamba_head_dim
 
 
-def _mamba_2(config: "ModelConfig") -> StateSpace:
+def _mamba_2(config: ModelConfig) -> LayerSpec:
     h, inner, heads = config.hidden_size, _inner_size(config), state_space_heads(config)
     state, chunk, head_dim = config.mamba_state_dim, config.mamba_chunk_size, config.mamba_head_dim
     shared = config.mamba_num_groups * state  # B, and as much C
     mixed = inner + 2 * shared
     projected = inner + mixed + heads
-    gemms = ((projected, h, "column"), (h, inner, "row"))
-    weights = projected * h + h * inner
+    gemms = (Gemm(projected, h, "column"), Gemm(h, inner, "row"))
     # convolution with bias; A, D and step bias of every head; the gated norm
     others = mixed * (config.mamba_conv_kernel + 1) + 3 * heads + inner
     scores, states = 2.0 * chunk * shared, 2.0 * state * inner
     chunk_states = 2.0 * inner * state / chunk  # float32
     convolution = 2.0 * mixed
-    return StateSpace(
+    return LayerSpec(
+        name="",
+        kind=SYMBOLS[MAMBA],
         gemms=gemms,
         scan=Scan(
             # C B^T and its product with the inputs inside a chunk, chunk states, their output
@@ -109,7 +85,7 @@ def _mamba_2(config: "ModelConfig") -> StateSpace:
             heads=heads,
             gathered=float(projected + inner),
         ),
-        sharded_parameters=weights + others + projected * config.linear_bias,
+        sharded_parameters=weights(gemms) + others + projected * config.linear_bias,
         replicated_parameters=h * config.linear_bias,
         # convolution; gated norm: two reads, one write
         sharded_elements=convolution + 3.0 * inner,
@@ -119,16 +95,18 @@ def _mamba_2(config: "ModelConfig") -> StateSpace:
     )
 
 
-def _mamba_1(config: "ModelConfig") -> StateSpace:
+def _mamba_1(config: ModelConfig) -> LayerSpec:
     h, inner, state = config.hidden_size, _inner_size(config), config.mamba_state_dim
     rank = config.mamba_dt_rank or 0
     low = rank + 2 * state
     normed = low * config.mamba_inner_norms
-    gemms = ((2 * inner, h, "column"), (low, inner, "row"), (inner, rank, "column"), (h, inner, "row"))
-    weights = sum(out * size for out, size, _ in gemms)
+    shapes = ((2 * inner, h, "column"), (low, inner, "row"), (inner, rank, "column"), (h, inner, "row"))
+    gemms = tuple(Gemm(*shape) for shape in shapes)
     # convolution with bias; step bias, A and D of every channel
     others = inner * (config.mamba_conv_kernel + 1) + inner + inner * state + inner
-    return StateSpace(
+    return LayerSpec(
+        name="",
+        kind=SYMBOLS[MAMBA],
         gemms=gemms,
         scan=Scan(
             flops=SELECTIVE_SCAN_FLOP * inner * state,
@@ -139,7 +117,7 @@ def _mamba_1(config: "ModelConfig") -> StateSpace:
             heads=inner,
             gathered=float(3 * inner + low),
         ),
-        sharded_parameters=weights + others + 2 * inner * config.linear_bias,
+        sharded_parameters=weights(gemms) + others + 2 * inner * config.linear_bias,
         # norms of step, B and C (Jamba)
         replicated_parameters=normed + h * config.linear_bias,
         sharded_elements=2.0 * inner + 2.0 * normed,

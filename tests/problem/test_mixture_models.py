@@ -5,7 +5,7 @@ import pytest
 from darts_parallel.config.mixture import expert_pattern
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem.experts import experts_of
+from darts_parallel.problem.experts import mlp_of
 from darts_parallel.problem.model import Model
 from darts_parallel.problem.problem import load_problem
 
@@ -57,7 +57,7 @@ def test_frequencies_and_first_dense_layers() -> None:
 
 def test_flops_count_the_experts_that_a_token_passes() -> None:
     one, two = (Model(config(moe_router_topk=k), True).flops_per_token(4) for k in (1, 2))
-    experts = experts_of(config(), 0)
+    experts, _ = mlp_of(config(), 0)
     assert experts is not None
     assert two - one == 6.0 * 4 * experts.hidden * (experts.inputs + experts.width)
 
