@@ -8,7 +8,7 @@ PLANNERS = {
         Planner("random_search", seeded=True, layerwise=True),
         Planner("annealing", seeded=True, layerwise=True),
         Planner("flexflow", seeded=True, layerwise=True),
-        Planner("evolution", seeded=True, extra="rivals", layerwise=True),
+        Planner("evolution", seeded=True, layerwise=True),
         Planner("megatron_rule"),
         Planner("fasop"),
         Planner("amp"),
@@ -17,7 +17,7 @@ PLANNERS = {
         Planner("hetpipe"),
         Planner("piper", layerwise=True),
         Planner("galvatron", layerwise=True),
-        Planner("alpa", extra="rivals", layerwise=True),
+        Planner("alpa", layerwise=True),
     )
 }
 """Every rival by the name of its module."""

@@ -3,8 +3,8 @@
 Sections 4 and 5: layers are clustered; for every run of clusters and every submesh an integer program chooses
 a strategy for each operator, the seconds of the operators and of resharding between them being least; a
 dynamic program over the runs then minimises `sum + (micro-batches - 1) * max`, trying bottlenecks from below.
-The integer program is solved by HiGHS (`scipy.optimize.milp`; extra `rivals`). Restricted to our plans:
-submeshes are equal, an operator is a cluster of layers (at most `CLUSTERS`), and memory is a row of the
+The integer program is solved by HiGHS (`scipy.optimize.milp`). Restricted to our plans: submeshes
+are equal, an operator is a cluster of layers (at most `CLUSTERS`), and memory is a row of the
 integer program, for a rounded-up number of micro-batches in flight. The most promising outer choices come
 first, and those whose lower bound the best plan beats are left out.
 """

@@ -3,7 +3,7 @@
 A plan is a vector of random keys (Bean 1994): one number for the outer choice, one for the width of every
 stage, one for the strategy of every layer; runs of layers share a key by a threshold on the difference, so
 that a mutation can change many. `scipy.optimize.differential_evolution` evolves a population, priced in one
-batch (extra `rivals`); a plan that does not fit is penalised as in annealing.
+batch; a plan that does not fit is penalised as in annealing.
 """
 
 import numpy as np

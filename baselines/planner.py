@@ -8,7 +8,6 @@ from typing import Protocol
 
 from baselines.incumbent import ENDLESS, Incumbent
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.errors import UnsupportedError
 from darts_parallel.exact.result import TableResult, Verification
 from darts_parallel.problem.problem import Problem
 
@@ -103,25 +102,13 @@ class Planner:
     """Name of its module."""
     seeded: bool = False
     """It draws random numbers and never ends by itself: it gets every seed, and the budget."""
-    extra: str = ""
-    """Extra of the project that it needs."""
     layerwise: bool = False
     """Its plans may differ from layer to layer; the others' are uniform."""
 
     def solve(
         self, tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0
     ) -> TableResult:
-        """Return the best plan until `deadline`; arguments as `Solve`.
-
-        Errors:
-            UnsupportedError: its extra is not installed.
-        """
-        try:
-            module = import_module(f"baselines.{self.name}")
-        except ModuleNotFoundError as error:
-            raise UnsupportedError(
-                f"methods={self.name} needs {error.name}; try pip install "
-                f"'darts-parallel[{self.extra}]', or methods without it."
-            ) from None
+        """Return the best plan until `deadline`; arguments as `Solve`."""
+        module = import_module(f"baselines.{self.name}")
         answer: TableResult = module.solve(tables, space_kind, deadline=deadline, seed=seed)
         return answer

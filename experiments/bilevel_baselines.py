@@ -9,7 +9,7 @@ from torch import Tensor
 
 from darts_parallel.bilevel.conclusion import BilevelPlan, uniform_plan
 from darts_parallel.bilevel.joint_space import FIRST_BLOCK, JointSpace, at_bits
-from darts_parallel.bilevel.learned_optimum import learned_optimum
+from darts_parallel.bilevel.learned_optimum import find_learned_optimum
 from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.bilevel.protocol import Maker, SeedPlan
 from darts_parallel.bilevel.retrain import Training, Trainings
@@ -60,7 +60,7 @@ def time_only(search: BilevelSearch) -> BilevelPlan | None:
     free = replace(
         prices, forward=torch.zeros_like(prices.forward), gradient=torch.zeros_like(prices.gradient)
     )
-    plan = learned_optimum(search.space, free, search.settings.exact_seconds).plan
+    plan = find_learned_optimum(search.space, free, search.settings.exact_seconds).plan
     return None if plan is None else BilevelPlan.of(search.space, plan)
 
 

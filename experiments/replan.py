@@ -18,7 +18,7 @@ from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.gradient.descent import search
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.planner.replanning import replan
-from darts_parallel.planner.state_moves import state_moves
+from darts_parallel.planner.state_moves import moved_state
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.format import size
 from darts_parallel.report.tables import markdown_table
@@ -93,7 +93,7 @@ def replan_problem(name: str, losses: int = LOSSES) -> list[NodeLoss]:
         exact = find_layerwise_plan(
             build_tables(smaller), "layerwise", deadline=time.monotonic() + EXACT_SECONDS
         )
-        moves = state_moves(plan, problem, warm.plan, smaller)
+        moves = moved_state(plan, problem, warm.plan, smaller)
         gaps = [warm.iteration_time_s / cost - 1.0 for cost in (cold.iteration_time_s, exact.cost)]
         rows.append(NodeLoss(
             name, " + ".join(str(group.count) for group in smaller.cluster.groups), middle - began,

@@ -7,7 +7,7 @@ from math import exp
 
 from darts_parallel.bilevel.candidates import Candidate
 from darts_parallel.bilevel.joint_space import Bits, JointSpace, at_batch, with_bits, with_fixed_bits
-from darts_parallel.bilevel.learned_optimum import learned_optimum
+from darts_parallel.bilevel.learned_optimum import find_learned_optimum
 from darts_parallel.bilevel.log_slowdown import LogSlowdown
 from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.bilevel.relaxed_plans import JointPlan
@@ -88,7 +88,7 @@ def conclude(search: BilevelSearch, stopped_by: str | None = None) -> Conclusion
     plans: list[BilevelPlan] = []
     if search.priced:
         rounded = search.upper.best_plan(prices)
-        optimum = learned_optimum(space, prices, budget)
+        optimum = find_learned_optimum(space, prices, budget)
         proven, evaluated = optimum.proven, search.upper.evaluated + optimum.plans_evaluated
         raw = None if rounded is None else BilevelPlan.of(space, rounded)
         found = [plan for plan in (optimum.plan, rounded) if plan is not None]

@@ -78,7 +78,7 @@ class _BatchTables:
         return replace(table, per_iteration=table.per_iteration + price * steps)
 
 
-def learned_optimum(space: JointSpace, prices: LogSlowdown, budget: float) -> LearnedOptimum:
+def find_learned_optimum(space: JointSpace, prices: LogSlowdown, budget: float) -> LearnedOptimum:
     """Find the best plan of the space by the learned objective.
 
     Args:

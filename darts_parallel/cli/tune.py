@@ -9,7 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from darts_parallel.config.trainer import EXPORTS, trainer
+from darts_parallel.config.trainer import EXPORTS, read_trainer
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import read_plan, write_json
@@ -62,7 +62,7 @@ def _plan_file(problem: Problem, proposal: Proposal) -> dict[str, Any]:
 def command_of(problem: Problem, file: str) -> str:
     """The command that tries a plan: an export for the software that the job names, else its own run."""
     for name in EXPORTS:
-        if problem.training.software in trainer(name).software:
+        if problem.training.software in read_trainer(name).software:
             return f"darts-parallel plan={file} export={name}"
     return f"torchrun --nproc-per-node {problem.cluster.num_devices} -m darts_parallel.run plan={file}"
 

@@ -75,7 +75,7 @@ class Trainer:
 
 
 @cache
-def trainer(name: str) -> Trainer:
+def read_trainer(name: str) -> Trainer:
     """Return the trainer of a name of `EXPORTS`."""
     found = OmegaConf.merge(OmegaConf.structured(Trainer), OmegaConf.load(FOLDER / f"{name}.yaml"))
     loaded = OmegaConf.to_object(found)

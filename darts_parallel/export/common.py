@@ -8,7 +8,7 @@ from itertools import product
 from darts_parallel.config.checks import quoted
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.schema import COMM_BITS, OFFLOADS
-from darts_parallel.config.trainer import Trainer, trainer
+from darts_parallel.config.trainer import Trainer, read_trainer
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.plan.trainers import facts, trainer_schedules
@@ -65,7 +65,7 @@ class Request:
     @property
     def trainer(self) -> Trainer:
         """Abilities of the target."""
-        return trainer(self.target)
+        return read_trainer(self.target)
 
     @property
     def model(self) -> ModelConfig:

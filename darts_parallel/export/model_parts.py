@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from darts_parallel.config.layer_pattern import MAMBA
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.config.trainer import trainer
+from darts_parallel.config.trainer import read_trainer
 from darts_parallel.export.common import Request
 
 PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
@@ -47,5 +47,5 @@ def refuse_model_parts(job: Request) -> None:
             raise job.refuse(
                 f"model={config.name} has {words} (model.{key}={getattr(config, key)}), and its models have "
                 "none",
-                f"export={'megatron' if key in trainer('megatron').model_parts else 'accelerate'}",
+                f"export={'megatron' if key in read_trainer('megatron').model_parts else 'accelerate'}",
             )

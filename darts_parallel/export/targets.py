@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from darts_parallel.config.trainer import EXPORTS, trainer
+from darts_parallel.config.trainer import EXPORTS, read_trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export.common import Exported, Request
 from darts_parallel.export.model_parts import refuse_model_parts
@@ -58,7 +58,7 @@ def trainers_line(problem: Problem, plan: Plan) -> str:
     names = taken_by(problem, plan)
     if len(names) == len(TARGETS):
         return f"trainers: all of {', '.join(names)} take this plan"
-    others = sorted(set(TARGETS) - set(names), key=lambda name: len(trainer(name).lacks))
+    others = sorted(set(TARGETS) - set(names), key=lambda name: len(read_trainer(name).lacks))
     able = next((name for name in others if not _lacks(problem, name)), None)
     found = "" if able is None else f", space.trainer={able} searches for a plan that it takes"
     return (

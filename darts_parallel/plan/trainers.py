@@ -4,7 +4,7 @@ from typing import Any
 
 from darts_parallel.config.layer_pattern import MAMBA
 from darts_parallel.config.schema import COMM_BITS
-from darts_parallel.config.trainer import trainer
+from darts_parallel.config.trainer import read_trainer
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
 from darts_parallel.schedules import RUNNABLE
@@ -12,7 +12,7 @@ from darts_parallel.schedules import RUNNABLE
 
 def trainer_schedules(name: str) -> tuple[str, ...]:
     """Return the pipeline schedules that a trainer runs."""
-    schedules = trainer(name).schedules
+    schedules = read_trainer(name).schedules
     return RUNNABLE if schedules is None else tuple(schedules)
 
 
@@ -59,7 +59,7 @@ def trainer_runs(problem: Problem, pp: int, cp: int, schedule: str, strategy: La
     name = problem.config.space.trainer
     if name is None:
         return True
-    rules, given = trainer(name), facts(problem, pp, cp, strategy)
+    rules, given = read_trainer(name), facts(problem, pp, cp, strategy)
     sharded = given["shard_size"] or strategy.dp * cp
     return (
         schedule in trainer_schedules(name)

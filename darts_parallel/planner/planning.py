@@ -12,7 +12,7 @@ from darts_parallel.planner.result import Planned
 from darts_parallel.planner.searcher import product_session
 from darts_parallel.planner.session import Session
 from darts_parallel.planner.stage_balance import balance_stages
-from darts_parallel.planner.state_moves import state_moves
+from darts_parallel.planner.state_moves import moved_state
 from darts_parallel.planner.watcher import Watcher
 from darts_parallel.problem.billing import price_per_hour
 from darts_parallel.problem.problem import Problem
@@ -63,7 +63,7 @@ def plan(problem: Problem, *, rental: Rental | None = None, watcher: Watcher | N
     planned = Planned(result.plan, result, answers, session.interrupted, rental=rental, files=session.files)
     if old is None or source is None:
         return planned
-    moves = state_moves(old, read_own_problem(source), planned.plan, problem)
+    moves = moved_state(old, read_own_problem(source), planned.plan, problem)
     return replace(planned, moves=moves, source=source)
 
 

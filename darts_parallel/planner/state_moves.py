@@ -41,7 +41,7 @@ class StateTransfer:
         }
 
 
-def state_moves(old_plan: Plan, old: Problem, new_plan: Plan, new: Problem) -> StateTransfer:
+def moved_state(old_plan: Plan, old: Problem, new_plan: Plan, new: Problem) -> StateTransfer:
     """Return the bytes that a change of plan moves.
 
     Nodes of a device keep their order: those beyond a smaller count are lost, those beyond a larger one

@@ -6,7 +6,7 @@ from typing import Any
 
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import Config, TrainingConfig
-from darts_parallel.config.trainer import trainer
+from darts_parallel.config.trainer import read_trainer
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.measured_times import MeasuredTimes, read_measured
 from darts_parallel.problem.model import Model, build_model
@@ -65,7 +65,7 @@ def _model(config: Config) -> Model:
     """Build the chain; its ends are joined for trainers that keep embedding and head with a block."""
     model = build_model(config.model, config.training)
     hybrid = config.model.hybrid_override_pattern is not None
-    ends = "never" if config.space.trainer is None else trainer(config.space.trainer).whole_ends
+    ends = "never" if config.space.trainer is None else read_trainer(config.space.trainer).whole_ends
     return replace(model, whole_ends=ends == "always" or (hybrid and ends == "hybrids"))
 
 

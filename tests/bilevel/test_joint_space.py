@@ -9,7 +9,7 @@ from darts_parallel.bilevel.joint_space import (
     with_bits,
     with_fixed_bits,
 )
-from darts_parallel.bilevel.learned_optimum import learned_optimum
+from darts_parallel.bilevel.learned_optimum import find_learned_optimum
 from darts_parallel.bilevel.log_slowdown import LogSlowdown
 from darts_parallel.bilevel.relaxed_plans import UpperLevel, price_plans
 from darts_parallel.config.schema import SearchConfig
@@ -80,7 +80,7 @@ def test_a_table_of_fixed_bits_prices_the_plans_that_have_them() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_learned_optimum_is_that_of_brute_force(seed: int) -> None:
     known = prices(seed, scale=(0.02, 0.3, 1.0)[seed])
-    found = learned_optimum(SPACE, known, 60.0)
+    found = find_learned_optimum(SPACE, known, 60.0)
     assert found.proven
     assert found.plan is not None
     best = min(brute_force(number, known) for number in range(len(SPACE.tables)))
@@ -122,7 +122,10 @@ def brute_force(number: int, known: LogSlowdown) -> float:
 
 def test_free_bits_make_the_learned_optimum_the_fastest_plan_and_dear_bits_the_exact_one() -> None:
     zero = LogSlowdown.zero(SPACE.forward_pairs, SPACE.gradient_pairs, SPACE.num_blocks, [8])
-    free, expensive = learned_optimum(SPACE, zero, 60.0), learned_optimum(SPACE, prices(0, 1e3), 60.0)
+    free, expensive = (
+        find_learned_optimum(SPACE, zero, 60.0),
+        find_learned_optimum(SPACE, prices(0, 1e3), 60.0),
+    )
     assert free.plan is not None
     assert expensive.plan is not None
     assert free.plan.seconds < expensive.plan.seconds
@@ -137,7 +140,7 @@ def test_a_constant_added_to_a_blocks_prices_changes_no_plan() -> None:
     moved = LogSlowdown(
         known.forward_pairs, known.gradient_pairs, known.forward - 0.1, known.gradient, known.by_batch
     )
-    a, b = learned_optimum(SPACE, known, 60.0), learned_optimum(SPACE, moved, 60.0)
+    a, b = find_learned_optimum(SPACE, known, 60.0), find_learned_optimum(SPACE, moved, 60.0)
     assert a.plan is not None
     assert b.plan is not None
     assert b.plan.value == pytest.approx(a.plan.value - 0.1 * SPACE.num_blocks, abs=1e-7)
@@ -147,7 +150,7 @@ def test_the_relaxed_objective_is_the_hard_one_at_one_hot_weights_and_the_logits
     None
 ):
     known = prices(2)
-    found = learned_optimum(SPACE, known, 60.0)
+    found = find_learned_optimum(SPACE, known, 60.0)
     upper = UpperLevel(SPACE, SearchConfig(num_restarts=4), 60, torch.Generator().manual_seed(0))
     for _ in range(60):
         step = upper.step(known)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from darts_parallel.bilevel.conclusion import conclude, fixed_bits_optimum, verify
-from darts_parallel.bilevel.learned_optimum import learned_optimum
+from darts_parallel.bilevel.learned_optimum import find_learned_optimum
 from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.cost.evaluation import evaluate
@@ -150,7 +150,7 @@ def test_a_device_without_memory_is_refused_before_anything_trains() -> None:
 )
 def test_pins_of_the_space_hold_in_the_plan(pins: dict[str, Any], holds: Callable[[Plan], bool]) -> None:
     search = tiny_search(**{f"space_{key}": value for key, value in pins.items()})
-    best = learned_optimum(search.space, search.log_slowdown, 30.0).plan
+    best = find_learned_optimum(search.space, search.log_slowdown, 30.0).plan
     assert best is not None
     assert holds(search.space.to_plan(best.table, best.plans))
 

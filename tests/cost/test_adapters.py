@@ -15,7 +15,7 @@ from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.planner.state_moves import state_moves
+from darts_parallel.planner.state_moves import moved_state
 from darts_parallel.problem.problem import Problem
 from tests.support.export_plans import LLAMA, MIXTURE, plan_of
 from tests.support.random_plans import assert_surrogate_is_exact, random_plans
@@ -122,7 +122,7 @@ def test_moved_state_is_all_weights_and_the_state_of_the_adapters() -> None:
         Plan(4, (0, old.num_layers), (LayerStrategy(1, problem.cluster.num_devices),) * old.num_layers)
         for problem in (old, new)
     )
-    moved = state_moves(before, old, after, new)
+    moved = moved_state(before, old, after, new)
     # every GPU of the second node needs weights of 2 bytes, of adapters master weights and moments too
     each = 2.0 * old.model.num_parameters + (2.0 + 12.0) * old.model.num_trained_parameters
     assert moved.moved_bytes == pytest.approx(4 * each, rel=1e-9)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from baselines import PLANNERS, SCHEDULE_PLANNERS, Planner
+from baselines import SCHEDULE_PLANNERS
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.options import parse
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.errors import ConfigError
 from experiments import compare, compare_schedules
 from experiments.comparison.curves import median_gaps
 from experiments.comparison.findings import distribution, problem_table, remarks
@@ -149,13 +149,6 @@ def test_compare_leaves_rows_tables_and_a_picture(tmp_path: Path) -> None:
     assert "Contradiction" not in text
     assert (tmp_path / "curves.csv").read_text().count("annealing") >= 1
     assert (tmp_path / "anytime.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_rival_without_its_extra_is_refused_with_the_way_to_get_it() -> None:
-    assert set(PLANNERS) >= {"megatron_rule", "amp", "alpa", "pipedream", "dapple", "piper", "flexflow",
-                           "galvatron", "hetpipe", "random_search", "annealing", "evolution"}  # fmt: skip
-    with pytest.raises(UnsupportedError, match=r"pip install 'darts-parallel\[rivals\]'"):
-        Planner("no_such_module", extra="rivals").solve([], "layerwise")
 
 
 TINY = ScheduleCase(

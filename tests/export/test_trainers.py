@@ -5,7 +5,7 @@ import random
 import pytest
 
 from darts_parallel.config.schema import EXPORTS
-from darts_parallel.config.trainer import WHOLE_ENDS, trainer
+from darts_parallel.config.trainer import WHOLE_ENDS, read_trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import TARGETS, export_plan, require_trainers, taken_by, trainers_line
 from darts_parallel.plan.space import outer_spaces
@@ -127,7 +127,7 @@ def test_a_model_that_a_trainer_lacks_is_refused_before_the_search() -> None:
 def test_a_trainer_is_a_file_of_data_whose_rules_name_settings_and_an_exporter() -> None:
     known = facts(load_problem(TOY), 1, 1, LayerStrategy(1, 8))
     for name in EXPORTS:
-        rules = trainer(name)
+        rules = read_trainer(name)
         assert rules.whole_ends in WHOLE_ENDS
         for lack in rules.lacks:
             assert set(lack.when) <= set(known), lack

@@ -25,7 +25,7 @@ from darts_parallel.gradient.restarts import RestartBatch
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.planner.replanning import carried_over, replan
-from darts_parallel.planner.state_moves import state_moves
+from darts_parallel.planner.state_moves import moved_state
 from darts_parallel.problem.problem import Problem, load_problem
 from experiments.replan import replan_problem
 from tests.support.commands import QUIET, Command
@@ -53,7 +53,7 @@ def total_state(problem: Problem) -> float:
 def test_the_same_plan_on_the_same_nodes_moves_nothing(pp: int, tp: int, zero: int) -> None:
     problem = load_problem(TOY)
     plan = plan_of(problem, pp, tp, zero)
-    moves = state_moves(plan, problem, plan, problem)
+    moves = moved_state(plan, problem, plan, problem)
     assert moves.moved_bytes == pytest.approx(0.0, abs=1e-6)
     assert moves.restored_bytes == pytest.approx(0.0, abs=1e-6)
     assert moves.kept_bytes > 0
@@ -61,14 +61,14 @@ def test_the_same_plan_on_the_same_nodes_moves_nothing(pp: int, tp: int, zero: i
 
 def test_plain_data_parallelism_on_half_the_nodes_keeps_everything_in_place() -> None:
     problem, smaller = load_problem(TOY), load_problem([*TOY, "cluster.nodes.0.count=1"])
-    moves = state_moves(plan_of(problem, 1, 1), problem, plan_of(smaller, 1, 1), smaller)
+    moves = moved_state(plan_of(problem, 1, 1), problem, plan_of(smaller, 1, 1), smaller)
     assert (moves.moved_bytes, moves.restored_bytes) == (0.0, 0.0)
     assert moves.kept_bytes == pytest.approx(4 * total_state(problem), rel=0.01)
 
 
 def test_sharded_state_of_lost_nodes_comes_from_a_checkpoint_and_once_only() -> None:
     problem, smaller = load_problem(TOY), load_problem([*TOY, "cluster.nodes.0.count=1"])
-    moves = state_moves(plan_of(problem, 1, 1, 3), problem, plan_of(smaller, 1, 1, 3), smaller)
+    moves = moved_state(plan_of(problem, 1, 1, 3), problem, plan_of(smaller, 1, 1, 3), smaller)
     state = total_state(problem)
     assert moves.restored_bytes == pytest.approx(state / 2, rel=0.02)
     assert moves.kept_bytes + moves.moved_bytes == pytest.approx(state / 2, rel=0.02)
@@ -79,7 +79,7 @@ def test_sharded_state_of_lost_nodes_comes_from_a_checkpoint_and_once_only() -> 
 def test_stages_that_swap_their_nodes_move_all_they_hold() -> None:
     problem = load_problem(TOY)
     plan = plan_of(problem, 2, 1)
-    moves = state_moves(plan, problem, replace(plan, node_order=(1, 0)), problem)
+    moves = moved_state(plan, problem, replace(plan, node_order=(1, 0)), problem)
     assert moves.kept_bytes == 0.0
     assert moves.restored_bytes == 0.0
     # the tied table is held by both stages
