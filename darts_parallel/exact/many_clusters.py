@@ -2,7 +2,7 @@
 
 A row is a cluster, a pipeline degree, an order of its nodes, a number of micro-batches and a strategy for all
 layers. All rows are bounded at once; then, round by round, the most promising rows of all clusters are split
-into stages together (`best_splits`), until no open row of a cluster can beat its best plan.
+into stages together (`SplitProblems`), until no open row of a cluster can beat its best plan.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ import torch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pruning import without_dominated
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.batched_splits import Rows, best_splits
-from darts_parallel.exact.segments import Array, Index, prefix_sums
+from darts_parallel.exact.batched_splits import TOLERANCE, SplitProblems
+from darts_parallel.exact.segments import Array, Index, StageSegments, prefix_sums, segment_max
 from darts_parallel.plan.strategy import Plan
 
 ROUND = 6
@@ -97,7 +97,6 @@ class _ClusterRows:
     def __init__(self, owner: Sequence[int], tables: Sequence[CostTable], num_clusters: int) -> None:
         self.owner, self.tables = np.array(owner, dtype=np.int64), list(tables)
         self.costs: dict[int, _UniformCosts] = {}
-        self.least_sync: dict[int, Array] = {}
         self.best = np.full(num_clusters, np.inf)
         self.winner: dict[int, tuple[int, int, Index]] = {}
         parts = [self._bounds(number) for number in range(len(tables))]
@@ -155,8 +154,7 @@ class _ClusterRows:
                 self._split_chunk(rows[chunk], most_sync[chunk])
 
     def _split_chunk(self, rows: Index, most_sync: Array) -> None:
-        fused_to_previous = self.tables[0].fused_to_previous.numpy()
-        splits = best_splits(self._gather(rows, most_sync), np.r_[~fused_to_previous, True])
+        splits = self._gather(rows, most_sync).best()
         self.cost[rows], self.sync[rows] = splits.cost, splits.sync
         for row, cost, starts in zip(rows.tolist(), splits.cost.tolist(), splits.first_layers, strict=True):
             number = int(self.table[row])
@@ -165,11 +163,23 @@ class _ClusterRows:
                 self.best[cluster] = cost
                 self.winner[cluster] = (number, int(self.row[row]), starts)
 
-    def _gather(self, rows: Index, most_sync: Array) -> Rows:
-        """Collect what the splits of rows of equal depth depend on."""
+    def _gather(self, rows: Index, most_sync: Array) -> SplitProblems:
+        """Collect the values of every stage under rows of equal depth; a stage takes at most `most_sync`."""
         parts = [self._gather_one(int(self.table[row]), int(self.row[row])) for row in rows.tolist()]
-        columns = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
-        return Rows(**columns, ceiling=self.best[self.owner[self.table[rows]]], most_sync=most_sync)
+        column = {name: np.stack([part[name] for part in parts], axis=-1) for name in parts[0]}
+        segments = StageSegments.legal(len(column["entry"]), self.tables[0].fused_to_previous.numpy())
+        stage, first, end = segments.stage, segments.first, segments.end
+
+        def summed(name: str) -> Array:
+            prefix = column[name]
+            return np.asarray(prefix[stage, end] - prefix[stage, first])
+
+        peak = summed("kept") + segment_max(column["working"])[first, end]
+        sync, seconds = summed("sync"), summed("time") + column["entry"][stage, first]
+        fits = (peak <= column["capacity"][stage] * (1 + TOLERANCE)) & (sync <= most_sync)
+        ceiling = self.best[self.owner[self.table[rows]]]
+        seconds = np.where(fits, seconds, np.inf)
+        return SplitProblems(segments, seconds, sync, column["later"], column["fixed"], ceiling)
 
     def _gather_one(self, number: int, row: int) -> dict[str, Array]:
         table, costs = self.tables[number], self.shared(number)
@@ -177,18 +187,16 @@ class _ClusterRows:
         entry = np.zeros((table.pp, table.num_layers + 1))
         entry[1:, 1:-1] = costs.p2p[row][table.boundary_kind.numpy()]
         per_iteration = table.per_iteration[outer, :, costs.choice[row]].sum()
+        held = table.in_flight[outer].numpy()[:, None]
         return {
-            "prefix": prefix_sums(costs.time[row])[kinds],
+            "time": prefix_sums(costs.time[row])[kinds],
             "entry": entry,
-            "kept": prefix_sums(costs.kept[row]),
-            "activation": prefix_sums(costs.activation[row]),
+            "kept": prefix_sums(costs.kept[row]) + held * prefix_sums(costs.activation[row]),
             "working": costs.working[row],
-            "in_flight": table.in_flight[outer].numpy(),
             "capacity": table.capacity.numpy(),
             "sync": prefix_sums(costs.sync[row])[kinds],
             "later": costs.count[row] - 1.0,
             "fixed": per_iteration.numpy(),
-            "least_sync": self.least_sync[number][row],
         }
 
     def answer(self, cluster: int) -> tuple[Plan, int] | None:
@@ -227,9 +235,8 @@ class _ClusterRows:
             for t in (slowest, np.maximum(slowest, far))
         ]
         sync = _weighted(costs.sync[:, kinds], _weights(costs.sync[:, kinds], counts))
-        self.least_sync[number] = np.maximum(sync, costs.sync[:, kinds].min(axis=1).max(axis=-1))
         per_iteration = table.per_iteration.numpy()[costs.outer, :, costs.choice].sum(axis=-1)
-        total = np.minimum(*ends) + boundary.sum(axis=1) + self.least_sync[number] + per_iteration
+        total = np.minimum(*ends) + boundary.sum(axis=1) + sync + per_iteration
         return np.where(costs.runs[:, kinds].all(axis=1), total, np.inf)
 
 

@@ -100,12 +100,12 @@ class StageSegments:
         result[later] = p2p[boundary_kind[self.stage[later] - 1], self.first[later] - 1]
         return result
 
-    def rows_of(self, starts: list[int]) -> Index:
-        """Return rows of the segments of one split, `(K,)`; it is made of segments that are here."""
-        stages, ends = np.arange(self.num_stages), np.array([*starts[1:], self.num_layers])
-        size = self.num_layers + 1
+    def rows_of(self, starts: Index | list[int]) -> Index:
+        """Return rows of the segments of splits, `(..., K)`; they are made of segments that are here."""
+        first, size = np.asarray(starts), self.num_layers + 1
+        ends = np.concatenate([first[..., 1:], np.full((*first.shape[:-1], 1), self.num_layers)], axis=-1)
         known = (self.stage * size + self.end) * size + self.first
-        return np.asarray(np.searchsorted(known, (stages * size + ends) * size + np.array(starts)))
+        return np.asarray(np.searchsorted(known, (np.arange(self.num_stages) * size + ends) * size + first))
 
     @cached_property
     def _by_first(self) -> Index:
@@ -182,20 +182,27 @@ class StageSegments:
         """Return `split_below` of several limits; close ones share most segments, and one program."""
         small = values <= max(limits)
         own, values = (self, values) if small.all() else (self.keep(small), values[small])
-        within = np.where(values[:, None] <= np.array(limits), values[:, None], np.inf)
-        reached = own.before(within, np.add)
-        size = self.num_layers + 1
-        rows = np.searchsorted(own.stage * size + own.end, np.arange(self.num_stages * size + 1)).tolist()
-        found = []
-        for column, total in enumerate(reached[-1, -1].tolist()):
-            end, starts = self.num_layers, list[int]()
-            for k in range(self.num_stages - 1, -1, -1) if np.isfinite(total) else ():
-                mine = slice(rows[k * size + end], rows[k * size + end + 1])
-                sums = reached[k, own.first[mine], column] + within[mine, column]
-                end = int(own.first[mine.start + int(sums.argmin())])
-                starts.append(end)
-            found.append((total, starts[::-1]))
-        return found
+        total, starts = own.least_sums(np.where(values[:, None] <= np.array(limits), values[:, None], np.inf))
+        return [(x, row if np.isfinite(x) else []) for x, row in zip(total.tolist(), starts.tolist(), strict=True)]
+
+    def least_sums(self, values: Array) -> tuple[Array, Index]:
+        """Return the least sums of splits under B valuations `(N, B)`, and their first layers `(B, K)`.
+
+        Sums are infinite, and the layers without meaning, where there is no split.
+        """
+        reached, count, size = self.before(values, np.add), values.shape[1], self.num_layers + 1
+        total, starts = reached[-1, -1], np.zeros((count, self.num_stages), dtype=np.int64)
+        if not np.isfinite(total).any():
+            return total, starts
+        rows = np.searchsorted(self.stage * size + self.end, np.arange(self.num_stages * size + 1))
+        column, end = np.arange(count), np.full(count, self.num_layers)
+        for k in range(self.num_stages - 1, -1, -1):
+            low, high = rows[k * size + end, None], rows[k * size + end + 1, None]
+            own = np.minimum(low + np.arange((high - low).max()), len(self) - 1)
+            sums = reached[k, self.first[own], column[:, None]] + values[own, column[:, None]]
+            chosen = np.where(own < high, sums, np.inf).argmin(axis=1)
+            starts[:, k] = end = self.first[own[column, chosen]]
+        return total, starts
 
     def rising_limits(self, values: Array, step: float = 0.0) -> Iterator[float]:
         """Return values that the slowest stage of a split may have, from the least that any split reaches on.
@@ -234,11 +241,11 @@ def prefix_sums(values: Array) -> Array:
 
 
 def segment_max(values: Array) -> Array:
-    """Return maxima over layers [i, j) of values `(L,)`, `(L + 1, L + 1)`; 0 where there are none."""
+    """Return maxima over layers [i, j) of values `(L, ...)`, `(L + 1, L + 1, ...)`; 0 where there are none."""
     size = len(values)
-    result = np.zeros((size + 1, size + 1))
+    result = np.zeros((size + 1, size + 1, *values.shape[1:]))
     for i in range(size):
-        result[i, i + 1 :] = np.maximum.accumulate(values[i:])
+        np.maximum.accumulate(values[i:], axis=0, out=result[i, i + 1 :])
     return result
 
 

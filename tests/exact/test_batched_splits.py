@@ -5,52 +5,33 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from darts_parallel.exact.batched_splits import Rows, best_splits
-from darts_parallel.exact.segments import Array
+from darts_parallel.exact.batched_splits import SplitProblems
+from darts_parallel.exact.segments import StageSegments
 
 
-def random_rows(rng: np.random.Generator, count: int, stages: int, layers: int, *, room: float) -> Rows:
-    """Rows without synchronisation; `room` is the memory of a device, in shares of what all layers need."""
-
-    def prefix(*shape: int) -> Array:
-        values = rng.uniform(0.5, 2.0, (*shape, layers))
-        return np.concatenate([np.zeros((*shape, 1)), values.cumsum(-1)], axis=-1)
-
-    kept, working = prefix(count), rng.uniform(0.0, 2.0, (count, layers))
-    return Rows(
-        prefix=prefix(count, stages),
-        entry=rng.uniform(0.0, 0.3, (count, stages, layers + 1)),
-        kept=kept,
-        activation=prefix(count),
-        working=working,
-        in_flight=np.tile(np.arange(stages, 0, -1.0), (count, 1)),
-        capacity=rng.uniform(0.8, 1.2, (count, stages)) * room * kept[:, -1:],
-        sync=np.zeros((count, stages, layers + 1)),
-        later=rng.integers(0, 8, count).astype(float),
-        fixed=rng.uniform(0.0, 1.0, count),
-        least_sync=np.zeros(count),
-        ceiling=np.full(count, np.inf),
-        most_sync=np.full(count, np.inf),
-    )
+def random_problems(seed: int, count: int, stages: int, layers: int, *, room: float) -> SplitProblems:
+    """Draw plans without synchronisation, some of whose stages do not fit: about 1 in `room` and more."""
+    rng, fused = np.random.default_rng(seed), np.zeros(layers, dtype=bool)
+    fused[4:5] = stages < 5
+    segments = StageSegments.legal(stages, fused)
+    length = (segments.end - segments.first)[:, None]
+    seconds = length * rng.uniform(0.5, 2.0, (len(segments), count))
+    seconds[rng.uniform(0.0, room, seconds.shape) < 1.0 / stages] = np.inf
+    later, fixed = rng.integers(0, 8, count).astype(float), rng.uniform(0.0, 1.0, count)
+    return SplitProblems(segments, seconds, np.zeros(seconds.shape), later, fixed, np.full(count, np.inf))
 
 
-def brute_force(rows: Rows, row: int, starts: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
-    """Least seconds of a row over all contiguous splits."""
-    stages, layers = rows.prefix.shape[1], rows.num_layers
-    best = np.inf
-    for inner in combinations(np.flatnonzero(starts[1:layers]) + 1, stages - 1):
-        edges = list(pairwise([0, *inner, layers]))
-        seconds = [
-            rows.prefix[row, k, j] - rows.prefix[row, k, i] + rows.entry[row, k, i]
-            for k, (i, j) in enumerate(edges)
-        ]
-        memory = [
-            rows.kept[row, j] - rows.kept[row, i] + rows.working[row, i:j].max()
-            + rows.in_flight[row, k] * (rows.activation[row, j] - rows.activation[row, i])
-            for k, (i, j) in enumerate(edges)
-        ]  # fmt: skip
-        if all(used <= rows.capacity[row, k] for k, used in enumerate(memory)):
-            best = min(best, sum(seconds) + rows.later[row] * max(seconds) + rows.fixed[row])
+def brute_force(problems: SplitProblems, row: int) -> float:
+    """Return the least seconds of a plan over all contiguous splits."""
+    segments = problems.segments
+    keys = zip(segments.stage.tolist(), segments.first.tolist(), segments.end.tolist(), strict=True)
+    known = dict(zip(keys, problems.seconds[:, row].tolist(), strict=True))
+    best, layers = np.inf, segments.num_layers
+    for inner in combinations(range(1, layers), segments.num_stages - 1):
+        edges = enumerate(pairwise([0, *inner, layers]))
+        seconds = [known.get((k, i, j), np.inf) for k, (i, j) in edges]
+        if max(seconds) < np.inf:
+            best = min(best, sum(seconds) + problems.later[row] * max(seconds) + problems.fixed[row])
     return best
 
 
@@ -58,21 +39,16 @@ def brute_force(rows: Rows, row: int, starts: np.ndarray[tuple[int], np.dtype[np
     ("stages", "room"), [(1, 2.2), (2, 1.5), (3, 1.5), (5, 1.3), (7, 1.3), (1, 9.0), (3, 9.0), (5, 9.0)]
 )
 def test_the_best_splits_equal_brute_force_over_all_splits(stages: int, room: float) -> None:
-    rng = np.random.default_rng(stages)
-    rows = random_rows(rng, 6, stages, 7, room=room)
-    starts = np.ones(8, dtype=bool)
-    if stages < 5:
-        starts[4] = False
-    found = best_splits(rows, starts)
-    expected = [brute_force(rows, row, starts) for row in range(len(rows))]
+    problems = random_problems(stages, 6, stages, 7, room=room)
+    found = problems.best()
+    expected = [brute_force(problems, row) for row in range(6)]
     np.testing.assert_allclose(found.cost, expected, rtol=1e-12)
     assert np.isfinite(expected).any()
     for row in np.flatnonzero(np.isfinite(expected)):
         assert found.first_layers[row, 0] == 0
-        assert starts[found.first_layers[row]].all()
+        assert stages >= 5 or 4 not in found.first_layers[row]
         assert (np.diff([*found.first_layers[row], 7]) > 0).all()
 
 
 def test_more_stages_than_layers_have_no_split() -> None:
-    rows = random_rows(np.random.default_rng(0), 2, 4, 3, room=9.0)
-    assert np.isinf(best_splits(rows, np.ones(4, dtype=bool)).cost).all()
+    assert np.isinf(random_problems(0, 2, 4, 3, room=9.0).best().cost).all()
