@@ -183,7 +183,8 @@ class StageSegments:
         small = values <= max(limits)
         own, values = (self, values) if small.all() else (self.keep(small), values[small])
         total, starts = own.least_sums(np.where(values[:, None] <= np.array(limits), values[:, None], np.inf))
-        return [(x, row if np.isfinite(x) else []) for x, row in zip(total.tolist(), starts.tolist(), strict=True)]
+        rows = zip(total.tolist(), starts.tolist(), strict=True)
+        return [(least, row if np.isfinite(least) else []) for least, row in rows]
 
     def least_sums(self, values: Array) -> tuple[Array, Index]:
         """Return the least sums of splits under B valuations `(N, B)`, and their first layers `(B, K)`.
@@ -241,7 +242,7 @@ def prefix_sums(values: Array) -> Array:
 
 
 def segment_max(values: Array) -> Array:
-    """Return maxima over layers [i, j) of values `(L, ...)`, `(L + 1, L + 1, ...)`; 0 where there are none."""
+    """Return maxima over layers [i, j) of values `(L, ...)`, `(L + 1, L + 1, ...)`; 0 where none are."""
     size = len(values)
     result = np.zeros((size + 1, size + 1, *values.shape[1:]))
     for i in range(size):
