@@ -141,8 +141,7 @@ def _micro_batch_seconds(
     stage: StageContext, layer: LayerSpec, added: Mapping[CostTerm, Contribution]
 ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
     """Return terms, forward, backward, and the part of backward that is gradients of weights."""
-    device, choices, training = stage.device, stage.choices, stage.training
-    modules = training.recompute_modules
+    choices, modules = stage.choices, stage.training.recompute_modules
     forward_pass, back, core, of_weights = computation_seconds(stage, layer)
     part = recomputed_seconds(stage, layer)
     part = part + core if "core_attn" in modules else part
@@ -154,11 +153,9 @@ def _micro_batch_seconds(
         sent = term.message_seconds(stage, layer, (forward_pass, back))
         messages += [(term.message, term.repeated_with, sent)] if term.message else []
     of_weights = of_weights / back
-    if stage.measured is not None:
-        # measured times hold the launch overhead already
-        sizes = choices.tokens / training.seq_len
-        known = stage.measured.seconds(device.name, layer.kind, choices.tp, sizes)
-        forward_pass, back = known or (forward_pass, back)
+    # measured times hold the launch overhead already
+    forward_pass = stage.measured_figure(layer, "forward", forward_pass)
+    back = stage.measured_figure(layer, "backward", back)
     selective = (choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
     full = (choices.recompute == RECOMPUTE.index("full")) & layer.recomputable
     none = torch.zeros_like(core)
@@ -233,11 +230,7 @@ def _activations(
     # a block's input, which full recomputation keeps, is one tensor whatever the framework
     exact = ("full",) if layer.recomputable else ()
     stored = {kind: x if kind in exact else device.activation_factor * x for kind, x in formula.items()}
-    if stage.measured is None:
-        return stored
-    sizes = choices.tokens / training.seq_len
-    saved = stage.measured.saved_bytes(device.name, layer.kind, choices.tp, sizes)
-    return stored if saved is None else stored | {"none": saved}
+    return stored | {"none": stage.measured_figure(layer, "saved", stored["none"])}
 
 
 def _received_keys(stage: StageContext, layer: LayerSpec) -> Tensor:

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from torch import Tensor
+
 from darts_parallel.config.schema import TrainingConfig
 from darts_parallel.cost.choices import ChoiceTensors, element_bytes
 from darts_parallel.cost.memory import StateBytes, state_bytes
 from darts_parallel.problem.cluster import Cluster, Device, Link, NodeGroup, StageTopology
 from darts_parallel.problem.measured_times import MeasuredTimes
-from darts_parallel.problem.model import Model
+from darts_parallel.problem.model import LayerSpec, Model
 from darts_parallel.problem.problem import Problem
 from darts_parallel.problem.software import Software
 
@@ -67,3 +69,11 @@ class StageContext:
     def state(self) -> StateBytes:
         """Bytes per parameter of trained weights."""
         return state_bytes(self.training.precision, self.training.optimizer)
+
+    def measured_figure(self, layer: LayerSpec, name: str, otherwise: Tensor) -> Tensor:
+        """Return a field of `Measured` for a layer, `(O, C)`; `otherwise` where it was not measured."""
+        if self.measured is None:
+            return otherwise
+        sizes = self.choices.tokens / self.training.seq_len
+        known = self.measured.figures(self.device.name, layer.kind, self.choices.tp, sizes, name)
+        return otherwise if known is None else known

@@ -74,7 +74,7 @@ def test_the_command_leaves_both_plans_of_every_case(
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("A10 (AWS g5)", "T4 (y)", "gpu of model BERT-345M=A10 must be measured"),
+        ("A10 (AWS g5)", "T4 (y)", "gpu of model BERT-345M=A10 must be one of"),
         ("BERT-345M,A10 (AWS g5),4,", "BERT-345M,A10 (AWS g5),8,", "must be measured; try 2."),
         ("forward_s\n", "forward_s\nbroken\n", "line 2: the row must have 7 fields"),
         ("25,post_process", "25,post_process,", "must have 7 fields"),

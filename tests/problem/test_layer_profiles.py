@@ -30,10 +30,10 @@ def folder(tmp_path: Path) -> Path:
 def test_layers_are_found_by_model_gpu_and_degree(folder: Path) -> None:
     profiles = read_profiles(folder)
     profile = profiles.find("tiny", "A10", 1)
-    assert (profile.source, profile.gpu) == ("S", "A10 (AWS g5)")
+    assert profile.gpu == "A10 (AWS g5)"
     assert profile.kinds == ("embedding", "transformer")
     assert profile.forward_s == (0.001, 0.002)
-    assert profiles.degrees("tiny", "A10 (AWS g5)") == (1, 2)
+    assert profiles.find("tiny", "a10", 2).kinds == ("encoder_embedding",)
     assert profiles.find("other", "T4", 1).kinds == ("",)
 
 
@@ -51,20 +51,25 @@ def test_layers_are_found_by_model_gpu_and_degree(folder: Path) -> None:
 def test_multipliers_are_linear_between_and_proportional_beyond_measured_sizes(
     folder: Path, kind: str, size: int, expected: float
 ) -> None:
-    assert read_profiles(folder).multiplier("tiny", "A10", kind, size) == pytest.approx(expected)
+    assert read_profiles(folder).multiplier("tiny", "A10 (AWS g5)", kind, size) == pytest.approx(expected)
 
 
 def test_without_a_multiplier_file_larger_micro_batches_are_proportional(folder: Path) -> None:
     (folder / MULTIPLIER_FILE).unlink()
-    assert read_profiles(folder).multiplier("tiny", "A10", "transformer", 4) == 4.0
+    assert read_profiles(folder).multiplier("tiny", "A10 (AWS g5)", "transformer", 4) == 4.0
 
 
 @pytest.mark.parametrize(
     ("model", "gpu", "tp", "sentence"),
     [
-        ("tny", "A10", 1, "model=tny must be measured; try tiny."),
-        ("tiny", "A100", 1, "gpu of model tiny=A100 must be measured; try A10 (AWS g5)."),
-        ("tiny", "A10", 4, "tp=4 of model tiny on A10 (AWS g5) must be measured; try 2."),
+        ("tny", "A10", 1, "model=tny must be one of other, tiny, which {} measured; try tiny."),
+        (
+            "tiny",
+            "A100",
+            1,
+            "gpu of model tiny=A100 must be one of A10 (AWS g5), which {} measured; try A10 (AWS g5).",
+        ),
+        ("tiny", "A10", 4, "{}: tp=4 of model tiny on A10 (AWS g5) must be measured; try 2."),
     ],
 )
 def test_what_was_not_measured_is_refused_with_the_nearest_that_was(
@@ -72,7 +77,7 @@ def test_what_was_not_measured_is_refused_with_the_nearest_that_was(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         read_profiles(folder).find(model, gpu, tp)
-    assert str(caught.value) == f"{folder}: {sentence}"
+    assert str(caught.value) == sentence.format(folder)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,6 @@ def test_what_was_not_measured_is_refused_with_the_nearest_that_was(
         (FORWARD_FILE, "0.002", "nan", "line 3: forward_s=nan must be a finite number"),
         (FORWARD_FILE, ",2,0,", ",0,0,", "line 4: tp=0 must be a whole number of at least 1"),
         (FORWARD_FILE, "1,1,transformer", "1,3,transformer", "layer_index=3 must count up from 0"),
-        (FORWARD_FILE, "S,tiny,A10 (AWS g5),1,1", "T,tiny,A10 (AWS g5),1,1", "source=T must be that of"),
         (FORWARD_FILE, ",0.004", "", "line 5: the row must have 7 fields"),
         (FORWARD_FILE, LAYERS.partition("\n")[2], "", "must hold at least one row"),
         (MULTIPLIER_FILE, "transformer,2,", "transformer,1,", "line 3: micro_batch=1 must begin at 1 and"),

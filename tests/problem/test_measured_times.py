@@ -78,10 +78,11 @@ def test_a_folder_of_forward_times_counts_backward_twice_and_applies_multipliers
     measured = profiled(tmp_path).measured
     assert measured is not None
     tp, sizes = torch.ones(3).double(), torch.tensor([[1.0, 2.5, 8.0]]).double()
-    forward, backward = measured.seconds("toy", "block", tp, sizes) or (tp, tp)
-    assert forward[0].tolist() == pytest.approx([0.01, 0.02, 0.06])
-    assert backward[0].tolist() == pytest.approx([0.02, 0.04, 0.12])
-    assert measured.seconds("toy", "head", tp, sizes) is None
+    for name, expected in (("forward", [0.01, 0.02, 0.06]), ("backward", [0.02, 0.04, 0.12])):
+        found = measured.figures("toy", "block", tp, sizes, name)
+        assert found is not None
+        assert found[0].tolist() == pytest.approx(expected)
+        assert measured.figures("toy", "head", tp, sizes, name) is None
 
 
 @pytest.mark.parametrize(
