@@ -132,7 +132,7 @@ def measure_in_turn(problem: Problem, plans: Sequence[Plan], repeats: int, seed:
     from darts_parallel.run.engine import Engine
     from darts_parallel.run.measure import timed_step
 
-    engines = [Engine(problem, plan, "1f1b", seed, torch.device("cpu")) for plan in plans]
+    engines = [Engine(problem, plan, seed, torch.device("cpu")) for plan in plans]
     seconds: list[list[float]] = [[] for _ in plans]
     for repeat in range(repeats + 1):
         for index, engine in enumerate(engines):

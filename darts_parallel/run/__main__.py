@@ -93,17 +93,16 @@ def _checked(settings: RunSettings) -> tuple[Problem, Plan, str]:
 def _require_whole_environment() -> None:
     """Refuse an environment in which only some of torchrun's variables are set."""
     given = [name for name in TORCHRUN if name in os.environ]
-    if "WORLD_SIZE" in given or "RANK" in given:
-        for name in TORCHRUN:
-            if name not in given:
-                raise UnsupportedError(
-                    f"{name} must be set where {given[0]} is, as torchrun does; try torchrun -m "
-                    f"darts_parallel.run, or none of {', '.join(TORCHRUN)}."
-                )
-            if name != "MASTER_ADDR" and not os.environ[name].isdigit():
-                raise UnsupportedError(
-                    f"{name}={os.environ[name]} must be a whole number, as torchrun sets it; try 0."
-                )
+    if not {"WORLD_SIZE", "RANK"} & set(given):
+        return
+    for name in TORCHRUN:
+        if name not in given:
+            raise UnsupportedError(
+                f"{name} must be set where {given[0]} is, as torchrun does; try torchrun -m "
+                f"darts_parallel.run, or none of {', '.join(TORCHRUN)}."
+            )
+        if name != "MASTER_ADDR" and not (value := os.environ[name]).isdigit():
+            raise UnsupportedError(f"{name}={value} must be a whole number, as torchrun sets it; try 0.")
 
 
 def _as_rank(problem: Problem, plan: Plan, settings: RunSettings, device: str) -> "RunOutcome":

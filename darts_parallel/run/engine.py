@@ -86,22 +86,19 @@ class Engine:
     Args:
         problem: Model and job; trained in float32.
         plan: Checked by `refuse_unexecutable`.
-        schedule: `1f1b` or `gpipe`; a plan that names its own schedule, or has several chunks a device,
-            runs that.
         seed: Of the weights.
         device: Where this rank computes.
     """
 
-    def __init__(self, problem: Problem, plan: Plan, schedule: str, seed: int, device: torch.device) -> None:
+    def __init__(self, problem: Problem, plan: Plan, seed: int, device: torch.device) -> None:
         self.problem, self.plan, self.device = problem, plan, device
         self.clock = Clock(device)
         self.meshes = Meshes(plan, device.type, problem.model.has_experts)
         self.local = build(problem, plan, self.meshes, seed, device)
         self.units = list(dict.fromkeys(self.local.units.values()))
-        head = plan.layers[head_index(problem)]
-        self.tied = TiedTables(problem.model.config, (plan.layers[0], head), self.local.units, self.meshes)
+        self.tied = TiedTables(problem.model.config, self.local.units, self.meshes.tied)
         self.optimizer = make_optimizer(problem, [slot for unit in self.units for slot in unit.slots])
-        self.schedule = self._schedule(schedule) if plan.pp > 1 else None
+        self.schedule = self._schedule() if plan.pp > 1 else None
 
     def step(self, batch: Tensor) -> float:
         """Make one training step; return the mean loss of the batch, nats, on every rank.
@@ -132,10 +129,9 @@ class Engine:
     def synchronise(self) -> None:
         """Sum the gradients of all ranks that share a parameter."""
         began = self.clock.now()
-        self.tied.sum_before()
         for unit in self.units:
             unit.reduce()
-        self.tied.sum_after()
+        self.tied.sum()
         self.clock.add("synchronisation", began)
 
     def update(self) -> None:
@@ -180,16 +176,16 @@ class Engine:
         vocabulary = self.problem.model.config.vocab_size
         rows = (self.local.vocabulary_rows, table_rows(vocabulary, last.tp))
         logits = converted_logits(logits, head.tp, last.tp, self.meshes, rows)
-        group = self.meshes.tensor_group(last.tp) if last.tp > 1 else None
-        return cross_entropy_sum(logits, targets, vocabulary, group) / self.problem.tokens_per_iteration
+        mesh = self.meshes.tensor(last.tp) if last.tp > 1 else None
+        return cross_entropy_sum(logits, targets, vocabulary, mesh) / self.problem.tokens_per_iteration
 
-    def _schedule(self, name: str) -> Any:
+    def _schedule(self) -> Any:
         stages = [self._stage(place, chunk) for place, chunk in sorted(self.local.chunks.items())]
         count = self.plan.num_micro_batches
         options = {"loss_fn": self.loss, "scale_grads": False}
         if len(stages) > 1:
             return CHUNKED[self.plan.schedule_name](stages, count, **options)  # type: ignore[arg-type]
-        filled = "gpipe" in (name, self.plan.schedule) or count < self.plan.pp
+        filled = self.plan.schedule == "gpipe" or count < self.plan.pp
         kind = ScheduleGPipe if filled else Schedule1F1B
         return kind(stages[0], count, **options)  # type: ignore[arg-type]
 

@@ -10,7 +10,6 @@ their activations do, so that a gather's gradient is a slice and a slice's gradi
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from math import lcm
 from typing import Any
@@ -19,12 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 
-BATCH, SEQUENCE, VOCABULARY = 0, 1, 2
+BATCH, SEQUENCE, VOCABULARY, WHOLE = Shard(0), Shard(1), Shard(2), Replicate()
 
 
 def shard_ranks(strategy: LayerStrategy) -> int:
@@ -61,7 +60,7 @@ class Meshes:
             for tp in sorted({before.tp, after.tp} - {lcm(before.tp, after.tp)})
         )
         self._peers = {
-            (tp, common): self._mesh(outer=size // common, peer=common // tp, inner=tp)["peer"].get_group()
+            (tp, common): self._mesh(outer=size // common, peer=common // tp, inner=tp)["peer"]
             for tp, common in neighbours
         }
         # down and up a V, the head lies next to the embedding
@@ -75,12 +74,11 @@ class Meshes:
         """Return the mesh of a layer's experts: `pp`, `replicate`, `shard` (edp), `ep`, `tp` (etp)."""
         return self._by_experts[strategy.ep, strategy.etp]
 
-    def tensor_group(self, tp: int) -> dist.ProcessGroup:
+    def tensor(self, tp: int) -> DeviceMesh:
         """Return the ranks that share a layer of this degree and read the same tokens."""
-        mesh = next(mesh for (degree, _), mesh in self._by_division.items() if degree == tp)
-        return mesh["tp"].get_group()
+        return next(mesh for (degree, _), mesh in self._by_division.items() if degree == tp)["tp"]
 
-    def peers(self, tp: int, common: int) -> dist.ProcessGroup:
+    def peers(self, tp: int, common: int) -> DeviceMesh:
         """Return the ranks of a `common` group with one part of a layer of degree `tp`, in batch order."""
         return self._peers[tp, common]
 
@@ -142,25 +140,10 @@ def moved(value: Tensor, there: Way, back: Way) -> Tensor:
     return result
 
 
-def _all_gather(part: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    part = part.contiguous()
-    parts = [torch.empty_like(part) for _ in range(group.size())]
-    dist.all_gather(parts, part, group=group)
-    return torch.cat(parts, dim)
-
-
-def _own_part(whole: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    return whole.chunk(group.size(), dim)[group.rank()].clone(memory_format=torch.contiguous_format)
-
-
-def gathered(part: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    """Gather the parts of all ranks along `dim`; its gradient is this rank's slice."""
-    return moved(part, *(partial(way, group=group, dim=dim) for way in (_all_gather, _own_part)))
-
-
-def sliced(whole: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    """Keep this rank's part along `dim`; its gradient is gathered from all ranks."""
-    return moved(whole, *(partial(way, group=group, dim=dim) for way in (_own_part, _all_gather)))
+def redistributed(part: Tensor, mesh: DeviceMesh, before: Placement, after: Placement) -> Tensor:
+    """Move a tensor over the ranks of a mesh; its gradient lies as it does, so goes the other way."""
+    whole = DTensor.from_local(part, mesh, [before], run_check=False)
+    return whole.redistribute(placements=[after]).to_local()
 
 
 def converted(state: Tensor, before: Layout, after: Layout, meshes: Meshes) -> Tensor:
@@ -174,18 +157,20 @@ def converted(state: Tensor, before: Layout, after: Layout, meshes: Meshes) -> T
     if before == after:
         return state
     if before.sequence_parallel:
-        state = gathered(state, meshes.tensor_group(before.tp), SEQUENCE)
+        state = redistributed(state, meshes.tensor(before.tp), SEQUENCE, WHOLE)
     state = _rebatched(state, before.tp, after.tp, meshes)
-    return sliced(state, meshes.tensor_group(after.tp), SEQUENCE) if after.sequence_parallel else state
+    if after.sequence_parallel:
+        state = redistributed(state, meshes.tensor(after.tp), WHOLE, SEQUENCE)
+    return state
 
 
 def _rebatched(state: Tensor, before: int, after: int, meshes: Meshes) -> Tensor:
     """Exchange whole rows of the batch, by way of the smallest common degree."""
     common = lcm(before, after)
     if before != common:
-        state = gathered(state, meshes.peers(before, common), BATCH)
+        state = redistributed(state, meshes.peers(before, common), BATCH, WHOLE)
     if after != common:
-        state = sliced(state, meshes.peers(after, common), BATCH)
+        state = redistributed(state, meshes.peers(after, common), WHOLE, BATCH)
     return state
 
 
@@ -201,7 +186,9 @@ def converted_logits(
     if before == after:
         return logits
     if before > 1:
-        logits = gathered(logits, meshes.tensor_group(before), VOCABULARY)
+        logits = redistributed(logits, meshes.tensor(before), VOCABULARY, WHOLE)
     logits = functional.pad(logits, (0, rows[1] - rows[0]))  # a negative pad crops
     logits = _rebatched(logits, before, after, meshes)
-    return sliced(logits, meshes.tensor_group(after), VOCABULARY) if after > 1 else logits
+    if after > 1:
+        logits = redistributed(logits, meshes.tensor(after), WHOLE, VOCABULARY)
+    return logits

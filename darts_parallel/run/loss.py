@@ -1,19 +1,17 @@
 """Cross-entropy on logits whose vocabulary is divided over tensor-parallel ranks."""
 
-from functools import partial
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Replicate
 
 from darts_parallel.problem.problem import Problem
-from darts_parallel.run.layouts import moved
+from darts_parallel.run.layouts import redistributed
 
 
-def cross_entropy_sum(
-    logits: Tensor, targets: Tensor, valid: int, group: dist.ProcessGroup | None = None
-) -> Tensor:
-    """Return the summed cross-entropy, nats; equal on all ranks of the group.
+def cross_entropy_sum(logits: Tensor, targets: Tensor, valid: int, mesh: DeviceMesh | None = None) -> Tensor:
+    """Return the summed cross-entropy, nats; equal on all ranks of the mesh.
 
     As Megatron-LM's vocabulary-parallel loss (Shoeybi et al. 2019, arXiv 1909.08053, section 3), which
     never gathers the logits; columns beyond the vocabulary count as impossible.
@@ -22,27 +20,21 @@ def cross_entropy_sum(
         logits: This rank's columns, shape `(b, T, V / tp)`.
         targets: Shape `(b, T)`.
         valid: Size of the vocabulary; columns from there on are padding.
-        group: Ranks that hold the other columns, in order; None: there are none.
+        mesh: Ranks that hold the other columns, in order; None: there are none.
     """
-    first = group.rank() * logits.shape[-1] if group else 0
+    first = mesh.get_local_rank() * logits.shape[-1] if mesh else 0
     columns = first + torch.arange(logits.shape[-1], device=logits.device)
     logits = logits.float().masked_fill(columns >= valid, -torch.inf)
-    largest = _reduced(logits.detach().amax(-1), dist.ReduceOp.MAX, group)
+    largest = logits.detach().amax(-1)
+    if mesh is not None:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, mesh.get_group())
     mine = (targets >= first) & (targets < first + logits.shape[-1])
     index = (targets - first).masked_fill(~mine, 0).unsqueeze(-1)
     picked = logits.gather(-1, index).squeeze(-1).masked_fill(~mine, 0.0)
     total = (logits - largest.unsqueeze(-1)).exp().sum(-1)
-    # every rank goes on with the sums, whose gradient is that of each part
-    add = partial(_reduced, operation=dist.ReduceOp.SUM, group=group)
-    total, picked = (moved(part, add, lambda gradient: gradient) for part in (total, picked))
+    if mesh is not None:  # every rank goes on with the sums, whose gradient is that of each part
+        total, picked = (redistributed(part, mesh, Partial(), Replicate()) for part in (total, picked))
     return (total.log() + largest - picked).sum()
-
-
-def _reduced(values: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> Tensor:
-    values = values.clone()
-    if group is not None:
-        dist.all_reduce(values, operation, group)
-    return values
 
 
 def global_batch(problem: Problem, seed: int, step: int) -> Tensor:

@@ -132,7 +132,7 @@ def execute(problem: Problem, plan: Plan, settings: RunSettings, device: str) ->
         device: `cpu` or `cuda`.
     """
     place = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
-    engine = Engine(problem, plan, settings.schedule, settings.seed, place)
+    engine = Engine(problem, plan, settings.seed, place)
     verdict = verify(engine, settings.seed) if settings.verify else None
     measurement = None
     if settings.steps:

@@ -13,7 +13,6 @@ from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
 
 DEVICES = ("auto", "cpu", "cuda")
-SCHEDULES = ("1f1b", "gpipe")
 
 
 @dataclass
@@ -32,8 +31,6 @@ class RunSettings:
     """Seed of weights and data."""
     device: str = "auto"
     """`cpu` (gloo), `cuda` (nccl), or `auto`: what the plan was made for."""
-    schedule: str = "1f1b"
-    """`1f1b`, interleaved where the plan has virtual stages, or `gpipe`."""
     timeout_s: float = 25.0
     """Longest wait for another process."""
     cluster: str = ""
@@ -46,7 +43,6 @@ class RunSettings:
             require_at_least(key, getattr(self, key), least)
         require_at_least("timeout_s", self.timeout_s, 0, strict=True)
         require_member("device", self.device, DEVICES)
-        require_member("schedule", self.schedule, SCHEDULES)
 
 
 def load(settings: RunSettings) -> tuple[Problem, Plan]:

@@ -23,7 +23,7 @@ from darts_parallel.config.model import ModelConfig
 from darts_parallel.cost.collectives import BLOCK, LOSSLESS
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.run.experts import ExpertBank, expert_bank
-from darts_parallel.run.layouts import Meshes, local, shard_ranks
+from darts_parallel.run.layouts import local
 from darts_parallel.run.lossy import ErrorFeedback, padded
 from darts_parallel.run.transformer import parameter_names
 
@@ -333,47 +333,27 @@ EMBEDDING, HEAD = "embedding.table.weight", "head.output.weight"
 
 
 class TiedTables:
-    """Sums the gradients of the two copies, as Megatron-LM's embedding group does.
-
-    Where both copies are divided alike, a rank sums its part with its partner's in the other stage;
-    else whole gradients are gathered first.
+    """Sums the gradients of the two copies once each is reduced, as Megatron-LM's embedding group does.
 
     Args:
         config: The model.
-        strategies: Strategies of embedding and head.
         units: Units of this rank, by layer.
-        meshes: Groups of the plan.
+        group: This rank's partner in the other stage and itself; None where there is one stage.
     """
 
-    def __init__(
-        self, config: ModelConfig, strategies: tuple[LayerStrategy, LayerStrategy], units: dict[str, Unit],
-        meshes: Meshes,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: ModelConfig, units: dict[str, Unit], group: dist.ProcessGroup | None) -> None:
         self.copies = [
             (units[name], table)
             for name, table in (("embedding", EMBEDDING), ("head", HEAD))
             if config.tie_embeddings and name in units and table in units[name].parameters
         ]
-        self.group, self.vocab_size = meshes.tied, config.vocab_size
+        self.group, self.vocab_size = group, config.vocab_size
         if self.group is None and len(self.copies) < 2:
             self.copies = []  # one stage, one table
-        first, last = strategies
-        alike = (first.tp, shard_ranks(first)) == (last.tp, shard_ranks(last))
-        reduced_late = first.zero_stage < 2
-        self.by_parts = alike and reduced_late == (last.zero_stage < 2) and self.group is not None
-        self.early = self.by_parts and reduced_late
 
-    def sum_before(self) -> None:
-        """Sum what must be summed before ZeRO 0 and 1 reduce gradients over data-parallel ranks."""
-        if self.early:
-            self._sum_parts()
-
-    def sum_after(self) -> None:
-        """Sum the rest after that."""
-        if self.early or not self.copies:
-            return
-        if self.by_parts:
-            self._sum_parts()
+    def sum(self) -> None:
+        """Gather whole gradients, sum them, and keep this rank's part."""
+        if not self.copies:
             return
         wholes = [unit.full_gradient(table)[: self.vocab_size] for unit, table in self.copies]
         total = torch.stack(wholes).sum(0)
@@ -381,12 +361,6 @@ class TiedTables:
             dist.all_reduce(total, group=self.group)
         for unit, table in self.copies:
             _set_rows(unit, table, total)
-
-    def _sum_parts(self) -> None:
-        for unit, table in self.copies:
-            # a tensor-parallel lookup may leave a partial sum of the whole table
-            gradient = unit.parameters[table].grad = aligned(unit.parameters[table])
-            dist.all_reduce(local(gradient), group=self.group)
 
 
 def _set_rows(unit: Unit, table: str, total: Tensor) -> None:

@@ -101,7 +101,7 @@ def test_ranks_that_torchrun_would_start_agree_with_one_process_and_the_first_sa
     [
         ((), "plan is missing"),
         (("plan=none.json",), "cannot be read"),
-        (("plan=x", "schedule=zb"), "schedule=zb must be one of 1f1b, gpipe"),
+        (("plan=x", "device=tpu"), "device=tpu must be one of auto, cpu, cuda"),
         (("plan=x", "stepz=3"), "stepz=3 is not an option; try steps"),
     ],
 )

@@ -63,7 +63,7 @@ def test_a_plan_of_few_bits_has_the_loss_and_gradients_of_its_virtual_ranks() ->
         for plan, overrides in ((MIXED, WIDE), (BOTH, (*LLAMA, *WIDE))):
             problem = tiny(4, *overrides)
             refuse_unexecutable(plan, problem)
-            verdict = workers.run(verified, problem, plan, "1f1b", (0, 0))[0]
+            verdict = workers.run(verified, problem, plan, (0, 0))[0]
             assert verdict.passed, (verdict.loss_error, verdict.worst)
             # a processor that sums in another order moves single numbers to the next level
             error = abs(verdict.loss / verdict.reference_loss - 1.0)
@@ -71,7 +71,7 @@ def test_a_plan_of_few_bits_has_the_loss_and_gradients_of_its_virtual_ranks() ->
             exact = replace(plan, layers=tuple(
                 replace(layer, tp_comm_bits=16, grad_comm_bits=16) for layer in plan.layers
             ))  # fmt: skip
-            other = workers.run(verified, problem, exact, "1f1b", (0, 0))[0]
+            other = workers.run(verified, problem, exact, (0, 0))[0]
             # without rounding the loss differs by far more
             assert abs(other.loss / verdict.loss - 1.0) > max(5 * error, 100 * TOLERANCE)
             assert other.worst[1] <= TOLERANCE

@@ -32,7 +32,7 @@ CASES = {
     "ZeRO 2, tied table": (2, uniform((0, 5), 2, Strategy(1, 2, 2)), ()),
     "ZeRO 3, recomputation": (2, uniform((0, 5), 2, Strategy(1, 2, 3, "full")), LLAMA),
     "pipeline of uneven stages, fewer micro-batches": (2, uniform((0, 1, 5), 1, ONE), ()),
-    "GPipe": (2, uniform((0, 3, 5), 4, ONE), LLAMA),
+    "GPipe": (2, uniform((0, 3, 5), 4, ONE, schedule="gpipe"), LLAMA),
     "interleaved": (2, uniform((0, 1, 2, 3, 5), 4, ONE, chunks=2), ()),
     "ZB-V": (2, uniform((0, 1, 2, 3, 5), 4, ONE, chunks=2, schedule="zero_bubble_v"), LLAMA),
     "ZB-V, tied table": (2, uniform((0, 1, 2, 3, 5), 4, ONE, chunks=2, schedule="zero_bubble_v"), ()),
@@ -71,8 +71,7 @@ def outcome(workers: Workers, name: str) -> StepComparison:
     devices, plan, overrides = CASES[name]
     problem = tiny(devices, *overrides)
     refuse_unexecutable(plan, problem)
-    schedule = "gpipe" if name == "GPipe" else "1f1b"
-    verdict = workers.run(verified, problem, plan, schedule, (0, 0))[0]
+    verdict = workers.run(verified, problem, plan, (0, 0))[0]
     assert isinstance(verdict, StepComparison)
     return verdict
 
@@ -93,7 +92,7 @@ def test_every_plan_computes_the_step_of_one_process_with_the_predicted_bytes(de
 
 def test_a_step_with_other_weights_does_not_pass() -> None:
     with Workers(1, PATIENCE_S) as workers:
-        verdict = workers.run(verified, tiny(1), CASES["recompute full"][1], "1f1b", (1, 0))[0]
+        verdict = workers.run(verified, tiny(1), CASES["recompute full"][1], (1, 0))[0]
     assert verdict.worst[1] > TOLERANCE
     assert verdict.loss_error > TOLERANCE
     assert not verdict.passed

@@ -51,9 +51,9 @@ def uniform(
     return Plan(num_micro_batches, boundaries, layers, virtual_stages=chunks, schedule=schedule)
 
 
-def verified(problem: Problem, plan: Plan, schedule: str, seeds: tuple[int, int]) -> StepComparison:
+def verified(problem: Problem, plan: Plan, seeds: tuple[int, int]) -> StepComparison:
     """A job: the plan with weights of one seed against one process with weights of another."""
-    engine = Engine(problem, plan, schedule, seeds[0], torch.device("cpu"))
+    engine = Engine(problem, plan, seeds[0], torch.device("cpu"))
     return verify(engine, seeds[1])
 
 
