@@ -12,7 +12,7 @@ search: install  ## the main job on the default config; ARGS="model=llama3_8b ..
 test: develop  ## all tests; compiled files are kept, or every process compiles all again
 	PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-fuzz: develop  ## random problems against an enumeration, bad values; ARGS="--problems 1000 --seed 1"
+fuzz: develop  ## random problems against an enumeration, bad values, kills; ARGS="--problems 1000 --seed 1"
 	$(VENV)/bin/python -m tests.fuzz $(ARGS)
 
 define PAGES

@@ -1,0 +1,96 @@
+"""Run commands in processes of their own: killed, interrupted, or without room."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from tests.fuzz.case import FuzzCase, FuzzOutcome
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = ("-m", "darts_parallel", "model=toy", "cluster=toy", "training=toy", "search=gradient",
+           "search.num_steps=40", "search.num_restarts=4")  # fmt: skip
+RUN = ("-m", "darts_parallel.run", "plan=whole/plan.json", "steps=10000")
+COMMANDS = (COMMAND, RUN, ("-m", "experiments.lossy_collectives"))
+"""Commands that get a signal at random moments, the imports among them."""
+PATIENCE_S = 120.0
+
+
+def cases(count: int, seed: int) -> Iterator[FuzzCase]:
+    """Yield limited environments, and SIGKILLs and as many Ctrl-Cs at random moments of a run."""
+    rng, seconds = random.Random(seed), 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        for place, limit, status in (("whole", -1, 0), ("small", 2048, 2), ("/proc/run", -1, 2)):
+            arguments = (*COMMAND, f"hydra.run.dir={place}")
+            yield "limited environments", partial(judge, folder, arguments, (status,), limit=limit)
+            seconds = seconds or time.monotonic() - began
+        for number in range(count):
+            for kind, sent in (("SIGKILL", signal.SIGKILL), ("Ctrl-C", signal.SIGINT)):
+                given = (folder, COMMANDS[number % len(COMMANDS)], (0, 2, 130, -signal.SIGKILL))
+                yield kind, partial(judge, *given, sent, rng.uniform(0.05, 1.0) * seconds)
+
+
+def judge(folder: str, arguments: Sequence[str], good: Sequence[int], sent: int = 0,
+          moment: float = 0.0, limit: int = -1) -> FuzzOutcome:  # fmt: skip
+    """Run a command: one of the `good` statuses, at most a sentence, whole plans, no process left.
+
+    Args:
+        folder: Where it runs.
+        arguments: Of Python.
+        good: Exit statuses that are correct.
+        sent: Signal that the command gets; 0: none.
+        moment: Seconds from the start to the signal.
+        limit: Bytes that a file may have; -1: any.
+    """
+    subject = f"signal {sent} after {moment:.2f} s of {' '.join(arguments)}"
+    files = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
+    with tempfile.TemporaryFile("w+") as error:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL, stderr=error, start_new_session=True, preexec_fn=files
+        )  # fmt: skip
+        try:
+            process.wait(moment)
+        except subprocess.TimeoutExpired:
+            process.send_signal(sent)
+        try:
+            status = process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return FuzzOutcome(subject, f"no end within {PATIENCE_S:.0f} s")
+        error.seek(0)
+        said = error.read().strip()
+    if status not in good or "Traceback" in said or "\n" in said:
+        return FuzzOutcome(subject, f"exit status {status}: {said[-300:]}")
+    try:
+        whole = all("layers" in json.loads(path.read_text()) for path in Path(folder).rglob("plan.json"))
+    except ValueError:
+        whole = False
+    deadline = time.monotonic() + 15.0
+    while (left := session(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return FuzzOutcome(subject, "processes live on" if left else "sound" if whole else "plan.json is broken")
+
+
+def session(leader: int) -> list[int]:
+    """Return the processes of the session that a process has led."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parts = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(parts[3]) == leader and parts[0] != "Z":
+            found.append(int(entry.parent.name))
+    return found
