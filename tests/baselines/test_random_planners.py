@@ -11,11 +11,9 @@ from baselines.annealing import metropolis
 from baselines.chains import Chains, PlanSpace
 from baselines.incumbent import Incumbent
 from baselines.moves import MoveWeights, RandomMoves
-from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.result import TableResult
-from darts_parallel.gradient.descent import search_tables
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import tables_of_one_model
 
@@ -114,14 +112,3 @@ def test_a_budget_is_kept_and_the_plan_is_the_problems_own(name: str) -> None:
     assert cost.feasible
     assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)  # type: ignore[attr-defined]
     assert result.curve[-1][1] == result.iteration_time_s  # type: ignore[attr-defined]
-
-
-def test_the_gradient_search_yields_its_anytime_curve() -> None:
-    settings = SearchConfig(num_steps=20, num_restarts=4)
-    result = search_tables(tables_of_one_model(3), "layerwise", settings, 0)
-    assert result is not None
-    seconds, costs = zip(*result.curve, strict=True)
-    assert list(seconds) == sorted(seconds)
-    assert list(costs) == sorted(set(costs), reverse=True)
-    assert costs[-1] == result.iteration_time_s
-    assert 0.0 < seconds[-1] <= result.seconds

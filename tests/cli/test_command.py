@@ -143,39 +143,6 @@ def test_a_written_plan_is_evaluated_to_the_same_numbers(command: Command, earli
         assert first[key] == second[key]
 
 
-def test_the_seed_reports_model_writes_every_product(command: Command) -> None:
-    outcome = command(*TOY, *QUIET, "cost=searcher")
-    assert outcome.status == 0, outcome.err
-    plan = json.loads(command.plan_file().read_text())
-    scores = json.loads((command.plan_file().parent / "configurations.json").read_text())
-    found = {(row["dp"], row["tp"], row["pp"]) for row in scores["configurations"]}
-    assert found == {
-        (d, t, p) for d in (1, 2, 4, 8) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) if d * t * p == 8
-    }
-    seconds = [row["iteration_time_s"] for row in scores["configurations"]]
-    assert seconds == sorted(seconds)
-    assert scores["constants"]["BASE_EFF"] == 0.35
-    predicted = plan["predicted"]
-    assert predicted["stage_times_s"] == []
-    assert sum(predicted["breakdown_s"].values()) == pytest.approx(predicted["iteration_time_s"], rel=1e-12)
-    chosen = plan["parallelism"]
-    assert predicted["iteration_time_s"] == next(
-        row["iteration_time_s"]
-        for row in scores["configurations"]
-        if (row["dp"], row["tp"], row["pp"]) == (chosen["dp"], chosen["tp"], chosen["pp"])
-    )
-
-
-def test_a_mixed_cluster_is_planned_and_every_rank_is_used_once(command: Command) -> None:
-    outcome = command(
-        *TOY, "cluster=toy_mixed", *FEW, *QUIET
-    )  # fmt: skip
-    assert outcome.status == 0
-    assert "nodes along the pipeline: " in outcome.out
-    plan = json.loads(command.plan_file().read_text())
-    assert sorted(rank for stage in plan["stages"] for rank in stage["ranks"]) == list(range(8))
-
-
 def test_the_simple_cost_model_refuses_different_node_types(command: Command) -> None:
     outcome = command("model=toy", "training=toy", "cluster=toy_mixed", "cost=searcher", *QUIET)
     assert outcome.status == 2
@@ -200,17 +167,3 @@ def test_ctrl_c_leaves_the_best_plan_and_status_0(tmp_path: Path) -> None:
     plan = json.loads((tmp_path / "run/plan.json").read_text())
     assert plan["search"]["stopped_by"] == "user"
     assert plan["predicted"]["feasible"] is True
-
-
-def test_ctrl_c_in_the_verification_leaves_the_plan(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*arguments: Any, **settings: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("darts_parallel.planner.exact_methods.find_layerwise_plan", interrupted)
-    outcome = command(*TOY, *FEW, "output.tensorboard=false")
-    assert outcome.status == 0, outcome.err
-    plan = json.loads(command.plan_file().read_text())
-    assert plan["search"]["stopped_by"] == "user"
-    assert set(plan["verification"]) == {"exhaustive"}

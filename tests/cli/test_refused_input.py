@@ -94,6 +94,9 @@ VALUES = [
     ("space.dp=5", "space.dp=5", "try 4."),
     ("space.dp=[]", "space.dp=[]", "try null"),
     ("space.recompute=fulll", "space.recompute=fulll", "try full."),
+    ("cost.pipeline=exact", "cost.pipeline=exact must be one of closed_form, simulated", "; try "),
+    ("cost.schedule=gpipe", "cost.schedule=gpipe must go with cost.pipeline=simulated", "; try "),
+    ("cost.p2p=overlapped", "cost.p2p=overlapped must go with cost.pipeline=simulated", "; try "),
 ]
 """Refused by the rules of the values alone, which need no composing."""
 

@@ -11,12 +11,11 @@ import pytest
 import yaml
 
 from darts_parallel.config.checks import quoted
-from darts_parallel.errors import ConfigError, DartsParallelError
+from darts_parallel.errors import ConfigError
 from darts_parallel.export import export_plan
-from darts_parallel.plan.file import read_plan
-from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.problem.problem import Problem
 from tests.support.commands import QUIET, TOY, Command
-from tests.support.export_plans import CASES, NAMES, plan_of
+from tests.support.export_plans import CASES, NAMES
 
 BREAKING = [
     "x\ntouch PWNED #",
@@ -155,13 +154,3 @@ def test_brackets_and_quotes_in_names_and_folders_are_printed_as_they_are(comman
     assert "[/red] $(touch PWNED) (220,544 parameters) on toy" in outcome.out
     assert f"plan: {command.folder}/[bold]$(x)/[/red]/plan.json" in outcome.out
     assert "PWNED" not in "".join(outcome.files)
-
-
-def test_a_layer_of_a_plan_file_cannot_bring_a_name_of_its_own(tmp_path: Path) -> None:
-    problem = load_problem(["model=toy", "cluster=toy", "training=toy"])
-    plan = plan_of(problem, CASES["replicas"].strategy, 2)
-    data = plan.to_dict(("x\ny",) * problem.num_layers, 8)
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps({"schema": "darts-parallel/plan/1", **data}))
-    with pytest.raises(DartsParallelError, match=r"layers\[0\]\.name"):
-        read_plan(str(path), problem)

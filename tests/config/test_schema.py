@@ -5,10 +5,8 @@ from shutil import copytree
 import pytest
 
 from darts_parallel.config import composition
-from darts_parallel.config.cluster import ClusterConfig, DeviceConfig, NodeGroupConfig
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.keys import all_keys
-from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import load_problem
@@ -95,11 +93,6 @@ def test_wrong_overrides_of_the_python_interface_raise_config_errors(overrides: 
         load_problem(overrides)
 
 
-def test_a_folder_that_does_not_exist_raises_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="config_dir=/nowhere must be a folder"):
-        load_problem([], config_dir="/nowhere")
-
-
 def test_a_failed_load_leaves_hydra_usable() -> None:
     with pytest.raises(ConfigError):
         load_config(["model=nope"])
@@ -157,34 +150,6 @@ def test_every_cluster_preset_is_valid_and_every_model_has_a_training_job_of_its
     problem = load_problem([f"model={model}", f"training={model}", f"cluster={cluster}", precision])
     assert problem.config.model.name == model
     assert problem.cluster.name == cluster
-
-
-def device(**changes: float) -> DeviceConfig:
-    return DeviceConfig(
-        **{"memory_GiB": 1.0, "memory_bandwidth_GBps": 1.0, "peak_TFLOPs": {"bf16": 1.0}, **changes}  # type: ignore[arg-type]
-    )
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("key", ["memory_GiB", "memory_bandwidth_GBps", "gemm_efficiency"])
-def test_a_device_refuses_figures_that_are_not_above_zero_and_finite(key: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=key):
-        device(**{key: value})
-
-
-def test_a_cluster_without_devices_or_nodes_is_refused() -> None:
-    group = NodeGroupConfig(count=1, gpus=1, device="x")
-    with pytest.raises(ConfigError, match=r"cluster\.devices=\{\}"):
-        ClusterConfig(name="c", nodes=[group], devices={})
-    with pytest.raises(ConfigError, match=r"cluster\.nodes=\[\]"):
-        ClusterConfig(name="c", nodes=[], devices={"x": device()})
-
-
-def test_heads_must_divide_the_hidden_size_unless_their_size_is_given() -> None:
-    sizes = {"name": "m", "num_layers": 2, "hidden_size": 64, "vocab_size": 10, "max_seq_len": 8}
-    with pytest.raises(ConfigError, match="try 8"):
-        ModelConfig(**sizes, num_heads=7)  # type: ignore[arg-type]
-    assert ModelConfig(**sizes, num_heads=7, head_dim=16).num_heads == 7  # type: ignore[arg-type]
 
 
 def test_the_keys_of_the_schema_are_listed_with_their_paths() -> None:

@@ -1,24 +1,19 @@
 """LoRA: what frozen weights and low-rank adapters cost, and who refuses them."""
 
 import pytest
-import torch
 
 from darts_parallel import Plan, evaluate, load_problem
-from darts_parallel.config.schema import TrainingConfig
-from darts_parallel.config.training import LORA_TARGETS
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.compute import products_seconds
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.planner.state_moves import moved_state
 from darts_parallel.problem.problem import Problem
-from tests.support.export_plans import LLAMA, MIXTURE, plan_of
-from tests.support.random_plans import assert_surrogate_is_exact, random_plans
+from tests.support.export_plans import LLAMA, plan_of
 
 RANK = 4
 
@@ -107,15 +102,6 @@ def test_a_higher_rank_never_costs_less() -> None:
         assert float(getattr(low, name)) <= float(getattr(high, name))
 
 
-@pytest.mark.parametrize("model", [LLAMA, MIXTURE])
-def test_surrogate_at_one_hot_weights_equals_evaluate_with_adapters(model: list[str]) -> None:
-    problem = load_problem([*model, f"training.lora_rank={RANK}", "model.num_layers=2", "space.pp=2"])
-    rng = torch.Generator().manual_seed(0)
-    for table in build_tables(problem):
-        plans = random_plans(table, table.num_outer, rng)
-        assert_surrogate_is_exact(table, plans)
-
-
 def test_moved_state_is_all_weights_and_the_state_of_the_adapters() -> None:
     old, new = llama("cluster.nodes.0.count=1"), llama()
     before, after = (
@@ -157,7 +143,3 @@ def test_what_cannot_train_adapters_refuses_them_in_a_sentence() -> None:
 def test_impossible_adapters_are_refused(changes: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         load_problem([*LLAMA, *changes])
-
-
-def test_targets_default_to_every_product_of_a_block() -> None:
-    assert TrainingConfig(global_batch_size=1, seq_len=1).lora_targets == list(LORA_TARGETS)

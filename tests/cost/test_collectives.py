@@ -46,11 +46,6 @@ def test_without_a_switch_a_group_has_the_links_between_its_gpus() -> None:
     assert float(p2p(size, 1, ways, inside_node=False)) == pytest.approx(0.1)
 
 
-def test_one_rank_communicates_nothing() -> None:
-    size = torch.tensor([1e9], dtype=torch.float64)
-    assert float(all_reduce(size, _group(1, 1, 8), INTRA, INTER)) == 0.0
-
-
 def test_p2p_divides_the_link_between_nodes_by_its_senders() -> None:
     size = torch.tensor(1e6, dtype=torch.float64)
     assert float(p2p(size, 4, INTER, inside_node=False)) == pytest.approx(4e6 / 20e9 + 10e-6)

@@ -1,6 +1,5 @@
 """Context parallelism: what it divides, what it sends, where it is legal."""
 
-import re
 from dataclasses import replace
 from itertools import product
 
@@ -9,14 +8,10 @@ import torch
 
 from darts_parallel.cost.collectives import RingGroup, reduce_scatter
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
-from darts_parallel.cost.table import build_tables
-from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.gradient.descent import search
+from darts_parallel.errors import PlanError
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import Problem, load_problem
-from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
 PLAIN = [*TOY, "cluster.devices.toy.overlap_exponent=1.0"]
@@ -82,49 +77,10 @@ def test_one_sequence_is_divided_where_data_parallelism_cannot_and_its_memory_wi
     assert parted.memory_bytes[0] - reserved < sum(m - reserved for m in stages.memory_bytes)
 
 
-def test_the_surrogate_equals_evaluate_with_context_parallelism() -> None:
-    problem = load_problem([*TOY, "space.cp=null"])
-    tables = build_tables(problem)
-    assert {table.cp for table in tables} == {1, 2, 4, 8}
-    for table in tables:
-        plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(0))
-        hard = assert_surrogate_is_exact(table, plans)
-        plan = plans.to_plan(0, table)
-        assert plan.cp == table.cp
-        assert evaluate(plan, problem).iteration_time_s == pytest.approx(float(hard.iteration_time[0]))
-
-
-def test_the_best_plan_over_all_degrees_is_the_best_of_each() -> None:
-    free, pins = [*TOY, "search.num_steps=20", "search.num_restarts=2", "space.zero_stage=1"], (1, 4)
-    free += ["space.pp=[1,2]", "space.recompute=none"]
-    for method in ("exhaustive", "dynamic_programming"):
-        best = [check(load_problem([*free, f"space.cp={cp}"]), method).iteration_time_s for cp in pins]
-        every = check(load_problem([*free, "space.cp=[1,4]"]), method)
-        assert every.proven
-        assert every.iteration_time_s == pytest.approx(min(best), rel=1e-12)
-    found = search(load_problem([*free, "space.cp=4"]))
-    assert found.plan.cp == 4
-    assert found.iteration_time_s >= best[1] * (1 - 1e-12)
-
-
 @pytest.mark.parametrize(("cp", "near"), [(3, 2), (16, 8)])
 def test_an_illegal_degree_is_refused_and_the_nearest_one_works(cp: int, near: int) -> None:
-    with pytest.raises(ConfigError, match=rf"^space\.cp={cp} must divide.*try {near}\.$"):
-        outer_spaces(load_problem([*TOY, f"space.cp={cp}"]))
-    assert outer_spaces(load_problem([*TOY, f"space.cp={near}"]))
     with pytest.raises(PlanError, match=rf"cp={cp} must divide.*try {near}\.$"):
         cost(load_problem(TOY), cp, dp=1)
-
-
-def test_pins_that_contradict_name_the_context_degree() -> None:
-    with pytest.raises(ConfigError) as caught:
-        outer_spaces(load_problem([*TOY, "space.cp=8", "space.dp=2"]))
-    ways = re.search(r"try (.*)\.$", str(caught.value))
-    assert ways is not None
-    for way in ways.group(1).split(" or "):
-        key = way.split("=")[0]
-        pins = [pin for pin in ("space.cp=8", "space.dp=2") if not pin.startswith(key)]
-        assert outer_spaces(load_problem([*TOY, *pins, way])), way
 
 
 def test_a_sequence_that_cannot_be_halved_is_divided_only_without_a_causal_mask() -> None:

@@ -1,28 +1,22 @@
 """Interleaved stages: the theory at equal stages, memory by the schedule's own order, search and proofs."""
 
-import re
-
 import pytest
 import torch
 
-from darts_parallel.config.schema import CostConfig
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch, pass_seconds
 from darts_parallel.cost.hard_plans import even_uniform_plans
-from darts_parallel.cost.pipeline import PipelineModel, in_flight
-from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
+from darts_parallel.cost.pipeline import in_flight
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.errors import PlanError
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.gradient.descent import search
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.text import render_text
 from darts_parallel.schedules import find
 from tests.support.event_queue import event_queue_ends
-from tests.support.random_plans import assert_surrogate_is_exact, random_plans
+from tests.support.random_plans import random_plans
 
 TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2"]
 LAYERS = 7
@@ -68,17 +62,6 @@ def test_random_chunks_take_the_seconds_of_an_event_queue_and_synchronise_togeth
             assert float(cost.iteration_time[plan]) == pytest.approx(expected, rel=1e-11)
 
 
-@pytest.mark.parametrize(("pp", "v", "m"), [(2, 2, 2), (4, 2, 8), (4, 3, 4), (8, 2, 32), (3, 4, 6)])
-def test_equal_chunks_have_the_bubble_of_the_theory(pp: int, v: int, m: int) -> None:
-    # Narayanan et al. 2021, section 2.2.2: (pp - 1) / v micro-batches of a device
-    third, sync = torch.ones(1, pp * v, dtype=torch.float64), torch.arange(1.0, pp + 1).double()[None]
-    passes = PassSeconds(third, 2 * third, torch.zeros_like(third), torch.zeros_like(third[:, 1:]))
-    model = PipelineModel.from_config(CostConfig(), v)
-    total, ends = simulated_seconds(passes, sync, torch.tensor([m]), pp, model)
-    assert ends[0].tolist() == pytest.approx([3.0 * (m * v + pp - 1)] * pp, rel=1e-12)
-    assert float(total) == pytest.approx(3.0 * (m * v + pp - 1) + float(sync.max()), rel=1e-12)
-
-
 @pytest.mark.parametrize(("pp", "v", "m"), [(2, 2, 2), (4, 2, 8), (4, 3, 16), (4, 2, 4), (8, 2, 32)])
 def test_stages_in_flight_are_those_of_the_schedule_at_its_peak(pp: int, v: int, m: int) -> None:
     held = in_flight(pp, torch.tensor([m]), "interleaved", v)[0]
@@ -95,29 +78,6 @@ def test_stages_in_flight_are_those_of_the_schedule_at_its_peak(pp: int, v: int,
         mine = held[device::pp].tolist()
         assert sum(mine) == peak
         assert mine == first[device::pp]
-
-
-def test_the_first_device_holds_what_korthikanti_say() -> None:
-    # arXiv 2205.05198, section 4.2.3: L (1 + (p - 1) / (p m)) layers' worth, m stages a device
-    for pp, v in ((4, 2), (8, 4)):
-        held = float(in_flight(pp, torch.tensor([64]), "interleaved", v)[0, ::pp].sum())
-        assert held / (pp * v) == pytest.approx(1 + (pp - 1) / (pp * v))
-
-
-@pytest.mark.parametrize("cost", [[], ["cost.pipeline=simulated"]])
-def test_the_surrogate_equals_evaluate_for_interleaved_plans(cost: list[str]) -> None:
-    problem, tables = interleaved(*cost, virtual_stages="[2,3]")
-    assert {table.virtual_stages for table in tables} == {2, 3}
-    for table in tables:
-        plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(3))
-        hard = assert_surrogate_is_exact(table, plans)
-        for index in range(len(plans)):
-            plan = plans.to_plan(index, table)
-            assert (plan.pp, plan.virtual_stages) == (2, table.virtual_stages)
-            priced = evaluate(plan, problem)
-            assert priced.iteration_time_s == pytest.approx(float(hard.iteration_time[index]), rel=1e-12)
-            assert sum(priced.breakdown_s.values()) == pytest.approx(priced.iteration_time_s, rel=1e-9)
-            assert len(priced.memory_bytes) == len(priced.stage_times_s) == 2
 
 
 def test_more_stages_a_device_send_more_messages_and_wait_less() -> None:
@@ -168,35 +128,6 @@ def test_baselines_say_how_far_their_proof_reaches() -> None:
     assert answer.iteration_time_s == pytest.approx(min(plain.iteration_time_s, fastest), rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_interleaved_plan_is_below_its_lower_bound(seed: int) -> None:
-    _, tables = interleaved(virtual_stages="[2,3]")
-    for table in tables:
-        plans = random_plans(table, 3 * table.num_outer, torch.Generator().manual_seed(seed))
-        bounds = outer_lower_bounds(table)[plans.outer]
-        assert (evaluate_batch(table, plans).iteration_time >= bounds).all()
-
-
-@pytest.mark.parametrize(
-    ("pins", "near"),
-    [
-        (["space.virtual_stages=9"], "space.virtual_stages=9"),
-        (["space.pp=1", "space.virtual_stages=2"], "contradict"),
-        (["space.virtual_stages=2", "space.num_micro_batches=1"], "contradict"),
-    ],
-)
-def test_illegal_interleaving_is_refused_and_every_advice_works(pins: list[str], near: str) -> None:
-    base = ["model=toy", "cluster=toy", "training=toy"]
-    with pytest.raises(ConfigError, match=near) as caught:
-        outer_spaces(load_problem([*base, *pins]))
-    ways = re.search(r"try (.*)\.$", str(caught.value))
-    assert ways is not None
-    for way in ways.group(1).split(" or "):
-        override = way if "=" in way else f"space.virtual_stages={way}"
-        key = override.split("=")[0]
-        assert outer_spaces(load_problem([*base, *[p for p in pins if not p.startswith(key)], override])), way
-
-
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
@@ -221,24 +152,3 @@ def test_the_report_lists_all_chunks_of_a_device() -> None:
     text = render_text(problem, None, plan, evaluate(plan, problem), [])
     assert "pp 2 × 2 chunks" in text
     assert "embedding, layer 0; layer 2" in text
-
-
-def test_interleaving_joins_the_order_of_unequal_nodes() -> None:
-    mixed = ["model=toy", "training=toy", "cluster=toy_mixed", "space.virtual_stages=2", "space.zero_stage=0",
-             "space.recompute=none"]  # fmt: skip
-    problem = load_problem([*mixed, "search.num_steps=5", "search.num_restarts=2", "search.polish_starts=2"])
-    tables = build_tables(problem)
-    assert len({table.node_order for table in tables}) > 1
-    for table in tables:
-        plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(3))
-        hard = assert_surrogate_is_exact(table, plans)
-        plan = plans.to_plan(0, table)
-        assert evaluate(plan, problem).iteration_time_s == pytest.approx(float(hard.iteration_time[0]))
-    assert search(problem).plan.virtual_stages == 2
-
-
-def test_dynamic_programming_knows_no_interleaved_plans_and_says_so() -> None:
-    answer = check(interleaved("space.zero_stage=1", "space.recompute=none")[0])
-    assert (answer.plan, answer.proven) == (None, False)
-    assert 0 < answer.lower_bound_s < float("inf")
-    assert "interleaved" in answer.note

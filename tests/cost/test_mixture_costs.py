@@ -19,28 +19,13 @@ from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.problem import Problem
-from tests.support.random_plans import assert_surrogate_is_exact, random_plans
+from tests.support.random_plans import random_plans
 
 TOY = ["model=toy_moe", "cluster=toy", "training=toy"]
 
 
 def toy(*changes: str) -> Problem:
     return load_problem([*TOY, *changes])
-
-
-def test_surrogate_at_one_hot_weights_equals_evaluate() -> None:
-    problem = toy("space.etp=null", "space.cp=null", "space.recompute=[none,selective]")
-    rng = torch.Generator().manual_seed(0)
-    seen = set()
-    for table in build_tables(problem):
-        plans = random_plans(table, table.num_outer, rng)
-        hard = assert_surrogate_is_exact(table, plans)
-        plan = plans.to_plan(0, table)
-        cost = evaluate(plan, problem)
-        assert cost.iteration_time_s == pytest.approx(float(hard.iteration_time[0]), rel=1e-12)
-        assert sum(cost.breakdown_s.values()) == pytest.approx(cost.iteration_time_s, rel=1e-9)
-        seen |= {(choice.ep, choice.etp) for choice in table.choices}
-    assert {(1, 1), (8, 1), (1, 4), (2, 4)} <= seen
 
 
 def test_every_plan_of_the_space_is_legal_and_written_with_its_expert_degrees() -> None:
@@ -218,13 +203,3 @@ def test_launches_count_where_the_kernels_are_shorter() -> None:
     assert (both >= longer).all()
     assert (both <= 2**0.25 * longer * (1 + 1e-12)).all()
     assert (launch_gap(kernels, 0.0) == 0.0).all()
-
-
-def test_launches_of_experts_lengthen_a_plan() -> None:
-    def seconds(overhead: float) -> float:
-        problem = toy(f"cluster.devices.toy.expert_overhead_us={overhead}")
-        layers = len(problem.model.layers)
-        return evaluate(Plan(1, (0, layers), (LayerStrategy(1, 8, ep=8),) * layers), problem).iteration_time_s
-
-    times = [seconds(overhead) for overhead in (0.0, 100.0, 1e4)]
-    assert times[0] <= times[1] < times[2]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.exact.bounds import OuterCosts, SegmentGrid, equal_rows, outer_lower_bounds
+from darts_parallel.exact.bounds import OuterCosts, SegmentGrid, outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.pareto import price_grid
 from darts_parallel.planner.methods import check
@@ -77,11 +77,6 @@ def test_prices_are_the_breakpoints_of_the_lower_hull() -> None:
     memory = torch.tensor([[10.0, 8.0, 7.0, 2.0]], dtype=torch.float64).numpy()
     # from (10, 1) to (8, 2) at 1/2, from (8, 2) to (2, 6) at 4/6; (7, 5) lies above the hull
     assert price_grid(value, memory).tolist() == pytest.approx([0.0, 0.5, 4.0 / 6.0])
-
-
-def test_equal_rows_share_a_class() -> None:
-    rows = torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 2.0]], dtype=torch.float64).numpy()
-    assert equal_rows(rows).tolist() == [0, 1, 0]
 
 
 def test_a_segment_fits_where_some_strategies_of_its_layers_do() -> None:

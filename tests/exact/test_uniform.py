@@ -5,12 +5,9 @@ import math
 import pytest
 import torch
 
-from darts_parallel.cost.evaluation import evaluate, evaluate_batch
-from darts_parallel.cost.table import build_tables
+from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.uniform import find_uniform_plan, uniform_bounds
-from darts_parallel.planner.methods import check
-from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import random_table
 
 
@@ -48,25 +45,6 @@ def test_alternatives_are_the_best_configurations_in_order() -> None:
         assert [x.time for x in ranked] == pytest.approx(expected, rel=1e-12)
         for candidate in ranked:
             assert float(evaluate_batch(table, candidate.plan).iteration_time[0]) == candidate.time
-
-
-def test_the_default_problem_has_a_proven_uniform_plan() -> None:
-    problem = load_problem(["model=gpt2_xl", "training=gpt2_xl"])
-    result = check(problem, "exhaustive")
-    assert result.proven
-    assert result.plan is not None
-    assert len(set(result.plan.layers)) == 1
-    assert evaluate(result.plan, problem).iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
-
-
-def test_brute_force_and_the_vectorised_planner_agree_on_a_real_problem() -> None:
-    small = ["model.num_layers=6", "cluster.nodes.0.count=1", "training.global_batch_size=8"]
-    problem = load_problem(["model=gpt2_xl", "training=gpt2_xl", "space=uniform", *small])
-    every, fast = brute_force(build_tables(problem), "uniform"), check(problem, "exhaustive")
-    assert every.cost == pytest.approx(fast.iteration_time_s, rel=1e-12)
-    assert every.proven
-    assert fast.proven
-    assert fast.plans_evaluated < every.plans_evaluated
 
 
 def test_a_space_that_is_not_tiny_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export.common import Exported
-from darts_parallel.export.targets import TARGETS, export_plan
+from darts_parallel.export.targets import export_plan
 from darts_parallel.plan.legality import refuse_model
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import load_problem
-from tests.support.layer_kinds import HYBRID, MIXER, PREDICTION, TOY, WINDOWS
+from tests.support.layer_kinds import HYBRID, PREDICTION, TOY, WINDOWS
 
 MEGATRON = ["model.mamba_chunk_size=128", "model.sliding_window=null"]
 OWN_MODELS = ("torchtitan", "nanotron", "galvatron", "torch")
@@ -113,15 +113,7 @@ def test_wrappers_take_the_model_that_the_user_brings_but_for_divided_state_spac
         exported(HYBRID, target, tp=2, dp=4, zero_stage=2)
 
 
-def test_every_trainer_is_asked() -> None:
-    assert set(TARGETS) == {"megatron", "deepspeed", "accelerate", *OWN_MODELS}
-
-
 @pytest.mark.parametrize("overrides", [HYBRID, WINDOWS, PREDICTION, [*TOY, "model.position_offset=2"]])
 def test_what_cannot_run_here_says_so(overrides: list[str]) -> None:
     with pytest.raises(UnsupportedError, match="which no block that can run here has"):
         refuse_model(load_problem(overrides))
-
-
-def test_mixer_sizes_of_the_tests_are_legal() -> None:
-    assert load_problem([*TOY, "model.hybrid_override_pattern=MMMM", *MIXER]).model.num_parameters > 0

@@ -8,7 +8,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from darts_parallel.config.schema import EXPORTS
 from darts_parallel.errors import UnsupportedError
@@ -16,7 +15,7 @@ from darts_parallel.export import TARGETS, export_plan
 from darts_parallel.export.nanotron import stages
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
-from tests.support.export_plans import CASES, GOLDEN, LLAMA, NAMES, files_of
+from tests.support.export_plans import CASES, GOLDEN, LLAMA, NAMES, TOY, files_of, plan_of
 
 
 @pytest.fixture(scope="module")
@@ -143,34 +142,6 @@ def test_deepspeed_batches_multiply_and_its_stages_are_the_plans(
         scope["planned_pipeline"](names[1:], None, "Block")
 
 
-@pytest.mark.parametrize("name", [name for name, target in NAMES if target == "accelerate"])
-def test_accelerate_sizes_multiply_to_the_processes(name: str) -> None:
-    problem, plan = CASES[name].build()
-    files = files_of(name, "accelerate")
-    values, strategy = yaml.safe_load(files["accelerate.yaml"]), plan.layers[0]
-    snippet = files["accelerate_plan.py"]
-    compile(snippet, "accelerate_plan.py", "exec")
-    assert values["num_processes"] == problem.cluster.num_devices
-    each = strategy.zero_stage > 1 and plan.num_micro_batches > 1
-    assert f"num_steps={plan.num_micro_batches}, sync_each_batch={each}" in snippet
-    assert ("maybe_context_parallel" in snippet) == (plan.cp > 1)
-    assert ('tp_plan="auto"' in snippet) == (strategy.tp > 1)
-    assert ("main_process_ip" in values) == (values["num_machines"] > 1)
-    if strategy.zero_stage == 0:
-        assert values["distributed_type"] == "MULTI_GPU"
-        assert "parallelism_config" not in values
-        return
-    sizes = {key.removeprefix("parallelism_config_"): n for key, n in values["parallelism_config"].items()}
-    product = 1
-    for size in sizes.values():
-        product *= size
-    assert product == values["num_processes"]
-    assert (sizes["dp_shard_size"], sizes["tp_size"], sizes["cp_size"]) == (strategy.dp, strategy.tp, plan.cp)
-    assert all(f"{key}={size}" in snippet for key, size in sizes.items())
-    assert values["fsdp_config"]["fsdp_reshard_after_forward"] == (strategy.zero_stage == 3)
-    assert values["fsdp_config"]["fsdp_activation_checkpointing"] == (strategy.recompute == "full")
-
-
 def test_nanotron_cuts_llama3_8b_as_its_author_prints_it() -> None:
     # T. Hidalgo, "4D parallelism with nanotron": Llama3-8B on 8 stages, printed stage by stage
     config = load_problem(["model=llama3_8b", "training=llama3_8b"]).config.model
@@ -179,26 +150,24 @@ def test_nanotron_cuts_llama3_8b_as_its_author_prints_it() -> None:
     assert sum(own) == 32
 
 
-def test_nanotron_yaml_reads_back_and_other_stages_than_its_own_are_refused(llama: Problem) -> None:
-    problem, plan = CASES["sequence_parallel"].build()
-    values = yaml.safe_load(files_of("sequence_parallel", "nanotron")["nanotron.yaml"])
-    p, tokens = values["parallelism"], values["tokens"]
-    assert (p["dp"], p["tp"], p["pp"], p["tp_mode"], p["recompute_layer"]) == (
-        2,
-        2,
-        2,
-        "REDUCE_SCATTER",
-        True,
-    )
-    batch = tokens["micro_batch_size"] * tokens["batch_accumulation_per_replica"] * p["dp"]
-    assert batch == problem.training.global_batch_size
-    assert values["model"]["model_config"]["num_key_value_heads"] == 2
-    assert values["optimizer"]["zero_stage"] == 1
-    moved = replace(plan, boundaries=(0, 4, problem.num_layers))
+def test_stages_that_are_not_nanotrons_own_are_refused(llama: Problem) -> None:
+    plan = replace(CASES["sequence_parallel"].build()[1], boundaries=(0, 4, llama.num_layers))
     with pytest.raises(
         UnsupportedError, match=r"stages of \[3, 5\] blocks, and nanotron itself cuts \[5, 3\]"
     ):
-        export_plan(llama, moved, "nanotron")
+        export_plan(llama, plan, "nanotron")
+
+
+def test_four_bit_gradients_of_zero_3_are_deepspeeds_own_switch() -> None:
+    problem = load_problem(TOY)
+    for bits, expected in ((4, True), (16, None)):
+        plan = plan_of(problem, LayerStrategy(1, 8, 3, grad_comm_bits=bits), 1)
+        settings = json.loads(export_plan(problem, plan, "deepspeed").files["deepspeed.json"])
+        assert settings["zero_optimization"].get("zero_quantized_gradients") is expected
+    for zero, bits in ((1, 4), (3, 2)):
+        plan = plan_of(problem, LayerStrategy(1, 8, zero, grad_comm_bits=bits), 1)
+        with pytest.raises(UnsupportedError, match=r"grad_comm_bits=.*no such quantized.*nearest"):
+            export_plan(problem, plan, "deepspeed")
 
 
 @pytest.mark.parametrize("seed", range(20))

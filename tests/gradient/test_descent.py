@@ -85,23 +85,6 @@ def test_the_relaxed_search_finds_better_plans_than_where_it_begins() -> None:
         assert sum(record.terms.values()) == pytest.approx(record.surrogate_time_s, rel=1e-9)
 
 
-def test_an_interrupt_returns_the_best_plan_so_far(default_problem: Problem) -> None:
-    def interrupt(record: StepRecord) -> None:
-        if record.step >= 10:
-            raise KeyboardInterrupt
-
-    result = search(default_problem, seed=0, on_record=interrupt)
-    assert result.stopped_by == "user"
-    assert result.steps < 20
-    assert evaluate(result.plan, default_problem).feasible
-
-
-def test_a_time_limit_stops_the_search(default_problem: Problem) -> None:
-    result = search(default_problem, seed=0, config=SearchConfig(max_seconds=0.5))
-    assert result.stopped_by == "time_limit"
-    assert result.steps < 300
-
-
 def test_the_clock_and_whoever_watches_never_change_a_plan(
     toy_problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:

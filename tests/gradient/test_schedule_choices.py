@@ -7,18 +7,14 @@ import torch
 
 from darts_parallel import Plan, evaluate, load_problem, search
 from darts_parallel.config.search import SearchConfig
-from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pipeline import by_device, in_flight
 from darts_parallel.cost.simulation import PassSeconds, device_ends
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError, PlanError, UnsupportedError
-from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force
-from darts_parallel.exact.schedule_bounds import chain_bound, simulated_lower_bound
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
 from darts_parallel.schedules import NAMES, find
-from tests.support.random_plans import assert_surrogate_is_exact, random_plans
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
 SMALL = [
@@ -49,19 +45,6 @@ def test_every_pass_of_a_v_runs_once_on_its_device_and_weights_follow_their_back
         for operation, number in place.items():
             before = {"B": "F", "W": "B"}.get(operation.kind)
             assert before is None or place[operation._replace(kind=before)] < number
-
-
-@pytest.mark.parametrize(
-    ("schedule", "share"), [("zero_bubble_v", 1.0), ("v_half", 0.7), ("v_min", 0.5), ("dualpipe", 1.07)]
-)
-def test_a_v_holds_its_published_share_of_the_activations_of_1f1b(schedule: str, share: float) -> None:
-    pp = 8
-    held = in_flight(pp, torch.tensor([64]), schedule, 2)[0]
-    # two stages a device, each half as long as one of 1F1B, whose first device holds pp micro-batches
-    devices = torch.tensor(find(schedule).devices(pp, 2 * pp))
-    largest = torch.zeros(pp, dtype=held.dtype).scatter_add(0, devices, held / 2).amax()
-    assert float(largest) <= share * pp
-    assert float(largest) > (share - 0.21) * pp
 
 
 @pytest.mark.parametrize(
@@ -162,33 +145,6 @@ def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object
     again = Plan.from_dict(data)
     assert again == result.plan
     assert evaluate(again, problem).iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_the_surrogate_of_one_hot_weights_is_the_true_cost_under_every_schedule(seed: int) -> None:
-    rng = torch.Generator().manual_seed(seed)
-    _, tables = tables_of("space.pp=[2,3]", "space.zero_stage=[0,1,3]", "model.num_layers=8")
-    for table in tables:
-        plans = random_plans(table, table.num_outer, rng)
-        plans = HardPlans(torch.arange(table.num_outer), plans.choices, plans.first_layers)
-        assert_surrogate_is_exact(table, plans)
-
-
-def test_no_plan_is_below_the_bounds_of_its_outer_choice() -> None:
-    _, tables = tables_of("space.pp=[2,4]", *SMALL, "space.tp=1", "space.num_micro_batches=[4,8]")
-    least: dict[int, float] = {}
-    for number, table in enumerate(tables):
-        bounds = outer_lower_bounds(table, "uniform")
-        for outer in range(table.num_outer):
-            best = brute_force([table.select([outer])], "uniform").cost
-            chain = chain_bound(table, outer, rounds=6)
-            assert 0 < float(bounds[outer]) <= best
-            assert 0 < chain <= best
-            least[number] = min(least.get(number, best), best)
-    few = [min(least, key=lambda number: least[number]), 0]
-    fastest = min(least[number] for number in few)
-    together = simulated_lower_bound([tables[n] for n in few], "uniform", known=1.5 * fastest, seconds=1e3)
-    assert 0.6 * fastest < together <= fastest
 
 
 @pytest.mark.parametrize(

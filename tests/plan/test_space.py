@@ -93,6 +93,9 @@ ALONE = [
     ("space.dp=5", 4),
     ("space.num_micro_batches=3", 2),
     ("space.micro_batch_size=5", 4),
+    ("space.cp=3", 2),
+    ("space.cp=16", 8),
+    ("space.virtual_stages=9", 3),
 ]
 
 
@@ -113,6 +116,9 @@ def test_a_value_that_no_product_matches_is_refused_and_the_nearest_one_works(pi
         ["space.num_micro_batches=16", "space.micro_batch_size=16"],
         ["space.tp=4", "space.dp=8"],
         ["training.global_batch_size=6", "space.dp=2", "space.num_micro_batches=2"],
+        ["space.cp=8", "space.dp=2"],
+        ["space.pp=1", "space.virtual_stages=2"],
+        ["space.virtual_stages=2", "space.num_micro_batches=1"],
     ],
 )
 def test_pins_that_contradict_each_other_are_refused_and_every_advice_works(pins: list[str]) -> None:

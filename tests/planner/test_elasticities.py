@@ -1,7 +1,6 @@
 """Elasticities of a plan's time: finite differences, zero where irrelevant, and where they are shown."""
 
 import json
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.planner.elasticities import sensitivity, time_elasticities
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.text import effect, render
+from tests.support.hardware import scaled
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
 LAYERS = 7
@@ -29,22 +29,6 @@ SIMULATED = ["cost.pipeline=simulated"]
 CASES = [(name, []) for name in PLANS] + [("mixed", SIMULATED), ("interleaved", SIMULATED)]
 
 
-def _scaled(problem: Problem, name: str, factor: float) -> Problem:
-    """The problem with one figure of its hardware multiplied."""
-    owner, figure = name.rsplit(".", 1)
-    cluster = problem.cluster
-    if owner == "inter_node":
-        link = replace(cluster.inter_node, **{figure: getattr(cluster.inter_node, figure) * factor})
-        return replace(problem, cluster=replace(cluster, inter_node=link))
-    part = "intra_node" if owner == "intra_node" else "device"
-    groups = []
-    for group in cluster.groups:
-        old = getattr(group, part)
-        new = replace(old, **{figure: getattr(old, figure) * factor})
-        groups.append(replace(group, **{part: new}))
-    return replace(problem, cluster=replace(cluster, groups=tuple(groups)))
-
-
 @pytest.mark.parametrize(("name", "cost"), CASES)
 def test_every_figure_agrees_with_finite_differences(name: str, cost: list[str]) -> None:
     problem, plan = load_problem([*TOY, *cost]), PLANS[name]
@@ -53,7 +37,7 @@ def test_every_figure_agrees_with_finite_differences(name: str, cost: list[str])
     assert {"devices.toy.peak_flops", "intra_node.latency", "inter_node.bandwidth"} <= set(found)
     step = 1e-7
     for figure, value in found.items():
-        above = evaluate(plan, _scaled(problem, figure, 1 + step)).iteration_time_s
+        above = evaluate(plan, scaled(problem, figure, 1 + step)).iteration_time_s
         assert value == pytest.approx((above / seconds - 1) / step, abs=1e-6), figure
 
 

@@ -3,11 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from darts_parallel import evaluate, load_problem, search
-from darts_parallel.cost.evaluation import CostBreakdown
-from darts_parallel.gradient.result import SearchResult
+from darts_parallel import evaluate, load_problem
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem
 from darts_parallel.report.plots import (
     MAX_LABELS,
     MAX_ROW_LABELS,
@@ -19,45 +16,28 @@ from darts_parallel.report.plots import (
     strategies_figure,
     to_image,
 )
+from tests.report.conftest import Found
 
 
-@pytest.fixture(scope="module")
-def problem() -> Problem:
-    overrides = ["model=toy", "cluster=toy", "training=toy", "space.pp=4"]
-    return load_problem([*overrides, "search.num_steps=20", "search.num_restarts=2"])
-
-
-@pytest.fixture(scope="module")
-def result(problem: Problem) -> SearchResult:
-    return search(problem, seed=0)
-
-
-@pytest.fixture(scope="module")
-def cost(problem: Problem, result: SearchResult) -> CostBreakdown:
-    return evaluate(result.plan, problem)
-
-
-def test_the_gantt_shows_the_first_micro_batches_of_many_and_says_so(
-    problem: Problem, result: SearchResult
-) -> None:
-    plan = Plan(16, result.plan.boundaries, tuple(replace(layer, dp=1, tp=2) for layer in result.plan.layers))
-    figure = gantt_figure(plan, evaluate(plan, problem), problem)
+def test_the_gantt_shows_the_first_micro_batches_of_many_and_says_so(found: Found) -> None:
+    plan = Plan(16, found.plan.boundaries, tuple(replace(layer, dp=1, tp=2) for layer in found.plan.layers))
+    figure = gantt_figure(plan, evaluate(plan, found.problem), found.problem)
     title = figure.axes[0].get_title(loc="left")
     assert "the first 8 of 16 micro-batches" in title
 
 
 @pytest.mark.parametrize(("schedule", "words"), [("zero_bubble", "Zero-bubble"), ("gpipe", "GPipe")])
-def test_the_gantt_names_its_schedule(result: SearchResult, schedule: str, words: str) -> None:
+def test_the_gantt_names_its_schedule(found: Found, schedule: str, words: str) -> None:
     cost = ["cost.pipeline=simulated", f"cost.schedule={schedule}"]
     problem = load_problem(["model=toy", "cluster=toy", "training=toy", "space.pp=4", *cost])
-    figure = gantt_figure(result.plan, evaluate(result.plan, problem), problem)
+    figure = gantt_figure(found.plan, evaluate(found.plan, problem), problem)
     assert figure.axes[0].get_title(loc="left").startswith(words)
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert ("weight gradient" in labels) == (schedule == "zero_bubble")
 
 
-def test_the_heatmap_leaves_out_strategies_that_no_layer_considers(result: SearchResult) -> None:
-    record = result.history[-1]
+def test_the_heatmap_leaves_out_strategies_that_no_layer_considers(found: Found) -> None:
+    record = found.result.history[-1]
     chosen = torch.zeros_like(record.probabilities)
     chosen[:, 3] = 1.0
     names = [f"layers.{i}" for i in range(len(chosen))]
@@ -66,9 +46,9 @@ def test_the_heatmap_leaves_out_strategies_that_no_layer_considers(result: Searc
     assert f"{chosen.shape[1] - 1} of {chosen.shape[1]} strategies are below 1%" in axes.get_title(loc="left")
 
 
-def test_a_heatmap_of_128_layers_and_84_strategies_has_few_labels(result: SearchResult) -> None:
+def test_a_heatmap_of_128_layers_and_84_strategies_has_few_labels(found: Found) -> None:
     record = replace(
-        result.history[0],
+        found.result.history[0],
         probabilities=torch.softmax(torch.randn(128, 84, generator=torch.Generator().manual_seed(0)), 1),
         choices=tuple(f"tp{i}" for i in range(84)),
     )
@@ -77,9 +57,9 @@ def test_a_heatmap_of_128_layers_and_84_strategies_has_few_labels(result: Search
     assert len(axes.get_xticks()) <= MAX_LABELS
 
 
-def test_a_flat_heatmap_shows_every_strategy(result: SearchResult) -> None:
+def test_a_flat_heatmap_shows_every_strategy(found: Found) -> None:
     record = replace(
-        result.history[0],
+        found.result.history[0],
         probabilities=torch.full((4, 200), 1 / 200),
         choices=tuple(f"tp{i}" for i in range(200)),
     )
@@ -87,18 +67,16 @@ def test_a_flat_heatmap_shows_every_strategy(result: SearchResult) -> None:
     assert image.get_array().shape == (200, 4)
 
 
-def test_every_picture_has_units_and_pixels(
-    problem: Problem, result: SearchResult, cost: CostBreakdown
-) -> None:
-    names = [layer.name for layer in problem.model.layers]
-    full = replace(cost, memory_bytes=tuple(1.1 * size for size in cost.capacity_bytes))
+def test_every_picture_has_units_and_pixels(found: Found) -> None:
+    names = [layer.name for layer in found.problem.model.layers]
+    full = replace(found.cost, memory_bytes=tuple(1.1 * size for size in found.cost.capacity_bytes))
     figures = [
-        gantt_figure(result.plan, cost, problem),
-        memory_figure(cost),
+        gantt_figure(found.plan, found.cost, found.problem),
+        memory_figure(found.cost),
         memory_figure(full),
-        probability_figure(result.history[0], names),
-        strategies_figure(result.plan, names),
-        convergence_figure(result.history),
+        probability_figure(found.result.history[0], names),
+        strategies_figure(found.plan, names),
+        convergence_figure(found.result.history),
     ]
     for figure in figures:
         axes = figure.axes[0]
@@ -110,8 +88,8 @@ def test_every_picture_has_units_and_pixels(
 
 
 @pytest.mark.parametrize("stages", [1, 3, 50])
-def test_stages_are_numbered_by_whole_numbers(cost: CostBreakdown, stages: int) -> None:
-    many = replace(cost, memory_bytes=(1e9,) * stages, capacity_bytes=(2e9,) * stages)
+def test_stages_are_numbered_by_whole_numbers(found: Found, stages: int) -> None:
+    many = replace(found.cost, memory_bytes=(1e9,) * stages, capacity_bytes=(2e9,) * stages)
     ticks = memory_figure(many).axes[0].get_xticks()
     assert set(ticks) <= set(range(stages))
     assert 0 < len(ticks) <= MAX_LABELS

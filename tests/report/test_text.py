@@ -4,12 +4,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from darts_parallel import evaluate, load_problem, search
-from darts_parallel.cost.evaluation import CostBreakdown
 from darts_parallel.exact.result import Verification
-from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.problem.problem import Problem
 from darts_parallel.report.format import layer_ranges, run_lengths
 from darts_parallel.report.text import (
     MAX_ALTERNATIVES,
@@ -19,47 +15,30 @@ from darts_parallel.report.text import (
     render_text,
     why_it_loses,
 )
+from tests.report.conftest import Found
 
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture(scope="module")
-def problem() -> Problem:
-    overrides = ["model=toy", "cluster=toy", "training=toy", "search.num_steps=20", "search.num_restarts=2"]
-    return load_problem(overrides)
-
-
-@pytest.fixture(scope="module")
-def result(problem: Problem) -> SearchResult:
-    return search(problem, seed=0)
-
-
-@pytest.fixture(scope="module")
-def cost(problem: Problem, result: SearchResult) -> CostBreakdown:
-    return evaluate(result.plan, problem)
-
-
-def entry(
-    result: SearchResult, space: str, factor: float, *, proven: bool = True, note: str = ""
-) -> Verification:
+def entry(found: Found, space: str, factor: float, *, proven: bool = True, note: str = "") -> Verification:
     """An answer whose plan takes `factor` times as long; unproven ones have a bound 10 % lower."""
-    seconds = result.iteration_time_s * factor
+    seconds = found.result.iteration_time_s * factor
     name = "exhaustive" if space == "uniform" else "dynamic_programming"
     bound = seconds if proven else 0.9 * seconds
     return Verification(
-        name, result.plan, seconds, 1 / factor - 1, 1.25, 12_345_678, proven, space, bound, note
+        name, found.plan, seconds, 1 / factor - 1, 1.25, 12_345_678, proven, space, bound, note
     )
 
 
-def test_the_report_says_everything_once(problem: Problem, result: SearchResult, cost: CostBreakdown) -> None:
-    answers = [entry(result, "uniform", 1.013), entry(result, "layerwise", 1.0, note="took [a] while.")]
-    text = render_text(problem, result, result.plan, cost, answers)
+def test_the_report_says_everything_once(found: Found) -> None:
+    answers = [entry(found, "uniform", 1.013), entry(found, "layerwise", 1.0, note="took [a] while.")]
+    text = " ".join(render_text(*found, answers).split())
     for words in (
-        result.plan.describe(problem.training.global_batch_size),
+        found.plan.describe(found.problem.training.global_batch_size),
         "MFU",
         "recomputation",
         "sharding (ZeRO-2/3)",
-        f"raw {result.raw_iteration_time_s:.6f} s",
+        f"raw {found.result.raw_iteration_time_s:.6f} s",
         "-1.28 %",
         "dynamic programming: took [a] while.",
         "optimal in the model, over the layerwise space",
@@ -68,53 +47,45 @@ def test_the_report_says_everything_once(problem: Problem, result: SearchResult,
         assert text.count(words) == 1, words
 
 
-def test_no_line_is_wider_than_100_columns_and_none_has_colour_codes(
-    problem: Problem, result: SearchResult, cost: CostBreakdown
-) -> None:
-    answers = [entry(result, "uniform", 1.013), entry(result, "layerwise", 1.0, proven=False)]
-    text = render_text(problem, result, result.plan, cost, answers)
+def test_no_line_is_wider_than_100_columns_and_none_has_colour_codes(found: Found) -> None:
+    answers = [entry(found, "uniform", 1.013), entry(found, "layerwise", 1.0, proven=False)]
+    text = render_text(*found, answers)
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "\x1b" not in text
 
 
-def test_a_pipe_gets_100_columns_and_the_console_keeps_its_own_width(
-    problem: Problem, result: SearchResult, cost: CostBreakdown
-) -> None:
+def test_a_pipe_gets_100_columns_and_the_console_keeps_its_own_width(found: Found) -> None:
     console = Console(file=StringIO(), width=80)
-    render(problem, result, result.plan, cost, [entry(result, "layerwise", 1.0)], console)
+    render(*found, [entry(found, "layerwise", 1.0)], console)
     assert console.width == 80
     out = console.file
     assert isinstance(out, StringIO)
     printed = [line.rstrip() for line in out.getvalue().splitlines()]
-    expected = render_text(problem, result, result.plan, cost, [entry(result, "layerwise", 1.0)])
+    expected = render_text(*found, [entry(found, "layerwise", 1.0)])
     assert printed == expected.splitlines()
 
 
-def test_a_given_plan_is_reported_without_a_search(
-    problem: Problem, result: SearchResult, cost: CostBreakdown
-) -> None:
-    text = render_text(problem, None, result.plan, cost, [])
+def test_a_given_plan_is_reported_without_a_search(found: Found) -> None:
+    text = render_text(*found._replace(result=None), [])
     assert "given plan, not searched" in text
     for words in ("polish", "Alternatives", "Verification", "freedom"):
         assert words not in text
 
 
-def test_alternatives_are_at_most_five_other_plans_with_a_reason(
-    problem: Problem, result: SearchResult, cost: CostBreakdown
-) -> None:
-    same = (result.iteration_time_s, result.plan)
-    several = replace(result, alternatives=(same, *result.alternatives * 9))
-    text = render_text(problem, several, result.plan, cost, [])
+def test_alternatives_are_at_most_five_other_plans_with_a_reason(found: Found) -> None:
+    same = (found.result.iteration_time_s, found.plan)
+    several = replace(found.result, alternatives=(same, *found.result.alternatives * 9))
+    text = render_text(*found._replace(result=several), [])
     shown = text[text.index("why it loses") :]
     assert shown.count("s compute") + shown.count("s pipeline") + shown.count("sync") <= MAX_ALTERNATIVES
     assert shown.count("dp ") == MAX_ALTERNATIVES
 
 
-def test_why_it_loses_names_the_term_that_grows_most(cost: CostBreakdown) -> None:
-    terms = cost.breakdown_s
+def test_why_it_loses_names_the_term_that_grows_most(found: Found) -> None:
+    terms = found.cost.breakdown_s
     slower = terms | {"pipeline_bubble": terms["pipeline_bubble"] + 0.112, "compute": terms["compute"] + 0.1}
-    assert why_it_loses(cost, replace(cost, breakdown_s=slower)) == "+0.112 s pipeline bubble"
-    assert why_it_loses(cost, cost) == "it is as fast"
+    assert why_it_loses(found.cost, replace(found.cost, breakdown_s=slower)) == "+0.112 s pipeline bubble"
+    assert why_it_loses(found.cost, found.cost) == "it is as fast"
 
 
 @pytest.mark.parametrize(
@@ -126,22 +97,18 @@ def test_why_it_loses_names_the_term_that_grows_most(cost: CostBreakdown) -> Non
         (0.8, True, "layer-wise freedom brings nothing: the best uniform plan is"),
     ],
 )
-def test_the_sentence_on_freedom_is_honest(
-    problem: Problem, result: SearchResult, cost: CostBreakdown, factor: float, proven: bool, sentence: str
-) -> None:
-    said = layerwise_sentence(problem, cost, [entry(result, "uniform", factor, proven=proven)])
+def test_the_sentence_on_freedom_is_honest(found: Found, factor: float, proven: bool, sentence: str) -> None:
+    said = layerwise_sentence(found.problem, found.cost, [entry(found, "uniform", factor, proven=proven)])
     assert said is not None
     assert said.startswith(sentence)
     assert ("25.0 % faster" in said) == (factor == 0.8)
     assert ("as fast" in said) == (factor == 1.0)
 
 
-def test_there_is_no_sentence_on_freedom_without_a_uniform_plan(
-    problem: Problem, result: SearchResult, cost: CostBreakdown
-) -> None:
-    none = replace(entry(result, "uniform", 1.0), plan=None, iteration_time_s=INF, gap=NAN)
-    assert layerwise_sentence(problem, cost, [none]) is None
-    assert layerwise_sentence(problem, cost, []) is None
+def test_there_is_no_sentence_on_freedom_without_a_uniform_plan(found: Found) -> None:
+    none = replace(entry(found, "uniform", 1.0), plan=None, iteration_time_s=INF, gap=NAN)
+    assert layerwise_sentence(found.problem, found.cost, [none]) is None
+    assert layerwise_sentence(found.problem, found.cost, []) is None
 
 
 @pytest.mark.parametrize(
@@ -153,45 +120,42 @@ def test_there_is_no_sentence_on_freedom_without_a_uniform_plan(
     ],
 )
 def test_the_claim_says_optimal_only_where_it_is_proven(
-    problem: Problem, result: SearchResult, cost: CostBreakdown, factor: float, proven: bool, words: str
+    found: Found, factor: float, proven: bool, words: str
 ) -> None:
     assert (
-        claim(problem, cost, [entry(result, "layerwise", factor, proven=proven)])
+        claim(found.problem, found.cost, [entry(found, "layerwise", factor, proven=proven)])
         == f"{words}, over the layerwise space"
     )
 
 
-def test_a_proof_over_the_uniform_space_proves_nothing_for_a_layerwise_plan(
-    problem: Problem, result: SearchResult, cost: CostBreakdown
-) -> None:
-    assert claim(problem, cost, [entry(result, "uniform", 1.0)]) == "best found; no lower bound is known"
+def test_a_proof_over_the_uniform_space_proves_nothing_for_a_layerwise_plan(found: Found) -> None:
+    assert (
+        claim(found.problem, found.cost, [entry(found, "uniform", 1.0)])
+        == "best found; no lower bound is known"
+    )
 
 
-def test_a_note_that_repeats_the_claim_is_not_printed(
-    problem: Problem, result: SearchResult, cost: CostBreakdown
-) -> None:
-    answer = entry(result, "uniform", 1.0, note="optimal in the model")
-    text = render_text(problem, result, result.plan, cost, [answer])
+def test_a_note_that_repeats_the_claim_is_not_printed(found: Found) -> None:
+    answer = entry(found, "uniform", 1.0, note="optimal in the model")
+    text = render_text(*found, [answer])
     assert text.count("optimal in the model") == 1
 
 
-def test_a_baseline_without_a_plan_is_reported(
-    problem: Problem, result: SearchResult, cost: CostBreakdown
-) -> None:
-    none = replace(entry(result, "layerwise", 1.0, proven=False), plan=None, iteration_time_s=INF, gap=NAN,
+def test_a_baseline_without_a_plan_is_reported(found: Found) -> None:
+    none = replace(entry(found, "layerwise", 1.0, proven=False), plan=None, iteration_time_s=INF, gap=NAN,
                    lower_bound_s=0.0)  # fmt: skip
-    text = render_text(problem, result, result.plan, cost, [none])
+    text = render_text(*found, [none])
     assert "no plan found" in text
     assert "nan" not in text
     assert "inf" not in text
 
 
-def test_a_plan_over_its_memory_is_marked(
-    problem: Problem, result: SearchResult, cost: CostBreakdown
-) -> None:
-    over = replace(cost, feasible=False, memory_bytes=tuple(1.5 * size for size in cost.capacity_bytes))
+def test_a_plan_over_its_memory_is_marked(found: Found) -> None:
+    over = replace(
+        found.cost, feasible=False, memory_bytes=tuple(1.5 * size for size in found.cost.capacity_bytes)
+    )
     console = Console(file=StringIO(), width=100, force_terminal=True, color_system="standard")
-    render(problem, None, result.plan, over, [], console)
+    render(*found._replace(result=None, cost=over), [], console)
     out = console.file
     assert isinstance(out, StringIO)
     assert "This plan does not fit" in out.getvalue()

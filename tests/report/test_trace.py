@@ -3,13 +3,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from darts_parallel import evaluate, load_problem
 from darts_parallel.cli.job import Job
-from darts_parallel.cost.pipeline import in_flight
-from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_json
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
@@ -76,35 +73,9 @@ def test_without_synchronisation_blocking_passes_sum_to_the_stage_times() -> Non
     assert (passes.weight_gradient < passes.backward).all()
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble"])
-@pytest.mark.parametrize(("pp", "count"), [(1, 3), (4, 2), (4, 4), (4, 11)])
-def test_micro_batches_in_flight_are_those_of_the_order(schedule: str, pp: int, count: int) -> None:
-    releases = "W" if schedule == "zero_bubble" else "B"
-    expected = in_flight(pp, torch.tensor([count]), schedule)[0].tolist()
-    for order, most in zip(find(schedule).orders(pp, count), expected, strict=True):
-        held = peak = 0
-        for operation in order:
-            held += (operation.kind == "F") - (operation.kind == releases)
-            peak = max(peak, held)
-        assert peak == most
-
-
 def test_the_command_writes_the_trace_where_it_is_asked_to(tmp_path: Path) -> None:
     for folder, extra in (("with", ["output.trace=true"]), ("without", [])):
         (tmp_path / folder).mkdir()
         Job(load_problem([*JOB, *extra]), tmp_path / folder, Console(quiet=True)).run()
     assert json.loads((tmp_path / "with" / "plan.trace.json").read_text())["traceEvents"]
     assert not (tmp_path / "without" / "plan.trace.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("cost.pipeline=exact", "cost.pipeline=exact must be one of closed_form, simulated"),
-        ("cost.schedule=gpipe", "cost.schedule=gpipe must go with cost.pipeline=simulated"),
-        ("cost.p2p=overlapped", "cost.p2p=overlapped must go with cost.pipeline=simulated"),
-    ],
-)
-def test_a_cost_model_that_does_not_exist_is_refused(override: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        load_problem([override])
