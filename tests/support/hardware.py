@@ -11,7 +11,7 @@ def scaled(problem: Problem, name: str, factor: Any) -> Problem:
 
     Args:
         problem: A problem.
-        name: `devices.NAME.FIGURE` (of every device), `intra_node.FIGURE` or `inter_node.FIGURE`.
+        name: "devices.NAME.FIGURE" (of every device), "intra_node.FIGURE" or "inter_node.FIGURE".
         factor: A number, or a tensor to differentiate by.
     """
     owner, figure = name.rsplit(".", 1)
