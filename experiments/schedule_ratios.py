@@ -1,26 +1,24 @@
-"""Are pipeline schedules as fast against each other, and as large, as they were measured?
+"""Compare throughput and memory of pipeline schedules with those of 1F1B, measured and predicted.
 
     python -m experiments.schedule_ratios
     python -m experiments.schedule_ratios data=FILE micro_batches=24 publish=true
 
 Reads runs of one model under several schedules (experiments/data/schedules.csv, or a CSV file with a column
-`schedule` or notes that say `schedule NAME`), prices each by simulation, and compares throughput and memory
-with those of 1F1B. Where the source does not print the batch, the number of micro-batches and `seq_len` are
-those of the publisher's own configuration (AMD's Primus,
-tests/trainer/test_megatron_trainer_zero_bubble.yaml: 16 blocks on 8 GPUs, 32 micro-batches of one sequence of
-4,096 tokens). How many blocks ran follows from the FLOP of a token, TFLOP/s over tokens/s: benchmarks cut a
-model shorter and keep its name. Where that is known, every kernel takes as many times its calibrated seconds
-as give 1F1B its measured tokens/s. Layers are split evenly; memory is that of the device with the highest
-memory use. A second table gives every pass the `shares` of forward, backward and weights that the publisher's
-trace of another model on the same framework shows. Leaves ratios.csv and ratios.md; docs/where-it-is-off.md
-says what was found on AMD's runs.
+`schedule` or notes that say `schedule NAME`) and prices each by simulation, layers split evenly. Where the
+source does not print the batch, the number of micro-batches and `seq_len` are those of the publisher's own
+configuration (AMD's Primus, tests/trainer/test_megatron_trainer_zero_bubble.yaml: 16 blocks on 8 GPUs, 32
+micro-batches of one sequence of 4,096 tokens). How many blocks ran follows from the FLOP of a token, TFLOP/s
+over tokens/s: benchmarks cut a model shorter and keep its name. Where that is known, every kernel takes as
+many times its calibrated seconds as give 1F1B its measured tokens/s. A second table gives every pass the
+`shares` of forward, backward and weights that the publisher's trace of another model on the same framework
+shows; docs/where-it-is-off.md says what was found on AMD's runs.
 """
 
 import csv
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 from darts_parallel.config.checks import require_at_least
@@ -29,13 +27,11 @@ from darts_parallel.cost.evaluation import hard_plan, pass_seconds
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan import LayerStrategy, Plan
-from darts_parallel.plan.file import write_text
 from darts_parallel.problem import Problem, load_problem
 from darts_parallel.problem.cluster import Device
-from darts_parallel.report.tables import csv_text, markdown_table
+from darts_parallel.report.tables import markdown_table
 from darts_parallel.schedules import find
-from experiments.results_page import publish as publish_page
-from experiments.results_page import result_folder
+from experiments.study import Report, Study, StudyOptions, run_study
 
 SHIPPED = Path(__file__).parent / "data" / "schedules.csv"
 NAMES = {
@@ -47,26 +43,27 @@ REFERENCE = "1f1b"
 MODELS = {"Llama2-7B": "llama2_7b"}
 FASTEST, SLOWEST = 0.1, 100.0
 """Bounds of the slowdown of kernels."""
+PASSES = ("model", "trace")
+"""Lengths of passes against each other: the cost model's, and the `shares` of a trace."""
 SAME_FLOPS = 0.01
 """Largest relative difference of FLOP between a depth and the one that ran."""
 
 
 @dataclass
-class RatioOptions:
-    """Which runs, and what they do not print."""
+class RatioOptions(StudyOptions):
+    """Name the runs, and what they do not print."""
 
+    jobs: int = 1
     data: str = str(SHIPPED)
     """CSV file of runs of one model on one node."""
-    out: str = "outputs/schedule_ratios"
     micro_batches: int = 32
     shares: list[float] = field(default_factory=lambda: [1.71, 0.78])
     """Seconds of a backward pass of the input and of one of the weights over a forward one; may be empty."""
     seq_len: int = 4096
     cluster: str = "mi300x_1x8"
-    publish: bool = False
-    """Write experiments/results/schedule_ratios.md, too."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least("micro_batches", self.micro_batches, 1)
         require_at_least("seq_len", self.seq_len, 1)
         if len(self.shares) not in (0, 2) or any(share <= 0 for share in self.shares):
@@ -107,6 +104,8 @@ class MeasuredRuns:
 class Ratios:
     """Throughput and memory of one schedule over those of 1F1B, measured and predicted."""
 
+    passes: str
+    """Whose lengths of passes: one of `PASSES`."""
     schedule: str
     measured_speed: float
     predicted_speed: float
@@ -144,8 +143,6 @@ def problem_of(
     """Build one pipeline of one micro-batch size, its messages at the same time as the computation.
 
     Args:
-        model, cluster: Names of shipped ones.
-        seq_len: Tokens of a micro-batch.
         count: Micro-batches.
         blocks: Blocks of the model; None: all of its own.
         slowdown: Factor on the calibrated seconds of every kernel and every launch.
@@ -156,30 +153,23 @@ def problem_of(
         f"training.seq_len={seq_len}", f"training.global_batch_size={count}", "cost.pipeline=simulated",
         "cost.p2p=overlapped",
     ])  # fmt: skip
-    groups = tuple(replace(group, device=_slower(group.device, slowdown)) for group in plain.cluster.groups)
+
+    def slower(device: Device) -> Device:
+        rates = {key: getattr(device, key) / slowdown for key in ("peak_flops", "memory_bandwidth")}
+        return replace(device, **rates, layer_overhead=device.layer_overhead * slowdown)
+
+    groups = tuple(replace(group, device=slower(group.device)) for group in plain.cluster.groups)
     return replace(plain, cluster=replace(plain.cluster, groups=groups))
-
-
-def _slower(device: Device, slowdown: float) -> Device:
-    return replace(
-        device,
-        peak_flops=device.peak_flops / slowdown,
-        memory_bandwidth=device.memory_bandwidth / slowdown,
-        layer_overhead=device.layer_overhead * slowdown,
-    )
 
 
 def blocks_run(model: str, seq_len: int, flops_per_token: float | None) -> int:
     """Find the blocks with which a model has a token's FLOP; all of its own where none fit."""
-
-    def flops(blocks: int | None) -> float:
-        return problem_of(model, "toy", seq_len, 8, blocks).model.flops_per_token(seq_len)
-
     whole = problem_of(model, "toy", seq_len, 8).model.config.num_layers
     if flops_per_token is None:
         return whole
-    found = max(round(1 + (flops_per_token - flops(1)) / (flops(2) - flops(1))), 1)
-    return found if abs(flops(found) / flops_per_token - 1.0) < SAME_FLOPS else whole
+    one, two = (problem_of(model, "toy", seq_len, 8, n).model.flops_per_token(seq_len) for n in (1, 2))
+    found = max(round(1 + (flops_per_token - one) / (two - one)), 1)
+    return found if abs((one + (found - 1) * (two - one)) / flops_per_token - 1.0) < SAME_FLOPS else whole
 
 
 def problem_run(options: RatioOptions, measured: MeasuredRuns) -> tuple[Problem, float | None]:
@@ -211,8 +201,6 @@ def predict(
     """Predict the seconds of an iteration with an even split, and the highest memory use of a device.
 
     Args:
-        problem: Result of `problem_of`.
-        schedule, pp, count: Parts of the plan.
         shares: Seconds of a backward pass of the input and of one of the weights over those of a forward one;
             empty: as the cost model says.
     """
@@ -256,13 +244,14 @@ def compare(
     measured: MeasuredRuns, problem: Problem, count: int, shares: Sequence[float] = ()
 ) -> list[Ratios]:
     """Compare all schedules with 1F1B, with `shares` of their passes."""
+    base, passes = measured.reference, PASSES[bool(shares)]
     found = {
         run.schedule: predict(problem, run.schedule, measured.pp, count, shares) for run in measured.runs
     }
-    base, (seconds, size) = measured.reference, found[REFERENCE]
+    seconds, size = found[REFERENCE]
     return [
         Ratios(
-            run.schedule, run.tokens_per_s / base.tokens_per_s, seconds / found[run.schedule][0],
+            passes, run.schedule, run.tokens_per_s / base.tokens_per_s, seconds / found[run.schedule][0],
             run.memory / base.memory, found[run.schedule][1] / size,
         )
         for run in measured.runs
@@ -278,67 +267,63 @@ def run(options: RatioOptions) -> int:
             f"try {max(round(count / measured.pp), 1) * measured.pp}."
         )
     problem, slowdown = problem_run(options, measured)
-    rows = compare(measured, problem, count)
-    text = page(options, measured, problem, slowdown, rows)
-    out = result_folder(options.out)
-    lines = [(row.schedule, *(f"{value:.4f}" for value in astuple(row)[1:])) for row in rows]
-    write_text(out / "ratios.csv", csv_text([column.name for column in fields(Ratios)], lines))
-    write_text(out / "ratios.md", text)
-    print(text + f"\n{out}/ratios.csv, ratios.md")
-    if options.publish:
-        question = "Are schedules as fast against each other as they were measured?"
-        publish_page("schedule_ratios", question, "python -m experiments.schedule_ratios publish=true", text)
-    return 0
+    study = Study(
+        "schedule_ratios", "Are schedules as fast against each other as they were measured?",
+        "other models, nodes and numbers of micro-batches than those of the file.",
+        partial(compare, measured, problem, count), partial(report, options, measured, problem, slowdown),
+    )  # fmt: skip
+    tasks = {"passes as the cost model has them": list[float]()}
+    if options.shares:
+        tasks["passes of a trace"] = options.shares
+    return run_study(study, tasks, options)
 
 
-def page(
+def report(
     options: RatioOptions,
     measured: MeasuredRuns,
     problem: Problem,
     slowdown: float | None,
-    rows: list[Ratios],
-) -> str:
-    """Write speeds and memory over those of 1F1B as Markdown."""
+    rows: Sequence[Ratios],
+) -> Report:
+    """Write speeds and memory over those of 1F1B."""
     added = ""
     if slowdown is not None:
         added = f" Kernels take {slowdown:.2f} times their calibrated seconds: 1F1B then has its tokens/s."
-    lines = [
+    own, traced = ([row for row in rows if row.passes == passes] for passes in PASSES)
+    parts = [
         f"{problem.model.config.num_layers} blocks on {measured.pp} GPUs, by the FLOP of a token.{added} "
         f"Sequences of {options.seq_len} tokens, {options.micro_batches} micro-batches; nothing is fitted to "
         "the ratios.",
-        "",
-        *_as_markdown(rows),
+        _as_markdown(own),
     ]
     for what in ("speed", "memory"):
-        orders = [_order(rows, f"{source}_{what}") for source in ("measured", "predicted")]
-        lines += ["", f"Order of {what}, measured: {orders[0]}; predicted: {orders[1]}."]
-    if options.shares:
-        own = shares_of(problem, measured.pp, options.micro_batches)
-        backward, weights = options.shares
-        lines += [
-            "",
-            f"The same total work with backward passes of the input {backward:.2f} and of the weights "
-            f"{weights:.2f} times as long as forward passes (`shares`); the cost model has {own[0]:.2f} and "
-            f"{own[1]:.2f}.",
-            "",
-            *_as_markdown(compare(measured, problem, options.micro_batches, options.shares)),
+        orders = [_order(own, f"{source}_{what}") for source in ("measured", "predicted")]
+        parts.append(f"Order of {what}, measured: {orders[0]}; predicted: {orders[1]}.")
+    if traced:
+        parts += [
+            "The same total work with backward passes of the input {:.2f} and of the weights {:.2f} times as long "
+            "as forward passes (`shares`); the cost model has {:.2f} and {:.2f}.".format(
+                *options.shares, *shares_of(problem, measured.pp, options.micro_batches)
+            ),
+            _as_markdown(traced),
         ]
-    return "\n".join(lines) + "\n"
+    return Report(*parts)
 
 
-def _as_markdown(rows: list[Ratios]) -> list[str]:
+def _as_markdown(rows: Sequence[Ratios]) -> list[str]:
     header = ("schedule", "speed, measured", "predicted", "off by", "memory, measured", "predicted", "off by")
     lines = []
     for row in rows:
         speed, memory = (
             (f"{measured:.3f}", f"{predicted:.3f}", f"{100 * (predicted / measured - 1.0):+.1f} %")
-            for measured, predicted in (astuple(row)[1:3], astuple(row)[3:])
-        )
+            for measured, predicted in ((row.measured_speed, row.predicted_speed),
+                                        (row.measured_memory, row.predicted_memory))
+        )  # fmt: skip
         lines.append((row.schedule, *speed, *memory))
     return markdown_table(header, lines)
 
 
-def _order(rows: list[Ratios], key: str) -> str:
+def _order(rows: Sequence[Ratios], key: str) -> str:
     """Sort schedules from the largest figure to the smallest."""
     return " > ".join(row.schedule for row in sorted(rows, key=lambda row: -float(getattr(row, key))))
 

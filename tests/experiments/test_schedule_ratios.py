@@ -21,9 +21,10 @@ def test_the_table_compares_with_1f1b(tmp_path: Path) -> None:
     data = measured(tmp_path / "runs.csv", ("1f1b", 100.0, 20.0), ("zbv", 130.0, 22.0))
     given = [f"data={data}", f"out={tmp_path}", "micro_batches=8"]
     assert schedule_ratios.run(parse(schedule_ratios.RatioOptions, given)) == 0
-    with (tmp_path / "ratios.csv").open(encoding="utf-8") as file:
-        first, second = csv.DictReader(file)
-    assert [float(value) for value in list(first.values())[1:]] == [1.0] * 4
+    with (tmp_path / "schedule_ratios.csv").open(encoding="utf-8") as file:
+        first, second, *shared = csv.DictReader(file)
+    assert [row["passes"] for row in shared] == ["trace"] * 2
+    assert [float(value) for value in list(first.values())[2:]] == [1.0] * 4
     assert (second["schedule"], float(second["measured_speed"])) == ("zero_bubble_v", 1.3)
     # the bubble of 1F1B costs (pp - 1) / m: less with more micro-batches
     runs, speeds = schedule_ratios.read_runs(str(data)), []
