@@ -26,11 +26,11 @@ from darts_parallel.report.tables import csv_text, markdown_table
 from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, Residuals, fit, posterior
-from experiments.calibration.folds import KINDS, HeldOut, cross_validate, spreads
+from experiments.calibration.folds import KINDS, HeldOut, cross_validate, fold_errors, spreads
 from experiments.calibration.parameters import Parameters, Place
 from experiments.calibration.preset_files import write_presets
 from experiments.calibration.problems import MeasuredCase, read_cases
-from experiments.calibration.report import ERRORS, SCALE, HeldOutReport
+from experiments.calibration.report import ERRORS, SCALE, held_out_lines
 from experiments.data.normalize import read_folder
 from experiments.data.runs import read_runs
 
@@ -70,9 +70,10 @@ def calibrate(options: CalibrationOptions) -> int:
     held_out: dict[str, list[HeldOut]] = {}
     for kind in options.cross_validate:
         held_out[kind] = cross_validate(cases, parameters, latent, found, kind)
-        report = HeldOutReport.of(kind, held_out[kind])
-        print("\n".join(report.markdown()))
-        summaries |= {(f"held out by {kind}", part): own["all"] for part, own in report.errors.items() if own}
+        print("\n".join(held_out_lines(kind, held_out[kind])))
+        for part in PARTS:
+            errors = fold_errors([h for h in held_out[kind] if h.part == part])
+            summaries |= {(f"held out by {kind}", part): errors["all"]} if errors else {}
     rows = [(*name, *error.cells()) for name, error in summaries.items() if error.count]
     print("\n".join(markdown_table(("", "figure", "runs", *ERRORS), rows, (0, 1))))
     fitted = Calibrated.of_fit(parameters, latent, posterior(found, parameters))

@@ -301,8 +301,8 @@ def report(
         parts.append(f"Order of {what}, measured: {orders[0]}; predicted: {orders[1]}.")
     if traced:
         parts += [
-            "The same total work with backward passes of the input {:.2f} and of the weights {:.2f} times as long "
-            "as forward passes (`shares`); the cost model has {:.2f} and {:.2f}.".format(
+            "The same total work with backward passes of the input {:.2f} and of the weights {:.2f} times as "
+            "long as forward passes (`shares`); the cost model has {:.2f} and {:.2f}.".format(
                 *options.shares, *shares_of(problem, measured.pp, options.micro_batches)
             ),
             _as_markdown(traced),

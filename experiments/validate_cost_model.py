@@ -32,7 +32,7 @@ from experiments.calibration.ranking import (
     write_rankings,
 )
 from experiments.calibration.report import (
-    HeldOutReport,
+    held_out_lines,
     markdown,
     predict_runs,
     repeat_sentence,
@@ -116,7 +116,7 @@ def validate(options: ValidationOptions) -> int:
     return 0
 
 
-def held_out_reports(cases: list[MeasuredCase], start: Calibrated, kinds: list[str]) -> list[HeldOutReport]:
+def held_out_reports(cases: list[MeasuredCase], start: Calibrated, kinds: list[str]) -> list[list[str]]:
     """Refit without every fold of some kinds, each by one Gauss-Newton step from the parameters given.
 
     Args:
@@ -127,7 +127,7 @@ def held_out_reports(cases: list[MeasuredCase], start: Calibrated, kinds: list[s
     parameters = Parameters(Place.of_run(case.run) for case in cases)
     latent = start.latent(parameters)
     found = residuals(cases, parameters, latent)
-    return [HeldOutReport.of(kind, cross_validate(cases, parameters, latent, found, kind)) for kind in kinds]
+    return [held_out_lines(kind, cross_validate(cases, parameters, latent, found, kind)) for kind in kinds]
 
 
 if __name__ == "__main__":

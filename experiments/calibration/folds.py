@@ -81,7 +81,7 @@ def cross_validate(
         kind: A key of `KINDS`.
     """
     result = []
-    rows = list(zip(found.case.tolist(), found.part.tolist(), found.jacobian, strict=True))
+    rows = zip(found.case.tolist(), found.part.tolist(), found.jacobian, strict=True)
     slopes = {(i, PARTS[part]): row for i, part, row in rows}
     for fold, held_out in folds(cases, kind).items():
         rest = found.where(torch.tensor([i not in held_out for i in found.case.tolist()]))
@@ -90,25 +90,21 @@ def cross_validate(
             with torch.no_grad():
                 prediction = predict(cases[i], parameters.values(latent, Place.of_run(cases[i].run)))
             for part, measured in measured_figures(cases[i]).items():
-                slope = slopes[i, part]
-                variance = float(slope @ covariance @ slope)
+                variance = float(slopes[i, part] @ covariance @ slopes[i, part])
                 predicted = float(getattr(prediction, part))
                 result.append(HeldOut(fold, cases[i], part, predicted, measured, variance))
     return result
 
 
-def fold_errors(held: Sequence[HeldOut], part: str) -> dict[str, ErrorSummary]:
-    """Summarize the errors of `seconds` or `memory` by fold, then of the runs that `TOTALS` names."""
+def fold_errors(held: Sequence[HeldOut]) -> dict[str, ErrorSummary]:
+    """Summarize the errors by fold, then of the runs that `TOTALS` names."""
     values: dict[str, list[HeldOut]] = defaultdict(list)
     for h in held:
-        if h.part == part:
-            for name in (h.fold, TOTALS[h.case.problem.model.has_experts], TOTALS[-1]):
-                values[name].append(h)
+        for name in (h.fold, TOTALS[h.case.problem.model.has_experts], TOTALS[-1]):
+            values[name].append(h)
     order = sorted(values, key=lambda name: (TOTALS.index(name) + 1 if name in TOTALS else 0, name))
-    return {
-        name: summarise([h.predicted for h in values[name]], [h.measured for h in values[name]])
-        for name in order
-    }
+    pairs = {name: [(h.predicted, h.measured) for h in values[name]] for name in order}
+    return {name: summarise(*zip(*own, strict=True)) for name, own in pairs.items()}
 
 
 def spread(held: Sequence[HeldOut]) -> float:

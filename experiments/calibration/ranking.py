@@ -52,6 +52,11 @@ class JobRanking:
     best_place: int
     """Place, from 1, that the model gives the plan measured as fastest."""
 
+    @property
+    def orders(self) -> list[str]:
+        """List the orders, that by chance last."""
+        return list(dict.fromkeys(name for name, _ in self.regret))
+
 
 def job_of(run: MeasuredRun) -> tuple[object, ...]:
     """Return what runs have in common that differ only in their strategy: model, job, machine, source.
@@ -135,25 +140,16 @@ def regret(scores: NDArray[np.float64], truth: NDArray[np.float64], trials: int)
 
 
 def write_rankings(path: Path, rankings: Sequence[JobRanking]) -> None:
-    """Write `ranking.csv`: one line a job, regrets as fractions."""
-    others = [name for name in (rankings[0].spearman if rankings else ()) if name != MODEL]
-    head = ["job", "plans", "spearman", *(f"regret_{k}" for k in TRIALS), "best_place"]
-    head += [f"{CHANCE}_regret_{k}" for k in TRIALS]
-    for name in others:
-        head += [f"{name}_spearman", *(f"{name}_regret_{k}" for k in TRIALS)]
+    """Write `ranking.csv`: one line a job, rank correlations and regrets (as fractions) by order."""
     rows = []
     for job in rankings:
-        cells: list[object] = [job.name, job.plans, _cell(job.spearman[MODEL])]
-        cells += [_cell(job.regret[MODEL, k]) for k in TRIALS] + [job.best_place]
-        cells += [_cell(job.regret[CHANCE, k]) for k in TRIALS]
-        for name in others:
-            cells += [_cell(job.spearman[name]), *(_cell(job.regret[name, k]) for k in TRIALS)]
+        cells: dict[str, object] = {"job": job.name, "plans": job.plans, "best_place": job.best_place}
+        for name in job.orders:
+            own = {"spearman": job.spearman[name]} if name in job.spearman else {}
+            own |= {f"regret_{k}": job.regret[name, k] for k in TRIALS}
+            cells |= {f"{name}_{key}".lstrip("_"): "" if v != v else f"{v:.6g}" for key, v in own.items()}
         rows.append(cells)
-    write_text(path, csv_text(head, rows))
-
-
-def _cell(value: float) -> str:
-    return "" if value != value else f"{value:.6g}"
+    write_text(path, csv_text(tuple(rows[0]) if rows else ("job",), [tuple(row.values()) for row in rows]))
 
 
 def mean(values: Sequence[float]) -> float:

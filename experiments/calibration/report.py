@@ -3,12 +3,11 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
 from pathlib import Path
+from statistics import geometric_mean
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from darts_parallel.errors import DartsParallelError
@@ -56,12 +55,15 @@ class RowOutcome:
     """Seconds and bytes, in the order of `PARTS`."""
     skipped: str = ""
 
+    def figures(self, part: str) -> tuple[float | None, float | None]:
+        """Return the predicted and the measured figure, None where it is not known."""
+        predicted = self.predicted[PARTS.index(part)] if self.predicted else None
+        return predicted, measured_figures(self.case).get(part) if self.case else None
+
     def pair(self, part: str) -> tuple[float, float] | None:
         """Return the predicted and the measured figure where both are known."""
-        if not self.predicted or self.case is None:
-            return None
-        measured = measured_figures(self.case).get(part)
-        return None if measured is None else (self.predicted[PARTS.index(part)], measured)
+        predicted, measured = self.figures(part)
+        return None if predicted is None or measured is None else (predicted, measured)
 
 
 def predict_runs(runs: Sequence[MeasuredRun], parameters: Calibrated) -> list[RowOutcome]:
@@ -83,15 +85,10 @@ def predict_runs(runs: Sequence[MeasuredRun], parameters: Calibrated) -> list[Ro
 def write_outcomes(path: Path, outcomes: Sequence[RowOutcome]) -> None:
     """Write `validation.csv`: one line a row; seconds, and GiB as the tools print them."""
     rows = []
-    for outcome in outcomes:
-        cells: list[object] = [outcome.run.file, outcome.run.row, outcome.run.model]
-        for index, part in enumerate(PARTS):
-            measured = measured_figures(outcome.case).get(part) if outcome.case else None
-            predicted = outcome.predicted[index] if outcome.predicted else None
-            cells += [
-                "" if figure is None else f"{SCALE[part] * figure:.6g}" for figure in (measured, predicted)
-            ]
-        rows.append([*cells, outcome.skipped])
+    for o in outcomes:
+        figures = [(part, figure) for part in PARTS for figure in reversed(o.figures(part))]
+        cells = ["" if figure is None else f"{SCALE[part] * figure:.6g}" for part, figure in figures]
+        rows.append((o.run.file, o.run.row, o.run.model, *cells, o.skipped))
     write_text(path, csv_text(COLUMNS, rows))
 
 
@@ -113,89 +110,58 @@ def error_rows(outcomes: Sequence[RowOutcome]) -> list[tuple[str, ...]]:
 def ranking_rows(jobs: Sequence[JobRanking]) -> list[tuple[str, ...]]:
     """Write one line a job and one of means: plans, Spearman, regrets of one and of three trials by order."""
     orders = [(order, k) for order in (MODEL, ROOFLINE, SMALLEST, CHANCE) for k in TRIALS]
-    lines = [
-        (job.name, str(job.plans), f"{job.spearman[MODEL]:.2f}",
-         *(f"{100 * job.regret[order]:.1f}" for order in orders))
-        for job in jobs
-    ]  # fmt: skip
+    lines = [(job.name, job.plans, [job]) for job in jobs]
     if jobs:
-        means = (f"{100 * mean([job.regret[order] for job in jobs]):.1f}" for order in orders)
-        lines.append((f"mean of {len(jobs)} jobs", str(sum(job.plans for job in jobs)),
-                      f"{mean([job.spearman[MODEL] for job in jobs]):.2f}", *means))  # fmt: skip
-    return lines
+        lines.append((f"mean of {len(jobs)} jobs", sum(job.plans for job in jobs), list(jobs)))
+    return [
+        (name, str(plans), f"{mean([job.spearman[MODEL] for job in own]):.2f}",
+         *(f"{100 * mean([job.regret[order] for job in own]):.1f}" for order in orders))
+        for name, plans, own in lines
+    ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class HeldOutReport:
-    """Errors, coverage and rankings of one kind of fold."""
-
-    kind: str
-    errors: dict[str, dict[str, ErrorSummary]]
-    """Errors by figure, then by fold and, under `all`, of all runs."""
-    coverage: dict[str, float]
-    """Share of the runs inside their 80 % intervals, by figure."""
-    jobs: list[JobRanking]
-
-    @staticmethod
-    def of(kind: str, held: Sequence[HeldOut]) -> "HeldOutReport":
-        """Judge the held-out predictions of a kind of fold."""
-        parts = {part: [h for h in held if h.part == part] for part in PARTS}
-        timed = parts[PARTS[0]]
-        return HeldOutReport(
-            kind,
-            {part: fold_errors(held, part) for part in PARTS},
-            {part: coverage(own) for part, own in parts.items() if own},
-            job_rankings([h.case for h in timed], {MODEL: [h.predicted for h in timed]}),
-        )
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """Write the lines of the table of errors: every fold's seconds and bytes, then all."""
-        lines: list[tuple[str, ...]] = []
-        for part in PARTS:
-            for fold, e in self.errors[part].items():
-                share = f"{100 * self.coverage[part]:.0f}" if fold == "all" else ""
-                lines.append((fold.removesuffix(".csv"), part, *e.cells(), share))
-        return lines
-
-    def summary(self) -> str:
-        """Tell the order of plans in one sentence."""
-        if not self.jobs:
-            return "No job has enough measured plans to rank."
+def held_out_lines(kind: str, held: Sequence[HeldOut]) -> list[str]:
+    """Write what a kind of fold says of the order of plans, and its table: every fold, then all."""
+    rows: list[tuple[str, ...]] = []
+    for part in PARTS:
+        own = [h for h in held if h.part == part]
+        for fold, error in fold_errors(own).items():
+            share = f"{100 * coverage(own):.0f}" if fold == "all" else ""
+            rows.append((fold.removesuffix(".csv"), part, *error.cells(), share))
+    timed = [h for h in held if h.part == PARTS[0]]
+    jobs = job_rankings([h.case for h in timed], {MODEL: [h.predicted for h in timed]})
+    summary = "No job has enough measured plans to rank."
+    if jobs:
         first, three, chance = (
-            100 * mean([job.regret[order] for job in self.jobs])
-            for order in ((MODEL, 1), (MODEL, 3), (CHANCE, 1))
+            100 * mean([job.regret[order] for job in jobs]) for order in ((MODEL, 1), (MODEL, 3), (CHANCE, 1))
         )
-        correlation = mean([job.spearman[MODEL] for job in self.jobs])
-        return (
-            f"{len(self.jobs)} jobs: Spearman {correlation:.2f}, regret of the first choice {first:.1f} %, "
+        correlation = mean([job.spearman[MODEL] for job in jobs])
+        summary = (
+            f"{len(jobs)} jobs: Spearman {correlation:.2f}, regret of the first choice {first:.1f} %, "
             f"of the best of three {three:.2f} %, by chance {chance:.1f} %."
         )
-
-    def markdown(self) -> list[str]:
-        """Write the table as Markdown."""
-        header = (self.kind, "figure", "runs", *ERRORS, "80 % intervals hold %")
-        table = markdown_table(header, self.rows(), (0, 1))
-        return [f"Held out by {self.kind}. {self.summary()}", "", *table]
+    header = (kind, "figure", "runs", *ERRORS, "80 % intervals hold %")
+    return [f"Held out by {kind}. {summary}", "", *markdown_table(header, rows, (0, 1))]
 
 
 def markdown(
-    outcomes: Sequence[RowOutcome], jobs: Sequence[JobRanking], held_out: Sequence[HeldOutReport] = ()
+    outcomes: Sequence[RowOutcome], jobs: Sequence[JobRanking], held_out: Sequence[Sequence[str]] = ()
 ) -> str:
-    """Write the error and ranking tables as Markdown."""
+    """Write the error and ranking tables as Markdown, `held_out_lines` between them."""
     lines = markdown_table(ERROR_HEADER, error_rows(outcomes))
-    for report in held_out:
-        lines += ["", *report.markdown()]
+    for own in held_out:
+        lines += ["", *own]
     return "\n".join([*lines, "", *markdown_table(RANKING_HEADER, ranking_rows(jobs))])
 
 
 def worst_lines(outcomes: Sequence[RowOutcome], count: int) -> list[str]:
     """List the rows whose seconds or bytes are furthest off."""
     found = []
-    for outcome in outcomes:
+    for o in outcomes:
         for part in PARTS:
-            pair, run = outcome.pair(part), outcome.run
-            if pair and outcome.case:
-                ratio, plan = pair[0] / pair[1], outcome.case.plan.describe(run.global_batch_size)
+            pair, run = o.pair(part), o.run
+            if pair and o.case:
+                ratio, plan = pair[0] / pair[1], o.case.plan.describe(run.global_batch_size)
                 text = f"{ratio:.2f} {part}  {run.file}:{run.row}  {run.model}, {plan}"
                 found.append((max(ratio, 1.0 / ratio), text))
     return [text for _, text in sorted(found, key=lambda entry: -entry[0])[:count]]
@@ -238,13 +204,9 @@ def repeat_errors(cases: Sequence[MeasuredCase]) -> ErrorSummary:
             model = replace(case.problem.model.config, name="")  # sources spell it differently
             job = repr((case.run.framework_family, model, config.training, config.cluster))
             groups[job, case.plan].append(case.run.iteration_s)
-    predicted: list[float] = []
-    measured: list[float] = []
-    for seconds in groups.values():
-        if len(seconds) > 1:
-            predicted += [exp(sum(map(log, seconds)) / len(seconds))] * len(seconds)
-            measured += seconds
-    return summarise(predicted, measured)
+    repeated = [own for own in groups.values() if len(own) > 1]
+    predicted = [geometric_mean(own) for own in repeated for _ in own]
+    return summarise(predicted, [seconds for own in repeated for seconds in own])
 
 
 def repeat_sentence(cases: Sequence[MeasuredCase]) -> str:
@@ -252,10 +214,8 @@ def repeat_sentence(cases: Sequence[MeasuredCase]) -> str:
     parts = []
     for name, own in (("dense", False), ("mixture", True)):
         found = repeat_errors([case for case in cases if case.problem.model.has_experts == own])
-        if found.count:
-            parts.append(
-                f"{found.count} {name} runs {100 * found.median:.1f} % median, {100 * found.mean:.1f} % mean"
-            )
+        words = f"{found.count} {name} runs {100 * found.median:.1f} % median, {100 * found.mean:.1f} % mean"
+        parts += [words] if found.count else []
     if not parts:
         return ""
     return (
@@ -267,32 +227,23 @@ def repeat_sentence(cases: Sequence[MeasuredCase]) -> str:
 def scatter_figure(outcomes: Sequence[RowOutcome]) -> Figure:
     """Draw predicted against measured figures: seconds to the left, memory to the right; the band is 10 %."""
     figure = Figure(figsize=(12.0, 5.6), layout="constrained")
-    axes = figure.subplots(1, 2)
     labels = ("seconds per iteration", "memory of the fullest device, GiB")
-    for own, part, label in zip(axes, PARTS, labels, strict=True):
-        _draw(own, outcomes, part, label)
-    axes[0].legend(fontsize=7, frameon=False, loc="upper left")
+    for axes, part, label in zip(figure.subplots(1, 2), PARTS, labels, strict=True):
+        axes.set(xlabel=f"measured {label}", ylabel=f"predicted {label}")
+        everything: list[float] = []
+        for index, file in enumerate(dict.fromkeys(o.run.file for o in outcomes)):
+            pairs = [pair for o in outcomes if o.run.file == file and (pair := o.pair(part))]
+            if pairs:
+                predicted, measured = SCALE[part] * np.array(pairs).T
+                axes.scatter(measured, predicted, s=14, alpha=0.7, marker=MARKERS[index % len(MARKERS)],
+                             color=f"C{index % 10}", label=file)  # fmt: skip
+                everything += [*predicted, *measured]
+        if everything:
+            ends = np.array([min(everything) / 1.3, max(everything) * 1.3])
+            axes.plot(ends, ends, color="black", linewidth=0.7)
+            axes.fill_between(ends, ends / 1.1, ends * 1.1, color="#dddddd", linewidth=0.0, zorder=0)
+            axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+        axes.grid(color="#eeeeee", linewidth=0.6)
+        axes.set_axisbelow(True)
+    figure.axes[0].legend(fontsize=7, frameon=False, loc="upper left")
     return figure
-
-
-def _draw(axes: Axes, outcomes: Sequence[RowOutcome], part: str, label: str) -> None:
-    everything: list[float] = []
-    for index, file in enumerate(dict.fromkeys(o.run.file for o in outcomes)):
-        pairs = [pair for o in outcomes if o.run.file == file and (pair := o.pair(part))]
-        if pairs:
-            predicted, measured = SCALE[part] * np.array(pairs).T
-            axes.scatter(measured, predicted, s=14, alpha=0.7, marker=MARKERS[index % len(MARKERS)],
-                         color=f"C{index % 10}", label=file)  # fmt: skip
-            everything += [*predicted, *measured]
-    axes.set_xlabel(f"measured {label}")
-    axes.set_ylabel(f"predicted {label}")
-    if everything:
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        ends = np.array([min(everything) / 1.3, max(everything) * 1.3])
-        axes.plot(ends, ends, color="black", linewidth=0.7)
-        axes.fill_between(ends, ends / 1.1, ends * 1.1, color="#dddddd", linewidth=0.0, zorder=0)
-        axes.set_xlim(*ends)
-        axes.set_ylim(*ends)
-    axes.grid(color="#eeeeee", linewidth=0.6)
-    axes.set_axisbelow(True)

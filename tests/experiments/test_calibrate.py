@@ -268,8 +268,8 @@ def test_runs_of_one_job_are_ranked_by_their_seconds(tmp_path: Path) -> None:
     assert job.regret["random", 1] == pytest.approx(1.5)
     write_rankings(tmp_path / "ranking.csv", [job])
     head, line = (tmp_path / "ranking.csv").read_text().splitlines()
-    assert head.startswith("job,plans,spearman,regret_1,regret_3,")
-    assert line.rsplit('"', 1)[-1].startswith(",4,0.8,1,0,2,1.5,")
+    assert head.startswith("job,plans,best_place,spearman,regret_1,regret_3,roofline_spearman,")
+    assert line.rsplit('"', 1)[-1].startswith(",4,2,0.8,1,0,")
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3])
