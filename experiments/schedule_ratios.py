@@ -105,7 +105,7 @@ class Ratios:
     """Throughput and memory of one schedule over those of 1F1B, measured and predicted."""
 
     passes: str
-    """Whose lengths of passes: one of `PASSES`."""
+    """Source of the lengths of passes, one of `PASSES`."""
     schedule: str
     measured_speed: float
     predicted_speed: float
