@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 from baselines.stage_costs import OuterChoice, cheapest_split, outer_choices
 from darts_parallel.exact.bounds import lower_bound
 from darts_parallel.exact.segments import Array, Index, StageSegments
@@ -36,7 +36,6 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans)
-find_plan = on_problems(solve)
 
 
 def clusters(fused_to_previous: NDArray[np.bool_], pp: int, most: int = CLUSTERS) -> list[int]:

@@ -8,7 +8,7 @@ choice on nodes of one kind. No ZeRO; recomputation is a candidate, as in the Me
 """
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 from baselines.stage_costs import OuterChoice, cheapest_split, outer_choices, plain
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.exact.chosen_stages import ChosenStages
@@ -33,4 +33,3 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans, keep_all=True)
-find_plan = on_problems(solve)

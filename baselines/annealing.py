@@ -14,7 +14,7 @@ from torch import Tensor
 from baselines.chains import Chains, PlanSpace
 from baselines.incumbent import Incumbent
 from baselines.moves import MoveWeights, RandomMoves
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 
 CHAINS = 64
 """Plans that anneal side by side."""
@@ -43,7 +43,6 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans, endless=True)
-find_plan = on_problems(solve)
 
 
 def _restart(space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor) -> tuple[Chains, Tensor]:

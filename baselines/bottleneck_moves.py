@@ -8,7 +8,7 @@ is taken while one helps. The outer choices take turns, best first.
 import torch
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans, unit_starts
 from darts_parallel.cost.table import CostTable
@@ -31,7 +31,6 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans)
-find_plan = on_problems(solve)
 
 
 def _relieve(incumbent: Incumbent, number: int, plan: HardPlans, seconds: float, space_kind: str) -> None:

@@ -33,23 +33,22 @@ class Chains:
         return len(self.table)
 
     def __getitem__(self, index: Tensor | slice) -> "Chains":
-        return Chains(self.table[index], self.outer[index], self.choices[index], self.first_layers[index])
+        return Chains(*(values[index] for values in vars(self).values()))
 
     def where(self, mask: Tensor, other: "Chains") -> "Chains":
         """Return these plans where `mask` (N,) holds, those of `other` elsewhere."""
-        column = mask.unsqueeze(1)
-        return Chains(
-            torch.where(mask, self.table, other.table),
-            torch.where(mask, self.outer, other.outer),
-            torch.where(column, self.choices, other.choices),
-            torch.where(column, self.first_layers, other.first_layers),
-        )
+        chosen = torch.nonzero(mask).squeeze(1)
+        return other.put(chosen, self[chosen])
+
+    def put(self, index: Tensor, other: "Chains") -> "Chains":
+        """Return these plans with those of `other` in the rows `index`."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Chains(*(mine.index_copy(0, index, theirs) for mine, theirs in pairs))
 
     @staticmethod
     def concatenate(parts: "list[Chains]") -> "Chains":
         """Return all plans of `parts`, in order."""
-        names = ("table", "outer", "choices", "first_layers")
-        return Chains(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+        return Chains(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
 
     def stages(self) -> Tensor:
         """Return stage of every layer, `(N, L)`."""

@@ -8,7 +8,7 @@ parallelism and no ZeRO where the space leaves that free.
 """
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 from baselines.stage_costs import cheapest_split, outer_choices, plain
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.exact.chosen_stages import ChosenStages
@@ -26,4 +26,3 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans, keep_all=True)
-find_plan = on_problems(solve)

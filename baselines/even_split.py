@@ -4,7 +4,7 @@ What Megatron-LM and torchtitan do where the user gives no layout (Narayanan et 
 """
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 from darts_parallel.cost.hard_plans import even_uniform_plans
 
 
@@ -17,4 +17,3 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans)
-find_plan = on_problems(solve)

@@ -12,7 +12,7 @@ from scipy.optimize import OptimizeResult, differential_evolution
 
 from baselines.chains import Chains, PlanSpace
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 from darts_parallel.exact.segments import Array
 
 POPULATION = 128
@@ -42,7 +42,6 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans, endless=True)
-find_plan = on_problems(solve)
 
 
 class _Genome:

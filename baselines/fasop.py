@@ -1,7 +1,7 @@
 """FASOP (HPDC'24) as a baseline: its enumeration, placements, partition heuristic and cost model.
 
-`program` answers as FASOP's published program does, over measured layer times; `improve` searches the same
-space under the same costs; `find_plan` is its algorithm on the project's own problems and costs.
+`minmax_partition` is the heuristic of FASOP's published program, which `experiments/reproduce_fasop.py` runs
+over measured layer times; `solve` is its algorithm on the project's own tables.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
 
@@ -118,7 +118,6 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans)
-find_plan = on_problems(solve)
 
 
 def fasop_plans(table: CostTable) -> HardPlans:

@@ -17,7 +17,7 @@ from baselines.annealing import best_starts, metropolis, uphill
 from baselines.chains import Chains, PlanSpace
 from baselines.incumbent import Incumbent
 from baselines.moves import MoveWeights, RandomMoves
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 
 CHAINS = 64
 """Plans that walk side by side."""
@@ -55,4 +55,3 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans, endless=True)
-find_plan = on_problems(solve)

@@ -11,7 +11,7 @@ before strategies are known.
 import numpy as np
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 from baselines.stage_costs import OuterChoice, bottleneck_split, outer_choices
 from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.exact.bounds import outer_bound
@@ -44,7 +44,6 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans)
-find_plan = on_problems(solve)
 
 
 def _cuts(outer: OuterChoice, even: list[int]) -> list[list[int]]:

@@ -6,17 +6,13 @@ whether to recompute activations are then the best by the cost model (the paper 
 No ZeRO and no sequence parallelism where the space leaves that free: they came later.
 """
 
-from dataclasses import replace
-
 import torch
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 from baselines.stage_costs import plain, plain_tables
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.cost.hard_plans import even_uniform_plans
-from darts_parallel.exact.result import Verification
-from darts_parallel.problem.problem import Problem
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
@@ -41,19 +37,3 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans, keep_all=True)
-
-
-def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> Verification:
-    """Answer a problem with tensor parallelism inside the nodes, where the space leaves it free.
-
-    Args:
-        problem: Model, cluster, job and space.
-        budget: Seconds of wall-clock; None: as long as it takes.
-        seed: Ignored, nothing is random.
-    """
-    gpus = min(group.gpus for group in problem.cluster.groups)
-    space = problem.config.space
-    if space.tp is None:
-        space = replace(space, tp=[tp for tp in range(1, gpus + 1) if gpus % tp == 0])
-    inside = replace(problem, config=replace(problem.config, space=space))
-    return on_problems(solve)(inside, budget=budget, seed=seed)

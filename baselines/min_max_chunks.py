@@ -3,7 +3,7 @@
 import torch
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 from darts_parallel.exact.chosen_stages import balanced
 
 
@@ -17,4 +17,3 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans)
-find_plan = on_problems(solve)

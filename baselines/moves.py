@@ -1,7 +1,7 @@
 """Random plans, and random changes of plans, for whole batches at once."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -78,23 +78,11 @@ class RandomMoves:
         result = chains
         for number in torch.unique(change).tolist():
             mine = torch.nonzero(change == number).squeeze(1)
-            changed = self._change(chains[mine], self.names[number])
-            result = Chains(
-                result.table.index_copy(0, mine, changed.table),
-                result.outer.index_copy(0, mine, changed.outer),
-                result.choices.index_copy(0, mine, changed.choices),
-                result.first_layers.index_copy(0, mine, changed.first_layers),
-            )
+            name = self.names[number]
+            change_of = {"edge": self._edges, "outer": self._other_count, "jump": self._jump}.get(name)
+            old = chains[mine]
+            result = result.put(mine, change_of(old) if change_of else self._region(old, name))
         return result
-
-    def _change(self, chains: Chains, name: str) -> Chains:
-        if name == "edge":
-            return self._edges(chains)
-        if name == "outer":
-            return self._other_count(chains)
-        if name == "jump":
-            return self._jump(chains)
-        return self._region(chains, name)
 
     def _region(self, chains: Chains, name: str) -> Chains:
         """Give a layer, run, stage, or everything one other strategy."""
@@ -116,9 +104,7 @@ class RandomMoves:
         layers = torch.arange(size)
         inside = (layers >= first.unsqueeze(1)) & (layers < end.unsqueeze(1))
         choice = self.space.random_choice(chains.table, chains.outer, self.generator).unsqueeze(1)
-        return Chains(
-            chains.table, chains.outer, torch.where(inside, choice, chains.choices), chains.first_layers
-        )
+        return replace(chains, choices=torch.where(inside, choice, chains.choices))
 
     def _edges(self, chains: Chains) -> Chains:
         """Move the neighbouring stage boundaries a to b by one unit to the same side."""
@@ -135,15 +121,13 @@ class RandomMoves:
         fits = (gaps | ~used[:, 1:]).all(1) & (torch.where(used, position, 0) < len(space.units)).all(1)
         starts = torch.where(used, space.units[position.clamp(0, len(space.units) - 1)], space.num_layers)
         starts = torch.where(fits.unsqueeze(1), starts, chains.first_layers)
-        return space.in_kind(Chains(chains.table, chains.outer, chains.choices, starts))
+        return space.in_kind(replace(chains, first_layers=starts))
 
     def _other_count(self, chains: Chains) -> Chains:
         """Take another number of micro-batches of the same pipeline degree."""
         possible = self.space.allowed[chains.table].any(2)
         outer = (self._uniform(*possible.shape) * possible + possible).argmax(1)
-        return self.space.legal(
-            Chains(chains.table, outer, chains.choices, chains.first_layers), self.generator
-        )
+        return self.space.legal(replace(chains, outer=outer), self.generator)
 
     def _jump(self, chains: Chains) -> Chains:
         """Take another pipeline degree: like strategies, stages even or nearly so."""

@@ -10,7 +10,7 @@ that. No tensor parallelism, no recomputation, no ZeRO where the space leaves th
 import numpy as np
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 from baselines.stage_costs import bottleneck_split, outer_choices, plain
 from darts_parallel.exact.chosen_stages import ChosenStages
 
@@ -28,4 +28,3 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans, keep_all=True)
-find_plan = on_problems(solve)

@@ -10,7 +10,7 @@ leaves that free.
 import numpy as np
 
 from baselines.incumbent import Incumbent
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 from baselines.stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
 from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.exact.segments import Array, segment_max
@@ -32,7 +32,6 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans, keep_all=True)
-find_plan = on_problems(solve)
 
 
 class _Recomputation:

@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
 from baselines.incumbent import ENDLESS, Incumbent
-from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.exact.result import TableResult, Verification
-from darts_parallel.problem.problem import Problem
+from darts_parallel.cost.table import CostTable
+from darts_parallel.exact.result import TableResult
 
 DEFAULT_SECONDS = 10.0
 """Budget of a planner that never ends by itself, where none is given."""
@@ -39,20 +38,6 @@ class Solve(Protocol):
         """
 
 
-class FindPlan(Protocol):
-    """Plan problems."""
-
-    def __call__(self, problem: Problem, *, budget: float | None = None, seed: int = 0) -> Verification:
-        """Answer a problem.
-
-        Args:
-            problem: Model, cluster, job and space.
-            budget: Seconds of wall-clock; None: as long as it takes, or `DEFAULT_SECONDS` for a planner that
-                never ends by itself.
-            seed: Of all random numbers; ignored where nothing is random.
-        """
-
-
 def on_tables(
     offer_plans: Callable[[Incumbent, str, int], None], *, keep_all: bool = False, endless: bool = False
 ) -> Solve:
@@ -78,20 +63,6 @@ def on_tables(
         return incumbent.result()
 
     return solve
-
-
-def on_problems(solve: Solve) -> FindPlan:
-    """Return the planner of problems that a planner of cost tables makes."""
-
-    def find_plan(problem: Problem, *, budget: float | None = None, seed: int = 0) -> Verification:
-        began = time.monotonic()
-        tables, end = build_tables(problem), None if budget is None else began + budget
-        built = time.monotonic() - began
-        answer = solve(tables, problem.config.space.kind, deadline=end, seed=seed)
-        result = answer.verification(tables, time.monotonic() - began)
-        return replace(result, curve=tuple((seconds + built, cost) for seconds, cost in answer.curve))
-
-    return find_plan
 
 
 @dataclass(frozen=True)

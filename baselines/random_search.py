@@ -5,7 +5,7 @@ import torch
 from baselines.chains import PlanSpace
 from baselines.incumbent import Incumbent
 from baselines.moves import MoveWeights, RandomMoves
-from baselines.planner import on_problems, on_tables
+from baselines.planner import on_tables
 
 BATCH = 256
 """Plans priced at once."""
@@ -21,4 +21,3 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
 
 solve = on_tables(offer_plans, endless=True)
-find_plan = on_problems(solve)

@@ -1,7 +1,6 @@
 """The planners that try plans at random: their moves, their rules, their curves."""
 
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.result import TableResult
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import tables_of_one_model
+from tests.support.rivals import answer
 
 PLANNERS = {"random_search": random_search, "annealing": annealing, "flexflow": flexflow}
 EVERY_MOVE = MoveWeights(layer=1, run=1, stage=1, whole=1, edge=1, outer=1, jump=1)
@@ -103,12 +103,11 @@ def test_the_curve_falls_to_the_answer_and_equal_seeds_agree(name: str) -> None:
 @pytest.mark.parametrize("name", PLANNERS)
 def test_a_budget_is_kept_and_the_plan_is_the_problems_own(name: str) -> None:
     problem = load_problem(["experiment=quick"])
-    find: Callable[..., object] = PLANNERS[name].find_plan
     began = time.monotonic()
-    result = find(problem, budget=0.3, seed=1)
+    result = answer(PLANNERS[name].solve, problem, budget=0.3, seed=1)
     assert time.monotonic() - began < 2.0
-    assert result.plan is not None  # type: ignore[attr-defined]
-    cost = evaluate(result.plan, problem)  # type: ignore[attr-defined]
+    assert result.plan is not None
+    cost = evaluate(result.plan, problem)
     assert cost.feasible
-    assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)  # type: ignore[attr-defined]
-    assert result.curve[-1][1] == result.iteration_time_s  # type: ignore[attr-defined]
+    assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
+    assert result.curve[-1][1] == result.iteration_time_s

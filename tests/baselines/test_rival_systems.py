@@ -23,7 +23,6 @@ from baselines import (
     piper,
     random_search,
 )
-from baselines.planner import on_problems
 from baselines.stage_costs import STEP, bottleneck_split, cheapest_split
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable
@@ -34,6 +33,7 @@ from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_tables import random_table
+from tests.support.rivals import answer
 
 
 def hand_table(seconds: list[float], pp: int, count: int, **changes: object) -> CostTable:
@@ -199,23 +199,23 @@ def test_random_planners_find_the_balanced_cut_by_hand(module: ModuleType) -> No
 
 
 def test_the_megatron_rule_fills_the_node_with_tensor_parallelism_then_the_fewest_stages_that_fit() -> None:
-    small = ["model=bert_345m", "training=bert_345m", "cluster=a10_4x4"]
+    small = ["model=bert_345m", "training=bert_345m", "cluster=a10_4x4", "space.tp=[1,2,4]"]
     problem = load_problem([*small, "space=uniform"])
-    plan = megatron_rule.find_plan(problem).plan
+    plan = answer(megatron_rule.solve, problem).plan
     assert plan is not None
     assert {(s.tp, s.dp, s.zero_stage, s.sequence_parallel) for s in plan.layers} == {(4, 4, 0, False)}
     assert plan.pp == 1
     # with less memory the same rule needs stages: the fewest with which it fits
     less = ["cluster.devices.a10.memory_GiB=2.15", "cluster.devices.a10.reserved_GiB=0.5"]
     tight = load_problem([*small, *less, "space=uniform"])
-    result = megatron_rule.find_plan(tight)
+    result = answer(megatron_rule.solve, tight)
     assert result.plan is not None
     assert result.plan.pp > 1
     assert {s.tp for s in result.plan.layers} == {4}
     assert evaluate(result.plan, tight).feasible
     plain = ["space.tp=4", "space.zero_stage=0", "space.sequence_parallel=false"]
     fewer = load_problem([*small, *less, *plain, "space=uniform", f"space.pp={result.plan.pp // 2}"])
-    assert megatron_rule.find_plan(fewer).plan is None
+    assert answer(megatron_rule.solve, fewer).plan is None
 
 
 def test_equal_seeds_of_evolution_agree() -> None:
@@ -246,7 +246,7 @@ def test_on_mixed_nodes_plans_are_legal_and_never_below_the_optimum(
     name: str, mixed: tuple[Problem, float]
 ) -> None:
     problem, best = mixed
-    result = on_problems(PLANNERS[name].solve)(problem)
+    result = answer(PLANNERS[name].solve, problem)
     assert result.plan is not None
     cost = evaluate(result.plan, problem)
     assert cost.feasible
