@@ -3,7 +3,6 @@
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,16 +54,16 @@ def load_corpus(folder: Path | None = None) -> Corpus:
         raise UnsupportedError(
             f"bilevel: {root} holds too little Python source to train on; give another folder."
         )
-    return Corpus(**{name: _bytes(text) for name, text in texts.items()})
+    return Corpus(*(torch.frombuffer(bytearray(texts[name]), dtype=torch.uint8) for name in PARTS))
 
 
-def _sources(root: Path) -> Iterator[Path]:
+def _sources(root: Path) -> list[Path]:
     """Find all `*.py` in the order of their paths; excluded folders are not entered (they may be huge)."""
     found = []
     for folder, inner, files in os.walk(root):
         inner[:] = [name for name in inner if name not in EXCLUDED]
         found += [Path(folder) / name for name in files if name.endswith(".py")]
-    return iter(sorted(found))
+    return sorted(found)
 
 
 def part_of(name: str) -> str:
@@ -91,7 +90,3 @@ def sample(text: Tensor, count: int, context: int, generator: torch.Generator) -
     """
     starts = torch.randint(len(text) - context, (count, 1), generator=generator)
     return text[starts + torch.arange(context + 1)].long()
-
-
-def _bytes(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -3,7 +3,7 @@
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat, starmap
+from itertools import starmap
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -50,11 +50,7 @@ class Jobs:
         """
         if self._pool is None:
             return starmap(function, arguments)
-        return self._pool.map(_call, repeat(function), arguments)
-
-
-def _call(function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
-    return function(*arguments)
+        return self._pool.map(function, *zip(*arguments, strict=True))
 
 
 def _begin() -> None:

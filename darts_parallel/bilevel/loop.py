@@ -13,7 +13,7 @@ from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.joint_space import JointSpace
 from darts_parallel.bilevel.log_slowdown import LogSlowdown
 from darts_parallel.bilevel.measurements import nats_per_efold
-from darts_parallel.bilevel.mixture import adam_steps, gradient_shortfall, slopes
+from darts_parallel.bilevel.mixture import gradient_shortfall, slopes
 from darts_parallel.bilevel.quantize import Pair
 from darts_parallel.bilevel.relaxed_plans import UpperLevel, UpperStep
 from darts_parallel.bilevel.settings import BilevelSettings
@@ -183,7 +183,10 @@ class BilevelSearch:
         def loss(model: Weights, batch: Tensor, by_pair: Tensor) -> Tensor:
             return mixed_loss(model, batch, pairs, by_pair, self.settings.block_size)
 
-        ahead = adam_steps(self.trainer) if self.settings.order == "second" else None
+        ahead = None
+        if self.settings.order == "second":  # through the trainer's next step
+            rate = self.trainer.learning_rate
+            ahead = {name: rate * scale for name, scale in self.trainer.preconditioner().items()}
         found = slopes(loss, self.trainer.weights, pair_weights, held_out, tokens, ahead)
         if exchange is not None:
             exact = next(i for i, (_, bits) in enumerate(pairs) if bits == max(b for _, b in pairs))

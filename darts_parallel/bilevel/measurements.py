@@ -7,6 +7,7 @@ B sequences is `|G|^2 + trace / B`; two batch sizes give two equations.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, fsum, log
+from statistics import linear_regression
 
 from torch import Tensor
 
@@ -78,10 +79,7 @@ def nats_per_efold(curve: Sequence[tuple[int, float]]) -> float | None:
     recent = [(log(step), loss) for step, loss in curve if 2 * step >= curve[-1][0]]
     if len(recent) < MIN_POINTS:
         return None
-    mean_x = sum(x for x, _ in recent) / len(recent)
-    mean_y = sum(y for _, y in recent) / len(recent)
-    spread = sum((x - mean_x) ** 2 for x, _ in recent)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in recent) / spread
+    slope = linear_regression(*zip(*recent, strict=True)).slope
     return -slope if slope < 0.0 else None
 
 

@@ -63,11 +63,6 @@ def slopes(
     return Slopes(float(value.detach()), by_pair, dict(zip(ahead, by_weight, strict=True)))
 
 
-def adam_steps(trainer: WeightTrainer) -> Weights:
-    """Return the learning rate of every weight at the trainer's next step."""
-    return {name: trainer.learning_rate * scale for name, scale in trainer.preconditioner().items()}
-
-
 def gradient_shortfall(
     trainer: WeightTrainer, by_weight: Weights, mean: Sequence[Tensor], pairs: Sequence[Pair]
 ) -> Tensor:

@@ -4,7 +4,6 @@ A folder holds one JSON file for each finished seed, `bilevel.csv` (every traini
 spread) and TensorBoard curves. Finished seeds and trainings are not run again.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +22,7 @@ from darts_parallel.bilevel.data import Corpus
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.loop import BilevelRecord, BilevelSearch
 from darts_parallel.bilevel.report import write_report
-from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Training, Trainings
+from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Training, Trainings, digest
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.tracking import BilevelTracker
 from darts_parallel.cost.collectives import LOSSLESS
@@ -137,8 +136,7 @@ class Protocol:
         """Return everything that a seed's figures depend on."""
         parts = asdict(self.problem.config)
         groups = {key: parts[key] for key in ("model", "cluster", "training", "space", "cost", "search")}
-        digest = hashlib.sha256(json.dumps(groups, sort_keys=True).encode()).hexdigest()[:16]
-        return asdict(settings) | {"problem": digest, "baselines": list(self.baselines)}
+        return asdict(settings) | {"problem": digest(groups), "baselines": list(self.baselines)}
 
     def run_seed(self, settings: BilevelSettings) -> dict[str, Any]:
         """Search, verify, then retrain every variant from scratch on other seeds.

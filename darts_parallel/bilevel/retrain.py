@@ -185,7 +185,7 @@ class Trainings:
         self.folder.mkdir(parents=True, exist_ok=True)
         trainings = [training.canonicalized(settings) for training in wanted]
         keys = [training.key(settings) for training in trainings]
-        paths = [self.folder / f"{_digest(key)}.json" for key in keys]
+        paths = [self.folder / f"{digest(key)}.json" for key in keys]
         missing = {
             path: (key, training)
             for path, key, training in zip(paths, keys, trainings, strict=True)
@@ -198,5 +198,6 @@ class Trainings:
         return [Retrained.read(path) for path in paths]
 
 
-def _digest(key: dict[str, Any]) -> str:
+def digest(key: dict[str, Any]) -> str:
+    """Name a JSON value in 16 characters."""
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

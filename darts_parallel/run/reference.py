@@ -229,8 +229,3 @@ class Reference:
                 assert parameter.grad is not None
                 result[full] = parameter.grad
         return result
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the whole model, a tied table counted once."""
-        return sum(p.numel() for group in self.optimizer.param_groups for p in group["params"])

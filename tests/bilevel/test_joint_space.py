@@ -93,21 +93,11 @@ def brute_force(number: int, known: LogSlowdown) -> float:
     table = SPACE.tables[number]
     count, layers = len(table.choices), table.num_layers
     best = float("inf")
-    inner = torch.cartesian_prod(*[torch.arange(count)] * SPACE.num_blocks)
-    edges = torch.cartesian_prod(*[torch.arange(count)] * 2)
     # strategies of equal degrees cost an edge layer the same: one of each is enough
     degrees = {(c.tp, c.dp): i for i, c in enumerate(table.choices)}
-    kept = torch.tensor(sorted(degrees.values()))
-    edges = edges[torch.isin(edges, kept).all(1)]
-    rows = torch.cat(
-        [
-            edges[:, :1].repeat_interleave(len(inner), 0),
-            inner.repeat(len(edges), 1),
-            edges[:, 1:].repeat_interleave(len(inner), 0),
-            edges[:, 1:].repeat_interleave(len(inner), 0),
-        ],
-        dim=1,
-    )
+    edges, inner = torch.tensor(sorted(degrees.values())), torch.arange(count)
+    rows = torch.cartesian_prod(edges, *[inner] * SPACE.num_blocks, edges)
+    rows = torch.cat([rows, rows[:, -1:]], dim=1)
     for outer in range(table.num_outer):
         for cut in range(1, layers - 1) if table.pp == 2 else [0]:
             starts = [0, cut] if table.pp == 2 else [0]

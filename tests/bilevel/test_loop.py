@@ -1,6 +1,3 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
@@ -10,7 +7,6 @@ from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError
-from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import load_problem
 from tests.support.bilevel_tiny import BILEVEL, corpus, records, tiny_search
 
@@ -133,26 +129,15 @@ def test_a_device_without_memory_is_refused_before_anything_trains() -> None:
         begin(["cluster.devices.small.memory_GiB=0.0001", "space.pp=1", "space.num_micro_batches=1"])
 
 
-@pytest.mark.parametrize(
-    ("pins", "holds"),
-    [
-        (
-            {"pp": 2, "zero_stage": 1},
-            lambda plan: plan.pp == 2 and {x.zero_stage for x in plan.layers} == {1},
-        ),
-        ({"recompute": "full"}, lambda plan: {layer.recompute for layer in plan.layers} == {"full"}),
-        (
-            {"num_micro_batches": 2, "tp": 2},
-            lambda plan: plan.num_micro_batches == 2 and plan.layers[1].tp == 2,
-        ),
-    ],
-    ids=["pp and zero_stage", "recompute", "num_micro_batches and tp"],
-)
-def test_pins_of_the_space_hold_in_the_plan(pins: dict[str, Any], holds: Callable[[Plan], bool]) -> None:
-    search = tiny_search(**{f"space_{key}": value for key, value in pins.items()})
+def test_pins_of_the_space_hold_in_the_plan() -> None:
+    search = tiny_search(
+        space_pp=2, space_zero_stage=1, space_recompute="full", space_num_micro_batches=2, space_tp=2
+    )
     best = find_learned_optimum(search.space, search.log_slowdown, 30.0).plan
     assert best is not None
-    assert holds(search.space.to_plan(best.table, best.plans))
+    plan = search.space.to_plan(best.table, best.plans)
+    assert (plan.pp, plan.num_micro_batches, plan.layers[1].tp) == (2, 2, 2)
+    assert {(layer.zero_stage, layer.recompute) for layer in plan.layers} == {(1, "full")}
 
 
 def begin(arguments: list[str]) -> BilevelSearch:

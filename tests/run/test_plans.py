@@ -7,7 +7,7 @@ import pytest
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.strategy import LayerStrategy as Strategy
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.run.verify import TOLERANCE, StepComparison
+from darts_parallel.run.verify import TOLERANCE
 from darts_parallel.run.workers import Workers
 from tests.support.running import BERT, LLAMA, MIXTURE, tiny, uniform, verified
 
@@ -67,26 +67,19 @@ CASES = {
 }  # fmt: skip
 
 
-def outcome(workers: Workers, name: str) -> StepComparison:
-    devices, plan, overrides = CASES[name]
-    problem = tiny(devices, *overrides)
-    refuse_unexecutable(plan, problem)
-    verdict = workers.run(verified, problem, plan, (0, 0))[0]
-    assert isinstance(verdict, StepComparison)
-    return verdict
-
-
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_every_plan_computes_the_step_of_one_process_with_the_predicted_bytes(devices: int) -> None:
-    names = [name for name, (count, _, _) in CASES.items() if count == devices]
+    cases = {name: case for name, (count, *case) in CASES.items() if count == devices}
     wrong = {}
     with Workers(devices, PATIENCE_S) as workers:  # all plans of as many processes in the same ones
-        for name in names:
-            verdict = outcome(workers, name)
+        for name, (plan, overrides) in cases.items():
+            problem = tiny(devices, *overrides)
+            refuse_unexecutable(plan, problem)
+            verdict = workers.run(verified, problem, plan, (0, 0))[0]
             if not verdict.passed:
                 bad = [entry for entry in verdict.bytes if not entry.passed]
                 wrong[name] = (verdict.loss_error, verdict.worst, bad)
-    assert names
+    assert cases
     assert not wrong
 
 
