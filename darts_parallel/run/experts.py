@@ -111,15 +111,27 @@ def _reordered(rows: Tensor, runs: Sequence[int], order: Sequence[int]) -> Tenso
     return torch.cat([parts[i] for i in order])
 
 
-class Expert(nn.Module):
-    """One expert: an MLP of `width` inner features, or this rank's part of them."""
+class Mlp(nn.Module):
+    """Two projections around GELU, or three around SiLU where gated (Shazeer 2020, arXiv 2002.05202)."""
 
-    def __init__(self, config: ModelConfig, width: int) -> None:
+    def __init__(self, config: ModelConfig, width: int | None = None, bias: bool = True) -> None:
         super().__init__()
-        hidden = config.hidden_size
-        self.up = nn.Linear(hidden, width, bias=False)
-        self.gate = nn.Linear(hidden, width, bias=False) if config.gated_mlp else None
-        self.down = nn.Linear(width, hidden, bias=False)
+        hidden, inner = config.hidden_size, width or config.ffn_hidden_size or 4 * config.hidden_size
+        bias = bias and config.linear_bias
+        self.up = nn.Linear(hidden, inner, bias=bias)
+        self.gate = nn.Linear(hidden, inner, bias=bias) if config.gated_mlp else None
+        self.down = nn.Linear(inner, hidden, bias=bias)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Map states of shape `(B, T, H)` to the same."""
+        inner = self.up(state)
+        inner = functional.gelu(inner) if self.gate is None else functional.silu(self.gate(state)) * inner
+        out: Tensor = self.down(inner)
+        return out
+
+
+class Expert(Mlp):
+    """One expert, or this rank's part of its inner features."""
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map rows of shape `(N, H)` to the same; of a split expert partial sums."""
@@ -145,9 +157,9 @@ class ExpertBank(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width = config.moe_ffn_hidden_size or config.ffn_hidden_size or 4 * config.hidden_size
+        width = config.moe_ffn_hidden_size
         numbers = range(config.num_experts or 0)
-        self.each = nn.ModuleDict({str(number): Expert(config, width) for number in numbers})
+        self.each = nn.ModuleDict({str(number): Expert(config, width, bias=False) for number in numbers})
 
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Map rows of shape `(N, H)`, `counts` of them for each expert in order, to the same."""

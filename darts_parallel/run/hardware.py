@@ -1,10 +1,10 @@
 """Whether this machine is the one that a plan was made for."""
 
 import os
-import re
 from dataclasses import dataclass
 
 import torch
+from torch.torch_version import TorchVersion
 
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.plan.strategy import Plan
@@ -78,7 +78,7 @@ def _require_memory(problem: Problem, plan: Plan, machine: LocalMachine) -> None
         )
 
 
-NEEDED_TORCH = (2, 13)
+NEEDED_TORCH = "2.13"
 """Oldest release that plans have run with; DTensor and fully_shard still change from one to the next."""
 
 
@@ -92,10 +92,8 @@ def require_torch(installed: str | None = None) -> None:
         UnsupportedError: it is older than `NEEDED_TORCH`.
     """
     installed = torch.__version__ if installed is None else installed
-    found = re.match(r"(\d+)\.(\d+)", installed)
-    if found and (int(found[1]), int(found[2])) < NEEDED_TORCH:
-        needed = ".".join(map(str, NEEDED_TORCH))
+    if TorchVersion(installed) < f"{NEEDED_TORCH}.0a0":
         raise UnsupportedError(
-            f"torch {installed} is installed, and to run a plan takes torch {needed} or newer; try "
-            f'pip install "torch>={needed}".'
+            f"torch {installed} is installed, and to run a plan takes torch {NEEDED_TORCH} or newer; try "
+            f'pip install "torch>={NEEDED_TORCH}".'
         )

@@ -1,8 +1,8 @@
 """Measured seconds of a training step, its phases, and peak memory."""
 
 import os
-import re
-import time
+import resource
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -95,23 +95,15 @@ def reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    try:
+    with suppress(OSError):  # the peak then counts from the start of the process
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        time.sleep(0)  # the peak then counts from the start of the process
 
 
 def peak_bytes(device: torch.device) -> float:
     """Return the peak since `reset_peak`, bytes: allocated on a GPU, resident of this process on a CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
-    try:
-        status = Path("/proc/self/status").read_text()
-        return 1024.0 * int(re.findall(r"VmHWM:\s+(\d+)", status)[0])
-    except (OSError, IndexError):
-        import resource
-
-        return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @dataclass(frozen=True)

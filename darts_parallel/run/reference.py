@@ -16,9 +16,10 @@ from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.run.chunks import LOSS
 from darts_parallel.run.engine import make_optimizer
+from darts_parallel.run.experts import Mlp
 from darts_parallel.run.loss import part_of_rank
 from darts_parallel.run.lossy import padded, rounded
-from darts_parallel.run.transformer import Block, Mlp, build_layer, parameter_names
+from darts_parallel.run.transformer import Block, build_layer, parameter_names
 
 COLUMNS = ("attention.query", "attention.key", "attention.value", "mlp.up", "mlp.gate")
 ROWS = ("attention.out", "mlp.down")

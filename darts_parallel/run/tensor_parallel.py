@@ -20,9 +20,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 from darts_parallel.cost.collectives import LOSSLESS
-from darts_parallel.run.experts import Mixture
+from darts_parallel.run.experts import Mixture, Mlp
 from darts_parallel.run.lossy import straight_through_sum
-from darts_parallel.run.transformer import Block, Embedding, Head, Mlp
+from darts_parallel.run.transformer import Block, Embedding, Head
 
 
 class LossyRowwise(RowwiseParallel):

@@ -7,14 +7,16 @@ that are not learned are rotary (Su et al. 2021, arXiv 2104.09864).
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from darts_parallel.config.mixture import expert_pattern
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.run.experts import Mixture
+from darts_parallel.run.experts import Mixture, Mlp
 
 ROTARY_BASE = 10000.0
 EPSILON = 1e-5
@@ -69,17 +71,10 @@ class ScaledDotProduct(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend with queries of shape `(B, heads, T, D)`, keys and values of `(B, kv heads, T, D)`."""
-        repeats = query.shape[1] // key.shape[1]
-        if repeats > 1:
-            key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        if self.fused:
-            return functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-        if self.causal:
-            length = query.shape[2]
-            future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-            scores = scores.masked_fill(future, -torch.inf)
-        return torch.softmax(scores, -1) @ value
+        with nullcontext() if self.fused else sdpa_kernel(SDPBackend.MATH):
+            return functional.scaled_dot_product_attention(
+                query, key, value, is_causal=self.causal, enable_gqa=True
+            )
 
 
 class Attention(nn.Module):
@@ -129,25 +124,6 @@ def rotated(heads: Tensor) -> Tensor:
     cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
     first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], -1)
-
-
-class Mlp(nn.Module):
-    """Two projections around GELU, or three around SiLU where gated (Shazeer 2020, arXiv 2002.05202)."""
-
-    def __init__(self, config: ModelConfig, width: int | None = None) -> None:
-        super().__init__()
-        hidden, inner = config.hidden_size, width or config.ffn_hidden_size or 4 * config.hidden_size
-        bias = config.linear_bias
-        self.up = nn.Linear(hidden, inner, bias=bias)
-        self.gate = nn.Linear(hidden, inner, bias=bias) if config.gated_mlp else None
-        self.down = nn.Linear(inner, hidden, bias=bias)
-
-    def forward(self, state: Tensor) -> Tensor:
-        """Map states of shape `(B, T, H)` to the same."""
-        inner = self.up(state)
-        inner = functional.gelu(inner) if self.gate is None else functional.silu(self.gate(state)) * inner
-        out: Tensor = self.down(inner)
-        return out
 
 
 class Block(nn.Module):
