@@ -218,20 +218,6 @@ def test_the_megatron_rule_fills_the_node_with_tensor_parallelism_then_the_fewes
     assert answer(megatron_rule.solve, fewer).plan is None
 
 
-def test_equal_seeds_of_evolution_agree() -> None:
-    first, again = (
-        evolution.solve(
-            [random_table(2, pp=3, num_layers=5, num_choices=3, tightness=1.2)],
-            "layerwise",
-            seed=3,
-            max_steps=4,
-        )
-        for _ in range(2)
-    )
-    assert [cost for _, cost in first.curve] == [cost for _, cost in again.curve]
-    assert first.plans_evaluated == again.plans_evaluated
-
-
 @pytest.fixture(scope="module")
 def mixed() -> tuple[Problem, float]:
     """Two node types, and the proven seconds of an iteration."""

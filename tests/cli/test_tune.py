@@ -93,14 +93,6 @@ def test_a_wrong_trial_is_one_sentence(
         read_trials(problem, measured)
 
 
-def test_a_refused_trial_leaves_no_plan(command: Command, first: Path) -> None:
-    outcome = command("tune", str(first / "first/plan.json"), *QUIET, "tune.measured=nothing.csv",
-                      "hydra.run.dir=next")  # fmt: skip
-    assert outcome.status == 2
-    assert "tune.measured=nothing.csv cannot be read" in outcome.err
-    assert not (command.folder / "next/plan.json").exists()
-
-
 def test_the_verb_and_its_flag_are_overrides() -> None:
     assert flags_first(["tune", "p.json", "--top", "5"]) == ["tune.from=p.json", "tune.top=5"]
     assert flags_first(["--top=2", "tune", "p.json"]) == ["tune.from=p.json", "tune.top=2"]

@@ -11,17 +11,14 @@ from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import load_problem
 
-NODE = (
-    "  - {count: 8, gpus: 4, device: a10, intra_node: {bandwidth_GBps: 16.0, latency_us: 5.0}, "
-    "price_per_hour_usd: 8.144}\n"
-)
 CONTRACT = """\
 name: a10_8x4
 nodes:                    # node groups, in rank order
-NODEinter_node: {bandwidth_GBps: 5.0, latency_us: 10.0}
+  - {count: 8, gpus: 4, device: a10, intra_node: {bandwidth_GBps: 16.0, latency_us: 5.0}}
+inter_node: {bandwidth_GBps: 5.0, latency_us: 10.0}
 devices:
   a10: {memory_GiB: 24.0, peak_TFLOPs: {bf16: 125.0, fp32: 31.2}, memory_bandwidth_GBps: 600.0}
-""".replace("NODE", NODE)
+"""
 
 
 def own_cluster(folder: Path, text: str) -> str:
@@ -35,15 +32,6 @@ def test_a_cluster_with_its_devices_inline_is_read_from_a_folder_of_the_user(tmp
     assert problem.cluster.num_devices == 32
     assert problem.cluster.groups[0].device.peak_flops == 125e12
     assert problem.cluster.inter_node.bandwidth == 5e9
-
-
-def test_equal_node_groups_count_as_one_type(tmp_path: Path) -> None:
-    two = CONTRACT.replace(NODE, NODE.replace("count: 8", "count: 3") + NODE.replace("count: 8", "count: 5"))
-    one = load_problem(["cluster=mine"], config_dir=own_cluster(tmp_path, CONTRACT))
-    split = load_problem(["cluster=mine"], config_dir=own_cluster(tmp_path, two))
-    assert split.cluster.homogeneous
-    assert len(split.cluster.groups) == 2
-    assert split.cluster.num_devices == one.cluster.num_devices
 
 
 BROKEN_CLUSTERS = [

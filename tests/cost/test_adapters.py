@@ -96,12 +96,6 @@ def test_only_what_an_adapter_or_another_kernel_reads_is_kept() -> None:
     assert every.replicated_activation_bytes == full.replicated_activation_bytes
 
 
-def test_a_higher_rank_never_costs_less() -> None:
-    low, high = (costs(llama(rank=rank), LayerStrategy(2, 4, 1)) for rank in (2, 16))
-    for name in ("forward", "backward", "gradient_sync", "optimizer", "static", "activation"):
-        assert float(getattr(low, name)) <= float(getattr(high, name))
-
-
 def test_moved_state_is_all_weights_and_the_state_of_the_adapters() -> None:
     old, new = llama("cluster.nodes.0.count=1"), llama()
     before, after = (

@@ -13,7 +13,6 @@ from darts_parallel.gradient.descent import search
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.report.text import render_text
 from darts_parallel.schedules import find
 from tests.support.event_queue import event_queue_ends
 from tests.support.random_plans import random_plans
@@ -144,11 +143,3 @@ def test_baselines_say_how_far_their_proof_reaches() -> None:
 def test_a_plan_that_cannot_be_interleaved_is_refused(plan: Plan, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         evaluate(plan, load_problem(TOY))
-
-
-def test_the_report_lists_all_chunks_of_a_device() -> None:
-    problem = load_problem(TOY)
-    plan = Plan(4, (0, 2, 3, 4, LAYERS), (LayerStrategy(1, 4),) * LAYERS, virtual_stages=2)
-    text = render_text(problem, None, plan, evaluate(plan, problem), [])
-    assert "pp 2 × 2 chunks" in text
-    assert "embedding, layer 0; layer 2" in text

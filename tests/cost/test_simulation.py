@@ -197,7 +197,7 @@ def test_a_group_of_interleaved_micro_batches_must_be_whole() -> None:
 def test_what_a_closed_form_says_is_in_flight_is_what_the_order_of_the_passes_holds(name: str) -> None:
     schedule = find(name)
     for chunks in (2, 3) if schedule.chunks is None else (schedule.chunks,):
-        for pp, count in ((1, 2), (2, 4), (4, 8), (4, 12), (5, 40)):
+        for pp, count in ((1, 2), (2, 4), (3, 12), (4, 8), (4, 12), (5, 40), (6, 24)):
             held = schedule.in_flight(pp, count, chunks)
             places = schedule.devices(pp, pp * chunks)
             for device, order in enumerate(schedule.orders(pp, count, chunks)):

@@ -3,16 +3,13 @@
 import pytest
 import torch
 
-from darts_parallel import evaluate, load_problem
+from darts_parallel import load_problem
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.layer_costs import MESSAGES, TIME_TERMS, layer_costs
 from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.cost.table import build_tables
-from darts_parallel.cost.terms import FORMULAS, TERMS, plan_contributions
+from darts_parallel.cost.terms import FORMULAS, TERMS
 from darts_parallel.plan.space import outer_spaces
-from darts_parallel.report.explanation import explain
 from tests.support.layer_kinds import HYBRID
-from tests.support.random_plans import random_plans
 
 CLUSTER = ["cluster=toy", "training=toy", "cluster.devices.toy.host_bandwidth_GBps=25"]
 USERS = {
@@ -53,21 +50,3 @@ def test_a_layer_with_the_term_has_bytes_and_seconds_that_can_be(term) -> None: 
         assert bool((costs.backward >= costs.weight_gradient).all())
         parts = torch.stack([value.expand_as(costs.forward) for value in costs.terms.values()]).sum(0)
         torch.testing.assert_close(parts, costs.forward + costs.backward, rtol=1e-12, atol=0.0)
-
-
-@pytest.mark.parametrize("term", TERMS, ids=lambda term: term.name)
-def test_the_explanation_of_a_plan_sums_to_its_cost(term) -> None:  # type: ignore[no-untyped-def]
-    problem, seen, rng = load_problem(USERS[term.name]), set(), torch.Generator().manual_seed(0)
-    for table in build_tables(problem)[:3]:
-        plans = random_plans(table, 2, rng)
-        for own in plan_contributions(table, plans):
-            assert bool((own.forward >= 0).all() and (own.per_iteration >= 0).all())
-        for row in range(len(plans)):
-            plan = plans.to_plan(row, table)
-            cost, found = evaluate(plan, problem), explain(problem, plan)
-            seen |= {line.term for line in (*found.memory, *found.micro_batch)}
-            for lines, totals in ((found.memory, cost.memory_bytes), (found.micro_batch, cost.stage_times_s)):
-                for k, total in enumerate(totals):
-                    assert sum(line.value for line in lines if line.stage == k) == pytest.approx(total)
-            assert sum(line.value for line in found.iteration) == pytest.approx(cost.iteration_time_s)
-    assert set(term.formulas) & seen

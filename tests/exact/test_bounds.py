@@ -50,13 +50,6 @@ def test_the_bound_of_a_larger_space_is_never_larger() -> None:
         assert (larger <= smaller * (1 + 1e-9)).all()
 
 
-def test_the_bound_is_infinite_where_a_layer_fits_no_device() -> None:
-    table = random_table(3, tightness=-20.0)
-    assert table.capacity.max() < 0
-    assert outer_lower_bounds(table).isinf().all()
-    assert math.isinf(brute_force([table], "layerwise").cost)
-
-
 def test_the_bound_meets_the_optimum_where_one_strategy_is_best_in_everything() -> None:
     table = random_table(5, pp=1, num_choices=1, num_layouts=1, num_outer=1, tightness=50.0)
     best = brute_force([table], "layerwise")

@@ -1,9 +1,6 @@
 """Mixtures of experts in the words of the trainers, and what each of them refuses."""
 
-import json
-
 import pytest
-import yaml
 
 from darts_parallel.config.mixture import expert_pattern
 from darts_parallel.errors import UnsupportedError
@@ -58,19 +55,6 @@ def test_a_frequency_reads_back_as_the_layers_it_names(name: str) -> None:
     text = layer_frequency(config)
     read = [int(i % text == 0) for i in range(config.num_layers)] if isinstance(text, int) else eval(text)
     assert [bool(x) for x in read] == list(expert_pattern(config))
-
-
-def test_torchtitan_and_deepspeed_and_galvatron_have_the_degrees() -> None:
-    job = problem("model=mixtral_8x7b", "training=mixtral_8x7b", "cluster=h100_8x8")
-    whole = plan(job, LayerStrategy(1, 64, 2, ep=8), pp=1)
-    assert (
-        "config.parallelism.expert_parallel_degree = 8"
-        in files("torchtitan", job, whole)["torchtitan_plan.py"]
-    )
-    settings = json.loads(files("deepspeed", job, whole)["deepspeed.json"])
-    assert settings["expert_parallel"] == {"enabled": True, "autoep_size": 8}
-    runtime = yaml.safe_load(files("galvatron", job, whole)["galvatron.yaml"])
-    assert runtime == {"parallel": {"global_ep_deg": 8, "global_tp_of_ep_deg": 1}}
 
 
 @pytest.mark.parametrize(

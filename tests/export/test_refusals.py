@@ -74,14 +74,8 @@ def test_all_reasons_stand_in_one_sentence_and_their_ways_out_are_joined(llama: 
     with pytest.raises(UnsupportedError) as caught:
         export_plan(llama, plan_of(llama, strategy, 4, (5,)), "accelerate")
     sentence = str(caught.value)
-    assert [
-        sentence.count(word) for word in ("pp=2,", "zero_stage=1,", "sequence_parallel=true", "recompute=")
-    ] == [
-        1,
-        1,
-        1,
-        2,
-    ]
+    counts = {"pp=2,": 1, "zero_stage=1,": 1, "sequence_parallel=true": 1, "recompute=": 2}
+    assert {word: sentence.count(word) for word in counts} == counts
     assert sentence.endswith(
         "nearest space to search in: space=uniform space.pp=1 space.zero_stage=[0,2,3] "
         "space.sequence_parallel=false space.recompute=[none,full]."

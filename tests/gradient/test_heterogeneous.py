@@ -191,11 +191,8 @@ def test_a_cluster_that_no_pipeline_divides_is_refused_and_the_advice_works() ->
     ("override", "words"),
     [
         ("cluster.nodes.1.count=0", r"nodes\[1\]\.count=0 must be at least 1; try 1"),
-        ("cluster.nodes.0.gpus=0", r"nodes\[0\]\.gpus=0 must be at least 1; try 1"),
-        ("cluster.nodes.1.device=h200", r"nodes\[1\]\.device=h200 must be one of .*; try toy"),
         ("cluster.nodes.1.device=toy_fst", r"device=toy_fst must be one of .*; try toy_fast\."),
         ("cluster.nodes.5.count=1", r"cluster\.nodes has, .*; try cluster\.nodes\.0\.count=1\."),
-        ("cluster.nodes=[]", r"cluster\.nodes=\[\] must list at least one node group; try "),
         ("space.node_orders=any", r"space\.node_orders=any must be one of .*; try "),
         (
             "cluster.nodes.1.price_per_hour_usd=-1",

@@ -6,7 +6,6 @@ from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient import infeasibility
 from darts_parallel.gradient.descent import search
 from darts_parallel.gradient.result import SearchResult
-from darts_parallel.planner.planning import plan
 from darts_parallel.problem.problem import load_problem
 
 SHORT = ["search.num_steps=2", "search.num_restarts=1", "search.polish=false"]
@@ -65,12 +64,6 @@ def test_a_hundredth_of_a_gibibyte_less_than_advised_is_too_little() -> None:
     less = float(advised.group(1)) - 0.011
     with pytest.raises(InfeasibleError):
         found([*TIGHT[0], f"cluster.devices.toy.memory_GiB={less:.3f}"])
-
-
-def test_the_seed_reports_search_says_the_same() -> None:
-    problem = load_problem([*TIGHT[0], "cost=searcher"])
-    with pytest.raises(InfeasibleError, match="smallest changes that help"):
-        plan(problem)
 
 
 def test_the_fewest_doublings_of_the_nodes_that_fit_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:

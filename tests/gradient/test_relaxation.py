@@ -28,14 +28,6 @@ def test_soft_stages_are_contiguous_and_sum_to_one(seed: int) -> None:
     assert (cold.diff(dim=-1) >= 0).all()
 
 
-def test_one_stage_takes_every_layer() -> None:
-    edges = stage_edges(torch.zeros(2, 3, 1, dtype=torch.float64), 5)
-    assert edges.shape == (2, 3, 0)
-    torch.testing.assert_close(
-        soft_stages(edges, CENTRES[:5], 1.0), torch.ones(2, 3, 5, 1, dtype=torch.float64)
-    )
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_smooth_max_lies_above_the_maximum_by_at_most_log_n_over_sharpness(seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)

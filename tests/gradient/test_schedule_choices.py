@@ -32,21 +32,6 @@ def tables_of(*overrides: str) -> tuple[Problem, list[CostTable]]:
     return problem, build_tables(problem)
 
 
-@pytest.mark.parametrize("schedule", FOLDED)
-@pytest.mark.parametrize(("pp", "count"), [(2, 4), (3, 7), (4, 16)])
-def test_every_pass_of_a_v_runs_once_on_its_device_and_weights_follow_their_backward(
-    schedule: str, pp: int, count: int
-) -> None:
-    devices = find(schedule).devices(pp, 2 * pp)
-    for device, order in enumerate(find(schedule).orders(pp, count, 2)):
-        assert len(set(order)) == len(order) == 2 * 3 * count
-        assert {operation.stage for operation in order} == {s for s, d in enumerate(devices) if d == device}
-        place = {operation: number for number, operation in enumerate(order)}
-        for operation, number in place.items():
-            before = {"B": "F", "W": "B"}.get(operation.kind)
-            assert before is None or place[operation._replace(kind=before)] < number
-
-
 @pytest.mark.parametrize(
     ("schedule", "chunks", "seconds", "held"),
     [("1f1b", 1, 117.0, 8.0), ("zero_bubble_h1", 1, 103.0, 8.0), ("interleaved", 2, 106.5, 11.5),
@@ -61,19 +46,6 @@ def test_equal_passes_take_the_published_seconds_and_memory(
     assert float(device_ends(given, schedule, 8, 32).amax()) == pytest.approx(seconds)
     stages = in_flight(8, torch.tensor([32]), schedule, chunks)[0] / chunks
     assert float(by_device(stages, torch.tensor(find(schedule).devices(8, len(stages))), 8).amax()) == held
-
-
-@pytest.mark.parametrize("schedule", FOLDED)
-def test_a_v_holds_no_more_where_more_micro_batches_repeat_its_steady_part(schedule: str) -> None:
-    for pp in (2, 3, 4, 6, 7):
-        steady = find(schedule).in_flight(pp, 3 * pp, 2)
-        for more in (1, 2, 3, 2 * pp + 1):
-            count = 3 * pp + more
-            held = [list(accumulate((k == "F") - (k == "W") for k, _, _ in order))
-                    for order in find(schedule).orders(pp, count, 2)]  # fmt: skip
-            devices = find(schedule).devices(pp, 2 * pp)
-            for device, numbers in enumerate(held):
-                assert max(numbers) == sum(n for n, d in zip(steady, devices, strict=True) if d == device)
 
 
 def test_between_two_backward_passes_the_loss_keeps_a_third_and_blocks_everything() -> None:

@@ -11,7 +11,7 @@ from darts_parallel.cli.job import Job
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.planner.elasticities import sensitivity, time_elasticities
-from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.text import effect, render
 from tests.support.hardware import scaled
 
@@ -86,15 +86,10 @@ def test_the_seed_reports_model_has_no_figures() -> None:
 
 def test_figures_of_unequal_nodes_are_told_apart() -> None:
     problem = load_problem(["model=toy", "training=toy", "cluster=toy_mixed"])
-    pp = problem.cluster.num_devices
-    names = {name for name in sensitivity(_even(problem), problem) if name.startswith("devices.")}
-    assert pp > 1
-    assert len({name.split(".")[1] for name in names}) == 2
-
-
-def _even(problem: Problem) -> Plan:
     size = problem.cluster.num_devices // 2
-    return Plan(4, (0, 3, LAYERS), (LayerStrategy(1, size),) * LAYERS)
+    even = Plan(4, (0, 3, LAYERS), (LayerStrategy(1, size),) * LAYERS)
+    names = {name for name in sensitivity(even, problem) if name.startswith("devices.")}
+    assert len({name.split(".")[1] for name in names}) == 2
 
 
 def test_the_effect_of_ten_percent_more() -> None:

@@ -85,13 +85,6 @@ def test_auto_takes_an_exact_method_that_ends_and_says_so(tmp_path: Path) -> Non
     assert "optimal in the model, over the layerwise space" in report
 
 
-def test_the_uniform_space_is_enumerated(tmp_path: Path) -> None:
-    data, report = run(tmp_path, "space=uniform", "search=exact")
-    assert (data["search"]["method"], data["search"]["taken_from"]) == ("exact", "exhaustive")
-    assert "asked for by search.method=exact" in report
-    assert "optimal in the model, over the uniform space" in report
-
-
 def test_exact_methods_that_do_not_reach_are_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^search\.method=exact has no plan: .*search\.method=gradient\.$"):
         run(tmp_path, "search=exact", "space.virtual_stages=[1,2]")

@@ -96,9 +96,5 @@ def test_stages_are_numbered_by_whole_numbers(found: Found, stages: int) -> None
 
 
 def test_blocks_are_numbers_and_other_layers_keep_their_names() -> None:
-    assert short_names(["embedding", "layers.0", "mtp.0", "head"]) == [
-        "embedding",
-        "0",
-        "mtp.0",
-        "head",
-    ]
+    names = ["embedding", "layers.0", "mtp.0", "head"]
+    assert short_names(names) == ["embedding", "0", "mtp.0", "head"]

@@ -91,7 +91,7 @@ CASES = {
     ),
     "context": ExportCase(LLAMA, LayerStrategy(1, 2, 3), 4, ("torchtitan", "accelerate"), cp=4),
     "zero_3": ExportCase(
-        LLAMA, LayerStrategy(2, 4, 3, "full"), 2, ("megatron", "torchtitan", "accelerate", "galvatron")
+        LLAMA, LayerStrategy(2, 4, 3, "full"), 2, ("megatron", "accelerate", "galvatron")
     ),
     "zero_2": ExportCase(TOY, LayerStrategy(2, 4, 2, "full"), 2, ("deepspeed", "galvatron")),
     "replicas": ExportCase(TOY, LayerStrategy(1, 8), 2, EVERYWHERE),
