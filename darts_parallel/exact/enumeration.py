@@ -1,7 +1,7 @@
 """Every plan of a tiny space, priced one by one: the referee of the other exact planners."""
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations, product
+from itertools import combinations, islice, product
 
 import numpy as np
 import torch
@@ -64,11 +64,6 @@ def _assignments(table: CostTable, outer: int, space_kind: str) -> Iterator[torc
     """Return allowed strategies of the model, of every stage or of every layer: `(n, 1 | K | L)`."""
     allowed = np.flatnonzero(table.allowed[outer].numpy()).tolist()
     slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[space_kind]
-    buffer = []
-    for assignment in product(allowed, repeat=slots):
-        buffer.append(assignment)
-        if len(buffer) == BATCH:
-            yield torch.tensor(buffer)
-            buffer = []
-    if buffer:
-        yield torch.tensor(buffer)
+    every = product(allowed, repeat=slots)
+    while block := list(islice(every, BATCH)):
+        yield torch.tensor(block)

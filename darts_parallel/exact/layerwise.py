@@ -56,7 +56,6 @@ def find_layerwise_plan(
     incumbent: float = float("inf"),
     deadline: float | None = None,
     *,
-    merge: bool = True,
     uniform: TableResult | None = None,
 ) -> TableResult:
     """Return the optimal plan over all tables and outer choices.
@@ -66,7 +65,6 @@ def find_layerwise_plan(
         space_kind: One of `config.schema.SPACES`.
         incumbent: Cost of a known plan; plans above it are not looked for.
         deadline: `time.monotonic()` at which to stop without a proof.
-        merge: Share the work on segments of equal layers.
         uniform: Answer of `find_uniform_plan` on these tables; None has it asked for here.
 
     Returns:
@@ -83,9 +81,7 @@ def find_layerwise_plan(
     others = [float(outer_lower_bounds(table).min()) for table in tables if table.virtual_stages > 1]
     if tables and not plain:
         return TableResult(None, min(others), False, 0, note=INTERLEAVED_ONLY)
-    search = _Search(
-        tables, plain, space_kind, incumbent, deadline, merge, incumbent * (1 + AGREEMENT), uniform
-    )
+    search = _Search(tables, plain, space_kind, incumbent, deadline, incumbent * (1 + AGREEMENT), uniform)
     result = search.run()
     if not others:
         return result
@@ -104,7 +100,6 @@ class _Search:
     space_kind: str
     incumbent: float
     deadline: float | None
-    merge: bool
     limit: float
     uniform: TableResult | None
     best: PricedPlan | None = None
@@ -150,7 +145,7 @@ class _Search:
         while any(case.bound <= self.limit for case in self.cases):
             trial, before = min(lowest * (1 + margin), self.limit), self._labels()
             for case in sorted(self.cases, key=lambda case: case.bound):
-                found = case.attempt(self.space_kind, min(trial, self.limit), self._check, merge=self.merge)
+                found = case.attempt(self.space_kind, min(trial, self.limit), self._check)
                 if found is not None and found.time < (np.inf if self.best is None else self.best.time):
                     self.best, self.limit = found, min(self.limit, found.time)
             margin *= growth(self._labels() - before)

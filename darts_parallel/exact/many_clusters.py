@@ -106,8 +106,6 @@ class _ClusterRows:
         self.bound = np.concatenate(parts) if parts else np.zeros(0)
         self.open = np.isfinite(self.bound)
         self.cost, self.sync = np.full(len(self.bound), np.inf), np.full(len(self.bound), np.inf)
-        self.plans = 0
-        """Rows that were split into stages."""
 
     def shared(self, number: int) -> _UniformCosts:
         """Return costs of a table, read once for all that share them."""
@@ -144,7 +142,6 @@ class _ClusterRows:
         """Split rows into stages, those of equal depth together, and note the best of each cluster."""
         most_sync = np.full(len(rows), np.inf) if most_sync is None else most_sync
         self.open[rows] = False
-        self.plans += len(rows)
         depth = np.array([table.pp for table in self.tables], dtype=np.int64)[self.table[rows]]
         for pp in np.unique(depth).tolist():
             mine = np.flatnonzero(depth == pp)

@@ -41,16 +41,13 @@ class OuterChoiceSolver:
         """Read once they are asked for: most outer choices are excluded at a look."""
         return OuterCosts.read(self.table, self.outer, self.choices)
 
-    def attempt(
-        self, space_kind: str, limit: float, check: Check, *, merge: bool = True
-    ) -> PricedPlan | None:
+    def attempt(self, space_kind: str, limit: float, check: Check) -> PricedPlan | None:
         """Return the best plan within `limit`; None, and a raised bound, where there is none.
 
         Args:
             space_kind: `stagewise` or `layerwise`; `uniform` is stagewise with one strategy in `costs`.
             limit: Seconds.
             check: Called often; raises `DeadlineError` when the time is over.
-            merge: Share the work on segments of equal layers.
         """
         if self.bound > limit:
             return None
@@ -60,7 +57,7 @@ class OuterChoiceSolver:
         source: LayerwiseFronts | StagewiseFronts
         if space_kind == "layerwise":
             if self.layers is None:
-                self.layers = LayerStructure.build(self.costs, merge)
+                self.layers = LayerStructure.build(self.costs)
             source = LayerwiseFronts(self.costs, uses, check, self.layers)
         else:
             source = StagewiseFronts(self.costs, uses, check)

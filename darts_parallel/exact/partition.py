@@ -10,7 +10,7 @@ from darts_parallel.exact.limits import Completions, UsableSegments
 from darts_parallel.exact.pareto import pareto
 from darts_parallel.exact.result import Check
 from darts_parallel.exact.segments import Array, Index, StageSegments
-from darts_parallel.exact.stage_fronts import Front, penalties
+from darts_parallel.exact.stage_fronts import Front, end_penalties
 
 Segment = tuple[int, int, int]
 """Stage, first layer, end."""
@@ -70,10 +70,7 @@ class Partition:
         for stage, first, end in self.fronts:
             self._ends.setdefault((stage, first), []).append(end)
         self._bound(own.keep(np.array([front is not None for front in found.values()], dtype=bool)))
-        self._boundary = np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:]))
-        if costs.num_layers > 1 and len(costs.p2p):
-            # a worse boundary slows the next stage, which may be the slowest: m micro-batches pay
-            self._boundary[1:-1] = penalties(costs.p2p) * costs.num_micro_batches
+        self._boundary = end_penalties(costs)
 
     def _bound(self, stages: StageSegments) -> None:
         """Compute completions from the fronts themselves, tighter than those that chose the segments."""
@@ -89,22 +86,6 @@ class Partition:
         later, rest = self.costs.num_micro_batches - 1.0, self._rest.sum_after[stage + 1, end]
         return np.asarray(values @ np.array([1.0, later, 1.0]) + rest <= self.limit * (1 + 1e-14))
 
-    def _floors(self, stage: int, end: int) -> Array:
-        """Return the least values that later stages give the two maxima: less is no advantage."""
-        at = (stage + 1, end)
-        return np.array([-np.inf, self._rest.slowest_after[at], self._rest.sync_after[at]])
-
-    def _trim(self, front: Front, stage: int, first: int, end: int) -> Front:
-        """Return rows of a front that fit into some plan within the limit."""
-        seconds = front.values[:, 0] + self._incoming[stage, first]
-        values = np.stack([
-            seconds + front.values[:, 1] + self._rest.sum_before[stage, first],
-            np.maximum(seconds, self._rest.slowest_before[stage, first]),
-            np.maximum(front.values[:, 2], self._rest.sync_before[stage, first]),
-        ], axis=1)  # fmt: skip
-        kept = self._useful(np.maximum(values, self._floors(stage, end)), stage, end)
-        return Front(front.values[kept], front.first[kept], front.last[kept], front.origin[kept])
-
     def solve(self) -> Arrangement | None:
         """Return the cheapest plan within the limit; None where there is none."""
         if not np.isfinite(self._rest.sum_after[0, 0]):
@@ -116,15 +97,14 @@ class Partition:
             for first, before in reached[-1].items():
                 for end in self._ends.get((stage, first), ()):
                     self._check()
-                    trimmed = self._trim(self.fronts[stage, first, end], stage, first, end)
-                    self.fronts[stage, first, end] = trimmed
-                    parts.setdefault(end, []).append(self._join(before, trimmed, stage, first, end))
+                    parts.setdefault(end, []).append(self._join(before, stage, first, end))
             merged = {end: self._merge(list_, end) for end, list_ in parts.items()}
             reached.append({end: partials for end, partials in merged.items() if partials is not None})
         return self._trace(reached)
 
-    def _join(self, before: _Partials, front: Front, stage: int, first: int, end: int) -> _Partials:
+    def _join(self, before: _Partials, stage: int, first: int, end: int) -> _Partials:
         """Return every partial plan with every way to run the next stage."""
+        front = self.fronts[stage, first, end]
         self._check(len(before.values) * len(front))
         seconds = np.broadcast_to(front.values[:, 0], (len(before.values), len(front)))
         if stage:
@@ -135,7 +115,10 @@ class Partition:
             np.maximum(before.values[:, None, SLOWEST], seconds),
             np.maximum(before.values[:, None, SYNC], front.values[:, 2]),
         ], axis=-1).reshape(-1, 3)  # fmt: skip
-        np.maximum(values, self._floors(stage, end), out=values)
+        # less than what later stages give the two maxima is no advantage
+        at = (stage + 1, end)
+        floors = [-np.inf, self._rest.slowest_after[at], self._rest.sync_after[at]]
+        np.maximum(values, floors, out=values)
         self.labels_made += len(values)
         kept = np.flatnonzero(self._useful(values, stage, end))
         parent, row = np.divmod(kept, max(len(front), 1))

@@ -64,12 +64,11 @@ class SegmentTrie:
     """One segment of every node, `(nodes, 2)`."""
 
     @staticmethod
-    def build(costs: OuterCosts, merge: bool = True) -> "SegmentTrie":
-        """Number all segments; without `merge` every segment is its own node."""
+    def build(costs: OuterCosts) -> "SegmentTrie":
+        """Number all segments."""
         size = costs.num_layers
         pairs = np.concatenate([costs.reshard, costs.p2p]).transpose(1, 0, 2, 3)
-        classes = costs.layer_class if merge else np.arange(size)
-        pair_class = equal_rows(pairs) if merge else np.arange(size - 1)
+        classes, pair_class = costs.layer_class, equal_rows(pairs)
         node = np.zeros((size + 1, size + 1), dtype=np.int64)
         known: dict[tuple[int, int, int], int] = {}
         parent, example = [0], [(0, 0)]
@@ -117,16 +116,16 @@ class LayerStructure:
     _forms: dict[int, LabelForms] = field(default_factory=dict)
 
     @staticmethod
-    def build(costs: OuterCosts, merge: bool = True) -> "LayerStructure":
-        """Find them; without `merge` every segment is its own node."""
-        trie = SegmentTrie.build(costs, merge)
+    def build(costs: OuterCosts) -> "LayerStructure":
+        """Find them."""
+        trie = SegmentTrie.build(costs)
         return LayerStructure(costs, trie, NodeGroups.of(trie.node), useful_choices(costs))
 
     def forms(self, signature: int) -> LabelForms:
         """Return what is limited on the stages of a signature."""
         if signature not in self._forms:
             own = self.costs.stage_signatures[0][signature]
-            self._forms[signature] = LabelForms.build(self.costs, own, self.choices)
+            self._forms[signature] = LabelForms.build(self.costs, own)
         return self._forms[signature]
 
     def entered(self, kind: int) -> tuple[Array, Array]:
@@ -149,11 +148,7 @@ class LayerStructure:
     @cached_property
     def boundary(self) -> Array:
         """Return layout penalties at the end of a stage, `(L + 1, Y, Y)`."""
-        result = np.zeros((self.costs.num_layers + 1, *self.costs.p2p.shape[-2:]))
-        if self.costs.num_layers > 1 and len(self.costs.p2p):
-            # a worse boundary slows the next stage, which may be the slowest: m micro-batches pay
-            result[1:-1] = penalties(self.costs.p2p) * self.costs.num_micro_batches
-        return result
+        return end_penalties(self.costs)
 
 
 class LayerwiseFronts:
@@ -205,8 +200,9 @@ class LayerwiseFronts:
             self._check(len(labels.values))
             kept = np.flatnonzero(budgets.admit(labels.values, node))
             states = labels.first[kept] * layouts + labels.current[kept]
-            compared = budgets.relevant(labels.values[kept], node)
-            kept = kept[pareto(compared, states, offsets.growing(node), paid=compared.shape[1] - 2)]
+            times = budgets.times(labels.values[kept])
+            compared = np.concatenate([times, labels.values[kept, BYTES:]], axis=1)
+            kept = kept[pareto(compared, states, offsets.growing(node), paid=times.shape[1])]
             if len(kept):
                 result[node] = Labels(labels.values[kept], labels.first[kept], labels.current[kept],
                                       labels.parent[kept], labels.choice[kept])  # fmt: skip
@@ -261,6 +257,15 @@ def penalties(rows: Array) -> Array:
     """
     flat = np.moveaxis(rows, 0, -1).reshape(*rows.shape[1:3], -1)
     return np.asarray((flat[:, :, None] - flat[:, None]).max(axis=-1).clip(min=0.0))
+
+
+def end_penalties(costs: OuterCosts) -> Array:
+    """Return layout penalties at the end of a stage by the layer behind it, `(L + 1, Y, Y)`."""
+    result = np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:]))
+    if costs.num_layers > 1 and len(costs.p2p):
+        # a worse boundary slows the next stage, which may be the slowest: m micro-batches pay
+        result[1:-1] = penalties(costs.p2p) * costs.num_micro_batches
+    return result
 
 
 @dataclass(frozen=True)

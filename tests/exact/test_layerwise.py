@@ -54,13 +54,6 @@ def test_smaller_spaces_equal_brute_force(mode: str) -> None:
         assert_same_optimum([table_of(seed)], mode)
 
 
-def test_sharing_the_work_of_equal_layers_changes_nothing() -> None:
-    for seed in range(5):
-        table = random_table(seed, pp=2, num_layers=7, num_choices=3, equal_layers=True)
-        shared, apart = (find_layerwise_plan([table], "layerwise", merge=merge) for merge in (True, False))
-        assert shared.cost == pytest.approx(apart.cost, rel=1e-12)
-
-
 def test_several_tables_give_the_best_of_all() -> None:
     for seed in range(6):
         tables = [random_table(seed, pp=pp, num_layers=5) for pp in (1, 2, 3)]
