@@ -66,18 +66,21 @@ class WaySums:
 
 
 class ChosenStages:
-    """Every possible stage of an outer choice whose layers have given strategies; arrays `(N,)`."""
+    """Every possible stage of an outer choice whose layers have given strategies.
+
+    Answers are arrays `(N,)`; `(N, X)` for X ways to run the layers.
+    """
 
     def __init__(self, costs: OuterCosts, choices: Index) -> None:
         """Add up.
 
         Args:
             costs: The outer choice.
-            choices: Strategy of every layer, `(L,)`.
+            choices: Strategy of every layer, `(L,)` or `(X, L)`.
         """
         self.costs, self.choices = costs, choices
         self.segments = StageSegments.legal(costs.pp, costs.fused_to_previous)
-        self._sums = WaySums(costs, choices[None])
+        self._sums = WaySums(costs, np.atleast_2d(choices))
         self._places = (self.segments.stage, self.segments.first, self.segments.end)
 
     @staticmethod
@@ -92,26 +95,33 @@ class ChosenStages:
 
     def seconds(self) -> Array:
         """Return seconds of a micro-batch with the boundary before it; infinite where its kind cannot run."""
-        costs, layout = self.costs, self.costs.layout[self.choices]
-        across = costs.p2p[:, np.arange(costs.num_layers - 1), layout[:-1], layout[1:]]
-        result: Array = self._sums.seconds(*self._places)[0]
-        result = result + self.segments.entering(across, costs.boundary_kind)
+        costs, segments, layout = self.costs, self.segments, self.costs.layout[self.choices]
+        across = costs.p2p[:, np.arange(costs.num_layers - 1), layout[..., :-1], layout[..., 1:]]
+        result = self._shaped(self._sums.seconds(*self._places))
+        result = result + segments.entering(np.moveaxis(across, -1, 1), costs.boundary_kind)
         refused = ~costs.kind_allowed[:, self.choices]
         if not refused.any():
             return result
-        return np.where(self.segments.sums(refused.astype(float), costs.stage_kind) > 0, np.inf, result)
+        held = np.moveaxis(prefix_sums(refused.astype(float)), -1, 1)
+        kind = costs.stage_kind[segments.stage]
+        return np.where(held[kind, segments.end] > held[kind, segments.first], np.inf, result)
 
     def sync(self) -> Array:
         """Return the seconds of gradient synchronisation and optimizer."""
-        return np.asarray(self._sums.sync(*self._places)[0])
+        return self._shaped(self._sums.sync(*self._places))
 
     def fits(self) -> NDArray[np.bool_]:
         """Return whether the stage's memory suffices."""
         costs, segments = self.costs, self.segments
-        working = segment_max(costs.working[np.arange(costs.num_layers), self.choices])
-        peak = self._sums.kept_bytes(*self._places)[0] + working[segments.first, segments.end]
+        working = segment_max(costs.working[np.arange(costs.num_layers), self.choices].T)
+        peak = self._shaped(self._sums.kept_bytes(*self._places)) + working[segments.first, segments.end]
         # rounding of prefix sums must not exclude what fits to the byte
-        return np.asarray(peak <= costs.capacity[segments.stage] * (1 + ROUNDING))
+        room = costs.capacity[segments.stage] * (1 + ROUNDING)
+        return np.asarray((room >= peak.T).T)
+
+    def _shaped(self, values: Array) -> Array:
+        """Return sums `(X, N)` in the shape of answers."""
+        return values.T.reshape(len(self.segments), *self.choices.shape[:-1])
 
     def fitting(self) -> tuple[StageSegments, Array]:
         """Return segments that fit their stage and run there, and the seconds of each."""

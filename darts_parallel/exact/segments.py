@@ -93,10 +93,10 @@ class StageSegments:
         """Return the seconds of the way into every segment's stage, 0 for the first stage.
 
         Args:
-            p2p: Seconds between neighbours across a boundary by its kind, `(P, L - 1)`.
+            p2p: Seconds between neighbours across a boundary by its kind, `(P, L - 1, ...)`.
             boundary_kind: Of every boundary, `(K - 1,)`.
         """
-        result, later = np.zeros(len(self)), np.flatnonzero(self.stage > 0)
+        result, later = np.zeros((len(self), *p2p.shape[2:])), np.flatnonzero(self.stage > 0)
         result[later] = p2p[boundary_kind[self.stage[later] - 1], self.first[later] - 1]
         return result
 

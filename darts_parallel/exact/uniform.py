@@ -1,11 +1,10 @@
 """The uniform space by enumeration: one strategy for all layers, any split into stages.
 
-Every configuration (stages, micro-batches, strategy) is bounded at once, its bottleneck by bisection
-over a greedy split; those below the best plans found so far are then solved exactly, cheapest first.
+Every configuration (stages, micro-batches, strategy) is bounded, its sum, its bottleneck and its
+synchronisation each by the best split; those below the best plans so far are solved exactly, cheapest first.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,7 +13,8 @@ from torch import Tensor
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import PricedPlan, even_uniform_plans
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.bounds import outer_lower_bounds, spread_bounds
+from darts_parallel.exact.bounds import OuterCosts, outer_lower_bounds, spread_bounds
+from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import (
     OFFLOADING,
@@ -23,10 +23,13 @@ from darts_parallel.exact.result import (
     TableResult,
     deadline_check,
 )
+from darts_parallel.exact.segments import Array, Index, StageSegments
 
 FIRST_MARGIN = 0.002
 """A configuration is first searched for splits this close to its bound, relative."""
 EVEN_ONLY = "optimal but for interleaved plans of uneven stages, which are bounded only"
+ELEMENTS = 2_000_000
+"""Stages of configurations that are bounded at once."""
 TOLERANCE = 1e-12
 """Relative; rounding of prefix sums must not exclude a plan."""
 
@@ -140,8 +143,10 @@ def _ranked(tables: Sequence[CostTable], known: float) -> list[tuple[float, int,
 
 def _quick_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
     """Lower bounds of configurations as of `uniform_bounds`, without memory and boundaries, `(B,)`."""
-    seconds, sync = (_by_kind(x, outer, choice).amin(1) for x in (table.time, table.sync))
-    per_iteration = _rows(table.per_iteration, outer, choice)
+    seconds, sync, per_iteration = (
+        values.detach()[outer, :, choice]
+        for values in (table.time.amin(1), table.sync.amin(1), table.per_iteration)
+    )
     return spread_bounds(seconds, sync, per_iteration, table.num_micro_batches[outer], table.pp)
 
 
@@ -156,124 +161,27 @@ def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
     Returns:
         Seconds, `(B,)`; infinite where no split fits the memory.
     """
-    rest = table.num_micro_batches[outer] - 1.0
-    seconds, sync = (_by_kind(x, outer, choice) for x in (table.time, table.sync))
-    layout = table.layout[choice]
-    if table.pp > 1:
-        across = table.p2p[outer, :, :, layout, layout].detach()[..., ~table.fused_to_previous[1:]].amin(-1)
-        boundary = torch.nn.functional.pad(across[:, table.boundary_kind], (1, 0))
-    else:
-        boundary = torch.zeros(len(outer), 1, dtype=torch.float64)
-    # three questions at once: on so few configurations an operation costs what it costs to call it
-    both = rest.view(-1, 1, 1) * seconds + sync
-    edges = torch.cat([boundary, torch.zeros_like(boundary), rest.unsqueeze(1) * boundary])
-    greedy = _Greedy.build(table, outer.repeat(3), choice.repeat(3))
-    found = greedy.bottleneck(torch.cat([seconds, sync, both]), edges)
-    slowest, largest_sync, joint = found.view(3, len(outer))
-    per_iteration = _rows(table.per_iteration, outer, choice).sum(1)
-    # without a feasible split both bottlenecks are infinite, and rest may be 0
-    apart = _sum_and_bottleneck(table, seconds, slowest, rest) + largest_sync
-    least = seconds[:, torch.unique(table.stage_kind)].amin(1).sum(1)
-    return (torch.maximum(apart, least + joint) + boundary.sum(1) + per_iteration) * (1 - TOLERANCE)
+    result, own = np.empty(len(outer)), choice.numpy()
+    for number in torch.unique(outer).tolist():
+        mine = np.flatnonzero(outer.numpy() == number)
+        costs = OuterCosts.whole(table, number)
+        size = max(ELEMENTS // len(StageSegments.legal(costs.pp, costs.fused_to_previous)), 1)
+        for begin in range(0, len(mine), size):
+            result[mine[begin : begin + size]] = _split_bounds(costs, own[mine[begin : begin + size]])
+    return torch.from_numpy(result * (1 - TOLERANCE))
 
 
-def _rows(values: Tensor, outer: Tensor, choice: Tensor) -> Tensor:
-    """Return values `(O, L, C)` of the configurations, `(B, L)`."""
-    return values.detach()[outer, :, choice]
-
-
-def _by_kind(values: Tensor, outer: Tensor, choice: Tensor) -> Tensor:
-    """Return values `(O, Q, L, C)` of the configurations, `(B, Q, L)`."""
-    return values.detach()[outer, :, :, choice]
-
-
-def _sum_and_bottleneck(table: CostTable, seconds: Tensor, slowest: Tensor, rest: Tensor) -> Tensor:
-    """Bound on the sum of stage seconds plus `rest` times their maximum, boundaries left out, `(B,)`.
-
-    A kind of stage saves at most its largest ratio of saved to spent seconds times what its stages spend,
-    which is their number times the maximum: the bound is linear in the maximum until every layer lies on
-    its fastest kind, so that one of the two ends is the smallest.
-    """
-    kinds, counts = torch.unique(table.stage_kind, return_counts=True)
-    used = seconds[:, kinds]
-    expensive, cheap = used.amax(1), used.amin(1).sum(1)
-    ratio = ((expensive.unsqueeze(1) - used) / used.clamp(min=1e-300)).amax(-1)
-    slope = (ratio * counts).sum(1)
-    most = expensive.sum(1)
-    # with one kind nothing is saved, and the two ends are one
-    far = torch.where(slope > 0, (most - cheap) / slope.clamp(min=1e-300), 0.0)
-    ends = []
-    for bottleneck in (slowest, torch.maximum(slowest, far)):
-        saved = torch.minimum(slope * bottleneck.nan_to_num(posinf=0.0), most - cheap)
-        ends.append(most - saved + (rest * bottleneck).nan_to_num(nan=torch.inf, posinf=torch.inf))
-    return torch.minimum(*ends)
-
-
-@dataclass(frozen=True)
-class _Greedy:
-    """Splits of B configurations that fill every stage as far as a limit allows."""
-
-    memory: Tensor
-    """Prefix sums of bytes by stage, `(K, B, L + 1)`."""
-    room: Tensor
-    """Bytes of every stage, `(K, B)`."""
-    start: Tensor
-    """Closest valid first layer of a stage at or before a layer, `(L + 1,)`."""
-    kinds: list[int]
-    """Kind of every stage, `(K,)`."""
-
-    @staticmethod
-    def build(table: CostTable, outer: Tensor, choice: Tensor) -> "_Greedy":
-        columns = (table.static, table.activation, table.working)
-        static, activation, working = (_rows(column, outer, choice) for column in columns)
-        in_flight = table.in_flight[outer].T.unsqueeze(-1)
-        memory = _prefix(static + in_flight * activation)
-        room = table.capacity.detach().unsqueeze(1) * (1 + TOLERANCE) - working.amin(1)
-        legal = torch.cat([~table.fused_to_previous, torch.ones(1, dtype=torch.bool)])
-        positions = torch.arange(len(legal))
-        start = torch.where(legal, positions, 0).cummax(0).values
-        return _Greedy(memory, room, start, table.stage_kind.tolist())
-
-    def bottleneck(self, values: Tensor, boundary: Tensor, iterations: int = 16) -> Tensor:
-        """Return the least possible maximum over stages of the sums of `values`, from below.
-
-        Args:
-            values: Nonnegative, of every kind of stage, `(B, Q, L)`.
-            boundary: Added to every stage, `(B, K)`.
-            iterations: Halvings of the interval.
-
-        Returns:
-            Shape `(B,)`; infinite where memory admits no split.
-        """
-        used = values[:, sorted(set(self.kinds))]
-        least, most, edge = used.amin(1), used.amax(1), boundary.amax(1)
-        prefix = _prefix(values.transpose(0, 1))
-        low = torch.maximum(least.amax(1), least.sum(1) / len(self.kinds))
-        high = most.sum(1) + edge
-        impossible = ~self._reaches(prefix, boundary, high)
-        near = torch.minimum(low + most.amax(1) + edge, high)
-        high = torch.where(self._reaches(prefix, boundary, near), near, high)
-        reached = self._reaches(prefix, boundary, low)
-        for _ in range(iterations):
-            middle = (low + high) / 2
-            fits = self._reaches(prefix, boundary, middle)
-            low, high = torch.where(fits | reached, low, middle), torch.where(fits, middle, high)
-        return low.masked_fill(impossible, torch.inf)
-
-    def _reaches(self, prefix: Tensor, boundary: Tensor, limit: Tensor) -> Tensor:
-        """Return whether stages of at most `limit`, `(B,)`, hold all layers; `prefix` is `(Q, B, L + 1)`."""
-        end = torch.zeros(len(limit), 1, dtype=torch.long)
-        for stage, (memory, room) in enumerate(zip(self.memory, self.room, strict=True)):
-            allowed = (limit - boundary[:, stage]) * (1 + TOLERANCE)
-            own = prefix[self.kinds[stage]]
-            target = own.gather(1, end) + allowed.unsqueeze(1)
-            full = memory.gather(1, end) + room.unsqueeze(1)
-            by_time = torch.searchsorted(own, target, right=True) - 1
-            by_memory = torch.searchsorted(memory, full, right=True) - 1
-            end = torch.maximum(self.start[torch.minimum(by_time, by_memory).clamp(min=0)], end)
-        return end[:, 0] == prefix.shape[-1] - 1
-
-
-def _prefix(values: Tensor) -> Tensor:
-    """Return the prefix sums along the last axis, from 0."""
-    return torch.nn.functional.pad(values.cumsum(-1), (1, 0)).contiguous()
+def _split_bounds(costs: OuterCosts, choices: Index) -> Array:
+    """Bound sum, bottleneck and synchronisation of splits apart, or the two maxima of one stage together."""
+    stages = ChosenStages(costs, np.repeat(choices[:, None], costs.num_layers, axis=1))
+    rest, segments, sync = costs.num_micro_batches - 1.0, stages.segments, stages.sync()
+    seconds = np.where(stages.fits(), stages.seconds(), np.inf)
+    unfit = np.isinf(seconds)
+    both = rest * np.where(unfit, 0.0, seconds) + sync
+    largest_sync, joint = (
+        segments.before(np.where(unfit, np.inf, values), np.maximum)[-1, -1] for values in (sync, both)
+    )
+    least, slowest = (segments.before(seconds, join)[-1, -1] for join in (np.add, np.maximum))
+    # infinite least sums say that nothing fits
+    apart = rest * np.where(np.isinf(slowest), 0.0, slowest) + largest_sync
+    return np.asarray(least + np.maximum(apart, joint) + costs.per_iteration[:, choices].sum(0))
