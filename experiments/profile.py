@@ -12,6 +12,7 @@ torch.utils.benchmark, medians over the processes. It writes `device/NAME.yaml`,
 with these figures.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,9 +21,10 @@ import torch
 
 from darts_parallel.config.checks import require_at_least, require_member, require_members
 from darts_parallel.config.options import run_main
+from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.file import write_json, write_text
-from experiments.machine.check import block_errors
+from darts_parallel.problem.problem import load_problem
 from experiments.machine.compute import DTYPES, ComputeProfile, measure_compute
 from experiments.machine.files import cluster_yaml, device_yaml, node_memory
 from experiments.machine.links import LinkProfile, measure_link
@@ -95,31 +97,52 @@ def run(options: ProfileOptions) -> int:
     return 0
 
 
+def block_errors(folder: str, name: str, compute: ComputeProfile) -> list[tuple[str, float, float]]:
+    """Return words, and `predicted / measured - 1` of forward and backward, for every measured block.
+
+    No block has a part in the fit.
+
+    Args:
+        folder: For `--config-dir`; holds the written device and cluster.
+    """
+    result = []
+    for layer in compute.blocks:
+        width = layer.width
+        problem = load_problem(
+            ["model=gpt2_xl", f"cluster={name}", "training=toy", "training.fused_attention=false",
+             "space=uniform", "space.pp=1", "space.tp=1",
+             "space.num_micro_batches=1", "space.recompute=none", "space.zero_stage=0",
+             f"model.hidden_size={width}", f"model.num_heads={max(width // 64, 1)}", "model.num_layers=1",
+             f"model.max_seq_len={layer.seq_len}", f"training.seq_len={layer.seq_len}",
+             "cluster.nodes.0.count=1", "cluster.nodes.0.gpus=1",
+             f"training.precision={compute.gemms[0].precision}",
+             f"training.global_batch_size={layer.micro_batch}"],
+            config_dir=folder,
+        )  # fmt: skip
+        (table,) = build_tables(problem)
+        forward, backward = float(table.forward[0, 0, 1, 0]), float(table.backward[0, 0, 1, 0])
+        words = f"width {width}, {layer.micro_batch} x {layer.seq_len} tokens"
+        result.append((words, forward / layer.forward_s - 1.0, backward / layer.backward_s - 1.0))
+    return result
+
+
 def _write(
-    options: ProfileOptions,
-    machine: MeasuredMachine,
-    compute: ComputeProfile,
-    intra: LinkProfile | None,
-    inter: LinkProfile | None,
+    options: ProfileOptions, machine: MeasuredMachine, compute: ComputeProfile, *links: LinkProfile | None
 ) -> None:
-    folder = Path(options.out)
+    """Write the files; `links` are those inside and between nodes."""
+    folder, name = Path(options.out), options.name
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    memory = node_memory(machine)
-    write_text(folder / "device" / f"{options.name}.yaml", device_yaml(compute, machine, memory, when))
-    write_text(folder / "cluster" / f"{options.name}.yaml",
-               cluster_yaml(options.name, machine, intra, inter, compute, when))  # fmt: skip
-    write_json(folder / "profile.json", {
-        "when": when,
-        "gemms": [asdict(gemm) for gemm in compute.gemms],
-        "blocks": [asdict(block) for block in compute.blocks],
-        "intra_node": None if intra is None else asdict(intra),
-        "inter_node": None if inter is None else asdict(inter),
-    })  # fmt: skip
-    print(_summary(options, compute, intra, inter))
+    intra, inter = links
+    write_text(folder / f"device/{name}.yaml", device_yaml(compute, machine, node_memory(machine), when))
+    write_text(folder / f"cluster/{name}.yaml", cluster_yaml(name, machine, intra, inter, compute, when))
+    measured = {key: [asdict(entry) for entry in getattr(compute, key)] for key in ("gemms", "blocks")}
+    shown = {"intra_node": intra and asdict(intra), "inter_node": inter and asdict(inter)}
+    write_json(folder / "profile.json", {"when": when, **measured, **shown})
+    print(_summary(options, compute, {"inside nodes": intra, "between nodes": inter}))
 
 
 def _summary(
-    options: ProfileOptions, compute: ComputeProfile, intra: LinkProfile | None, inter: LinkProfile | None
+    options: ProfileOptions, compute: ComputeProfile, links: Mapping[str, LinkProfile | None]
 ) -> str:
     device = compute.fit.device
     peaks = ", ".join(f"{name} {value / 1e12:.3g}" for name, value in compute.fit.peaks.items())
@@ -128,7 +151,7 @@ def _summary(
         f"memory {float(device.memory_bandwidth) / 1e9:.3g} GB/s; "
         f"a block of one token {float(device.layer_overhead) * 1e6:.3g} us",
     ]
-    for name, link in (("inside nodes", intra), ("between nodes", inter)):
+    for name, link in links.items():
         if link is not None:
             lines.append(
                 f"links {name}: {link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us; "

@@ -92,13 +92,11 @@ def gemm_shapes(largest: int) -> list[tuple[int, int, int]]:
 def measure_compute(
     machine: MeasuredMachine, precisions: Sequence[str], largest: int, seconds: float
 ) -> ComputeProfile:
-    """Measure products, streams, attention and blocks.
+    """Measure products, streams, attention and blocks, in `seconds` of wall-clock for all.
 
     Args:
-        machine: Where.
-        precisions: Of the products; the first is the main one.
+        precisions: Those of the products; the first is the main one.
         largest: Rows and columns of the largest product.
-        seconds: Wall-clock for all.
     """
     names = [(precision, *shape) for precision in precisions for shape in gemm_shapes(largest)]
     times = machine.measure("matrix products", [_gemm(machine, *name) for name in names], 0.5 * seconds)
@@ -155,22 +153,21 @@ def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> GemmFit:
 
 def _best_fit(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, float, bool]:
     """Return the allowed candidate of least median error, the error, and if a refused one is better."""
-    tried = [_fitted(gemms, device, half) for half in HALF_SIZES]
+    rates = [_endless_rate(gemms, half) for half in HALF_SIZES]
+    tried = [
+        replace(device, gemm_half_size=half, gemm_efficiency=1.0, peak_flops=rate)
+        for half, rate in zip(HALF_SIZES, rates, strict=True)
+    ]
     errors = [median(_errors(gemms, candidate)) for candidate in tried]
     most = MOST_EXTRAPOLATED * _fastest(gemms)
     # a half size of 0 claims the median rate of the products, so that one candidate always remains
-    allowed = [index for index, candidate in enumerate(tried) if float(candidate.peak_flops) <= most]
-    best = min(allowed, key=errors.__getitem__)
+    best = min((i for i, rate in enumerate(rates) if rate <= most), key=errors.__getitem__)
     return tried[best], errors[best], errors[best] > min(errors)
 
 
 def _fastest(gemms: Sequence[GemmTime]) -> float:
     """Return FLOP/s of the fastest product."""
     return max(gemm.flops_per_s for gemm in gemms)
-
-
-def _fitted(gemms: Sequence[GemmTime], device: Device, half: float) -> Device:
-    return replace(device, gemm_half_size=half, gemm_efficiency=1.0, peak_flops=_endless_rate(gemms, half))
 
 
 def _endless_rate(gemms: Sequence[GemmTime], half: float) -> float:
@@ -197,9 +194,8 @@ def _ones(machine: MeasuredMachine, precision: str, *shape: int) -> torch.Tensor
 
 
 def _gemm(machine: MeasuredMachine, precision: str, rows: int, inner: int, columns: int) -> Work:
-    left, right, out = (
-        _ones(machine, precision, *shape) for shape in ((rows, inner), (inner, columns), (rows, columns))
-    )
+    shapes = ((rows, inner), (inner, columns), (rows, columns))
+    left, right, out = (_ones(machine, precision, *shape) for shape in shapes)
     return lambda: torch.mm(left, right, out=out)
 
 

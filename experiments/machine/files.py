@@ -35,25 +35,29 @@ def device_yaml(
     """Write the text of `device/NAME.yaml`.
 
     Args:
-        compute: Measured.
-        machine: Where.
         memory: Bytes of one device, and those that are taken before any model.
         when: Date and time.
     """
-    device, total, taken = compute.fit.device, *memory
+    device, (total, taken) = compute.fit.device, memory
     peaks = ", ".join(f"{name}: {value / 1e12:.6g}" for name, value in compute.fit.peaks.items())
-    half, efficiency = float(device.gemm_half_size), float(device.gemm_efficiency)
+    hidden = "none, gloo sends on the cores that compute"
+    if machine.device.type == "cuda":
+        hidden = "not measured, the defaults"
+    bound = (
+        f"# Bound: the products of {', '.join(compute.fit.bounded)} are too small to show the rate of an\n"
+        f"# endless one, which may be {MOST_EXTRAPOLATED:g} times that of the fastest at most: measure larger ones.\n"
+    )
     return f"""\
 # {machine_words(machine)}; measured {when} by experiments.profile on {machine.world} processes at once.
 # Peaks: the fastest product of {len(compute.gemms)} measured, or the fitted rate of an endless one.
 # gemm_*: fitted to the products of {compute.gemms[0].precision}, median error {compute.fit.error:.1%}.
 # memory_bandwidth: a copy; memory_efficiency: sum, GELU, layer norm against it; attention: causal.
-# layer_overhead: a block of one token. overlap_exponent, tp_hidden_share: {_overlap_words(machine)}.
-{_bound_words(compute)}memory_GiB: {total / GIB:.6g}
+# layer_overhead: a block of one token. overlap_exponent, tp_hidden_share: {hidden}.
+{bound if compute.fit.bounded else ""}memory_GiB: {total / GIB:.6g}
 peak_TFLOPs: {{{peaks}}}
 memory_bandwidth_GBps: {float(device.memory_bandwidth) / 1e9:.6g}
-gemm_efficiency: {efficiency:.6g}
-gemm_half_size: {half:.6g}
+gemm_efficiency: {float(device.gemm_efficiency):.6g}
+gemm_half_size: {float(device.gemm_half_size):.6g}
 attention_efficiency: {float(device.attention_efficiency):.6g}
 memory_efficiency: {float(device.memory_efficiency):.6g}
 layer_overhead_us: {float(device.layer_overhead) * 1e6:.6g}
@@ -61,25 +65,6 @@ overlap_exponent: {float(device.overlap_exponent):g}
 tp_hidden_share: {float(device.tp_hidden_share):g}
 reserved_GiB: {min(taken, 0.5 * total) / GIB:.6g}
 """
-
-
-def _overlap_words(machine: MeasuredMachine) -> str:
-    """Tell where the two figures of hidden communication come from: none of them is measured."""
-    if machine.device.type == "cuda":
-        return "not measured, the defaults"
-    return "none, gloo sends on the cores that compute"
-
-
-def _bound_words(compute: ComputeProfile) -> str:
-    """Write a comment that says which peaks the products were too small to show; empty where none."""
-    names = ", ".join(compute.fit.bounded)
-    if not names:
-        return ""
-    return (
-        f"# Bound: the products of {names} are too small to show the rate of an endless one, which may be\n"
-        f"# {MOST_EXTRAPOLATED:g} times that of the fastest at most: take the peak with care, or measure "
-        "larger products.\n"
-    )
 
 
 def cluster_yaml(

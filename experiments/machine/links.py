@@ -46,10 +46,9 @@ def measure_link(
     """Time all-reduce, all-gather and messages between the ranks of a node, or of equal place on all nodes.
 
     Args:
-        machine: Where.
         inside: Inside the nodes; else between them, all ranks of a node at once.
         largest: Bytes of the largest message.
-        seconds: Wall-clock.
+        seconds: Wall-clock of all.
 
     Returns:
         None where such a group has one rank.
@@ -100,12 +99,10 @@ def _alone(column: Tensor) -> float:
 
 def _my_group(machine: MeasuredMachine, *, inside: bool) -> tuple[distributed.ProcessGroup, list[int]]:
     """Return this rank's group, and its ranks; every rank takes part in making all groups."""
-    size, nodes = machine.ranks_per_node, machine.nodes
-    groups = (
-        [[node * size + i for i in range(size)] for node in range(nodes)]
-        if inside
-        else [[node * size + i for node in range(nodes)] for i in range(size)]
-    )
+    size = machine.ranks_per_node
+    groups = [list(range(node * size, (node + 1) * size)) for node in range(machine.nodes)]
+    if not inside:
+        groups = [list(ranks) for ranks in zip(*groups, strict=True)]
     made = [distributed.new_group(ranks) for ranks in groups]
     mine = next(i for i, ranks in enumerate(groups) if machine.rank in ranks)
     return made[mine], groups[mine]
@@ -123,12 +120,9 @@ def _works(
 
     def there_and_back() -> None:
         # neighbors in pairs, all pairs at once; a last rank without a partner waits
-        partner = place ^ 1
-        if partner >= len(members):
-            return
-        moves = [distributed.send, distributed.recv]
-        for move in moves if place % 2 == 0 else reversed(moves):
-            move(whole, members[partner], group=group)
+        if place ^ 1 < len(members):
+            for move in (distributed.send, distributed.recv)[:: -1 if place % 2 else 1]:
+                move(whole, members[place ^ 1], group=group)
 
     return [
         lambda: distributed.all_reduce(whole, group=group),
