@@ -45,7 +45,7 @@ def device_yaml(
         hidden = "not measured, the defaults"
     bound = (
         f"# Bound: the products of {', '.join(compute.fit.bounded)} are too small to show the rate of an\n"
-        f"# endless one, which may be {MOST_EXTRAPOLATED:g} times that of the fastest at most: measure larger ones.\n"
+        f"# endless one, which may be {MOST_EXTRAPOLATED:g} times that of the fastest: measure larger ones.\n"
     )
     return f"""\
 # {machine_words(machine)}; measured {when} by experiments.profile on {machine.world} processes at once.
