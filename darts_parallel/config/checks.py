@@ -7,60 +7,99 @@ end a line, move a cursor or hide: whatever a name holds stays inside its commen
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from difflib import get_close_matches
 from math import isfinite
 from typing import Any
+
+from omegaconf import MISSING
 
 from darts_parallel.errors import ConfigError
 
 _BARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]*")
 LONGEST = 4096
 """Characters of any text of the configuration, as long as the longest path of a Linux system."""
+MAX_SIZE = 2**24
+"""Largest width, vocabulary, sequence or batch: beyond, a slip of the pen is likelier than a model."""
 MAX_PROCESSES = 256
 """More on one machine are a slip of the keyboard."""
 
 
+def ranged(default: Any, least: float = 1, most: float = MAX_SIZE) -> Any:
+    """Return a field whose number, or each of whose numbers, lies in `[least, most]`; see `check_fields`."""
+    return _field(default, {"range": (least, most)})
+
+
+def one_of(default: Any, members: tuple[Any, ...]) -> Any:
+    """Return a field whose value, or each of whose values, is one of `members`; see `check_fields`."""
+    return _field(default, {"members": members})
+
+
+def _field(default: Any, rules: dict[str, Any]) -> Any:
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=rules)
+    return field(default=default, metadata=rules)
+
+
+def check_fields(key: str, config: Any) -> None:
+    """Check each field of a dataclass, and of those inside it, by the rule that it was defined with.
+
+    Args:
+        key: Where `config` stands in the configuration, e.g. `search`.
+        config: Instance of a dataclass; null and missing values are left out.
+
+    Errors:
+        ConfigError: names the key, its value, the rule and the closest valid value.
+    """
+    for entry in fields(config):
+        for place, value in _entries(f"{key}.{entry.name}", getattr(config, entry.name)):
+            if is_dataclass(value):
+                check_fields(place, value)
+            if "range" in entry.metadata:
+                require_within(place, value, *entry.metadata["range"])
+            if "members" in entry.metadata:
+                require_member(place, value, entry.metadata["members"])
+
+
+def _entries(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"{key}.{name}", inner) for name, inner in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{key}[{i}]" if is_dataclass(inner) else key, inner) for i, inner in enumerate(value))
+    elif value is not None and value != MISSING:
+        yield key, value
+
+
+def _shown(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
+
+
 def require_at_least(key: str, value: float, minimum: float, *, strict: bool = False) -> None:
     """Refuse `value` of `key` below `minimum` (or equal to it, when `strict`), and what is not finite."""
-    if isfinite(value) and (value > minimum or (value == minimum and not strict)):
+    finite = isinstance(value, int) or isfinite(value)
+    if finite and (value > minimum or (value == minimum and not strict)):
         return
-    rule = f"{'above' if strict else 'at least'} {minimum:g}"
-    if not isfinite(value):
-        rule = f"a finite number {rule}"
-    near = f"a value above {minimum:g}" if strict else f"{minimum:g}"
-    raise ConfigError(f"{key}={value:g} must be {rule}; try {near}.")
+    rule = f"{'' if finite else 'a finite number '}{'above' if strict else 'at least'} {_shown(minimum)}"
+    near = f"a value above {minimum:g}" if strict else _shown(minimum)
+    raise ConfigError(f"{key}={_shown(value)} must be {rule}; try {near}.")
 
 
 def require_at_most(key: str, value: float, maximum: float) -> None:
     """Refuse `value` of `key` above `maximum`."""
     if not value <= maximum:
-        limit = str(maximum) if isinstance(maximum, int) else f"{maximum:g}"
-        raise ConfigError(f"{key}={value} must be at most {limit}; try {limit}.")
+        limit = _shown(maximum)
+        raise ConfigError(f"{key}={_shown(value)} must be at most {limit}; try {limit}.")
 
 
 def require_within(key: str, value: float, least: float, most: float) -> None:
-    """Refuse a number outside what a real thing can have: beyond, seconds and bytes overflow or vanish.
-
-    Args:
-        key: Of the configuration.
-        value: A number.
-        least: Smallest plausible value.
-        most: Largest plausible value.
-
-    Errors:
-        ConfigError: names the range and its nearer end.
-    """
-    if isfinite(value) and least <= value <= most:
-        return
-    near = least if not value > most else most
-    raise ConfigError(f"{key}={value:g} must be between {least:g} and {most:g}; try {near:g}.")
+    """Refuse a number outside what a real thing can have: beyond, seconds and bytes overflow or vanish."""
+    require_at_least(key, value, least)
+    require_at_most(key, value, most)
 
 
 def require_size(key: str, value: int, maximum: int) -> None:
     """Refuse a number of things that is not in `[1, maximum]`."""
-    require_at_least(key, value, 1)
-    require_at_most(key, value, maximum)
+    require_within(key, value, 1, maximum)
 
 
 def require_member(key: str, value: Any, members: tuple[Any, ...]) -> None:

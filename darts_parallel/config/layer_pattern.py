@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from darts_parallel.config.checks import require_at_least, require_at_most, require_size
+from darts_parallel.config.checks import MAX_SIZE, require_at_most, require_size
 from darts_parallel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
 SYMBOLS = {MAMBA: "mamba", ATTENTION: "attention", MLP: "mlp", EXPERTS: "experts"}
 """Symbols of a hybrid pattern (Megatron-LM, `megatron/core/models/hybrid`), and the kinds they name."""
-LARGEST = 2**24
-"""Largest value of any size of a state space or window, as of every other size of a model."""
 
 
 def symbol(config: "ModelConfig", index: int) -> str | None:
@@ -44,22 +42,13 @@ def check_layer_kinds(config: "ModelConfig") -> None:
     """
     if config.hybrid_override_pattern is not None:
         _check_pattern(config)
-    if config.sliding_window is not None:
-        require_size("model.sliding_window", config.sliding_window, LARGEST)
     _check_window_pattern(config)
-    require_at_least("model.mtp_num_layers", config.mtp_num_layers, 0)
     require_at_most("model.mtp_num_layers", config.mtp_num_layers, config.num_layers)
     if config.mtp_num_layers and (config.num_encoder_layers or not config.causal):
         raise ConfigError(
             f"model.mtp_num_layers={config.mtp_num_layers} must be 0 where the model is no causal decoder; "
             "try 0."
         )
-    for key in ("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_conv_kernel"):
-        require_size(f"model.{key}", getattr(config, key), LARGEST)
-    for key in ("mamba_num_heads", "mamba_dt_rank", "mamba_chunk_size", "block_norms"):
-        if getattr(config, key) is not None:
-            require_size(f"model.{key}", getattr(config, key), LARGEST)
-    require_at_least("model.position_offset", config.position_offset, 0)
 
 
 def _check_pattern(config: "ModelConfig") -> None:
@@ -115,4 +104,4 @@ def _check_window_pattern(config: "ModelConfig") -> None:
             f"model.sliding_window_pattern={pattern!r} must be a whole number (every n-th layer is global) "
             "or a list of 0 and 1; try 6."
         )
-    require_size("model.sliding_window_pattern", pattern, LARGEST)
+    require_size("model.sliding_window_pattern", pattern, MAX_SIZE)

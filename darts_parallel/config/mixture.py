@@ -2,12 +2,9 @@
 
 from typing import Any
 
-from darts_parallel.config.checks import require_at_least, require_at_most, require_size
+from darts_parallel.config.checks import require_at_least, require_at_most
 from darts_parallel.errors import ConfigError
 
-MAX_WIDTH = 2**24
-"""Largest width of an expert or a low rank: beyond, a slip of the pen is likelier than a model."""
-MAX_EXPERTS = 2**14
 LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -20,7 +17,6 @@ def check_mixture(model: Any) -> None:
     Errors:
         ConfigError: names the key, its value, the rule and the closest valid value.
     """
-    require_at_least("model.first_k_dense_replace", model.first_k_dense_replace, 0)
     if model.num_experts is None:
         for key in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
             if getattr(model, key) is not None:
@@ -28,15 +24,8 @@ def check_mixture(model: Any) -> None:
                     f"model.{key}={getattr(model, key)} must go with model.num_experts; try null."
                 )
         return
-    require_size("model.num_experts", model.num_experts, MAX_EXPERTS)
-    for key in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
-        if getattr(model, key) is not None:
-            require_size(f"model.{key}", getattr(model, key), MAX_WIDTH)
-    require_at_least("model.moe_router_topk", model.moe_router_topk, 1)
     require_at_most("model.moe_router_topk", model.moe_router_topk, model.num_experts)
     require_at_most("model.first_k_dense_replace", model.first_k_dense_replace, model.num_layers)
-    if model.moe_expert_capacity_factor is not None:
-        require_at_least("model.moe_expert_capacity_factor", model.moe_expert_capacity_factor, 0, strict=True)
     if model.num_encoder_layers:
         raise ConfigError(
             f"model.num_encoder_layers={model.num_encoder_layers} must be 0 where model.num_experts is set, "
@@ -50,7 +39,6 @@ def _check_groups(model: Any) -> None:
     groups, used = model.moe_router_num_groups, model.moe_router_group_topk
     if groups is None:
         return
-    require_at_least("model.moe_router_num_groups", groups, 1)
     if model.num_experts % groups:
         near = next(g for g in range(groups, 0, -1) if model.num_experts % g == 0)
         raise ConfigError(
@@ -58,7 +46,6 @@ def _check_groups(model: Any) -> None:
             f"try {near}."
         )
     if used is not None:
-        require_at_least("model.moe_router_group_topk", used, 1)
         require_at_most("model.moe_router_group_topk", used, groups)
 
 
@@ -114,6 +101,3 @@ def check_latent_attention(model: Any) -> None:
                 f"model.{key} must be given where model.multi_latent_attention=true; try "
                 f"{512 if key == 'kv_lora_rank' else 128}."
             )
-    for key in sizes:
-        if getattr(model, key) is not None:
-            require_size(f"model.{key}", getattr(model, key), MAX_WIDTH)

@@ -5,15 +5,15 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from darts_parallel.config.checks import closest_divisor, require_at_least, require_at_most, require_size
+from darts_parallel.config.checks import MAX_SIZE as MAX_SIZE
+from darts_parallel.config.checks import check_fields, closest_divisor, ranged
 from darts_parallel.config.layer_pattern import check_layer_kinds
 from darts_parallel.config.mixture import check_latent_attention, check_mixture
 from darts_parallel.errors import ConfigError
 
 MAX_LAYERS = 1024
 """More blocks than any published Transformer; the search is meant for no more."""
-MAX_SIZE = 2**24
-"""Largest width, vocabulary, sequence or batch: beyond, a slip of the pen is likelier than a model."""
+MAX_EXPERTS = 2**14
 
 
 @dataclass
@@ -23,22 +23,22 @@ class ModelConfig:
     name: str = MISSING
     path: str | None = None
     """A Hugging Face config.json to take the sizes from (`model=hf`); null once they are taken."""
-    num_layers: int = MISSING
+    num_layers: int = ranged(MISSING, 1, MAX_LAYERS)
     """Transformer blocks; with `num_encoder_layers` the first of them form the encoder."""
-    hidden_size: int = MISSING
-    num_heads: int = MISSING
-    num_kv_heads: int | None = None
+    hidden_size: int = ranged(MISSING)
+    num_heads: int = ranged(MISSING)
+    num_kv_heads: int | None = ranged(None)
     """Key/value heads of grouped-query attention; null: as `num_heads`."""
-    head_dim: int | None = None
+    head_dim: int | None = ranged(None)
     """Size of one head; null: hidden_size / num_heads."""
-    ffn_hidden_size: int | None = None
+    ffn_hidden_size: int | None = ranged(None)
     """Inner size of the MLP; null: 4 * hidden_size."""
     gated_mlp: bool = False
     """Two input projections (SwiGLU, GeGLU) instead of one."""
-    vocab_size: int = MISSING
+    vocab_size: int = ranged(MISSING)
     tie_embeddings: bool = True
-    max_seq_len: int = MISSING
-    num_encoder_layers: int = 0
+    max_seq_len: int = ranged(MISSING)
+    num_encoder_layers: int = ranged(0, 0)
     """Blocks of an encoder whose output every later (decoder) block attends to; 0: none."""
     causal: bool = True
     """False: every token attends to all (BERT)."""
@@ -63,47 +63,47 @@ class ModelConfig:
     """A dense layer and a norm before the output projection (BERT's masked-language head)."""
     output_bias: bool = False
     """The output projection has a bias of `vocab_size` (BERT)."""
-    token_types: int = 0
+    token_types: int = ranged(0, 0)
     """Rows of a token-type embedding (BERT: 2); 0: none."""
-    relative_position_buckets: int = 0
+    relative_position_buckets: int = ranged(0, 0)
     """Rows of a table of `num_heads` attention biases by distance, one a stack (T5: 32); 0: none."""
     attention_sinks: bool = False
     """Every head has a learned logit that takes part in the softmax (GPT-OSS)."""
-    num_experts: int | None = None
+    num_experts: int | None = ranged(None, 1, MAX_EXPERTS)
     """Routed experts of every expert layer; null: a dense model."""
-    moe_router_topk: int = 2
+    moe_router_topk: int = ranged(2)
     """Experts that a token is sent to."""
-    moe_ffn_hidden_size: int | None = None
+    moe_ffn_hidden_size: int | None = ranged(None)
     """Inner size of one routed expert; null: `ffn_hidden_size`."""
-    moe_shared_expert_intermediate_size: int | None = None
+    moe_shared_expert_intermediate_size: int | None = ranged(None)
     """Inner size of all shared experts together, which every token passes; null: none."""
     moe_shared_expert_gate: bool = False
     """A learned scalar gate on the shared experts' output (Qwen2-MoE)."""
     moe_layer_freq: Any = 1
     """Whole number n: the layers 0, n, 2n, ... have experts; a list of `num_layers` zeros and ones says
     it layer by layer (Megatron-LM's `--moe-layer-freq`)."""
-    first_k_dense_replace: int = 0
+    first_k_dense_replace: int = ranged(0, 0)
     """First layers that are dense whatever `moe_layer_freq` says (DeepSeek)."""
     moe_router_bias: bool = False
     """The router's product has a bias (GPT-OSS)."""
     moe_router_enable_expert_bias: bool = False
     """A score bias per expert, moved by load and not by gradients: a buffer, no parameter (DeepSeek-V3)."""
-    moe_router_num_groups: int | None = None
+    moe_router_num_groups: int | None = ranged(None)
     """Groups of experts of which a token uses `moe_router_group_topk` only (DeepSeek-V3: 8); null: one."""
-    moe_router_group_topk: int | None = None
-    moe_expert_capacity_factor: float | None = None
+    moe_router_group_topk: int | None = ranged(None)
+    moe_expert_capacity_factor: float | None = ranged(None, 1e-6, 1e6)
     """Tokens an expert takes at most, and is padded to, per token of an even load; null: dropless."""
     multi_latent_attention: bool = False
     """Queries, keys and values pass through low ranks (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
-    q_lora_rank: int | None = None
+    q_lora_rank: int | None = ranged(None)
     """Rank of the queries; null: they are projected directly."""
-    kv_lora_rank: int | None = None
+    kv_lora_rank: int | None = ranged(None)
     """Rank that keys and values share."""
-    qk_nope_head_dim: int | None = None
+    qk_nope_head_dim: int | None = ranged(None)
     """Size of one head of queries and keys without position (Megatron-LM's `--qk-head-dim`)."""
-    qk_rope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = ranged(None)
     """Rotary part of one head, shared by all heads of the keys (`--qk-pos-emb-head-dim`)."""
-    v_head_dim: int | None = None
+    v_head_dim: int | None = ranged(None)
     """Size of one head of the values."""
     attention_output_bias: bool | None = None
     """Bias of the product after attention; null: as `linear_bias`."""
@@ -111,12 +111,12 @@ class ModelConfig:
     """Bias of the products of the MLP; null: as `linear_bias`."""
     qk_norm_whole: bool = False
     """The norms of queries and keys (`qk_norm`) have a scale for every feature of all heads (OLMo 2)."""
-    block_norms: int | None = None
+    block_norms: int | None = ranged(None)
     """Norms of a block; null: one for each of its parts. 1: attention and MLP read the same one (GPT-J,
     Falcon, Cohere); 4: one before and one after each (Gemma 2, GLM-4)."""
-    position_offset: int = 0
+    position_offset: int = ranged(0, 0)
     """Rows of the position table that no token uses (OPT, RoBERTa: 2)."""
-    sliding_window: int | None = None
+    sliding_window: int | None = ranged(None)
     """Tokens that attention looks back at in windowed blocks; null: all (Mistral, Gemma)."""
     sliding_window_pattern: Any = None
     """Whole number n: every n-th block attends globally, the others in the window (Gemma 3: 6); a list of
@@ -124,33 +124,26 @@ class ModelConfig:
     hybrid_override_pattern: str | None = None
     """Kind of every layer, one symbol each, as in Megatron-LM: `M` Mamba, `*` attention, `-` MLP, `E`
     experts; null: every block is attention and MLP."""
-    mamba_state_dim: int = 128
+    mamba_state_dim: int = ranged(128)
     """Numbers of the state of a head and channel."""
-    mamba_head_dim: int = 64
-    mamba_num_heads: int | None = None
+    mamba_head_dim: int = ranged(64)
+    mamba_num_heads: int | None = ranged(None)
     """Heads of a Mamba layer; null: 2 * hidden_size / mamba_head_dim."""
-    mamba_num_groups: int = 8
+    mamba_num_groups: int = ranged(8)
     """Groups of heads that share B and C."""
-    mamba_conv_kernel: int = 4
+    mamba_conv_kernel: int = ranged(4)
     """Tokens that the convolution before the scan sees."""
-    mamba_chunk_size: int = 128
+    mamba_chunk_size: int = ranged(128)
     """Tokens of a chunk of the scan."""
-    mamba_dt_rank: int | None = None
+    mamba_dt_rank: int | None = ranged(None)
     """Rank of the step's product of Mamba-1, whose channels are heads of their own (Jamba); null: Mamba-2."""
     mamba_inner_norms: bool = True
     """Mamba-1 has norms of step, B and C (Jamba); false: the first Mamba and Falcon Mamba."""
-    mtp_num_layers: int = 0
+    mtp_num_layers: int = ranged(0, 0)
     """Blocks after the last that each predict one token further (multi-token prediction, DeepSeek-V3)."""
 
     def __post_init__(self) -> None:
-        for key in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_seq_len"):
-            require_size(f"model.{key}", getattr(self, key), MAX_LAYERS if key == "num_layers" else MAX_SIZE)
-        for key in ("num_kv_heads", "head_dim", "ffn_hidden_size"):
-            if getattr(self, key) is not None:
-                require_size(f"model.{key}", getattr(self, key), MAX_SIZE)
-        for key in ("num_encoder_layers", "token_types", "relative_position_buckets"):
-            require_at_least(f"model.{key}", getattr(self, key), 0)
-            require_at_most(f"model.{key}", getattr(self, key), MAX_SIZE)
+        check_fields("model", self)
         check_latent_attention(self)
         check_mixture(self)
         check_layer_kinds(self)

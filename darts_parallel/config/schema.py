@@ -1,7 +1,6 @@
 """Schema of the whole configuration: the groups `space`, `cost`, `objective`, and the root."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -11,18 +10,19 @@ from omegaconf import MISSING
 from darts_parallel import schedules
 from darts_parallel.config.bilevel import BilevelConfig as BilevelConfig
 from darts_parallel.config.checks import (
-    require_at_least,
+    MAX_SIZE,
+    check_fields,
+    one_of,
+    ranged,
     require_at_most,
     require_member,
     require_members,
     require_printable_texts,
     require_size,
-    require_within,
 )
 from darts_parallel.config.cluster import PRECISIONS as PRECISIONS
 from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
 from darts_parallel.config.folder import config_dir as config_dir
-from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.config.model import ModelConfig as ModelConfig
 from darts_parallel.config.search import SearchConfig as SearchConfig
 from darts_parallel.config.trainer import EXPORTS as EXPORTS
@@ -33,6 +33,7 @@ from darts_parallel.errors import ConfigError
 COSTS = ("analytic", "profiled", "searcher")
 PIPELINES = ("closed_form", "simulated")
 P2P = ("blocking", "overlapped")
+LOSSY_BLOCKS = (16, 32, 64, 128, 256)
 LARGEST_MARGIN = 0.9
 """Largest `space.memory_margin`: a device of which less may be used is another device."""
 
@@ -41,23 +42,23 @@ LARGEST_MARGIN = 0.9
 class CostConfig:
     """Which cost model scores the plans."""
 
-    name: str = "analytic"
+    name: str = one_of("analytic", COSTS)
     profile: str | None = None
     """For `profiled`: a folder or a CSV file of measured layer times (`problem/measured_times.py`)."""
     profile_model: str | None = None
     """The model as the profile spells it; null matches `model.name`."""
     profile_gpu: str | None = None
     """The GPU as the profile spells it; null matches the names of the cluster's devices."""
-    pipeline: str = "closed_form"
+    pipeline: str = one_of("closed_form", PIPELINES)
     """`closed_form` (of 1F1B; interleaved stages are simulated: unequal chunks wait for each other), or
     `simulated`: the longest path through the schedule, slower, exact where stages are uneven; gradient
     synchronisation then starts when the stage's last backward ends."""
     schedule: str = "1f1b"
     """`1f1b`; with `pipeline=simulated` also `gpipe` (all micro-batches in flight) and `zero_bubble` (ZB-H1;
     pp of them). Plans with virtual stages are interleaved; `space.schedules` takes its place."""
-    p2p: str = "blocking"
+    p2p: str = one_of("blocking", P2P)
     """Messages of stages occupy the later one (`blocking`) or only take time (`overlapped`, if simulated)."""
-    lossy_block: int = 64
+    lossy_block: int = one_of(64, LOSSY_BLOCKS)
     """Numbers that share one scale of 16 bits where a collective sends few bits."""
 
     @property
@@ -66,12 +67,9 @@ class CostConfig:
         return self.name != "searcher"
 
     def __post_init__(self) -> None:
-        require_member("cost.name", self.name, COSTS)
-        require_member("cost.pipeline", self.pipeline, PIPELINES)
+        check_fields("cost", self)
         require_member("cost.schedule", self.schedule, schedules.names_with_chunks(1))
         self.schedule = schedules.full_name(self.schedule)
-        require_member("cost.p2p", self.p2p, P2P)
-        require_member("cost.lossy_block", self.lossy_block, LOSSY_BLOCKS)
         if self.pipeline == "simulated":
             if not self.knows_stages:
                 raise ConfigError(
@@ -94,21 +92,16 @@ OBJECTIVES = ("time", "cost", "time_under_budget", "cost_under_deadline")
 class ObjectiveConfig:
     """Quantity that is minimised, and its limit."""
 
-    name: str = "time"
-    num_iterations: float | None = None
+    name: str = one_of("time", OBJECTIVES)
+    num_iterations: float | None = ranged(None, 1e-6, 1e15)
     """Optimizer steps of the job; dollars need them."""
-    budget_usd: float | None = None
-    deadline_hours: float | None = None
+    budget_usd: float | None = ranged(None, 1e-6, 1e15)
+    deadline_hours: float | None = ranged(None, 1e-6, 1e15)
     choose_nodes: bool = False
     """The node groups are an offer: rent as many nodes of each as the objective wants."""
 
     def __post_init__(self) -> None:
-        require_member("objective.name", self.name, OBJECTIVES)
-        for key in ("num_iterations", "budget_usd", "deadline_hours"):
-            value = getattr(self, key)
-            if value is not None:
-                require_at_least(f"objective.{key}", value, 0, strict=True)
-                require_within(f"objective.{key}", value, 1e-6, 1e15)
+        check_fields("objective", self)
         needed = {"time_under_budget": "budget_usd", "cost_under_deadline": "deadline_hours"}
         keys = [needed[self.name]] if self.name in needed else []
         for key in keys + (["num_iterations"] if self.name != "time" else []):
@@ -122,11 +115,13 @@ class ObjectiveConfig:
 RECOMPUTE = ("none", "selective", "full")
 COMM_BITS = (16, 8, 4, 2)
 """Bits per number of a collective; 16 sends the numbers as they are."""
-LOSSY_BLOCKS = (16, 32, 64, 128, 256)
 SPACES = ("uniform", "stagewise", "layerwise")
 """In order of growth: one strategy for all layers, one per stage, one per layer."""
 NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")
 OFFLOADS = ("activation", "optimizer")
+WHOLE = ("pp", "num_micro_batches", "micro_batch_size", "dp", "tp", "zero_stage", "tp_comm_bits",
+         "grad_comm_bits", "shard_size", "virtual_stages", "cp", "ep", "etp")  # fmt: skip
+"""Keys of the space that hold whole numbers."""
 EXECUTABLE = "executable"
 """Another name of `layerwise` with `space.executable`."""
 
@@ -135,86 +130,73 @@ EXECUTABLE = "executable"
 class SpaceConfig:
     """Choices of the search; null leaves a choice free, a value or list pins it."""
 
-    kind: str = "layerwise"
-    pp: Any = None
-    num_micro_batches: Any = None
-    micro_batch_size: Any = None
-    dp: Any = None
-    tp: Any = None
-    zero_stage: Any = None
-    recompute: Any = None
+    kind: str = one_of("layerwise", (*SPACES, EXECUTABLE))
+    pp: Any = ranged(None)
+    num_micro_batches: Any = ranged(None)
+    micro_batch_size: Any = ranged(None)
+    dp: Any = ranged(None)
+    tp: Any = ranged(None)
+    zero_stage: Any = one_of(None, (0, 1, 2, 3))
+    recompute: Any = one_of(None, RECOMPUTE)
     sequence_parallel: Any = None
-    tp_comm_bits: Any = 16
+    tp_comm_bits: Any = one_of(16, COMM_BITS)
     """Bits per number of tensor-parallel collectives; lossy ones only where the user lists them."""
-    grad_comm_bits: Any = 16
+    grad_comm_bits: Any = one_of(16, COMM_BITS)
     """Bits per number of gradient synchronisation."""
-    shard_size: Any = 0
+    shard_size: Any = ranged(0, 0)
     """Data-parallel ranks that ZeRO states are sharded over; 0: all of them."""
-    virtual_stages: Any = 1
+    virtual_stages: Any = ranged(1)
     """Stages of a device (interleaved schedule); null: every number that divides the blocks evenly."""
     schedules: Any = None
     """Pipeline schedules to choose from (`schedules.NAMES`), all simulated; null: `cost.schedule`, and
     `interleaved` where `virtual_stages` is above 1. With `interleaved` in the list, `virtual_stages: 1`
     leaves the number of chunks free."""
-    cp: Any = 1
+    cp: Any = ranged(1)
     """Context-parallel degree; null: every one that divides the halved sequence (its chunks are balanced)."""
-    ep: Any = None
+    ep: Any = ranged(None)
     """Expert-parallel degree of layers with experts; null: every one that divides them and the stage."""
-    etp: Any = 1
+    etp: Any = ranged(1)
     """Expert tensor-parallel degree; null: every one that a node and the experts' width allow."""
-    offload: Any = None
+    offload: Any = one_of(None, OFFLOADS)
     """Kinds of state of which a share may lie in host memory, a list of `OFFLOADS`; null: nothing. The
     shares are continuous, one of each kind a device of the pipeline."""
-    node_orders: str = "auto"
+    node_orders: str = one_of("auto", NODE_ORDERS)
     """Orders of unequal nodes along the pipeline: `all`, `shifts`, `adjacent`, `given`, or `auto`."""
-    memory_margin: float = 0.0
+    memory_margin: float = ranged(0.0, 0.0, LARGEST_MARGIN)
     """Share of every device's memory that plans leave free, next to what the software keeps back."""
     executable: bool = False
     """Only what `darts_parallel.run` executes."""
-    trainer: str | None = None
+    trainer: str | None = one_of(None, EXPORTS)
     """Only what this trainer runs, one of `EXPORTS`; the space is then `uniform`."""
 
     def __post_init__(self) -> None:
-        require_member("space.kind", self.kind, (*SPACES, EXECUTABLE))
-        require_member("space.node_orders", self.node_orders, NODE_ORDERS)
+        for entry in fields(self):
+            for value in self.pinned(entry.name) or ():
+                if entry.name in WHOLE:
+                    self._require_whole(entry.name, value)
+        check_fields("space", self)
         self._settle_kind()
-        self._require_numbers()
-        self._require_names()
+        self._settle_lists()
 
     def _settle_kind(self) -> None:
         """Set what an executable space, and one of a trainer, are without being asked for."""
         if self.kind == EXECUTABLE:
             self.kind, self.executable = "layerwise", True
         if self.trainer is not None:
-            require_member("space.trainer", self.trainer, EXPORTS)
             self.kind = "uniform"  # one strategy for all layers is what they run
         if self.executable:
             self.node_orders = "given"  # ranks are numbered by whoever starts the processes
-            require_members("space.cp", self.pinned("cp") or ("null",), (1,))
+            for key, only in (("cp", 1), ("tp_comm_bits", COMM_BITS[0]), ("grad_comm_bits", COMM_BITS[0])):
+                require_members(f"space.{key}", self.pinned(key) or ("null",), (only,))
 
-    def _require_numbers(self) -> None:
-        counts = ("num_micro_batches", "micro_batch_size", "virtual_stages")
-        for key in ("pp", "dp", "tp", "cp", "ep", "etp", *counts):
-            for value in self._whole_numbers(key):
-                require_at_least(f"space.{key}", value, 1)
-        require_members("space.zero_stage", self._whole_numbers("zero_stage"), (0, 1, 2, 3))
-        for key in ("tp_comm_bits", "grad_comm_bits"):
-            for value in self._whole_numbers(key):
-                require_member(f"space.{key}", value, COMM_BITS[:1] if self.executable else COMM_BITS)
-        for value in self._whole_numbers("shard_size"):
-            require_at_least("space.shard_size", value, 0)
-        require_within("space.memory_margin", self.memory_margin, 0.0, LARGEST_MARGIN)
-
-    def _require_names(self) -> None:
+    def _settle_lists(self) -> None:
+        """Give lists of names one spelling and order each."""
         if self.schedules is not None:
-            # one spelling each, in the order of the list
             named = [schedules.full_name(value) for value in self.pinned("schedules") or ()]
             known = schedules.RUNNABLE if self.executable else schedules.NAMES
             require_members("space.schedules", named, known)
             self.schedules = list(dict.fromkeys(named))
-        require_members("space.recompute", self.pinned("recompute") or (), RECOMPUTE)
         if self.offload is not None:
-            require_members("space.offload", self.pinned("offload") or (), OFFLOADS)
             self.offload = [kind for kind in OFFLOADS if kind in (self.pinned("offload") or ())]
             if self.executable or self.trainer is not None:
                 raise ConfigError(
@@ -235,16 +217,11 @@ class SpaceConfig:
             raise ConfigError(f"space.{key}=[] must list at least one value; try null, which leaves it free.")
         return values
 
-    def _whole_numbers(self, key: str) -> Iterator[int]:
-        """The values of `key` one by one, each refused where it is no whole number."""
-        for value in self.pinned(key) or ():
-            if isinstance(value, bool) or not isinstance(value, int):
-                number = isinstance(value, float) and abs(value) < MAX_SIZE
-                near = max(round(value), 1) if number else "null, which leaves it free"
-                raise ConfigError(
-                    f"space.{key}={value} must be a whole number or a list of them; try {near}."
-                )
-            yield value
+    def _require_whole(self, key: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            number = isinstance(value, float) and abs(value) < MAX_SIZE
+            near = max(round(value), 1) if number else "null, which leaves it free"
+            raise ConfigError(f"space.{key}={value} must be a whole number or a list of them; try {near}.")
 
 
 @dataclass
@@ -252,12 +229,11 @@ class VerificationConfig:
     """The exact baselines that check the plan."""
 
     enabled: bool = True
-    max_seconds: float = 60.0
+    max_seconds: float = ranged(60.0, 0.0, 1e8)
     """An oracle that needs longer stops, and the report says so with the bound it reached."""
 
     def __post_init__(self) -> None:
-        require_at_least("verification.max_seconds", self.max_seconds, 0)
-        require_within("verification.max_seconds", self.max_seconds, 0, 1e8)
+        check_fields("verification", self)
 
 
 @dataclass

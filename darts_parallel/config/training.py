@@ -1,12 +1,11 @@
 """Schema of the group `training`: one job."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from darts_parallel.config.checks import require_at_least, require_member, require_members, require_size
+from darts_parallel.config.checks import check_fields, one_of, ranged
 from darts_parallel.config.cluster import PRECISIONS
-from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.errors import ConfigError
 
 OPTIMIZERS = ("adam", "sgd")
@@ -22,50 +21,43 @@ LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 class TrainingConfig:
     """One training job."""
 
-    global_batch_size: int = MISSING
+    global_batch_size: int = ranged(MISSING)
     """Sequences in one optimizer step."""
-    seq_len: int = MISSING
-    precision: str = "bf16"
-    optimizer: str = "adam"
+    seq_len: int = ranged(MISSING)
+    precision: str = one_of("bf16", PRECISIONS)
+    optimizer: str = one_of("adam", OPTIMIZERS)
     fused_attention: bool = True
     """FlashAttention-like kernels: the score matrix never reaches memory."""
-    recompute_modules: list[str] = field(default_factory=lambda: ["core_attn"])
+    recompute_modules: list[str] = one_of(["core_attn"], RECOMPUTE_MODULES)
     """Modules that selective recomputation computes again (Megatron-LM's `--recompute-modules`)."""
-    moe_token_dispatcher_type: str = "alltoall"
+    moe_token_dispatcher_type: str = one_of("alltoall", DISPATCHERS)
     """`alltoall`, or `flex`: a token travels once to every NVLink domain (DeepEP, HybridEP)."""
-    moe_load_imbalance: float = 1.1
+    moe_load_imbalance: float = ranged(1.1, 1.0, 1e6)
     """Rows of the busiest expert-parallel rank per row of an even load; 1 where routing is forced to balance.
     Dropless routing measured 1.08 to 1.25 times as long as forced balance."""
     overlap_moe_expert_parallel_comm: bool = False
     """The experts' all-to-all runs next to another micro-batch's compute (Megatron-LM's flag)."""
     moe_shared_expert_overlap: bool = False
     """Shared experts run next to the all-to-all of the routed ones (Megatron-LM's flag of this name)."""
-    cuda_graphs: str = "none"
+    cuda_graphs: str = one_of("none", CUDA_GRAPHS)
     """`full_iteration`: one recorded graph holds the whole iteration, so that `layer_overhead_us` and
     `expert_overhead_us` are not paid. Graphs of parts of a block count as `none`."""
     fp8_dot_product_attention: bool = False
     """Fused attention multiplies in 8 bits (Megatron-LM's flag of this name); with precision fp8 or mxfp8."""
-    lora_rank: int = 0
+    lora_rank: int = ranged(0, 0)
     """Rank of the adapters that alone are trained (LoRA); 0: all weights are."""
-    lora_targets: list[str] = field(default_factory=lambda: list(LORA_TARGETS))
+    lora_targets: list[str] = one_of(list(LORA_TARGETS), LORA_TARGETS)
     """Products with adapters (Megatron-Bridge's `target_modules`); routed experts have none."""
     software: str | None = None
     """Trainer whose measured habits and efficiencies hold (a file of conf/software); null: what is common."""
 
     def __post_init__(self) -> None:
-        require_size("training.global_batch_size", self.global_batch_size, MAX_SIZE)
-        require_size("training.seq_len", self.seq_len, MAX_SIZE)
-        require_member("training.precision", self.precision, PRECISIONS)
-        require_member("training.optimizer", self.optimizer, OPTIMIZERS)
-        require_members("training.recompute_modules", self.recompute_modules, RECOMPUTE_MODULES)
-        require_at_least("training.lora_rank", self.lora_rank, 0)
-        require_members("training.lora_targets", self.lora_targets, LORA_TARGETS)
+        check_fields("training", self)
         if self.lora_rank and not self.lora_targets:
             raise ConfigError(
                 f"training.lora_targets=[] must name a product with training.lora_rank={self.lora_rank}; "
                 "try [linear_qkv]."
             )
-        require_member("training.moe_token_dispatcher_type", self.moe_token_dispatcher_type, DISPATCHERS)
         if self.fp8_dot_product_attention and (
             self.precision not in ("fp8", "mxfp8") or not self.fused_attention
         ):
@@ -73,5 +65,3 @@ class TrainingConfig:
                 "training.fp8_dot_product_attention=true must go with precision fp8 or mxfp8 and fused "
                 "attention; try false."
             )
-        require_member("training.cuda_graphs", self.cuda_graphs, CUDA_GRAPHS)
-        require_at_least("training.moe_load_imbalance", self.moe_load_imbalance, 1)

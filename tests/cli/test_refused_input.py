@@ -80,7 +80,7 @@ VALUES = [
     ("model.hidden_size=100000000000000000000", "model.hidden_size", "try 16777216."),
     ("training.global_batch_size=-4", "training.global_batch_size=-4", "try 1."),
     ("cluster.nodes.0.count=1000000000", "cluster.nodes[0].count", "try 131072."),
-    ("search.learning_rate=nan", "search.learning_rate=nan must be a finite number above 0", "try "),
+    ("search.learning_rate=nan", "search.learning_rate=nan must be a finite number", "try "),
     ("search.penalty=inf", "search.penalty=inf must be a finite number", "; try "),
     ("cluster.inter_node.bandwidth_GBps=inf", "bandwidth_GBps=inf must be a finite", "; try "),
     ("search.thin_at=[nan]", "search.thin_at=nan", "; try "),

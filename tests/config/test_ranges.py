@@ -1,25 +1,40 @@
 """Numbers that no machine has, and values that a merge would swallow, are refused in one sentence."""
 
 from dataclasses import fields
+from math import inf
+from typing import get_args
 
 import pytest
 
-from darts_parallel.config.cluster import PLAUSIBLE as DEVICE_RANGES
-from darts_parallel.config.cluster import DeviceConfig
+from darts_parallel.config.bilevel import BilevelConfig
+from darts_parallel.config.cluster import DeviceConfig, LinkConfig, NodeGroupConfig
 from darts_parallel.config.composition import refuse_silent_overrides
-from darts_parallel.config.search import PLAUSIBLE as SEARCH_RANGES
+from darts_parallel.config.model import ModelConfig
+from darts_parallel.config.schema import CostConfig, ObjectiveConfig, SpaceConfig, VerificationConfig
 from darts_parallel.config.search import SearchConfig
+from darts_parallel.config.training import TrainingConfig
 from darts_parallel.errors import ConfigError
 
+KINDS = (DeviceConfig, LinkConfig, NodeGroupConfig, ModelConfig, TrainingConfig, SpaceConfig, CostConfig,
+         ObjectiveConfig, VerificationConfig, SearchConfig, BilevelConfig)  # fmt: skip
 DEVICE = {"memory_GiB": 80.0, "peak_TFLOPs": {"bf16": 100.0}, "memory_bandwidth_GBps": 1000.0}
 
 
-def test_every_number_of_a_device_and_of_the_search_has_a_range() -> None:
-    checked_elsewhere = {"tp_hidden_share", "hard_stages_from", "hard_choices_from"}  # shares in [0, 1]
-    checked_elsewhere |= {"num_steps", "num_restarts", "seed"}
-    for kind, ranges in ((DeviceConfig, DEVICE_RANGES), (SearchConfig, SEARCH_RANGES)):
-        numbers = {entry.name for entry in fields(kind) if entry.type in (float, int)}
-        assert numbers - checked_elsewhere <= set(ranges), kind
+DEVICE_RANGES, SEARCH_RANGES = (
+    {entry.name: entry.metadata["range"] for entry in fields(kind) if "range" in entry.metadata}
+    for kind in (DeviceConfig, SearchConfig)
+)
+DEVICE_RANGES.pop("peak_TFLOPs")  # one for each precision
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_has_a_range_and_every_default_lies_in_it(kind: type) -> None:
+    for entry in fields(kind):
+        if {entry.type, *get_args(entry.type)} & {float, int}:
+            assert "range" in entry.metadata or "members" in entry.metadata, entry.name
+            least, most = entry.metadata.get("range", (-inf, inf))
+            assert least < most
+            assert not isinstance(entry.default, (float, int)) or least <= entry.default <= most
 
 
 @pytest.mark.parametrize("key", DEVICE_RANGES)

@@ -123,7 +123,7 @@ def test_the_fastest_nodes_need_no_price_and_leave_the_ones_that_slow_them_down(
         (["objective=cost", "cluster=toy"], r"price of every node, and cluster\.nodes\[0\]\..* is missing"),
         (["objective=time_under_budget"], r"objective\.budget_usd must be given .*budget_usd=100"),
         (["objective=cost", "objective.num_iterations=null"], r"objective\.num_iterations must be given"),
-        (["objective=cost", "objective.num_iterations=-1"], r"num_iterations=-1 must be above 0"),
+        (["objective=cost", "objective.num_iterations=-1"], r"num_iterations=-1 must be at least 1e-06"),
         (["objective.name=price"], r"objective\.name=price must be one of .*try time"),
     ],
 )
