@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from darts_parallel.config.checks import MAX_PROCESSES, MAX_SIZE, check_fields, one_of, ranged
+from darts_parallel.config.checks import MAX_PROCESSES, MAX_SIZE, check_fields, one_of, ranged, require
 from darts_parallel.errors import ConfigError
 
 ESTIMATORS = ("trials", "mixture")
@@ -64,11 +64,9 @@ class BilevelConfig:
 
     def __post_init__(self) -> None:
         check_fields("bilevel", self)
-        if not self.seeds or not self.variants:
-            raise ConfigError(
-                "bilevel.seeds and bilevel.variants must each list at least one value; try "
-                "bilevel.seeds=[0] bilevel.variants=[bilevel]."
-            )
+        near = "bilevel.seeds=[0] bilevel.variants=[bilevel]"
+        given = bool(self.seeds and self.variants)
+        require(given, "bilevel.seeds and bilevel.variants", "each list at least one value", near)
         if self.estimator == "trials" and self.order != "first":
             raise ConfigError(
                 f"bilevel.order={self.order} needs an estimator with a gradient in the mixture, which trials "

@@ -74,21 +74,32 @@ def _shown(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:g}"
 
 
+def require(valid: bool, setting: str, rule: str, near: Any) -> None:
+    """Refuse a setting (`key=value`) that is not `valid`, with its rule and the closest valid value."""
+    if not valid:
+        raise ConfigError(f"{setting} must {rule}; try {near}.")
+
+
+def require_divisor(key: str, value: int, whole_key: str, whole: int) -> None:
+    """Refuse `value` of `key` where it does not divide `whole`, the value of `whole_key`."""
+    if whole % value:
+        near = min((d for d in range(1, whole + 1) if whole % d == 0), key=lambda d: (abs(d - value), d))
+        require(False, f"{key}={value}", f"divide {whole_key}={whole}", near)
+
+
 def require_at_least(key: str, value: float, minimum: float, *, strict: bool = False) -> None:
     """Refuse `value` of `key` below `minimum` (or equal to it, when `strict`), and what is not finite."""
     finite = isinstance(value, int) or isfinite(value)
-    if finite and (value > minimum or (value == minimum and not strict)):
-        return
+    valid = finite and (value > minimum or (value == minimum and not strict))
     rule = f"{'' if finite else 'a finite number '}{'above' if strict else 'at least'} {_shown(minimum)}"
     near = f"a value above {minimum:g}" if strict else _shown(minimum)
-    raise ConfigError(f"{key}={_shown(value)} must be {rule}; try {near}.")
+    require(valid, f"{key}={_shown(value)}", f"be {rule}", near)
 
 
 def require_at_most(key: str, value: float, maximum: float) -> None:
     """Refuse `value` of `key` above `maximum`."""
-    if not value <= maximum:
-        limit = _shown(maximum)
-        raise ConfigError(f"{key}={_shown(value)} must be at most {limit}; try {limit}.")
+    limit = _shown(maximum)
+    require(value <= maximum, f"{key}={_shown(value)}", f"be at most {limit}", limit)
 
 
 def require_within(key: str, value: float, least: float, most: float) -> None:
@@ -118,12 +129,6 @@ def require_members(key: str, values: Iterable[Any], members: tuple[Any, ...]) -
     """Refuse `values` of `key` one of which is none of `members`."""
     for value in values:
         require_member(key, value, members)
-
-
-def closest_divisor(number: int, value: int) -> int:
-    """The divisor of `number` that is closest to `value`."""
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    return min(divisors, key=lambda d: (abs(d - value), d))
 
 
 def quoted(name: str) -> str:

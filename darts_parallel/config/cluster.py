@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from darts_parallel.config.checks import check_fields, ranged, require_member, require_members
-from darts_parallel.errors import ConfigError
+from darts_parallel.config.checks import check_fields, ranged, require, require_member, require_members
 
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 NARROW = ("fp8", "mxfp8", "nvfp4")
@@ -33,11 +32,8 @@ class LinkConfig:
 
     def check(self, key: str) -> None:
         """Refuse a link that is both shared and a port for each GPU; `key` is its place."""
-        if self.shared and self.peer_links:
-            raise ConfigError(
-                f"{key}.peer_links={self.peer_links} must be 0 where shared=true, since all GPUs of a "
-                "node then have one link; try 0."
-            )
+        rule = "be 0 where shared=true, since all GPUs of a node then have one link"
+        require(not (self.shared and self.peer_links), f"{key}.peer_links={self.peer_links}", rule, 0)
 
 
 @dataclass
@@ -77,16 +73,16 @@ def require_domain(key: str, domain: int, group: NodeGroupConfig) -> None:
         domain: GPUs of the domain.
         group: The nodes that it joins.
     """
-    if domain % group.gpus:
-        near = max(round(domain / group.gpus), 1) * group.gpus
-        raise ConfigError(
-            f"{key}={domain} must be a multiple of the {group.gpus} GPUs of a node; try {near}."
-        )
-    if domain > group.gpus and group.intra_node.shared:
-        raise ConfigError(
-            f"{key}={domain} must be one node where intra_node.shared=true, since a domain of several nodes "
-            f"gives every GPU a port of its own; try {group.gpus}."
-        )
+    near = max(round(domain / group.gpus), 1) * group.gpus
+    rule = f"be a multiple of the {group.gpus} GPUs of a node"
+    require(domain % group.gpus == 0, f"{key}={domain}", rule, near)
+    require(
+        domain <= group.gpus or not group.intra_node.shared,
+        f"{key}={domain}",
+        "be one node where intra_node.shared=true, since a domain of several nodes gives every GPU a port of "
+        "its own",
+        group.gpus,
+    )
 
 
 @dataclass
@@ -165,16 +161,10 @@ class ClusterConfig:
     null: those of one node. Node groups may have their own."""
 
     def __post_init__(self) -> None:
-        if not self.nodes:
-            raise ConfigError(
-                "cluster.nodes=[] must list at least one node group; try "
-                "[{count: 1, gpus: 1, device: ..., intra_node: ...}]."
-            )
-        if not self.devices:
-            name = self.nodes[0].device
-            raise ConfigError(
-                f"cluster.devices={{}} must define the devices of cluster.nodes; try {{{name}: ...}}."
-            )
+        near = "[{count: 1, gpus: 1, device: ..., intra_node: ...}]"
+        require(bool(self.nodes), "cluster.nodes=[]", "list at least one node group", near)
+        near = f"{{{self.nodes[0].device}: ...}}"
+        require(bool(self.devices), "cluster.devices={}", "define the devices of cluster.nodes", near)
         check_fields("cluster", self)
         self.inter_node.check("cluster.inter_node")
         for index, group in enumerate(self.nodes):
@@ -185,8 +175,9 @@ class ClusterConfig:
     def require_host_links(self) -> None:
         """Refuse devices whose way to host memory is not known, where a plan may offload."""
         for name in sorted({group.device for group in self.nodes}):
-            if not self.devices[name].host_bandwidth_GBps:
-                raise ConfigError(
-                    f"cluster.devices.{name}.host_bandwidth_GBps=0 must be above 0 where space.offload is "
-                    "given; try 25, which a PCIe 4.0 x16 link reaches."
-                )
+            require(
+                self.devices[name].host_bandwidth_GBps > 0,
+                f"cluster.devices.{name}.host_bandwidth_GBps=0",
+                "be above 0 where space.offload is given",
+                "25, which a PCIe 4.0 x16 link reaches",
+            )

@@ -6,10 +6,9 @@ from typing import Any
 from omegaconf import MISSING
 
 from darts_parallel.config.checks import MAX_SIZE as MAX_SIZE
-from darts_parallel.config.checks import check_fields, closest_divisor, ranged
+from darts_parallel.config.checks import check_fields, ranged, require, require_divisor
 from darts_parallel.config.layer_pattern import check_layer_kinds
 from darts_parallel.config.mixture import check_latent_attention, check_mixture
-from darts_parallel.errors import ConfigError
 
 MAX_LAYERS = 1024
 """More blocks than any published Transformer; the search is meant for no more."""
@@ -147,21 +146,13 @@ class ModelConfig:
         check_latent_attention(self)
         check_mixture(self)
         check_layer_kinds(self)
-        if self.num_encoder_layers >= self.num_layers:
-            raise ConfigError(
-                f"model.num_encoder_layers={self.num_encoder_layers} must leave a decoder layer of "
-                f"model.num_layers={self.num_layers}; try {self.num_layers - 1}."
-            )
-        free = self.head_dim is not None or self.multi_latent_attention
-        if not free and self.hidden_size % self.num_heads:
-            near = closest_divisor(self.hidden_size, self.num_heads)
-            raise ConfigError(
-                f"model.num_heads={self.num_heads} must divide "
-                f"model.hidden_size={self.hidden_size}; try {near}."
-            )
-        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
-            near = closest_divisor(self.num_heads, self.num_kv_heads)
-            raise ConfigError(
-                f"model.num_kv_heads={self.num_kv_heads} must divide "
-                f"model.num_heads={self.num_heads}; try {near}."
-            )
+        require(
+            self.num_encoder_layers < self.num_layers,
+            f"model.num_encoder_layers={self.num_encoder_layers}",
+            f"leave a decoder layer of model.num_layers={self.num_layers}",
+            self.num_layers - 1,
+        )
+        if self.head_dim is None and not self.multi_latent_attention:
+            require_divisor("model.num_heads", self.num_heads, "model.hidden_size", self.hidden_size)
+        if self.num_kv_heads is not None:
+            require_divisor("model.num_kv_heads", self.num_kv_heads, "model.num_heads", self.num_heads)

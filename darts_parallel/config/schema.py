@@ -14,6 +14,7 @@ from darts_parallel.config.checks import (
     check_fields,
     one_of,
     ranged,
+    require,
     require_at_most,
     require_member,
     require_members,
@@ -22,13 +23,12 @@ from darts_parallel.config.checks import (
 )
 from darts_parallel.config.cluster import PRECISIONS as PRECISIONS
 from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
-from darts_parallel.config.folder import config_dir as config_dir
 from darts_parallel.config.model import ModelConfig as ModelConfig
 from darts_parallel.config.search import SearchConfig as SearchConfig
 from darts_parallel.config.trainer import EXPORTS as EXPORTS
+from darts_parallel.config.trainer import config_dir as config_dir
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
-from darts_parallel.errors import ConfigError
 
 COSTS = ("analytic", "profiled", "searcher")
 PIPELINES = ("closed_form", "simulated")
@@ -71,18 +71,13 @@ class CostConfig:
         require_member("cost.schedule", self.schedule, schedules.names_with_chunks(1))
         self.schedule = schedules.full_name(self.schedule)
         if self.pipeline == "simulated":
-            if not self.knows_stages:
-                raise ConfigError(
-                    "cost.pipeline=simulated must go with cost.name=analytic or profiled, since the seed "
-                    "report's model knows no stages; try cost.pipeline=closed_form."
-                )
+            rule = "go with cost.name=analytic or profiled, since the seed report's model knows no stages"
+            require(self.knows_stages, "cost.pipeline=simulated", rule, "cost.pipeline=closed_form")
             return
         for key, only in (("schedule", "1f1b"), ("p2p", "blocking")):
-            if getattr(self, key) != only:
-                raise ConfigError(
-                    f"cost.{key}={getattr(self, key)} must go with cost.pipeline=simulated, since the closed "
-                    f"form holds for {only} alone; try cost.pipeline=simulated."
-                )
+            given = getattr(self, key)
+            rule = f"go with cost.pipeline=simulated, since the closed form holds for {only} alone"
+            require(given == only, f"cost.{key}={given}", rule, "cost.pipeline=simulated")
 
 
 OBJECTIVES = ("time", "cost", "time_under_budget", "cost_under_deadline")
@@ -105,11 +100,8 @@ class ObjectiveConfig:
         needed = {"time_under_budget": "budget_usd", "cost_under_deadline": "deadline_hours"}
         keys = [needed[self.name]] if self.name in needed else []
         for key in keys + (["num_iterations"] if self.name != "time" else []):
-            if getattr(self, key) is None:
-                raise ConfigError(
-                    f"objective.{key} must be given with objective={self.name}; try "
-                    f"objective.{key}={100000 if key == 'num_iterations' else 100}."
-                )
+            rule, near = f"be given with objective={self.name}", 100000 if key == "num_iterations" else 100
+            require(getattr(self, key) is not None, f"objective.{key}", rule, f"objective.{key}={near}")
 
 
 RECOMPUTE = ("none", "selective", "full")
@@ -186,8 +178,9 @@ class SpaceConfig:
             self.kind = "uniform"  # one strategy for all layers is what they run
         if self.executable:
             self.node_orders = "given"  # ranks are numbered by whoever starts the processes
-            for key, only in (("cp", 1), ("tp_comm_bits", COMM_BITS[0]), ("grad_comm_bits", COMM_BITS[0])):
-                require_members(f"space.{key}", self.pinned(key) or ("null",), (only,))
+            require_members("space.cp", self.pinned("cp") or ("null",), (1,))
+            for key in ("tp_comm_bits", "grad_comm_bits"):
+                require_members(f"space.{key}", self.pinned(key) or (), COMM_BITS[:1])
 
     def _settle_lists(self) -> None:
         """Give lists of names one spelling and order each."""
@@ -198,14 +191,11 @@ class SpaceConfig:
             self.schedules = list(dict.fromkeys(named))
         if self.offload is not None:
             self.offload = [kind for kind in OFFLOADS if kind in (self.pinned("offload") or ())]
-            if self.executable or self.trainer is not None:
-                raise ConfigError(
-                    f"space.offload={self.offload} must be null with space.executable or space.trainer, "
-                    "which run none of its shares; try null."
-                )
+            rule = "be null with space.executable or space.trainer, which run none of its shares"
+            free = not self.executable and self.trainer is None
+            require(free, f"space.offload={self.offload}", rule, "null")
         for value in self.pinned("sequence_parallel") or ():
-            if not isinstance(value, bool):
-                raise ConfigError(f"space.sequence_parallel={value} must be true or false; try true.")
+            require(isinstance(value, bool), f"space.sequence_parallel={value}", "be true or false", "true")
 
     def pinned(self, key: str) -> tuple[Any, ...] | None:
         """The values that the user allows for `key`, or None where all are."""
@@ -213,15 +203,14 @@ class SpaceConfig:
         if value is None:
             return None
         values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-        if not values:
-            raise ConfigError(f"space.{key}=[] must list at least one value; try null, which leaves it free.")
+        require(bool(values), f"space.{key}=[]", "list at least one value", "null, which leaves it free")
         return values
 
     def _require_whole(self, key: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             number = isinstance(value, float) and abs(value) < MAX_SIZE
             near = max(round(value), 1) if number else "null, which leaves it free"
-            raise ConfigError(f"space.{key}={value} must be a whole number or a list of them; try {near}.")
+            require(False, f"space.{key}={value}", "be a whole number or a list of them", near)
 
 
 @dataclass
@@ -282,11 +271,8 @@ class Config:
         if self.export is not None:
             require_member("export", self.export, EXPORTS)
         if self.space is not MISSING and self.cost is not MISSING and self.space.schedules is not None:
-            if not self.cost.knows_stages:
-                raise ConfigError(
-                    f"space.schedules={self.space.schedules} must go with cost=analytic or profiled, since "
-                    "the Searcher report's model knows no schedules; try null."
-                )
+            rule = "go with cost=analytic or profiled, since the Searcher report's model knows no schedules"
+            require(self.cost.knows_stages, f"space.schedules={self.space.schedules}", rule, "null")
             # schedules are compared by one reading; most have no closed form
             self.cost.pipeline, self.cost.schedule = "simulated", "1f1b"
         if self.space is not MISSING and self.space.offload is not None:
@@ -295,16 +281,13 @@ class Config:
             self._check_together()
 
     def _check_offload(self) -> None:
-        if self.cost is not MISSING and self.cost.name == "searcher":
-            raise ConfigError(
-                f"space.offload={self.space.offload} must go with cost=analytic or profiled, since the "
-                "Searcher report's model knows no host memory; try null."
-            )
-        if self.search is not MISSING and self.search.method == "exact":
-            raise ConfigError(
-                f"search.method=exact must go with space.offload=null, not {self.space.offload}: no exact "
-                "method knows its continuous shares; try search.method=gradient."
-            )
+        offload = self.space.offload
+        rule = "go with cost=analytic or profiled, since the Searcher report's model knows no host memory"
+        known = self.cost is MISSING or self.cost.knows_stages
+        require(known, f"space.offload={offload}", rule, "null")
+        rule = f"go with space.offload=null, not {offload}: no exact method knows its continuous shares"
+        known = self.search is MISSING or self.search.method != "exact"
+        require(known, "search.method=exact", rule, "search.method=gradient")
         if self.cluster is not MISSING:
             self.cluster.require_host_links()
 
@@ -319,24 +302,19 @@ class Config:
             "a bilevel search, whose toy model trains every weight": self.bilevel is not None,
         }  # fmt: skip
         for words, given in others.items():
-            if rank and given:
-                raise ConfigError(f"training.lora_rank={rank} must not go with {words}; try 0.")
+            require(not (rank and given), f"training.lora_rank={rank}", f"not go with {words}", 0)
 
     def _check_together(self) -> None:
         self._check_adapters()
-        if self.training.seq_len > self.model.max_seq_len:
-            raise ConfigError(
-                f"training.seq_len={self.training.seq_len} must be at most "
-                f"model.max_seq_len={self.model.max_seq_len}; try {self.model.max_seq_len}."
-            )
+        longest = self.model.max_seq_len
+        rule = f"be at most model.max_seq_len={longest}"
+        require(self.training.seq_len <= longest, f"training.seq_len={self.training.seq_len}", rule, longest)
         for name in {group.device for group in self.cluster.nodes}:
             peaks = self.cluster.devices[name].peak_TFLOPs
-            if self.training.precision not in peaks:
-                near = next((p for p in PRECISIONS if p in peaks), "none")
-                raise ConfigError(
-                    f"training.precision={self.training.precision} must be one of {', '.join(peaks)}, which "
-                    f"cluster.devices.{name}.peak_TFLOPs lists; try {near}."
-                )
+            near = next((p for p in PRECISIONS if p in peaks), "none")
+            rule = f"be one of {', '.join(peaks)}, which cluster.devices.{name}.peak_TFLOPs lists"
+            given = self.training.precision
+            require(given in peaks, f"training.precision={given}", rule, near)
 
 
 @cache

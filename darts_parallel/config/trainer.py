@@ -11,7 +11,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from darts_parallel.config.folder import config_dir
+
+def config_dir() -> str:
+    """Return the folder of the configuration files: in an installed package, or in the checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "conf"
+    return str(inside if inside.is_dir() else package.parent / "conf")
+
 
 FOLDER = Path(config_dir()) / "trainer"
 EXPORTS = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))

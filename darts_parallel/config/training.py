@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from darts_parallel.config.checks import check_fields, one_of, ranged
+from darts_parallel.config.checks import check_fields, one_of, ranged, require
 from darts_parallel.config.cluster import PRECISIONS
-from darts_parallel.errors import ConfigError
 
 OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
@@ -53,15 +52,9 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_fields("training", self)
-        if self.lora_rank and not self.lora_targets:
-            raise ConfigError(
-                f"training.lora_targets=[] must name a product with training.lora_rank={self.lora_rank}; "
-                "try [linear_qkv]."
-            )
-        if self.fp8_dot_product_attention and (
-            self.precision not in ("fp8", "mxfp8") or not self.fused_attention
-        ):
-            raise ConfigError(
-                "training.fp8_dot_product_attention=true must go with precision fp8 or mxfp8 and fused "
-                "attention; try false."
-            )
+        rule, named = f"name a product with training.lora_rank={self.lora_rank}", bool(self.lora_targets)
+        require(named or not self.lora_rank, "training.lora_targets=[]", rule, "[linear_qkv]")
+        narrow = self.precision in ("fp8", "mxfp8") and self.fused_attention
+        setting = "training.fp8_dot_product_attention=true"
+        rule = "go with precision fp8 or mxfp8 and fused attention"
+        require(narrow or not self.fp8_dot_product_attention, setting, rule, "false")
