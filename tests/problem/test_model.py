@@ -83,7 +83,7 @@ def test_presets_have_the_published_parameters(name: str) -> None:
         ({"moe_ffn_hidden_size": 4}, "must go with model.num_experts"),
         ({"num_experts": 4, "kv_lora_rank": 4}, "must go with model.multi_latent_attention=true"),
         ({"num_experts": 4, "multi_latent_attention": True}, "model.kv_lora_rank must be given"),
-        ({"num_experts": 4, "moe_expert_capacity_factor": 0.0}, "must be above 0"),
+        ({"num_experts": 4, "moe_expert_capacity_factor": 0.0}, "must be at least 1e-06"),
         ({"num_experts": 4, "first_k_dense_replace": 5}, "must be at most 4"),
         ({"num_encoder_layers": 4}, "num_encoder_layers=4 .* try 3"),
     ],
