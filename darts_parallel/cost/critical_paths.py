@@ -44,8 +44,7 @@ class Criticalities:
 
         With `whole` they are a path through the schedule, else possibly one and its repetition beyond it.
         """
-        rows = (passes.forward, passes.backward, passes.weight_gradient, passes.message, sync)
-        leaves = [row.detach().clone().requires_grad_() for row in rows]
+        leaves = [row.detach().clone().requires_grad_() for row in (*vars(passes).values(), sync)]
         with torch.enable_grad():
             total, _ = simulated_seconds(
                 PassSeconds(*leaves[:4]), leaves[4], num_micro_batches, pp, model, whole=whole

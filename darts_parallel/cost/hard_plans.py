@@ -32,11 +32,7 @@ class HardPlans:
     @staticmethod
     def concatenate(parts: list["HardPlans"]) -> "HardPlans":
         """Return all plans of `parts`, in order."""
-        return HardPlans(
-            torch.cat([p.outer for p in parts]),
-            torch.cat([p.choices for p in parts]),
-            torch.cat([p.first_layers for p in parts]),
-        )
+        return HardPlans(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
 
     def stages(self) -> Tensor:
         """Return the stage of every layer, shape `(B, L)`."""

@@ -7,6 +7,7 @@ import torch
 
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.table import CostTable
+from darts_parallel.cost.terms.offload import summed
 
 BISECTIONS = 30
 
@@ -49,12 +50,8 @@ def _lightest(table: CostTable, space_kind: str) -> HardPlans:
 
 def _unit_sums(size: torch.Tensor, table: CostTable) -> torch.Tensor:
     """Return the bytes of units from bytes of layers, `(K, L)` to `(K, U)`."""
-    unit = (
-        torch.searchsorted(unit_starts(table.fused_to_previous), torch.arange(table.num_layers), right=True)
-        - 1
-    )
-    result = torch.zeros(len(size), int(unit.max()) + 1, dtype=size.dtype)
-    return result.scatter_add(1, unit.expand_as(size), size)
+    unit = (~table.fused_to_previous).cumsum(0) - 1
+    return summed(size, unit.expand_as(size), int(unit.max()) + 1)
 
 
 def _fill(size: torch.Tensor, capacity: torch.Tensor) -> torch.Tensor:

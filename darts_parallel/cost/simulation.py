@@ -47,9 +47,7 @@ class PassSeconds:
     """From a stage to the next, one way, next to which devices compute, `(B, S - 1)`."""
 
     def __getitem__(self, index: Tensor | slice) -> "PassSeconds":
-        return PassSeconds(
-            self.forward[index], self.backward[index], self.weight_gradient[index], self.message[index]
-        )
+        return PassSeconds(*(values[index] for values in vars(self).values()))
 
     def blocking(self) -> "PassSeconds":
         """Add messages to the passes of the later stage, which they occupy in both directions."""

@@ -43,19 +43,12 @@ def all_layer_costs(model: Model, pp: int, stages: Sequence[StageContext]) -> li
     return result
 
 
-def stack(costs: list[list[LayerCosts]], name: str) -> Tensor:
-    """Return a field of all layers' costs, `(O, Q, L, C)`."""
+def stack(costs: list[list[LayerCosts]], name: str, term: str | None = None) -> Tensor:
+    """Return a field of all layers' costs, or one of its terms, `(O, Q, L, C)`."""
     some = costs[0][0].forward
-    rows = [torch.stack([getattr(c, name).expand_as(some) for c in kind], dim=1) for kind in costs]
-    return torch.stack(rows, dim=1)
-
-
-def terms(costs: list[list[LayerCosts]]) -> dict[str, Tensor]:
-    """Return the seconds of a micro-batch by cause, each `(O, Q, L, C)`."""
-    return {
-        name: torch.stack([torch.stack([c.terms[name] for c in kind], dim=1) for kind in costs], dim=1)
-        for name in costs[0][0].terms
-    }
+    fields_of = [[getattr(layer, name) for layer in kind] for kind in costs]
+    rows = [[x if term is None else x[term] for x in kind] for kind in fields_of]
+    return torch.stack([torch.stack([x.expand_as(some) for x in row], dim=1) for row in rows], dim=1)
 
 
 def layouts(choices: Sequence[LayerStrategy]) -> tuple[list[LayerStrategy], Tensor]:
@@ -347,10 +340,7 @@ def _table(
     distinct, layout = layouts(space.choices)
     tokens = ChoiceTensors.build(problem.training, space.num_micro_batches, tuple(distinct), space.cp).tokens
     allowed = [[micro_batch_legal(problem, m, c) for c in space.choices] for m in space.num_micro_batches]
-    stacked = {
-        name: stack(costs, name)
-        for name in ("forward", "backward", "weight_gradient", "gradient_sync", "optimizer")
-    }
+    once = {name: stack(costs, name) for name in ("gradient_sync", "optimizer")}
     admitted = torch.tensor([[admits(problem, kind.group, c) for c in space.choices] for kind in kinds])
     places = [(kind.group, max(kind.counts)) for kind in kinds]
     empty, extra, cluster = torch.zeros(0, dtype=torch.long), dict[str, Any](), problem.cluster
@@ -366,10 +356,10 @@ def _table(
         stage_kind=empty,
         boundary_kind=empty,
         fused_to_previous=torch.tensor([layer.fused_to_previous for layer in problem.model.layers]),
-        forward=stacked["forward"],
-        backward=stacked["backward"],
-        weight_gradient=stacked["weight_gradient"],
-        sync=stacked["gradient_sync"] + stacked["optimizer"],
+        forward=stack(costs, "forward"),
+        backward=stack(costs, "backward"),
+        weight_gradient=stack(costs, "weight_gradient"),
+        sync=once["gradient_sync"] + once["optimizer"],
         per_iteration=empty,
         # calibrated devices may differ in their memory factors: the largest counts on every stage
         static=stack(costs, "static").amax(1),
@@ -380,7 +370,7 @@ def _table(
         p2p=boundary_seconds(cluster, boundaries, stored, distinct),
         capacity=empty,
         in_flight=torch.zeros(len(counts), 1),
-        terms=terms(costs) | {k: stacked[k] for k in ("gradient_sync", "optimizer")},
+        terms={name: stack(costs, "terms", name) for name in costs[0][0].terms} | once,
         kind_allowed=None if bool(admitted.all()) else admitted,
         cp=space.cp,
         **extra,

@@ -70,34 +70,26 @@ def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[st
     Errors:
         InfeasibleError: none is within the budget (the cheapest is named) or the deadline (the fastest is).
     """
-    dollars, hours = [b.dollars for b in bills], [b.hours for b in bills]
-    indices = within = list(range(len(bills)))
-    cheapest, fastest = (lambda i: (dollars[i], hours[i])), (lambda i: (hours[i], dollars[i]))
+    dollars, hours = [bill.dollars for bill in bills], [bill.hours for bill in bills]
+    first, second = (dollars, hours) if objective.name.startswith("cost") else (hours, dollars)
+    order = sorted(range(len(bills)), key=lambda i: (first[i], second[i]))
     if objective.name == "time_under_budget":
-        budget = objective.budget_usd or 0.0
-        within = [i for i in indices if dollars[i] <= budget]
-        if not within:
-            best = min(indices, key=cheapest)
-            raise InfeasibleError(
-                f"objective.budget_usd={budget:g} must pay for a plan, and the cheapest{_named(names, best)} "
-                f"costs {bills[best].label()}; try objective.budget_usd={_above(dollars[best])}."
-            )
+        key, limit, figures = "budget_usd", objective.budget_usd, dollars
+        rule, word, verb = "must pay for a plan", "cheapest", "costs"
     elif objective.name == "cost_under_deadline":
-        deadline = objective.deadline_hours or 0.0
-        within = [i for i in indices if hours[i] <= deadline]
-        if not within:
-            best = min(indices, key=fastest)
-            raise InfeasibleError(
-                f"objective.deadline_hours={deadline:g} must be met by a plan, and the fastest"
-                f"{_named(names, best)} takes {bills[best].label()}; "
-                f"try objective.deadline_hours={_above(hours[best])}."
-            )
-    return min(within, key=cheapest if objective.name.startswith("cost") else fastest)
-
-
-def _named(names: Sequence[str], index: int) -> str:
-    """Return the name of a plan as an insertion, empty without one."""
-    return f" ({names[index]})" if names else ""
+        key, limit, figures = "deadline_hours", objective.deadline_hours, hours
+        rule, word, verb = "must be met by a plan", "fastest", "takes"
+    else:
+        return order[0]
+    within = [i for i in order if figures[i] <= (limit or 0.0)]
+    if within:
+        return within[0]
+    best = min(order, key=lambda i: figures[i])
+    named = f" ({names[best]})" if names else ""
+    raise InfeasibleError(
+        f"objective.{key}={limit or 0.0:g} {rule}, and the {word}{named} {verb} {bills[best].label()}; "
+        f"try objective.{key}={_above(figures[best])}."
+    )
 
 
 def _above(value: float) -> str:

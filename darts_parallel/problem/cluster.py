@@ -87,6 +87,11 @@ class Device:
         """FLOP/s of 16-bit products, and of all in training that has no narrower ones."""
         return self.peak_flops * self.half_share
 
+    @property
+    def speed(self) -> float:
+        """FLOP/s that large products reach."""
+        return _number(self.peak_flops) * _number(self.gemm_efficiency)
+
     @staticmethod
     def from_config(name: str, config: DeviceConfig, precision: str) -> "Device":
         """Convert the units of the YAML keys and take the peak of `precision`, and its share of it."""
@@ -281,8 +286,7 @@ class Cluster:
     @cached_property
     def type_devices(self) -> dict[int, int]:
         """GPUs of every node type."""
-        sizes = Counter(kind for kind in self.node_types)
-        return {kind: sizes[kind] * self.groups[kind].gpus for kind in self.types}
+        return {kind: count * self.groups[kind].gpus for kind, count in Counter(self.node_types).items()}
 
     def nic(self, group: int) -> Link:
         """Return the link out of a node of a group."""
@@ -300,46 +304,36 @@ class Cluster:
 
     def stages_are_pure(self, pp: int) -> bool:
         """Return whether no stage of `pp` equal ones mixes node types, in this order of the nodes."""
-        size, kinds = self.num_devices // pp, [kind for _, kind in self.rank_nodes]
-        if self.homogeneous:
-            return True
-        return all(len(set(kinds[first : first + size])) == 1 for first in range(0, len(kinds), size))
+        mixed = ({kind for _, kind in self._places(stage, pp)} for stage in range(pp))
+        return self.homogeneous or all(len(kinds) == 1 for kinds in mixed)
 
     def stage_topology(self, stage: int, pp: int) -> StageTopology:
         """Return the topology of `stage` of `pp` equal stages of consecutive ranks (Megatron: pp slowest)."""
-        if (stage, pp) not in self._topologies:
-            self._topologies[stage, pp] = self._stage_topology(stage, pp)
-        return self._topologies[stage, pp]
+        if (stage, pp) in self._topologies:
+            return self._topologies[stage, pp]
+        places = self._places(stage, pp)
+        counts = Counter(node for node, _ in places)
+        domains = Counter(self.node_domains[node] for node, _ in places)
+        kinds = tuple(sorted({kind for _, kind in places}))
+        slowest = min(kinds, key=lambda kind: self.groups[kind].device.speed)
+        group = self.groups[slowest]
+        found = self._topologies[stage, pp] = StageTopology(
+            slowest, group.gpus, tuple(counts.values()), tuple(domains.values()),
+            group.gpus * group.domain_nodes, kinds,
+        )  # fmt: skip
+        return found
 
     @cached_property
     def _topologies(self) -> dict[tuple[int, int], StageTopology]:
         """Those of the stages that were asked for: each is counted GPU by GPU."""
         return {}
 
-    def _stage_topology(self, stage: int, pp: int) -> StageTopology:
-        places = self._places(stage, pp)
-        counts = Counter(node for node, _ in places)
-        domains = Counter(self.node_domains[node] for node, _ in places)
-        kinds = tuple(sorted({kind for _, kind in places}))
-        slowest = min(kinds, key=self._speed)
-        group = self.groups[slowest]
-        return StageTopology(
-            slowest, group.gpus, tuple(counts.values()), tuple(domains.values()),
-            group.gpus * group.domain_nodes, kinds,
-        )  # fmt: skip
-
-    def _speed(self, kind: int) -> float:
-        device = self.groups[kind].device
-        return _number(device.peak_flops) * _number(device.gemm_efficiency)
-
     def stage_links(self, stage: StageTopology) -> tuple[Link, Link]:
         """Return the links inside the nodes of a stage and between them; of several kinds, the slowest."""
-        inside = [self.groups[kind].intra_node for kind in stage.groups]
-        between = [self.nic(kind) for kind in stage.groups]
-        return (
-            min(inside, key=lambda link: _number(link.bandwidth)),
-            min(between, key=lambda link: _number(link.bandwidth)),
-        )
+        inside = (self.groups[kind].intra_node for kind in stage.groups)
+        between = (self.nic(kind) for kind in stage.groups)
+        slowest, last = (min(links, key=lambda link: _number(link.bandwidth)) for links in (inside, between))
+        return slowest, last
 
     def boundary_topology(self, stage: int, pp: int) -> BoundaryTopology:
         """Return the link between `stage` and the next; behind the last comes the first."""

@@ -10,7 +10,6 @@ from functools import cached_property
 
 from darts_parallel.config.layer_pattern import ATTENTION, MAMBA, SYMBOLS, symbol, windowed
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.config.schema import TrainingConfig
 from darts_parallel.problem.adapters import with_adapters
 from darts_parallel.problem.experts import mlp_of
 from darts_parallel.problem.layer_spec import AttentionCore as AttentionCore
@@ -109,12 +108,6 @@ class Model:
         scans = sum(layer.scan.flops for layer in self.layers if layer.scan is not None)
         trained = 4.0 * matmul + 6.0 * self.num_trained_parameters if self.lora_rank else 6.0 * matmul
         return trained + 6.0 * scores + 3.0 * scans
-
-
-def build_model(config: ModelConfig, training: TrainingConfig) -> Model:
-    """Build the model as the training job runs it."""
-    targets = tuple(training.lora_targets)
-    return Model(config, training.fused_attention, lora_rank=training.lora_rank, lora_targets=targets)
 
 
 def _norm(config: ModelConfig) -> int:

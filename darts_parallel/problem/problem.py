@@ -1,6 +1,6 @@
 """The problem: model x cluster x training job x space x cost model, frozen."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,7 @@ from darts_parallel.config.schema import Config, TrainingConfig
 from darts_parallel.config.trainer import read_trainer
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.measured_times import MeasuredTimes, read_measured
-from darts_parallel.problem.model import Model, build_model
+from darts_parallel.problem.model import Model
 from darts_parallel.problem.referee import check_import
 from darts_parallel.problem.software import COMMON, Software, read_software
 
@@ -63,10 +63,10 @@ class Problem:
 
 def _model(config: Config) -> Model:
     """Build the chain; its ends are joined for trainers that keep embedding and head with a block."""
-    model = build_model(config.model, config.training)
-    hybrid = config.model.hybrid_override_pattern is not None
+    training, hybrid = config.training, config.model.hybrid_override_pattern is not None
     ends = "never" if config.space.trainer is None else read_trainer(config.space.trainer).whole_ends
-    return replace(model, whole_ends=ends == "always" or (hybrid and ends == "hybrids"))
+    joined, targets = ends == "always" or (hybrid and ends == "hybrids"), tuple(training.lora_targets)
+    return Model(config.model, training.fused_attention, joined, training.lora_rank, targets)
 
 
 def _measured(config: Config) -> MeasuredTimes:

@@ -78,11 +78,9 @@ def read_software(name: str | None) -> Software:
         raise ConfigError(f"training.software={name} must be null or one of {', '.join(names)}; try {near}.")
     text = (Path(config_dir()) / "software" / f"{name}.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = yaml.safe_load(text) or {}  # type: ignore[no-untyped-call]
-    offsets = data.pop(OFFSETS, {})
-    gradient, broadcast = data.pop(HABITS[0], None), data.pop(HABITS[1], 0.0)
-    ring = bool(data.pop(HABITS[2], False))
+    offsets, (gradient, broadcast, ring) = data.pop(OFFSETS, {}), (data.pop(key, None) for key in HABITS)
     known = {entry.name for entry in fields(DeviceConfig)}
     for key in (*data, *offsets):
         if key not in known:
             raise ConfigError(f"conf/software/{name}.yaml: {key} is not a field of a device.")
-    return Software(name, gradient, broadcast * 1e-3, ring, data, offsets)
+    return Software(name, gradient, (broadcast or 0.0) * 1e-3, bool(ring), data, offsets)

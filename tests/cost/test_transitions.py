@@ -21,12 +21,14 @@ def test_a_change_of_layout_moves_the_missing_bytes_both_ways() -> None:
     torch.testing.assert_close(found, torch.tensor([[0.0, once], [once, 0.0]], dtype=torch.float64))
 
 
-def test_slices_that_cross_a_boundary_are_gathered_by_the_receiving_ranks() -> None:
-    cluster, whole = load_problem(TOY).cluster, 8e6
+@pytest.mark.parametrize("rings", [1, 4])
+def test_slices_that_cross_a_boundary_are_gathered_by_the_receiving_ranks(rings: int) -> None:
+    shared = f"cluster.nodes.0.intra_node.shared={str(rings > 1).lower()}"  # by all four GPUs of a node
+    cluster, whole = load_problem([*TOY, shared]).cluster, 8e6
     boundary = BoundaryTopology(0, True, 4, 0, 4)
     stored = torch.full((1, 1, 1), whole, dtype=torch.float64)
     found = boundary_seconds(cluster, [boundary], stored, [LayerStrategy(4, 1)])
-    message, gather = whole / 4 / 10e9 + 5e-6, 3 / 4 * whole / 10e9 + 3 * 5e-6
+    message, gather = rings * whole / 4 / 10e9 + 5e-6, rings * 3 / 4 * whole / 10e9 + 3 * 5e-6
     assert float(found) == pytest.approx(2 * (message + gather), rel=1e-12)
 
 

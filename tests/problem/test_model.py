@@ -6,7 +6,7 @@ import pytest
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem.model import Model, build_model
+from darts_parallel.problem.model import Model
 from darts_parallel.problem.problem import load_problem
 
 # published totals: the models' own safetensors indices and model cards (exact), SC21 table 1 (GPT-3),
@@ -115,7 +115,7 @@ def test_encoder_and_decoder_layers_differ() -> None:
 
 def test_layers_of_one_kind_are_equal_but_for_their_names() -> None:
     config = load_config(["model=t5_1_3b", "training=t5_1_3b"])
-    model = build_model(config.model, config.training)
+    model = Model(config.model, config.training.fused_attention)
     specs, numbers = model.kinds
     assert len(set(specs)) == len(specs) < 10 < len(numbers)
     for layer, number in zip(model.layers, numbers, strict=True):
