@@ -57,9 +57,7 @@ def baselines(trainings: Trainings, random_plans: int) -> dict[str, Maker]:
 def time_only(search: BilevelSearch) -> BilevelPlan | None:
     """Return the best plan of a world in which nothing but the global batch size costs steps."""
     prices = search.log_slowdown
-    free = replace(
-        prices, forward=torch.zeros_like(prices.forward), gradient=torch.zeros_like(prices.gradient)
-    )
+    free = replace(prices, forward=0.0 * prices.forward, gradient=0.0 * prices.gradient)
     plan = find_learned_optimum(search.space, free, search.settings.exact_seconds).plan
     return None if plan is None else BilevelPlan.of(search.space, plan)
 

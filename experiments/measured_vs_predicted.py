@@ -23,8 +23,7 @@ from matplotlib.figure import Figure
 from darts_parallel.config.checks import require_at_least, require_size
 from darts_parallel.config.options import run_main
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.errors import ConfigError, UnsupportedError
-from darts_parallel.plan.legality import refuse_unexecutable
+from darts_parallel.errors import ConfigError
 from darts_parallel.plan.space import layer_choices, outer_spaces
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem, load_problem
@@ -103,26 +102,20 @@ def uniform_plans(problem: Problem) -> list[Plan]:
 
     Layers that are no blocks share the first and the last stage, as trainers do it.
     """
-    plans = []
-    for space in outer_spaces(problem):
-        edges = _even_edges(problem, space.pp)
-        for count in space.num_micro_batches:
-            for choice in layer_choices(problem, problem.cluster.num_devices // space.pp):
-                if problem.training.global_batch_size % (choice.dp * count) == 0:
-                    plan = Plan(count, edges, (choice,) * problem.num_layers)
-                    try:
-                        refuse_unexecutable(plan, problem)
-                    except UnsupportedError:
-                        continue
-                    plans.append(plan)
-    return plans
+    batch = problem.training.global_batch_size
+    return [
+        Plan(count, _even_edges(problem, space.pp), (choice,) * problem.num_layers)
+        for space in outer_spaces(problem)
+        for count in space.num_micro_batches
+        for choice in layer_choices(problem, problem.cluster.num_devices // space.pp)
+        if batch % (choice.dp * count) == 0
+    ]
 
 
 def _even_edges(problem: Problem, pp: int) -> tuple[int, ...]:
     blocks = [i for i, layer in enumerate(problem.model.layers) if layer.recomputable]
-    inner = [blocks[round(k * len(blocks) / pp)] for k in range(1, pp)] if pp <= len(blocks) else None
-    starts = inner if inner is not None else list(range(1, pp))
-    return (0, *starts, problem.num_layers)
+    inner = [blocks[round(k * len(blocks) / pp)] for k in range(1, pp)] if pp <= len(blocks) else range(1, pp)
+    return (0, *inner, problem.num_layers)
 
 
 def measure_in_turn(problem: Problem, plans: Sequence[Plan], repeats: int, seed: int) -> list[list[float]]:

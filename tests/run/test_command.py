@@ -126,7 +126,7 @@ def test_every_torch_below_the_needed_one_is_refused_and_newer_ones_are_not() ->
         require_torch(newer)
 
 
-def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists() -> None:
+def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists_and_one_that_does_not_fit() -> None:
     plan = uniform((0, 5), 1, LayerStrategy(1, 1))
     a10, h100 = (load_problem([*TINY, f"cluster={name}"]) for name in ("a10_4x4", "h100_1x8"))
     with pytest.raises(UnsupportedError, match=r"for 16 x a10, and this machine has no GPU; .*device=cpu"):
@@ -138,10 +138,6 @@ def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists() -> Non
     assert device_for(a10, plan, "cuda", other) == "cuda"
     assert device_for(h100, plan, "auto", other) == "cuda"
     assert device_for(tiny(1), plan, "auto", other) == "cpu", "so slow a device is a CPU"
-
-
-def test_a_model_that_does_not_fit_this_machine_is_refused() -> None:
-    plan = uniform((0, 5), 1, LayerStrategy(1, 1))
     with pytest.raises(UnsupportedError, match=r"this machine has 0\.0 GiB free"):
         device_for(tiny(1), plan, "cpu", LocalMachine((), 1.0))
 
