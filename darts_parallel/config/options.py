@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from darts_parallel.config.checks import require_at_least
+from darts_parallel.config.checks import require, require_at_least
 from darts_parallel.config.keys import all_keys
 from darts_parallel.config.messages import config_sentence
 from darts_parallel.errors import INTERRUPTED, ConfigError, DartsParallelError, begin_command
@@ -64,9 +64,8 @@ def _refuse_numbers_for_switches(kind: type[Any], given: DictConfig) -> None:
     for entry in fields(kind):
         value = given.get(entry.name)
         if isinstance(entry.default, bool) and type(value) in (int, float):
-            raise ConfigError(
-                f"{entry.name}={value} must be true or false; try {entry.name}={str(bool(value)).lower()}."
-            )
+            near = f"{entry.name}={str(bool(value)).lower()}"
+            require(False, f"{entry.name}={value}", "be true or false", near)
 
 
 def _refuse_nothing(defaults: Any, options: Any) -> None:
@@ -75,7 +74,7 @@ def _refuse_nothing(defaults: Any, options: Any) -> None:
         value, default = getattr(options, entry.name), getattr(defaults, entry.name)
         if isinstance(default, list) and default and not value:
             near = str(default).replace(" ", "").replace("'", "")
-            raise ConfigError(f"{entry.name}=[] must list at least one value; try {entry.name}={near}.")
+            require(False, f"{entry.name}=[]", "list at least one value", f"{entry.name}={near}")
         if entry.name in ("seed", "seeds"):
             for seed in value if isinstance(value, list) else [value]:
                 if isinstance(seed, int):
