@@ -312,33 +312,23 @@ class SegmentGrid:
     def _fits(self) -> NDArray[np.bool_]:
         """Return whether any strategies of a distinct segment fit a stage signature's memory, `(S, U)`.
 
-        Where the fewest kept bytes decide with the least and the most working bytes alike, they do; for the
-        other segments every limit of the working bytes is tried that lets a layer keep less.
+        Every limit of the working bytes is tried that lets a layer keep less.
         """
         signatures, _ = self.costs.stage_signatures
         legal = self.costs.kind_allowed[[kind for kind, _, _ in signatures]][:, None, :]
         _, in_flight, capacity = (np.array(column) for column in zip(*signatures, strict=True))
-        room = (capacity * (1 + ROUNDING))[:, None]
         # what a layer keeps at least within a limit: strategies by their working bytes, and the least so far
         order = np.argsort(self.costs.working[self.members], axis=1, kind="stable")
         working = np.take_along_axis(self.costs.working[self.members], order, 1)
         kept = np.where(legal, self._memory(in_flight), MOST_BYTES)
         kept = np.minimum.accumulate(np.take_along_axis(kept, order[None], 2), axis=2)
         better = np.diff(kept, axis=2, prepend=np.inf) < 0
-        least = kept[..., -1] @ self.counts.T
-        needed = working[np.arange(len(working)), better.shape[2] - 1 - better[..., ::-1].argmax(axis=2)]
-        most = np.zeros(least.shape)
-        for held, own in zip(self.counts.T, needed.T, strict=True):
-            np.maximum(most, np.where(held > 0, own[:, None], 0.0), out=most)
-        fits = (least + most) * (1 + ROUNDING) <= room
-        open_ = np.flatnonzero((~fits & ((least + self._working) * (1 - ROUNDING) <= room)).any(axis=0))
-        fewest, rows = np.full((len(kept), len(open_)), np.inf), np.arange(len(working))
-        for limit in np.unique(working[better.any(axis=0)]).tolist() if len(open_) else ():
+        fewest, rows = np.full((len(kept), len(self.counts)), np.inf), np.arange(len(working))
+        for limit in np.unique(working[better.any(axis=0)]).tolist():
             within = (working <= limit).sum(axis=1)
             now = np.where(within > 0, kept[:, rows, np.maximum(within, 1) - 1], MOST_BYTES)
-            np.minimum(fewest, now @ self.counts[open_].T + limit, out=fewest)
-        fits[:, open_] = fewest <= room
-        return np.asarray(fits)
+            np.minimum(fewest, now @ self.counts.T + limit, out=fewest)
+        return np.asarray(fewest <= (capacity * (1 + ROUNDING))[:, None])
 
     @cached_property
     def _possible(self) -> list[Index]:

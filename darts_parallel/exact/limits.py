@@ -136,6 +136,8 @@ class UsableSegments:
     """Largest synchronisation of any plan with the segment at least."""
     incoming: Array
     """Least seconds of the boundary before stage k when it begins at layer i, `(K, L + 1)`."""
+    rest: Completions
+    """Least values of the other stages."""
 
     @staticmethod
     def build(costs: OuterCosts, bounds: SegmentBounds, limit: float) -> "UsableSegments":
@@ -144,9 +146,8 @@ class UsableSegments:
         others, slowest, sync = done.outside(now.stages)
         incoming = np.zeros((costs.pp, costs.num_layers + 1))
         incoming[1:, 1:-1] = costs.p2p.min(axis=(-1, -2))[costs.boundary_kind]
-        return UsableSegments(
-            costs, limit, now.stages, limit - others, slowest, np.maximum(sync, now.sync), incoming
-        )
+        sync = np.maximum(sync, now.sync)
+        return UsableSegments(costs, limit, now.stages, limit - others, slowest, sync, incoming, done)
 
     def budgets(self, signature: int) -> tuple[Index, Index, Array]:
         """Return first layers and ends of the stages of one signature, and what a stage may need there.

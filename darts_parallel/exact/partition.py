@@ -6,10 +6,10 @@ from typing import Protocol
 import numpy as np
 
 from darts_parallel.exact.bounds import OuterCosts
-from darts_parallel.exact.limits import Completions, UsableSegments
+from darts_parallel.exact.limits import UsableSegments
 from darts_parallel.exact.pareto import pareto
 from darts_parallel.exact.result import Check
-from darts_parallel.exact.segments import Array, Index, StageSegments
+from darts_parallel.exact.segments import Array, Index
 from darts_parallel.exact.stage_fronts import Front, end_penalties
 
 Segment = tuple[int, int, int]
@@ -63,23 +63,13 @@ class Partition:
         self.labels_made = 0
         own = uses.stages
         rows = zip(own.stage.tolist(), own.first.tolist(), own.end.tolist(), strict=True)
-        found = {key: source.front(*key) for key in rows}
-        self.fronts: dict[Segment, Front] = {key: front for key, front in found.items() if front is not None}
-        self._incoming = uses.incoming
+        found = ((key, source.front(*key)) for key in rows)
+        self.fronts: dict[Segment, Front] = {key: front for key, front in found if front is not None}
+        self._rest = uses.rest
         self._ends: dict[tuple[int, int], list[int]] = {}
         for stage, first, end in self.fronts:
             self._ends.setdefault((stage, first), []).append(end)
-        self._bound(own.keep(np.array([front is not None for front in found.values()], dtype=bool)))
         self._boundary = end_penalties(costs)
-
-    def _bound(self, stages: StageSegments) -> None:
-        """Compute completions from the fronts themselves, tighter than those that chose the segments."""
-        fronts = self.fronts.values()
-        incoming = self._incoming[stages.stage, stages.first]
-        summed = np.array([front.values[:, :2].sum(axis=1).min() for front in fronts]) + incoming
-        seconds = np.array([front.values[:, 0].min() for front in fronts]) + incoming
-        sync = np.array([front.values[:, 2].min() for front in fronts])
-        self._rest = Completions.build(stages, summed, seconds, sync)
 
     def _useful(self, values: Array, stage: int, end: int) -> np.ndarray:
         """Return which partial plans through `stage`, ending at layer `end`, can stay within the limit."""

@@ -31,13 +31,6 @@ class WinnerHistory:
     multipliers: Tensor
     """Multipliers of the memory constraints, `(S, pp)`."""
 
-    @property
-    def entropy(self) -> Tensor:
-        """Return entropy of every layer's strategies over that of equal weights, `(S, L)`, 0 to 1."""
-        p = self.probabilities
-        most = torch.log(torch.tensor(float(max(p.shape[-1], 2))))
-        return -(p * p.clamp(min=1e-30).log()).sum(-1) / most
-
 
 @dataclass
 class _Page:

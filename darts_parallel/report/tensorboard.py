@@ -132,7 +132,7 @@ class Tracker:
         layout: dict[str, dict[str, list[Any]]] = {"search": charts}
         if result.winner is not None and len(result.winner.steps) > 1:
             self._picture("search/layers_by_steps", journey_figure(result.winner, plan, self._names))
-            layout |= write_winner(result.winner, plan, self._names, self._scalars)
+            layout["winner"] = write_winner(result.winner, self._scalars)
         self._writer.add_custom_scalars(layout)
 
     def forget(self) -> None:

@@ -9,7 +9,6 @@ from darts_parallel.config.search import SearchConfig
 from darts_parallel.gradient import descent
 from darts_parallel.gradient.descent import GradientSearch
 from darts_parallel.gradient.polishing import _neighbourhoods
-from darts_parallel.gradient.winner import WinnerHistory
 from tests.support.random_tables import random_table
 
 
@@ -98,12 +97,6 @@ def test_the_margin_of_thinning_shrinks_with_the_steps(
     run.run()
     # a hundredth at the last of 8 steps, 8 / 2 and 8 / 4 times as much after 2 and 4
     assert margins == [([2], pytest.approx(0.04)), ([1], pytest.approx(0.02))]
-
-
-def test_equal_weights_of_two_strategies_have_the_largest_entropy() -> None:
-    none = torch.zeros(1, 1)
-    history = WinnerHistory((0,), "", ("a", "b"), torch.full((1, 1, 2), 0.5), none, none)
-    assert history.entropy.item() == pytest.approx(1.0)
 
 
 def test_neighbourhoods_cut_the_given_strategies_again_but_where_a_stage_has_one() -> None:

@@ -10,12 +10,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from darts_parallel import LayerStrategy, Plan, evaluate, load_problem, search
+from darts_parallel import evaluate, load_problem, search
 from darts_parallel.exact.result import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.tensorboard import Tracker, override_values
-from darts_parallel.report.winner_curves import layer_runs
 
 SMALL = ["space.pp=2", "space.dp=4", "space.tp=1", "space.recompute=none", "space.zero_stage=[0,1]"]
 
@@ -97,21 +96,16 @@ def test_the_winning_restart_has_curves_from_the_first_step_to_the_last(small: T
     assert (winner.steps[0], winner.steps[-1]) == (0, 20)
     assert winner.probabilities.sum(-1).allclose(torch.ones(()))
     name = winner.choices[0].replace(" ", "_")
-    points = run.Scalars(f"layers/layers.0/{name}")
+    points = run.Scalars(f"strategy/{name}")
     assert [point.step for point in points] == list(winner.steps)
-    assert [point.value for point in points] == pytest.approx(
-        winner.probabilities[:, 1, 0].tolist(), abs=1e-6
-    )
-    assert last(run, f"strategy/{name}") == pytest.approx(
-        float(winner.probabilities[-1, :, 0].mean()), abs=1e-6
-    )
-    assert last(run, "entropy/layers.0") == pytest.approx(float(winner.entropy[-1, 1]), abs=1e-6)
+    means = winner.probabilities[:, :, 0].mean(1)
+    assert [point.value for point in points] == pytest.approx(means.tolist(), abs=1e-6)
     for stage in range(2):
         assert last(run, f"memory/stage_{stage:02d}") == pytest.approx(float(winner.memory[-1, stage]))
         assert f"multiplier/stage_{stage:02d}" in run.Tags()["scalars"]
 
 
-def test_every_chart_of_the_layout_has_curves_and_every_layer_a_chart(whole: Tracked) -> None:
+def test_every_chart_of_the_layout_has_curves(whole: Tracked) -> None:
     content = whole.run.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
     layout = layout_pb2.Layout.FromString(content)
     tags = whole.run.Tags()["scalars"]
@@ -119,23 +113,6 @@ def test_every_chart_of_the_layout_has_curves_and_every_layer_a_chart(whole: Tra
         for chart in category.chart:
             for pattern in chart.multiline.tag:
                 assert any(re.match(pattern, tag) for tag in tags), (category.title, chart.title)
-    charts = {category.title: [chart.title for chart in category.chart] for category in layout.category}
-    assert charts["layers"] == [layer.name for layer in whole.problem.model.layers]
-
-
-def test_equal_layers_of_deep_models_share_a_chart() -> None:
-    names = ("embedding", *(f"layers.{i}" for i in range(40)), "head")
-    one, other = LayerStrategy(tp=1, dp=4), LayerStrategy(tp=2, dp=2)
-    plan = Plan(num_micro_batches=4, boundaries=(0, 20, 42), layers=(*[one] * 30, *[other] * 12))
-    runs = layer_runs(plan, names)
-    assert [name for name, _, _ in runs] == [
-        "embedding",
-        "layers.0-18",
-        "layers.19-28",
-        "layers.29-39",
-        "head",
-    ]
-    assert [(a, b) for _, a, b in runs] == [(0, 1), (1, 20), (20, 30), (30, 41), (41, 42)]
 
 
 def test_the_end_has_pictures_text_and_figures(whole: Tracked) -> None:
