@@ -4,6 +4,7 @@ A limit takes the loosest of the uses that a partial stage can still reach; what
 least is subtracted, with memory priced as in the lower bound.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,12 +31,20 @@ class LabelLimits:
     """Nodes that lead to a stage, `(nodes,)`."""
     final: Bools
     """Nodes that can be a stage, `(nodes,)`."""
+    room: Array
+    """Bytes below which a label fits whatever follows, `(nodes,)`."""
     total: Array | None
     """Seconds per iteration by second of the first three columns, where there is one stage only."""
 
     def admit(self, values: Array, node: int) -> Bools:
         """Return which labels, `(n, 5)`, may still become part of a plan within the limit."""
         return np.asarray((values @ self.weights.T <= self.limits[node]).all(axis=1))
+
+    def relevant(self, values: Array, node: int) -> Array:
+        """Return labels `(n, 5)` for dominance: times, then bytes, equal where they cannot bind."""
+        memory, free = values[:, 3:].copy(), values[:, 3] <= self.room[node]
+        memory[free] = (self.room[node], 0.0)
+        return np.concatenate([self.times(values), memory], axis=1)
 
     def times(self, values: Array) -> Array:
         """Return `(n, 1 to 3)` values that must not be larger for one stage to replace another.
@@ -117,12 +126,23 @@ class LabelForms:
     """Prefix sums of what the layers need of a form at least, `(F, L + 1)`."""
     working: Array
     """Working bytes of segments at least, `(L + 1, L + 1)`."""
+    most: Array
+    """Prefix sums of the bytes that layers add up to at most, `(L + 1,)`."""
+    most_working: Array
+    """Working bytes of segments at most, `(L + 1, L + 1)`."""
+    capacity: float
     total: Array | None
     """As in `LabelLimits`."""
 
     @staticmethod
-    def build(costs: OuterCosts, signature: tuple[int, float, float]) -> "LabelForms":
-        """Return forms of a kind of stage, its micro-batches in flight and its bytes."""
+    def build(
+        costs: OuterCosts, signature: tuple[int, float, float], choices: Sequence[Index]
+    ) -> "LabelForms":
+        """Return forms of a kind of stage, its micro-batches in flight and its bytes.
+
+        Args:
+            choices: Useful strategies of every layer.
+        """
         kind, in_flight, capacity = signature
         count = float(costs.num_micro_batches)
         memory = costs.static + in_flight * costs.activation
@@ -138,12 +158,17 @@ class LabelForms:
                 least.append((value + price * memory).min(axis=1))
         weights += [(0.0, 0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 1.0, 1.0)]
         least += 2 * [memory.min(axis=1)]
+        most = np.array([memory[layer, own].max() for layer, own in enumerate(choices)])
+        most_working = np.array([costs.working[layer, own].max() for layer, own in enumerate(choices)])
         return LabelForms(
             weights=np.array(weights),
             part=np.array([*parts, 3, 3]),
             added=np.array([*added, capacity, capacity]),
             needed=prefix_sums(np.stack(least)),
             working=segment_max(costs.working.min(axis=1)),
+            most=prefix_sums(most),
+            most_working=segment_max(most_working),
+            capacity=capacity,
             total=np.array([count, 1.0, 1.0]) if costs.pp == 1 else None,
         )
 
@@ -172,5 +197,12 @@ class LabelForms:
         own = groups.largest_of(inside, np.ascontiguousarray(loosest[:, cells[0], cells[1]].T), -np.inf)
         final = np.zeros(len(own), dtype=bool)
         final[groups.node[first, end]] = True
+        room = -groups.largest_of(inside, -self._room(box)[cells], -np.inf) - 1e-12 * self.capacity
         wanted = np.asarray(np.isfinite(own).all(axis=1))
-        return LabelLimits(self.weights, own, wanted, final, self.total)
+        return LabelLimits(self.weights, own, wanted, final, room, self.total)
+
+    def _room(self, box: _Box) -> Array:
+        """Return the bytes below which memory cannot bind, `(I, J)`: the missing layers at their largest."""
+        most = self.most[box.ends]
+        spare = np.where(box.used, self.capacity - box.cut(self.most_working) - most, np.inf)
+        return np.asarray(np.minimum.accumulate(spare[:, ::-1], axis=1)[:, ::-1] + most)

@@ -125,7 +125,7 @@ class LayerStructure:
         """Return what is limited on the stages of a signature."""
         if signature not in self._forms:
             own = self.costs.stage_signatures[0][signature]
-            self._forms[signature] = LabelForms.build(self.costs, own)
+            self._forms[signature] = LabelForms.build(self.costs, own, self.choices)
         return self._forms[signature]
 
     def entered(self, kind: int) -> tuple[Array, Array]:
@@ -200,9 +200,8 @@ class LayerwiseFronts:
             self._check(len(labels.values))
             kept = np.flatnonzero(budgets.admit(labels.values, node))
             states = labels.first[kept] * layouts + labels.current[kept]
-            times = budgets.times(labels.values[kept])
-            compared = np.concatenate([times, labels.values[kept, BYTES:]], axis=1)
-            kept = kept[pareto(compared, states, offsets.growing(node), paid=times.shape[1])]
+            compared = budgets.relevant(labels.values[kept], node)
+            kept = kept[pareto(compared, states, offsets.growing(node), paid=compared.shape[1] - 2)]
             if len(kept):
                 result[node] = Labels(labels.values[kept], labels.first[kept], labels.current[kept],
                                       labels.parent[kept], labels.choice[kept])  # fmt: skip

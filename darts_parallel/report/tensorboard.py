@@ -6,7 +6,7 @@ The curves of a search that ends within `LIVE_AFTER` seconds are held until its 
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -16,12 +16,12 @@ from darts_parallel.cost.evaluation import CostBreakdown
 from darts_parallel.exact.result import Verification
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import StepRecord
+from darts_parallel.gradient.winner import WinnerHistory
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner.uncertainty import Intervals, intervals
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.tables import markdown_table
 from darts_parallel.report.text import render_text
-from darts_parallel.report.winner_curves import write_winner
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 LIVE_AFTER = 10.0
 """Seconds of a search from which on somebody may be watching: its curves are written as they come."""
+MOST_POINTS = 60
+"""Points of a curve."""
+NOTABLE = 0.01
+"""A strategy whose mean probability never reaches this gets no curve."""
+MOST_STAGES = 32
 
 
 class Tracker:
@@ -247,4 +252,31 @@ def _interval_scalars(known: Intervals | None) -> dict[str, float]:
         "iteration_time_high_s": known.iteration_time_s[1],
         "memory_high_bytes": max(high for _, high in known.memory_bytes),
         "out_of_memory_probability": max(known.out_of_memory),
+    }
+
+
+def write_winner(
+    winner: WinnerHistory, write: Callable[[dict[str, float], int], None]
+) -> dict[str, list[Any]]:
+    """Write all curves of the winning restart, and return the layout of their charts.
+
+    Args:
+        winner: Its history.
+        write: Writes the values of a step.
+    """
+    every = -(-len(winner.steps) // MOST_POINTS)
+    rows = sorted({*range(0, len(winner.steps), every), len(winner.steps) - 1})
+    curves: dict[str, list[float]] = {}
+    overall = winner.probabilities[rows].mean(1)
+    for choice in (overall.amax(0) >= NOTABLE).nonzero().flatten().tolist():
+        curves[f"strategy/{winner.choices[choice]}"] = overall[:, choice].tolist()
+    for group, values in (("memory", winner.memory), ("multiplier", winner.multipliers)):
+        for stage in range(min(values.shape[1], MOST_STAGES)):
+            curves[f"{group}/stage_{stage:02d}"] = values[rows, stage].tolist()
+    for place, row in enumerate(rows):
+        write({tag: values[place] for tag, values in curves.items()}, winner.steps[row])
+    return {
+        "strategies, mean over layers": ["Multiline", ["strategy/.*"]],
+        "memory over capacity": ["Multiline", ["memory/.*"]],
+        "memory multipliers": ["Multiline", ["multiplier/.*"]],
     }
