@@ -18,16 +18,6 @@ from darts_parallel.problem.billing import Bill, bill, choose, price_per_hour
 from darts_parallel.problem.problem import Problem
 
 
-def pareto_front(bills: Sequence[Bill]) -> list[int]:
-    """Return indices of the bills that no other beats in hours and in dollars, fastest first."""
-    order = sorted(range(len(bills)), key=lambda i: (bills[i].hours, bills[i].dollars))
-    front: list[int] = []
-    for index in order:
-        if not front or bills[index].dollars < bills[front[-1]].dollars:
-            front.append(index)
-    return front
-
-
 @dataclass(frozen=True)
 class Rental:
     """Nodes to rent, and the best uniform plan on them."""

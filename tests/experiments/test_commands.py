@@ -10,20 +10,12 @@ from darts_parallel import search
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.options import READER_LEFT, describe, parse, run_main
 from darts_parallel.errors import INTERRUPTED, ConfigError
-from darts_parallel.planner.node_choice import node_choices
 from darts_parallel.problem.problem import load_problem
 from experiments import benchmark, results_page
 from experiments.benchmark import WORK, BenchmarkOptions, Timed
 from experiments.compare import CompareOptions
 from experiments.comparison.runs import SEARCH
-from experiments.pareto import ParetoOptions
 from experiments.study import Report, Study, StudyOptions, run_study, solve_all, unless_interrupted
-
-
-def test_the_default_offer_of_pareto_is_fasops_study() -> None:
-    problem = load_problem(ParetoOptions().overrides)
-    assert (problem.config.model.name, problem.config.training.seq_len) == ("gpt2_xl", 1024)
-    assert len(node_choices(problem)) == 80
 
 
 def test_options_reach_nested_keys_and_single_values_stand_for_lists() -> None:

@@ -8,6 +8,7 @@ from math import isfinite
 
 import pytest
 import torch
+from experiments.heterogeneous import random_mixed, search_cluster
 
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.table import build_tables
@@ -21,7 +22,6 @@ from darts_parallel.problem.orders import node_orders, order_label
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.report.text import alternatives_table
-from experiments.heterogeneous import random_mixed, search_cluster
 from tests.support.optima import assert_same_optimum
 from tests.support.random_plans import random_plans
 
