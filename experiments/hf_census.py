@@ -16,7 +16,9 @@ from darts_parallel.problem.referee import check_import
 from experiments.results_page import publish
 
 ROUTED = {"n_routed_experts": 32, "n_shared_experts": 1, "num_experts_per_tok": 4, "n_group": 1}
-SIZES = {
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SIZES: dict[str, dict[str, object]] = {
+    "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {**ROUTED, "topk_group": 1},
     "hunyuan_v1_dense": {"head_dim": 128},

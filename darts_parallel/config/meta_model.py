@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from darts_parallel.config.huggingface import OWN_FILE, Imported
 from darts_parallel.config.model import MAX_SIZE
-from darts_parallel.config.model_shapes import NotModelled, fields_of
+from darts_parallel.config.model_shapes import NotModelled, ShapeReader
 from darts_parallel.errors import ConfigError, UnsupportedError
 
-SEQUENCE = 256
-"""Tokens of the forward pass that counts matrix products."""
+SEQUENCE, SCANNED = 256, 32
+"""Tokens of the forward pass that counts matrix products; with state spaces, which scan token by token."""
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
 """Model types of published files that `transformers` knows by another name."""
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts", "moe_top_k")
@@ -32,7 +32,14 @@ def describe(values: dict[str, Any], place: str, name: str) -> Imported:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _counted(_configuration(values, place), place, name)
+            config = _configuration(values, place)
+            try:
+                return _counted(config, place, name)
+            except NotModelled as error:
+                why = str(error)
+            except Exception as error:  # every class fails in its own way
+                why = f"model_type={config.model_type} cannot be counted on the meta device ({_line(error)})"
+            raise UnsupportedError(f"{place}: {why}; {OWN_FILE}.")
     finally:
         transformers.utils.logging.set_verbosity(shown)
 
@@ -45,9 +52,10 @@ def _configuration(values: dict[str, Any], place: str) -> Any:
             f"{place}: model_type={kind} must be one that transformers knows, such as llama; {OWN_FILE}."
         )
     left_out = ("model_type", "auto_map", "quantization_config")
-    given = {key: value for key, value in values.items() if key not in left_out}
     try:
-        config = transformers.AutoConfig.for_model(kind, **given)
+        config = transformers.AutoConfig.for_model(
+            kind, **{key: value for key, value in values.items() if key not in left_out}
+        )
     except Exception as error:  # every class has its own checks
         raise ConfigError(
             f"{place} is no configuration of model_type={kind} ({_line(error)}); {OWN_FILE}."
@@ -64,24 +72,18 @@ def _line(error: Exception) -> str:
 
 def _counted(config: Any, place: str, name: str) -> Imported:
     """Build the model, count a forward pass, and read the fields."""
-    what = f"model_type={config.model_type}"
-    try:
-        model = _build(config)
-        what = f"{type(model).__name__} of {what}"
-        config = model.config
-        tokens = min(SEQUENCE, getattr(config, "max_position_embeddings", None) or SEQUENCE)
-        counts, order = _forward(model, config.is_encoder_decoder, tokens)
-        found, paths = fields_of(model, config, order)
-        fields = {"name": name, **found, **_said(config, found, model)}
-    except NotModelled as error:
-        raise UnsupportedError(f"{place}: {error}; {OWN_FILE}.") from None
-    except Exception as error:  # every class fails in its own way
-        raise UnsupportedError(
-            f"{place}: {what} cannot be counted on the meta device ({_line(error)}); {OWN_FILE}."
-        ) from None
-    modules = [(path, model.get_submodule(path)) for path in paths]
-    blocks = tuple((f"{path} ({type(module).__name__})", _trained(module)) for path, module in modules)
-    return Imported(place, fields, _trained(model), _priced_flop(model, counts, tokens), tokens, blocks)
+    config.use_cache = False
+    model = _build(config)
+    config = model.config
+    scans = any(hasattr(module, "A_log") for module in model.modules())
+    longest = getattr(config, "max_position_embeddings", None) or SEQUENCE
+    tokens = min(SCANNED if scans else SEQUENCE, longest)
+    flop, order = _forward(model, tokens)
+    found, paths = ShapeReader(model, order).read()
+    blocks = [(path, model.get_submodule(path)) for path in paths]
+    sizes = tuple((f"{path} ({type(block).__name__})", _trained(block)) for path, block in blocks)
+    fields = {"name": name, **found, **_said(config, found, model)}
+    return Imported(place, fields, _trained(model), flop, tokens, sizes)
 
 
 def _trained(module: Any) -> int:
@@ -96,14 +98,10 @@ class BaseWithHead(torch.nn.Module):
         table = base.get_input_embeddings()
         if type(table) is not torch.nn.Embedding:
             raise ValueError("it is no language model")
-        self.model, self.config, self.table = base, base.config, table
+        self.model, self.config, self.get_input_embeddings = base, base.config, base.get_input_embeddings
         self.lm_head = torch.nn.Linear(table.embedding_dim, table.num_embeddings, bias=False)
         if getattr(self.config, "tie_word_embeddings", False):
             self.lm_head.weight = table.weight
-
-    def get_input_embeddings(self) -> torch.nn.Module:
-        """Return the table of tokens."""
-        return self.table
 
     def get_output_embeddings(self) -> torch.nn.Module:
         """Return the head."""
@@ -126,7 +124,6 @@ def _auto_class(config: Any) -> Any:
 
 
 def _build(config: Any) -> Any:
-    config.use_cache = False
     own = _auto_class(config)
     how = {"attn_implementation": "eager", "experts_implementation": "batched_mm", "trust_remote_code": False}
     with torch.device("meta"):
@@ -143,8 +140,12 @@ class WholeBatch(TorchFunctionMode):
         return answers[func] if func in answers else func(*args, **(kwargs or {}))
 
 
-def _forward(model: Any, encoder: bool, tokens: int) -> tuple[dict[str, float], dict[Any, int]]:
-    """Return FLOP of matrix products by module path below the root, and the order of the modules' calls."""
+def _forward(model: Any, tokens: int) -> tuple[float, dict[Any, int]]:
+    """Return the FLOP of a pass's products of weights and of scores, and the order of the modules' calls.
+
+    Left out is what the priced layers do not count as such: rotary tables; scans, for which the cost model
+    has its own formula; the zeros that Llama 4 passes to experts that a token is not sent to.
+    """
     order: dict[Any, int] = {}
 
     def called(module: Any, _: Any) -> None:
@@ -155,51 +156,34 @@ def _forward(model: Any, encoder: bool, tokens: int) -> tuple[dict[str, float], 
     counter = FlopCounterMode(display=False)
     with torch.device("meta"), torch.no_grad(), counter, WholeBatch():
         ids = torch.zeros(1, tokens, dtype=torch.long)
-        model(input_ids=ids, **({"decoder_input_ids": ids} if encoder else {}))
-    counted = counter.get_flop_counts()
+        model(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
     # convolutions are no matrix products
-    flop = {path: float(sum(n for op, n in ops.items() if "mm" in str(op))) for path, ops in counted.items()}
-    root = f"{type(model).__name__}."
-    return {path.removeprefix(root): count for path, count in flop.items()}, order
-
-
-def _priced_flop(model: Any, counts: dict[str, float], tokens: int) -> float:
-    """Return the counted FLOP without what the priced layers do not count as weight products or scores.
-
-    That is: rotary tables; scans, for which the cost model has its own formula; the zeros that Llama 4 passes
-    to experts that a token is not sent to.
-    """
-    outside = 0.0
+    flop = {path: float(sum(n for op, n in ops.items() if "mm" in str(op)))
+            for path, ops in counter.get_flop_counts().items()}  # fmt: skip
+    total, top_k = flop["Global"], _top_k(model.config)
     for path, module in model.named_modules():
-        count, top_k = counts.get(path, 0.0), _top_k(model.config)
+        count = flop.get(f"{type(model).__name__}.{path}", 0.0)
         experts = [p.shape for p in module.parameters(recurse=False) if p.dim() == 3]
         if "Rotary" in type(module).__name__:
-            outside += count
+            total -= count
         elif hasattr(module, "A_log"):
-            parts = {f"{path}.{child}": part for child, part in module.named_children()}
-            below = sum(counts.get(key, 0.0) for key in parts)
-            weights = [
-                part.weight for key, part in parts.items() if key not in counts and hasattr(part, "weight")
-            ]
-            outside += count - below - 2.0 * tokens * sum(w.numel() for w in weights if w.dim() == 2)
+            products = sum(part.weight.numel() for part in module.modules() if type(part) is torch.nn.Linear)
+            total -= count - 2.0 * tokens * products
         elif experts and top_k and count == 2.0 * tokens * sum(shape.numel() for shape in experts):
-            outside += count * (1.0 - top_k / experts[0][0])
-    return counts["Global"] - outside
+            total -= count * (1.0 - top_k / experts[0][0])
+    return total, order
 
 
 def _said(config: Any, found: dict[str, Any], model: Any) -> dict[str, Any]:
     """Return the fields that no shape says: windows, routing, positions, dropout, direction of attention."""
-    rates = {
-        key: value for key, value in config.to_dict().items() if "drop" in key and isinstance(value, float)
-    }
+    unused = re.compile("layer_?drop|classifier|summary")
+    rates = [value for key, value in config.to_dict().items() if "drop" in key and not unused.search(key)]
     said: dict[str, Any] = {
         "causal": "MaskedLM" not in type(model).__name__,
-        "dropout": any(
-            rate > 0 and not re.search("layer_?drop|classifier|summary", key) for key, rate in rates.items()
-        ),
+        "dropout": any(isinstance(rate, float) and rate > 0 for rate in rates),
     }
     if not found["learned_positions"]:
-        relative = found.get("relative_position_buckets")
+        relative = found["relative_position_buckets"]
         longest = None if relative else getattr(config, "max_position_embeddings", None)
         said["max_seq_len"] = min(longest or MAX_SIZE, MAX_SIZE)
     if found.get("num_experts"):
@@ -208,9 +192,8 @@ def _said(config: Any, found: dict[str, Any], model: Any) -> dict[str, Any]:
         if groups > 1:
             used = getattr(config, "topk_group", None) or groups
             said.update(moe_router_num_groups=groups, moe_router_group_topk=used)
-        said["moe_router_enable_expert_bias"] = any(
-            "correction_bias" in key for key, _ in model.named_buffers()
-        )
+        biased = any("correction_bias" in key for key, _ in model.named_buffers())
+        said["moe_router_enable_expert_bias"] = biased
     return {**said, **_windows(config, found["num_layers"])}
 
 
@@ -221,15 +204,9 @@ def _top_k(config: Any) -> int | None:
 def _windows(config: Any, layers: int) -> dict[str, Any]:
     """Return the size of sliding windows and the layers that have them; nothing where all attend globally."""
     size = next((value for key in WINDOWS if (value := getattr(config, key, None))), None)
-    if not isinstance(size, int) or getattr(config, "use_sliding_window", True) is False:
-        return {}
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
     flags = [int("sliding" in kind or "local" in kind) for kind in kinds or ["sliding"] * layers]
-    if not any(flags) or len(flags) != layers:
+    unused = getattr(config, "use_sliding_window", True) is False
+    if not isinstance(size, int) or unused or not any(flags) or len(flags) != layers:
         return {}
-    period = flags.index(0) + 1 if 0 in flags else 0
-    regular = period and all(flag == int((i + 1) % period != 0) for i, flag in enumerate(flags))
-    return {
-        "sliding_window": size,
-        "sliding_window_pattern": (period if regular else flags) if period else None,
-    }
+    return {"sliding_window": size, "sliding_window_pattern": None if all(flags) else flags}

@@ -80,13 +80,23 @@ def check_latent_attention(model: Any) -> None:
     Errors:
         ConfigError: a size is missing, or given without `multi_latent_attention`.
     """
-    sizes = (*LATENT_SIZES, "q_lora_rank")
+    sizes = (*LATENT_SIZES, "q_lora_rank", "indexer_num_heads", "indexer_head_dim")
     if not model.multi_latent_attention:
         given = next((key for key in sizes if getattr(model, key) is not None), None)
         if given is not None:
             setting = f"model.{given}={getattr(model, given)}"
             require(False, setting, "go with model.multi_latent_attention=true", "null")
         return
+    if model.attention_gate_size is not None:
+        raise ConfigError(
+            f"model.attention_gate_size={model.attention_gate_size} must go with "
+            "model.multi_latent_attention=false; try null."
+        )
+    if (model.indexer_num_heads is None) != (model.indexer_head_dim is None):
+        raise ConfigError(
+            f"model.indexer_num_heads={model.indexer_num_heads} must go with model.indexer_head_dim="
+            f"{model.indexer_head_dim}: both sizes or none; try null for both."
+        )
     for key in LATENT_SIZES:
         rule = "be given where model.multi_latent_attention=true"
         require(getattr(model, key) is not None, f"model.{key}", rule, 512 if key == "kv_lora_rank" else 128)

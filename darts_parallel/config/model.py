@@ -68,6 +68,11 @@ class ModelConfig:
     """Rows of a table of `num_heads` attention biases by distance, one a stack (T5: 32); 0: none."""
     attention_sinks: bool = False
     """Every head has a learned logit that takes part in the softmax (GPT-OSS)."""
+    attention_gate_size: int | None = ranged(None)
+    """Width of a product of the input whose sigmoid gates the attention's output: that of all heads (Afmoe)
+    or one number a head (Laguna); null: none."""
+    activation_parameters: int = ranged(0, 0)
+    """Trained numbers in the activation function of an MLP (Apertus' xIELU: 2)."""
     num_experts: int | None = ranged(None, 1, MAX_EXPERTS)
     """Routed experts of every expert layer; null: a dense model."""
     moe_router_topk: int = ranged(2)
@@ -104,6 +109,10 @@ class ModelConfig:
     """Rotary part of one head, shared by all heads of the keys (`--qk-pos-emb-head-dim`)."""
     v_head_dim: int | None = ranged(None)
     """Size of one head of the values."""
+    indexer_num_heads: int | None = ranged(None)
+    """Heads of the indexer that picks the keys of sparse latent attention (DeepSeek-V3.2, arXiv 2512.02556);
+    null: none. The attention is priced over all keys, as in the indexer's warm-up."""
+    indexer_head_dim: int | None = ranged(None)
     attention_output_bias: bool | None = None
     """Bias of the product after attention; null: as `linear_bias`."""
     mlp_bias: bool | None = None

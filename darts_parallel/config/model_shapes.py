@@ -1,14 +1,13 @@
 """Fields of `ModelConfig` that the weights of a `transformers` model say, read from their shapes.
 
-Every module with weights of its own gets one role: table, norm, product of attention or MLP, router, experts,
-state space. What has no role here is refused by its path and class; what is read wrongly does not add up in
-`problem/referee.py`.
+Every module with weights of its own gets one role by shape and place: table, norm, product of attention or
+MLP, router, experts, state space. What has no role here is refused by its path and class; what is read
+wrongly does not add up in `problem/referee.py`.
 """
 
 import re
-from collections.abc import Iterator
 from math import gcd, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -17,8 +16,9 @@ from darts_parallel.config.layer_pattern import ATTENTION, EXPERTS, MAMBA, MLP
 Fields = dict[str, Any]
 _ATTENTION = re.compile(r"Att(entio)?n", re.IGNORECASE)
 _QUERY_OR_KEY = re.compile(r"(^|[._])(q|k|query|key)[a-z_]*norm", re.IGNORECASE)
-_LATENT = re.compile(r"[._](q_proj|q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)$")
+_GATE = re.compile(r"[._](gate|g)_proj$")
 _HEAD_SIZES = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size", "dim_head")
+_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 class NotModelled(Exception):  # noqa: N818
@@ -31,371 +31,300 @@ class MetaPart:
     def __init__(self, path: str, module: nn.Module):
         self.path, self.module = path, module
         self.weights = {name: tuple(p.shape) for name, p in module.named_parameters(recurse=False)}
-        weight = self.weights.get("weight", ())
-        flat = len(weight) == 2 and not isinstance(module, nn.Embedding)
-        turned = type(module).__name__ == "Conv1D"  # GPT-2 stores its products transposed
-        self.out, self.inputs = (weight[::-1] if turned else weight) if flat else (0, 0)
+        weight, kind = self.weights.get("weight", ()), type(module).__name__
         self.bias = "bias" in self.weights
-        named = "Norm" in type(module).__name__ and not isinstance(module, nn.Linear)
-        if named:
-            self.out = self.inputs = 0
+        named = "Norm" in kind and not isinstance(module, nn.Linear)
         plain = set(self.weights) <= {"weight", "bias"} and (len(weight) == 1 or named)
         self.norm = prod(weight) if weight and plain else 0
+        product = len(weight) == 2 and not named and not isinstance(module, nn.Embedding)
+        # GPT-2 stores its products transposed
+        self.out, self.inputs = (weight[::-1] if kind == "Conv1D" else weight) if product else (0, 0)
 
-    def refuse(self, why: str) -> NotModelled:
+    def refuse(self, why: str = "is not modelled") -> NotModelled:
         """Return the error that names this part."""
         return NotModelled(f"{self.path} ({type(self.module).__name__}) {why}")
 
 
-def parts_of(root: nn.Module, path: str, order: dict[nn.Module, int]) -> list[MetaPart]:
-    """Return the modules with trained weights below `root`, in the order of their calls."""
-    found = [
-        MetaPart(f"{path}.{name}".strip("."), module)
-        for name, module in root.named_modules()
-        if any(p.requires_grad for p in module.parameters(recurse=False))
-    ]
-    return sorted(found, key=lambda part: order.get(part.module, len(order)))
+class MetaBlock(NamedTuple):
+    """The parts that one block has."""
+
+    path: str
+    symbols: str
+    """Its layers as `hybrid_override_pattern` writes them."""
+    ffn: int
+    """Inner size of its MLP or shared experts; 0: none."""
+    norms: int
+    """Norms of the hidden state."""
 
 
-def bare_norms(root: nn.Module) -> int:
-    """Return the number of norms without weights below `root`, those of queries and keys left aside."""
-    bare = [name for name, module in root.named_modules()
-            if "Norm" in type(module).__name__ and not any(True for _ in module.parameters())]  # fmt: skip
-    return sum(not _QUERY_OR_KEY.search(name) for name in bare)
+class ShapeReader:
+    """Reads the fields of a `ModelConfig` from a causal, masked or sequence-to-sequence language model."""
 
-
-def stacks_of(model: nn.Module, count: int) -> list[tuple[str, nn.ModuleList]]:
-    """Return the `count` outermost lists of modules with the most parameters, as the model holds them."""
-    lists = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-    outer = [(p, m) for p, m in lists if not any(p.startswith(f"{other}.") for other, _ in lists)]
-    size = {path: sum(p.numel() for p in module.parameters()) for path, module in outer}
-    largest = sorted(size, key=lambda path: -size[path])[:count]
-    return [(path, module) for path, module in outer if path in largest]
-
-
-class MetaBlock:
-    """The roles of the parts of one block, and the fields that they say."""
-
-    def __init__(self, path: str, block: nn.Module, hidden: int, config: Any, order: dict[nn.Module, int]):
-        self.path, self.hidden, self.config, self.module = path, hidden, config, block
+    def __init__(self, model: nn.Module, order: dict[nn.Module, int]):
+        """Keep a model of `transformers`, and the numbers of its modules' first calls."""
+        self.model, self.order = model, order
+        self.config: Any = model.config
+        self.table = model.get_input_embeddings()  # type: ignore[operator]
+        self.vocabulary, self.hidden = self.table.weight.shape
         self.fields: Fields = {}
-        self.norms, self.buckets = 0, 0
-        parts = parts_of(block, path, order)
-        self.roots = self._attention_roots()
-        groups = [[p for p in parts if p.path.startswith(f"{r}.") or p.path == r] for r in self.roots]
-        taken = {part.path for group in groups for part in group}
-        rest = [part for part in parts if part.path not in taken]
-        mixer = next((p for p in rest if "A_log" in p.weights), None)
-        self.mamba = mixer is not None
-        if mixer is not None:
-            rest = self._state_space(mixer, rest)
-        for group in groups:
-            self._attention(group)
-        self.experts = False
-        self.ffn = 0
-        self._mlp(self._take_norms(rest))
-        if not self.norms and bare_norms(block):
-            self.norms = bare_norms(block)
-            self.fields.update(norm_scale=False, norm_bias=False)
+        self.buckets = 0
+
+    def read(self) -> tuple[Fields, list[str]]:
+        """Return the fields, and the paths of the blocks.
+
+        Errors:
+            NotModelled: a part has no field.
+        """
+        stacks = self._stacks(2 if self.config.is_encoder_decoder else 1)
+        blocks = [self._block(f"{path}.{i}", one) for path, stack in stacks for i, one in enumerate(stack)]
+        if not blocks:
+            raise NotModelled(f"{type(self.model).__name__} has no list of blocks")
+        inside = tuple(f"{path}." for path, _ in stacks)
+        self._ends([p for p in self._parts(self.model, "") if not p.path.startswith(inside)], len(stacks))
+        self.fields.setdefault("num_heads", gcd(self.hidden, self.fields.get("mamba_num_heads", 1)))
+        self.fields.update(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            relative_position_buckets=self.buckets // len(stacks),
+            num_encoder_layers=len(stacks[0][1]) if len(stacks) > 1 else 0,
+        )
+        self._widths(blocks)
+        self._norms(blocks)
+        self._biases()
+        return self.fields, [block.path for block in blocks]
 
     def _set(self, part: MetaPart, **fields: Any) -> None:
         for key, value in fields.items():
             if self.fields.setdefault(key, value) != value:
                 raise part.refuse(f"has {key}={value} beside {self.fields[key]}, and one model has one")
 
-    def _attention_roots(self) -> list[str]:
-        names = [n for n, m in self.module.named_modules() if n and _ATTENTION.search(type(m).__name__)
-                 and any(True for _ in m.parameters())]  # fmt: skip
-        outer = [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
-        return [f"{self.path}.{name}" for name in outer]
+    def _parts(self, root: nn.Module, path: str) -> list[MetaPart]:
+        """Return the modules with trained weights below `root`, in the order of their calls."""
+        found = [
+            MetaPart(f"{path}.{name}".strip("."), module)
+            for name, module in root.named_modules()
+            if any(p.requires_grad for p in module.parameters(recurse=False))
+        ]
+        return sorted(found, key=lambda part: self.order.get(part.module, len(self.order)))
 
-    def _take_norms(self, parts: list[MetaPart]) -> list[MetaPart]:
-        """Count the norms of the hidden state; return the other parts."""
-        for part in parts:
-            if part.norm == self.hidden:
-                self.norms += 1
-                self._set(part, norm_bias=part.bias)
-        return [part for part in parts if part.norm != self.hidden]
+    def _stacks(self, count: int) -> list[tuple[str, nn.ModuleList]]:
+        """Return the `count` outermost lists of modules with the most parameters, as the model holds them."""
+        lists = [(name, m) for name, m in self.model.named_modules() if isinstance(m, nn.ModuleList)]
+        outer = [(p, m) for p, m in lists if not any(p.startswith(f"{other}.") for other, _ in lists)]
+        largest = sorted(outer, key=lambda one: -sum(p.numel() for p in one[1].parameters()))[:count]
+        return [one for one in outer if one in largest]
 
-    def _attention(self, parts: list[MetaPart]) -> None:
-        latent = [p for p in parts if "kv_a_" in p.path]
+    def _block(self, path: str, block: nn.Module) -> MetaBlock:
+        rest = self._parts(block, path)
+        mixer = next((p for p in rest if "A_log" in p.weights), None)
+        if mixer is not None:
+            inside = [p for p in rest if f"{p.path}.".startswith(f"{mixer.path}.")]
+            rest = [p for p in rest if p not in inside]
+            self._state_space(mixer, inside)
+        roots: list[str] = []
+        for name, module in block.named_modules():
+            has = [p for p in rest if f"{p.path}.".startswith(f"{path}.{name}.")]
+            inner = f"{path}.{name}.".startswith(tuple(f"{root}." for root in roots))
+            if name and has and not inner and _ATTENTION.search(type(module).__name__):
+                roots.append(f"{path}.{name}")
+        scales = {p.path for p in rest if p.norm and _QUERY_OR_KEY.search(p.path)}
+        normed = [p for p in rest if p.norm == self.hidden and p.path not in scales]
+        for part in normed:
+            self._set(part, norm_scale=True, norm_bias=part.bias)
+        for root in roots:
+            group = [p for p in rest if f"{p.path}.".startswith(f"{root}.")]
+            rest = [p for p in rest if p not in group]
+            self._attention(block.get_submodule(root[len(path) + 1 :]), [p for p in group if p not in normed])
+        experts, ffn = self._mlp([p for p in rest if p not in normed])
+        norms = len(normed)
+        if not normed:
+            named = [name for name, module in block.named_modules() if "Norm" in type(module).__name__]
+            norms = sum(not _QUERY_OR_KEY.search(name) for name in named)
+            self._set(MetaPart(path, block), norm_scale=False, norm_bias=False)
+        symbols = MAMBA * (mixer is not None) + ATTENTION * len(roots)
+        return MetaBlock(path, symbols + (EXPERTS if experts else MLP * bool(ffn)), ffn, norms)
+
+    def _attention(self, root: nn.Module, parts: list[MetaPart]) -> None:
+        """Read one attention: the product called last is its output, the others are what goes in."""
         scales = [p for p in parts if p.norm and _QUERY_OR_KEY.search(p.path)]
-        left = self._take_norms([p for p in parts if p not in scales])
-        products = [p for p in left if p.out]
-        for part in left:
-            sinks = [name for name in part.weights if name == "sinks"]
-            if part.out == 0 and "relative" in part.path and isinstance(part.module, nn.Embedding):
-                self.buckets += part.weights["weight"][0]
-            elif sinks and len(part.weights) == 1:
-                self._set(part, attention_sinks=True)
-            elif not part.out:
-                raise part.refuse("is not modelled")
-        *ins, out = products
+        *ins, out = [p for p in parts if p.out and "indexer" not in p.path]
         self._set(out, attention_output_bias=out.bias)
-        if latent:
-            self._latent(products, out)
+        for part in parts:
+            if "relative" in part.path and isinstance(part.module, nn.Embedding):
+                self.buckets += part.weights["weight"][0]
+            elif set(part.weights) == {"sinks"}:
+                self._set(part, attention_sinks=True)
+            elif not part.out and part not in scales:
+                raise part.refuse()
+        if any("kv_a_" in p.path for p in ins):
+            self._latent(parts, out)
             return
-        size = next((getattr(m, key) for m in self._below(parts) for key in _HEAD_SIZES
-                     if isinstance(getattr(m, key, None), int)), None)  # fmt: skip
-        size = size or out.inputs // self.config.num_attention_heads
+        gates = [p for p in ins if _GATE.search(p.path)]
+        ins = [p for p in ins if p not in gates]
+        sizes = (getattr(m, key, None) for m in root.modules() for key in _HEAD_SIZES)
+        size = next((s for s in sizes if isinstance(s, int)), out.inputs // self.config.num_attention_heads)
         queries, total = out.inputs, sum(part.out for part in ins)
         keys = (total - queries) // 2
-        expected = {1: [total], 2: [queries, 2 * keys], 3: [queries, keys, keys]}.get(len(ins))
-        wrong = expected is None or sorted(p.out for p in ins) != sorted(expected)
         given = getattr(self.config, "num_key_value_heads", None)
-        if (
-            wrong
-            or keys <= 0
-            or keys % size
-            or (given and len(ins) < 3 and keys not in (queries, given * size))
-        ):
-            shapes = ", ".join(f"{p.path.rpartition('.')[2]} {p.out}x{p.inputs}" for p in products)
-            raise ins[-1].refuse(
-                f"stands in an attention of products {shapes}, which are no queries, keys and values"
-            )
+        odd = len(ins) < 3 and given and keys not in (queries, given * size)
+        split = sorted(p.out for p in ins)
+        forms = ([total], sorted([queries, 2 * keys]), sorted([queries, keys, keys]))
+        if odd or keys <= 0 or keys % size or split not in forms:
+            shapes = ", ".join(f"{p.path.rpartition('.')[2]} {p.out}x{p.inputs}" for p in [*ins, *gates, out])
+            raise ins[-1].refuse(f"stands in an attention of products {shapes}, no queries, keys and values")
+        gate = sum(p.out for p in gates) or None
         self._set(out, num_heads=queries // size, num_kv_heads=keys // size, head_dim=size)
-        if len({part.bias for part in ins}) > 1:
-            raise next(p for p in ins if p.bias != ins[0].bias).refuse(
-                "has another bias than the queries' product"
-            )
+        self._set(out, attention_gate_size=gate)
         self._set(ins[0], qkv_bias=ins[0].bias)
         if scales:
-            found = [
-                sum(p.norm for p in scales if bool(re.search(r"[._]k", p.path)) == key)
-                for key in (False, True)
-            ]
-            whole = found == [queries, keys] and queries != size
-            if not whole and found != [size, size]:
-                raise scales[0].refuse("is no norm of one head, nor of all heads, of queries and keys")
+            whole = sum(p.norm for p in scales) == queries + keys and queries != size
             self._set(scales[0], qk_norm=True, qk_norm_whole=whole)
 
-    def _below(self, parts: list[MetaPart]) -> Iterator[nn.Module]:
-        for root in self.roots:
-            yield from self.module.get_submodule(root[len(self.path) + 1 :]).modules()
+    def _latent(self, parts: list[MetaPart], out: MetaPart) -> None:
+        """Read multi-head latent attention, and the indexer that picks the keys it attends to."""
+        sizes: Fields = {key: getattr(self.config, key, None) for key in _LATENT}
+        self._set(out, multi_latent_attention=True, num_heads=out.inputs // sizes["v_head_dim"], **sizes)
+        self._set(out, qkv_bias=False)
+        indexer = {p.path.rpartition(".")[2]: p for p in parts if "indexer" in p.path and p.out}
+        if indexer:
+            heads, width = indexer["weights_proj"].out, indexer["wk"].out
+            self._set(out, indexer_num_heads=heads, indexer_head_dim=width)
 
-    def _latent(self, products: list[MetaPart], out: MetaPart) -> None:
-        c = self.config
-        sizes = {
-            key: getattr(c, key)
-            for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        }
-        odd = next((p for p in products if p.bias or not _LATENT.search(p.path)), None)
-        if odd is not None:
-            raise odd.refuse("is no product of latent attention, or has a bias, which is not modelled")
-        self._set(out, multi_latent_attention=True, q_lora_rank=getattr(c, "q_lora_rank", None), **sizes)
-        self._set(out, num_heads=out.inputs // c.v_head_dim, qkv_bias=False)
-
-    def _state_space(self, mixer: MetaPart, parts: list[MetaPart]) -> list[MetaPart]:
-        """Read the fields of Mamba-1 or Mamba-2; return the parts outside of the mixer."""
-        inside = [p for p in parts if p.path == mixer.path or p.path.startswith(f"{mixer.path}.")]
-        by_name = {p.path.rpartition(".")[2]: p for p in inside if p is not mixer}
+    def _state_space(self, mixer: MetaPart, parts: list[MetaPart]) -> None:
+        """Read Mamba-1 or Mamba-2."""
+        by_name = {p.path.rpartition(".")[2]: p for p in parts if p is not mixer}
         if not {"in_proj", "out_proj", "conv1d"} <= set(by_name):
             raise mixer.refuse("is no state space of Mamba-1 or Mamba-2")
         inner, convolved = by_name["out_proj"].inputs, by_name["conv1d"].weights["weight"]
-        first, *second = mixer.weights["A_log"]
-        self._set(mixer, mamba_conv_kernel=convolved[-1], mamba_bias=by_name["in_proj"].bias)
-        if second:
-            rank = by_name["dt_proj"].inputs
+        heads, *state = mixer.weights["A_log"]
+        if state:
             self._set(mixer, mamba_inner_norms=any("norm" in name for name in by_name))
-            self._set(
-                mixer, mamba_num_heads=inner, mamba_head_dim=1, mamba_state_dim=second[0], mamba_dt_rank=rank
-            )
+            self._set(mixer, mamba_dt_rank=by_name["dt_proj"].inputs, mamba_num_heads=inner)
         else:
-            groups = mixer.module.n_groups
-            assert isinstance(groups, int)
-            state = (convolved[0] - inner) // (2 * groups)
-            self._set(mixer, mamba_num_heads=first, mamba_head_dim=inner // first, mamba_state_dim=state)
-            self._set(mixer, mamba_num_groups=groups, mamba_chunk_size=mixer.module.chunk_size)
-        return [p for p in parts if p not in inside]
+            module: Any = mixer.module
+            groups, chunk = module.n_groups, module.chunk_size
+            state = [(convolved[0] - inner) // (2 * groups)]
+            self._set(mixer, mamba_num_heads=heads, mamba_num_groups=groups, mamba_chunk_size=chunk)
+        self._set(mixer, mamba_head_dim=inner // heads, mamba_state_dim=state[0])
+        self._set(mixer, mamba_conv_kernel=convolved[-1], mamba_bias=by_name["in_proj"].bias)
 
-    def _mlp(self, parts: list[MetaPart]) -> None:
-        """Read experts with their router, then the MLP (or shared experts) that is left."""
+    def _mlp(self, parts: list[MetaPart]) -> tuple[bool, int]:
+        """Read experts with their router, then the MLP (or shared experts) that is left; return its size."""
         fused = [p for p in parts if any(len(shape) == 3 for shape in p.weights.values())]
+        parts = [p for p in parts if p not in fused]
         for part in fused:
             self._experts(part)
-            parts.remove(part)
-        if fused:
-            count = self.fields["num_experts"]
-            router = next((p for p in parts if p.out == count), None)
+            sizes = (self.fields["num_experts"], self.hidden)
+            router = next((p for p in parts if (p.out, p.inputs) == sizes), None)
             if router is None:
-                raise fused[0].refuse("has no router")
-            self._set(router, moe_router_bias=router.bias)
-            parts.remove(router)
-            gate = next((p for p in parts if p.out == 1 and not p.bias), None)
-            if gate is not None:
-                parts.remove(gate)
-            self._set(fused[0], moe_shared_expert_gate=gate is not None)
-        other = next((p for p in parts if not p.out), None)
-        if other is not None:
-            raise other.refuse("is not modelled")
-        if not parts:
-            return
-        *ins, down = parts
-        self.ffn = down.inputs
+                raise part.refuse("has no router")
+            gates = [p for p in parts if p.out == 1 and not p.bias and p is not router]
+            self._set(router, moe_router_bias=router.bias, moe_shared_expert_gate=bool(gates))
+            parts = [p for p in parts if p not in (router, *gates)]
+        for part in parts:
+            if set(part.weights) == {"alpha_p", "alpha_n"}:
+                self._set(part, activation_parameters=len(part.weights))
+            elif not part.out:
+                raise part.refuse()
+        products = [p for p in parts if p.out]
+        if not products:
+            return bool(fused), 0
+        *ins, down = products
         widths = [p.out for p in ins]
-        if widths not in ([self.ffn], [self.ffn, self.ffn], [2 * self.ffn]) or down.out != self.hidden:
-            raise parts[0].refuse(f"stands in an MLP of widths {[*widths, down.out]}, which is not modelled")
-        self._set(down, gated_mlp=sum(widths) > self.ffn)
-        if len({p.bias for p in parts}) > 1:
-            raise down.refuse("has another bias than the MLP's first product")
-        self._set(down, mlp_bias=down.bias)
+        if sum(widths) not in (down.inputs, 2 * down.inputs) or down.out != self.hidden:
+            raise ins[0].refuse(f"stands in an MLP of widths {[*widths, down.out]}, which is not modelled")
+        self._set(down, gated_mlp=sum(widths) > down.inputs, mlp_bias=down.bias)
+        return bool(fused), down.inputs
 
     def _experts(self, part: MetaPart) -> None:
         shapes = {name: shape for name, shape in part.weights.items() if len(shape) == 3}
-        count, *_ = next(iter(shapes.values()))
-        total = sum(a * b for _, a, b in shapes.values()) // self.hidden
-        down = next(
-            (s for name, s in shapes.items() if "down" in name or "output" in name or name == "w2"), None
+        down: tuple[int, ...] = next(
+            (s for name, s in shapes.items() if re.search("down|output|^w2$", name)), ()
         )
-        if down is None or self.hidden not in down:
+        if self.hidden not in down:
             raise part.refuse("are experts of an unknown form")
-        width = down[1] * down[2] // self.hidden
-        biases = len(part.weights) > len(shapes)
-        self.experts = True
-        self._set(
-            part,
-            num_experts=count,
-            moe_ffn_hidden_size=width,
-            gated_mlp=total == 3 * width,
-            expert_bias=biases,
-        )
+        width = prod(down[1:]) // self.hidden
+        gated = sum(prod(shape[1:]) for shape in shapes.values()) == 3 * width * self.hidden
+        self._set(part, num_experts=down[0], moe_ffn_hidden_size=width, gated_mlp=gated)
+        self._set(part, expert_bias=len(part.weights) > len(shapes))
 
-
-def fields_of(model: nn.Module, config: Any, order: dict[nn.Module, int]) -> tuple[Fields, list[str]]:
-    """Return what the weights of `model` say of a `ModelConfig`, and the paths of its blocks.
-
-    Args:
-        model: A causal, masked or sequence-to-sequence language model of `transformers`.
-        config: Its configuration.
-        order: Number of every module's first call in a forward pass.
-
-    Errors:
-        NotModelled: a part has no field.
-    """
-    table = model.get_input_embeddings()  # type: ignore[operator]
-    vocabulary, hidden = table.weight.shape
-    stacks = stacks_of(model, 2 if getattr(config, "is_encoder_decoder", False) else 1)
-    blocks = [
-        MetaBlock(f"{path}.{i}", block, hidden, config, order)
-        for path, stack in stacks
-        for i, block in enumerate(stack)
-    ]
-    if not blocks:
-        raise NotModelled(f"{type(model).__name__} has no list of blocks")
-    fields = _merged(blocks)
-    outside = [part for part in parts_of(model, "", order)
-               if not any(part.path.startswith(f"{path}.") for path, _ in stacks)]  # fmt: skip
-    fields.update(_ends(model, config, outside, hidden, fields))
-    if "num_heads" not in fields:  # state spaces alone
-        fields["num_heads"] = gcd(hidden, fields.get("mamba_num_heads", 1))
-    fields.update(vocab_size=vocabulary, hidden_size=hidden, **_blocks(blocks, stacks, fields))
-    return _biases(fields), [block.path for block in blocks]
-
-
-def _merged(blocks: list[MetaBlock]) -> Fields:
-    fields: Fields = {}
-    for block in blocks:
-        for key, value in block.fields.items():
-            if fields.setdefault(key, value) != value:
-                name = type(block.module).__name__
-                raise NotModelled(
-                    f"{block.path} ({name}) has {key}={value} and other blocks have {fields[key]}"
-                )
-    return fields
-
-
-def _blocks(blocks: list[MetaBlock], stacks: list[tuple[str, nn.ModuleList]], fields: Fields) -> Fields:
-    """Say which block has what: experts, state spaces, norms."""
-    said: Fields = {
-        "num_layers": len(blocks),
-        "num_encoder_layers": len(stacks[0][1]) if len(stacks) > 1 else 0,
-    }
-    hybrid = any(b.mamba or not b.roots or not (b.ffn or b.experts) for b in blocks)
-    parts = [
-        (MAMBA * b.mamba) + ATTENTION * len(b.roots) + (EXPERTS if b.experts else MLP * bool(b.ffn))
-        for b in blocks
-    ]
-    said["relative_position_buckets"] = sum(block.buckets for block in blocks) // len(stacks)
-    if hybrid:
-        said.update(hybrid_override_pattern="".join(parts), num_layers=len("".join(parts)))
-    widths: dict[str, set[int]] = {"dense": set(), "shared": set()}
-    for block in blocks:
-        widths["shared" if block.experts else "dense"].add(block.ffn)
-    for kind, found in widths.items():
-        if len(found - {0}) > 1 or (kind == "shared" and len(found) > 1):
-            raise NotModelled(
-                f"{blocks[0].path} has a {kind} MLP of another width than other blocks: {sorted(found)}"
-            )
-    said["ffn_hidden_size"] = max(widths["dense"], default=0) or None
-    if any(b.experts for b in blocks):
-        said["moe_shared_expert_intermediate_size"] = max(widths["shared"]) or None
-        flags = [int(b.experts) for b in blocks]
-        if not all(flags) and not hybrid:
-            said["moe_layer_freq"] = flags
-    counts = [block.norms for block in blocks]
-    if fields["embedding_norm"] and len(blocks) > 1 and counts[0] == counts[1] - 1:
-        said["embedding_norm"], counts[0] = False, counts[1]  # ModernBERT's stands for one of the first block
-    if any(count != len(part) for count, part in zip(counts, parts, strict=True)):
-        odd = next((i for i, count in enumerate(counts) if count != counts[0]), 0)
-        if hybrid or odd or not counts[0]:
-            name = f"{blocks[odd].path} ({type(blocks[odd].module).__name__})"
-            raise NotModelled(f"{name} has {counts[odd]} norms with weights, which is not modelled")
-        said["block_norms"] = counts[0]
-    return said
-
-
-def _ends(model: nn.Module, config: Any, parts: list[MetaPart], hidden: int, fields: Fields) -> Fields:
-    """Read tables, norms and head outside of the blocks."""
-    table, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
-    stacks = 2 if getattr(config, "is_encoder_decoder", False) else 1
-    found: Fields = {
-        "tie_embeddings": head is None or head.weight is table.weight,
-        "learned_positions": False,
-    }
-    counts = {"final": 0, "embedding": 0}
-    after: list[MetaPart] = []
-    if not fields.get("norm_scale", True):
-        counts["final"] = stacks  # whose number no shape says
-    for part in parts:
-        name = part.path.lower()
-        rows, width = (*part.weights.get("weight", (0,)), 0)[:2]
-        if part.module in (table, head) or getattr(part.module, "weight", None) is table.weight:
-            found["output_bias"] = found.get("output_bias", False) or (part.module is head and part.bias)
-        elif isinstance(part.module, nn.Embedding) and width == hidden and ("pos" in name or "wpe" in name):
-            pad = part.module.padding_idx
-            offset = int(getattr(part.module, "offset", 0 if pad is None else pad + 1))
-            found.update(learned_positions=True, max_seq_len=rows - offset, position_offset=offset)
-        elif isinstance(part.module, nn.Embedding) and width == hidden and "type" in name:
-            found["token_types"] = rows
-        elif part.weights == {"bias": (table.weight.shape[0],)}:
-            found["output_bias"] = True
-        elif part.norm == hidden:
-            if fields.setdefault("norm_bias", part.bias) != part.bias:
-                raise part.refuse("has another bias than the norms of the blocks")
-            if after:
-                after.append(part)
+    def _ends(self, parts: list[MetaPart], stacks: int) -> None:
+        """Read tables, norms and head outside of the blocks."""
+        head = self.model.get_output_embeddings()  # type: ignore[operator]
+        tied = head is None or head.weight is self.table.weight
+        fields: Fields = {"tie_embeddings": tied, "learned_positions": False, "output_bias": False}
+        counts = {"final": 0, "embedding": 0}
+        if not self.fields.get("norm_scale", True):
+            counts["final"] = stacks  # whose number no shape says
+        for part in parts:
+            name, embedding = part.path.lower(), isinstance(part.module, nn.Embedding)
+            rows, width = (*part.weights.get("weight", (0,)), 0)[:2]
+            if part.module in (self.table, head) or getattr(part.module, "weight", None) is self.table.weight:
+                fields["output_bias"] = fields["output_bias"] or (part.module is head and part.bias)
+            elif embedding and width == self.hidden and ("pos" in name or "wpe" in name):
+                pad: Any = part.module.padding_idx
+                offset: Any = getattr(part.module, "offset", 0 if pad is None else pad + 1)
+                fields.update(learned_positions=True, max_seq_len=rows - offset, position_offset=offset)
+            elif embedding and width == self.hidden and "type" in name:
+                fields["token_types"] = rows
+            elif part.weights == {"bias": (self.vocabulary,)}:
+                fields["output_bias"] = True
+            elif part.norm == self.hidden:
+                self._set(part, norm_bias=part.bias)
+                if "head_transform" not in fields:
+                    counts["embedding" if "emb" in name else "final"] += 1
+            elif {part.out, part.inputs} != {self.hidden} or "head_transform" in fields or "pool" in name:
+                raise part.refuse()
             else:
-                counts["embedding" if "emb" in name else "final"] += 1
-        elif part.out == part.inputs == hidden and not after and "pool" not in name:
-            found.update(head_transform=True, transform_bias=part.bias)
-            after.append(part)
-        else:
-            raise part.refuse("is not modelled")
-    for key, count in counts.items():
-        if count not in (0, stacks):
-            raise NotModelled(
-                f"{type(model).__name__} has {count} {key} norms beside {stacks} stacks of blocks"
-            )
-        found[f"{key}_norm"] = bool(count)
-    return found
+                fields.update(head_transform=True, transform_bias=part.bias)
+        for key, count in counts.items():
+            if count not in (0, stacks):
+                name = type(self.model).__name__
+                raise NotModelled(f"{name} has {count} {key} norms beside {stacks} stacks of blocks")
+            fields[f"{key}_norm"] = bool(count)
+        self.fields.update(fields)
 
+    def _widths(self, blocks: list[MetaBlock]) -> None:
+        """Say which block has what: experts, state spaces, widths of MLPs."""
+        self.hybrid = any(MAMBA in b.symbols or len(b.symbols) < 2 for b in blocks)
+        pattern = "".join(block.symbols for block in blocks)
+        self.fields["num_layers"] = len(pattern if self.hybrid else blocks)
+        if self.hybrid:
+            self.fields["hybrid_override_pattern"] = pattern
+        routed = [EXPERTS in block.symbols for block in blocks]
+        dense = {block.ffn for block, has in zip(blocks, routed, strict=True) if not has} - {0}
+        shared = {block.ffn for block, has in zip(blocks, routed, strict=True) if has}
+        for kind, found in (("dense", dense), ("shared", shared)):
+            if len(found) > 1:
+                raise NotModelled(f"{blocks[0].path} has a {kind} MLP of another width than other blocks: "
+                                  f"{sorted(found)}")  # fmt: skip
+        self.fields["ffn_hidden_size"] = max(dense, default=0) or None
+        if shared:
+            self.fields["moe_shared_expert_intermediate_size"] = max(shared) or None
+            if not all(routed) and not self.hybrid:
+                self.fields["moe_layer_freq"] = [int(has) for has in routed]
 
-def _biases(fields: Fields) -> Fields:
-    """Put the biases of all products as `linear_bias`, and those that differ from it beside it."""
-    own = [fields.pop(key, None) for key in ("expert_bias", "mamba_bias", "transform_bias")]
-    keys = ("mlp_bias", "qkv_bias", "attention_output_bias")
-    shared = next((bias for bias in (*own, *(fields.get(key) for key in keys)) if bias is not None), False)
-    wrong = next((bias for bias in own if bias not in (None, shared)), None)
-    if wrong is not None:
-        raise NotModelled("biases of experts, state spaces and the head's transform differ")
-    return {**fields, "linear_bias": shared, **{key: None for key in keys if fields.get(key) == shared}}
+    def _norms(self, blocks: list[MetaBlock]) -> None:
+        """Say how many norms a block has."""
+        counts = [block.norms for block in blocks]
+        if self.fields["embedding_norm"] and len(blocks) > 1 and counts[0] == counts[1] - 1:
+            # ModernBERT's stands for one of the first block
+            self.fields["embedding_norm"], counts[0] = False, counts[1]
+        if counts == [len(block.symbols) for block in blocks]:
+            return
+        odd = next((i for i, count in enumerate(counts) if count != counts[0]), 0)
+        if self.hybrid or odd or not counts[0]:
+            block = MetaPart(blocks[odd].path, self.model.get_submodule(blocks[odd].path))
+            raise block.refuse(f"has {counts[odd]} norms with weights, which is not modelled")
+        self.fields["block_norms"] = counts[0]
+
+    def _biases(self) -> None:
+        """Put the biases of all products as `linear_bias`, and those that differ from it beside it."""
+        keys = ("mlp_bias", "qkv_bias", "attention_output_bias")
+        own = [self.fields.pop(key, None) for key in ("expert_bias", "mamba_bias", "transform_bias")]
+        known = [bias for bias in (*own, *(self.fields.get(key) for key in keys)) if bias is not None]
+        shared = known[0] if known else False
+        if any(bias not in (None, shared) for bias in own):
+            raise NotModelled("biases of experts, state spaces and the head's transform differ")
+        same = {key: None for key in keys if self.fields.get(key) == shared}
+        self.fields.update(linear_bias=shared, **same)

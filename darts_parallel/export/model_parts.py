@@ -21,6 +21,9 @@ PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "block_norms": (lambda c: c.block_norms not in (None, 2), "another number of norms in a block"),
     "norm_scale": (lambda c: not c.norm_scale, "norms without weights"),
     "qk_norm_whole": (lambda c: c.qk_norm and c.qk_norm_whole, "norms over all heads of queries and keys"),
+    "attention_gate_size": (lambda c: c.attention_gate_size is not None, "a gate on attention's output"),
+    "activation_parameters": (lambda c: c.activation_parameters > 0, "trained activation functions"),
+    "indexer_num_heads": (lambda c: c.indexer_num_heads is not None, "sparse attention with an indexer"),
     "mlp_bias": (
         lambda c: c.mlp_bias not in (None, c.linear_bias),
         "biases in the MLP that differ from attention's",

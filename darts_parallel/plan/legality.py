@@ -105,7 +105,8 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
 UNBUILT: dict[str, object] = {
     "hybrid_override_pattern": None, "sliding_window": None, "mtp_num_layers": 0, "block_norms": None,
     "qk_norm_whole": False, "mlp_bias": None, "attention_output_bias": None, "position_offset": 0,
-    "attention_sinks": False, "norm_scale": True,
+    "attention_sinks": False, "norm_scale": True, "attention_gate_size": None,
+    "activation_parameters": 0, "indexer_num_heads": None,
 }  # fmt: skip
 """Keys of models whose blocks `darts_parallel.run` does not build, and the values that it does."""
 UNBUILT_WITH_EXPERTS: dict[str, object] = {

@@ -152,7 +152,7 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
     inputs = (2 if config.gated_mlp else 1) * ffn
     mlp = (Gemm(inputs, h, "column", "linear_fc1"), Gemm(h, ffn, "row", "linear_fc2")) if ffn else ()
     masked = config.causal and kind != "encoder"
-    (core,) = attention.cores
+    core, *indexer = attention.cores
     cores = (replace(core, causal=masked, window=window), replace(core, causal=False))[:attentions]
     out_bias = config.linear_bias if config.attention_output_bias is None else config.attention_output_bias
     mlp_bias = config.linear_bias if config.mlp_bias is None else config.mlp_bias
@@ -160,9 +160,9 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
     sublayers = attentions + (bool(ffn) or experts is not None)
     norms = config.block_norms if config.block_norms is not None and char is None else sublayers
     mask = 1 if config.dropout else 0
-    router = 0
+    router = config.activation_parameters * bool(ffn)
     if experts is not None:
-        router = experts.router_parameters + h * bool(ffn and config.moe_shared_expert_gate)
+        router += experts.router_parameters + h * bool(ffn and config.moe_shared_expert_gate)
     # the experts' tokens leave and enter sequence-parallel, without a collective of the tp group
     collectives = attentions + bool(ffn)
     dense = "mlp" if experts is None else "shared_experts"
@@ -175,7 +175,7 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
         name=f"layers.{index}",
         kind=kind if window is None else f"sliding_{kind}",
         gemms=attention.gemms + mlp,
-        cores=cores,
+        cores=(*cores, *indexer),
         sharded_parameters=attention.sharded_parameters + weights(mlp) + inputs * mlp_bias,
         replicated_parameters=row_bias + norms * _norm(config) + attention.replicated_parameters + router,
         # norm: read, write; dropout and residual of a sublayer: two reads, one write
@@ -202,7 +202,9 @@ def _attention(config: ModelConfig, attentions: int) -> LayerSpec:
     head_dim = config.head_dim or h // config.num_heads
     kv_heads = config.num_kv_heads or config.num_heads
     q_size, kv_size = config.num_heads * head_dim, kv_heads * head_dim
-    ins = Gemm(q_size + 2 * kv_size, h, "column", "linear_qkv")
+    gate = config.attention_gate_size or 0
+    gated = attentions * q_size * bool(gate)
+    ins = Gemm(q_size + 2 * kv_size + gate, h, "column", "linear_qkv")
     gemms = (ins, Gemm(h, q_size, "row", "linear_proj")) * attentions
     qkv_bias = config.linear_bias if config.qkv_bias is None else config.qkv_bias
     bias = attentions * (q_size + 2 * kv_size) * qkv_bias
@@ -218,9 +220,11 @@ def _attention(config: ModelConfig, attentions: int) -> LayerSpec:
         cores=(AttentionCore(config.num_heads, kv_heads, head_dim, True),),
         sharded_parameters=weights(gemms) + bias + sinks + scales,
         replicated_parameters=2 * attentions * head_dim * (2 if config.norm_bias else 1) * head_norms,
-        sharded_elements=2.0 * normed,
-        # Q, K, V and the projection's input
-        sharded_activation_bytes=attentions * (4.0 * q_size + 4.0 * kv_size) + 2.0 * normed,
+        # the gate reads itself and the attention's output, and writes the projection's input
+        sharded_elements=2.0 * normed + 3.0 * gated,
+        # Q, K, V and the projection's input; with a gate, itself and what it is applied to
+        sharded_activation_bytes=attentions * (4.0 * q_size + 4.0 * kv_size + 2.0 * gate)
+        + 2.0 * (normed + gated),
     )
 
 
@@ -240,20 +244,27 @@ def _latent(config: ModelConfig) -> LayerSpec:
     out = Gemm(h, heads * value, "row", "linear_proj")
     # queries, values, and keys as projected next to those that the rotary part is joined to (Megatron-LM)
     expanded = heads * (2 * query + nope + value)
+    # the indexer's queries, one key for all heads, and the heads' weights, whole on every rank
+    index_heads, width = config.indexer_num_heads or 0, config.indexer_head_dim or 0
+    shapes = ((index_heads * width, q_rank or h), (width, h), (index_heads, h))
+    index = tuple(Gemm(n, size, "replicated") for n, size in shapes if n)
+    # its scores have no weighted sum: half an attention's products
+    scores = (AttentionCore(index_heads, 1, width // 2, config.causal),) * bool(index_heads)
     return LayerSpec(
         name="",
         kind="",
-        gemms=(*down, *up, out),
+        gemms=(*down, *index, *up, out),
         # queries and keys are longer than values; their mean gives the same products and bytes
-        cores=(AttentionCore(heads, heads, (query + value) // 2, True),),
+        cores=(AttentionCore(heads, heads, (query + value) // 2, True), *scores),
         sharded_parameters=weights((*up, out)),
-        replicated_parameters=weights(down) + (2 if config.norm_bias else 1) * normed,
+        # the indexer's key has a norm with scale and shift
+        replicated_parameters=weights((*down, *index)) + (2 if config.norm_bias else 1) * normed + 2 * width,
         # the rotary part is joined to every head of queries and keys: read and written
         sharded_elements=2.0 * 2 * heads * query,
         sharded_activation_bytes=2.0 * (expanded + heads * value),
-        replicated_elements=2.0 * normed,
+        replicated_elements=2.0 * (normed + width),
         # products' outputs are the norms' inputs, and the norms' outputs the next products' inputs
-        replicated_activation_bytes=2.0 * (2 * normed + rope),
+        replicated_activation_bytes=2.0 * (2 * normed + rope + (index_heads + 2) * width + index_heads),
         parts=(RecomputedPart("mla_up_proj", up, sharded_activation_bytes=2.0 * expanded),),
     )
 

@@ -54,7 +54,7 @@ def test_dense_decoders_say_heads_biases_norms_and_windows() -> None:
     assert (llama.linear_bias, llama.mlp_bias, llama.qkv_bias) == (False, None, True)
     gemma = read("gemma3_text", head_dim=32, sliding_window=128, num_hidden_layers=6)
     assert (gemma.block_norms, gemma.qk_norm, gemma.qk_norm_whole, gemma.head_dim) == (4, True, False, 32)
-    assert (gemma.sliding_window, gemma.sliding_window_pattern) == (128, 6)
+    assert (gemma.sliding_window, gemma.sliding_window_pattern) == (128, [1, 1, 1, 1, 1, 0])
     assert read("olmo2").qk_norm_whole
     assert read("qwen2").sliding_window is None
     assert (read("mistral", sliding_window=64).sliding_window_pattern, read("phi").block_norms) == (None, 1)
@@ -105,6 +105,24 @@ def test_encoders_decoders_and_hybrids() -> None:
         "head_dim": 16,
     }
     assert read("nemotron_h", hybrid_override_pattern="M-M*", **nemotron).hybrid_override_pattern == "M-M*"
+
+
+LATENT_CARDS = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_k2")
+CARDS = (
+    "afmoe", "apertus", "cohere2", "ernie4_5_moe", "exaone4", "gemma3_text", "glm4", "glm4_moe", "gpt_oss",
+    "granitemoehybrid", "laguna", "ministral3", "minimax_m2", "mixtral", "nemotron_h", "olmo3", "phi3",
+    "qwen3", "qwen3_moe", "seed_oss", "smollm3", "xlm-roberta", *LATENT_CARDS,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CARDS)
+def test_models_that_people_train_are_read(kind: str) -> None:
+    latent = {**LATENT, "index_n_heads": 2, "index_head_dim": 16}
+    model = read(kind, **(latent if kind in LATENT_CARDS else {"head_dim": 16}))
+    assert (model.hidden_size, model.vocab_size) == (64, 256)
+    assert (model.attention_gate_size is not None) == (kind in ("afmoe", "laguna"))
+    assert (model.indexer_head_dim is not None) == (kind in ("deepseek_v32", "glm_moe_dsa"))
+    assert model.activation_parameters == 2 * (kind == "apertus")
 
 
 def test_norms_without_weights_and_the_first_mamba() -> None:
