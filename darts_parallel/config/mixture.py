@@ -87,16 +87,15 @@ def check_latent_attention(model: Any) -> None:
             setting = f"model.{given}={getattr(model, given)}"
             require(False, setting, "go with model.multi_latent_attention=true", "null")
         return
-    if model.attention_gate_size is not None:
-        raise ConfigError(
-            f"model.attention_gate_size={model.attention_gate_size} must go with "
-            "model.multi_latent_attention=false; try null."
-        )
-    if (model.indexer_num_heads is None) != (model.indexer_head_dim is None):
-        raise ConfigError(
-            f"model.indexer_num_heads={model.indexer_num_heads} must go with model.indexer_head_dim="
-            f"{model.indexer_head_dim}: both sizes or none; try null for both."
-        )
+    gate, heads, width = model.attention_gate_size, model.indexer_num_heads, model.indexer_head_dim
+    require(
+        gate is None,
+        f"model.attention_gate_size={gate}",
+        "go with model.multi_latent_attention=false",
+        "null",
+    )
+    setting = f"model.indexer_num_heads={heads}"
+    require((heads is None) == (width is None), setting, f"go with model.indexer_head_dim={width}", "null")
     for key in LATENT_SIZES:
         rule = "be given where model.multi_latent_attention=true"
         require(getattr(model, key) is not None, f"model.{key}", rule, 512 if key == "kv_lora_rank" else 128)
