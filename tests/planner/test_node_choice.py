@@ -2,12 +2,9 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-from experiments.heterogeneous import random_mixed
-from experiments.pareto import ParetoOptions, run
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import build_tables
@@ -18,6 +15,7 @@ from darts_parallel.planner.node_choice import node_choices, rent, rentals, rent
 from darts_parallel.problem.billing import Bill, bill, choose
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.commands import QUIET, Command
+from tests.support.mixed_clusters import random_mixed
 
 TOY = ["model=toy", "cluster=toy_mixed", "training=toy", "space=uniform", "space.num_micro_batches=[2,8]",
        "space.recompute=none", "space.sequence_parallel=false"]  # fmt: skip
@@ -174,16 +172,3 @@ def test_the_command_refuses_a_budget_that_its_plan_exceeds(command: Command) ->
     assert outcome.status == 2
     assert re.search(r"the cheapest \(dp .* ZeRO-.*\) costs \$", outcome.err)
     assert outcome.files == ()
-
-
-def test_the_study_writes_every_choice_and_a_front_that_no_choice_beats(tmp_path: Path) -> None:
-    assert run(ParetoOptions(overrides=TOY, out=str(tmp_path), jobs=1)) == 0
-    lines = (tmp_path / "pareto.csv").read_text().splitlines()
-    assert len(lines) == 1 + 8
-    rows = [dict(zip(lines[0].split(","), line.split(","), strict=False)) for line in lines[1:]]
-    front = [(float(r["hours"]), float(r["dollars"])) for r in rows if r["on_front"] == "True"]
-    assert front
-    for r in rows:
-        assert any(h <= float(r["hours"]) and d <= float(r["dollars"]) for h, d in front)
-    assert (tmp_path / "pareto.png").stat().st_size > 1000
-    assert "8 choices of nodes" in (tmp_path / "pareto.md").read_text()
