@@ -21,11 +21,11 @@ LAYERS = [
     "cli",
 ]
 """A file imports from packages to its left, or from its own."""
-BRANCHES = {"export": "plan", "run": "cost", "bilevel": "report", "baselines": "gradient"}
+BRANCHES = {"export": "plan", "graph": "exact", "run": "cost", "bilevel": "report", "baselines": "gradient"}
 """Packages beside the stack, and the last layer that each may see; `bilevel` without `planner`."""
 LATE = ("matplotlib", "tensorboard", "torch.utils.tensorboard", "torch.distributed", "scipy", "resource",
         "darts_parallel.report.plots", "darts_parallel.run.", "darts_parallel.bilevel.command",
-        "darts_parallel.config.meta_model")  # fmt: skip
+        "darts_parallel.graph.command", "darts_parallel.config.meta_model")  # fmt: skip
 """Name what functions may import: it is slow, missing on some machines, or after a check of torch;
 the bilevel loop is a sixth of the package's own seconds of importing, and few commands ask for it."""
 FILES = sorted([*ROOT.glob("darts_parallel/**/*.py"), *ROOT.glob("baselines/**/*.py")])

@@ -48,6 +48,11 @@ def _leave_the_pipe() -> NoReturn:
 
 def main() -> None:
     """Entry point: exit status 0, or 2 with one sentence for an error that the user can correct."""
+    if sys.argv[1:2] == ["graph"]:
+        from darts_parallel.graph.command import main as plan_graph
+
+        plan_graph(sys.argv[2:])
+        return
     begin_command()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
     torch.set_num_threads(1)  # small tensors: threads cost more than they bring, and sums keep one order

@@ -1,0 +1,15 @@
+"""Plans of any PyTorch module, operator by operator: captured, searched, proven, run.
+
+`capture` makes a `ModuleGraph`; `rules` says which dimensions of an operator are one; `space` lists choices
+and prices; `programme` proves the optimum and `descent` searches it by gradients; `plan` joins them.
+"""
+
+from darts_parallel.graph.capture import load_module as load_module
+from darts_parallel.graph.capture import make_inputs as make_inputs
+from darts_parallel.graph.descent import DescentOptions as DescentOptions
+from darts_parallel.graph.operators import ModuleGraph as ModuleGraph
+from darts_parallel.graph.plan import GraphPlan as GraphPlan
+from darts_parallel.graph.plan import PlannedGraph as PlannedGraph
+from darts_parallel.graph.plan import make_mesh as make_mesh
+from darts_parallel.graph.plan import plan_module as plan_module
+from darts_parallel.graph.report import graph_dict as graph_dict

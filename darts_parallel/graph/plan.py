@@ -1,0 +1,197 @@
+"""A plan of a graph: a choice for every operator, the collectives that follow, and where they come from."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from darts_parallel.errors import ConfigError
+from darts_parallel.graph.capture import capture
+from darts_parallel.graph.descent import DescentAnswer, DescentOptions, descend
+from darts_parallel.graph.layouts import (
+    DeviceMeshSpec,
+    State,
+    Step,
+    forward_state,
+    gradient_state,
+)
+from darts_parallel.graph.operators import PARAMETER, GraphOperator, ModuleGraph
+from darts_parallel.graph.programme import GIB, GraphProgramme, ProgrammeAnswer
+from darts_parallel.graph.rules import is_known
+from darts_parallel.graph.space import GraphSpace, OperatorChoice, build_space
+from darts_parallel.problem.cluster import Cluster
+
+FORWARD, BACKWARD = "forward", "backward"
+ENDS = ("replicated", "free")
+WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of a floating element by precision."""
+MOST_AXES = 2
+
+
+@dataclass(frozen=True)
+class PlannedCollective:
+    """One collective of a step."""
+
+    name: str
+    """The tensor that is moved, or the operator that communicates inside."""
+    step: Step
+    of: str
+    """`activation`, or `parameter` where a weight or its gradient is moved."""
+    when: str
+    """`forward` or `backward`."""
+    seconds: float
+
+    def entry(self) -> dict[str, Any]:
+        """Return the collective as `graph.json` lists it."""
+        return {
+            "name": self.name,
+            "kind": self.step.kind,
+            "bytes": self.step.bytes,
+            "of": self.of,
+            "pass": self.when,
+            "axis": self.step.axis,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """Choices for a space."""
+
+    space: GraphSpace
+    assignment: tuple[int, ...]
+
+    def choice(self, op: GraphOperator) -> OperatorChoice:
+        """Return what an operator chooses."""
+        return self.space.choice(self.assignment, op)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Seconds of a step, forward and backward."""
+        return self.space.total_seconds(self.assignment)
+
+    @cached_property
+    def collectives(self) -> tuple[PlannedCollective, ...]:
+        """All collectives of a step in the order of their tensors."""
+        return tuple(self._moves()) + tuple(self._inner())
+
+    def demands(self, name: str) -> list[State]:
+        """Return the distinct states that the consumers of a value want."""
+        users = self.space.graph.consumers[name]
+        return list(dict.fromkeys(self.choice(op).inputs[slot] for op, slot in users))
+
+    def produced(self, name: str) -> State:
+        """Return the state that a value's producer makes."""
+        op, index = self.space.graph.producers[name]
+        return self.choice(op).outputs[index]
+
+    def _moves(self) -> Iterator[PlannedCollective]:
+        graph, mesh = self.space.graph, self.space.mesh
+        for name in graph.consumers:
+            value, made = graph.values[name], self.produced(name)
+            size, wanted = value.bytes(self.space.width), self.demands(name)
+            of = PARAMETER if graph.producers[name][0].op == PARAMETER else "activation"
+            moves = [(FORWARD, forward_state(made), f) for f in dict.fromkeys(map(forward_state, wanted))]
+            if value.needs_grad:
+                gradients = dict.fromkeys(map(gradient_state, wanted))
+                moves += [(BACKWARD, g, gradient_state(made)) for g in gradients]
+            for when, source, target in moves:
+                for step in mesh.steps(source, target, size):
+                    yield PlannedCollective(name, step, of, when, mesh.seconds(step))
+
+    def _inner(self) -> Iterator[PlannedCollective]:
+        for op in self.space.graph.operators:
+            for when, step in self.choice(op).inner:
+                yield PlannedCollective(op.name, step, "activation", when, self.space.mesh.seconds(step))
+
+
+@dataclass(frozen=True)
+class PlannedGraph:
+    """A plan with its proof and its search."""
+
+    plan: GraphPlan
+    programme: ProgrammeAnswer
+    descent: DescentAnswer | None
+    exported: ExportedProgram
+    seconds: float
+    """Seconds from capture to plan."""
+
+    @property
+    def graph(self) -> ModuleGraph:
+        """The captured module."""
+        return self.plan.space.graph
+
+    @property
+    def unknown(self) -> list[GraphOperator]:
+        """Operators without a rule, which are replicated."""
+        return [op for op in self.graph.computing if not is_known(op)]
+
+
+def make_mesh(cluster: Cluster, ranks: tuple[int, ...] | None = None) -> DeviceMeshSpec:
+    """Return a mesh on a cluster: the GPUs of a node unless `ranks` says otherwise.
+
+    Errors:
+        ConfigError: more than two axes, an axis of one rank, or more ranks than GPUs.
+    """
+    chosen = ranks or (cluster.groups[0].gpus,)
+    count = 1
+    for size in chosen:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 2:
+            raise ConfigError(f"mesh={list(chosen)}: the axis {size} must have two ranks or more; try [2].")
+        count *= size
+    if len(chosen) > MOST_AXES:
+        raise ConfigError(f"mesh={list(chosen)} must have one or two axes; try {list(chosen[:MOST_AXES])}.")
+    if count > cluster.num_devices:
+        raise ConfigError(
+            f"mesh={list(chosen)} has {count} ranks and cluster={cluster.name} has "
+            f"{cluster.num_devices} GPUs; try [{cluster.num_devices}]."
+        )
+    return DeviceMeshSpec(tuple(chosen), cluster)
+
+
+def plan_module(
+    module: nn.Module,
+    inputs: list[Tensor],
+    mesh: DeviceMeshSpec,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    precision: str = "bf16",
+    memory: float | None = None,
+    ends: str = "replicated",
+    time_limit: float = 60.0,
+    descent: DescentOptions | None = None,
+) -> PlannedGraph:
+    """Plan a module operator by operator.
+
+    Args:
+        module: Any module that `torch.export` captures; nothing is computed where it is on the meta device.
+        inputs: Example inputs.
+        mesh: One or two axes of ranks, and their links (`make_mesh`).
+        kwargs: Further inputs by name.
+        precision: `bf16`, `fp16` or `fp32`: bytes and speed of all floating tensors.
+        memory: GiB of a rank for parameters, their optimizer states and kept activations; None: any.
+        ends: `replicated`, or `free`: inputs and outputs of one shape share a placement, maybe a split.
+        time_limit: Seconds for each of the two programmes.
+        descent: How to search by gradient descent; None leaves it out.
+
+    Errors:
+        UnsupportedError: the module does not export.
+        InfeasibleError: no plan fits into the memory.
+    """
+    began = time.perf_counter()
+    if precision not in WIDTHS:
+        raise ConfigError(f"precision={precision} must be one of {', '.join(WIDTHS)}; try bf16.")
+    if ends not in ENDS:
+        raise ConfigError(f"ends={ends} must be one of {', '.join(ENDS)}; try replicated.")
+    graph, exported = capture(module, inputs, kwargs)
+    space = build_space(
+        graph, mesh, WIDTHS[precision], memory=None if memory is None else memory * GIB, ends=ends
+    )
+    answer = GraphProgramme(space).solve(time_limit)
+    searched = None if descent is None else descend(space, descent)
+    plan = GraphPlan(space, answer.assignment)
+    return PlannedGraph(plan, answer, searched, exported, time.perf_counter() - began)

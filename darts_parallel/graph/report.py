@@ -1,0 +1,138 @@
+"""What a run of `darts-parallel graph` writes and prints."""
+
+from collections import Counter, defaultdict
+from typing import Any
+
+from darts_parallel.graph.operators import OUTPUT, PARAMETER, RELAY, SOURCES
+from darts_parallel.graph.plan import PlannedGraph
+from darts_parallel.graph.rules import VARYING
+
+MIB = 2.0**20
+SPELLED = {"R": "Replicate", VARYING: "Replicate", "P": "Partial"}
+
+
+def spelled(state: str) -> str:
+    """Return a placement as DTensor writes it."""
+    return SPELLED.get(state) or f"Shard({state[1:]})"
+
+
+def claim(planned: PlannedGraph) -> str:
+    """Say in one sentence what is proven of the written plan."""
+    programme = planned.programme
+    if programme.proven:
+        kind = "the linear relaxation is whole" if programme.tight else "the integer programme is solved"
+        return f"no plan of the space is faster ({kind})"
+    gap = programme.seconds / programme.lp_seconds - 1.0 if programme.lp_seconds else float("inf")
+    return f"at most {100.0 * gap:.2f} % above the linear relaxation (the integer programme ran out of time)"
+
+
+def graph_dict(planned: PlannedGraph) -> dict[str, Any]:
+    """Return the content of `graph.json`."""
+    plan, programme, descent = planned.plan, planned.programme, planned.descent
+    operators = []
+    for op in planned.graph.operators:
+        choice = plan.choice(op)
+        operators.append({
+            "name": op.name,
+            "op": op.op,
+            "module": op.module,
+            "target": op.target,
+            "shape": list(planned.graph.values[(op.outputs + op.inputs)[0]].shape),
+            "split": list(choice.labels),
+            "inputs": [[spelled(s) for s in state] for state in choice.inputs],
+            "outputs": [[spelled(s) for s in state] for state in choice.outputs],
+            "seconds": choice.seconds,
+        })  # fmt: skip
+    unknown = planned.unknown
+    return {
+        "mesh": list(plan.space.mesh.ranks),
+        "cluster": plan.space.mesh.cluster.name,
+        "operators": operators,
+        "collectives": [one.entry() for one in plan.collectives],
+        "raw_s": None if descent is None else descent.seconds,
+        "rounded_s": None if descent is None else descent.rounded_seconds,
+        "raw_fits": None if descent is None else descent.fits,
+        "improved_s": plan.seconds,
+        "lp_s": programme.lp_seconds,
+        "claim": claim(planned),
+        "proven": programme.proven,
+        "unknown_operators": sorted({op.op for op in unknown}),
+        "unknown_count": len(unknown),
+        "computing_operators": len(planned.graph.computing),
+        "choice_groups": len(plan.space.groups),
+        "capture_s": planned.graph.seconds,
+        "programme_s": programme.solve_seconds,
+        "descent_s": None if descent is None else descent.search_seconds,
+    }
+
+
+def report_lines(planned: PlannedGraph) -> list[str]:
+    """Return the report: what was captured, what splits, what communicates, what is proven."""
+    plan, programme, descent = planned.plan, planned.programme, planned.descent
+    graph, mesh = planned.graph, plan.space.mesh
+    shape = " x ".join(map(str, mesh.ranks))
+    lines = [
+        f"captured: {len(graph.computing)} operators of {len({op.op for op in graph.computing})} kinds in "
+        f"{graph.seconds:.1f} s; {len(plan.space.groups)} choices on a mesh of {shape} ({mesh.cluster.name})",
+    ]
+    if planned.unknown:
+        names = Counter(op.op for op in planned.unknown)
+        said = ", ".join(f"{name} ({count})" for name, count in names.most_common())
+        lines.append(f"replicated, since they have no rule: {said}")
+    lines += [f"  {line}" for line in _split_lines(planned)]
+    lines += _collective_lines(planned)
+    lines.append(
+        f"improved: {1e3 * plan.seconds:.4f} ms a step, forward and backward; linear programme: "
+        f"{1e3 * programme.lp_seconds:.4f} ms ({programme.variables} variables, "
+        f"{programme.solve_seconds:.1f} s); {claim(planned)}"
+    )
+    if descent is not None:
+        above = 100.0 * (descent.seconds / plan.seconds - 1.0)
+        rounded = 100.0 * (descent.rounded_seconds / plan.seconds - 1.0)
+        fits = "" if descent.fits else ", over the memory"
+        lines.append(
+            f"raw: {1e3 * descent.seconds:.4f} ms, {above:.2f} % above ({rounded:.2f} % before coordinate "
+            f"descent{fits}), in {descent.search_seconds:.1f} s"
+        )
+    return lines
+
+
+def _split_lines(planned: PlannedGraph) -> list[str]:
+    """List what the operators with most seconds split, equal ones of repeated blocks in one line."""
+    rows = []
+    for group, index in zip(planned.plan.space.groups, planned.plan.assignment, strict=True):
+        op, choice = group.operators[0], group.choices[index]
+        if op.op in (*SOURCES, OUTPUT, RELAY):
+            continue
+        rows.append((choice.seconds * len(group.operators), op, choice, len(group.operators)))
+    total = sum(row[0] for row in rows) or 1.0
+    lines = []
+    for seconds, op, choice, count in sorted(rows, key=lambda row: -row[0])[:12]:
+        times = f" x {count}" if count > 1 else ""
+        lines.append(
+            f"{100.0 * seconds / total:5.1f} % {op.op}{times} ({op.module or op.name}): splits "
+            f"{', '.join(choice.labels)}"
+        )
+    return lines
+
+
+def _collective_lines(planned: PlannedGraph) -> list[str]:
+    """Sum the collectives by pass, kind and what they carry."""
+    sums: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for one in planned.plan.collectives:
+        sums[one.when, one.step.kind, one.of].append(one.step.bytes)
+    if not sums:
+        return ["collectives: none"]
+    return [
+        f"{when}: {len(sizes)} x {kind} of {of}s, {sum(sizes) / MIB:.2f} MiB"
+        for (when, kind, of), sizes in sorted(sums.items(), reverse=True)
+    ]
+
+
+def parameter_placements(planned: PlannedGraph) -> dict[str, list[str]]:
+    """Return the placement of every parameter by the module's name of it."""
+    return {
+        op.target: [spelled(s) for s in planned.plan.choice(op).outputs[0]]
+        for op in planned.graph.operators
+        if op.op == PARAMETER
+    }

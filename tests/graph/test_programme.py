@@ -1,0 +1,182 @@
+"""The programme, the descent and the command on small graphs."""
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from darts_parallel.config.composition import load_config
+from darts_parallel.cost.collectives import RingGroup, all_reduce, reduce_scatter
+from darts_parallel.cost.compute import gemm_seconds
+from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
+from darts_parallel.graph.capture import capture, make_inputs
+from darts_parallel.graph.command import read_request, run_request
+from darts_parallel.graph.descent import MeanFieldCost
+from darts_parallel.graph.layouts import DeviceMeshSpec, Step
+from darts_parallel.graph.plan import make_mesh, plan_module
+from darts_parallel.graph.programme import GraphProgramme
+from darts_parallel.graph.rules import reshape_groups
+from darts_parallel.graph.space import GraphSpace, build_space
+from darts_parallel.problem.cluster import Cluster
+from darts_parallel.problem.model import Gemm
+
+
+def mesh(*ranks: int) -> DeviceMeshSpec:
+    return make_mesh(Cluster.from_config(load_config(["cluster=h100_1x8"]).cluster, "bf16"), ranks)
+
+
+class Gated(nn.Module):
+    def __init__(self, hidden: int = 512) -> None:
+        super().__init__()
+        self.a = nn.Linear(hidden, hidden, bias=False)
+        self.b = nn.Linear(hidden, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(torch.relu(self.a(x)))
+
+
+def space(hidden: int = 512, *ranks: int, **options: Any) -> GraphSpace:
+    with torch.device("meta"):
+        graph, _ = capture(Gated(hidden), [torch.empty(4, 512, hidden)])
+    return build_space(graph, mesh(*(ranks or (2,))), **options)
+
+
+@pytest.mark.parametrize("hidden", [512, 2048])
+def test_the_programme_is_as_fast_as_every_plan_that_can_be_counted(hidden: int) -> None:
+    """Enumerate the operators and relays next to the weights that the programme chose."""
+    one = space(hidden)
+    answer = GraphProgramme(one).solve()
+    kinds = ("linear", "add", "relu", "relay")
+    free = [g for g, group in enumerate(one.groups) if group.operators[0].op in kinds]
+    best = float("inf")
+    for picks in product(*(range(len(one.groups[g].choices)) for g in free)):
+        plan = list(answer.assignment)
+        for g, k in zip(free, picks, strict=True):
+            plan[g] = k
+        best = min(best, one.total_seconds(plan))
+    assert answer.seconds == pytest.approx(best, rel=1e-6)
+    assert answer.lp_seconds <= best * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mean_field_of_certain_choices_is_the_plans_cost(seed: int) -> None:
+    one = space(512, memory=2.0**40)
+    rng = np.random.default_rng(seed)
+    plan = [int(rng.integers(len(group.choices))) for group in one.groups]
+    cost = MeanFieldCost(one)
+    certain = torch.zeros(1, len(cost.compute), dtype=torch.float64)
+    certain[0, torch.tensor(cost.first[:-1] + np.array(plan))] = 1.0
+    assert float(cost(certain)[0]) == pytest.approx(one.total_seconds(plan), rel=1e-6)
+
+
+def test_megatrons_template_costs_what_the_projects_formulas_say() -> None:
+    """Two products split by column and row, one all-reduce forward and one backward, to 1e-9."""
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(2048, 8192, bias=False), nn.Linear(8192, 2048, bias=False))
+        x = torch.empty(2, 2048, 2048)
+    planned = plan_module(module, [x], mesh(8))
+    device, one = planned.plan.space.mesh.device, torch.ones((), dtype=torch.float64)
+    links = planned.plan.space.mesh.links
+    first, second = Gemm(8192, 2048, "column"), Gemm(2048, 8192, "row")
+    products = sum(float(gemm_seconds(g, 4096.0 * one, 8.0 * one, device, 2)) for g in (first, second))
+    ring = RingGroup(*(torch.tensor([x], dtype=torch.float64) for x in (8.0, 1.0, 8.0)))
+    moved = float(all_reduce(torch.tensor([2.0 * 4096 * 2048], dtype=torch.float64), ring, *links))
+    assert planned.plan.seconds == pytest.approx(3.0 * products + 2.0 * moved, rel=1e-9)
+
+
+def test_collectives_cost_what_the_projects_formulas_say() -> None:
+    one = mesh(2, 4)
+    size = torch.tensor([1e6], dtype=torch.float64)
+    for axis in (0, 1):
+        group = one.groups[axis]
+        assert one.seconds(Step(axis, "all_gather", 1e6)) == float(reduce_scatter(size, group, *one.links))
+    assert one.seconds(Step(0, "all_to_all", 1e6)) < one.seconds(Step(0, "all_gather", 1e6))
+    assert one.steps(("P", "S0"), ("R", "R"), 8.0) == [Step(0, "all_reduce", 2.0), Step(1, "all_gather", 8.0)]
+
+
+def test_a_reshape_splits_into_the_smallest_equal_groups() -> None:
+    groups = list(reshape_groups((2, 6, 4), (12, 2, 2)))
+    assert groups == [([0, 1], [0]), ([2], [1, 2])]
+    assert list(reshape_groups((4, 1), (4,))) == [([0], [0]), ([1], [])]
+
+
+def test_too_little_memory_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match="try more memory"):
+        GraphProgramme(space(memory=1e5)).solve()
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x
+        return -x
+
+
+def test_control_flow_on_data_is_refused_with_its_line() -> None:
+    with pytest.raises(UnsupportedError, match=r"test_programme.py:\d+ in forward"):
+        capture(Branching(), make_inputs([[2, 3]]))
+
+
+class Unknown(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cdist(x, x).sum()
+
+
+def test_an_operator_without_a_rule_is_replicated_and_reported() -> None:
+    planned = plan_module(Unknown(), make_inputs([[2, 64, 64]]), mesh(2))
+    assert planned.unknown
+    assert all(planned.plan.choice(op).labels in (("none",), ("none*",)) for op in planned.unknown)
+
+
+def test_the_command_writes_what_outside_checks_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "user_block.py").write_text(
+        "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Linear(64, 128), nn.ReLU())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arguments = ["module=user_block:make", "inputs=[[8,64]]", "mesh=[2]", f"hydra.run.dir={tmp_path / 'run'}"]
+    lines = run_request(read_request(arguments))
+    data = json.loads((tmp_path / "run/graph.json").read_text())
+    wanted = {"operators", "collectives", "raw_s", "improved_s", "lp_s", "claim", "unknown_operators"}
+    assert wanted <= set(data)
+    assert data["improved_s"] == pytest.approx(data["lp_s"], rel=1e-6)
+    for one in data["collectives"]:
+        assert one["of"] in ("activation", "parameter")
+        assert one["pass"] in ("forward", "backward")
+    assert (tmp_path / "run/graph.svg").read_text().startswith("<svg")
+    assert any("no plan of the space is faster" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["inputs=[[2]]"], "module must be given"),
+        (["module=a:b"], "inputs must be given"),
+        (["module=a:b", "inputs=3"], "list of shapes"),
+        (["module=a:b", "inputs=[[2]]", "mesh=4"], "try \\[4\\]"),
+        (["module=a:b", "inputs=[[2]]", "memory=-1"], "above 0"),
+        (["module=a:b", "inputs=[[2]]", "ends=half"], "replicated, free"),
+        (["module=a:b", "inputs=[[2]]", "wrong=1"], "not a key"),
+        (["module=a:b", "inputs=[[2]", "mesh=[2]"], "cannot be read"),
+        (["module=json", "inputs=[[2]]"], "package.file:make_block"),
+        (["module=json:nothing", "inputs=[[2]]"], "has no function nothing"),
+        (["module=nowhere.at_all:f", "inputs=[[2]]"], "cannot be imported"),
+        (["module=json:JSONDecoder", "inputs=[[2]]"], "must return a torch.nn.Module"),
+        (["module=json:dumps", "inputs=[[2]]"], "fails"),
+        (["module=json:dumps", "inputs=[[2,half]]"], "one of float"),
+        (["module=json:dumps", "inputs=[[2,0]]"], "whole number from 1"),
+        (["module=json:dumps", "inputs=[[2]]", "mesh=[2,2,2]"], "one or two axes"),
+        (["module=json:dumps", "inputs=[[2]]", "mesh=[64]"], "has 8 GPUs"),
+        (["module=json:dumps", "inputs=[[2]]", "cluster=nowhere"], "must name a file"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        run_request(read_request(arguments))
+    assert str(caught.value).count("\n") == 0
+    assert "try" in str(caught.value)
