@@ -50,7 +50,7 @@ KEYS = ("module", "inputs", "mesh", "memory", "ends", "descent", "seed", "time_l
 
 @dataclass
 class GraphRequest:
-    """What the command was asked for."""
+    """Settings of one command."""
 
     module: str = ""
     inputs: list[Any] = field(default_factory=list)

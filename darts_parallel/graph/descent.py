@@ -33,7 +33,7 @@ class DescentOptions:
 
 @dataclass(frozen=True)
 class DescentAnswer:
-    """What the descent found."""
+    """The best plan of a descent."""
 
     assignment: tuple[int, ...]
     rounded_seconds: float

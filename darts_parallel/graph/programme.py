@@ -35,7 +35,7 @@ OPTIMAL, TIME_LIMIT, INFEASIBLE = 0, 1, 2
 
 @dataclass(frozen=True)
 class ProgrammeAnswer:
-    """What the linear and the integer programme found."""
+    """Optima of the linear and the integer programme."""
 
     assignment: tuple[int, ...]
     seconds: float

@@ -1,4 +1,4 @@
-"""What a run of `darts-parallel graph` writes and prints."""
+"""Write and print a plan: `graph.json`, the report."""
 
 from collections import Counter, defaultdict
 from typing import Any

@@ -1,4 +1,4 @@
-"""What plans of captured modules find that nobody wrote in as a template."""
+"""Check that plans find what nobody wrote in as a template."""
 
 from collections import Counter
 from collections.abc import Callable
