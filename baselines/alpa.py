@@ -16,8 +16,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from baselines.incumbent import Incumbent
 from baselines.planner import on_tables
 from baselines.stage_costs import OuterChoice, cheapest_split, outer_choices
-from darts_parallel.exact.bounds import lower_bound
-from darts_parallel.exact.segments import Array, Index, StageSegments
+from darts_parallel.exact import Array, Index, StageSegments, lower_bound
 
 CLUSTERS = 12
 """Layer clusters of a model; the paper finds that a few are enough."""

@@ -10,8 +10,8 @@ choice on nodes of one kind. No ZeRO; recomputation is a candidate, as in the Me
 from baselines.incumbent import Incumbent
 from baselines.planner import on_tables
 from baselines.stage_costs import OuterChoice, cheapest_split, outer_choices, plain
-from darts_parallel.config.schema import RECOMPUTE
-from darts_parallel.exact.chosen_stages import ChosenStages
+from darts_parallel.config import RECOMPUTE
+from darts_parallel.exact import ChosenStages
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:

@@ -9,9 +9,7 @@ import torch
 
 from baselines.incumbent import Incumbent
 from baselines.planner import on_tables
-from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans, unit_starts
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, even_uniform_plans, unit_starts
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:

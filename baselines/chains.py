@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from baselines.incumbent import Incumbent
-from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans, unit_starts
-from darts_parallel.cost.lightest import lightest_plans
-from darts_parallel.cost.table import CostTable
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.cost import CostTable, HardPlans, even_uniform_plans, lightest_plans, unit_starts
+from darts_parallel.plan import LayerStrategy
 
 PENALTY = 10.0
 """Log-seconds that memory beyond a stage's capacity counts for, relative to the capacity."""

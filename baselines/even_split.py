@@ -5,7 +5,7 @@ What Megatron-LM and torchtitan do where the user gives no layout (Narayanan et 
 
 from baselines.incumbent import Incumbent
 from baselines.planner import on_tables
-from darts_parallel.cost.hard_plans import even_uniform_plans
+from darts_parallel.cost import even_uniform_plans
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:

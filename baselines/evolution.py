@@ -13,7 +13,7 @@ from scipy.optimize import OptimizeResult, differential_evolution
 from baselines.chains import Chains, PlanSpace
 from baselines.incumbent import Incumbent
 from baselines.planner import on_tables
-from darts_parallel.exact.segments import Array
+from darts_parallel.exact import Array
 
 POPULATION = 128
 """Plans of a generation."""

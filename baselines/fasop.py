@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from baselines.incumbent import Incumbent
 from baselines.planner import on_tables
-from darts_parallel.cost.hard_plans import HardPlans, unit_starts
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost import CostTable, HardPlans, unit_starts
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

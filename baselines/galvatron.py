@@ -13,13 +13,9 @@ import numpy as np
 from baselines.incumbent import Incumbent
 from baselines.planner import on_tables
 from baselines.stage_costs import OuterChoice, bottleneck_split, outer_choices
-from darts_parallel.cost.hard_plans import even_uniform_plans
-from darts_parallel.exact.bounds import outer_bound
-from darts_parallel.exact.chosen_stages import ChosenStages
-from darts_parallel.exact.limits import SegmentBounds
-from darts_parallel.exact.outer_choice import OuterChoiceSolver
-from darts_parallel.exact.result import DeadlineError
-from darts_parallel.gradient.pool_polishing import at_cut, solve_outer
+from darts_parallel.cost import even_uniform_plans
+from darts_parallel.exact import ChosenStages, DeadlineError, OuterChoiceSolver, SegmentBounds, outer_bound
+from darts_parallel.gradient import at_cut, solve_outer
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:

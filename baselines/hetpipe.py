@@ -12,7 +12,7 @@ cluster of one kind this is PipeDream's plan chosen by throughput. No tensor par
 from baselines.incumbent import Incumbent
 from baselines.planner import on_tables
 from baselines.stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
-from darts_parallel.exact.chosen_stages import ChosenStages
+from darts_parallel.exact import ChosenStages
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:

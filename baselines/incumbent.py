@@ -6,11 +6,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
-from darts_parallel.cost.pruning import without_dominated
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import TableResult
+from darts_parallel.cost import BatchCost, CostTable, HardPlans, PricedPlan, evaluate_batch, without_dominated
+from darts_parallel.exact import TableResult
 
 ENDLESS = 10**9
 """Steps that nobody waits for."""

@@ -11,8 +11,8 @@ import torch
 from baselines.incumbent import Incumbent
 from baselines.planner import on_tables
 from baselines.stage_costs import plain, plain_tables
-from darts_parallel.config.schema import RECOMPUTE
-from darts_parallel.cost.hard_plans import even_uniform_plans
+from darts_parallel.config import RECOMPUTE
+from darts_parallel.cost import even_uniform_plans
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:

@@ -4,7 +4,7 @@ import torch
 
 from baselines.incumbent import Incumbent
 from baselines.planner import on_tables
-from darts_parallel.exact.chosen_stages import balanced
+from darts_parallel.exact import balanced
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:

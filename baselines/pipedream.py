@@ -12,7 +12,7 @@ import numpy as np
 from baselines.incumbent import Incumbent
 from baselines.planner import on_tables
 from baselines.stage_costs import bottleneck_split, outer_choices, plain
-from darts_parallel.exact.chosen_stages import ChosenStages
+from darts_parallel.exact import ChosenStages
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:

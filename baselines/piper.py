@@ -12,8 +12,7 @@ import numpy as np
 from baselines.incumbent import Incumbent
 from baselines.planner import on_tables
 from baselines.stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
-from darts_parallel.exact.chosen_stages import ChosenStages
-from darts_parallel.exact.segments import Array, segment_max
+from darts_parallel.exact import Array, ChosenStages, segment_max
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:

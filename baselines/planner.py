@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import Protocol
 
 from baselines.incumbent import ENDLESS, Incumbent
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import TableResult
+from darts_parallel.cost import CostTable
+from darts_parallel.exact import TableResult
 
 DEFAULT_SECONDS = 10.0
 """Budget of a planner that never ends by itself, where none is given."""

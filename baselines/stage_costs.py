@@ -7,11 +7,9 @@ import numpy as np
 import torch
 
 from baselines.incumbent import Incumbent
-from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.bounds import OuterCosts
-from darts_parallel.exact.segments import Array, StageSegments
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.cost import CostTable, HardPlans
+from darts_parallel.exact import Array, OuterCosts, StageSegments
+from darts_parallel.plan import LayerStrategy
 
 STEP = 1e-4
 """Relative distance of the bottlenecks that `cheapest_split` tries; Alpa's epsilon."""

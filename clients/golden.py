@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.plan import Plan
+from darts_parallel.problem import Problem
 from tests.support.export_plans import CASES, GOLDEN, NAMES
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import golden
 import pytest
 
-from darts_parallel.config.mixture import expert_pattern
+from darts_parallel.config import expert_pattern
 
 MEGATRON = os.environ.get("MEGATRON") or None
 """A folder of Megatron-LM, whose arguments are no part of the package megatron-core."""

@@ -5,20 +5,20 @@ from darts_parallel.errors import begin_imports, end_imports
 
 _collecting = begin_imports()
 
-from darts_parallel.cost.evaluation import CostBreakdown as CostBreakdown
-from darts_parallel.cost.evaluation import evaluate as evaluate
+from darts_parallel.cost import CostBreakdown as CostBreakdown
+from darts_parallel.cost import evaluate as evaluate
 from darts_parallel.errors import ConfigError as ConfigError
 from darts_parallel.errors import DartsParallelError as DartsParallelError
 from darts_parallel.errors import InfeasibleError as InfeasibleError
 from darts_parallel.errors import PlanError as PlanError
 from darts_parallel.errors import UnsupportedError as UnsupportedError
-from darts_parallel.gradient.descent import search as search
-from darts_parallel.gradient.result import SearchResult as SearchResult
-from darts_parallel.plan.strategy import LayerStrategy as LayerStrategy
-from darts_parallel.plan.strategy import Plan as Plan
+from darts_parallel.gradient import SearchResult as SearchResult
+from darts_parallel.gradient import search as search
+from darts_parallel.plan import LayerStrategy as LayerStrategy
+from darts_parallel.plan import Plan as Plan
+from darts_parallel.planner import Planned as Planned
 from darts_parallel.planner import plan as plan
-from darts_parallel.planner.result import Planned as Planned
-from darts_parallel.problem.problem import Problem as Problem
-from darts_parallel.problem.problem import load_problem as load_problem
+from darts_parallel.problem import Problem as Problem
+from darts_parallel.problem import load_problem as load_problem
 
 end_imports(_collecting)

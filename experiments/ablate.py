@@ -27,16 +27,16 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from darts_parallel.config.checks import (
+from darts_parallel.config import (
     MAX_PROCESSES,
     require_at_least,
     require_member,
     require_members,
     require_size,
+    run_main,
 )
-from darts_parallel.config.options import run_main
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.file import write_json
+from darts_parallel.plan import write_json
 from experiments.comparison.ablate_report import write_report
 from experiments.comparison.variants import (
     ALONE,

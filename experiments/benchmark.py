@@ -16,14 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from darts_parallel.config.checks import require_at_least
-from darts_parallel.config.options import run_main
+from darts_parallel.config import require_at_least, run_main
 from darts_parallel.errors import ConfigError, DartsParallelError
-from darts_parallel.gradient.descent import search
-from darts_parallel.planner import plan
-from darts_parallel.planner.methods import check
-from darts_parallel.problem.problem import load_problem
-from darts_parallel.report.tables import markdown_table
+from darts_parallel.gradient import search
+from darts_parallel.planner import check, plan
+from darts_parallel.problem import load_problem
+from darts_parallel.report import markdown_table
 from experiments.study import Report, Study, StudyOptions, run_study, unless_interrupted
 
 LLAMA = ["model=llama3_70b", "training=llama3_70b"]

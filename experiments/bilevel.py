@@ -17,14 +17,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from darts_parallel.bilevel.data import load_corpus
-from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.protocol import Protocol, SeedWatcher
-from darts_parallel.bilevel.report import Row, read_seeds, rows_of, spread
-from darts_parallel.bilevel.retrain import Trainings
-from darts_parallel.config.options import guarded
-from darts_parallel.problem.problem import load_problem
-from darts_parallel.report.tables import markdown_table
+from darts_parallel.bilevel import (
+    Jobs,
+    Protocol,
+    Row,
+    SeedWatcher,
+    Trainings,
+    load_corpus,
+    read_seeds,
+    rows_of,
+    spread,
+)
+from darts_parallel.config import guarded
+from darts_parallel.problem import load_problem
+from darts_parallel.report import markdown_table
 from experiments.bilevel_baselines import baselines
 from experiments.results_page import publish
 

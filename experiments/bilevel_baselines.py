@@ -7,14 +7,20 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from darts_parallel.bilevel.conclusion import BilevelPlan, uniform_plan
-from darts_parallel.bilevel.joint_space import FIRST_BLOCK, JointSpace, at_bits
-from darts_parallel.bilevel.learned_optimum import find_learned_optimum
-from darts_parallel.bilevel.loop import BilevelSearch
-from darts_parallel.bilevel.protocol import Maker, SeedPlan
-from darts_parallel.bilevel.retrain import Training, Trainings
-from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.bilevel import (
+    FIRST_BLOCK,
+    BilevelPlan,
+    BilevelSearch,
+    JointSpace,
+    Maker,
+    SeedPlan,
+    Training,
+    Trainings,
+    at_bits,
+    find_learned_optimum,
+    uniform_plan,
+)
+from darts_parallel.cost import HardPlans, evaluate_batch
 
 RANDOM_PLANS = 4000
 NEAR = 0.01

@@ -17,12 +17,10 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
-from darts_parallel.config.checks import require_at_least, require_members
-from darts_parallel.config.options import run_main
-from darts_parallel.config.schema import config_dir
+from darts_parallel.config import config_dir, require_at_least, require_members, run_main
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.file import write_text
-from darts_parallel.report.tables import csv_text, markdown_table
+from darts_parallel.plan import write_text
+from darts_parallel.report import csv_text, markdown_table
 from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, Residuals, fit, posterior

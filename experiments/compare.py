@@ -11,11 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from baselines import PLANNERS
-from darts_parallel.config.checks import require_at_least, require_members
-from darts_parallel.config.composition import load_config
-from darts_parallel.config.options import run_main
-from darts_parallel.config.search import SearchConfig
-from darts_parallel.report.tables import csv_text, markdown_table
+from darts_parallel.config import SearchConfig, load_config, require_at_least, require_members, run_main
+from darts_parallel.report import csv_text, markdown_table
 from experiments.comparison.curves import curves_figure
 from experiments.comparison.findings import distribution, problem_table, remarks
 from experiments.comparison.problems import suite

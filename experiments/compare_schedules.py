@@ -12,10 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from darts_parallel.config.checks import require_at_least
-from darts_parallel.config.composition import load_config
-from darts_parallel.config.options import run_main
-from darts_parallel.config.search import SearchConfig
+from darts_parallel.config import SearchConfig, load_config, require_at_least, run_main
 from darts_parallel.errors import ConfigError
 from experiments.comparison.curves import curves_figure
 from experiments.comparison.runs import MethodRun

@@ -10,9 +10,9 @@ from collections import Counter
 import transformers
 from transformers.models.auto import modeling_auto as auto
 
-from darts_parallel.config.huggingface import OWN_FILE, import_model
+from darts_parallel.config import OWN_FILE, import_model
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.problem.referee import check_import
+from darts_parallel.problem import check_import
 from experiments.results_page import publish
 
 ROUTED = {"n_routed_experts": 32, "n_shared_experts": 1, "num_experts_per_tok": 4, "n_group": 1}

@@ -20,16 +20,13 @@ from statistics import median
 
 from matplotlib.figure import Figure
 
-from darts_parallel.config.checks import require_at_least, require_size
-from darts_parallel.config.options import run_main
-from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.config import require_at_least, require_size, run_main
+from darts_parallel.cost import evaluate
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.space import layer_choices, outer_spaces
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.report.tables import markdown_table
-from darts_parallel.run.hardware import require_torch
-from darts_parallel.run.settings import measured_cluster
+from darts_parallel.plan import Plan, layer_choices, outer_spaces
+from darts_parallel.problem import Problem, load_problem
+from darts_parallel.report import markdown_table
+from darts_parallel.run import measured_cluster, require_torch
 from experiments.calibration.errors import spearman
 from experiments.study import Report, Study, StudyOptions, run_study
 
@@ -122,8 +119,7 @@ def measure_in_turn(problem: Problem, plans: Sequence[Plan], repeats: int, seed:
     """Time every plan's steps as a job of every process: `(plans, repeats)`, seconds, after one warm-up."""
     import torch
 
-    from darts_parallel.run.engine import Engine
-    from darts_parallel.run.measure import timed_step
+    from darts_parallel.run import Engine, timed_step
 
     engines = [Engine(problem, plan, seed, torch.device("cpu")) for plan in plans]
     seconds: list[list[float]] = [[] for _ in plans]
@@ -137,7 +133,7 @@ def measure_in_turn(problem: Problem, plans: Sequence[Plan], repeats: int, seed:
 
 def measured_plans(options: MeasuredOptions) -> list[MeasuredPlan]:
     """Predict and measure every plan."""
-    from darts_parallel.run.workers import Workers
+    from darts_parallel.run import Workers
 
     problem = problem_of(options)
     plans = uniform_plans(problem)

@@ -13,16 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from darts_parallel.config.checks import require_at_least, require_members
-from darts_parallel.config.options import run_main
-from darts_parallel.cost.evaluation import CostBreakdown, evaluate
-from darts_parallel.cost.table import build_tables
+from darts_parallel.config import require_at_least, require_members, run_main
+from darts_parallel.cost import CostBreakdown, build_tables, evaluate
 from darts_parallel.errors import ConfigError
-from darts_parallel.exact.layerwise import find_layerwise_plan
-from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.problem.cluster import GIB
-from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.report.tables import markdown_table
+from darts_parallel.exact import find_layerwise_plan
+from darts_parallel.plan import LayerStrategy, Plan
+from darts_parallel.problem import GIB, Problem, load_problem
+from darts_parallel.report import markdown_table
 from experiments.study import Report, Study, StudyOptions, run_study
 
 BALANCED = ["training.moe_load_imbalance=1", "training.moe_token_dispatcher_type=flex"]

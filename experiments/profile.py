@@ -19,12 +19,11 @@ from pathlib import Path
 
 import torch
 
-from darts_parallel.config.checks import require_at_least, require_member, require_members
-from darts_parallel.config.options import run_main
-from darts_parallel.cost.table import build_tables
+from darts_parallel.config import require_at_least, require_member, require_members, run_main
+from darts_parallel.cost import build_tables
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.file import write_json, write_text
-from darts_parallel.problem.problem import load_problem
+from darts_parallel.plan import write_json, write_text
+from darts_parallel.problem import load_problem
 from experiments.machine.compute import DTYPES, ComputeProfile, measure_compute
 from experiments.machine.files import cluster_yaml, device_yaml, node_memory
 from experiments.machine.links import LinkProfile, measure_link

@@ -11,17 +11,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from darts_parallel.config.checks import require_members
-from darts_parallel.config.options import run_main
-from darts_parallel.cost.table import build_tables
-from darts_parallel.exact.layerwise import find_layerwise_plan
-from darts_parallel.gradient.descent import search
-from darts_parallel.plan.space import outer_spaces
-from darts_parallel.planner.replanning import replan
-from darts_parallel.planner.state_moves import moved_state
-from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.report.format import size
-from darts_parallel.report.tables import markdown_table
+from darts_parallel.config import require_members, run_main
+from darts_parallel.cost import build_tables
+from darts_parallel.exact import find_layerwise_plan
+from darts_parallel.gradient import search
+from darts_parallel.plan import outer_spaces
+from darts_parallel.planner import moved_state, replan
+from darts_parallel.problem import Problem, load_problem
+from darts_parallel.report import markdown_table, size
 from experiments.comparison.quantiles import percent, span
 from experiments.study import Report, Study, StudyOptions, run_study, unless_interrupted
 

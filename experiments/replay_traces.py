@@ -23,11 +23,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from darts_parallel.config.options import run_main
-from darts_parallel.cost.schedule_graph import Graph, compiled
-from darts_parallel.cost.simulation import pass_ends
+from darts_parallel.config import run_main
+from darts_parallel.cost import Graph, compiled, pass_ends
 from darts_parallel.errors import ConfigError
-from darts_parallel.report.tables import csv_text, markdown_table
+from darts_parallel.report import csv_text, markdown_table
 from darts_parallel.schedules import Operation, find
 from experiments.study import Report, Study, StudyOptions, run_study
 

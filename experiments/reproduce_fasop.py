@@ -22,11 +22,11 @@ import numpy as np
 import yaml
 
 from baselines.fasop import TICK, Floats, Integers, middle_comm, minmax_partition
-from darts_parallel.config.options import run_main
+from darts_parallel.config import run_main
 from darts_parallel.errors import ConfigError, InfeasibleError
-from darts_parallel.plan.degrees import divisors
-from darts_parallel.problem.layer_profiles import Profiles, read_profiles
-from darts_parallel.report.tables import markdown_table
+from darts_parallel.plan import divisors
+from darts_parallel.problem import Profiles, read_profiles
+from darts_parallel.report import markdown_table
 from experiments.study import Report, Study, StudyOptions, run_study
 
 SHIPPED = Path(__file__).parent / "data" / "fasop"

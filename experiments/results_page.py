@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from darts_parallel.plan.file import package_version, write_text
+from darts_parallel.plan import package_version, write_text
 
 RESULTS = Path(__file__).parent / "results"
 

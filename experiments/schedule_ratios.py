@@ -21,15 +21,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from darts_parallel.config.checks import require_at_least
-from darts_parallel.config.options import run_main
-from darts_parallel.cost.evaluation import hard_plan, pass_seconds
-from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
+from darts_parallel.config import require_at_least, run_main
+from darts_parallel.cost import PassSeconds, hard_plan, pass_seconds, simulated_seconds
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan import LayerStrategy, Plan
-from darts_parallel.problem import Problem, load_problem
-from darts_parallel.problem.cluster import Device
-from darts_parallel.report.tables import markdown_table
+from darts_parallel.problem import Device, Problem, load_problem
+from darts_parallel.report import markdown_table
 from darts_parallel.schedules import find
 from experiments.study import Report, Study, StudyOptions, run_study
 

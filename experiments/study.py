@@ -18,12 +18,11 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from darts_parallel.config.checks import MAX_PROCESSES, require_size
-from darts_parallel.config.interrupts import children_without_interrupts
+from darts_parallel.config import MAX_PROCESSES, children_without_interrupts, require_size
 from darts_parallel.errors import INTERRUPTED
-from darts_parallel.gradient.result import SearchResult
-from darts_parallel.plan.file import write_text
-from darts_parallel.report.tables import csv_of
+from darts_parallel.gradient import SearchResult
+from darts_parallel.plan import write_text
+from darts_parallel.report import csv_of
 from experiments.results_page import publish, typed_command
 
 Task = TypeVar("Task")

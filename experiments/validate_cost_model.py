@@ -16,9 +16,8 @@ ranking.csv (one line a job), validation.md and validation.png in `out`.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from darts_parallel.config.checks import require_at_least, require_members
-from darts_parallel.config.options import run_main
-from darts_parallel.plan.file import write_text
+from darts_parallel.config import require_at_least, require_members, run_main
+from darts_parallel.plan import write_text
 from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.fit import residuals
 from experiments.calibration.folds import KINDS, cross_validate

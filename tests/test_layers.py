@@ -1,7 +1,8 @@
-"""The house: who may import whom, read from the source."""
+"""The layer rule and the faces of packages: who may import what, read from the source."""
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,41 @@ LAYERS = [
 BRANCHES = {"export": "plan", "graph": "exact", "run": "cost", "bilevel": "report", "baselines": "gradient"}
 """Packages beside the stack, and the last layer that each may see; `bilevel` without `planner`."""
 LATE = ("matplotlib", "tensorboard", "torch.utils.tensorboard", "torch.distributed", "scipy", "resource",
-        "darts_parallel.report.plots", "darts_parallel.run.", "darts_parallel.bilevel.command",
-        "darts_parallel.graph.command", "darts_parallel.config.meta_model")  # fmt: skip
-"""Name what functions may import: it is slow, missing on some machines, or after a check of torch;
-the bilevel loop is a sixth of the package's own seconds of importing, and few commands ask for it."""
+        "transformers", "darts_parallel.report.plots", "darts_parallel.report._plots",
+        "darts_parallel.run.", "darts_parallel.config._meta_model")  # fmt: skip
+"""Name what functions may import, next to the names that a face imports late: slow, or missing on
+some machines."""
 FILES = sorted([*ROOT.glob("darts_parallel/**/*.py"), *ROOT.glob("baselines/**/*.py")])
+USERS = sorted([*ROOT.glob("experiments/**/*.py"), *ROOT.glob("clients/**/*.py")])
+"""Files that no layer holds, and that import from faces, too."""
+
+
+@cache
+def face_of(package: str) -> dict[str, bool]:
+    """Return names that `darts_parallel.<package>` exports, and whether their modules are imported late."""
+    path = ROOT / "darts_parallel" / package / "__init__.py"
+    tree = ast.parse(path.read_text())
+    late = {id(n) for test in tree.body if isinstance(test, ast.If) for n in ast.walk(test)}
+    return {
+        alias.asname or alias.name: id(node) in late
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def past_the_face(file: Path, text: str) -> Iterator[str]:
+    """Yield imports from another package of darts_parallel that its face does not export."""
+    module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    mine = package_of(module.removesuffix(".__init__"))
+    for _, source, name in imports(ast.parse(text)):
+        package = package_of(f"{source}.{name}" if source == "darts_parallel" else source)
+        if not source.startswith("darts_parallel") or package == mine:
+            continue
+        if not (ROOT / "darts_parallel" / package / "__init__.py").exists() or source == "darts_parallel":
+            continue
+        if source != f"darts_parallel.{package}" or name not in face_of(package):
+            yield f"{module} imports {source}.{name}: not of the package's face"
 
 
 def package_of(module: str) -> str:
@@ -38,7 +69,7 @@ def package_of(module: str) -> str:
 
 
 def allowed(importer: str, imported: str) -> bool:
-    """Whether a file of one package may import another package."""
+    """Return whether a file of one package may import another package."""
     if importer in ("", "__main__") or importer == imported:
         return True
     if importer == "cli":
@@ -58,6 +89,14 @@ def imports(tree: ast.Module) -> Iterator[tuple[ast.AST, str, str]]:
             yield from ((node, alias.name, "") for alias in node.names)
 
 
+def theirs_late(source: str, name: str) -> bool:
+    """Return whether a face imports a name late."""
+    first, _, package = source.partition(".")
+    if first != "darts_parallel" or not (ROOT / "darts_parallel" / package / "__init__.py").exists():
+        return False
+    return face_of(package).get(name, False)
+
+
 def violations(file: Path, text: str) -> Iterator[str]:
     """Yield what a source breaks."""
     tree = ast.parse(text)
@@ -75,12 +114,18 @@ def violations(file: Path, text: str) -> Iterator[str]:
                 yield f"{where}: against the layers"
             if theirs != mine and any(part.startswith("_") for part in (*source.split("."), name)):
                 yield f"{where}: private to another package"
-        if id(node) in inside and not f"{source}.{name}".startswith(LATE):
+        late = f"{source}.{name}".startswith(LATE) or theirs_late(source, name)
+        if id(node) in inside and not late:
             yield f"{where} inside a function"
 
 
 def test_a_file_imports_only_from_below() -> None:
     assert [broken for file in FILES for broken in violations(file, file.read_text())] == []
+
+
+def test_other_packages_import_from_the_face_alone() -> None:
+    files = [*FILES, *USERS]
+    assert [broken for file in files for broken in past_the_face(file, file.read_text())] == []
 
 
 def test_a_package_has_at_most_30_modules() -> None:

@@ -12,7 +12,7 @@ FILES = [p for d in FOLDERS for p in sorted(ROOT.glob(f"{d}/**/*.py"))]
 ALLOWED = {
     # the wrapper that FSDP2 and pipelines recompute whole layers by; torch exports it from nowhere else
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": (
-        "run/chunks",
+        "run/_chunks",
         "export/torch_program",
         "train_torch",
     ),
@@ -88,4 +88,4 @@ def test_private_names_of_dependencies_are_those_of_the_list() -> None:
     ],
 )
 def test_the_rule_sees_private_names(source: str, broken: bool) -> None:
-    assert bool(violations({"_mine"}, "darts_parallel/config/keys.py", ast.parse(source))) == broken
+    assert bool(violations({"_mine"}, "darts_parallel/config/_keys.py", ast.parse(source))) == broken

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from darts_parallel.config.keys import all_keys
+from darts_parallel.config._keys import all_keys
 from darts_parallel.config.schema import Config
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,13 +14,11 @@ from darts_parallel.bilevel.joint_space import at_batch
 from darts_parallel.bilevel.protocol import Protocol, SeedPlan, SeedWatcher
 from darts_parallel.bilevel.report import median_time, read_seeds, write_report
 from darts_parallel.bilevel.settings import unused_settings
-from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.gradient.step_record import StepRecord
-from darts_parallel.plan.file import write_json
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem
-from darts_parallel.report.tensorboard import Tracker
-from darts_parallel.report.text import render
+from darts_parallel.cost import evaluate
+from darts_parallel.gradient import StepRecord
+from darts_parallel.plan import Plan, write_json
+from darts_parallel.problem import Problem
+from darts_parallel.report import Tracker, render
 
 QUARTERS = 4
 """Lines that a phase prints where there is no terminal to draw a bar on."""

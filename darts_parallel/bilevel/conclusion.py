@@ -5,22 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp
 
-from darts_parallel.bilevel.candidates import Candidate
+from darts_parallel.bilevel._candidates import Candidate
+from darts_parallel.bilevel._log_slowdown import LogSlowdown
+from darts_parallel.bilevel._relaxed_plans import JointPlan
 from darts_parallel.bilevel.joint_space import Bits, JointSpace, at_batch, with_bits, with_fixed_bits
 from darts_parallel.bilevel.learned_optimum import find_learned_optimum
-from darts_parallel.bilevel.log_slowdown import LogSlowdown
 from darts_parallel.bilevel.loop import BilevelSearch
-from darts_parallel.bilevel.relaxed_plans import JointPlan
-from darts_parallel.cost.collectives import LOSSLESS
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.layerwise import find_layerwise_plan
-from darts_parallel.exact.result import Verification
-from darts_parallel.exact.uniform import find_uniform_plan
-from darts_parallel.gradient.infeasibility import explain_infeasible
-from darts_parallel.gradient.result import SearchResult
-from darts_parallel.gradient.step_record import StepRecord
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.cost import LOSSLESS, CostTable
+from darts_parallel.exact import Verification, find_layerwise_plan, find_uniform_plan
+from darts_parallel.gradient import SearchResult, StepRecord, explain_infeasible
+from darts_parallel.plan import Plan
+from darts_parallel.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from darts_parallel.config.interrupts import begin_worker, children_without_interrupts
+from darts_parallel.config import begin_worker, children_without_interrupts
 
 Result = TypeVar("Result")
 

@@ -8,17 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darts_parallel.bilevel.candidates import Candidate
-from darts_parallel.bilevel.quantize import Pair
+from darts_parallel.bilevel._candidates import Candidate
+from darts_parallel.bilevel._quantize import Pair
 from darts_parallel.bilevel.settings import refuse_unsearched
-from darts_parallel.cost.collectives import LOSSLESS
-from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.pruning import canonical, without_dominated
-from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.exact.bounds import outer_lower_bounds
-from darts_parallel.gradient.infeasibility import explain_infeasible
-from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.cost import LOSSLESS, CostTable, HardPlans, build_tables, canonical, without_dominated
+from darts_parallel.exact import outer_lower_bounds
+from darts_parallel.gradient import explain_infeasible
+from darts_parallel.plan import LayerStrategy, Plan
+from darts_parallel.problem import Problem
 
 FIRST_BLOCK = 1
 """Layer of the first block; the embedding comes before it."""

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log
 
+from darts_parallel.bilevel._log_slowdown import LogSlowdown
+from darts_parallel.bilevel._relaxed_plans import JointPlan, price_plans
 from darts_parallel.bilevel.joint_space import FIRST_BLOCK, JointSpace
-from darts_parallel.bilevel.log_slowdown import LogSlowdown
-from darts_parallel.bilevel.relaxed_plans import JointPlan, price_plans
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.layerwise import find_layerwise_plan
-from darts_parallel.exact.result import DeadlineError
+from darts_parallel.cost import CostTable
+from darts_parallel.exact import DeadlineError, find_layerwise_plan
 
 AGREEMENT = 1e-7
 """Differences of the objective below this are rounding."""

@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from darts_parallel.bilevel.candidates import EXACT, Candidate
+from darts_parallel.bilevel._candidates import EXACT, Candidate
+from darts_parallel.bilevel._log_slowdown import LogSlowdown
+from darts_parallel.bilevel._measurements import nats_per_efold
+from darts_parallel.bilevel._mixture import gradient_shortfall, slopes
+from darts_parallel.bilevel._quantize import Pair
+from darts_parallel.bilevel._relaxed_plans import UpperLevel, UpperStep
+from darts_parallel.bilevel._trainer import Mixture, WeightStep, WeightTrainer
+from darts_parallel.bilevel._trials import GradientShares, TrialTable, try_pairs
 from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.joint_space import JointSpace
-from darts_parallel.bilevel.log_slowdown import LogSlowdown
-from darts_parallel.bilevel.measurements import nats_per_efold
-from darts_parallel.bilevel.mixture import gradient_shortfall, slopes
-from darts_parallel.bilevel.quantize import Pair
-from darts_parallel.bilevel.relaxed_plans import UpperLevel, UpperStep
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.trainer import Mixture, WeightStep, WeightTrainer
 from darts_parallel.bilevel.transformer import Weights, mixed_loss
-from darts_parallel.bilevel.trials import GradientShares, TrialTable, try_pairs
-from darts_parallel.problem.problem import Problem
+from darts_parallel.problem import Problem
 
 NEGLIGIBLE = 1e-3
 """Weight of a gradient pair below which a mixture leaves it out."""

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from darts_parallel.bilevel._tracking import BilevelTracker
 from darts_parallel.bilevel.conclusion import (
     BilevelPlan,
     Conclusion,
@@ -24,16 +25,13 @@ from darts_parallel.bilevel.loop import BilevelRecord, BilevelSearch
 from darts_parallel.bilevel.report import write_report
 from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Training, Trainings, digest
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.tracking import BilevelTracker
-from darts_parallel.cost.collectives import LOSSLESS
-from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost import LOSSLESS, evaluate
 from darts_parallel.errors import ConfigError
-from darts_parallel.exact.result import Verification
-from darts_parallel.gradient.result import SearchResult
-from darts_parallel.gradient.step_record import StepRecord
-from darts_parallel.plan.file import write_json
-from darts_parallel.problem.problem import Problem
-from darts_parallel.report.plan_json import plan_dict
+from darts_parallel.exact import Verification
+from darts_parallel.gradient import SearchResult, StepRecord
+from darts_parallel.plan import write_json
+from darts_parallel.problem import Problem
+from darts_parallel.report import plan_dict
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from darts_parallel.plan.file import write_text
-from darts_parallel.report.tables import csv_text, markdown_table
+from darts_parallel.plan import write_text
+from darts_parallel.report import csv_text, markdown_table
 
 COLUMNS = ("variant", "seed", "retrain_seed", "plan", "seconds_per_step", "test_loss", "target", "reached",
            "steps_to_target", "time_to_target_s", "search_steps")  # fmt: skip

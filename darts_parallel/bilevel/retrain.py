@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from darts_parallel.bilevel.candidates import EXACT, Candidate
+from darts_parallel.bilevel._candidates import EXACT, Candidate
+from darts_parallel.bilevel._trainer import WeightTrainer
 from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.trainer import WeightTrainer
 from darts_parallel.bilevel.transformer import plan_loss
-from darts_parallel.plan.file import write_json
+from darts_parallel.plan import write_json
 
 TEST_SEED = 1_000_003
 """Added to a training's seed for its test batch: equal for all plans of a seed, apart from training's."""

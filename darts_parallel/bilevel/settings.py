@@ -2,11 +2,10 @@
 
 from dataclasses import asdict, dataclass, field
 
-from darts_parallel.config.bilevel import BilevelConfig
-from darts_parallel.config.search import SearchConfig
-from darts_parallel.cost.collectives import BLOCK, LOSSLESS
+from darts_parallel.config import BilevelConfig, SearchConfig
+from darts_parallel.cost import BLOCK, LOSSLESS
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem.problem import Problem
+from darts_parallel.problem import Problem
 
 BYTES = 256
 """Vocabulary of the corpus."""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from darts_parallel.bilevel.candidates import Candidate
-from darts_parallel.bilevel.quantize import BLOCK, Pair, lossy_sum, straight_through_sum
+from darts_parallel.bilevel._candidates import Candidate
+from darts_parallel.bilevel._quantize import BLOCK, Pair, lossy_sum, straight_through_sum
 from darts_parallel.bilevel.settings import TransformerShape
-from darts_parallel.cost.collectives import LOSSLESS
+from darts_parallel.cost import LOSSLESS
 
 Weights = dict[str, Tensor]
 Reduce = Callable[[Tensor], Tensor]

@@ -15,19 +15,17 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from darts_parallel.cli.arguments import deferred_overrides, flags_first
-from darts_parallel.cli.job import Job, fail
-from darts_parallel.cli.job_config import job_config
-from darts_parallel.cli.run_folder import RunFolder, forget_sweeps
-from darts_parallel.cli.sweep_table import OVERRIDES, sweep_folder
-from darts_parallel.config.messages import error_sentence
-from darts_parallel.config.options import leave_pipe
-from darts_parallel.config.schema import config_dir, register_schema
+from darts_parallel.cli._arguments import deferred_overrides, flags_first
+from darts_parallel.cli._job import Job, fail
+from darts_parallel.cli._job_config import job_config
+from darts_parallel.cli._run_folder import RunFolder, forget_sweeps
+from darts_parallel.cli._sweep_table import OVERRIDES, sweep_folder
+from darts_parallel.config import config_dir, error_sentence, leave_pipe, register_schema
 from darts_parallel.errors import begin_command
 from darts_parallel.export import require_trainers
-from darts_parallel.plan.file import package_version, write_json
-from darts_parallel.planner.planning import choose_nodes
-from darts_parallel.problem.problem import Problem
+from darts_parallel.plan import package_version, write_json
+from darts_parallel.planner import choose_nodes
+from darts_parallel.problem import Problem
 
 FOLDERS = ("hydra.run.dir=", "hydra.sweep.")
 """Overrides by which a user chooses where a run writes."""
@@ -49,7 +47,7 @@ def _leave_the_pipe() -> NoReturn:
 def main() -> None:
     """Entry point: exit status 0, or 2 with one sentence for an error that the user can correct."""
     if sys.argv[1:2] == ["graph"]:
-        from darts_parallel.graph.command import main as plan_graph
+        from darts_parallel.graph import main as plan_graph
 
         plan_graph(sys.argv[2:])
         return

@@ -15,8 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from darts_parallel.config._keys import type_at
 from darts_parallel.config.huggingface import Imported, resolve_path
-from darts_parallel.config.keys import type_at
 from darts_parallel.config.messages import config_sentence, error_sentence
 from darts_parallel.config.schema import Config, config_dir, register_schema
 from darts_parallel.errors import ConfigError, DartsParallelError

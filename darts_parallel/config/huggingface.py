@@ -1,7 +1,7 @@
 """A Hugging Face `config.json` as a model configuration, read from the model that `transformers` makes of it.
 
-`meta_model` builds it on the meta device (shapes without weights, no network) and counts the matrix products
-of a forward pass, `model_shapes` gives every weight a role, and `problem/referee.py` compares both with the
+`_meta_model` builds it on the meta device (shapes without weights, no network) and counts the matrix products
+of a forward pass, `_model_shapes` gives every weight a role, and `problem/referee.py` compares both with the
 priced layers.
 """
 
@@ -79,7 +79,7 @@ def import_model(values: dict[str, Any], place: str, name: str) -> Imported:
         UnsupportedError: `transformers` is missing, or a part of the model is not modelled.
     """
     try:
-        from darts_parallel.config.meta_model import describe
+        from darts_parallel.config._meta_model import describe
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import errors
 
-from darts_parallel.config.keys import closest_key, type_at, walk
+from darts_parallel.config._keys import closest_key, type_at, walk
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.errors import DartsParallelError
 

@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from darts_parallel.config._keys import all_keys
 from darts_parallel.config.checks import require, require_at_least
-from darts_parallel.config.keys import all_keys
 from darts_parallel.config.messages import config_sentence
 from darts_parallel.errors import INTERRUPTED, ConfigError, DartsParallelError, begin_command
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.config.schema import RECOMPUTE, TrainingConfig
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.config import RECOMPUTE, TrainingConfig
+from darts_parallel.plan import LayerStrategy
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from darts_parallel.config.schema import CostConfig
-from darts_parallel.problem.cluster import Link, Scalar
+from darts_parallel.config import CostConfig
+from darts_parallel.problem import Link, Scalar
 
 LOSSLESS = 16
 """Bits from which on a tensor travels as it is."""

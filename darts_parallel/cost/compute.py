@@ -17,8 +17,7 @@ from torch import Tensor
 
 from darts_parallel.cost.memory import padded_vocabulary
 from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.problem.cluster import Device, Scalar
-from darts_parallel.problem.layer_spec import AttentionCore, Gemm, LayerSpec, weights
+from darts_parallel.problem import AttentionCore, Device, Gemm, LayerSpec, Scalar, weights
 
 BACKWARD_FACTOR = 2.0
 """Each matrix product of the forward pass has two in backward (Narayanan et al. 2021, appendix)."""

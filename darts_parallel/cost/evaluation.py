@@ -14,10 +14,9 @@ from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable, build_table
 from darts_parallel.cost.terms import plan_contributions, terms_of
 from darts_parallel.cost.terms.offload import summed
-from darts_parallel.plan.legality import check_plan as check_plan
-from darts_parallel.plan.space import plan_space
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.plan import Plan, plan_space
+from darts_parallel.plan import check_plan as check_plan
+from darts_parallel.problem import Problem
 
 REMEMBERED = 64
 """Plans whose tables a problem keeps."""

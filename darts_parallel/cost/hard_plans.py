@@ -8,7 +8,7 @@ from torch import Tensor
 
 from darts_parallel.cost.table import CostTable
 from darts_parallel.cost.terms.offload import offloaded_shares
-from darts_parallel.plan.strategy import Plan
+from darts_parallel.plan import Plan
 
 
 @dataclass(frozen=True)

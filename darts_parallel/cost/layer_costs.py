@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from darts_parallel.config.schema import RECOMPUTE
+from darts_parallel.config import RECOMPUTE
 from darts_parallel.cost.collectives import all_reduce, reduce_scatter, split_group, wire_bytes
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
@@ -35,7 +35,7 @@ from darts_parallel.cost.sharding import (
 )
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms import TERMS, Contribution, CostTerm, terms_of
-from darts_parallel.problem.layer_spec import LayerSpec
+from darts_parallel.problem import LayerSpec
 
 CONTEXT = "context_parallel"
 MESSAGES = tuple(dict.fromkeys([CONTEXT, *(term.message for term in TERMS if term.message)]))

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.problem.cluster import Cluster, StageTopology
-from darts_parallel.problem.model import VOCABULARY_MULTIPLE, LayerSpec
+from darts_parallel.problem import VOCABULARY_MULTIPLE, Cluster, LayerSpec, StageTopology
 
 
 @dataclass(frozen=True)

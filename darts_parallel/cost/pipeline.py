@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darts_parallel.config.schema import CostConfig
+from darts_parallel.config import CostConfig
 from darts_parallel.schedules import CLOSED_FORM, find, full_name, usual_schedule
 
 

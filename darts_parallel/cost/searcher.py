@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from darts_parallel.errors import PlanError, UnsupportedError
-from darts_parallel.plan.degrees import divisors
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.plan import Plan, divisors
+from darts_parallel.problem import Problem
 
 CONSTANTS = {
     "BASE_EFF": 0.35,

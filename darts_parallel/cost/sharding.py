@@ -17,7 +17,7 @@ from darts_parallel.cost.collectives import (
 from darts_parallel.cost.compute import exposed, stream_seconds
 from darts_parallel.cost.memory import StateBytes
 from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.problem.cluster import StageTopology
+from darts_parallel.problem import StageTopology
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,21 @@ from functools import cached_property
 
 from torch import Tensor
 
-from darts_parallel.config.schema import TrainingConfig
+from darts_parallel.config import TrainingConfig
 from darts_parallel.cost.choices import ChoiceTensors, element_bytes
 from darts_parallel.cost.memory import StateBytes, state_bytes
-from darts_parallel.problem.cluster import Cluster, Device, Link, NodeGroup, StageTopology
-from darts_parallel.problem.measured_times import MeasuredTimes
-from darts_parallel.problem.model import LayerSpec, Model
-from darts_parallel.problem.problem import Problem
-from darts_parallel.problem.software import Software
+from darts_parallel.problem import (
+    Cluster,
+    Device,
+    LayerSpec,
+    Link,
+    MeasuredTimes,
+    Model,
+    NodeGroup,
+    Problem,
+    Software,
+    StageTopology,
+)
 
 
 @dataclass(frozen=True)

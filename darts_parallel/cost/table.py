@@ -14,19 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from darts_parallel.cost._transitions import boundary_seconds, reshard_seconds, stored_bytes, tied_seconds
 from darts_parallel.cost.choices import ChoiceTensors, element_bytes
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.memory import capacities
 from darts_parallel.cost.pipeline import PipelineModel, by_device, held_fields
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms import TERMS
-from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds, stored_bytes, tied_seconds
-from darts_parallel.plan.space import OuterSpace, admits, micro_batch_legal, outer_spaces
-from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.problem.cluster import BoundaryTopology, Cluster, StageTopology
-from darts_parallel.problem.model import Model
-from darts_parallel.problem.orders import order_label
-from darts_parallel.problem.problem import Problem
+from darts_parallel.plan import LayerStrategy, OuterSpace, admits, micro_batch_legal, outer_spaces
+from darts_parallel.problem import BoundaryTopology, Cluster, Model, Problem, StageTopology, order_label
 from darts_parallel.schedules import USUAL, find
 
 

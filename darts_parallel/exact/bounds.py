@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.pareto import price_grids
+from darts_parallel.cost import CostTable
+from darts_parallel.exact._pareto import price_grids
 from darts_parallel.exact.segments import Array as Array
 from darts_parallel.exact.segments import Index as Index
 from darts_parallel.exact.segments import StageSegments, inside_sums, prefix_sums

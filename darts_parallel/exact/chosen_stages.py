@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, even_uniform_plans
 from darts_parallel.exact.bounds import ROUNDING, OuterCosts
 from darts_parallel.exact.segments import Array, Index, StageSegments, inside_sums, prefix_sums, segment_max
 

@@ -36,9 +36,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from darts_parallel.config.schema import SPACES
-from darts_parallel.cost.hard_plans import PricedPlan
-from darts_parallel.cost.table import CostTable
+from darts_parallel.config import SPACES
+from darts_parallel.cost import CostTable, PricedPlan
 from darts_parallel.exact.bounds import outer_bound, outer_lower_bounds, quick_lower_bounds
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import OFFLOADING, DeadlineError, TableResult

@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.pruning import without_dominated
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.batched_splits import TOLERANCE, SplitProblems
+from darts_parallel.cost import CostTable, HardPlans, without_dominated
+from darts_parallel.exact._batched_splits import TOLERANCE, SplitProblems
 from darts_parallel.exact.segments import Array, Index, StageSegments, prefix_sums, segment_max
-from darts_parallel.plan.strategy import Plan
+from darts_parallel.plan import Plan
 
 ROUND = 6
 """Rows of every cluster that are split in the first round; doubled from round to round."""

@@ -6,14 +6,12 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost import CostTable, HardPlans, PricedPlan, evaluate_batch
+from darts_parallel.exact._partition import Arrangement, Partition
+from darts_parallel.exact._stage_fronts import LayerStructure, LayerwiseFronts, StagewiseFronts
 from darts_parallel.exact.bounds import Index, OuterCosts
 from darts_parallel.exact.limits import SegmentBounds, UsableSegments
-from darts_parallel.exact.partition import Arrangement, Partition
 from darts_parallel.exact.result import Check
-from darts_parallel.exact.stage_fronts import LayerStructure, LayerwiseFronts, StagewiseFronts
 
 AGREEMENT = 1e-9
 """Relative; an incumbent is reached again, and found plans are verified, to this."""

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Protocol
 
-from darts_parallel.cost.hard_plans import PricedPlan
-from darts_parallel.cost.table import CostTable
-from darts_parallel.plan.strategy import Plan
+from darts_parallel.cost import CostTable, PricedPlan
+from darts_parallel.plan import Plan
 
 Curve = tuple[tuple[float, float], ...]
 """An anytime curve: seconds of wall-clock, and the iteration time of the best feasible plan from then on."""

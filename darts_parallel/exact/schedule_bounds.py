@@ -17,11 +17,11 @@ from time import monotonic
 
 import numpy as np
 
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost import CostTable
+from darts_parallel.exact._chain import Chain, PathCounts, weights_behind
+from darts_parallel.exact._folded import DeviceCosts, FoldedSplits
+from darts_parallel.exact._pareto import price_grid
 from darts_parallel.exact.bounds import ROUNDING, outer_lower_bounds
-from darts_parallel.exact.chain import Chain, PathCounts, weights_behind
-from darts_parallel.exact.folded import DeviceCosts, FoldedSplits
-from darts_parallel.exact.pareto import price_grid
 from darts_parallel.exact.segments import Array, prefix_sums
 from darts_parallel.schedules import find
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import comb, inf, isfinite
 
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.cost import CostTable
+from darts_parallel.exact._enumeration import brute_force
 from darts_parallel.exact.result import OFFLOADING, TableResult, Verification
 from darts_parallel.exact.schedule_bounds import simulated_lower_bound
-from darts_parallel.plan.strategy import Plan
+from darts_parallel.plan import Plan
 
 MAX_PRICED_PLANS = 20_000
 """Plans that are priced one by one; about a second."""

@@ -10,9 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import PricedPlan, even_uniform_plans
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost import CostTable, PricedPlan, evaluate_batch, even_uniform_plans
 from darts_parallel.exact.bounds import OuterCosts, outer_lower_bounds, spread_bounds
 from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver

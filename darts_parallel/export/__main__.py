@@ -8,8 +8,7 @@ from typing import NoReturn
 
 from darts_parallel.errors import ConfigError, DartsParallelError, begin_command
 from darts_parallel.export import TARGETS, export_lines, export_plan, write_export
-from darts_parallel.plan.file import read_own_problem, read_plan
-from darts_parallel.plan.legality import check_plan
+from darts_parallel.plan import check_plan, read_own_problem, read_plan
 
 
 class _Parser(argparse.ArgumentParser):

@@ -13,7 +13,7 @@ import yaml
 
 from darts_parallel.export.common import Exported, Request
 from darts_parallel.export.mixtures import require_dense
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plan import LayerStrategy
 
 _TENSOR_PARALLEL = [
     "",

@@ -5,14 +5,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
-from darts_parallel.config.checks import quoted
-from darts_parallel.config.model import ModelConfig
-from darts_parallel.config.schema import COMM_BITS, OFFLOADS
-from darts_parallel.config.trainer import Trainer, read_trainer
+from darts_parallel.config import COMM_BITS, OFFLOADS, ModelConfig, Trainer, quoted, read_trainer
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.plan.trainers import facts, trainer_schedules
-from darts_parallel.problem.problem import Problem
+from darts_parallel.plan import LayerStrategy, Plan, facts, trainer_schedules
+from darts_parallel.problem import Problem
 
 BLOCKS = (
     "block", "encoder", "decoder", "sliding_block", "mamba", "attention", "sliding_attention", "mlp",

@@ -11,7 +11,7 @@ from typing import Any
 
 from darts_parallel.export.common import Exported, Request
 from darts_parallel.export.mixtures import deepspeed_settings
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plan import LayerStrategy
 
 QUANTIZED_GRADIENT_BITS = 4
 """Bits of `zero_quantized_gradients`, ZeRO-3 alone (qgZ of ZeRO++, Wang et al. 2023, arXiv 2306.10209)."""

@@ -14,8 +14,7 @@ import yaml
 
 from darts_parallel.export.common import Exported, Request
 from darts_parallel.export.mixtures import galvatron_parallel
-from darts_parallel.plan.degrees import legal_pipeline_degrees
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plan import LayerStrategy, legal_pipeline_degrees
 
 DEFAULT_TYPE = {0: "ddp", 2: "zero2"}
 

@@ -17,8 +17,8 @@ from darts_parallel.export.mixtures import (
     megatron_parallel_flags,
     megatron_recompute_modules,
 )
-from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.problem.model import VOCABULARY_MULTIPLE
+from darts_parallel.plan import LayerStrategy
+from darts_parallel.problem import VOCABULARY_MULTIPLE
 
 Flag = tuple[str, str | int | float | None]
 """A flag and its value; None: it has none."""

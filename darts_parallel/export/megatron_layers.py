@@ -5,7 +5,7 @@ pipeline segment (one each virtual stage) and takes the place of every other fla
 `/` begins the pattern of a prediction module (`megatron/core/models/hybrid/hybrid_layer_allocation.py`).
 """
 
-from darts_parallel.config.layer_pattern import MAMBA
+from darts_parallel.config import MAMBA
 from darts_parallel.export.common import Request
 
 Flag = tuple[str, str | int | float | None]

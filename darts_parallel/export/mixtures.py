@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from darts_parallel.config.mixture import expert_pattern
-from darts_parallel.config.model import ModelConfig
+from darts_parallel.config import ModelConfig, expert_pattern
 from darts_parallel.export.common import Request
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plan import LayerStrategy
 
 Flag = tuple[str, str | int | float | None]
 

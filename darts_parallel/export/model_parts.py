@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 
-from darts_parallel.config.layer_pattern import MAMBA
-from darts_parallel.config.model import ModelConfig
-from darts_parallel.config.trainer import read_trainer
+from darts_parallel.config import MAMBA, ModelConfig, read_trainer
 from darts_parallel.export.common import Request
 
 PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {

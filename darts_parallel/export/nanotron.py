@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
-from darts_parallel.config.model import ModelConfig
+from darts_parallel.config import ModelConfig
 from darts_parallel.export.common import Exported, Request
 from darts_parallel.export.mixtures import require_dense
-from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.problem.model import VOCABULARY_MULTIPLE
+from darts_parallel.plan import LayerStrategy
+from darts_parallel.problem import VOCABULARY_MULTIPLE
 
 DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from darts_parallel.config.trainer import EXPORTS, read_trainer
+from darts_parallel.config import EXPORTS, read_trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export.common import Exported, Request
 from darts_parallel.export.model_parts import refuse_model_parts
-from darts_parallel.plan.file import write_text
-from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.plan import LayerStrategy, Plan, write_text
+from darts_parallel.problem import Problem
 
 TARGETS: dict[str, Callable[[Request], Exported]] = {
     name: import_module(f"{__package__}.{name}").export for name in EXPORTS

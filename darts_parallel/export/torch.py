@@ -7,7 +7,7 @@ from typing import Any
 
 from darts_parallel.export.common import BLOCKS, Exported, Request
 from darts_parallel.export.mixtures import require_dense
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plan import LayerStrategy
 
 PLACE = "PLAN: dict[str, Any] = {}\n"
 """The line of the program that the plan takes."""

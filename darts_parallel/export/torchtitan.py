@@ -9,7 +9,7 @@ from typing import Any
 
 from darts_parallel.export.common import ChunkContent, Exported, Request
 from darts_parallel.export.mixtures import torchtitan_fields
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plan import LayerStrategy
 from darts_parallel.schedules import find
 
 MIXED_PARAMETER = {"bf16": "bfloat16", "fp32": "float32"}

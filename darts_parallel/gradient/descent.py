@@ -33,26 +33,30 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from darts_parallel.config.search import SearchConfig
-from darts_parallel.cost.hard_plans import even_uniform_plans
-from darts_parallel.cost.lightest import lightest_plans
-from darts_parallel.cost.pruning import without_dominated, without_needless_simulation
-from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.config import SearchConfig
+from darts_parallel.cost import (
+    CostTable,
+    build_tables,
+    even_uniform_plans,
+    lightest_plans,
+    without_dominated,
+    without_needless_simulation,
+)
+from darts_parallel.exact import outer_lower_bounds
+from darts_parallel.gradient._promising_outers import promising_outers, relaxed_outers
+from darts_parallel.gradient._stopwatch import Stopwatch
 from darts_parallel.gradient.adam import Adam
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.polishing import has_plain_stages
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import polish_pool, polish_starts
-from darts_parallel.gradient.promising_outers import promising_outers, relaxed_outers
 from darts_parallel.gradient.relaxation import OuterLogits, Schedules
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
 from darts_parallel.gradient.restarts import RestartBatch
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.gradient.step_record import LeadingPlan, StepRecord
-from darts_parallel.gradient.stopwatch import Stopwatch
 from darts_parallel.gradient.winner import Histories
-from darts_parallel.problem.problem import Problem
+from darts_parallel.problem import Problem
 
 PAGES = 100
 """Steps of which the history of the winning restart holds the weights."""

@@ -6,15 +6,11 @@ from math import ceil, floor, log10
 
 import torch
 
-from darts_parallel.config.schema import SpaceConfig
-from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.lightest import lightest_plans
-from darts_parallel.cost.memory import ROUNDING
-from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.config import SpaceConfig
+from darts_parallel.cost import ROUNDING, CostTable, build_tables, evaluate_batch, lightest_plans
 from darts_parallel.errors import DartsParallelError, InfeasibleError
-from darts_parallel.plan.degrees import tensor_degrees, wider_tensor_degrees
-from darts_parallel.problem.cluster import GIB, Device, memory_unit
-from darts_parallel.problem.problem import Problem
+from darts_parallel.plan import tensor_degrees, wider_tensor_degrees
+from darts_parallel.problem import GIB, Device, Problem, memory_unit
 
 ROUNDS = 6
 """Times that the memory of the GPUs is raised until some plan fits."""

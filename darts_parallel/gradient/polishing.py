@@ -11,10 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans, unit_starts
-from darts_parallel.cost.table import CostTable
-from darts_parallel.gradient.run_moves import RunMoves
+from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, unit_starts
+from darts_parallel.gradient._run_moves import RunMoves
 from darts_parallel.gradient.screening import MoveEvaluator
 from darts_parallel.gradient.stage_moves import repartitioned
 

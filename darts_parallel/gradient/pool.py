@@ -7,16 +7,21 @@ from dataclasses import dataclass
 
 import torch
 
-from darts_parallel.cost.evaluation import BatchCost, evaluate_batch, table_reading
-from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
-from darts_parallel.cost.pruning import canonical
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.chosen_stages import balanced_plans
+from darts_parallel.cost import (
+    BatchCost,
+    CostTable,
+    HardPlans,
+    PricedPlan,
+    canonical,
+    evaluate_batch,
+    table_reading,
+)
+from darts_parallel.exact import balanced_plans
+from darts_parallel.gradient._stopwatch import Stopwatch
 from darts_parallel.gradient.rounding import fill, fit, repair
 from darts_parallel.gradient.screening import work_seconds
 from darts_parallel.gradient.stage_moves import repartitioned
-from darts_parallel.gradient.stopwatch import Stopwatch
-from darts_parallel.plan.strategy import Plan
+from darts_parallel.plan import Plan
 
 
 @dataclass(frozen=True)

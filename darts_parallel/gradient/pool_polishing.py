@@ -13,14 +13,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from darts_parallel.config.search import SearchConfig
-from darts_parallel.cost.hard_plans import PricedPlan
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.bounds import outer_bound
-from darts_parallel.exact.layerwise import FIRST_MARGIN, growth
-from darts_parallel.exact.limits import SegmentBounds
-from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
-from darts_parallel.exact.result import Check, DeadlineError
+from darts_parallel.config import SearchConfig
+from darts_parallel.cost import CostTable, PricedPlan
+from darts_parallel.exact import (
+    AGREEMENT,
+    FIRST_MARGIN,
+    Check,
+    DeadlineError,
+    OuterChoiceSolver,
+    SegmentBounds,
+    growth,
+    outer_bound,
+)
 from darts_parallel.gradient.polishing import has_plain_stages, plan_key, polish
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.screening import MoveEvaluator

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.config.search import SearchConfig
+from darts_parallel.config import SearchConfig
 
 
 def softmax_weights(logits: Tensor, allowed: Tensor, temperature: float) -> Tensor:

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.compute import lengthening
-from darts_parallel.cost.critical_paths import PathMemory
-from darts_parallel.cost.pipeline import pipeline_seconds
-from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
-from darts_parallel.cost.table import CostTable
-from darts_parallel.cost.terms.offload import ACTIVATION, OPTIMIZER
+from darts_parallel.cost import (
+    ACTIVATION,
+    OPTIMIZER,
+    CostTable,
+    PassSeconds,
+    PathMemory,
+    lengthening,
+    pipeline_seconds,
+    simulated_seconds,
+)
 from darts_parallel.gradient.relaxation import smooth_max
 
 PASSES = ("forward", "backward", "weight_gradient")

@@ -5,11 +5,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from darts_parallel.config.schema import OFFLOADS
-from darts_parallel.config.search import SearchConfig
-from darts_parallel.cost.critical_paths import PathMemory
-from darts_parallel.cost.hard_plans import HardPlans, unit_starts
-from darts_parallel.cost.table import CostTable
+from darts_parallel.config import OFFLOADS, SearchConfig
+from darts_parallel.cost import CostTable, HardPlans, PathMemory, unit_starts
 from darts_parallel.gradient.pool import TablePlans
 from darts_parallel.gradient.relaxation import (
     Schedules,

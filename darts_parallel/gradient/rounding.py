@@ -13,9 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans, round_edges, unit_starts
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost import BatchCost, CostTable, HardPlans, evaluate_batch, round_edges, unit_starts
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

@@ -13,11 +13,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.critical_paths import Criticalities
-from darts_parallel.cost.evaluation import TableReading, evaluate_batch, pass_seconds, table_reading
-from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost import (
+    CostTable,
+    Criticalities,
+    HardPlans,
+    PassSeconds,
+    TableReading,
+    evaluate_batch,
+    pass_seconds,
+    simulated_seconds,
+    table_reading,
+)
 from darts_parallel.schedules import find
 
 LAYER_PASSES = 12

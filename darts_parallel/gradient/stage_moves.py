@@ -5,9 +5,8 @@ from itertools import islice
 import numpy as np
 import torch
 
-from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.chosen_stages import ChosenStages
+from darts_parallel.cost import CostTable, HardPlans
+from darts_parallel.exact import ChosenStages
 
 LIMITS_ABOVE = 8
 """Limits above the smallest feasible one that are tried: a slower bottleneck may have a smaller sum."""

@@ -4,6 +4,9 @@
 and prices; `programme` proves the optimum and `descent` searches it by gradients; `plan` joins them.
 """
 
+from typing import TYPE_CHECKING
+
+from darts_parallel.errors import lazy_names
 from darts_parallel.graph.capture import load_module as load_module
 from darts_parallel.graph.capture import make_inputs as make_inputs
 from darts_parallel.graph.descent import DescentOptions as DescentOptions
@@ -13,3 +16,13 @@ from darts_parallel.graph.plan import PlannedGraph as PlannedGraph
 from darts_parallel.graph.plan import make_mesh as make_mesh
 from darts_parallel.graph.plan import plan_module as plan_module
 from darts_parallel.graph.report import graph_dict as graph_dict
+
+if TYPE_CHECKING:
+    from darts_parallel.graph.command import main as main
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "command": ("main",),
+    },
+)

@@ -16,16 +16,15 @@ from typing import Any
 import torch
 import yaml
 
-from darts_parallel.config.composition import load_config
-from darts_parallel.config.messages import error_sentence
+from darts_parallel.config import error_sentence, load_config
 from darts_parallel.errors import ConfigError, begin_command
+from darts_parallel.graph._picture import picture
 from darts_parallel.graph.capture import load_module, make_inputs
 from darts_parallel.graph.descent import DescentOptions
-from darts_parallel.graph.picture import picture
 from darts_parallel.graph.plan import ENDS, WIDTHS, make_mesh, plan_module
 from darts_parallel.graph.report import graph_dict, report_lines
-from darts_parallel.plan.file import write_json, write_text
-from darts_parallel.problem.cluster import Cluster
+from darts_parallel.plan import write_json, write_text
+from darts_parallel.problem import Cluster
 
 HELP = """\
 darts-parallel graph module=package.file:make_block inputs=[[2,2048,2048]] [key=value ...]

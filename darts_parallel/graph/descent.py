@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from darts_parallel.graph.space import Fan, GraphSpace
+from darts_parallel.graph._space import Fan, GraphSpace
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from darts_parallel.errors import ConfigError
-from darts_parallel.graph.capture import capture
-from darts_parallel.graph.descent import DescentAnswer, DescentOptions, descend
-from darts_parallel.graph.layouts import (
+from darts_parallel.graph._layouts import (
     DeviceMeshSpec,
     State,
     Step,
     forward_state,
     gradient_state,
 )
+from darts_parallel.graph._programme import GIB, GraphProgramme, ProgrammeAnswer
+from darts_parallel.graph._rules import is_known
+from darts_parallel.graph._space import GraphSpace, OperatorChoice, build_space
+from darts_parallel.graph.capture import capture
+from darts_parallel.graph.descent import DescentAnswer, DescentOptions, descend
 from darts_parallel.graph.operators import PARAMETER, GraphOperator, ModuleGraph
-from darts_parallel.graph.programme import GIB, GraphProgramme, ProgrammeAnswer
-from darts_parallel.graph.rules import is_known
-from darts_parallel.graph.space import GraphSpace, OperatorChoice, build_space
-from darts_parallel.problem.cluster import Cluster
+from darts_parallel.problem import Cluster
 
 FORWARD, BACKWARD = "forward", "backward"
 ENDS = ("replicated", "free")

@@ -3,9 +3,9 @@
 from collections import Counter, defaultdict
 from typing import Any
 
+from darts_parallel.graph._rules import VARYING
 from darts_parallel.graph.operators import OUTPUT, PARAMETER, RELAY, SOURCES
 from darts_parallel.graph.plan import PlannedGraph
-from darts_parallel.graph.rules import VARYING
 
 MIB = 2.0**20
 SPELLED = {"R": "Replicate", VARYING: "Replicate", "P": "Partial"}

@@ -2,11 +2,9 @@
 
 from math import isqrt
 
-from darts_parallel.config.layer_pattern import MAMBA
+from darts_parallel.config import MAMBA
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem.cluster import Cluster
-from darts_parallel.problem.problem import Problem
-from darts_parallel.problem.state_space import tensor_divided
+from darts_parallel.problem import Cluster, Problem, tensor_divided
 
 MOST_FREE_CHUNKS = 2
 """Chunks a device that a free choice tries although they cannot be equal."""

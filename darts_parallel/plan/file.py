@@ -9,11 +9,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from darts_parallel.config.composition import to_config
-from darts_parallel.config.schema import Config
+from darts_parallel.config import Config, to_config
 from darts_parallel.errors import DartsParallelError, PlanError
 from darts_parallel.plan.strategy import SCHEMA, Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.problem import Problem
 
 
 def package_version() -> str:

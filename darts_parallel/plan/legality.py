@@ -1,11 +1,11 @@
 """Whether a plan belongs to a problem: layers, devices, heads, batch."""
 
-from darts_parallel.config.schema import COMM_BITS, CostConfig
+from darts_parallel.config import COMM_BITS, CostConfig
 from darts_parallel.errors import PlanError, UnsupportedError
+from darts_parallel.plan._expert_degrees import check_experts
 from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees
-from darts_parallel.plan.expert_degrees import check_experts
 from darts_parallel.plan.strategy import LayerStrategy, Plan, degrees
-from darts_parallel.problem.problem import Problem
+from darts_parallel.problem import Problem
 from darts_parallel.schedules import RUNNABLE, find
 
 
@@ -164,7 +164,7 @@ def _refuse_blocks(plan: Plan, problem: Problem) -> None:
 
 
 def _refuse_bits(name: str, strategy: LayerStrategy, *, block: bool) -> None:
-    """Refuse few bits where no collective of theirs runs: see `darts_parallel.run.lossy`.
+    """Refuse few bits where no collective of theirs runs: see `darts_parallel.run._lossy`.
 
     Errors:
         UnsupportedError: names the layer and the nearest plan that can run.

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from darts_parallel.config.schema import COMM_BITS, OFFLOADS, RECOMPUTE
+from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE
 from darts_parallel.errors import ConfigError
+from darts_parallel.plan._expert_degrees import expert_degrees, require_expert_pins
+from darts_parallel.plan._pins import require_legal_pins, require_pure_stages
 from darts_parallel.plan.degrees import (
     context_degrees,
     legal_pipeline_degrees,
@@ -20,13 +22,10 @@ from darts_parallel.plan.degrees import (
 )
 from darts_parallel.plan.degrees import divisors as divisors
 from darts_parallel.plan.degrees import tensor_degrees as tensor_degrees
-from darts_parallel.plan.expert_degrees import expert_degrees, require_expert_pins
 from darts_parallel.plan.legality import refuse_model, sequence_divides
-from darts_parallel.plan.pins import require_legal_pins, require_pure_stages
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.plan.trainers import trainer_runs
-from darts_parallel.problem.orders import node_orders, orders_are_all
-from darts_parallel.problem.problem import Problem
+from darts_parallel.problem import Problem, node_orders, orders_are_all
 from darts_parallel.schedules import find, usual_schedule
 
 

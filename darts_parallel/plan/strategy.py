@@ -6,9 +6,9 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
-from darts_parallel.config.schema import COMM_BITS, OFFLOADS, RECOMPUTE
+from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE
 from darts_parallel.errors import PlanError
-from darts_parallel.plan.fields import (
+from darts_parallel.plan._fields import (
     comm_bits,
     field,
     node_order_of,

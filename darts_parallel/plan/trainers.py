@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from darts_parallel.config.layer_pattern import MAMBA
-from darts_parallel.config.schema import COMM_BITS
-from darts_parallel.config.trainer import read_trainer
+from darts_parallel.config import COMM_BITS, MAMBA, read_trainer
 from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.problem.problem import Problem
+from darts_parallel.problem import Problem
 from darts_parallel.schedules import RUNNABLE
 
 

@@ -1,8 +1,30 @@
 """From a problem to a verified plan."""
 
+from darts_parallel.planner.elasticities import STEP as STEP
+from darts_parallel.planner.elasticities import offload_slopes as offload_slopes
 from darts_parallel.planner.elasticities import sensitivity as sensitivity
+from darts_parallel.planner.elasticities import time_elasticities as time_elasticities
+from darts_parallel.planner.methods import check as check
+from darts_parallel.planner.methods import solve as solve
+from darts_parallel.planner.node_choice import Rental as Rental
+from darts_parallel.planner.planning import choose_nodes as choose_nodes
 from darts_parallel.planner.planning import plan as plan
 from darts_parallel.planner.replanning import replan as replan
 from darts_parallel.planner.result import Planned as Planned
+from darts_parallel.planner.state_moves import StateTransfer as StateTransfer
+from darts_parallel.planner.state_moves import moved_state as moved_state
+from darts_parallel.planner.tuning import Proposal as Proposal
+from darts_parallel.planner.tuning import Trial as Trial
+from darts_parallel.planner.tuning import Tuning as Tuning
+from darts_parallel.planner.tuning import proposal_dict as proposal_dict
 from darts_parallel.planner.tuning import tune as tune
+from darts_parallel.planner.uncertainty import BASE as BASE
+from darts_parallel.planner.uncertainty import EXPERTS as EXPERTS
+from darts_parallel.planner.uncertainty import FAMILIES as FAMILIES
+from darts_parallel.planner.uncertainty import KINDS as KINDS
+from darts_parallel.planner.uncertainty import NORMAL as NORMAL
+from darts_parallel.planner.uncertainty import Intervals as Intervals
+from darts_parallel.planner.uncertainty import correlation_bytes as correlation_bytes
+from darts_parallel.planner.uncertainty import intervals as intervals
+from darts_parallel.planner.watcher import Update as Update
 from darts_parallel.planner.watcher import Watcher as Watcher

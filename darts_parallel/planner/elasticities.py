@@ -12,18 +12,19 @@ from math import log
 import torch
 from torch import Tensor
 
-from darts_parallel.config.schema import OFFLOADS
-from darts_parallel.cost.evaluation import evaluate_batch, hard_plan
-from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.memory import capacities
-from darts_parallel.cost.pruning import without_dominated
-from darts_parallel.cost.table import build_table
+from darts_parallel.config import OFFLOADS
+from darts_parallel.cost import (
+    HardPlans,
+    build_table,
+    capacities,
+    evaluate_batch,
+    hard_plan,
+    without_dominated,
+)
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.gradient.polishing import polish
-from darts_parallel.plan.space import OuterSpace, outer_spaces, plan_space
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.cluster import Device, Link, NodeGroup
-from darts_parallel.problem.problem import Problem
+from darts_parallel.gradient import polish
+from darts_parallel.plan import OuterSpace, Plan, outer_spaces, plan_space
+from darts_parallel.problem import Device, Link, NodeGroup, Problem
 
 MEMORY = "memory"
 STEP = 1.1

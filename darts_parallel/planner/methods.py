@@ -10,18 +10,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from darts_parallel.config.search import SearchConfig
-from darts_parallel.cost.pruning import without_dominated
-from darts_parallel.cost.table import CostTable
+from darts_parallel.config import SearchConfig
+from darts_parallel.cost import CostTable, without_dominated
 from darts_parallel.errors import ConfigError
-from darts_parallel.exact.result import TableResult, Verification
-from darts_parallel.gradient.infeasibility import explain_infeasible
-from darts_parallel.gradient.result import SearchResult
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.planner.descent_method import GRADIENT
-from darts_parallel.planner.exact_methods import DYNAMIC_PROGRAMMING, EXHAUSTIVE
-from darts_parallel.planner.session import Method, Session, budgets
-from darts_parallel.problem.problem import Problem
+from darts_parallel.exact import TableResult, Verification
+from darts_parallel.gradient import SearchResult, explain_infeasible
+from darts_parallel.plan import Plan
+from darts_parallel.planner._descent_method import GRADIENT
+from darts_parallel.planner._exact_methods import DYNAMIC_PROGRAMMING, EXHAUSTIVE
+from darts_parallel.planner._session import Method, Session, budgets
+from darts_parallel.problem import Problem
 
 METHODS: dict[str, Method] = {method.name: method for method in (GRADIENT, EXHAUSTIVE, DYNAMIC_PROGRAMMING)}
 

@@ -6,16 +6,13 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from darts_parallel.config.schema import Config
-from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.cost.table import build_placed
+from darts_parallel.config import Config
+from darts_parallel.cost import build_placed, evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
-from darts_parallel.exact.many_clusters import best_uniform_plans
-from darts_parallel.gradient.result import SearchResult
-from darts_parallel.plan.space import OuterSpace, outer_spaces
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.billing import Bill, bill, choose, price_per_hour
-from darts_parallel.problem.problem import Problem
+from darts_parallel.exact import best_uniform_plans
+from darts_parallel.gradient import SearchResult
+from darts_parallel.plan import OuterSpace, Plan, outer_spaces
+from darts_parallel.problem import Bill, Problem, bill, choose, price_per_hour
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,19 @@
 
 from dataclasses import replace
 
-from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost import evaluate
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.file import read_own_problem, read_plan
+from darts_parallel.plan import read_own_problem, read_plan
+from darts_parallel.planner._searcher import product_session
+from darts_parallel.planner._session import Session
+from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.methods import CHECKS, METHODS, ORDERS, run_phases, search_result
 from darts_parallel.planner.node_choice import Rental, rent
 from darts_parallel.planner.replanning import replan
 from darts_parallel.planner.result import Planned
-from darts_parallel.planner.searcher import product_session
-from darts_parallel.planner.session import Session
-from darts_parallel.planner.stage_balance import balance_stages
 from darts_parallel.planner.state_moves import moved_state
 from darts_parallel.planner.watcher import Watcher
-from darts_parallel.problem.billing import price_per_hour
-from darts_parallel.problem.problem import Problem
+from darts_parallel.problem import Problem, price_per_hour
 
 
 def plan(problem: Problem, *, rental: Rental | None = None, watcher: Watcher | None = None) -> Planned:

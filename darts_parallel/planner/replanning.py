@@ -13,15 +13,18 @@ from math import log2
 
 import torch
 
-from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans, round_edges, unit_starts
-from darts_parallel.cost.pruning import without_dominated
-from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.gradient.descent import search, search_tables
-from darts_parallel.gradient.pool import PlanPool, TablePlans
-from darts_parallel.gradient.result import SearchResult
-from darts_parallel.gradient.stage_moves import repartitioned
-from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.cost import (
+    CostTable,
+    HardPlans,
+    build_tables,
+    even_uniform_plans,
+    round_edges,
+    unit_starts,
+    without_dominated,
+)
+from darts_parallel.gradient import PlanPool, SearchResult, TablePlans, repartitioned, search, search_tables
+from darts_parallel.plan import LayerStrategy, Plan
+from darts_parallel.problem import Problem
 
 TABLES, PER_TABLE = 5, 4
 """Pipeline degrees and node orders that are searched further, and numbers of micro-batches of each."""

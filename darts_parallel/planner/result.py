@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from darts_parallel.exact.result import Verification
-from darts_parallel.gradient.result import SearchResult
-from darts_parallel.plan.strategy import Plan
+from darts_parallel.exact import Verification
+from darts_parallel.gradient import SearchResult
+from darts_parallel.plan import Plan
 from darts_parallel.planner.node_choice import Rental
 from darts_parallel.planner.state_moves import StateTransfer
 

@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-from darts_parallel.cost.memory import state_bytes
-from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.cost import state_bytes
+from darts_parallel.plan import LayerStrategy, Plan
+from darts_parallel.problem import Problem
 
 Share = tuple[float, float]
 """First and last position of a share of a layer, in [0, 1]."""

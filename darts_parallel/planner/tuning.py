@@ -14,14 +14,13 @@ from math import exp, log, log2
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.evaluation import CostBreakdown, evaluate
-from darts_parallel.cost.table import build_tables
+from darts_parallel.cost import CostBreakdown, build_tables, evaluate
 from darts_parallel.errors import PlanError
-from darts_parallel.exact.uniform import find_uniform_plan
-from darts_parallel.plan.strategy import Plan
+from darts_parallel.exact import find_uniform_plan
+from darts_parallel.plan import Plan
 from darts_parallel.planner.elasticities import time_elasticities
 from darts_parallel.planner.uncertainty import NORMAL, Posterior, Slopes, posterior, time_slopes
-from darts_parallel.problem.problem import Problem
+from darts_parallel.problem import Problem
 
 CANDIDATES = 24
 """Plans of the model's order that trials may move; the first three suffice where its structure is right."""

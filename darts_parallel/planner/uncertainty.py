@@ -21,11 +21,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from darts_parallel.config.schema import config_dir
-from darts_parallel.cost.evaluation import CostBreakdown, hard_plan
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.cluster import Cluster, Device
-from darts_parallel.problem.problem import Problem
+from darts_parallel.config import config_dir
+from darts_parallel.cost import CostBreakdown, hard_plan
+from darts_parallel.plan import Plan
+from darts_parallel.problem import Cluster, Device, Problem
 
 STEPS = 127
 """Steps of a correlation of 1 in the file."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from darts_parallel.gradient.step_record import StepRecord
+from darts_parallel.gradient import StepRecord
 
 Update = Callable[[int, str], None]
 """Told how many steps are done, and a few words on the state."""

@@ -1,10 +1,34 @@
 """Model, cluster and job in SI units, immutable."""
 
+from darts_parallel.problem.billing import Bill as Bill
+from darts_parallel.problem.billing import bill as bill
+from darts_parallel.problem.billing import choose as choose
+from darts_parallel.problem.billing import price_per_hour as price_per_hour
+from darts_parallel.problem.cluster import GIB as GIB
+from darts_parallel.problem.cluster import BoundaryTopology as BoundaryTopology
 from darts_parallel.problem.cluster import Cluster as Cluster
 from darts_parallel.problem.cluster import Device as Device
 from darts_parallel.problem.cluster import Link as Link
 from darts_parallel.problem.cluster import NodeGroup as NodeGroup
-from darts_parallel.problem.model import LayerSpec as LayerSpec
+from darts_parallel.problem.cluster import Scalar as Scalar
+from darts_parallel.problem.cluster import StageTopology as StageTopology
+from darts_parallel.problem.cluster import memory_unit as memory_unit
+from darts_parallel.problem.experts import Experts as Experts
+from darts_parallel.problem.layer_profiles import Profiles as Profiles
+from darts_parallel.problem.layer_profiles import read_profiles as read_profiles
+from darts_parallel.problem.layer_spec import AttentionCore as AttentionCore
+from darts_parallel.problem.layer_spec import Gemm as Gemm
+from darts_parallel.problem.layer_spec import LayerSpec as LayerSpec
+from darts_parallel.problem.layer_spec import weights as weights
+from darts_parallel.problem.measured_times import MeasuredTimes as MeasuredTimes
+from darts_parallel.problem.model import VOCABULARY_MULTIPLE as VOCABULARY_MULTIPLE
 from darts_parallel.problem.model import Model as Model
+from darts_parallel.problem.orders import node_orders as node_orders
+from darts_parallel.problem.orders import order_label as order_label
+from darts_parallel.problem.orders import orders_are_all as orders_are_all
 from darts_parallel.problem.problem import Problem as Problem
 from darts_parallel.problem.problem import load_problem as load_problem
+from darts_parallel.problem.referee import check_import as check_import
+from darts_parallel.problem.software import ANY as ANY
+from darts_parallel.problem.software import Software as Software
+from darts_parallel.problem.state_space import tensor_divided as tensor_divided

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from darts_parallel.config.schema import ObjectiveConfig
+from darts_parallel.config import ObjectiveConfig
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.problem.problem import Problem
 

@@ -10,7 +10,7 @@ from math import gcd
 
 from torch import Tensor
 
-from darts_parallel.config.cluster import NARROW, ClusterConfig, DeviceConfig, LinkConfig
+from darts_parallel.config import NARROW, ClusterConfig, DeviceConfig, LinkConfig
 from darts_parallel.problem.software import COMMON, Software
 
 Scalar = float | Tensor

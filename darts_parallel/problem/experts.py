@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from math import comb
 
-from darts_parallel.config.layer_pattern import ATTENTION, MLP, symbol
-from darts_parallel.config.mixture import expert_pattern
-from darts_parallel.config.model import ModelConfig
+from darts_parallel.config import ATTENTION, MLP, ModelConfig, expert_pattern, symbol
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class LayerSpec:
     frozen: bool = False
     """None of its weights is trained but those of `adapters`."""
     adapters: tuple[Gemm, ...] = ()
-    """Low-rank products next to frozen ones (`problem/adapters.py`)."""
+    """Low-rank products next to frozen ones (`problem/_adapters.py`)."""
     adapter_parameters: int = 0
     """Weights of `adapters` divided by `tp`."""
     replicated_adapter_parameters: int = 0

@@ -8,9 +8,8 @@ All per-token figures are for one token of one sequence; "sharded" parts divide 
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from darts_parallel.config.layer_pattern import ATTENTION, MAMBA, SYMBOLS, symbol, windowed
-from darts_parallel.config.model import ModelConfig
-from darts_parallel.problem.adapters import with_adapters
+from darts_parallel.config import ATTENTION, MAMBA, SYMBOLS, ModelConfig, symbol, windowed
+from darts_parallel.problem._adapters import with_adapters
 from darts_parallel.problem.experts import mlp_of
 from darts_parallel.problem.layer_spec import AttentionCore as AttentionCore
 from darts_parallel.problem.layer_spec import Gemm as Gemm

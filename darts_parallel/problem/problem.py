@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from darts_parallel.config.composition import load_config
-from darts_parallel.config.schema import Config, TrainingConfig
-from darts_parallel.config.trainer import read_trainer
+from darts_parallel.config import Config, TrainingConfig, load_config, read_trainer
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.measured_times import MeasuredTimes, read_measured
 from darts_parallel.problem.model import Model

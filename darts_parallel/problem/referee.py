@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from darts_parallel.config.huggingface import OWN_FILE, Imported
-from darts_parallel.config.model import ModelConfig
+from darts_parallel.config import OWN_FILE, Imported, ModelConfig
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.problem.model import Model
 

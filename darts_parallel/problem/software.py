@@ -15,8 +15,7 @@ from typing import Any
 
 import yaml
 
-from darts_parallel.config.cluster import DeviceConfig
-from darts_parallel.config.schema import config_dir
+from darts_parallel.config import DeviceConfig, config_dir
 from darts_parallel.errors import ConfigError
 
 ANY = "any"

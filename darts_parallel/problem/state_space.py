@@ -8,8 +8,7 @@ inside a chunk by matrix products like attention, between chunks by a small recu
 
 from dataclasses import replace
 
-from darts_parallel.config.layer_pattern import MAMBA, SYMBOLS
-from darts_parallel.config.model import ModelConfig
+from darts_parallel.config import MAMBA, SYMBOLS, ModelConfig
 from darts_parallel.problem.layer_spec import Gemm, LayerSpec, Scan, weights
 
 SELECTIVE_SCAN_FLOP = 9.0

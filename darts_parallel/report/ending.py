@@ -5,9 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from darts_parallel.planner.result import Planned
-from darts_parallel.planner.state_moves import StateTransfer
-from darts_parallel.problem.problem import Problem
+from darts_parallel.planner import Planned, StateTransfer
+from darts_parallel.problem import Problem
 from darts_parallel.report.explanation import explain, render_explanation
 from darts_parallel.report.format import size
 

@@ -10,24 +10,31 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from darts_parallel.cost.choices import ChoiceTensors
-from darts_parallel.cost.compute import (
+from darts_parallel.cost import (
     BACKWARD_FACTOR,
     FUSED_BACKWARD_FACTOR,
+    TERMS,
+    TIME_TERMS,
+    ChoiceTensors,
+    ShardGroup,
+    StageContext,
+    StateBytes,
+    accumulation_seconds,
     attention_seconds,
+    evaluate,
+    hard_plan,
+    neighbour_seconds,
+    plan_contributions,
     products_seconds,
+    shard_groups,
+    state_bytes,
+    static_bytes,
     stream_seconds,
+    terms_of,
 )
-from darts_parallel.cost.evaluation import evaluate, hard_plan, neighbour_seconds
-from darts_parallel.cost.layer_costs import TIME_TERMS, shard_groups
-from darts_parallel.cost.memory import StateBytes, state_bytes, static_bytes
-from darts_parallel.cost.sharding import ShardGroup, accumulation_seconds
-from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.cost.terms import FORMULAS as TERM_FORMULAS
-from darts_parallel.cost.terms import TERMS, plan_contributions, terms_of
-from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.problem.cluster import GIB, Device
-from darts_parallel.problem.problem import Problem
+from darts_parallel.cost import FORMULAS as TERM_FORMULAS
+from darts_parallel.plan import LayerStrategy, Plan
+from darts_parallel.problem import GIB, Device, Problem
 
 KORTHIKANTI = "Korthikanti et al. 2022, eq. 1-6"
 ZERO = "Rajbhandari et al. 2020, section 3"

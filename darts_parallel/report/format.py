@@ -7,7 +7,7 @@ from math import floor, isfinite, log10
 
 from rich.table import Table
 
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plan import LayerStrategy
 
 
 def run_lengths(strategies: Sequence[LayerStrategy]) -> str:

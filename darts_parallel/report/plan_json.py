@@ -5,16 +5,12 @@ from dataclasses import asdict
 from math import exp
 from typing import Any
 
-from darts_parallel.cost.evaluation import CostBreakdown
-from darts_parallel.cost.pipeline import PipelineModel
-from darts_parallel.exact.result import Verification
-from darts_parallel.gradient.result import SearchResult
-from darts_parallel.plan.file import package_version
-from darts_parallel.plan.strategy import SCHEMA, Plan
-from darts_parallel.planner.elasticities import offload_slopes, time_elasticities
-from darts_parallel.planner.uncertainty import Intervals, intervals
-from darts_parallel.problem.billing import bill
-from darts_parallel.problem.problem import Problem
+from darts_parallel.cost import CostBreakdown, PipelineModel
+from darts_parallel.exact import Verification
+from darts_parallel.gradient import SearchResult
+from darts_parallel.plan import SCHEMA, Plan, package_version
+from darts_parallel.planner import Intervals, intervals, offload_slopes, time_elasticities
+from darts_parallel.problem import Problem, bill
 
 
 def plan_dict(

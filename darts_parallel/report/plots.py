@@ -18,12 +18,10 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.cost.evaluation import CostBreakdown
-from darts_parallel.cost.simulation import Event
-from darts_parallel.gradient.step_record import StepRecord
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.cluster import GIB
-from darts_parallel.problem.problem import Problem
+from darts_parallel.cost import CostBreakdown, Event
+from darts_parallel.gradient import StepRecord
+from darts_parallel.plan import Plan
+from darts_parallel.problem import GIB, Problem
 from darts_parallel.report.trace import CATEGORIES, Timeline, plan_timeline
 
 FORWARD, BACKWARD, WEIGHT, TAIL, IDLE = "#4878a8", "#e1973c", "#6a9a58", "#8a8a8a", "#f1f1f1"

@@ -12,14 +12,12 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from darts_parallel.cost.evaluation import CostBreakdown
-from darts_parallel.exact.result import Verification
-from darts_parallel.gradient.result import SearchResult
-from darts_parallel.gradient.step_record import StepRecord
-from darts_parallel.gradient.winner import WinnerHistory
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.planner.uncertainty import Intervals, intervals
-from darts_parallel.problem.problem import Problem
+from darts_parallel.cost import CostBreakdown
+from darts_parallel.exact import Verification
+from darts_parallel.gradient import SearchResult, StepRecord, WinnerHistory
+from darts_parallel.plan import Plan
+from darts_parallel.planner import Intervals, intervals
+from darts_parallel.problem import Problem
 from darts_parallel.report.tables import markdown_table
 from darts_parallel.report.text import render_text
 
@@ -123,8 +121,8 @@ class Tracker:
 
     def _search(self, result: SearchResult, history: Sequence[StepRecord], plan: Plan) -> None:
         """Write pictures and curves of the whole search, and the layout of its charts."""
+        from darts_parallel.report._plots_winner import journey_figure
         from darts_parallel.report.plots import convergence_figure, probability_figure
-        from darts_parallel.report.plots_winner import journey_figure
 
         self._picture("search/convergence", convergence_figure(history))
         self._picture(

@@ -11,19 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from darts_parallel.config.schema import OFFLOADS, SPACES
-from darts_parallel.cost.evaluation import CostBreakdown, evaluate
-from darts_parallel.exact.result import Verification
-from darts_parallel.gradient.result import SearchResult
-from darts_parallel.plan.degrees import batch_note
-from darts_parallel.plan.space import left_out
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.planner.elasticities import STEP, offload_slopes
-from darts_parallel.planner.uncertainty import Intervals, intervals
-from darts_parallel.problem.billing import bill
-from darts_parallel.problem.cluster import GIB, memory_unit
-from darts_parallel.problem.orders import order_label
-from darts_parallel.problem.problem import Problem
+from darts_parallel.config import OFFLOADS, SPACES
+from darts_parallel.cost import CostBreakdown, evaluate
+from darts_parallel.exact import Verification
+from darts_parallel.gradient import SearchResult
+from darts_parallel.plan import Plan, batch_note, left_out
+from darts_parallel.planner import STEP, Intervals, intervals, offload_slopes
+from darts_parallel.problem import GIB, Problem, bill, memory_unit, order_label
 from darts_parallel.report.format import kind_counts, rank_ranges, table_of, term_words
 from darts_parallel.report.format import layer_ranges as layer_ranges
 from darts_parallel.report.format import number as _number

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from darts_parallel.cost.evaluation import hard_plan, pass_seconds
-from darts_parallel.cost.simulation import Event, PassSeconds, critical_operations, timeline
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.cost import Event, PassSeconds, critical_operations, hard_plan, pass_seconds, timeline
+from darts_parallel.plan import Plan
+from darts_parallel.problem import Problem
 from darts_parallel.schedules import Operation
 
 CATEGORIES = {"F": "forward", "B": "backward", "W": "weight gradient"}

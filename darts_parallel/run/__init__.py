@@ -1,1 +1,21 @@
 """Runs a plan on torch.distributed: `torchrun --nproc-per-node N -m darts_parallel.run plan=plan.json`."""
+
+from typing import TYPE_CHECKING
+
+from darts_parallel.errors import lazy_names
+from darts_parallel.run.hardware import require_torch as require_torch
+from darts_parallel.run.settings import measured_cluster as measured_cluster
+
+if TYPE_CHECKING:
+    from darts_parallel.run.engine import Engine as Engine
+    from darts_parallel.run.measure import timed_step as timed_step
+    from darts_parallel.run.workers import Workers as Workers
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "engine": ("Engine",),
+        "measure": ("timed_step",),
+        "workers": ("Workers",),
+    },
+)

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from darts_parallel.config.options import run_main
-from darts_parallel.cost.evaluation import CostBreakdown, evaluate
+from darts_parallel.config import run_main
+from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import DartsParallelError, UnsupportedError
-from darts_parallel.plan.file import write_json
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.plan import Plan, write_json
+from darts_parallel.problem import Problem
 from darts_parallel.run.hardware import LocalMachine, device_for, require_torch
 from darts_parallel.run.settings import RunSettings, load
 
@@ -56,7 +55,7 @@ def run(settings: RunSettings) -> int:
             outcome = workers.run(execute, problem, plan, settings, device)[0]
     cost = predicted_cost(plan, problem)
     console = Console()
-    from darts_parallel.run.report import outcome_dict, render
+    from darts_parallel.run._report import outcome_dict, render
 
     described = plan.describe(problem.training.global_batch_size)
     console.print(

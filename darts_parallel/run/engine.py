@@ -16,12 +16,12 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem
-from darts_parallel.run.chunks import StageChunk, build, head_index, table_rows
-from darts_parallel.run.layouts import Meshes, converted_logits
-from darts_parallel.run.loss import cross_entropy_sum, part_of_rank
-from darts_parallel.run.units import TiedTables
+from darts_parallel.plan import Plan
+from darts_parallel.problem import Problem
+from darts_parallel.run._chunks import StageChunk, build, head_index, table_rows
+from darts_parallel.run._layouts import Meshes, converted_logits
+from darts_parallel.run._loss import cross_entropy_sum, part_of_rank
+from darts_parallel.run._units import TiedTables
 
 LEARNING_RATE = 1e-3
 CHUNKED = {

@@ -7,8 +7,8 @@ import torch
 from torch.torch_version import TorchVersion
 
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.plan import Plan
+from darts_parallel.problem import Problem
 
 CPU = "cpu"
 GPU_FLOPS = 8e12
@@ -67,7 +67,7 @@ def device_for(problem: Problem, plan: Plan, asked: str, machine: LocalMachine) 
 
 
 def _require_memory(problem: Problem, plan: Plan, machine: LocalMachine) -> None:
-    from darts_parallel.run.verify import predicted_bytes
+    from darts_parallel.run._verify import predicted_bytes
 
     size = problem.cluster.num_devices // plan.pp
     needed = sum(sum(predicted_bytes(problem, plan, stage)) * size for stage in range(plan.pp))

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.plan import Plan
+from darts_parallel.problem import Problem
+from darts_parallel.run._loss import global_batch
+from darts_parallel.run._verify import StepComparison, verify
 from darts_parallel.run.engine import Clock, Engine, Phases
-from darts_parallel.run.loss import global_batch
 from darts_parallel.run.settings import RunSettings
-from darts_parallel.run.verify import StepComparison, verify
 from darts_parallel.run.workers import choose_device
 
 

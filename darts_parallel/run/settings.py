@@ -3,14 +3,10 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from darts_parallel.config.checks import require_at_least, require_member
-from darts_parallel.config.composition import load_config
-from darts_parallel.config.schema import Config
+from darts_parallel.config import Config, load_config, require_at_least, require_member
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.plan.file import read_plan, required_config
-from darts_parallel.plan.legality import refuse_unexecutable
-from darts_parallel.plan.strategy import Plan
-from darts_parallel.problem.problem import Problem
+from darts_parallel.plan import Plan, read_plan, refuse_unexecutable, required_config
+from darts_parallel.problem import Problem
 
 DEVICES = ("auto", "cpu", "cuda")
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from darts_parallel.config.interrupts import begin_worker, children_without_interrupts
+from darts_parallel.config import begin_worker, children_without_interrupts
 from darts_parallel.errors import DartsParallelError, UnsupportedError
 
 GRACE_S = 1.0

@@ -14,10 +14,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from darts_parallel.config.schema import config_dir
+from darts_parallel.config import config_dir
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.file import write_bytes, write_text
-from darts_parallel.planner.uncertainty import BASE, correlation_bytes
+from darts_parallel.plan import write_bytes, write_text
+from darts_parallel.planner import BASE, correlation_bytes
 from experiments.calibration.parameters import QUANTITIES, Key, Parameters, Place, Quantity
 
 SHIPPED = Path(config_dir()) / "calibrated.yaml"

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from darts_parallel.planner.uncertainty import EXPERTS, NORMAL
+from darts_parallel.planner import EXPERTS, NORMAL
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, Residuals, linear_fit, measured_figures, posterior
 from experiments.calibration.parameters import Parameters, Place

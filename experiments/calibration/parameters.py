@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from darts_parallel.planner.uncertainty import BASE, FAMILIES
+from darts_parallel.planner import BASE, FAMILIES
 from experiments.data.runs import DEVICE, MeasuredRun
 
 PAIR = "+"

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from darts_parallel.config.cluster import NARROW
-from darts_parallel.cost.evaluation import hard_plan
-from darts_parallel.problem.cluster import GIB, Cluster, Link, NodeGroup
+from darts_parallel.config import NARROW
+from darts_parallel.cost import hard_plan
+from darts_parallel.problem import GIB, Cluster, Link, NodeGroup
 from experiments.calibration.problems import MeasuredCase
 from experiments.data.runs import DEVICE
 

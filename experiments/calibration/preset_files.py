@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from darts_parallel.config.schema import config_dir
-from darts_parallel.plan.file import write_text
-from darts_parallel.planner.uncertainty import FAMILIES, KINDS
-from darts_parallel.problem.software import ANY
+from darts_parallel.config import config_dir
+from darts_parallel.plan import write_text
+from darts_parallel.planner import FAMILIES, KINDS
+from darts_parallel.problem import ANY
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.parameters import QUANTITIES, Place, Quantity
 from experiments.calibration.predict import LINK_PREFIXES

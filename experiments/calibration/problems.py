@@ -9,15 +9,20 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from darts_parallel.config.cluster import ClusterConfig, DeviceConfig, LinkConfig, NodeGroupConfig
-from darts_parallel.config.composition import load_config
-from darts_parallel.config.model import ModelConfig
-from darts_parallel.config.schema import Config, TrainingConfig, config_dir
+from darts_parallel.config import (
+    ClusterConfig,
+    Config,
+    DeviceConfig,
+    LinkConfig,
+    ModelConfig,
+    NodeGroupConfig,
+    TrainingConfig,
+    config_dir,
+    load_config,
+)
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.plan.legality import check_plan
-from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.problem.problem import Problem
-from darts_parallel.problem.software import Software
+from darts_parallel.plan import LayerStrategy, Plan, check_plan
+from darts_parallel.problem import Problem, Software
 from experiments.data.runs import ALTERNATE, MeasuredRun, sizes_of
 
 LATENCY_US = {"inside": 3.0, "between": 5.0}

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from darts_parallel.plan.file import write_text
-from darts_parallel.report.tables import csv_text
+from darts_parallel.plan import write_text
+from darts_parallel.report import csv_text
 from experiments.calibration.errors import spearman
 from experiments.calibration.predict import predict
 from experiments.calibration.problems import MeasuredCase

@@ -11,8 +11,8 @@ import torch
 from matplotlib.figure import Figure
 
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.plan.file import write_text
-from darts_parallel.report.tables import csv_text, markdown_table
+from darts_parallel.plan import write_text
+from darts_parallel.report import csv_text, markdown_table
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, measured_figures

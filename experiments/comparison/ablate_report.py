@@ -7,9 +7,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from darts_parallel.exact.layerwise import find_layerwise_plan
-from darts_parallel.plan.file import write_text
-from darts_parallel.report.tables import csv_text, filled_table, markdown_table
+from darts_parallel.exact import find_layerwise_plan
+from darts_parallel.plan import write_text
+from darts_parallel.report import csv_text, filled_table, markdown_table
 from experiments.comparison.quantiles import percent, quantile, read_curve
 from experiments.comparison.variants import (
     BILEVEL,

@@ -13,14 +13,16 @@ from baselines.annealing import WEIGHTS
 from baselines.chains import PlanSpace
 from baselines.incumbent import Incumbent
 from baselines.moves import RandomMoves
-from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
-from darts_parallel.gradient.descent import GradientSearch
-from darts_parallel.gradient.polishing import polish
-from darts_parallel.gradient.pool import TablePlans
-from darts_parallel.gradient.pool_polishing import polish_pool
-from darts_parallel.gradient.rounding import repair
-from darts_parallel.gradient.screening import MoveEvaluator
-from darts_parallel.gradient.step_record import StepRecord
+from darts_parallel.cost import HardPlans, PricedPlan
+from darts_parallel.gradient import (
+    GradientSearch,
+    MoveEvaluator,
+    StepRecord,
+    TablePlans,
+    polish,
+    polish_pool,
+    repair,
+)
 
 KICKS = 3
 """Random changes of a plan before it is descended from again."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from darts_parallel.report.tables import markdown_table
+from darts_parallel.report import markdown_table
 from experiments.comparison.quantiles import EXACT, percent, quantile
 from experiments.comparison.runs import ORACLE, SEARCH, UNIFORM, MethodRun
 

@@ -6,9 +6,8 @@ from itertools import accumulate
 
 import torch
 
-from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.table import CostTable
-from darts_parallel.problem.model import LayerSpec
+from darts_parallel.cost import CostTable, HardPlans
+from darts_parallel.problem import LayerSpec
 
 SYMBOLS = {"embedding": "E", "mtp": "m", "mtp_again": "m", "head": "L"}
 """Letter of a kind of layer in a layout; blocks of every other kind are `t`."""

@@ -6,11 +6,9 @@ from difflib import get_close_matches
 
 import torch
 
-from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.lightest import lightest_plans
-from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.cost import CostTable, build_tables, evaluate_batch, lightest_plans
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.problem import Problem, load_problem
 
 TIGHTNESS = 1.15
 """Memory of a tight problem's devices, relative to what the lightest plan needs."""

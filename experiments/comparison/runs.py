@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from baselines import PLANNERS
-from darts_parallel.config.search import SearchConfig
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.layerwise import find_layerwise_plan
-from darts_parallel.exact.result import Curve, TableResult
-from darts_parallel.exact.uniform import find_uniform_plan
-from darts_parallel.gradient.descent import search_tables
-from darts_parallel.planner.methods import solve
+from darts_parallel.config import SearchConfig
+from darts_parallel.cost import CostTable
+from darts_parallel.exact import Curve, TableResult, find_layerwise_plan, find_uniform_plan
+from darts_parallel.gradient import search_tables
+from darts_parallel.planner import solve
 from experiments.comparison.problems import SuiteCase
 from experiments.comparison.quantiles import quantile
 from experiments.study import unless_interrupted

@@ -8,8 +8,8 @@ chunks of that cut is among the free ones.
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from darts_parallel.cost.table import CostTable
-from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.cost import CostTable
+from darts_parallel.problem import Problem, load_problem
 from experiments.comparison.problems import tables_of, tight
 
 SCHEDULES = "space.schedules=[1f1b,interleaved,zero_bubble_h1,zero_bubble_v,v_half,v_min]"

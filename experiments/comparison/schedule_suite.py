@@ -8,12 +8,11 @@ import torch
 
 from baselines import SCHEDULE_PLANNERS
 from baselines.incumbent import Incumbent
-from darts_parallel.config.search import SearchConfig
-from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.result import Curve, TableResult
-from darts_parallel.exact.schedule_bounds import simulated_lower_bound
-from darts_parallel.gradient.descent import GradientSearch, search_tables
-from darts_parallel.report.tables import markdown_table
+from darts_parallel.config import SearchConfig
+from darts_parallel.cost import CostTable
+from darts_parallel.exact import Curve, TableResult, simulated_lower_bound
+from darts_parallel.gradient import GradientSearch, search_tables
+from darts_parallel.report import markdown_table
 from experiments.comparison.controls import CONTROLS
 from experiments.comparison.layouts import OWN, chunks_of, default_chunks, first_layers, uniform_plans
 from experiments.comparison.quantiles import quantile, read_curve

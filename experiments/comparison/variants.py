@@ -9,15 +9,11 @@ from typing import Any
 import torch
 
 from baselines import annealing, flexflow, random_search
-from darts_parallel.bilevel.data import load_corpus
-from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.protocol import Protocol
-from darts_parallel.bilevel.report import rows_of
-from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.config.search import SearchConfig
-from darts_parallel.cost.table import CostTable
-from darts_parallel.gradient.descent import GradientSearch, search_tables
-from darts_parallel.problem.problem import load_problem
+from darts_parallel.bilevel import BilevelSettings, Jobs, Protocol, load_corpus, rows_of
+from darts_parallel.config import SearchConfig
+from darts_parallel.cost import CostTable
+from darts_parallel.gradient import GradientSearch, search_tables
+from darts_parallel.problem import load_problem
 from experiments.comparison.controls import CONTROLS
 from experiments.comparison.problems import suite
 

@@ -14,11 +14,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from darts_parallel.config.model import ModelConfig
-from darts_parallel.config.options import run_main
-from darts_parallel.config.schema import RECOMPUTE_MODULES
-from darts_parallel.plan.file import write_text
-from darts_parallel.problem.model import Model
+from darts_parallel.config import RECOMPUTE_MODULES, ModelConfig, run_main
+from darts_parallel.plan import write_text
+from darts_parallel.problem import Model
 from experiments.comparison.layouts import chunks_of
 from experiments.data import runs
 from experiments.data.runs import MeasuredRun, Sizes, architecture_of, preset_sizes, write_runs

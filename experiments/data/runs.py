@@ -10,9 +10,8 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from darts_parallel.config.model import ModelConfig
-from darts_parallel.config.schema import config_dir
-from darts_parallel.report.tables import csv_text
+from darts_parallel.config import ModelConfig, config_dir
+from darts_parallel.report import csv_text
 
 Sizes = dict[str, Any]
 """Fields of `ModelConfig`."""

@@ -9,12 +9,10 @@ from statistics import median
 
 import torch
 
-from darts_parallel.bilevel.settings import TransformerShape
-from darts_parallel.bilevel.transformer import Weights, block, initial_weights
-from darts_parallel.config.cluster import DeviceConfig
-from darts_parallel.cost.compute import ATTENTION_HALF_SIZE, gemm_seconds
-from darts_parallel.problem.cluster import Device
-from darts_parallel.problem.model import Gemm
+from darts_parallel.bilevel import TransformerShape, Weights, block, initial_weights
+from darts_parallel.config import DeviceConfig
+from darts_parallel.cost import ATTENTION_HALF_SIZE, gemm_seconds
+from darts_parallel.problem import Device, Gemm
 from experiments.machine.profile import MeasuredMachine
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -6,7 +6,7 @@ import resource
 
 import torch
 
-from darts_parallel.problem.cluster import GIB
+from darts_parallel.problem import GIB
 from experiments.machine.compute import MOST_EXTRAPOLATED, ComputeProfile
 from experiments.machine.links import LinkProfile
 from experiments.machine.profile import MeasuredMachine

@@ -26,7 +26,7 @@ from baselines import (
 from baselines.stage_costs import STEP, bottleneck_split, cheapest_split
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact._enumeration import brute_force
 from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import StageSegments
 from darts_parallel.plan.strategy import LayerStrategy

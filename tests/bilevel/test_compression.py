@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from darts_parallel.bilevel.quantize import (
+from darts_parallel.bilevel._quantize import (
     GradientReducer,
     flatten_layer,
     lossy_sum,

@@ -4,20 +4,20 @@ import pytest
 import torch
 
 from darts_parallel.bilevel import transformer
-from darts_parallel.bilevel.candidates import Candidate
-from darts_parallel.bilevel.data import sample
-from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.mixture import gradient_shortfall, slopes
-from darts_parallel.bilevel.quantize import BLOCK
-from darts_parallel.bilevel.trainer import WeightTrainer, differentiate
-from darts_parallel.bilevel.transformer import initial_weights, mixed_loss, plan_loss
-from darts_parallel.bilevel.trials import (
+from darts_parallel.bilevel._candidates import Candidate
+from darts_parallel.bilevel._mixture import gradient_shortfall, slopes
+from darts_parallel.bilevel._quantize import BLOCK
+from darts_parallel.bilevel._trainer import WeightTrainer, differentiate
+from darts_parallel.bilevel._trials import (
     GradientShares,
     behind,
     middle_of_read,
     train_losses,
     try_pairs,
 )
+from darts_parallel.bilevel.data import sample
+from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.transformer import initial_weights, mixed_loss, plan_loss
 from tests.support.bilevel_tiny import corpus, tiny_settings
 
 SETTINGS = tiny_settings()

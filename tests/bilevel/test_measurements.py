@@ -3,7 +3,13 @@ from math import log
 import pytest
 import torch
 
-from darts_parallel.bilevel.measurements import NoiseScale, log_delay, nats_per_efold, squared_norms, unbiased
+from darts_parallel.bilevel._measurements import (
+    NoiseScale,
+    log_delay,
+    nats_per_efold,
+    squared_norms,
+    unbiased,
+)
 
 
 def test_noise_estimates_solve_their_two_equations_exactly() -> None:

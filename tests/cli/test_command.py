@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from darts_parallel.cli.arguments import flags_first
-from darts_parallel.cli.job import Job
+from darts_parallel.cli._arguments import flags_first
+from darts_parallel.cli._job import Job
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.run.workers import preloaded
 from tests.support.commands import QUIET, TOY, Command
@@ -26,7 +26,7 @@ def test_a_bug_of_ours_keeps_its_traceback(command: Command, monkeypatch: pytest
     def broken(*arguments: Any, **settings: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("darts_parallel.cli.job.find_plan", broken)
+    monkeypatch.setattr("darts_parallel.cli._job.find_plan", broken)
     with pytest.raises(ZeroDivisionError):
         command(*TOY, *QUIET)
     assert not list(command.folder.iterdir())

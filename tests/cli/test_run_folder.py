@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from darts_parallel.cli import _job as job
 from darts_parallel.cli import command as cli
-from darts_parallel.cli import job
-from darts_parallel.cli.run_folder import RunFolder
+from darts_parallel.cli._run_folder import RunFolder
 from darts_parallel.errors import ConfigError
 from tests.support.commands import QUIET, TOY, Command
 

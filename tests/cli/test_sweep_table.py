@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from darts_parallel.cli.sweep_table import SweepJob, medians, sweep_folder, swept_keys, write_results
+from darts_parallel.cli._sweep_table import SweepJob, medians, sweep_folder, swept_keys, write_results
 from tests.support.commands import QUIET, TOY, Command
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from darts_parallel.cli.arguments import flags_first
-from darts_parallel.cli.job import Job
-from darts_parallel.cli.tune import read_trials
+from darts_parallel.cli._arguments import flags_first
+from darts_parallel.cli._job import Job
+from darts_parallel.cli._tune import read_trials
 from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.plan.file import read_own_problem, read_plan
 from darts_parallel.problem.problem import load_problem

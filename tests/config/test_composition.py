@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from darts_parallel.cli.job import Job
+from darts_parallel.cli._job import Job
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import config_dir
 from darts_parallel.problem.problem import Problem, load_problem

@@ -179,7 +179,7 @@ def test_a_file_that_cannot_be_read_as_a_model_says_why(values: Values, sentence
 
 def test_without_transformers_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.delitem(sys.modules, "darts_parallel.config.meta_model", raising=False)
+    monkeypatch.delitem(sys.modules, "darts_parallel.config._meta_model", raising=False)
     with pytest.raises(UnsupportedError, match=r"pip install darts-parallel\[hf\]"):
         import_model({"model_type": "llama"}, "model.path=config.json", "m")
 

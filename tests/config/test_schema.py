@@ -5,8 +5,8 @@ from shutil import copytree
 import pytest
 
 from darts_parallel.config import composition
+from darts_parallel.config._keys import all_keys
 from darts_parallel.config.composition import load_config
-from darts_parallel.config.keys import all_keys
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import load_problem

@@ -14,7 +14,7 @@ from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.table import build_tables
 from darts_parallel.cost.terms.experts import all_to_all
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.plan.expert_degrees import expert_layer
+from darts_parallel.plan._expert_degrees import expert_layer
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import GIB

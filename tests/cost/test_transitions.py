@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from darts_parallel import load_problem
+from darts_parallel.cost._transitions import boundary_seconds, reshard_seconds
 from darts_parallel.cost.compute import alignment
-from darts_parallel.cost.transitions import boundary_seconds, reshard_seconds
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import BoundaryTopology
 from tests.support.layer_kinds import TOY

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from darts_parallel.exact.batched_splits import SplitProblems
+from darts_parallel.exact._batched_splits import SplitProblems
 from darts_parallel.exact.segments import StageSegments
 
 

@@ -8,9 +8,9 @@ import torch
 
 from darts_parallel.cost.pipeline import PipelineModel, in_flight
 from darts_parallel.cost.table import CostTable
+from darts_parallel.exact._chain import weights_behind
+from darts_parallel.exact._enumeration import brute_force
 from darts_parallel.exact.bounds import outer_lower_bounds
-from darts_parallel.exact.chain import weights_behind
-from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.schedule_bounds import (
     _mixture,
     chain_bound,

@@ -5,8 +5,8 @@ import warnings
 from collections.abc import Iterator
 from functools import partial
 
+from darts_parallel.config._keys import all_keys
 from darts_parallel.config.composition import refuse_silent_overrides
-from darts_parallel.config.keys import all_keys
 from darts_parallel.config.schema import Config
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.planner import plan

@@ -11,8 +11,8 @@ from darts_parallel.config.schema import Config
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, DartsParallelError, InfeasibleError
 from darts_parallel.plan.strategy import Plan
+from darts_parallel.planner._session import Session
 from darts_parallel.planner.methods import METHODS, ORDERS, run_phases, search_result
-from darts_parallel.planner.session import Session
 from darts_parallel.problem.problem import Problem
 from tests.fuzz.case import FuzzCase, FuzzOutcome
 from tests.fuzz.oracle import TooManyError, cheapest

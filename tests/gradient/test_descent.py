@@ -92,7 +92,7 @@ def test_the_clock_and_whoever_watches_never_change_a_plan(
     watched_seconds = 0.0
     real = time.perf_counter
     monkeypatch.setattr(
-        "darts_parallel.gradient.stopwatch.time.perf_counter", lambda: real() + watched_seconds
+        "darts_parallel.gradient._stopwatch.time.perf_counter", lambda: real() + watched_seconds
     )
 
     def watch(record: StepRecord) -> None:

@@ -8,8 +8,8 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.gradient import descent
+from darts_parallel.gradient._promising_outers import promising_outers, relaxed_outers
 from darts_parallel.gradient.pool import PlanPool, TablePlans
-from darts_parallel.gradient.promising_outers import promising_outers, relaxed_outers
 from tests.support.random_plans import random_plans
 
 TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.zero_stage=[0,1]"]
@@ -77,7 +77,7 @@ def test_a_descent_relaxes_the_outer_choices_of_the_fastest_known_plans(
     fastest = next(entry for entry in pool.by_outer() if entry.table < len(tables))
     table = tables[fastest.table]
     one = 4 * table.num_layers * (len(table.choices) + table.num_stages)
-    monkeypatch.setattr("darts_parallel.gradient.promising_outers.WEIGHTS", one)
+    monkeypatch.setattr("darts_parallel.gradient._promising_outers.WEIGHTS", one)
     *simulated, closed = relaxed_outers(pool.tables, pool.by_outer(), 4)
     taken = [(n, outer) for n, row in enumerate(simulated) for outer in torch.nonzero(row).flatten().tolist()]
     assert taken == [fastest.outer]

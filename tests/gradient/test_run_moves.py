@@ -10,7 +10,7 @@ import torch
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pipeline import PipelineModel
-from darts_parallel.gradient.run_moves import RunMoves
+from darts_parallel.gradient._run_moves import RunMoves
 from tests.support.random_plans import random_plans
 from tests.support.random_tables import random_table
 

@@ -14,14 +14,14 @@ from darts_parallel.config.composition import load_config
 from darts_parallel.cost.collectives import RingGroup, all_reduce, reduce_scatter
 from darts_parallel.cost.compute import gemm_seconds
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
+from darts_parallel.graph._layouts import DeviceMeshSpec, Step
+from darts_parallel.graph._programme import GraphProgramme
+from darts_parallel.graph._rules import reshape_groups
+from darts_parallel.graph._space import GraphSpace, build_space
 from darts_parallel.graph.capture import capture, make_inputs
 from darts_parallel.graph.command import read_request, run_request
 from darts_parallel.graph.descent import MeanFieldCost
-from darts_parallel.graph.layouts import DeviceMeshSpec, Step
 from darts_parallel.graph.plan import make_mesh, plan_module
-from darts_parallel.graph.programme import GraphProgramme
-from darts_parallel.graph.rules import reshape_groups
-from darts_parallel.graph.space import GraphSpace, build_space
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.model import Gemm
 

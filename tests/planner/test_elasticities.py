@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from darts_parallel.cli.job import Job
+from darts_parallel.cli._job import Job
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.planner.elasticities import sensitivity, time_elasticities

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import darts_parallel
-from darts_parallel.cli.job import Job
+from darts_parallel.cli._job import Job
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable
 from darts_parallel.errors import ConfigError, InfeasibleError
@@ -21,6 +21,7 @@ from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.descent import descent_seconds, search, search_tables
 from darts_parallel.gradient.result import SearchResult
+from darts_parallel.planner._session import Method, Session
 from darts_parallel.planner.methods import (
     CHECKS,
     METHODS,
@@ -31,7 +32,6 @@ from darts_parallel.planner.methods import (
     search_result,
     solve,
 )
-from darts_parallel.planner.session import Method, Session
 from darts_parallel.problem.problem import Problem, load_problem
 from experiments.comparison.problems import tables_of
 
@@ -41,7 +41,7 @@ TOY = [
     "output.progress=false",
     "space.num_micro_batches=[4,8]",
 ]
-EXACT_METHODS = "darts_parallel.planner.exact_methods"
+EXACT_METHODS = "darts_parallel.planner._exact_methods"
 FEW = ["search.num_steps=5", "search.num_restarts=2", "search.polish=false"]
 
 
@@ -151,7 +151,7 @@ def test_what_an_exact_method_finds_from_a_poor_start_is_the_answer(
             gradient_iteration_time_s=seconds,
         )
 
-    monkeypatch.setattr("darts_parallel.planner.descent_method.search_tables", poor)
+    monkeypatch.setattr("darts_parallel.planner._descent_method.search_tables", poor)
     data, report = run(tmp_path, "space.num_micro_batches=null", *FEW)
     exact = data["verification"]["dynamic_programming"]
     assert exact["proven"]

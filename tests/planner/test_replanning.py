@@ -11,9 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from darts_parallel.cli.arguments import flags_first
-from darts_parallel.cli.job import Job
-from darts_parallel.cli.job_config import replan_config
+from darts_parallel.cli._arguments import flags_first
+from darts_parallel.cli._job import Job
+from darts_parallel.cli._job_config import replan_config
 from darts_parallel.config.composition import composition
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.memory import state_bytes

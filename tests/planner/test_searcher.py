@@ -8,8 +8,8 @@ import torch
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.searcher import SearcherModel, products
 from darts_parallel.errors import InfeasibleError, UnsupportedError
+from darts_parallel.planner._searcher import prime_factors, product_session, relaxed_degrees
 from darts_parallel.planner.planning import plan
-from darts_parallel.planner.searcher import prime_factors, product_session, relaxed_degrees
 from darts_parallel.problem.problem import load_problem
 
 JOB = ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_8x4", "cost=searcher"]

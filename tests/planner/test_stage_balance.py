@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from darts_parallel import LayerStrategy, Plan, evaluate, load_problem
-from darts_parallel.planner.stage_balance import balance_stages
+from darts_parallel.planner._stage_balance import balance_stages
 
 JOB = ["model=gpt2_xl", "cluster=a10_8x4", "training=gpt2_xl", "model.num_layers=12"]
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from darts_parallel.cli.arguments import flags_first
+from darts_parallel.cli._arguments import flags_first
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import build_table
 from darts_parallel.plan.space import outer_spaces

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from darts_parallel import evaluate, load_problem
-from darts_parallel.cli.job import Job
+from darts_parallel.cli._job import Job
 from darts_parallel.plan.file import write_json
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem

@@ -4,14 +4,14 @@ from statistics import median
 import pytest
 import torch
 
-from darts_parallel.bilevel.quantize import lossy_sum
+from darts_parallel.bilevel._quantize import lossy_sum
 from darts_parallel.cost.collectives import BLOCK
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.strategy import LayerStrategy as Strategy
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.run.lossy import pack, unpack
-from darts_parallel.run.verify import TOLERANCE
+from darts_parallel.run._lossy import pack, unpack
+from darts_parallel.run._verify import TOLERANCE
 from darts_parallel.run.workers import Workers
 from tests.support.running import LLAMA, reduced, tiny, verified
 

@@ -7,7 +7,7 @@ import pytest
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.strategy import LayerStrategy as Strategy
 from darts_parallel.plan.strategy import Plan
-from darts_parallel.run.verify import TOLERANCE
+from darts_parallel.run._verify import TOLERANCE
 from darts_parallel.run.workers import Workers
 from tests.support.running import BERT, LLAMA, MIXTURE, tiny, uniform, verified
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact._enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
 
 

@@ -86,5 +86,5 @@ def told_command(says: Connection, folder: Path, arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     sys.argv = ["darts-parallel", *arguments]
-    with patch("darts_parallel.planner.descent_method.search_tables", telling):
+    with patch("darts_parallel.planner._descent_method.search_tables", telling):
         cli.main()

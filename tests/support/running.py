@@ -7,9 +7,9 @@ import torch
 
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.run._lossy import lossy_all_reduce
+from darts_parallel.run._verify import StepComparison, verify
 from darts_parallel.run.engine import Engine
-from darts_parallel.run.lossy import lossy_all_reduce
-from darts_parallel.run.verify import StepComparison, verify
 
 TINY = (
     "model=toy", "cluster=toy", "training=toy", "training.precision=fp32", "training.global_batch_size=8",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from darts_parallel.cost.terms._term import Contribution as Contribution
 from darts_parallel.cost.terms._term import CostTerm as CostTerm
 from darts_parallel.cost.terms._term import PlanContribution as PlanContribution
-from darts_parallel.problem.layer_spec import LayerSpec
+from darts_parallel.problem import LayerSpec
 
 if TYPE_CHECKING:
     from darts_parallel.cost.hard_plans import HardPlans

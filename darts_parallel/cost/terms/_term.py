@@ -9,8 +9,8 @@ from torch import Tensor
 
 from darts_parallel.cost.sharding import ShardGroup
 from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.plan.space import OuterSpace
-from darts_parallel.problem.layer_spec import LayerSpec
+from darts_parallel.plan import OuterSpace
+from darts_parallel.problem import LayerSpec
 
 if TYPE_CHECKING:
     from darts_parallel.cost.hard_plans import HardPlans

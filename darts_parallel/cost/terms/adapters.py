@@ -1,4 +1,4 @@
-"""Low-rank adapters: their products, and the parameters that alone are trained (`problem/adapters.py`)."""
+"""Low-rank adapters: their products, and the parameters that alone are trained (`problem/_adapters.py`)."""
 
 from typing import ClassVar
 
@@ -6,7 +6,7 @@ from darts_parallel.cost.compute import BACKWARD_FACTOR, products_seconds
 from darts_parallel.cost.sharding import ShardGroup, layer_shards
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import Contribution, CostTerm
-from darts_parallel.problem.layer_spec import LayerSpec
+from darts_parallel.problem import LayerSpec
 
 
 class AdapterTerm(CostTerm):

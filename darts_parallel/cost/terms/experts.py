@@ -24,8 +24,7 @@ from darts_parallel.cost.compute import (
 from darts_parallel.cost.sharding import ShardGroup, ring_group
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import Contribution, CostTerm
-from darts_parallel.problem.experts import Experts
-from darts_parallel.problem.layer_spec import Gemm, LayerSpec
+from darts_parallel.problem import Experts, Gemm, LayerSpec
 
 PERMUTED = {"alltoall": 8.0, "flex": 4.0}
 """Elements per routed row and hidden feature that permutation moves in one pass: into the order of the ranks,

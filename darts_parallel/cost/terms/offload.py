@@ -24,8 +24,8 @@ from darts_parallel.cost.compute import lengthening
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import CostTerm, PlanContribution
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.plan.space import OuterSpace
-from darts_parallel.problem.cluster import Scalar
+from darts_parallel.plan import OuterSpace
+from darts_parallel.problem import Scalar
 
 if TYPE_CHECKING:
     from darts_parallel.cost.hard_plans import HardPlans

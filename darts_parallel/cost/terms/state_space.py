@@ -10,7 +10,7 @@ from darts_parallel.cost.compute import ATTENTION_HALF_SIZE, BACKWARD_FACTOR, st
 from darts_parallel.cost.sharding import data_group
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import NOTHING, Contribution, CostTerm
-from darts_parallel.problem.layer_spec import LayerSpec
+from darts_parallel.problem import LayerSpec
 
 VECTOR_SHARE = 1.0 / 16.0
 """Speed of float32 arithmetic outside the tensor cores, of the 16-bit peak (A100 data sheet: 19.5 and 312

@@ -1,0 +1,164 @@
+"""Weight steps: per-group gradients, compressed all-reduces, Adam."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import lcm
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from darts_parallel.bilevel._candidates import Candidate
+from darts_parallel.bilevel._measurements import NoiseScale, squared_norms
+from darts_parallel.bilevel._quantize import (
+    GradientReducer,
+    Pair,
+    flatten_layer,
+    round_blocks,
+    unflatten_layer,
+)
+from darts_parallel.bilevel.data import sample
+from darts_parallel.bilevel.settings import BilevelSettings
+from darts_parallel.bilevel.transformer import Weights, initial_weights, plan_loss
+from darts_parallel.cost import LOSSLESS
+from darts_parallel.gradient import EPSILON, Adam
+
+BETAS = (0.9, 0.99)
+FEWEST_BITS = 2
+Loss = Callable[[Weights, Tensor], Tensor]
+"""Weights and tokens `(B, T + 1)` to nats."""
+Mixture = tuple[Sequence[Pair], Tensor]
+"""Pairs `(dp, grad_comm_bits)` that a block's gradient travels by, and their weights `(K,)`."""
+
+
+def differentiate(loss: Loss, weights: Weights, tokens: Tensor) -> tuple[Weights, Tensor]:
+    """Return gradients and loss of one batch, a third faster by plain autograd than by `torch.func`."""
+    leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+    value = loss(leaves, tokens)
+    gradients = torch.autograd.grad(value, tuple(leaves.values()))
+    return dict(zip(leaves, gradients, strict=True)), value.detach()
+
+
+@dataclass(frozen=True)
+class WeightStep:
+    """Measurements of one weight step."""
+
+    loss: float
+    """Mean loss of the batch before the step, nats."""
+    mean: tuple[Tensor, ...]
+    """Each block's exact mean gradient, `(P,)`."""
+    rounding_noise: Tensor
+    """Squared norm of what rounding at the fewest bits would take from each block's step, `(blocks,)`."""
+
+
+@dataclass
+class WeightTrainer:
+    """Weights and everything that their training remembers.
+
+    Attributes:
+        settings: Learning rate, devices, sizes.
+        batch: Global batch size in sequences.
+        seed: Seed of the initial weights and of the training batches.
+        measure_noise: Whether the gradient noise scale is measured: that needs two groups at least.
+    """
+
+    settings: BilevelSettings
+    batch: int
+    seed: int
+    measure_noise: bool = True
+    step: int = 0
+    weights: Weights = field(init=False)
+    optimizer: Adam = field(init=False)
+    reducers: list[GradientReducer] = field(init=False)
+    noise: NoiseScale = field(init=False)
+    generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.weights = initial_weights(self.settings.shape, torch.Generator().manual_seed(self.seed))
+        self.generator = torch.Generator().manual_seed(self.seed + 1)
+        self.optimizer = Adam([(w, self.settings.learning_rate) for w in self.weights.values()], BETAS)
+        self.reducers = [GradientReducer(self.settings.block_size) for _ in range(self.settings.num_blocks)]
+        self.noise = NoiseScale(self.settings.decay)
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next step: a linear rise, then constant."""
+        rise = min((self.step + 1) / max(self.settings.learning_rate_warmup, 1), 1.0)
+        return self.settings.learning_rate * rise
+
+    def block_names(self, index: int) -> list[str]:
+        """List the names of one block's weights."""
+        return [name for name in self.weights if name.startswith(f"{index}.")]
+
+    def next_batch(self, text: Tensor) -> Tensor:
+        """Draw fresh tokens of one step, shape `(B, T + 1)`."""
+        return sample(text, self.batch, self.settings.context, self.generator)
+
+    def learn_plan(self, tokens: Tensor, plan: Sequence[Candidate]) -> WeightStep:
+        """Make one step on tokens `(B, T + 1)` as a plan says, one candidate for each block."""
+        loss = partial(plan_loss, plan=plan, block_size=self.settings.block_size)
+        one = torch.ones(1)
+        return self.learn(tokens, loss, [((candidate.gradient_pair,), one) for candidate in plan])
+
+    def learn(self, tokens: Tensor, loss: Loss, mixtures: Sequence[Mixture]) -> WeightStep:
+        """Make one step.
+
+        Args:
+            tokens: Batch, shape `(B, T + 1)`.
+            loss: Loss of the model as it is run now.
+            mixtures: How every block's gradient travels.
+        """
+        lossy = [dp for pairs, _ in mixtures for dp, bits in pairs if bits < LOSSLESS]
+        groups = lcm(*lossy, 2 if self.measure_noise else 1)
+        gradients, losses = self._differentiate(torch.unflatten(tokens, 0, (groups, -1)), loss)
+        if groups > 1:
+            small, large = squared_norms(gradients)
+            self.noise.update(small, large, len(tokens) // groups, len(tokens))
+        mean, noise = [], []
+        final = {name: gradient.mean(0) for name, gradient in gradients.items()}
+        for index, (reducer, (pairs, mixture)) in enumerate(zip(self.reducers, mixtures, strict=True)):
+            names = self.block_names(index)
+            flat = flatten_layer(gradients, names)
+            delivered = reducer.reduce(flat, pairs)
+            mean.append(flat.mean(0))
+            noise.append(self._rounding_noise(mean[-1], names))
+            final |= unflatten_layer(mixture @ delivered, self.weights, names)
+        self.apply(final)
+        return WeightStep(float(losses.mean()), tuple(mean), torch.stack(noise))
+
+    def _differentiate(self, tokens: Tensor, loss: Loss) -> tuple[Weights, Tensor]:
+        """Return gradients and losses of every group of tokens `(G, B / G, T + 1)`."""
+        if len(tokens) == 1:
+            gradients, value = differentiate(loss, self.weights, tokens[0])
+            return {name: own.unsqueeze(0) for name, own in gradients.items()}, value.unsqueeze(0)
+        found: tuple[Weights, Tensor] = vmap(grad_and_value(loss), in_dims=(None, 0))(self.weights, tokens)
+        return found
+
+    def _rounding_noise(self, mean: Tensor, names: Sequence[str]) -> Tensor:
+        """Return the energy that the fewest bits take from the mean gradient, in units of Adam's own step."""
+        if not self.measure_noise or not self.optimizer.steps:
+            return torch.ones(())
+        scale = self.preconditioner()
+        factors = torch.cat([scale[name].flatten() for name in names])
+        taken = mean - round_blocks(mean.unsqueeze(0), FEWEST_BITS)[0]
+        return (taken * factors).square().sum()
+
+    def apply(self, gradients: Weights) -> None:
+        """Make one step of Adam along mean gradients, by name."""
+        rate = self.learning_rate
+        self.optimizer.parameters = [(weight, rate) for weight in self.weights.values()]
+        for name, weight in self.weights.items():
+            weight.grad = gradients[name]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+
+    def preconditioner(self) -> Weights:
+        """Return the factors by which Adam scales gradients: one tensor for each weight."""
+        root = (1.0 - BETAS[1] ** max(self.optimizer.steps, 1)) ** 0.5
+        squares = [square for _, square in self.optimizer.moments]
+        return {
+            name: 1.0 / (square.sqrt() / root + EPSILON)
+            for name, square in zip(self.weights, squares, strict=True)
+        }

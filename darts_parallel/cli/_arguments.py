@@ -1,0 +1,99 @@
+"""The command's arguments before Hydra sees them: verbs and own flags, one sentence for a wrong one."""
+
+import re
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from typing import NoReturn
+
+from darts_parallel.cli._job_config import COMPOSED, PRINTED
+from darts_parallel.errors import ConfigError
+
+VERBS = {"replan": "the plan that ran", "tune": "the plan of the job"}
+"""Verbs of the command, and the plan that each names first."""
+SWITCHES = ("--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m",
+            "--shell-completion -sc")  # fmt: skip
+VALUED = ("--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd")
+CHOICES = {"--cfg -c": ("job", "hydra", "all"),
+           "--info -i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")}  # fmt: skip
+"""Flags of Hydra. A job is not run again from a pickle (`--experimental-rerun`), which may hold any code."""
+
+
+class FlagParser(ArgumentParser):
+    """The command's flags; a wrong one is a `ConfigError`."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+        for names in (*SWITCHES, "--explain"):
+            self.add_argument(*names.split(), action="store_true")
+        for names in VALUED:
+            self.add_argument(*names.split())
+        for names, choices in CHOICES.items():
+            self.add_argument(*names.split(), choices=choices)
+        self.add_argument("--top", nargs="?", const="nothing")
+        self.add_argument("overrides", nargs="*")
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the flags in one sentence."""
+        raise ConfigError(f"{message}; try darts-parallel --help, which lists the flags.")
+
+
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """Put flags before overrides, as Hydra wants them, and write verbs and own flags as overrides.
+
+    `replan plan.json` becomes `replan.from=plan.json`, `tune plan.json --top 3` sets `tune.from` and
+    `tune.top`, `--explain` sets `explain`.
+
+    Errors:
+        ConfigError: a flag that does not exist or lacks its value; an override that cannot be read.
+    """
+    topics = CHOICES["--info -i"]
+    told = [
+        "--info=all" if word in ("--info", "-i") and following not in topics else word
+        for word, following in zip(arguments, [*arguments[1:], ""], strict=False)
+    ]
+    flags = vars(FlagParser().parse_intermixed_args(told))
+    overrides = _without_verb(flags.pop("overrides"), flags.pop("top"))
+    overrides += ["explain=true"] if flags.pop("explain") else []
+    for override in overrides:
+        if not re.match(r"^[~+]{0,2}[\w./@:-]+(=|$)", override):
+            raise ConfigError(f"the override {override} cannot be read; try key=value.")
+    given = {f"--{name.replace('_', '-')}": value for name, value in flags.items() if value}
+    return [*(flag if value is True else f"{flag}={value}" for flag, value in given.items()), *overrides]
+
+
+def _without_verb(given: list[str], top: str | None) -> list[str]:
+    """Write a verb, the plan after it and `--top` as overrides."""
+    verb = next((argument for argument in given if argument in VERBS), None)
+    if top is not None and (verb != "tune" or not top.isdigit()):
+        raise ConfigError(
+            f"--top {top} must be a whole number of plans of the verb tune; try "
+            "darts-parallel tune plan.json --top 3."
+        )
+    if verb is None:
+        return given
+    place = given.index(verb)
+    rest = given[:place] + given[place + 1 :]
+    if rest[place:] and "=" not in rest[place]:
+        rest[place] = f"{verb}.from={rest[place]}"
+    elif not any(argument.startswith(f"{verb}.from=") for argument in rest):
+        raise ConfigError(f"{verb} needs {VERBS[verb]}; try darts-parallel {verb} plan.json.")
+    return [*rest, *([] if top is None else [f"tune.top={top}"])]
+
+
+def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments for Hydra, and those that change keys of a plan's own configuration.
+
+    Hydra would look for their keys in what it composes, whose cluster may have fewer node groups. Where the
+    group itself is given (`cluster=...`), they belong to that.
+    """
+    names = {argument.lstrip("+~").partition("=")[0] for argument in arguments}
+    sources = {"plan", *(f"{verb}.from" for verb in VERBS)}
+    if not names & sources or "experiment" in names or "--multirun" in arguments:
+        return list(arguments), []
+    own = re.compile(r"^[+]{0,2}(\w+)\.[^=]+=")
+    held = [
+        argument
+        for argument in arguments
+        if (match := own.match(argument)) and match.group(1) not in (*names, *COMPOSED, *PRINTED, "hydra")
+    ]
+    return [argument for argument in arguments if argument not in held], held

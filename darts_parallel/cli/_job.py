@@ -1,0 +1,162 @@
+"""One job of the command: plan or evaluate, report, write."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from darts_parallel.cli._tune import run_tuning
+from darts_parallel.cost import CostBreakdown, evaluate
+from darts_parallel.errors import UnsupportedError
+from darts_parallel.export import export_lines, export_plan, trainers_line, write_export
+from darts_parallel.gradient import StepRecord
+from darts_parallel.plan import Plan, write_json
+from darts_parallel.planner import Planned, Rental, Update, Watcher, sensitivity
+from darts_parallel.planner import plan as find_plan
+from darts_parallel.problem import Problem, bill, choose
+from darts_parallel.report import Tracker, plan_dict, render, render_ending, trace_dict
+
+
+def fail(sentence: str) -> NoReturn:
+    """End the command with one sentence and exit status 2."""
+    print(f"darts-parallel: {' '.join(sentence.split())}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+@dataclass
+class Job(Watcher):
+    """A problem on its way to files and a report; watches its own search, for the bar and the curves.
+
+    Attributes:
+        problem: What to plan.
+        folder: Gets `plan.json` and whatever else is asked for.
+        console: For the report.
+        rental: How the nodes of the problem were chosen out of an offer, and their best uniform plan.
+        overrides: What the command changed, `key=value`.
+    """
+
+    problem: Problem
+    folder: Path
+    console: Console
+    rental: Rental | None = None
+    overrides: Sequence[str] = ()
+    tracker: Tracker | None = field(init=False, default=None)
+
+    def run(self) -> float:
+        """Do what the configuration asks for; returns seconds per iteration, which sweepers minimise."""
+        config = self.problem.config
+        if config.output.tensorboard:
+            self.tracker = Tracker(self.folder / "tensorboard", self.problem, self.overrides)
+        try:
+            if config.bilevel is not None and config.plan is None:
+                from darts_parallel.bilevel import BilevelJob
+
+                with self.progress("bilevel") as update:
+                    return BilevelJob(self.problem, self.folder, self.console, self.tracker, update).run()
+            if config.tune.get("from") is not None:
+                return run_tuning(self.problem, self.folder, self.console)
+            return self._plan()
+        except BaseException:
+            if self.tracker is not None:
+                self.tracker.forget()
+            raise
+        finally:
+            if self.tracker is not None:
+                self.tracker.close()
+
+    def _plan(self) -> float:
+        """Search (or evaluate a given plan), verify, write, report, export."""
+        problem = self.problem
+        planned = find_plan(problem, rental=self.rental, watcher=self)
+        cost = evaluate(planned.plan, problem)
+        self._refuse(planned.plan, cost)
+        elasticities = self._sensitivity(planned.plan)
+        self._write(planned, cost, elasticities)
+        with self._plan_stands():
+            render(problem, planned.result, planned.plan, cost, planned.answers, self.console, elasticities)
+        render_ending(planned, problem, self.folder, self.console)
+        self._print_line(trainers_line(problem, planned.plan))
+        if self.tracker is not None:
+            with self._plan_stands():
+                # pictures take seconds: whoever waits for the plan has it by now
+                self.tracker.finish(planned.result, planned.plan, cost, planned.answers, elasticities)
+        if problem.config.export is not None:
+            self._export(planned.plan, problem.config.export)
+        return cost.iteration_time_s
+
+    @contextmanager
+    def _plan_stands(self) -> Iterator[None]:
+        """Ctrl-C ends what is inside, not the command: the plan is written."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.say("interrupted: plan.json is whole, the report or the curves are not.")
+
+    def _refuse(self, plan: Plan, cost: CostBreakdown) -> None:
+        """Refuse, before anything is written, what is over budget or a given plan's failing export."""
+        config = self.problem.config
+        amount = bill(self.problem, cost.iteration_time_s)
+        if amount is not None:
+            choose(config.objective, [amount], [plan.describe(self.problem.training.global_batch_size)])
+        if config.plan is not None and config.export is not None:
+            export_plan(self.problem, plan, config.export)
+
+    def _sensitivity(self, plan: Plan) -> dict[str, float]:
+        """Return what the plan's time depends on; nothing after Ctrl-C, which must not cost the plan."""
+        try:
+            return sensitivity(plan, self.problem)
+        except KeyboardInterrupt:
+            return {}
+
+    def _write(self, planned: Planned, cost: CostBreakdown, elasticities: dict[str, float]) -> None:
+        result = planned.result
+        if result is not None and planned.interrupted:
+            result = replace(result, stopped_by="user")
+        data = plan_dict(self.problem, planned.plan, cost, result, planned.answers, elasticities)
+        for name, content in planned.files.items():
+            write_json(self.folder / name, content)
+        write_json(self.folder / "plan.json", data | planned.entries())
+        if self.problem.config.output.trace:
+            write_json(self.folder / "plan.trace.json", trace_dict(planned.plan, self.problem))
+
+    def _export(self, plan: Plan, target: str) -> None:
+        """Write the plan for a trainer; one that cannot express it ends the command, the plan stands."""
+        try:
+            exported = export_plan(self.problem, plan, target)
+        except UnsupportedError as error:
+            fail(str(error))
+        for line in export_lines(target, exported, write_export(exported, self.folder)):
+            self._print_line(line)
+
+    def _print_line(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    def progress(self, title: str, total: int | None = None) -> AbstractContextManager[Update]:
+        """Show a progress bar, where somebody looks."""
+        show = self.problem.config.output.progress and self.console.is_terminal
+        return _progress(self.console, title, total, show=show)
+
+    def record(self, record: StepRecord) -> None:
+        """Write the curves of a step."""
+        if self.tracker is not None:
+            self.tracker.record(record)
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence."""
+        self.console.print(sentence)
+
+
+@contextmanager
+def _progress(
+    console: Console, title: str, total: int | None, *, show: bool
+) -> Iterator[Callable[[int, str], None]]:
+    words = TextColumn("{task.description}")
+    columns = (SpinnerColumn(), TextColumn(title), BarColumn(), words, TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not show, transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda done, text: progress.update(task, completed=done, description=text)

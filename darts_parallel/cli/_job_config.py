@@ -1,0 +1,123 @@
+"""Which configuration a command means: the composed one, or that of a plan file with what it changes."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from darts_parallel.config import Config, refuse_silent_overrides, to_config
+from darts_parallel.errors import ConfigError, PlanError
+from darts_parallel.plan import own_config, required_config
+from darts_parallel.problem import check_import
+
+COMPOSED = ("output", "replan", "tune", "verification")
+"""Root keys that always come from the command."""
+PRINTED = ("plan", "export", "explain", "output")
+"""Root keys that change only what is written and printed, not the problem."""
+
+
+def changed_config(
+    own: Config, source: str, composed: DictConfig, given: Sequence[str], kept: Sequence[str]
+) -> Config:
+    """A plan's own configuration with what the command changes of it.
+
+    Args:
+        own: The configuration in the plan's file.
+        source: Key and path of that file, for messages.
+        composed: What the command composed.
+        given: Its overrides. A group (`cluster=...`) replaces the plan's own, a key of a group
+            (`cluster.nodes.0.count=6`) changes it.
+        kept: Root keys that always come from the command.
+
+    Errors:
+        ConfigError: a key does not fit the plan's configuration, or a value breaks a rule.
+    """
+    merged = OmegaConf.create(asdict(own))
+    overrides = [override.lstrip("+~").partition("=")[::2] for override in given]
+    groups = {key for key, _ in overrides if "." not in key}
+    for key in (*groups, *kept):
+        if key in merged and key in composed:
+            merged[key] = composed[key]
+    for key, value in overrides:
+        root = key.partition(".")[0]
+        if root != key and root in merged and root not in (*groups, *kept):
+            try:
+                OmegaConf.update(merged, key, OmegaConf.from_dotlist([f"value={value}"]).value)
+            except (OmegaConfBaseException, ValueError, TypeError):
+                raise ConfigError(
+                    f"{key}={value} does not fit the plan in {source}; try a key of its config."
+                ) from None
+    return to_config(merged, given, check_import)
+
+
+def replan_config(
+    path: str, composed: DictConfig, given: Sequence[str], source: str = "replan.from"
+) -> Config:
+    """The configuration of the plan in `path`, changed by the command's overrides.
+
+    Args:
+        path: A `plan.json`.
+        composed: What the command composed.
+        given: Its overrides. A group (`cluster=...`) replaces the plan's own, a key of a group
+            (`cluster.nodes.0.count=6`) changes it.
+        source: Key that names the file.
+
+    Errors:
+        PlanError: the file is no plan with a configuration, or of another model.
+        ConfigError: the global batch would change, or a value breaks a rule.
+    """
+    own = required_config(path, source)
+    config = changed_config(own, f"{source}={path}", composed, given, COMPOSED)
+    if asdict(config.model) != asdict(own.model):
+        raise PlanError(
+            f"{source}={path} was made for model={own.model.name}, and this command asks for another "
+            f"(model={config.model.name}); try model={own.model.name} with its own sizes."
+        )
+    batch, old = config.training.global_batch_size, own.training.global_batch_size
+    if batch != old:
+        raise ConfigError(
+            f"training.global_batch_size={batch} must stay what the plan in {source}={path} trains with; "
+            f"try {old}."
+        )
+    return config
+
+
+def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
+    """The composed configuration, or the given plan's own with what the command changes of it.
+
+    A plan is priced on the problem that it was made for: `plan=FILE cluster.inter_node.bandwidth_GBps=10`
+    changes that one figure, `cluster=NAME` the whole group. A named run (`experiment=NAME`) is the problem
+    that it names, whatever plan is priced on it.
+
+    Args:
+        composed: What the command composed.
+        given: Its overrides.
+
+    Errors:
+        ConfigError, PlanError: a value breaks a rule, or a plan file does not fit.
+    """
+    refuse_silent_overrides(given)
+    source, plan = (OmegaConf.select(composed, key) for key in ("replan.from", "plan"))
+    if source is not None and plan is not None:
+        raise ConfigError(
+            f"replan.from={source} searches a new plan, and plan={plan} evaluates a given one: one command "
+            f"does one of both; try replan.from={source} alone."
+        )
+    tuned = OmegaConf.select(composed, "tune.from")
+    if tuned is not None:
+        if source is not None or plan is not None:
+            other = f"replan.from={source}" if source is not None else f"plan={plan}"
+            raise ConfigError(
+                f"tune.from={tuned} tries plans of its own, and {other} asks for another one: one command "
+                f"does one of both; try tune.from={tuned} alone."
+            )
+        return replan_config(str(tuned), composed, given, "tune.from")
+    if source is not None:
+        return replan_config(str(source), composed, given)
+    if plan is None or any(override.startswith("experiment=") for override in given):
+        return to_config(composed, given, check_import)
+    own = own_config(str(plan))
+    if own is None:
+        return to_config(composed, given, check_import)
+    return changed_config(own, f"plan={plan}", composed, given, PRINTED)

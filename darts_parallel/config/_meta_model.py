@@ -1,0 +1,212 @@
+"""The model that `transformers` makes of a configuration, on the meta device: its shapes and matrix products.
+
+Imported where a Hugging Face file is read alone: `transformers` is slow to import, and an extra.
+"""
+
+import re
+import warnings
+from typing import Any
+
+import torch
+import transformers
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from darts_parallel.config._model_shapes import NotModelled, ShapeReader
+from darts_parallel.config.huggingface import OWN_FILE, Imported
+from darts_parallel.config.model import MAX_SIZE
+from darts_parallel.errors import ConfigError, UnsupportedError
+
+SEQUENCE, SCANNED = 256, 32
+"""Tokens of the forward pass that counts matrix products; with state spaces, which scan token by token."""
+OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
+"""Model types of published files that `transformers` knows by another name."""
+TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts", "moe_top_k")
+WINDOWS = ("sliding_window", "local_attention", "window_size")
+
+
+def describe(values: dict[str, Any], place: str, name: str) -> Imported:
+    """Return the model that a parsed `config.json` describes; arguments and errors as `import_model`."""
+    shown = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = _configuration(values, place)
+            try:
+                return _counted(config, place, name)
+            except NotModelled as error:
+                why = str(error)
+            except Exception as error:  # every class fails in its own way
+                why = f"model_type={config.model_type} cannot be counted on the meta device ({_line(error)})"
+            raise UnsupportedError(f"{place}: {why}; {OWN_FILE}.")
+    finally:
+        transformers.utils.logging.set_verbosity(shown)
+
+
+def _configuration(values: dict[str, Any], place: str) -> Any:
+    """Return the configuration of the language model: of a multimodal one its `text_config`."""
+    kind = OTHER_NAMES.get(str(values.get("model_type")), values.get("model_type"))
+    if kind not in transformers.CONFIG_MAPPING:
+        raise ConfigError(
+            f"{place}: model_type={kind} must be one that transformers knows, such as llama; {OWN_FILE}."
+        )
+    left_out = ("model_type", "auto_map", "quantization_config")
+    try:
+        config = transformers.AutoConfig.for_model(
+            kind, **{key: value for key, value in values.items() if key not in left_out}
+        )
+    except Exception as error:  # every class has its own checks
+        raise ConfigError(
+            f"{place} is no configuration of model_type={kind} ({_line(error)}); {OWN_FILE}."
+        ) from None
+    text = getattr(config, "text_config", None)
+    if text is not None and "tie_word_embeddings" in values:
+        text.tie_word_embeddings = values["tie_word_embeddings"]
+    return config if text is None or (_auto_class(text) is None and _auto_class(config) is not None) else text
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip().rstrip(".")
+
+
+def _counted(config: Any, place: str, name: str) -> Imported:
+    """Build the model, count a forward pass, and read the fields."""
+    config.use_cache = False
+    model = _build(config)
+    config = model.config
+    scans = any(hasattr(module, "A_log") for module in model.modules())
+    longest = getattr(config, "max_position_embeddings", None) or SEQUENCE
+    tokens = min(SCANNED if scans else SEQUENCE, longest)
+    flop, order = _forward(model, tokens)
+    found, paths = ShapeReader(model, order).read()
+    blocks = [(path, model.get_submodule(path)) for path in paths]
+    sizes = tuple((f"{path} ({type(block).__name__})", _trained(block)) for path, block in blocks)
+    fields = {"name": name, **found, **_said(config, found, model)}
+    return Imported(place, fields, _trained(model), flop, tokens, sizes)
+
+
+def _trained(module: Any) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+class BaseWithHead(torch.nn.Module):
+    """The language model of a multimodal class, which has its head elsewhere."""
+
+    def __init__(self, base: Any):
+        super().__init__()
+        table = base.get_input_embeddings()
+        if type(table) is not torch.nn.Embedding:
+            raise ValueError("it is no language model")
+        self.model, self.config, self.get_input_embeddings = base, base.config, base.get_input_embeddings
+        self.lm_head = torch.nn.Linear(table.embedding_dim, table.num_embeddings, bias=False)
+        if getattr(self.config, "tie_word_embeddings", False):
+            self.lm_head.weight = table.weight
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        """Return the head."""
+        return self.lm_head
+
+    def forward(self, **inputs: Any) -> Any:
+        """Return the logits."""
+        return self.lm_head(self.model(**inputs)[0])
+
+
+def _auto_class(config: Any) -> Any:
+    """Return the class that builds the language model of a configuration with its head, or None."""
+    if config.is_encoder_decoder and type(config) in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        return transformers.AutoModelForSeq2SeqLM
+    if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        return transformers.AutoModelForMaskedLM
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return transformers.AutoModelForCausalLM
+    return None
+
+
+def _build(config: Any) -> Any:
+    own = _auto_class(config)
+    how = {"attn_implementation": "eager", "experts_implementation": "batched_mm", "trust_remote_code": False}
+    with torch.device("meta"):
+        model = (own or transformers.AutoModel).from_config(config, **how)
+        return (model if own else BaseWithHead(model)).eval()
+
+
+class WholeBatch(TorchFunctionMode):
+    """Answer questions to data without values: conditions hold, and no token is padding."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer `bool(tensor)` and `value in tensor`; call everything else."""
+        answers = {torch.Tensor.__bool__: True, torch.Tensor.__contains__: False}
+        return answers[func] if func in answers else func(*args, **(kwargs or {}))
+
+
+def _forward(model: Any, tokens: int) -> tuple[float, dict[Any, int]]:
+    """Return the FLOP of a pass's products of weights and of scores, and the order of the modules' calls.
+
+    Left out is what the priced layers do not count as such: rotary tables; scans, for which the cost model
+    has its own formula; the zeros that Llama 4 passes to experts that a token is not sent to.
+    """
+    order: dict[Any, int] = {}
+
+    def called(module: Any, _: Any) -> None:
+        order.setdefault(module, len(order))
+
+    for module in model.modules():
+        module.register_forward_pre_hook(called)
+    counter = FlopCounterMode(display=False)
+    with torch.device("meta"), torch.no_grad(), counter, WholeBatch():
+        ids = torch.zeros(1, tokens, dtype=torch.long)
+        model(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
+    # convolutions are no matrix products
+    flop = {path: float(sum(n for op, n in ops.items() if "mm" in str(op)))
+            for path, ops in counter.get_flop_counts().items()}  # fmt: skip
+    total, top_k = flop["Global"], _top_k(model.config)
+    for path, module in model.named_modules():
+        count = flop.get(f"{type(model).__name__}.{path}", 0.0)
+        experts = [p.shape for p in module.parameters(recurse=False) if p.dim() == 3]
+        if "Rotary" in type(module).__name__:
+            total -= count
+        elif hasattr(module, "A_log"):
+            products = sum(part.weight.numel() for part in module.modules() if type(part) is torch.nn.Linear)
+            total -= count - 2.0 * tokens * products
+        elif experts and top_k and count == 2.0 * tokens * sum(shape.numel() for shape in experts):
+            total -= count * (1.0 - top_k / experts[0][0])
+    return total, order
+
+
+def _said(config: Any, found: dict[str, Any], model: Any) -> dict[str, Any]:
+    """Return the fields that no shape says: windows, routing, positions, dropout, direction of attention."""
+    unused = re.compile("layer_?drop|classifier|summary")
+    rates = [value for key, value in config.to_dict().items() if "drop" in key and not unused.search(key)]
+    said: dict[str, Any] = {
+        "causal": "MaskedLM" not in type(model).__name__,
+        "dropout": any(isinstance(rate, float) and rate > 0 for rate in rates),
+    }
+    if not found["learned_positions"]:
+        relative = found["relative_position_buckets"]
+        longest = None if relative else getattr(config, "max_position_embeddings", None)
+        said["max_seq_len"] = min(longest or MAX_SIZE, MAX_SIZE)
+    if found.get("num_experts"):
+        said["moe_router_topk"] = _top_k(config) or found["num_experts"]
+        groups = getattr(config, "n_group", None) or 1
+        if groups > 1:
+            used = getattr(config, "topk_group", None) or groups
+            said.update(moe_router_num_groups=groups, moe_router_group_topk=used)
+        biased = any("correction_bias" in key for key, _ in model.named_buffers())
+        said["moe_router_enable_expert_bias"] = biased
+    return {**said, **_windows(config, found["num_layers"])}
+
+
+def _top_k(config: Any) -> int | None:
+    return next((value for key in TOP_K if isinstance(value := getattr(config, key, None), int)), None)
+
+
+def _windows(config: Any, layers: int) -> dict[str, Any]:
+    """Return the size of sliding windows and the layers that have them; nothing where all attend globally."""
+    size = next((value for key in WINDOWS if (value := getattr(config, key, None))), None)
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    flags = [int("sliding" in kind or "local" in kind) for kind in kinds or ["sliding"] * layers]
+    unused = getattr(config, "use_sliding_window", True) is False
+    if not isinstance(size, int) or unused or not any(flags) or len(flags) != layers:
+        return {}
+    return {"sliding_window": size, "sliding_window_pattern": None if all(flags) else flags}

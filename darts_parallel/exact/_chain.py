@@ -1,0 +1,159 @@
+"""Paths through a schedule, and the cheapest plan against a mixture of them."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from darts_parallel.cost import CostTable, Criticalities, HardPlans, evaluate_batch, pass_seconds
+from darts_parallel.exact._folded import FoldedSplits
+from darts_parallel.exact.bounds import ROUNDING
+from darts_parallel.exact.segments import Array, StageSegments
+from darts_parallel.schedules import find
+
+Weights = tuple[Array, Array]
+"""How often a path takes the passes and the synchronisation, `(4, S)`, and the messages, `(S - 1,)`."""
+
+
+@dataclass(frozen=True)
+class PathCounts:
+    """Counts of passes and messages on a plan's paths."""
+
+    seconds: Array
+    """Passes of every stage, rows as in `Chain.rows`, `(4, S)`."""
+    message: Array
+    """At least, `(S - 1,)`."""
+    lacking: Array
+    """Bytes of every device above its capacity, as a share of it, `(pp,)`."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One outer choice with the layers' costs by stage; S stages, L layers, C strategies."""
+
+    table: CostTable
+    outer: int
+    rows: Array
+    """Seconds of forward, backward, weights' gradient and synchronisation, infinite where illegal,
+    `(4, Q, L, C)`."""
+    segments: StageSegments
+    """Layers that a stage can hold by the memory that they need at least, N."""
+    message: Array
+    """Least seconds of a message one way, `(S - 1, L - 1)`."""
+    per_iteration: float
+    need: Array
+    """Bytes of a layer that add up over a device, `(S, L, C)`."""
+    capacity: Array
+    """Bytes of every device, `(pp,)`."""
+
+    @staticmethod
+    def read(table: CostTable, outer: int) -> "Chain":
+        """Return the costs of outer choice `outer`."""
+        legal = table.allowed[outer].expand(table.forward.shape[1], -1)
+        legal = legal if table.kind_allowed is None else legal & table.kind_allowed
+        rows = torch.stack(
+            [values[outer].detach() for values in (table.forward, table.backward, table.weight_gradient,
+                                                   table.sync)]
+        ).masked_fill(~legal[:, None, :], torch.inf)  # fmt: skip
+        per_iteration = (
+            table.per_iteration[outer].detach().masked_fill(~table.allowed[outer], torch.inf).amin(-1).sum()
+        )
+        across = table.p2p[outer].detach().amin((-1, -2))[table.boundary_kind] / 2
+        need = table.static[outer] + table.in_flight[outer].view(-1, 1, 1) * table.activation[outer]
+        return Chain(
+            table, outer, rows.numpy(), _room(table, outer), across.numpy(), float(per_iteration),
+            need.detach().numpy(), table.capacity.detach().numpy(),
+        )  # fmt: skip
+
+    def cheapest(
+        self, weights: Weights, prices: Array, splits: "FoldedSplits | None" = None
+    ) -> tuple[float, HardPlans, PathCounts | None]:
+        """Return the least weighted sum of any plan, the plan, and its parts; infinity where none fits.
+
+        Args:
+            weights: Of a path.
+            prices: Seconds for the whole capacity of every device, `(pp,)`: Lagrange multipliers.
+            splits: Those that are looked at; None: all.
+        """
+        passes, messages = weights
+        kinds, devices = self.table.stage_kind.numpy(), self.table.stage_device.numpy()
+        # a weight of 0 does not make an illegal strategy legal
+        priced = np.where(np.isinf(self.rows[0]), np.inf, 0.0)[kinds]
+        finite = np.where(np.isinf(self.rows), 0.0, self.rows)[:, kinds]
+        priced = priced + np.einsum("rs,rslc->slc", passes, finite)
+        priced = priced + (prices / self.capacity)[devices, None, None] * self.need
+        choice = priced.argmin(-1)
+        least, entering = priced.min(-1), messages[:, None] * self.message
+        if splits is None:
+            seconds = self.segments.sums(least, np.arange(len(least)))
+            seconds = seconds + self.segments.entering(entering, np.arange(len(messages)))
+            value, starts = self.segments.split_below(seconds, np.inf)
+        else:
+            value, starts = splits.cheapest(least, entering)
+        if not np.isfinite(value):
+            return np.inf, HardPlans(*(torch.zeros(0, 1, dtype=torch.long) for _ in range(3))), None
+        layers = np.arange(priced.shape[1])
+        stage = np.searchsorted(starts, layers, side="right") - 1
+        chosen = choice[stage, layers]
+        held = np.bincount(devices[stage], self.need[stage, layers, chosen], minlength=len(self.capacity))
+        taken = finite[:, stage, layers, chosen]
+        point = PathCounts(
+            np.stack([np.bincount(stage, row, minlength=len(kinds)) for row in taken]),
+            self.message[np.arange(len(kinds) - 1), np.asarray(starts[1:], dtype=np.int64) - 1],
+            held / self.capacity - 1.0,
+        )
+        plans = HardPlans(torch.tensor([self.outer]), torch.as_tensor(chosen)[None], torch.tensor([starts]))
+        return value + self.per_iteration - float(prices.sum()), plans, point
+
+    def devices_paths(self) -> list[Weights]:
+        """Return each device's path to its first pass, its passes and synchronisation, or the path back."""
+        table, count = self.table, float(self.table.num_micro_batches[self.outer])
+        model, stages = table.pipeline, table.num_stages
+        split = find(model.schedule).split
+        behind = weights_behind(model.schedule, table.pp, int(count)) if split else np.zeros(stages)
+        found = []
+        for device in range(table.pp):
+            own = table.stage_device.numpy() == device
+            before = np.arange(stages) < device
+            for back in (False, True) if device else (False,):
+                passes = np.zeros((4, stages))
+                passes[:2] = count * own + before * np.array([[1], [back]])
+                passes[2] = -(behind * own + before) * (back and split)
+                passes[3] = table.stage_device.numpy() == 0 if back else own
+                ways = passes[:2].sum(0)[1:] if model.blocking else (1.0 + back) * before[:-1]
+                found.append((passes, np.asarray(ways)))
+        return found
+
+    def path(self, plans: HardPlans) -> Weights:
+        """Return how often a critical path of one plan takes every stage's passes, and the messages."""
+        cost, model = evaluate_batch(self.table, plans), self.table.pipeline
+        count = self.table.num_micro_batches[plans.outer]
+        passes = pass_seconds(self.table, plans)
+        found = Criticalities.of(passes, cost.sync_seconds, count, self.table.pp, model, whole=True)
+        sync = found.sync[:, self.table.stage_device]
+        rows = torch.stack([found.forward, found.backward, found.weight_gradient, sync])[:, 0]
+        return rows.numpy(), found.message[0].numpy()
+
+
+def _room(table: CostTable, outer: int) -> StageSegments:
+    """Return segments that may fit on their stage."""
+    held = table.in_flight[outer].view(-1, 1, 1)
+    need = (table.static[outer] + held * table.activation[outer]).detach()
+    least = need.masked_fill(~table.allowed[outer], torch.inf).amin(-1).numpy()
+    limit = table.capacity.detach().numpy()[table.stage_device.numpy()] * (1 + ROUNDING)
+    segments = StageSegments.legal(table.num_stages, table.fused_to_previous.numpy())
+    return segments.keep(segments.sums(least, np.arange(len(least))) <= limit[segments.stage])
+
+
+@lru_cache(maxsize=64)
+def weights_behind(schedule: str, pp: int, count: int) -> Array:
+    """Return passes of weights of every stage behind the last backward pass of its device, `(S,)`."""
+    chunks = find(schedule).chunks or 1
+    found = np.zeros(chunks * pp)
+    # more micro-batches repeat the steady part: a few show how the pipeline drains
+    for order in find(schedule).orders(pp, min(count, 3 * pp), chunks):
+        last = max(place for place, entry in enumerate(order) if entry.kind == "B")
+        for entry in order[last:]:
+            found[entry.stage] += entry.kind == "W"
+    return found

@@ -1,0 +1,130 @@
+"""States of tensors on the axes of a mesh, and what it costs to bring a tensor from one to another."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+
+from darts_parallel.cost import RingGroup, all_reduce, reduce_scatter
+from darts_parallel.graph._rules import PARTIAL, REPLICATED, VARYING
+from darts_parallel.problem import Cluster, Device, Link
+
+State = tuple[str, ...]
+"""A state on every axis of the mesh."""
+ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather"
+REDUCE_SCATTER, ALL_TO_ALL = "reduce_scatter", "all_to_all"
+
+
+def forward_of(state: str) -> str:
+    """Return the placement of a tensor: `S0`, `R` or `P`."""
+    return REPLICATED if state == VARYING else state
+
+
+def gradient_of(state: str) -> str:
+    """Return the placement of its gradient: that of a sum is whole, that of a shared input is a sum."""
+    return {PARTIAL: REPLICATED, VARYING: PARTIAL}.get(state, state)
+
+
+def collective(source: str, target: str) -> str | None:
+    """Return the collective from one placement to another; None where every rank has what it needs."""
+    if source in (target, REPLICATED) or target == PARTIAL:
+        return None  # a slice, or a rank's share of a sum
+    if source == PARTIAL:
+        return ALL_REDUCE if target == REPLICATED else REDUCE_SCATTER
+    return ALL_GATHER if target == REPLICATED else ALL_TO_ALL
+
+
+def local_shape(shape: tuple[int, ...], state: State, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a rank's part of a tensor."""
+    sizes = list(shape)
+    for one, count in zip(state, ranks, strict=True):
+        if one.startswith("S"):
+            sizes[int(one[1:])] //= count
+    return tuple(sizes)
+
+
+def local_share(state: State, ranks: tuple[int, ...]) -> float:
+    """Return the part of a tensor that a rank holds."""
+    return 1.0 / prod(count for one, count in zip(state, ranks, strict=True) if one.startswith("S"))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective on one axis: its kind and the bytes of the tensor that the group holds together."""
+
+    axis: int
+    kind: str
+    bytes: float
+
+
+@dataclass(frozen=True)
+class DeviceMeshSpec:
+    """Ranks of a mesh and the links below them; the last axis is innermost."""
+
+    ranks: tuple[int, ...]
+    cluster: Cluster
+
+    @property
+    def device(self) -> Device:
+        """Device of the first node group."""
+        return self.cluster.groups[0].device
+
+    @cached_property
+    def links(self) -> tuple[Link, Link]:
+        """Links inside a node and between nodes."""
+        return self.cluster.groups[0].intra_node, self.cluster.nic(0)
+
+    @cached_property
+    def groups(self) -> tuple[RingGroup, ...]:
+        """The shape of every axis's groups."""
+        group = self.cluster.groups[0]
+        domain = group.gpus * group.domain_nodes
+        found = []
+        for axis, count in enumerate(self.ranks):
+            stride = prod(self.ranks[axis + 1 :])
+            local = max(min(count, domain // stride), 1)
+            shape = [float(local), float(count // local), float(group.gpus)]
+            found.append(RingGroup(*(torch.tensor([x], dtype=torch.float64) for x in shape)))
+        return tuple(found)
+
+    def seconds(self, step: Step) -> float:
+        """Return the seconds of a collective by the project's alpha-beta model."""
+        group = self.groups[step.axis]
+        size = torch.tensor([step.bytes], dtype=torch.float64)
+        if step.kind == ALL_REDUCE:
+            return float(all_reduce(size, group, *self.links))
+        if step.kind == ALL_TO_ALL:  # each rank sends all but one part of what it holds
+            size = size / self.ranks[step.axis]
+        return float(reduce_scatter(size, group, *self.links))
+
+    def steps(self, source: State, target: State, size: float) -> list[Step]:
+        """Return the collectives between placements, axis by axis.
+
+        Args:
+            source, target: Placements of a tensor, or of a gradient.
+            size: Bytes of the whole tensor.
+        """
+        found, now = [], list(source)
+        for axis, (old, new) in enumerate(zip(source, target, strict=True)):
+            kind = collective(old, new)
+            others = (now[a] for a in range(len(now)) if a != axis)
+            ranks = (self.ranks[a] for a in range(len(now)) if a != axis)
+            if kind is not None:
+                found.append(Step(axis, kind, size * local_share(tuple(others), tuple(ranks))))
+            now[axis] = new
+        return found
+
+    def move_seconds(self, source: State, target: State, size: float) -> float:
+        """Return the seconds from one placement to another."""
+        return sum(self.seconds(step) for step in self.steps(source, target, size))
+
+
+def forward_state(state: State) -> State:
+    """Return the placements of a tensor on all axes."""
+    return tuple(map(forward_of, state))
+
+
+def gradient_state(state: State) -> State:
+    """Return the placements of its gradient on all axes."""
+    return tuple(map(gradient_of, state))

@@ -1,0 +1,195 @@
+"""The check: a linear and an integer programme of the same costs, solved by HiGHS.
+
+    minimise    sum_g seconds_g x_g + sum_t count_t (forward_t w_t + backward_t v_t)
+    subject to  sum_k x_g[k] = 1                                        every group g chooses once
+                sum_d z_tc[p, d] = sum of x over choices of t's producer that make p
+                sum_p z_tc[p, d] = sum of x over choices of consumer c that want d
+                w_t[p, f] >= sum of z_tc[p, d] over states d of placement f, every consumer c
+                v_t[p, g] >= sum of z_tc[p, d] over states d of gradient placement g
+                u_i >= sum of x_g[k] over choices of g that keep item i;  sum_i bytes_i u_i <= memory
+
+`x` is 0 or 1 in the integer programme. `w` and `v` are paid once, however many consumers want them.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from darts_parallel.errors import InfeasibleError
+from darts_parallel.graph._space import Fan, GraphSpace
+from darts_parallel.graph.operators import PARAMETER, RELAY
+
+GIB = 2.0**30
+TIE = 1e-8
+"""Seconds added to collectives and split parameters when the plan is chosen: of equal plans the simplest."""
+UNIT = 1e-5
+"""Seconds of a unit of the programme: HiGHS stops at differences of a millionth of it."""
+INTEGRAL = 1e-6
+"""Distance from 0 and 1 up to which a solution counts as whole."""
+OPTIMAL, TIME_LIMIT, INFEASIBLE = 0, 1, 2
+"""Answers of scipy's `milp`."""
+
+
+@dataclass(frozen=True)
+class ProgrammeAnswer:
+    """Optima of the linear and the integer programme."""
+
+    assignment: tuple[int, ...]
+    seconds: float
+    """Seconds of a step of the assignment."""
+    lp_seconds: float
+    """Optimum of the linear relaxation: no plan is faster."""
+    tight: bool
+    """The plan takes the seconds of the relaxation."""
+    proven: bool
+    """HiGHS has proven that no plan of the space is faster (by more than `TIE` a collective)."""
+    solve_seconds: float
+    variables: int
+
+
+class _Rows:
+    """Rows of a sparse constraint matrix."""
+
+    def __init__(self) -> None:
+        self.data: tuple[list[float], list[int], list[int]] = ([], [], [])
+        self.low: list[float] = []
+        self.high: list[float] = []
+
+    def add(self, columns: Sequence[int], values: Sequence[float], low: float, high: float) -> None:
+        """Add `low <= values . x[columns] <= high`."""
+        self.data[0].extend(values)
+        self.data[1].extend([len(self.low)] * len(columns))
+        self.data[2].extend(columns)
+        self.low.append(low)
+        self.high.append(high)
+
+
+class GraphProgramme:
+    """The programme of a space."""
+
+    def __init__(self, space: GraphSpace) -> None:
+        self.space = space
+        self.rows = _Rows()
+        self.cost: list[float] = []
+        self.first = [self._new(seconds) for seconds in space.seconds]
+        for group, seconds in zip(self.first, space.seconds, strict=True):
+            self.rows.add(range(group, group + len(seconds)), [1.0] * len(seconds), 1.0, 1.0)
+        self.whole = len(self.cost)
+        for fan in space.fans:
+            self._fan(fan)
+        if space.memory is not None:
+            self._memory(space.memory)
+
+    def _new(self, costs: Sequence[float] | np.ndarray) -> int:
+        """Add variables from 0 to 1; return the first one's index."""
+        first = len(self.cost)
+        self.cost.extend(float(c) for c in costs)
+        return first
+
+    def _tied(self) -> np.ndarray:
+        """Return the costs with `TIE` for collectives and split parameters."""
+        costs = np.array(self.cost)
+        costs[self.whole :] += TIE * (costs[self.whole :] > 0)
+        for first, group in zip(self.first, self.space.groups, strict=True):
+            split = [any(label != "none" for label in choice.labels) for choice in group.choices]
+            if group.operators[0].op in (PARAMETER, RELAY):
+                costs[first : first + len(split)] += TIE / 10.0 * np.array(split)
+        return costs
+
+    def _fan(self, fan: Fan) -> None:
+        """Join a producer to every consumer by their common distribution."""
+        makes, wants = fan.forward.shape[0], len(fan.demanded)
+        alone = len(fan.consumers) == 1
+        paid = fan.count * (fan.forward[:, fan.placement_of] + fan.backward[:, fan.gradient_of])
+        shared = [] if alone else [
+            (self._new(fan.count * costs.reshape(-1)), costs.shape[1], index)
+            for costs, index in ((fan.forward, fan.placement_of), (fan.backward, fan.gradient_of))
+        ]  # fmt: skip
+        for array, (group, _) in zip(fan.of_choice[1:], fan.consumers, strict=True):
+            used = sorted(set(array.tolist()))
+            first = self._new(paid[:, used].reshape(-1) if alone else np.zeros(makes * len(used)))
+            grid = first + np.arange(makes * len(used)).reshape(makes, len(used))
+            for p in range(makes):
+                self._marginal(grid[p], fan.producer[0], np.flatnonzero(fan.of_choice[0] == p))
+            for column, d in enumerate(used):
+                self._marginal(grid[:, column], group, np.flatnonzero(array == d))
+            for start, width, index in shared:
+                for p in range(makes):
+                    for target in range(width):
+                        cells = [grid[p, c] for c, d in enumerate(used) if index[d] == target]
+                        if cells and self.cost[start + p * width + target] > 0:
+                            columns = [start + p * width + target, *cells]
+                            self.rows.add(columns, [1.0, *[-1.0] * len(cells)], 0.0, np.inf)
+        assert wants
+
+    def _marginal(self, cells: np.ndarray, group: int, choices: np.ndarray) -> None:
+        columns = [*cells.tolist(), *(self.first[group] + choices).tolist()]
+        self.rows.add(columns, [1.0] * len(cells) + [-1.0] * len(choices), 0.0, 0.0)
+
+    def _memory(self, memory: float) -> None:
+        """Bound the bytes that are kept, each item once (in GiB, which scales the row)."""
+        first = self._new(np.zeros(len(self.space.kept)))
+        for k, item in enumerate(self.space.kept):
+            for group, choices in item.users:
+                columns = [first + k, *(self.first[group] + c for c in choices)]
+                self.rows.add(columns, [1.0, *[-1.0] * len(choices)], 0.0, np.inf)
+        sizes = [item.bytes / GIB for item in self.space.kept]
+        self.rows.add(range(first, first + len(sizes)), sizes, -np.inf, memory / GIB)
+
+    def solve(self, limit: float = 60.0) -> ProgrammeAnswer:
+        """Solve the relaxation, and the integer programme where that is not whole.
+
+        Args:
+            limit: Seconds for each.
+
+        Errors:
+            InfeasibleError: no plan fits into the memory, or none was found in time.
+        """
+        began = time.perf_counter()
+        costs = np.array(self.cost)
+        relaxed = self._run(costs, 0, limit)
+        if relaxed.status == INFEASIBLE:
+            raise InfeasibleError(_memory_sentence(self.space))
+        answer = self._run(self._tied(), 1, limit)
+        if answer.status == INFEASIBLE:
+            raise InfeasibleError(_memory_sentence(self.space))
+        if answer.x is None:
+            raise InfeasibleError(
+                f"time_limit={limit:g}: HiGHS found no plan in {limit:g} s; try a longer time_limit."
+            )
+        ends = [*self.first[1:], self.whole]
+        picks = [int(answer.x[a:b].argmax()) for a, b in zip(self.first, ends, strict=True)]
+        lower = float(relaxed.fun) * UNIT if relaxed.fun is not None else 0.0
+        seconds = self.space.total_seconds(picks)
+        return ProgrammeAnswer(
+            tuple(picks), seconds, lower, seconds <= lower * (1.0 + INTEGRAL), answer.status == OPTIMAL,
+            time.perf_counter() - began, len(self.cost),
+        )  # fmt: skip
+
+    def _run(self, costs: np.ndarray, integrality: int, limit: float) -> Any:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+
+        values, rows, columns = self.rows.data
+        matrix = csr_array((values, (rows, columns)), shape=(len(self.rows.low), len(self.cost)))
+        whole = np.zeros(len(self.cost))
+        whole[: self.whole] = integrality
+        return milp(
+            costs / UNIT,
+            constraints=LinearConstraint(matrix, self.rows.low, self.rows.high),
+            integrality=whole,
+            bounds=Bounds(0.0, 1.0),
+            options={"time_limit": limit, "mip_rel_gap": 1e-9},
+        )
+
+
+def _memory_sentence(space: GraphSpace) -> str:
+    least = sum(item.bytes for item in space.kept) / GIB
+    memory = (space.memory or 0.0) / GIB
+    return (
+        f"memory={memory:.4g}: no plan keeps parameters and activations of a rank in {memory:.4g} GiB (all "
+        f"tensors in all layouts are {least:.4g}); try more memory, or a larger mesh."
+    )

@@ -1,0 +1,171 @@
+"""The layers of this rank: built, divided, wrapped, and joined to the chunks of the pipeline."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
+
+from darts_parallel.cost import padded_vocabulary
+from darts_parallel.plan import LayerStrategy, Plan
+from darts_parallel.problem import Problem
+from darts_parallel.run._experts import ExpertBank, Mixture, expert_bank
+from darts_parallel.run._layouts import Layout, Meshes, converted, shard_ranks
+from darts_parallel.run._tensor_parallel import divide
+from darts_parallel.run._transformer import Block, build_layer, parameter_names
+from darts_parallel.run._units import Replicated, Sharded, Unit
+
+LOSS = "loss"
+BANK = "mlp.bank"
+"""Where the experts of a block stand in it."""
+
+
+def table_rows(vocab_size: int, tp: int) -> int:
+    """Return the rows of a vocabulary table with the padding that the cost model counts, over all ranks."""
+    return int(padded_vocabulary(vocab_size, torch.tensor(float(tp)))) * tp
+
+
+def share_one_table(problem: Problem, plan: Plan) -> bool:
+    """Tell whether embedding and head hold one and the same table: on one stage, divided alike."""
+    if not problem.model.config.tie_embeddings or plan.pp > 1:
+        return False
+    first, head = plan.layers[0], plan.layers[head_index(problem)]
+    return (first.tp, first.zero_stage, shard_ranks(first)) == (head.tp, head.zero_stage, shard_ranks(head))
+
+
+def head_index(problem: Problem) -> int:
+    """Return the position of the head in the chain."""
+    return next(i for i, layer in enumerate(problem.model.layers) if layer.kind == "head")
+
+
+class StageChunk(nn.Module):
+    """A contiguous run of layers with the moves between their layouts.
+
+    Args:
+        layers: Modules by name with their strategies, in order.
+        before: Layout of the tensor that arrives; None where tokens do.
+        meshes: Groups of the plan.
+    """
+
+    def __init__(
+        self, layers: list[tuple[str, nn.Module, LayerStrategy]], before: Layout | None, meshes: Meshes
+    ) -> None:
+        super().__init__()
+        self.names = [name for name, _, _ in layers]
+        self.layers = nn.ModuleList([module for _, module, _ in layers])
+        self.strategies = [strategy for _, _, strategy in layers]
+        self.before, self.meshes = before, meshes
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Map tokens `(b, T)` or states `(b, t, H)` to states, or to logits `(b, T, rows / tp)`."""
+        layout = self.before
+        for name, layer, strategy in zip(self.names, self.layers, self.strategies, strict=True):
+            if layout is None:  # the embedding works on whole sequences and passes on its own layout
+                state, layout = layer(state), Layout(strategy.tp)
+                state = converted(state, layout, Layout.of(strategy), self.meshes)
+            elif name != LOSS:
+                state = layer(converted(state, layout, Layout.of(strategy), self.meshes))
+            layout = Layout.of(strategy)
+        return state
+
+
+@dataclass(frozen=True)
+class Local:
+    """Model of this rank: its chunks by their place in the pipeline, and all parameters."""
+
+    chunks: dict[int, StageChunk]
+    units: dict[str, Unit]
+    """Units by layer; two layers that share a table have the same unit."""
+    vocabulary_rows: int
+    """Rows of the head's table."""
+
+
+def build(problem: Problem, plan: Plan, meshes: Meshes, seed: int, device: torch.device) -> Local:
+    """Build all chunks of this rank; collective where groups are warmed up."""
+    shared = share_one_table(problem, plan)
+    chunks: dict[int, StageChunk] = {}
+    for place, (first, end) in enumerate(pairwise(plan.boundaries)):
+        if plan.chunk_devices[place] == meshes.stage:
+            names = [problem.model.layers[i].name for i in range(first, end)]
+            layers = [
+                (name, _module(problem, name, strategy, meshes, seed, device), strategy)
+                for name, strategy in zip(names, plan.layers[first:end], strict=True)
+            ]
+            before = Layout.of(plan.layers[first - 1]) if first else None
+            chunks[place] = StageChunk(layers, before, meshes)
+    units: dict[str, Unit] = {}
+    apart = (LOSS, "embedding", "head") if shared else (LOSS,)
+    for chunk in chunks.values():
+        for name, module, strategy in zip(chunk.names, chunk.layers, chunk.strategies, strict=True):
+            if name not in apart:
+                units |= _units(name, module, strategy, meshes)
+    if shared:
+        (chunk,) = chunks.values()
+        units |= _shared_unit(chunk, meshes)  # last: its root takes what no other unit has
+    head = plan.layers[head_index(problem)]
+    return Local(chunks, units, table_rows(problem.model.config.vocab_size, head.tp))
+
+
+def _module(
+    problem: Problem, name: str, strategy: LayerStrategy, meshes: Meshes, seed: int, device: torch.device
+) -> nn.Module:
+    if name == LOSS:
+        return nn.Identity()
+    config = problem.model.config
+    rows = table_rows(config.vocab_size, strategy.tp)
+    layer = build_layer(config, problem.training.fused_attention, name, rows, seed).to(device)
+    divide(layer, meshes.of(strategy)["tp"], strategy.sequence_parallel, strategy.tp_comm_bits)
+    if isinstance(layer, Block):
+        if isinstance(layer.mlp, Mixture):
+            layer.mlp.divide(meshes.of_experts(strategy))
+        if strategy.recompute == "selective":
+            core = checkpoint_wrapper(layer.attention.core, preserve_rng_state=False)
+            layer.attention.register_module("core", core)
+        elif strategy.recompute == "full":
+            return checkpoint_wrapper(layer, preserve_rng_state=False)
+    return layer
+
+
+def _units(name: str, module: nn.Module, strategy: LayerStrategy, meshes: Meshes) -> dict[str, Unit]:
+    """Return the units of a layer: its experts, which have other replicas, and all the rest."""
+    units: dict[str, Unit] = {}
+    bank = expert_bank(module)
+    if bank is not None:
+        mesh = meshes.of_experts(strategy)
+        folded = _effective(strategy, mesh["shard"].size())
+        units[f"{name}.{BANK}"] = _unit(f"{name}.{BANK}", bank, folded, mesh)
+    strategy = _effective(strategy, shard_ranks(strategy))
+    return units | {name: _unit(name, module, strategy, meshes.of(strategy))}
+
+
+def _unit(name: str, module: nn.Module, strategy: LayerStrategy, mesh: DeviceMesh) -> Unit:
+    if strategy.zero_stage >= 2:
+        return Sharded(strategy, [module], [name], mesh)
+    named = dict(parameter_names(module, name))
+    if not isinstance(module, ExpertBank):
+        named = {full: p for full, p in named.items() if f".{BANK}." not in full}
+    return Replicated(strategy, named, mesh)
+
+
+def _shared_unit(chunk: StageChunk, meshes: Meshes) -> dict[str, Unit]:
+    """Return one unit of embedding and head, whose table is the embedding's."""
+    index = chunk.names.index("head")
+    embedding, head, strategy = chunk.layers[0], chunk.layers[index], chunk.strategies[0]
+    strategy = _effective(strategy, shard_ranks(strategy))
+    head.output.weight = embedding.table.weight  # type: ignore[union-attr]
+    unit: Unit
+    if strategy.zero_stage >= 2:
+        modules = [embedding, head]
+        unit = Sharded(strategy, modules, ["embedding", "head"], meshes.of(strategy), root=chunk)
+    else:
+        named = dict(parameter_names(embedding, "embedding")) | dict(parameter_names(head, "head"))
+        named = {name: p for name, p in named.items() if name != "head.output.weight"}
+        unit = Replicated(strategy, named, meshes.of(strategy))
+    return {"embedding": unit, "head": unit}
+
+
+def _effective(strategy: LayerStrategy, shards: int) -> LayerStrategy:
+    """Take no ZeRO stage where one rank would keep all anyway."""
+    return replace(strategy, zero_stage=0) if shards == 1 else strategy

@@ -1,0 +1,159 @@
+"""Sums at few bits over any backend: quantized reduce-scatter, then quantized all-gather.
+
+Each rank sends every other its share of a tensor as packed integers with one scale for each block of numbers,
+sums what it receives, and sends the sum on in the same form (the two hops of ZeRO++, Wang et al. 2023, arXiv
+2306.10209, section 3.3). Two roundings, as the cost model and the bilevel loop's virtual ranks have them.
+Scales travel in float32, twice the 16 bits that the cost model prices: small gradients would underflow.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from darts_parallel.cost import BLOCK, LOSSLESS
+from darts_parallel.run._layouts import moved
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Quantized numbers as they travel; both along the first axis by the rank that they are for."""
+
+    levels: Tensor
+    """Packed integers, uint8, shape `(n, bytes)`."""
+    scales: Tensor
+    """One for each block, float32, shape `(n, blocks)`."""
+
+
+def pack(rows: Tensor, bits: int) -> Packed:
+    """Quantize to `2^bits - 1` levels of each block's largest magnitude, nearest level.
+
+    Args:
+        rows: Shape `(n, N)`, N a multiple of `BLOCK`, float32.
+        bits: 8, 4 or 2.
+    """
+    most = 2 ** (bits - 1) - 1
+    blocks = torch.unflatten(rows, 1, (-1, BLOCK))
+    scales = blocks.abs().amax(-1).clamp(min=torch.finfo(rows.dtype).tiny * most) / most
+    # from 0 on: the bytes of a negative number would not fit in few bits
+    levels = (torch.round(blocks / scales.unsqueeze(-1)) + most).to(torch.uint8).flatten(1)
+    each = 8 // bits
+    places = torch.arange(each, dtype=torch.uint8) * bits
+    packed = (torch.unflatten(levels, 1, (-1, each)) << places).sum(-1, dtype=torch.uint8)
+    return Packed(packed.contiguous(), scales.contiguous())
+
+
+def unpack(packed: Packed, bits: int) -> Tensor:
+    """Return the numbers that a receiver sees, shape `(n, N)`, float32."""
+    most, each = 2 ** (bits - 1) - 1, 8 // bits
+    places = torch.arange(each, dtype=torch.uint8) * bits
+    levels = (packed.levels.unsqueeze(-1) >> places) & (2**bits - 1)
+    values = levels.flatten(1).to(torch.float32) - most
+    blocks = torch.unflatten(values, 1, (-1, BLOCK)) * packed.scales.unsqueeze(-1)
+    return blocks.flatten(1)
+
+
+def rounded(rows: Tensor, bits: int) -> Tensor:
+    """Return the numbers that a receiver of `rows` sees, shape `(n, N)`; N a multiple of `BLOCK`."""
+    return unpack(pack(rows, bits), bits)
+
+
+def padded(size: int, world: int) -> int:
+    """Return the numbers of a tensor of `size` that is dealt to `world` ranks in whole blocks."""
+    return -(-size // (world * BLOCK)) * world * BLOCK
+
+
+def scattered_sum(rows: Tensor, bits: int, group: dist.ProcessGroup | None) -> Tensor:
+    """Reduce-scatter: return this rank's share of the sum over all ranks, each of which rounds what it sends.
+
+    Args:
+        rows: Of this rank, one row for each receiver, shape `(world, N)`, N a multiple of `BLOCK`.
+        bits: 8, 4 or 2.
+        group: Ranks; None for all.
+
+    Returns:
+        Shape `(N,)`.
+    """
+    mine = pack(rows, bits)
+    theirs = Packed(torch.empty_like(mine.levels), torch.empty_like(mine.scales))
+    for received, sent in ((theirs.levels, mine.levels), (theirs.scales, mine.scales)):
+        dist.all_to_all_single(received, sent, group=group)
+    return unpack(theirs, bits).sum(0)
+
+
+def gathered_shares(share: Tensor, bits: int, group: dist.ProcessGroup | None) -> Tensor:
+    """All-gather shares `(N,)`, each rounded by its sender, to shape `(world * N,)`."""
+    world, own = dist.get_world_size(group), pack(share.unsqueeze(0), bits)
+    whole = Packed(
+        own.levels.new_empty(world, own.levels.shape[1]), own.scales.new_empty(world, own.scales.shape[1])
+    )
+    for received, sent in ((whole.levels, own.levels), (whole.scales, own.scales)):
+        dist.all_gather_single(received.view(-1), sent.view(-1), group=group)
+    return unpack(whole, bits).flatten()
+
+
+def lossy_all_reduce(tensor: Tensor, bits: int, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Sum all ranks' tensors as an all-reduce at `bits` does, the same on every rank.
+
+    Args:
+        tensor: Of this rank, float32, any shape.
+        bits: 16 and above send the numbers as they are.
+        group: Ranks; None for all.
+    """
+    world = dist.get_world_size(group)
+    if world == 1:
+        return tensor.clone()
+    if bits >= LOSSLESS:
+        exact = tensor.clone()
+        dist.all_reduce(exact, group=group)
+        return exact
+    size = tensor.numel()
+    flat = torch.nn.functional.pad(tensor.detach().reshape(-1), (0, padded(size, world) - size))
+    share = scattered_sum(flat.view(world, -1), bits, group)
+    return gathered_shares(share, bits, group)[:size].view_as(tensor)
+
+
+def straight_through_sum(partial: Tensor, bits: int, group: dist.ProcessGroup) -> Tensor:
+    """Take `lossy_all_reduce` with the gradient of the exact sum (Bengio et al. 2013, arXiv 1308.3432).
+
+    Every rank goes on with the sum and has its whole gradient, which is that of the partial sum, too.
+    """
+    return moved(partial, lambda value: lossy_all_reduce(value, bits, group), lambda gradient: gradient)
+
+
+class ErrorFeedback:
+    """A gradient all-reduce at few bits that keeps back what rounding takes, and adds it the next time.
+
+    Each rank keeps what it has not sent, and of its share what it has not delivered (Seide et al. 2014, 1-bit
+    SGD; two hops as in 1-bit Adam, Tang et al. 2021, arXiv 2102.02888).
+
+    Args:
+        bits: 8, 4 or 2.
+        group: Ranks.
+    """
+
+    def __init__(self, bits: int, group: dist.ProcessGroup) -> None:
+        self.bits, self.group = bits, group
+        self.unsent: Tensor | None = None
+        self.undelivered: Tensor | None = None
+
+    def share(self, flat: Tensor) -> Tensor:
+        """Return this rank's share of the sum, as it is delivered.
+
+        Args:
+            flat: Gradients of this rank, a multiple of `BLOCK` numbers for every rank.
+        """
+        rows = flat.view(self.group.size(), -1)
+        wanted = rows if self.unsent is None else rows + self.unsent
+        self.unsent = wanted - rounded(wanted, self.bits)
+        owned = scattered_sum(wanted, self.bits, self.group)
+        owned = owned if self.undelivered is None else owned + self.undelivered
+        delivered = rounded(owned.unsqueeze(0), self.bits)[0]
+        self.undelivered = owned - delivered
+        return delivered
+
+    def everywhere(self, flat: Tensor) -> Tensor:
+        """Return the whole sum on every rank; argument as `share`."""
+        # what is delivered lies on the levels already: rounding it again changes nothing but the last bit
+        return gathered_shares(self.share(flat), self.bits, self.group)

@@ -1,0 +1,226 @@
+"""The Transformer of a plan as modules, layer by layer as in `darts_parallel.problem.model`.
+
+Every layer maps one tensor to one tensor, so that any contiguous run of them is a pipeline stage.
+Dropout is left out: the same seed must give the same loss however the layers are spread. Positions
+that are not learned are rotary (Su et al. 2021, arXiv 2104.09864).
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from darts_parallel.config import ModelConfig, expert_pattern
+from darts_parallel.run._experts import Mixture, Mlp
+
+ROTARY_BASE = 10000.0
+EPSILON = 1e-5
+
+
+def norm(config: ModelConfig, width: int | None = None) -> nn.Module:
+    """Make a LayerNorm where the norm has a shift, an RMSNorm where it only has a scale."""
+    kind = nn.LayerNorm if config.norm_bias else nn.RMSNorm
+    return kind(width or config.hidden_size, EPSILON)
+
+
+class Embedding(nn.Module):
+    """Token table; learned positions, BERT's token types and BLOOM's norm where the model has them.
+
+    All tokens are of the first type.
+
+    Args:
+        config: The model.
+        rows: Rows of the table, at least the vocabulary; those beyond it stay unused.
+    """
+
+    def __init__(self, config: ModelConfig, rows: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, config.hidden_size)
+        positions = config.max_seq_len if config.learned_positions else 0
+        self.positions = nn.Embedding(positions, config.hidden_size) if positions else None
+        self.types = nn.Embedding(config.token_types, config.hidden_size) if config.token_types else None
+        self.norm = norm(config) if config.embedding_norm else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens of shape `(B, T)` to states of shape `(B, T, H)`."""
+        state: Tensor = self.table(tokens)
+        if self.positions is not None:
+            state = state + self.positions.weight[: tokens.shape[1]]
+        if self.types is not None:
+            state = state + self.types.weight[0]
+        normed: Tensor = state if self.norm is None else self.norm(state)
+        return normed
+
+
+class ScaledDotProduct(nn.Module):
+    """Scores, softmax and weighted sum: what selective recomputation repeats.
+
+    Args:
+        causal: Tokens attend to earlier ones only.
+        fused: One kernel that keeps no score matrix; else the matrix is kept for backward.
+    """
+
+    def __init__(self, causal: bool, fused: bool) -> None:
+        super().__init__()
+        self.causal, self.fused = causal, fused
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend with queries of shape `(B, heads, T, D)`, keys and values of `(B, kv heads, T, D)`."""
+        with nullcontext() if self.fused else sdpa_kernel(SDPBackend.MATH):
+            return functional.scaled_dot_product_attention(
+                query, key, value, is_causal=self.causal, enable_gqa=True
+            )
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; works on the heads that its projections hold."""
+
+    def __init__(self, config: ModelConfig, fused: bool) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.head_dim = config.head_dim or hidden // config.num_heads
+        self.rotary = not config.learned_positions
+        heads = config.num_heads * self.head_dim
+        kv_heads = (config.num_kv_heads or config.num_heads) * self.head_dim
+        bias = config.linear_bias if config.qkv_bias is None else config.qkv_bias
+        self.query = nn.Linear(hidden, heads, bias=bias)
+        self.key = nn.Linear(hidden, kv_heads, bias=bias)
+        self.value = nn.Linear(hidden, kv_heads, bias=bias)
+        self.query_norm = norm(config, self.head_dim) if config.qk_norm else None
+        self.key_norm = norm(config, self.head_dim) if config.qk_norm else None
+        self.core = ScaledDotProduct(config.causal, fused)
+        self.out = nn.Linear(heads, hidden, bias=config.linear_bias)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Map states of shape `(B, T, H)` to the same."""
+        query, key, value = (self._heads(layer(state)) for layer in (self.query, self.key, self.value))
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if self.rotary:
+            query, key = rotated(query), rotated(key)
+        mixed = self.core(query, key, value)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        return torch.unflatten(projected, -1, (-1, self.head_dim)).transpose(1, 2)
+
+
+def rotated(heads: Tensor) -> Tensor:
+    """Apply rotary positions: turn pairs of channels by angles that grow with the position.
+
+    Args:
+        heads: Shape `(B, heads, T, D)`; a last odd channel stays as it is.
+    """
+    length, half = heads.shape[2], heads.shape[3] // 2
+    exponents = torch.arange(half, device=heads.device, dtype=torch.float32) / max(half, 1)
+    positions = torch.arange(length, device=heads.device, dtype=torch.float32)
+    angles = torch.outer(positions, ROTARY_BASE**-exponents)
+    cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+    first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], -1)
+
+
+class Block(nn.Module):
+    """One pre-norm Transformer block, dense or with experts."""
+
+    def __init__(self, config: ModelConfig, fused: bool, index: int) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = norm(config), norm(config)
+        self.attention = Attention(config, fused)
+        self.mlp: nn.Module = _mixture(config) if expert_pattern(config)[index] else Mlp(config)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Map states of shape `(B, T, H)` to the same."""
+        state = state + self.attention(self.attention_norm(state))
+        state = state + self.mlp(self.mlp_norm(state))
+        return state
+
+
+def _mixture(config: ModelConfig) -> Mixture:
+    width = config.moe_shared_expert_intermediate_size
+    return Mixture(config, Mlp(config, width) if width else None)
+
+
+class Head(nn.Module):
+    """Final norm and BERT's dense transform where the model has them, and the output projection.
+
+    Args:
+        config: The model.
+        rows: Rows of the output table, at least the vocabulary.
+    """
+
+    def __init__(self, config: ModelConfig, rows: int) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.norm = norm(config) if config.final_norm else None
+        self.dense = nn.Linear(hidden, hidden) if config.head_transform else None
+        self.dense_norm = norm(config) if config.head_transform else None
+        self.output = nn.Linear(hidden, rows, bias=config.output_bias)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Map states of shape `(B, T, H)` to logits of shape `(B, T, rows)`."""
+        state = state if self.norm is None else self.norm(state)
+        if self.dense is not None and self.dense_norm is not None:
+            state = self.dense_norm(functional.gelu(self.dense(state)))
+        logits: Tensor = self.output(state)
+        return logits
+
+
+def build_layer(config: ModelConfig, fused: bool, name: str, rows: int, seed: int) -> nn.Module:
+    """Build one layer of the chain with its initial weights, on the CPU.
+
+    The weights of a parameter depend on the seed and its name alone, so that every process draws the
+    same ones for the layers that it holds.
+
+    Args:
+        config: The model.
+        fused: Fused attention.
+        name: As in `problem.model.layers`: `embedding`, `layers.<i>` or `head`.
+        rows: Rows of a vocabulary table, padding included.
+        seed: Of the initial weights.
+    """
+    layer = empty_layer(config, fused, name, rows).to_empty(device="cpu")
+    with torch.no_grad():
+        for short, weight in layer.named_parameters():
+            weight.copy_(initial(config, f"{name}.{short}", weight.shape, seed))
+    return layer
+
+
+def empty_layer(config: ModelConfig, fused: bool, name: str, rows: int) -> nn.Module:
+    """Build one layer of the chain without values; arguments as `build_layer`."""
+    with torch.device("meta"):
+        if name == "embedding":
+            return Embedding(config, rows)
+        if name == "head":
+            return Head(config, rows)
+        return Block(config, fused, int(name.removeprefix("layers.")))
+
+
+def initial(config: ModelConfig, name: str, shape: torch.Size, seed: int) -> Tensor:
+    """Draw the initial values of a parameter: normal, around 1 for the scales of norms.
+
+    Rows of a vocabulary table beyond the vocabulary are 0; a tied head has the embedding's values.
+    """
+    table = name in ("embedding.table.weight", "head.output.weight", "head.output.bias")
+    if name == "head.output.weight" and config.tie_embeddings:
+        name = "embedding.table.weight"
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    drawn = (config.vocab_size, *shape[1:]) if table else tuple(shape)
+    values: Tensor = torch.randn(drawn, generator=generator) * config.hidden_size**-0.5
+    if table and shape[0] > config.vocab_size:
+        values = torch.cat([values, values.new_zeros(shape[0] - config.vocab_size, *shape[1:])])
+    if name.endswith("norm.weight"):
+        values += 1.0
+    return values
+
+
+def parameter_names(layer: nn.Module, name: str) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of a layer under the names that every process gives them, wrappers left out."""
+    for short, parameter in layer.named_parameters():
+        yield f"{name}.{short}".replace("._checkpoint_wrapped_module", ""), parameter

@@ -1,0 +1,378 @@
+"""How data-parallel ranks keep the parameters of a layer: whole (ZeRO 0 and 1), or in parts (ZeRO 2 and 3).
+
+Gradients are summed, not averaged: the loss is already divided by the tokens of the whole batch, so that
+layers of different data-parallel degree agree. Both copies of a tied table get one gradient.
+
+ZeRO 0 and 1 are written here, because `DistributedDataParallel` does not take tensor-parallel parameters,
+`replicate` keeps a second copy of every parameter, and `ZeroRedundancyOptimizer` hands out whole tensors, so
+that its ranks hold unequal bytes: none of them needs the bytes that ZeRO (Rajbhandari et al. 2020, arXiv
+1910.02054) states. ZeRO 2 and 3 are PyTorch's `fully_shard` (Zhao et al. 2023, arXiv 2304.11277).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from darts_parallel.config import ModelConfig
+from darts_parallel.cost import BLOCK, LOSSLESS
+from darts_parallel.plan import LayerStrategy
+from darts_parallel.run._experts import ExpertBank, expert_bank
+from darts_parallel.run._layouts import local
+from darts_parallel.run._lossy import ErrorFeedback, padded
+from darts_parallel.run._transformer import parameter_names
+
+Named = dict[str, nn.Parameter]
+
+
+def byte_size(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of what this rank holds of all of them."""
+    return sum(local(t).numel() * t.element_size() for t in tensors)
+
+
+class Unit(ABC):
+    """The parameters of one layer (of two, where they share a table) and how they are kept.
+
+    Attributes:
+        strategy: Of the layer.
+        parameters: By name; tensor-parallel ones are DTensors.
+        slots: What the optimizer steps on this rank: plain tensors whose `.grad` is set by `reduce`.
+    """
+
+    def __init__(self, strategy: LayerStrategy, parameters: Named, mesh: DeviceMesh) -> None:
+        self.strategy, self.parameters, self.mesh = strategy, parameters, mesh
+        self.slots: list[nn.Parameter] = []
+
+    @abstractmethod
+    def reduce(self) -> None:
+        """Put the gradients of all data-parallel ranks on `slots`, after the last backward pass."""
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Put the new parameters on every rank that computes with them, after the optimizer step."""
+
+    @abstractmethod
+    def full_gradient(self, name: str) -> Tensor:
+        """Return the whole reduced gradient of a parameter, on every rank of the stage (collective)."""
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        for parameter in (*self.parameters.values(), *self.slots):
+            parameter.grad = None
+
+    def parameter_bytes(self) -> int:
+        """Return the bytes of parameters that this rank computes with."""
+        return byte_size(list(self.parameters.values()))
+
+    def extra_bytes(self) -> int:
+        """Return the bytes of further copies of parameters."""
+        return 0
+
+    def gradient_bytes(self) -> int:
+        """Return the bytes of gradients that this rank holds at the end of the backward passes."""
+        return byte_size([p.grad for p in self.parameters.values() if p.grad is not None])
+
+    def rounding_bytes(self) -> float:
+        """Return by how many bytes of parameters uneven division may miss the mean over ranks."""
+        return 0.0
+
+
+def aligned(parameter: nn.Parameter) -> Tensor:
+    """Return the gradient of a parameter, divided as the parameter is (a norm's may be a partial sum)."""
+    gradient = parameter.grad
+    if gradient is None:
+        gradient = torch.zeros_like(parameter)
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+        gradient = gradient.redistribute(placements=parameter.placements)
+    return gradient
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the tensor of all ranks (collective)."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class Replicated(Unit):
+    """ZeRO 0 and 1: every rank holds whole parameters and gradients; ZeRO 1 divides the optimizer.
+
+    Gradients are reduced once an iteration, as one tensor a layer.
+    """
+
+    def __init__(self, strategy: LayerStrategy, parameters: Named, mesh: DeviceMesh) -> None:
+        super().__init__(strategy, parameters, mesh)
+        self.groups = [mesh[name].get_group() for name in ("shard", "replicate") if mesh[name].size() > 1]
+        self.sharded = strategy.zero_stage == 1 and mesh["shard"].size() > 1
+        lossy = strategy.grad_comm_bits < LOSSLESS and bool(self.groups)
+        self.feedback = ErrorFeedback(strategy.grad_comm_bits, self.groups[0]) if lossy else None
+        self._places = self._lay_out(BLOCK if lossy else 1)
+        if self.sharded:
+            self.slots = [nn.Parameter(self._own(self._flat_parameters()).clone())]
+            self._release()
+        else:
+            self.slots = [nn.Parameter(local(p.detach())) for p in self.parameters.values()]
+
+    def _lay_out(self, block: int) -> dict[str, slice]:
+        """Return the place of every parameter in the one tensor, and set that tensor's size.
+
+        Divided ones come first, and no block of numbers holds both divided and whole ones: whole ones must be
+        rounded alike on all tensor-parallel ranks, or their copies drift apart.
+
+        Args:
+            block: Numbers that are rounded together; 1 where nothing is.
+        """
+        divided = [name for name, p in self.parameters.items() if local(p).numel() < p.numel()]
+        end, places = 0, {}
+        for names in (divided, [name for name in self.parameters if name not in divided]):
+            end += -end % block
+            for name in names:
+                first, end = end, end + local(self.parameters[name]).numel()
+                places[name] = slice(first, end)
+        shares = self.mesh["shard"].size() if self.sharded else 1
+        self._size = padded(end, self.groups[0].size()) if self.feedback else -(-end // shares) * shares
+        return places
+
+    def reduce(self) -> None:
+        """Reduce all gradients as one tensor at the strategy's bits, to all or (ZeRO 1) to their owners."""
+        gradients = {}
+        for name, parameter in self.parameters.items():
+            parameter.grad = aligned(parameter)
+            gradients[name] = local(parameter.grad)
+        if not self.sharded:
+            self._all_reduce(gradients)
+            for slot, gradient in zip(self.slots, gradients.values(), strict=True):
+                slot.grad = gradient
+            return
+        flat = self._flat(gradients)
+        if self.feedback is not None:
+            part = self.feedback.share(flat)
+        else:
+            part = torch.empty_like(self._own(flat))
+            dist.reduce_scatter_single(part, flat, group=self.groups[0])
+            for group in self.groups[1:]:
+                dist.all_reduce(part, group=group)
+        # the optimizer's copy of the parameters lives only from here to `publish`
+        self.slots[0].data = self._own(self._flat_parameters()).clone()
+        self.slots[0].grad = part
+
+    def publish(self) -> None:
+        """Gather what the ranks of ZeRO 1 have stepped."""
+        if self.sharded:
+            flat = self._gathered(self.slots[0].detach())
+            with torch.no_grad():
+                for name, parameter in self.parameters.items():
+                    values = local(parameter)
+                    values.copy_(flat[self._places[name]].view(values.shape))
+            self._release()
+
+    def full_gradient(self, name: str) -> Tensor:
+        """Return the whole reduced gradient, as `Unit` says."""
+        parameter = self.parameters[name]
+        if not self.sharded:
+            return whole(aligned(parameter))
+        assert self.slots[0].grad is not None
+        values = self._gathered(self.slots[0].grad)[self._places[name]].view(local(parameter).shape)
+        if isinstance(parameter, DTensor):
+            values = DTensor.from_local(
+                values, parameter.device_mesh, parameter.placements,
+                run_check=False, shape=parameter.shape, stride=parameter.stride(),
+            )  # fmt: skip
+        return whole(values)
+
+    def rounding_bytes(self) -> float:
+        """Return the padding of the one tensor to equal parts, bytes."""
+        share = 4.0 * (BLOCK if self.feedback is not None else 1)
+        return share * self.mesh["shard"].size() if self.sharded else 0.0
+
+    def overwrite(self, name: str, values: Tensor) -> None:
+        """Put a gradient in the place of the reduced one.
+
+        Args:
+            name: Name of the parameter.
+            values: What this tensor-parallel rank holds of it.
+        """
+        if not self.sharded:
+            local(aligned(self.parameters[name])).copy_(values)
+            return
+        part, place = self.slots[0].grad, self._places[name]
+        assert part is not None
+        begin = self.mesh["shard"].get_local_rank() * part.numel()
+        low, high = max(place.start, begin), min(place.stop, begin + part.numel())
+        if low < high:
+            part[low - begin : high - begin] = values.reshape(-1)[low - place.start : high - place.start]
+
+    def _all_reduce(self, gradients: dict[str, Tensor]) -> None:
+        if not self.groups:
+            return
+        flat = self._flat(gradients)
+        if self.feedback is not None:
+            flat = self.feedback.everywhere(flat)
+        else:
+            for group in self.groups:
+                dist.all_reduce(flat, group=group)
+        for name, gradient in gradients.items():
+            gradient.copy_(flat[self._places[name]].view(gradient.shape))
+
+    def _flat(self, tensors: dict[str, Tensor]) -> Tensor:
+        """Put what this rank holds of all parameters into one tensor, padding as 0."""
+        flat = next(iter(tensors.values())).new_zeros(self._size)
+        for name, tensor in tensors.items():
+            flat[self._places[name]] = tensor.detach().reshape(-1)
+        return flat
+
+    def _flat_parameters(self) -> Tensor:
+        return self._flat({name: local(parameter) for name, parameter in self.parameters.items()})
+
+    def _own(self, flat: Tensor) -> Tensor:
+        return flat.chunk(self.mesh["shard"].size())[self.mesh["shard"].get_local_rank()]
+
+    def _gathered(self, part: Tensor) -> Tensor:
+        flat = part.new_empty(self._size)
+        dist.all_gather_single(flat, part, group=self.groups[0])
+        return flat
+
+    def _release(self) -> None:
+        self.slots[0].data = self.slots[0].data.new_empty(0)
+        self.slots[0].grad = None
+
+
+class Sharded(Unit):
+    """ZeRO 2 and 3 by `fully_shard`: gradients are reduce-scattered in every backward pass.
+
+    ZeRO 3 frees the gathered parameters after each pass; ZeRO 2 keeps them for the iteration, next to
+    the part that the optimizer steps.
+
+    Args:
+        modules: One layer, or two that share a table and one `root` that holds both; a layer's experts
+            are left to a unit of their own.
+    """
+
+    def __init__(
+        self, strategy: LayerStrategy, modules: list[nn.Module], names: list[str], mesh: DeviceMesh,
+        root: nn.Module | None = None,
+    ) -> None:  # fmt: skip
+        self.keeps = strategy.zero_stage == 2
+        data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
+        target = modules[0] if len(modules) == 1 else modules
+        apart = _apart(modules)
+        fully_shard(target, mesh=data, reshard_after_forward=not self.keeps, ignored_params=apart)
+        if root is not None:
+            fully_shard(root, mesh=data)
+        self.modules, state = modules, modules[0]
+        assert isinstance(state, FSDPModule)
+        self.state = state
+        state.set_reshard_after_backward(not self.keeps, recurse=False)
+        state.set_force_sum_reduction_for_comms(True)
+        state.set_gradient_divide_factor(1.0)
+        super().__init__(strategy, {}, mesh)
+        seen = {id(parameter) for parameter in apart}
+        for module, name in zip(modules, names, strict=True):
+            for full, parameter in parameter_names(module, name):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    self.parameters[full] = parameter
+        self.slots = [nn.Parameter(local(p.detach())) for p in self.parameters.values()]
+        self._gathered_bytes = 0
+
+    def reduce(self) -> None:
+        """Free the gathered parameters of ZeRO 2; backward has reduced."""
+        apart = {id(p) for p in _apart(self.modules)}
+        now = {id(p): p for module in self.modules for p in module.parameters() if id(p) not in apart}
+        self._gathered_bytes = byte_size(list(now.values()))
+        if self.keeps:
+            self.state.reshard()
+        for slot, parameter in zip(self.slots, self.parameters.values(), strict=True):
+            slot.grad = local(aligned(parameter))
+
+    def publish(self) -> None:
+        """Do nothing: the next forward pass gathers."""
+
+    def full_gradient(self, name: str) -> Tensor:
+        """Return the whole reduced gradient, as `Unit` says."""
+        return whole(aligned(self.parameters[name]))
+
+    def parameter_bytes(self) -> int:
+        """Return the bytes of gathered parameters with ZeRO 2, of parts with ZeRO 3."""
+        return self._gathered_bytes if self.keeps else super().parameter_bytes()
+
+    def extra_bytes(self) -> int:
+        """Return the bytes of the parts that lie next to the gathered parameters."""
+        return super().parameter_bytes() if self.keeps else 0
+
+    def rounding_bytes(self) -> float:
+        """Return the bytes of uneven rows: a rank has at most one more than the mean, at worst none."""
+        shards, total = self.mesh["shard"].size(), 0.0
+        for parameter in self.parameters.values():
+            rows = parameter.shape[0]
+            if isinstance(parameter, DTensor):
+                rows //= self._tensor_shards(parameter)
+            if rows % shards:
+                width = parameter.numel() // parameter.shape[0]
+                total += 4.0 * width * max(-(-rows // shards) - rows / shards, rows / shards)
+        return total
+
+    def _tensor_shards(self, parameter: DTensor) -> int:
+        divides_rows = "tp" in (parameter.device_mesh.mesh_dim_names or ())
+        if not divides_rows:
+            return 1
+        index = (parameter.device_mesh.mesh_dim_names or ()).index("tp")
+        return self.mesh["tp"].size() if parameter.placements[index].is_shard(0) else 1
+
+
+def _apart(modules: list[nn.Module]) -> set[nn.Parameter]:
+    """Return the parameters of the experts inside modules that are no experts themselves."""
+    inside = [expert_bank(module) for module in modules if not isinstance(module, ExpertBank)]
+    return {parameter for bank in inside if bank is not None for parameter in bank.parameters()}
+
+
+EMBEDDING, HEAD = "embedding.table.weight", "head.output.weight"
+
+
+class TiedTables:
+    """Sums the gradients of the two copies once each is reduced, as Megatron-LM's embedding group does.
+
+    Args:
+        config: The model.
+        units: Units of this rank, by layer.
+        group: This rank's partner in the other stage and itself; None where there is one stage.
+    """
+
+    def __init__(self, config: ModelConfig, units: dict[str, Unit], group: dist.ProcessGroup | None) -> None:
+        self.copies = [
+            (units[name], table)
+            for name, table in (("embedding", EMBEDDING), ("head", HEAD))
+            if config.tie_embeddings and name in units and table in units[name].parameters
+        ]
+        self.group, self.vocab_size = group, config.vocab_size
+        if self.group is None and len(self.copies) < 2:
+            self.copies = []  # one stage, one table
+
+    def sum(self) -> None:
+        """Gather whole gradients, sum them, and keep this rank's part."""
+        if not self.copies:
+            return
+        wholes = [unit.full_gradient(table)[: self.vocab_size] for unit, table in self.copies]
+        total = torch.stack(wholes).sum(0)
+        if self.group is not None:
+            dist.all_reduce(total, group=self.group)
+        for unit, table in self.copies:
+            _set_rows(unit, table, total)
+
+
+def _set_rows(unit: Unit, table: str, total: Tensor) -> None:
+    """Write this rank's part of the whole gradient where the optimizer reads it."""
+    mesh, parameter = unit.mesh, unit.parameters[table]
+    rows = torch.nn.functional.pad(total, (0, 0, 0, parameter.shape[0] - total.shape[0]))
+    rows = rows.chunk(mesh["tp"].size())[mesh["tp"].get_local_rank()]
+    if isinstance(unit, Replicated):
+        unit.overwrite(table, rows)
+        return
+    gradient = parameter.grad
+    assert gradient is not None
+    part = local(gradient)
+    if part.numel():
+        part.copy_(rows.chunk(mesh["shard"].size())[mesh["shard"].get_local_rank()])
