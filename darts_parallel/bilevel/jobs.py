@@ -50,7 +50,8 @@ class Jobs:
         """
         if self._pool is None:
             return starmap(function, arguments)
-        return self._pool.map(function, *zip(*arguments, strict=True))
+        futures = [self._pool.submit(function, *values) for values in arguments]
+        return (future.result() for future in futures)
 
 
 def _begin() -> None:

@@ -12,6 +12,7 @@ import pytest
 from darts_parallel.cli import _job as job
 from darts_parallel.cli import command as cli
 from darts_parallel.cli._run_folder import RunFolder
+from darts_parallel.config.options import READER_LEFT
 from darts_parallel.errors import ConfigError
 from tests.support.commands import QUIET, TOY, Command
 
@@ -114,10 +115,10 @@ def test_a_reader_that_has_gone_ends_the_command_as_other_programs_end(
         cli.PipedConsole().on_broken_pipe()
 
     def leave() -> None:
-        raise SystemExit(cli.READER_LEFT)
+        raise SystemExit(READER_LEFT)
 
     monkeypatch.setattr(job, "render_ending", gone)
     monkeypatch.setattr(cli, "_leave_the_pipe", leave)  # the captured output is no file
     outcome = command(*TOY, *QUIET, "hydra.run.dir=run")
-    assert (outcome.status, outcome.err) == (cli.READER_LEFT, "")
+    assert (outcome.status, outcome.err) == (READER_LEFT, "")
     assert "run/plan.json" in outcome.files
