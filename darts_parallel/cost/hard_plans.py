@@ -40,6 +40,13 @@ class HardPlans:
         begun.scatter_add_(1, self.first_layers, torch.ones_like(self.first_layers))
         return begun.cumsum(1) - 1
 
+    def within(self, space_kind: str) -> Tensor:
+        """Return which plans lie in the space: `uniform`, `stagewise` or `layerwise`, shape `(B,)`."""
+        if space_kind == "layerwise":
+            return torch.ones(len(self), dtype=torch.bool)
+        first = self.first_layers.gather(1, self.stages()) if space_kind == "stagewise" else 0 * self.choices
+        return (self.choices == self.choices.gather(1, first)).all(1)
+
     def to_plan(self, index: int, table: CostTable) -> Plan:
         """Read plan number `index` as stages and strategies."""
         starts, choices = self.first_layers[index].tolist(), self.choices[index].tolist()

@@ -13,6 +13,9 @@ Curve = tuple[tuple[float, float], ...]
 """An anytime curve: seconds of wall-clock, and the iteration time of the best feasible plan from then on."""
 OFFLOADING = "it knows no shares in host memory (space.offload); its bound has all of them away at no cost"
 
+AGREED = 1e-9
+"""Relative difference of seconds by which a plan may lie below a bound: rounding."""
+
 
 class DeadlineError(Exception):
     """The time of an exact planner is over; what it proved so far is kept."""
@@ -110,6 +113,15 @@ class Verification:
     """One sentence on how far the proof reaches."""
     curve: Curve = ()
     """Every improvement of the best plan; empty where the method answers once, at its end."""
+
+    def contradicted(self, found: float) -> bool:
+        """Return whether a plan of `found` seconds, of its own space, lies below what it has proven."""
+        floor = self.iteration_time_s if self.proven else self.lower_bound_s
+        return found < max(floor, self.lower_bound_s) * (1 - AGREED)
+
+    def withdrawn(self) -> "Verification":
+        """Return the answer without a proof, which a plan has contradicted."""
+        return replace(self, proven=False, lower_bound_s=0.0, note="withdrawn: a plan is below its bound")
 
     def with_gap(self, found: float) -> "Verification":
         """Set the gap of a plan of `found` seconds; not a number where the method has no plan."""

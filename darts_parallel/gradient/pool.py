@@ -43,7 +43,8 @@ class PlanPool:
 
     Args:
         tables: The cost tables that candidates refer to.
-        space_kind: Space of the plans; only layer-wise ones are canonicalized when they are put in words.
+        space_kind: Space of the plans: no other one is kept, whoever made it. Only layer-wise ones are
+            repaired, and canonicalized when they are put in words.
         clock: Of the search; None begins now.
     """
 
@@ -100,7 +101,7 @@ class PlanPool:
             return
         cost = evaluate_batch(table, plans)
         self._keep(candidate.table, plans, cost)
-        if repair_score is None:
+        if repair_score is None or self.space_kind != "layerwise":
             return
         each = [plans.outer == outer for outer in sorted(set(plans.outer.tolist()))]
 
@@ -133,7 +134,7 @@ class PlanPool:
             self._keep(candidate.table, found, evaluate_batch(table, found))
 
     def add_balanced(self, table: int, outers: Sequence[int]) -> None:
-        """Add plans of equally long devices for some outer choices; what does not fit is repaired."""
+        """Add plans of equally long devices for some outer choices, repaired where the space allows it."""
         balanced = balanced_plans(self.tables[table], outers)
         if balanced is not None:  # every outer choice deserves a plan
             self.add(TablePlans(table, balanced), torch.zeros(len(balanced), dtype=torch.float64))
@@ -176,7 +177,8 @@ class PlanPool:
 
     def _keep(self, table: int, plans: HardPlans, cost: BatchCost) -> None:
         self.evaluated += len(plans)
-        times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        kept_out = ~(cost.feasible & plans.within(self.space_kind))
+        times = cost.iteration_time.masked_fill(kept_out, torch.inf)
         for outer in sorted(set(plans.outer.tolist())):
             mine = torch.nonzero(plans.outer == outer).squeeze(1)
             mine = mine[times[mine].argsort(stable=True)[: self.PER_OUTER]]

@@ -143,6 +143,12 @@ class Plan:
         """Device of the pipeline of every chunk."""
         return find(self.schedule_name).devices(self.pp, self.num_chunks)
 
+    def within(self, space_kind: str) -> bool:
+        """Return whether the plan lies in the space: `uniform`, `stagewise`, or any other, which is free."""
+        chunks = self.chunk_of_layer if space_kind == "stagewise" else (0,) * len(self.layers)
+        shared = len(set(zip(chunks, self.layers, strict=True))) == len(set(chunks))
+        return shared or space_kind not in ("uniform", "stagewise")
+
     def describe(self, global_batch_size: int) -> str:
         """Return the plan in one line, e.g. `dp 4 · tp 2 · pp 4 · micro-batch 1 × 16 · ZeRO-1`."""
 

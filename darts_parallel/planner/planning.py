@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 from darts_parallel.cost import evaluate
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, PlanError
+from darts_parallel.exact import Verification
+from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import read_own_problem, read_plan
 from darts_parallel.planner._searcher import product_session
 from darts_parallel.planner._session import Session
@@ -58,12 +60,28 @@ def plan(problem: Problem, *, rental: Rental | None = None, watcher: Watcher | N
         if even != result.plan:
             seconds = evaluate(even, problem).iteration_time_s
             result = replace(result, plan=even, iteration_time_s=seconds)
-    answers = tuple(answer.with_gap(result.iteration_time_s) for answer in session.answers.values())
+    answers = checked(result, session)
     planned = Planned(result.plan, result, answers, session.interrupted, rental=rental, files=session.files)
     if old is None or source is None:
         return planned
     moves = moved_state(old, read_own_problem(source), planned.plan, problem)
     return replace(planned, moves=moves, source=source)
+
+
+def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:
+    """Return what the methods say of a result; a claim that a plan of its space contradicts is no proof.
+
+    Errors:
+        PlanError: the plan lies outside of its space.
+    """
+    space_kind, seconds = session.space_kind, result.iteration_time_s
+    if not result.plan.within(space_kind):
+        raise PlanError(f"space={space_kind} must hold the plan that was found; try search=exact.")
+    answers = (
+        answer.withdrawn() if answer.space == space_kind and answer.contradicted(seconds) else answer
+        for answer in session.answers.values()
+    )
+    return tuple(answer.with_gap(seconds) for answer in answers)
 
 
 def new_session(problem: Problem, watcher: Watcher | None = None) -> Session:

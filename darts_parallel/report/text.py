@@ -113,7 +113,7 @@ def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verific
     if not bounds:
         return "best found; no lower bound is known"
     slack = cost.iteration_time_s / max(bounds) - 1.0
-    if any(v.proven for v in mine) and slack <= 1e-9:
+    if any(v.proven for v in mine) and abs(slack) <= 1e-9:
         return f"optimal in the model, over {space}"
     proven = any(v.proven for v in mine)
     bound = "the plan that is optimal in the model" if proven else "a proven lower bound"

@@ -171,3 +171,18 @@ def test_the_finalists_share_their_labels(monkeypatch: pytest.MonkeyPatch) -> No
     assert polish_pool(pool, "layerwise", config, hurry=False) is None
     assert len({outer for outer, _ in left}) == len(left) > 1
     assert [labels for _, labels in left] == [100 - 10 * place for place in range(len(left))]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "stagewise"])
+def test_a_pool_keeps_no_plan_outside_of_its_space(kind: str) -> None:
+    space = SpaceConfig(kind=kind)
+    for seed in range(6):
+        [table] = _tables(seed)
+        plans = random_plans(table, 50, torch.Generator().manual_seed(seed))
+        assert plans.within(kind).tolist() == [is_in_space(plans[i : i + 1], space) for i in range(50)]
+        pool = PlanPool([table], kind)
+        pool.add(TablePlans(0, plans), torch.zeros(len(plans), dtype=torch.float64))
+        pool.add_balanced(0, range(table.num_outer))
+        for entry in pool.by_outer():
+            assert is_in_space(entry.plan, space)
+            assert pool.plan(entry).within(kind)

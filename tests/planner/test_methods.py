@@ -15,7 +15,7 @@ import darts_parallel
 from darts_parallel.cli._job import Job
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable
-from darts_parallel.errors import ConfigError, InfeasibleError
+from darts_parallel.errors import ConfigError, InfeasibleError, PlanError
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.uniform import find_uniform_plan
@@ -32,7 +32,9 @@ from darts_parallel.planner.methods import (
     search_result,
     solve,
 )
+from darts_parallel.planner.planning import checked
 from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.text import claim
 from experiments.comparison.problems import tables_of
 
 TOY = [
@@ -211,6 +213,22 @@ def test_a_result_is_refined_only_by_a_better_plan_of_its_space() -> None:
     session.answers["dynamic_programming"] = replace(entry, iteration_time_s=1e-9)
     better = refined(found, session)
     assert (better.iteration_time_s, better.method) == (1e-9, "dynamic_programming")
+
+
+def test_a_claim_that_a_plan_contradicts_is_no_proof_and_no_plan_leaves_its_space() -> None:
+    session = asked("exact")
+    found, entry = search_result(session), session.answers["dynamic_programming"]
+    assert all(answer.proven for answer in checked(found, session))
+    session.answers["dynamic_programming"] = replace(entry, lower_bound_s=1.01 * entry.lower_bound_s)
+    answers = {answer.name: answer for answer in checked(found, session)}
+    assert (answers[entry.name].proven, answers[entry.name].lower_bound_s) == (False, 0.0)
+    problem = load_problem(TOY)
+    assert "optimal" not in claim(problem, evaluate(found.plan, problem), [answers[entry.name]])
+    first, *others = found.plan.layers
+    mixed = replace(found.plan, layers=(replace(first, recompute="full"), *others))
+    session.space_kind = "uniform"
+    with pytest.raises(PlanError, match="space=uniform must hold"):
+        checked(replace(found, plan=mixed), session)
 
 
 @pytest.mark.parametrize("order", ORDERS)
