@@ -1,34 +1,20 @@
-"""Rivals of the literature, one paper a module."""
+"""Rivals of the literature, one paper a module: every module without an underscore ends with its `solve`."""
 
-from baselines.planner import Planner as Planner
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 
-PLANNERS = {
-    planner.name: planner
-    for planner in (
-        Planner("random_search", seeded=True, layerwise=True),
-        Planner("annealing", seeded=True, layerwise=True),
-        Planner("flexflow", seeded=True, layerwise=True),
-        Planner("evolution", seeded=True, layerwise=True),
-        Planner("megatron_rule"),
-        Planner("fasop"),
-        Planner("amp"),
-        Planner("pipedream"),
-        Planner("dapple"),
-        Planner("hetpipe"),
-        Planner("piper", layerwise=True),
-        Planner("galvatron", layerwise=True),
-        Planner("alpa", layerwise=True),
-    )
-}
+from baselines._planner import Planner as Planner
+
+
+def _discovered() -> dict[str, Planner]:
+    names = [module.name for module in iter_modules([str(Path(__file__).parent)])]
+    public = [name for name in names if not name.startswith("_")]
+    found = {name: import_module(f"{__package__}.{name}").solve for name in public}
+    return dict(sorted(found.items(), key=lambda rival: not rival[1].seeded))  # those of many seeds first
+
+
+PLANNERS = {name: rival for name, rival in _discovered().items() if rival.closed_form}
 """Every rival by the name of its module."""
-
-SCHEDULE_PLANNERS = {
-    planner.name: planner
-    for planner in (
-        Planner("even_split"),
-        Planner("min_max_chunks"),
-        Planner("bottleneck_moves", layerwise=True),
-        *(PLANNERS[name] for name in ("random_search", "annealing", "flexflow", "evolution")),
-    )
-}
-"""Rivals where the schedule is a choice and a device holds chunks: those that read no closed form."""
+SCHEDULE_PLANNERS = {name: rival for name, rival in _discovered().items() if rival.chunks}
+"""Rivals where the schedule is a choice."""

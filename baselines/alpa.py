@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from baselines.incumbent import Incumbent
-from baselines.planner import on_tables
-from baselines.stage_costs import OuterChoice, cheapest_split, outer_choices
+from baselines._incumbent import Incumbent
+from baselines._planner import on_tables
+from baselines._stage_costs import OuterChoice, cheapest_split, outer_choices
 from darts_parallel.exact import Array, Index, StageSegments, lower_bound
 
 CLUSTERS = 12
@@ -34,7 +34,7 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
         _plan(outer, incumbent)
 
 
-solve = on_tables(offer_plans)
+solve = on_tables(offer_plans, layerwise=True)
 
 
 def clusters(fused_to_previous: NDArray[np.bool_], pp: int, most: int = CLUSTERS) -> list[int]:

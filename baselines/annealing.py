@@ -11,10 +11,10 @@ import math
 import torch
 from torch import Tensor
 
-from baselines.chains import Chains, PlanSpace
-from baselines.incumbent import Incumbent
-from baselines.moves import MoveWeights, RandomMoves
-from baselines.planner import on_tables
+from baselines._chains import Chains, PlanSpace
+from baselines._incumbent import Incumbent
+from baselines._moves import MoveWeights, RandomMoves
+from baselines._planner import on_tables
 
 CHAINS = 64
 """Plans that anneal side by side."""
@@ -42,7 +42,7 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
             step, length = 0, 2 * length
 
 
-solve = on_tables(offer_plans, endless=True)
+solve = on_tables(offer_plans, seeded=True, layerwise=True, chunks=True)
 
 
 def _restart(space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor) -> tuple[Chains, Tensor]:

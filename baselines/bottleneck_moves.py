@@ -7,8 +7,8 @@ is taken while one helps. The outer choices take turns, best first.
 
 import torch
 
-from baselines.incumbent import Incumbent
-from baselines.planner import on_tables
+from baselines._incumbent import Incumbent
+from baselines._planner import on_tables
 from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, even_uniform_plans, unit_starts
 
 
@@ -28,7 +28,7 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
         _relieve(incumbent, number, plan, seconds, space_kind)
 
 
-solve = on_tables(offer_plans)
+solve = on_tables(offer_plans, layerwise=True, closed_form=False, chunks=True)
 
 
 def _relieve(incumbent: Incumbent, number: int, plan: HardPlans, seconds: float, space_kind: str) -> None:

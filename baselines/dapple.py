@@ -7,9 +7,9 @@ Restricted to our plans: stages are equally replicated, devices are placed in no
 parallelism and no ZeRO where the space leaves that free.
 """
 
-from baselines.incumbent import Incumbent
-from baselines.planner import on_tables
-from baselines.stage_costs import cheapest_split, outer_choices, plain
+from baselines._incumbent import Incumbent
+from baselines._planner import on_tables
+from baselines._stage_costs import cheapest_split, outer_choices, plain
 from darts_parallel.config import RECOMPUTE
 from darts_parallel.exact import ChosenStages
 

@@ -3,8 +3,8 @@
 What Megatron-LM and torchtitan do where the user gives no layout (Narayanan et al. 2021, arXiv 2104.04473).
 """
 
-from baselines.incumbent import Incumbent
-from baselines.planner import on_tables
+from baselines._incumbent import Incumbent
+from baselines._planner import on_tables
 from darts_parallel.cost import even_uniform_plans
 
 
@@ -16,4 +16,4 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
         incumbent.offer(number, even_uniform_plans(table))
 
 
-solve = on_tables(offer_plans)
+solve = on_tables(offer_plans, closed_form=False, chunks=True)

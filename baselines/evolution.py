@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from scipy.optimize import OptimizeResult, differential_evolution
 
-from baselines.chains import Chains, PlanSpace
-from baselines.incumbent import Incumbent
-from baselines.planner import on_tables
+from baselines._chains import Chains, PlanSpace
+from baselines._incumbent import Incumbent
+from baselines._planner import on_tables
 from darts_parallel.exact import Array
 
 POPULATION = 128
@@ -41,7 +41,7 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
     )  # fmt: skip
 
 
-solve = on_tables(offer_plans, endless=True)
+solve = on_tables(offer_plans, seeded=True, layerwise=True, chunks=True)
 
 
 class _Genome:

@@ -13,11 +13,11 @@ import math
 
 import torch
 
+from baselines._chains import Chains, PlanSpace
+from baselines._incumbent import Incumbent
+from baselines._moves import MoveWeights, RandomMoves
+from baselines._planner import on_tables
 from baselines.annealing import best_starts, metropolis, uphill
-from baselines.chains import Chains, PlanSpace
-from baselines.incumbent import Incumbent
-from baselines.moves import MoveWeights, RandomMoves
-from baselines.planner import on_tables
 
 CHAINS = 64
 """Plans that walk side by side."""
@@ -54,4 +54,4 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
             age, since = age.masked_fill(mask, 0.0), since.masked_fill(mask, 0.0)
 
 
-solve = on_tables(offer_plans, endless=True)
+solve = on_tables(offer_plans, seeded=True, layerwise=True, chunks=True)

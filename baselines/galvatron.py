@@ -10,9 +10,9 @@ before strategies are known.
 
 import numpy as np
 
-from baselines.incumbent import Incumbent
-from baselines.planner import on_tables
-from baselines.stage_costs import OuterChoice, bottleneck_split, outer_choices
+from baselines._incumbent import Incumbent
+from baselines._planner import on_tables
+from baselines._stage_costs import OuterChoice, bottleneck_split, outer_choices
 from darts_parallel.cost import even_uniform_plans
 from darts_parallel.exact import ChosenStages, DeadlineError, OuterChoiceSolver, SegmentBounds, outer_bound
 from darts_parallel.gradient import at_cut, solve_outer
@@ -39,7 +39,7 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
                 incumbent.offer(outer.table, found.plan)
 
 
-solve = on_tables(offer_plans)
+solve = on_tables(offer_plans, layerwise=True)
 
 
 def _cuts(outer: OuterChoice, even: list[int]) -> list[list[int]]:

@@ -8,9 +8,9 @@ No ZeRO and no sequence parallelism where the space leaves that free: they came 
 
 import torch
 
-from baselines.incumbent import Incumbent
-from baselines.planner import on_tables
-from baselines.stage_costs import plain, plain_tables
+from baselines._incumbent import Incumbent
+from baselines._planner import on_tables
+from baselines._stage_costs import plain, plain_tables
 from darts_parallel.config import RECOMPUTE
 from darts_parallel.cost import even_uniform_plans
 

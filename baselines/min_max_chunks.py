@@ -2,8 +2,8 @@
 
 import torch
 
-from baselines.incumbent import Incumbent
-from baselines.planner import on_tables
+from baselines._incumbent import Incumbent
+from baselines._planner import on_tables
 from darts_parallel.exact import balanced
 
 
@@ -16,4 +16,4 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
             incumbent.offer(number, balanced(table, outer, choice))
 
 
-solve = on_tables(offer_plans)
+solve = on_tables(offer_plans, closed_form=False, chunks=True)

@@ -9,9 +9,9 @@ that. No tensor parallelism, no recomputation, no ZeRO where the space leaves th
 
 import numpy as np
 
-from baselines.incumbent import Incumbent
-from baselines.planner import on_tables
-from baselines.stage_costs import bottleneck_split, outer_choices, plain
+from baselines._incumbent import Incumbent
+from baselines._planner import on_tables
+from baselines._stage_costs import bottleneck_split, outer_choices, plain
 from darts_parallel.exact import ChosenStages
 
 

@@ -9,9 +9,9 @@ leaves that free.
 
 import numpy as np
 
-from baselines.incumbent import Incumbent
-from baselines.planner import on_tables
-from baselines.stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
+from baselines._incumbent import Incumbent
+from baselines._planner import on_tables
+from baselines._stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
 from darts_parallel.exact import Array, ChosenStages, segment_max
 
 
@@ -30,7 +30,7 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
         incumbent.offer(outer.table, outer.plans(starts, choices))
 
 
-solve = on_tables(offer_plans, keep_all=True)
+solve = on_tables(offer_plans, keep_all=True, layerwise=True)
 
 
 class _Recomputation:

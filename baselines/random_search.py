@@ -2,10 +2,10 @@
 
 import torch
 
-from baselines.chains import PlanSpace
-from baselines.incumbent import Incumbent
-from baselines.moves import MoveWeights, RandomMoves
-from baselines.planner import on_tables
+from baselines._chains import PlanSpace
+from baselines._incumbent import Incumbent
+from baselines._moves import MoveWeights, RandomMoves
+from baselines._planner import on_tables
 
 BATCH = 256
 """Plans priced at once."""
@@ -20,4 +20,4 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
         space.price(moves.random_plans(BATCH))
 
 
-solve = on_tables(offer_plans, endless=True)
+solve = on_tables(offer_plans, seeded=True, layerwise=True, chunks=True)

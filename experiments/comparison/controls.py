@@ -9,10 +9,10 @@ from functools import cached_property
 
 import torch
 
+from baselines._chains import PlanSpace
+from baselines._incumbent import Incumbent
+from baselines._moves import RandomMoves
 from baselines.annealing import WEIGHTS
-from baselines.chains import PlanSpace
-from baselines.incumbent import Incumbent
-from baselines.moves import RandomMoves
 from darts_parallel.cost import HardPlans, PricedPlan
 from darts_parallel.gradient import (
     GradientSearch,

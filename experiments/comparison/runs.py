@@ -119,7 +119,7 @@ def _rival(
     for seed in work.seeds if rival.seeded else (None,):
         began = time.monotonic()
         deadline = began + (budget if rival.seeded else work.oracle_seconds)
-        answer = rival.solve(tables, work.case.space, deadline=deadline, seed=seed or 0)
+        answer = rival(tables, work.case.space, deadline=deadline, seed=seed or 0)
         runs.append(MethodRun(
             work.case.name, name, seed, answer.cost, time.monotonic() - began, answer.plans_evaluated, False,
             gap(answer.cost, reference), curve=answer.curve,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from baselines import SCHEDULE_PLANNERS
-from baselines.incumbent import Incumbent
+from baselines._incumbent import Incumbent
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import CostTable
 from darts_parallel.exact import Curve, TableResult, simulated_lower_bound
@@ -48,7 +48,7 @@ def solve_case(work: ScheduleWork) -> list[MethodRun]:
     for name, planner in SCHEDULE_PLANNERS.items():
         for seed in work.seeds if planner.seeded else work.seeds[:1]:
             began = time.monotonic()
-            found = planner.solve(tables, case.space, deadline=began + work.budget, seed=seed)
+            found = planner(tables, case.space, deadline=began + work.budget, seed=seed)
             runs.append(_run(case, name, seed, tables, found, work.budget, time.monotonic() - began))
     runs += _fixed(case, tables)
     best = min(run.iteration_time_s for run in runs)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from baselines import annealing, evolution, flexflow, random_search
+from baselines._chains import Chains, PlanSpace
+from baselines._incumbent import Incumbent
+from baselines._moves import MoveWeights, RandomMoves
 from baselines.annealing import metropolis
-from baselines.chains import Chains, PlanSpace
-from baselines.incumbent import Incumbent
-from baselines.moves import MoveWeights, RandomMoves
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.result import TableResult

@@ -23,7 +23,7 @@ from baselines import (
     piper,
     random_search,
 )
-from baselines.stage_costs import STEP, bottleneck_split, cheapest_split
+from baselines._stage_costs import STEP, bottleneck_split, cheapest_split
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact._enumeration import brute_force

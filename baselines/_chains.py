@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baselines.incumbent import Incumbent
+from baselines._incumbent import Incumbent
 from darts_parallel.cost import CostTable, HardPlans, even_uniform_plans, lightest_plans, unit_starts
 from darts_parallel.plan import LayerStrategy
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from baselines.chains import Chains, PlanSpace
+from baselines._chains import Chains, PlanSpace
 
 
 @dataclass(frozen=True)
