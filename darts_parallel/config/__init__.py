@@ -24,10 +24,10 @@ from darts_parallel.config.layer_pattern import ATTENTION as ATTENTION
 from darts_parallel.config.layer_pattern import MAMBA as MAMBA
 from darts_parallel.config.layer_pattern import MLP as MLP
 from darts_parallel.config.layer_pattern import SYMBOLS as SYMBOLS
+from darts_parallel.config.layer_pattern import expert_pattern as expert_pattern
 from darts_parallel.config.layer_pattern import symbol as symbol
 from darts_parallel.config.layer_pattern import windowed as windowed
 from darts_parallel.config.messages import error_sentence as error_sentence
-from darts_parallel.config.mixture import expert_pattern as expert_pattern
 from darts_parallel.config.model import ModelConfig as ModelConfig
 from darts_parallel.config.options import guarded as guarded
 from darts_parallel.config.options import leave_pipe as leave_pipe

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from darts_parallel.config.checks import MAX_PROCESSES, MAX_SIZE, check_fields, one_of, ranged, require
 from darts_parallel.errors import ConfigError
 
-ESTIMATORS = ("trials", "mixture")
-ORDERS = ("first", "second")
 VARIANTS = ("bilevel", "raw", "all_16_bit")
 STEPS = 1_000_000
 LARGEST_SEED = 9_999
@@ -23,7 +21,7 @@ class BilevelConfig:
     """Weight steps with exact collectives, before the first logit step."""
     num_restarts: int = ranged(6, 1, 1000)
     """Relaxed plans of every pipeline degree and number of micro-batches that are searched side by side."""
-    estimator: str = one_of("trials", ESTIMATORS)
+    estimator: str = one_of("trials", ("trials", "mixture"))
     """Prices few bits by `trials` from the initial weights, or by the slope of a `mixture`'s validation loss
     (DARTS)."""
     trial_steps: int = ranged(100, 1, STEPS)
@@ -31,7 +29,7 @@ class BilevelConfig:
     the toy learns which bytes are frequent, its blocks contribute nothing, and rounding costs nothing."""
     trial_seeds: int = ranged(2, 1, 100)
     """Trials of every choice: one alone may be wrong by a factor of two."""
-    order: str = one_of("first", ORDERS)
+    order: str = one_of("first", ("first", "second"))
     """Order of the slope of a `mixture`: `first` takes the weights as given; `second` differentiates through
     one weight step (DARTS), by double backward."""
     retrain_steps: int = ranged(100, 1, STEPS)

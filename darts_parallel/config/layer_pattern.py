@@ -1,9 +1,16 @@
-"""Which block is of which kind: hybrid patterns, sliding windows; and the checks of the keys that say so."""
+"""Which block is of which kind (hybrids, sliding windows, experts), and the rules of a model's keys."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from darts_parallel.config.checks import MAX_SIZE, require_at_most, require_size
+from darts_parallel.config.checks import (
+    MAX_SIZE,
+    require,
+    require_at_least,
+    require_at_most,
+    require_divisor,
+    require_size,
+)
 from darts_parallel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -12,96 +19,139 @@ if TYPE_CHECKING:
 MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
 SYMBOLS = {MAMBA: "mamba", ATTENTION: "attention", MLP: "mlp", EXPERTS: "experts"}
 """Symbols of a hybrid pattern (Megatron-LM, `megatron/core/models/hybrid`), and the kinds they name."""
+LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
-def symbol(config: "ModelConfig", index: int) -> str | None:
-    """The symbol of block `index` in a hybrid pattern, or None where each block is attention and MLP."""
-    pattern = config.hybrid_override_pattern
+def symbol(model: "ModelConfig", index: int) -> str | None:
+    """Return the symbol of block `index` in a hybrid pattern; None where each block is attention and MLP."""
+    pattern = model.hybrid_override_pattern
     return pattern[index] if pattern else None
 
 
-def windowed(config: "ModelConfig", index: int) -> bool:
-    """Whether block `index` attends to the last `sliding_window` tokens only.
+def windowed(model: "ModelConfig", index: int) -> bool:
+    """Return whether block `index` attends to the last `sliding_window` tokens only.
 
     A pattern n leaves every n-th block global (Gemma 3: 6, five windows and one global block); a list
     says it block by block; null makes all of them windows. The blocks of an encoder-decoder have none.
     """
-    if config.sliding_window is None or config.num_encoder_layers:
+    if model.sliding_window is None or model.num_encoder_layers:
         return False
-    pattern = config.sliding_window_pattern
+    pattern = model.sliding_window_pattern
     if pattern is None:
         return True
     return bool(pattern[index]) if isinstance(pattern, Sequence) else (index + 1) % pattern != 0
 
 
-def check_layer_kinds(config: "ModelConfig") -> None:
-    """Refuse patterns, windows and prediction layers that make no model.
+def expert_pattern(model: "ModelConfig") -> tuple[bool, ...]:
+    """Return which layers have experts, one entry a layer."""
+    given, count, dense = model.moe_layer_freq, int(model.num_layers), int(model.first_k_dense_replace)
+    if model.num_experts is None:
+        return (False,) * count
+    frequent = [i % given == 0 for i in range(count)] if isinstance(given, int) else [bool(x) for x in given]
+    return tuple(has and i >= dense for i, has in enumerate(frequent))
+
+
+def check_model(model: "ModelConfig") -> None:
+    """Refuse keys that make no model together.
 
     Errors:
         ConfigError: names the key, its value, the rule and the closest valid value.
     """
-    if config.hybrid_override_pattern is not None:
-        _check_pattern(config)
-    _check_window_pattern(config)
-    require_at_most("model.mtp_num_layers", config.mtp_num_layers, config.num_layers)
-    if config.mtp_num_layers and (config.num_encoder_layers or not config.causal):
-        raise ConfigError(
-            f"model.mtp_num_layers={config.mtp_num_layers} must be 0 where the model is no causal decoder; "
-            "try 0."
-        )
+    _check_latent_attention(model)
+    _check_experts(model)
+    if model.hybrid_override_pattern is not None:
+        _check_pattern(model, model.hybrid_override_pattern)
+    if model.sliding_window_pattern is not None:
+        _check_windows(model, model.sliding_window_pattern)
+    require_at_most("model.mtp_num_layers", model.mtp_num_layers, model.num_layers)
+    causal = model.causal and not model.num_encoder_layers
+    _require(model, "mtp_num_layers", causal or not model.mtp_num_layers,
+             "be 0 where the model is no causal decoder", 0)  # fmt: skip
+    layers = model.num_layers
+    rule = f"leave a decoder layer of model.num_layers={layers}"
+    _require(model, "num_encoder_layers", model.num_encoder_layers < layers, rule, layers - 1)
+    if model.head_dim is None and not model.multi_latent_attention:
+        require_divisor("model.num_heads", model.num_heads, "model.hidden_size", model.hidden_size)
+    if model.num_kv_heads is not None:
+        require_divisor("model.num_kv_heads", model.num_kv_heads, "model.num_heads", model.num_heads)
 
 
-def _check_pattern(config: "ModelConfig") -> None:
-    pattern = config.hybrid_override_pattern or ""
-    unknown = next((char for char in pattern if char not in SYMBOLS), None)
-    if unknown is not None or not pattern:
-        raise ConfigError(
-            f"model.hybrid_override_pattern={pattern!r} must consist of {', '.join(SYMBOLS)} (Mamba, "
-            f"attention, MLP, experts); try {_legal_pattern(pattern, config.num_layers)}."
-        )
-    if len(pattern) != config.num_layers:
-        raise ConfigError(
-            f"model.hybrid_override_pattern has {len(pattern)} layers, which must be "
-            f"model.num_layers={config.num_layers}; try model.num_layers={len(pattern)}."
-        )
-    if config.num_encoder_layers:
-        raise ConfigError(
-            f"model.hybrid_override_pattern must be null where model.num_encoder_layers="
-            f"{config.num_encoder_layers}; try model.num_encoder_layers=0."
-        )
-    if EXPERTS in pattern and not getattr(config, "num_experts", None):
-        raise ConfigError(
-            f"model.hybrid_override_pattern={pattern} has expert layers, and model.num_experts must say how "
-            f"many experts they have; try {pattern.replace(EXPERTS, MLP)}."
-        )
+def _require(model: "ModelConfig", key: str, valid: bool, rule: str, near: Any) -> None:
+    require(valid, f"model.{key}={getattr(model, key)}", rule, near)
 
 
-def _legal_pattern(pattern: str, num_layers: int) -> str:
-    """The pattern without what is no symbol, or attention and MLP by turns."""
-    kept = "".join(char for char in pattern if char in SYMBOLS)
-    return kept or (ATTENTION + MLP) * (num_layers // 2) or ATTENTION
-
-
-def _check_window_pattern(config: "ModelConfig") -> None:
-    pattern: Any = config.sliding_window_pattern
-    if pattern is None:
+def _check_latent_attention(model: "ModelConfig") -> None:
+    """Refuse an incomplete multi-head latent attention, and its sizes without it."""
+    if not model.multi_latent_attention:
+        for key in (*LATENT_SIZES, "q_lora_rank", "indexer_num_heads", "indexer_head_dim"):
+            rule = "go with model.multi_latent_attention=true"
+            _require(model, key, getattr(model, key) is None, rule, "null")
         return
-    if config.sliding_window is None:
-        raise ConfigError(
-            f"model.sliding_window_pattern={pattern} needs model.sliding_window, the tokens of a window; "
-            "try null."
-        )
+    ungated, rule = model.attention_gate_size is None, "go with model.multi_latent_attention=false"
+    _require(model, "attention_gate_size", ungated, rule, "null")
+    heads, width = model.indexer_num_heads, model.indexer_head_dim
+    rule = f"go with model.indexer_head_dim={width}"
+    _require(model, "indexer_num_heads", (heads is None) == (width is None), rule, "null")
+    for key in LATENT_SIZES:
+        rule = "be given where model.multi_latent_attention=true"
+        require(getattr(model, key) is not None, f"model.{key}", rule, 512 if key == "kv_lora_rank" else 128)
+
+
+def _check_experts(model: "ModelConfig") -> None:
+    count = model.num_experts
+    if count is None:
+        for key in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
+            _require(model, key, getattr(model, key) is None, "go with model.num_experts", "null")
+        return
+    require_at_most("model.moe_router_topk", model.moe_router_topk, count)
+    require_at_most("model.first_k_dense_replace", model.first_k_dense_replace, model.num_layers)
+    rule = "be 0 where model.num_experts is set, since experts are modelled in decoders"
+    _require(model, "num_encoder_layers", not model.num_encoder_layers, rule, 0)
+    groups, used = model.moe_router_num_groups, model.moe_router_group_topk
+    if groups is not None:
+        require_divisor("model.moe_router_num_groups", groups, "model.num_experts", count)
+        if used is not None:
+            require_at_most("model.moe_router_group_topk", used, groups)
+    given = model.moe_layer_freq
+    if isinstance(given, int) and not isinstance(given, bool):
+        require_at_least("model.moe_layer_freq", given, 1)
+        return
+    shown = f"a list of {len(given)}" if isinstance(given, (list, tuple)) else repr(given)
+    rule = f"be a whole number above 0 or a list of model.num_layers={model.num_layers} zeros and ones"
+    require(_is_mask(given, model.num_layers), f"model.moe_layer_freq={shown}", rule, 1)
+
+
+def _is_mask(given: Any, count: int) -> bool:
+    """Return whether this is a list of `count` zeros and ones."""
+    whole = isinstance(given, (list, tuple)) and all(type(x) is int and x in (0, 1) for x in given)
+    return whole and len(given) == count
+
+
+def _check_pattern(model: "ModelConfig", pattern: str) -> None:
+    key, layers = "model.hybrid_override_pattern", model.num_layers
+    known = "".join(char for char in pattern if char in SYMBOLS)
+    rule = f"consist of {', '.join(SYMBOLS)} (Mamba, attention, MLP, experts)"
+    near = known or (ATTENTION + MLP) * (layers // 2) or ATTENTION
+    require(bool(pattern) and known == pattern, f"{key}={pattern!r}", rule, near)
+    size, near = f"{key} has {len(pattern)} layers, which", f"model.num_layers={len(pattern)}"
+    require(len(pattern) == layers, size, f"be model.num_layers={layers}", near)
+    rule = f"be null where model.num_encoder_layers={model.num_encoder_layers}"
+    require(not model.num_encoder_layers, key, rule, "model.num_encoder_layers=0")
+    without = EXPERTS not in pattern or bool(model.num_experts)
+    has = f"{key}={pattern} has expert layers, and model.num_experts"
+    require(without, has, "say how many experts they have", pattern.replace(EXPERTS, MLP))
+
+
+def _check_windows(model: "ModelConfig", pattern: Any) -> None:
+    key, layers = "model.sliding_window_pattern", model.num_layers
+    if model.sliding_window is None:
+        raise ConfigError(f"{key}={pattern} needs model.sliding_window, the tokens of a window; try null.")
     if isinstance(pattern, (list, tuple)):
-        if len(pattern) != config.num_layers or any(value not in (0, 1) for value in pattern):
-            near = [int(bool(pattern[i % len(pattern)])) if pattern else 1 for i in range(config.num_layers)]
-            raise ConfigError(
-                f"model.sliding_window_pattern={list(pattern)} must have a 0 (global) or 1 (window) for each "
-                f"of the {config.num_layers} layers; try {near}."
-            )
+        near = [int(bool(pattern[i % len(pattern)])) if pattern else 1 for i in range(layers)]
+        rule = f"have a 0 (global) or 1 (window) for each of the {layers} layers"
+        valid = len(pattern) == layers and all(value in (0, 1) for value in pattern)
+        require(valid, f"{key}={list(pattern)}", rule, near)
         return
-    if isinstance(pattern, bool) or not isinstance(pattern, int):
-        raise ConfigError(
-            f"model.sliding_window_pattern={pattern!r} must be a whole number (every n-th layer is global) "
-            "or a list of 0 and 1; try 6."
-        )
-    require_size("model.sliding_window_pattern", pattern, MAX_SIZE)
+    rule = "be a whole number (every n-th layer is global) or a list of 0 and 1"
+    require(isinstance(pattern, int) and not isinstance(pattern, bool), f"{key}={pattern!r}", rule, 6)
+    require_size(key, pattern, MAX_SIZE)

@@ -6,9 +6,8 @@ from typing import Any
 from omegaconf import MISSING
 
 from darts_parallel.config.checks import MAX_SIZE as MAX_SIZE
-from darts_parallel.config.checks import check_fields, ranged, require, require_divisor
-from darts_parallel.config.layer_pattern import check_layer_kinds
-from darts_parallel.config.mixture import check_latent_attention, check_mixture
+from darts_parallel.config.checks import check_fields, ranged
+from darts_parallel.config.layer_pattern import check_model
 
 MAX_LAYERS = 1024
 """More blocks than any published Transformer; the search is meant for no more."""
@@ -152,16 +151,4 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_fields("model", self)
-        check_latent_attention(self)
-        check_mixture(self)
-        check_layer_kinds(self)
-        require(
-            self.num_encoder_layers < self.num_layers,
-            f"model.num_encoder_layers={self.num_encoder_layers}",
-            f"leave a decoder layer of model.num_layers={self.num_layers}",
-            self.num_layers - 1,
-        )
-        if self.head_dim is None and not self.multi_latent_attention:
-            require_divisor("model.num_heads", self.num_heads, "model.hidden_size", self.hidden_size)
-        if self.num_kv_heads is not None:
-            require_divisor("model.num_kv_heads", self.num_kv_heads, "model.num_heads", self.num_heads)
+        check_model(self)

@@ -30,10 +30,6 @@ from darts_parallel.config.trainer import config_dir as config_dir
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
 
-COSTS = ("analytic", "profiled", "searcher")
-PIPELINES = ("closed_form", "simulated")
-P2P = ("blocking", "overlapped")
-LOSSY_BLOCKS = (16, 32, 64, 128, 256)
 LARGEST_MARGIN = 0.9
 """Largest `space.memory_margin`: a device of which less may be used is another device."""
 
@@ -42,23 +38,23 @@ LARGEST_MARGIN = 0.9
 class CostConfig:
     """Which cost model scores the plans."""
 
-    name: str = one_of("analytic", COSTS)
+    name: str = one_of("analytic", ("analytic", "profiled", "searcher"))
     profile: str | None = None
     """For `profiled`: a folder or a CSV file of measured layer times (`problem/measured_times.py`)."""
     profile_model: str | None = None
     """The model as the profile spells it; null matches `model.name`."""
     profile_gpu: str | None = None
     """The GPU as the profile spells it; null matches the names of the cluster's devices."""
-    pipeline: str = one_of("closed_form", PIPELINES)
+    pipeline: str = one_of("closed_form", ("closed_form", "simulated"))
     """`closed_form` (of 1F1B; interleaved stages are simulated: unequal chunks wait for each other), or
     `simulated`: the longest path through the schedule, slower, exact where stages are uneven; gradient
     synchronisation then starts when the stage's last backward ends."""
     schedule: str = "1f1b"
     """`1f1b`; with `pipeline=simulated` also `gpipe` (all micro-batches in flight) and `zero_bubble` (ZB-H1;
     pp of them). Plans with virtual stages are interleaved; `space.schedules` takes its place."""
-    p2p: str = one_of("blocking", P2P)
+    p2p: str = one_of("blocking", ("blocking", "overlapped"))
     """Messages of stages occupy the later one (`blocking`) or only take time (`overlapped`, if simulated)."""
-    lossy_block: int = one_of(64, LOSSY_BLOCKS)
+    lossy_block: int = one_of(64, (16, 32, 64, 128, 256))
     """Numbers that share one scale of 16 bits where a collective sends few bits."""
 
     @property
@@ -80,14 +76,11 @@ class CostConfig:
             require(given == only, f"cost.{key}={given}", rule, "cost.pipeline=simulated")
 
 
-OBJECTIVES = ("time", "cost", "time_under_budget", "cost_under_deadline")
-
-
 @dataclass
 class ObjectiveConfig:
     """Quantity that is minimised, and its limit."""
 
-    name: str = one_of("time", OBJECTIVES)
+    name: str = one_of("time", ("time", "cost", "time_under_budget", "cost_under_deadline"))
     num_iterations: float | None = ranged(None, 1e-6, 1e15)
     """Optimizer steps of the job; dollars need them."""
     budget_usd: float | None = ranged(None, 1e-6, 1e15)
@@ -109,7 +102,6 @@ COMM_BITS = (16, 8, 4, 2)
 """Bits per number of a collective; 16 sends the numbers as they are."""
 SPACES = ("uniform", "stagewise", "layerwise")
 """In order of growth: one strategy for all layers, one per stage, one per layer."""
-NODE_ORDERS = ("auto", "all", "shifts", "adjacent", "given")
 OFFLOADS = ("activation", "optimizer")
 WHOLE = ("pp", "num_micro_batches", "micro_batch_size", "dp", "tp", "zero_stage", "tp_comm_bits",
          "grad_comm_bits", "shard_size", "virtual_stages", "cp", "ep", "etp")  # fmt: skip
@@ -152,7 +144,7 @@ class SpaceConfig:
     offload: Any = one_of(None, OFFLOADS)
     """Kinds of state of which a share may lie in host memory, a list of `OFFLOADS`; null: nothing. The
     shares are continuous, one of each kind a device of the pipeline."""
-    node_orders: str = one_of("auto", NODE_ORDERS)
+    node_orders: str = one_of("auto", ("auto", "all", "shifts", "adjacent", "given"))
     """Orders of unequal nodes along the pipeline: `all`, `shifts`, `adjacent`, `given`, or `auto`."""
     memory_margin: float = ranged(0.0, 0.0, LARGEST_MARGIN)
     """Share of every device's memory that plans leave free, next to what the software keeps back."""

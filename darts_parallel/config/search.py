@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from darts_parallel.config.checks import check_fields, one_of, ranged
 from darts_parallel.errors import ConfigError
 
-METHODS = ("gradient", "exact", "auto")
-RELAXATIONS = ("softmax", "gumbel")
 FITTINGS = ("repair", "fill", "prices", "splits")
 
 
@@ -14,7 +12,7 @@ FITTINGS = ("repair", "fill", "prices", "splits")
 class SearchConfig:
     """Choose the search, and set the gradient search."""
 
-    method: str = one_of("gradient", METHODS)
+    method: str = one_of("gradient", ("gradient", "exact", "auto"))
     """`gradient`: the differentiable search, always, then checked; `exact`: the exact methods alone;
     `auto`: the exact methods where they prove their plan in a moment, else as `gradient`."""
     exact_seconds: float = ranged(5.0, 0.0, 1e8)
@@ -22,7 +20,7 @@ class SearchConfig:
     num_steps: int = ranged(300, 1, 10**6)
     num_restarts: int = ranged(32, 1, 4096)
     seed: int = ranged(0, 0, 2**63 - 1)
-    relaxation: str = one_of("softmax", RELAXATIONS)
+    relaxation: str = one_of("softmax", ("softmax", "gumbel"))
     """`softmax`, or `gumbel` for straight-through Gumbel-softmax samples."""
     fitting: str = one_of("splits", FITTINGS)
     """How the best rounded plans meet the memory: `repair`, lighter strategies where they do not fit; `fill`,

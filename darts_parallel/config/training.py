@@ -7,11 +7,8 @@ from omegaconf import MISSING
 from darts_parallel.config.checks import check_fields, one_of, ranged, require
 from darts_parallel.config.cluster import PRECISIONS
 
-OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 """Parts of a block that selective recomputation can name, in Megatron-LM's words."""
-DISPATCHERS = ("alltoall", "flex")
-CUDA_GRAPHS = ("none", "full_iteration")
 LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """Products of a block that may have an adapter: both of the attention, both of the MLP."""
 
@@ -24,12 +21,12 @@ class TrainingConfig:
     """Sequences in one optimizer step."""
     seq_len: int = ranged(MISSING)
     precision: str = one_of("bf16", PRECISIONS)
-    optimizer: str = one_of("adam", OPTIMIZERS)
+    optimizer: str = one_of("adam", ("adam", "sgd"))
     fused_attention: bool = True
     """FlashAttention-like kernels: the score matrix never reaches memory."""
     recompute_modules: list[str] = one_of(["core_attn"], RECOMPUTE_MODULES)
     """Modules that selective recomputation computes again (Megatron-LM's `--recompute-modules`)."""
-    moe_token_dispatcher_type: str = one_of("alltoall", DISPATCHERS)
+    moe_token_dispatcher_type: str = one_of("alltoall", ("alltoall", "flex"))
     """`alltoall`, or `flex`: a token travels once to every NVLink domain (DeepEP, HybridEP)."""
     moe_load_imbalance: float = ranged(1.1, 1.0, 1e6)
     """Rows of the busiest expert-parallel rank per row of an even load; 1 where routing is forced to balance.
@@ -38,7 +35,7 @@ class TrainingConfig:
     """The experts' all-to-all runs next to another micro-batch's compute (Megatron-LM's flag)."""
     moe_shared_expert_overlap: bool = False
     """Shared experts run next to the all-to-all of the routed ones (Megatron-LM's flag of this name)."""
-    cuda_graphs: str = one_of("none", CUDA_GRAPHS)
+    cuda_graphs: str = one_of("none", ("none", "full_iteration"))
     """`full_iteration`: one recorded graph holds the whole iteration, so that `layer_overhead_us` and
     `expert_overhead_us` are not paid. Graphs of parts of a block count as `none`."""
     fp8_dot_product_attention: bool = False

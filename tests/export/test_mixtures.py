@@ -2,7 +2,7 @@
 
 import pytest
 
-from darts_parallel.config.mixture import expert_pattern
+from darts_parallel.config.layer_pattern import expert_pattern
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.export.mixtures import layer_frequency

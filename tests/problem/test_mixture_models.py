@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from darts_parallel.config.mixture import expert_pattern
+from darts_parallel.config.layer_pattern import expert_pattern
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.problem.experts import mlp_of
 from darts_parallel.problem.model import Model
