@@ -15,8 +15,8 @@ from darts_parallel.cost.compute import ATTENTION_HALF_SIZE as ATTENTION_HALF_SI
 from darts_parallel.cost.compute import BACKWARD_FACTOR as BACKWARD_FACTOR
 from darts_parallel.cost.compute import FUSED_BACKWARD_FACTOR as FUSED_BACKWARD_FACTOR
 from darts_parallel.cost.compute import attention_seconds as attention_seconds
+from darts_parallel.cost.compute import exposed as exposed
 from darts_parallel.cost.compute import gemm_seconds as gemm_seconds
-from darts_parallel.cost.compute import lengthening as lengthening
 from darts_parallel.cost.compute import products_seconds as products_seconds
 from darts_parallel.cost.compute import stream_seconds as stream_seconds
 from darts_parallel.cost.critical_paths import Criticalities as Criticalities

@@ -22,11 +22,6 @@ BLOCK = CostConfig.lossy_block
 SCALE_BITS = 16
 
 
-def transmitted_bits(bits: int, block: int = BLOCK) -> float:
-    """Return the bits per number on the wire, the scales of the blocks included."""
-    return float(bits) if bits >= LOSSLESS else bits + SCALE_BITS / block
-
-
 def wire_bytes(width: float, bits: Tensor, block: int = BLOCK) -> Tensor:
     """Return the bytes on the wire per number of a tensor, shape of `bits`.
 
@@ -35,8 +30,7 @@ def wire_bytes(width: float, bits: Tensor, block: int = BLOCK) -> Tensor:
         bits: Of the collective; from `LOSSLESS` on numbers travel as they are.
         block: Numbers that share one scale.
     """
-    lossy = torch.tensor([transmitted_bits(int(b), block) for b in bits.tolist()], dtype=torch.float64) / 8.0
-    return torch.where(bits >= LOSSLESS, float(width), lossy)
+    return torch.where(bits >= LOSSLESS, float(width), (bits.double() + SCALE_BITS / block) / 8.0)
 
 
 @dataclass(frozen=True)

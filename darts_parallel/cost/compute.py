@@ -184,18 +184,13 @@ def recomputed_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
     return total
 
 
-def exposed(compute: Tensor, communication: Tensor, device: Device) -> Tensor:
+def exposed(compute: Tensor, communication: Tensor, g: Scalar) -> Tensor:
     """Return the seconds by which `communication` next to `compute` lengthens it.
 
     `T = (a^g + b^g)^(1/g)` (Pollux, Qiao et al. 2021, equation 11), minus `a`, in a form that is
     exact for small ratios and overflows for none. g = 1 hides nothing, a large g all but the longer one.
     """
-    return lengthening(compute, communication, device.overlap_exponent)
-
-
-def lengthening(compute: Tensor, communication: Tensor, exponent: Scalar) -> Tensor:
-    """Return the seconds of `exposed` for a given exponent."""
-    g, ratio = exponent, communication / compute
+    ratio = communication / compute
     less, more = ratio.clamp(max=1.0), ratio.clamp(min=1.0)
     longer = torch.log(more) + torch.log1p(more ** (-g)) / g
     return compute * torch.expm1(torch.where(ratio <= 1.0, torch.log1p(less**g) / g, longer))

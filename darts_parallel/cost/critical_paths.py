@@ -9,6 +9,7 @@ programs).
 """
 
 from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -56,13 +57,9 @@ class Criticalities:
 
     def seconds(self, passes: PassSeconds, sync: Tensor) -> Tensor:
         """Return the seconds along the paths, at most those of the schedule, `(B,)`."""
-        return (
-            (self.forward * passes.forward).sum(-1)
-            + (self.backward * passes.backward).sum(-1)
-            + (self.weight_gradient * passes.weight_gradient).sum(-1)
-            + (self.message * passes.message).sum(-1)
-            + self.awaited(sync)
-        )
+        counted = zip(vars(self).values(), (*vars(passes).values(), sync), strict=True)
+        total: Tensor = reduce(torch.add, ((count * seconds).sum(-1) for count, seconds in counted))
+        return total
 
     def awaited(self, sync: Tensor) -> Tensor:
         """Return the synchronisation seconds on the path, `(B,)`."""

@@ -109,6 +109,8 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
         working = working + gathered_bytes(part.parameters, zero, per_parameter)
     for own in added.values():
         needed, working = needed + own.kept, working + own.working
+    if choices.cp > 1:  # two parts of the sequence's keys and values: one in use, one on its way
+        working = working + 2.0 * key_value_bytes(layer, choices.tokens, choices.tp, stage.width)
     needed = device.activation_factor * needed
     return LayerCosts(
         forward=forward + sync["forward"],
@@ -121,7 +123,7 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
         state=device.state_factor * optimizer_state,
         activation=activation,
         for_weights=between_passes(layer, needed, stored["none"], activation),
-        working=working + _received_keys(stage, layer),
+        working=working,
     )
 
 
@@ -211,8 +213,8 @@ def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[T
     ring, _ = split_group(data_group(stage), choices.ranks, parts)
     whole = choices.cp * key_value_bytes(layer, choices.tokens, choices.tp, stage.width)
     gather = reduce_scatter(whole, ring, *stage.links)
-    backward = exposed(BACKWARD_FACTOR * core, 2.0 * gather, stage.device)
-    return exposed(core, gather, stage.device), backward
+    exponent = stage.device.overlap_exponent
+    return exposed(core, gather, exponent), exposed(BACKWARD_FACTOR * core, 2.0 * gather, exponent)
 
 
 def _activations(
@@ -231,10 +233,3 @@ def _activations(
     exact = ("full",) if layer.recomputable else ()
     stored = {kind: x if kind in exact else device.activation_factor * x for kind, x in formula.items()}
     return stored | {"none": stage.measured_figure(layer, "saved", stored["none"])}
-
-
-def _received_keys(stage: StageContext, layer: LayerSpec) -> Tensor:
-    """Return the bytes of two parts of the sequence's keys and values: one in use, one on its way."""
-    choices = stage.choices
-    parts = 0.0 if choices.cp == 1 else 2.0
-    return parts * key_value_bytes(layer, choices.tokens, choices.tp, stage.width)

@@ -36,11 +36,9 @@ def _lightest(table: CostTable, space_kind: str) -> HardPlans:
         legal = legal if space_kind == "layerwise" else legal.all(0, keepdim=True)
         need = need.masked_fill(~(table.allowed[outer] & legal).unsqueeze(1), torch.inf)
         if space_kind != "layerwise":
-            shared = need.sum((0, 1)).argmin()
-            need = need[:, :, shared : shared + 1]
+            others = torch.arange(need.shape[2]) != need.sum((0, 1)).argmin()
+            need = need.masked_fill(others, torch.inf)
         size, choice = need.min(-1)
-        if space_kind != "layerwise":
-            choice = torch.full_like(choice, int(shared))
         starts = units[_fill(_unit_sums(size, table), table.stage_capacity)]
         stages = torch.searchsorted(starts, torch.arange(table.num_layers), right=True) - 1
         chosen = choice[stages, torch.arange(table.num_layers)]

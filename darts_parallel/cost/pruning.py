@@ -29,17 +29,10 @@ def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
 
 def _costs_like(table: CostTable, outer: int, choices: torch.Tensor) -> torch.Tensor:
     """Return strategies of the layout and the costs of every layer's own `(L,)`, shape `(L, C)`."""
-    kinds = [table.forward[outer], table.backward[outer], table.sync[outer]]
-    bytes_and_once = [
-        table.per_iteration[outer],
-        table.static[outer],
-        table.activation[outer],
-        table.working[outer],
-    ]
-    if table.host_transfer is not None and table.state_transfer is not None and table.state is not None:
-        kinds += [table.host_transfer[outer], table.state_transfer[outer]]
-        bytes_and_once.append(table.state[outer])
-    figures = torch.cat([torch.cat(kinds), torch.stack(bytes_and_once)])
+    costs = (table.forward, table.backward, table.sync, table.per_iteration, table.static, table.activation,
+             table.working, table.host_transfer, table.state_transfer, table.state)  # fmt: skip
+    shape = (-1, table.num_layers, len(table.choices))
+    figures = torch.cat([values[outer].reshape(shape) for values in costs if values is not None])
     own = figures[:, torch.arange(len(choices)), choices].unsqueeze(-1)
     return (figures == own).all(0) & (table.layout == table.layout[choices].unsqueeze(1))
 

@@ -3,7 +3,6 @@
 Passes that are equally many hops away from the start form a level: none of them waits for another.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -188,25 +187,17 @@ def _frames(schedule: str, order: Indices, source: Indices, chunks: int) -> Indi
 
 def _needed(longer: Indices, source: Indices, end: Indices, frame: int, stages: int) -> Indices:
     """Return the first pass of every device on which its drain, or the added frame, waits, `(pp,)`."""
-    need, (pp, length) = end - 1, source.shape
-    place = np.full((3, stages, int(longer[..., 2].max()) + 1), -1)
-    place[tuple(longer.reshape(-1, 3).T)] = np.arange(pp * (length + frame))
+    need, (pp, length), (kind, stage, batch) = end - 1, source.shape, longer.reshape(-1, 3).T
+    count = int(batch.max()) + 1
+    place = np.full(3 * stages * count + 1, -1)
+    place[(kind * stages + stage) * count + batch] = np.arange(pp * (length + frame))
     for device in range(pp):
         inserted = longer[device, end[device] : end[device] + frame]
-        givers = (int(place[giver]) for giver in _givers(inserted, stages))
-        asked = [divmod(at, length + frame) for at in givers if at >= 0]
+        givers = place[_sources(inserted[:, 0], inserted[:, 1], inserted[:, 2], stages, count)]
+        asked = [divmod(at, length + frame) for at in givers[givers >= 0].tolist()]
         drain = source[device, end[device] :]
         asked += [divmod(int(at), length) for at in drain[drain < pp * length]]
         for other, at in asked:
             if at < end[other]:
                 need[other] = min(need[other], at)
     return need
-
-
-def _givers(frame: Indices, stages: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the passes that give the input of passes."""
-    for kind, stage, batch in frame.tolist():
-        if kind == FORWARD and stage:
-            yield FORWARD, stage - 1, batch
-        elif kind == BACKWARD:
-            yield (FORWARD, stage, batch) if stage == stages - 1 else (BACKWARD, stage + 1, batch)

@@ -104,7 +104,7 @@ def sharding_seconds(
         replicas = replicas + there * all_reduce(gradients / part.shards, part.across, *links)
 
     def exposed_by(compute: Tensor, communication: Tensor) -> Tensor:
-        return exposed(compute, communication, stage.device)
+        return exposed(compute, communication, stage.device.overlap_exponent)
 
     per_forward = torch.where(zero == 3, exposed_by(forward, gather), none)
     per_backward = torch.where(

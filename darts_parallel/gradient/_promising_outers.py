@@ -35,7 +35,7 @@ def promising_outers(tables: Sequence[CostTable], passes: int = PASSES) -> Seque
         for number, table in enumerate(tables)
         if table.pipeline.simulated
         for outer, (seconds, own) in enumerate(
-            zip(_promised_seconds(table).tolist(), _passes(table), strict=True)
+            zip(_promised_seconds(table).tolist(), num_passes(table).tolist(), strict=True)
         )
     ]
     out = _too_much(ranked, passes)
@@ -100,9 +100,3 @@ def _promised_seconds(table: CostTable) -> Tensor:
     seconds = work_seconds(table, plans, reading) * lacking * filling
     result = torch.full((table.num_outer,), torch.inf, dtype=torch.float64)
     return result.scatter_reduce(0, plans.outer, seconds, "amin")
-
-
-def _passes(table: CostTable) -> list[int]:
-    """Return passes of every outer choice."""
-    passes: list[int] = num_passes(table, torch.arange(table.num_outer)).tolist()
-    return passes

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, log10
+from typing import Any
 
 import torch
 
-from darts_parallel.config import SpaceConfig
 from darts_parallel.cost import ROUNDING, CostTable, build_tables, evaluate_batch, lightest_plans
 from darts_parallel.errors import DartsParallelError, InfeasibleError
 from darts_parallel.plan import tensor_degrees, wider_tensor_degrees
@@ -14,30 +14,33 @@ from darts_parallel.problem import GIB, Device, Problem, memory_unit
 
 ROUNDS = 6
 """Times that the memory of the GPUs is raised until some plan fits."""
+FREE: dict[str, Any] = {"pp": None, "tp": None, "dp": None, "num_micro_batches": None, "micro_batch_size": None,
+        "zero_stage": None, "recompute": None, "sequence_parallel": None, "memory_margin": 0.0}  # fmt: skip
+"""Settings of a space in which a user has pinned nothing."""
 
 
 def explain_infeasible(problem: Problem, tables: Sequence[CostTable]) -> InfeasibleError:
     """Return the error for a problem that no plan fits: the binding constraint and the smallest way out."""
-    space_kind = problem.config.space.kind
-    lightest = _lightest_of_all(tables, space_kind)
+    space = problem.config.space
+    lightest = _lightest_of_all(tables, space.kind)
     device = max(lightest.devices(problem).items(), key=lambda entry: entry[1])[0]
     unit, size = memory_unit(device.memory)
-    whole = (1.0 - problem.config.space.memory_margin) * device.memory / size
+    whole = (1.0 - space.memory_margin) * device.memory / size
     needed = whole + lightest.excess / size
     ways = _memory_that_fits(problem, lightest)
-    free = replace(problem.config.space, zero_stage=None, recompute=None, sequence_parallel=None,
-                   pp=None, tp=None, dp=None, num_micro_batches=None, micro_batch_size=None,
-                   memory_margin=0.0)  # fmt: skip
-    if free != problem.config.space and _fits(replace(problem, config=replace(problem.config, space=free))):
-        pins = ", ".join(_pins(problem.config.space))
-        ways.append(f"freeing {pins}")
-    ways += _wider_spaces_that_fit(problem)
+    pins = [f"space.{name}" for name, value in FREE.items() if getattr(space, name) != value]
+    if pins and _fits(replace(problem, config=replace(problem.config, space=replace(space, **FREE)))):
+        ways.append(f"freeing {', '.join(pins)}")
+    degrees = [*tensor_degrees(problem), *wider_tensor_degrees(problem)]
+    wider = replace(space, tp=degrees)
+    if wider_tensor_degrees(problem) and _fits(replace(problem, config=replace(problem.config, space=wider))):
+        ways.append(f"space.tp=[{','.join(map(str, degrees))}]")
     more = _nodes_that_fit(problem)
     if more:
         ways.append(f"{more} nodes instead of {problem.cluster.groups[0].count}")
     changes = " or ".join(ways) or "other GPUs or a smaller model"
     return InfeasibleError(
-        f"memory: model={problem.model.config.name} fits in no {space_kind} plan on "
+        f"memory: model={problem.model.config.name} fits in no {space.kind} plan on "
         f"cluster={problem.cluster.name}; the lightest plan ({lightest.detail}) needs {needed:.2f} {unit} of "
         f"the {whole:.2f} {unit} of {device.name}; smallest changes that help: {changes}."
     )
@@ -82,32 +85,6 @@ def _with_memory(problem: Problem, sizes: dict[str, float]) -> Problem:
         for group in problem.cluster.groups
     )
     return replace(problem, cluster=replace(problem.cluster, groups=groups))
-
-
-def _wider_spaces_that_fit(problem: Problem) -> list[str]:
-    """Return pins of what a search leaves out by itself, where a plan fits with them."""
-    space, found = problem.config.space, []
-    wider = wider_tensor_degrees(problem)
-    if wider:
-        degrees = [*tensor_degrees(problem), *wider]
-        if _fits(replace(problem, config=replace(problem.config, space=replace(space, tp=degrees)))):
-            found.append(f"space.tp=[{','.join(map(str, degrees))}]")
-    return found
-
-
-def _pins(space: SpaceConfig) -> list[str]:
-    names = (
-        "pp",
-        "tp",
-        "dp",
-        "num_micro_batches",
-        "micro_batch_size",
-        "zero_stage",
-        "recompute",
-        "sequence_parallel",
-    )
-    margin = ["space.memory_margin"] if space.memory_margin else []
-    return [f"space.{name}" for name in names if getattr(space, name) is not None] + margin
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from darts_parallel.cost import (
     CostTable,
     PassSeconds,
     PathMemory,
-    lengthening,
+    exposed,
     pipeline_seconds,
     simulated_seconds,
 )
@@ -161,7 +161,7 @@ class Surrogate:
         exponent = table.overlap[table.stage_kind]
         # a stage that no layer has any weight in divides nothing by zero
         forward, backward = (stage[name].clamp(min=1e-30) for name in ("forward", "backward"))
-        return lengthening(forward, sent, exponent), lengthening(backward, sent, exponent)
+        return exposed(forward, sent, exponent), exposed(backward, sent, exponent)
 
     def _simulated(
         self,

@@ -195,19 +195,17 @@ class RestartBatch:
         def take(values: Tensor) -> Tensor:
             return values.detach()[outer.unsqueeze(1), restarts].clone()
 
-        return RestartBatch(
+        fractions = self.fraction_logits
+        return replace(
+            self,
             table=self.table.select(outer),
-            space_kind=self.space_kind,
             logits=take(self.logits).requires_grad_(),
             widths=take(self.widths).requires_grad_(),
             multipliers=take(self.multipliers),
-            table_index=self.table_index,
             outer_index=self.outer_index[outer],
             names=[self.names[o] for o in outer.tolist()],
             paths=self.paths and PathMemory(self.paths.every),
-            fraction_logits=None
-            if self.fraction_logits is None
-            else take(self.fraction_logits).requires_grad_(),
+            fraction_logits=fractions if fractions is None else take(fractions).requires_grad_(),
         )
 
 

@@ -44,10 +44,10 @@ def work_seconds(table: CostTable, plans: HardPlans, reading: TableReading) -> T
     return (work.amax(1) + reading.per_iteration) * (1.0 - LOOSE)
 
 
-def num_passes(table: CostTable, outer: Tensor) -> Tensor:
-    """Count the passes of a plan of each of B outer choices of a simulated table, `(B,)`."""
+def num_passes(table: CostTable) -> Tensor:
+    """Count the passes of a plan of each outer choice of a simulated table, `(O,)`."""
     kinds = 3 if find(table.pipeline.schedule).split else 2
-    return kinds * table.num_stages * table.num_micro_batches[outer]
+    return kinds * table.num_stages * table.num_micro_batches
 
 
 @dataclass
@@ -99,7 +99,7 @@ class MoveEvaluator:
             some = priced[batch]
             times = some.simulated(self.table)
             self.simulated += len(batch)
-            self.work_done += int(num_passes(self.table, some.outer).sum())
+            self.work_done += int(num_passes(self.table)[some.outer].sum())
             result[feasible[batch]] = torch.where(times < best, times, torch.inf)
             self._remember(some[times.argmin().unsqueeze(0)])
             if bool((times < best).any()) or self.out_of_budget():

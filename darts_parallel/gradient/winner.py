@@ -4,7 +4,7 @@ Which restart wins is known at the end only, so those of all restarts are kept; 
 histories of what it drops.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,17 +32,8 @@ class WinnerHistory:
     """Multipliers of the memory constraints, `(S, pp)`."""
 
 
-@dataclass
-class _Page:
-    """Hold all restarts of one group at one step."""
-
-    step: int
-    probabilities: Tensor
-    memory: Tensor
-    multipliers: Tensor
-
-    def taken(self, take: Callable[[Tensor], Tensor]) -> "_Page":
-        return _Page(self.step, take(self.probabilities), take(self.memory), take(self.multipliers))
+_Page = tuple[Tensor, ...]
+"""Probabilities, memory and multipliers of all restarts of one group at one step."""
 
 
 class Histories:
@@ -54,6 +45,7 @@ class Histories:
 
     def __init__(self, every: int) -> None:
         self.every = every
+        self._steps: list[int] = []
         self._pages: list[list[_Page]] = []
 
     def record(
@@ -67,15 +59,10 @@ class Histories:
         if step % self.every:
             return
         self._pages = self._pages or [[] for _ in groups]
+        self._steps.append(step)
         for pages, group, relaxed, cost in zip(self._pages, groups, weights, costs, strict=True):
-            pages.append(
-                _Page(
-                    step,
-                    relaxed.choices.detach().float(),
-                    (cost.memory / cost.capacity).detach().float(),
-                    group.multipliers.float(),
-                )
-            )
+            memory = (cost.memory / cost.capacity).detach().float()
+            pages.append((relaxed.choices.detach().float(), memory, group.multipliers.float()))
 
     def keep(self, groups: Sequence[tuple[int, Tensor, Tensor]]) -> None:
         """Forget what thinning drops.
@@ -85,7 +72,7 @@ class Histories:
                 kept restarts `(O', R')`.
         """
         self._pages = [
-            [page.taken(lambda x, o=outer, r=restarts: x[o.unsqueeze(1), r]) for page in self._pages[place]]  # type: ignore[misc]
+            [tuple(part[outer.unsqueeze(1), restarts] for part in page) for page in self._pages[place]]
             for place, outer, restarts in groups
         ]
 
@@ -95,16 +82,7 @@ class Histories:
             return None
         place = min(range(len(merits)), key=lambda index: float(merits[index].min()))
         outer, restart = divmod(int(merits[place].argmin()), merits[place].shape[1])
-        pages, group = self._pages[place], groups[place]
-
-        def of(name: str) -> Tensor:
-            return torch.stack([getattr(page, name)[outer, restart] for page in pages])
-
-        return WinnerHistory(
-            steps=tuple(page.step for page in pages),
-            name=group.names[outer],
-            choices=tuple(choice.label() for choice in group.table.choices),
-            probabilities=of("probabilities"),
-            memory=of("memory"),
-            multipliers=of("multipliers"),
-        )
+        group, columns = groups[place], zip(*self._pages[place], strict=True)
+        names = tuple(choice.label() for choice in group.table.choices)
+        parts = (torch.stack([page[outer, restart] for page in column]) for column in columns)
+        return WinnerHistory(tuple(self._steps), group.names[outer], names, *parts)

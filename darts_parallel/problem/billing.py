@@ -19,10 +19,6 @@ class Bill:
     hours: float
     dollars: float
 
-    def to_dict(self) -> dict[str, float]:
-        """Return the entry in `plan.json`."""
-        return {"price_per_hour_usd": self.price_per_hour_usd, "hours": self.hours, "dollars": self.dollars}
-
     def label(self) -> str:
         """Return short text, e.g. `$1,234 for 12.3 hours at $98.32 an hour`."""
         return f"${self.dollars:,.2f} for {self.hours:,.2f} hours at ${self.price_per_hour_usd:,.2f} an hour"

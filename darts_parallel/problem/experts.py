@@ -32,20 +32,10 @@ class Experts:
         return (2 if self.gated else 1) * self.width
 
     @property
-    def parameters_each(self) -> int:
-        """Parameters of one expert."""
-        biases = (self.inputs + self.hidden) * self.bias
-        return self.hidden * (self.inputs + self.width) + biases
-
-    @property
     def parameters(self) -> int:
         """Parameters of all experts, the router left aside."""
-        return self.count * self.parameters_each
-
-    @property
-    def inactive(self) -> int:
-        """Parameters of the experts that one token does not pass."""
-        return (self.count - self.top_k) * self.parameters_each
+        biases = (self.inputs + self.hidden) * self.bias
+        return self.count * (self.hidden * (self.inputs + self.width) + biases)
 
     @property
     def router_parameters(self) -> int:

@@ -142,11 +142,6 @@ class LayerSpec:
         """Products whose weights have a gradient."""
         return self.adapters if self.frozen else self.gemms
 
-    @property
-    def all_adapter_parameters(self) -> int:
-        """Number of parameters of the adapters."""
-        return self.adapter_parameters + self.replicated_adapter_parameters
-
     def parameters(self, vocab_size: int) -> int:
         """Return the parameters with `vocab_size` rows in its table, adapters left aside."""
         rows = self.vocabulary_parameters * vocab_size

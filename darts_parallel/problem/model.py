@@ -11,11 +11,7 @@ from functools import cached_property
 from darts_parallel.config import ATTENTION, MAMBA, SYMBOLS, ModelConfig, symbol, windowed
 from darts_parallel.problem._adapters import with_adapters
 from darts_parallel.problem.experts import mlp_of
-from darts_parallel.problem.layer_spec import AttentionCore as AttentionCore
-from darts_parallel.problem.layer_spec import Gemm as Gemm
-from darts_parallel.problem.layer_spec import LayerSpec as LayerSpec
-from darts_parallel.problem.layer_spec import RecomputedPart as RecomputedPart
-from darts_parallel.problem.layer_spec import weights
+from darts_parallel.problem.layer_spec import AttentionCore, Gemm, LayerSpec, RecomputedPart, weights
 from darts_parallel.problem.state_space import state_space
 
 VOCABULARY_MULTIPLE = 128
@@ -73,19 +69,14 @@ class Model:
     @property
     def num_trained_parameters(self) -> int:
         """Parameters that have a gradient: all, or those of the adapters."""
-        adapters = sum(layer.all_adapter_parameters for layer in self.layers)
-        return adapters if self.lora_rank else self.num_parameters
+        if not self.lora_rank:
+            return self.num_parameters
+        return sum(one.adapter_parameters + one.replicated_adapter_parameters for one in self.layers)
 
     @cached_property
     def has_experts(self) -> bool:
         """Some layer has routed experts."""
         return any(layer.experts is not None for layer in self.layers)
-
-    @property
-    def num_active_parameters(self) -> int:
-        """Parameters that one token passes: all but those of the experts that it is not sent to."""
-        experts = [layer.experts for layer in self.layers if layer.experts is not None]
-        return self.num_parameters - sum(layer.inactive for layer in experts)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return model FLOP (forward and backward, no recomputation) per token, Narayanan et al. 2021.

@@ -61,8 +61,11 @@ def _mamba_2(config: ModelConfig) -> LayerSpec:
     # convolution with bias; A, D and step bias of every head; the gated norm
     others = mixed * (config.mamba_conv_kernel + 1) + 3 * heads + inner
     scores, states = 2.0 * chunk * shared, 2.0 * state * inner
+    chunk_scores = 2.0 * config.mamba_num_groups * chunk
     chunk_states = 2.0 * inner * state / chunk  # float32
     convolution = 2.0 * mixed
+    # chunk states, recurrence between chunks, C B^T
+    repeated = (inner + shared + chunk_states) + 2.0 * chunk_states + (2.0 * shared + chunk_scores)
     return LayerSpec(
         name="",
         kind=SYMBOLS[MAMBA],
@@ -71,15 +74,9 @@ def _mamba_2(config: ModelConfig) -> LayerSpec:
             # C B^T and its product with the inputs inside a chunk, chunk states, their output
             flops=scores + 2.0 * chunk * inner + 2.0 * states,
             flops_again=scores + states,
-            # chunk states, recurrence between chunks, C B^T, outputs (input and gate read, two written)
-            elements=(inner + shared + chunk_states)
-            + 2.0 * chunk_states
-            + (2.0 * shared + 2.0 * config.mamba_num_groups * chunk)
-            + (4.0 * inner + shared + 2.0 * config.mamba_num_groups * chunk + chunk_states),
-            elements_again=convolution
-            + (inner + shared + chunk_states)
-            + 2.0 * chunk_states
-            + (2.0 * shared + 2.0 * config.mamba_num_groups * chunk),
+            # and outputs: input and gate read, two written
+            elements=repeated + (4.0 * inner + shared + chunk_scores + chunk_states),
+            elements_again=convolution + repeated,
             head_dim=min(head_dim, state, chunk),
             heads=heads,
             gathered=float(projected + inner),

@@ -52,7 +52,7 @@ def plan_dict(
             "breakdown_s": cost.breakdown_s,
             **({"offload_slopes": offload_slopes(plan, problem)} if plan.offload else {}),
             **_uncertainty(intervals(plan, problem, cost, elasticities)),
-            **({} if amount is None else {"job": amount.to_dict()}),
+            **({} if amount is None else {"job": asdict(amount)}),
         },
         "sensitivity": elasticities,
         "search": _search_dict(problem, result),

@@ -9,7 +9,7 @@ from darts_parallel.bilevel._quantize import (
     straight_through_sum,
     unflatten_layer,
 )
-from darts_parallel.cost.collectives import transmitted_bits
+from darts_parallel.cost.collectives import wire_bytes
 
 
 def numbers(seed: int, *shape: int) -> torch.Tensor:
@@ -36,8 +36,7 @@ def test_sixteen_bits_and_single_ranks_are_exact() -> None:
     partials = numbers(0, 4, 100)
     assert torch.equal(lossy_sum(partials, 16), partials.sum(0))
     assert torch.equal(lossy_sum(partials[:1], 2), partials[0])
-    assert transmitted_bits(16) == 16
-    assert transmitted_bits(4) == 4.25
+    assert wire_bytes(4.0, torch.tensor([16, 4])).tolist() == [4.0, 4.25 / 8]
 
 
 def test_backward_of_a_lossy_sum_is_that_of_the_exact_sum() -> None:
@@ -76,4 +75,4 @@ def test_flattening_a_layer_loses_nothing() -> None:
 def test_smaller_blocks_err_less_and_send_more_scales() -> None:
     values = numbers(0, 4, 512) * torch.linspace(0.1, 3.0, 512)
     assert (round_blocks(values, 4, 32) - values).norm() < (round_blocks(values, 4, 256) - values).norm()
-    assert transmitted_bits(4, 32) == 4.5 > transmitted_bits(4, 256)
+    assert wire_bytes(2.0, torch.tensor(4), 32) == 4.5 / 8 > wire_bytes(2.0, torch.tensor(4), 256)

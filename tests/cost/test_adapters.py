@@ -39,11 +39,11 @@ def test_adapters_have_the_parameters_of_the_paper() -> None:
     kv = hidden // config.num_heads * (config.num_kv_heads or 0)
     # rank x (in + out) of each product: queries, keys and values together, output, both of the gated MLP
     shapes = (hidden + hidden + 2 * kv, 2 * hidden, hidden + 2 * ffn, ffn + hidden)
-    assert block.all_adapter_parameters == RANK * sum(shapes)
+    assert block.adapter_parameters + block.replicated_adapter_parameters == RANK * sum(shapes)
     assert problem.model.num_trained_parameters == config.num_layers * RANK * sum(shapes)
     assert problem.model.num_parameters == llama(rank=0).model.num_parameters
     some = llama("training.lora_targets=[linear_proj]")
-    assert some.model.layers[1].all_adapter_parameters == RANK * 2 * hidden
+    assert some.model.num_trained_parameters == config.num_layers * RANK * 2 * hidden
 
 
 def test_model_flops_leave_out_the_gradients_of_frozen_weights() -> None:

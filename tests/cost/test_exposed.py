@@ -14,7 +14,7 @@ def test_what_communication_adds_is_exact_and_never_overflows(exponent: float) -
     device = replace(DEVICE, overlap_exponent=exponent)
     compute = torch.tensor([1e-9, 1e-6, 1.0, 3.0, 1e3], dtype=torch.float64)
     communication = torch.tensor([1e6, 1e-3, 1.0, 2.0, 1e-9], dtype=torch.float64)
-    found = exposed(compute, communication, device)
+    found = exposed(compute, communication, device.overlap_exponent)
     assert bool(found.isfinite().all())
     assert bool((found >= (communication - compute).clamp(min=0.0) * (1 - 1e-12)).all())
     assert bool((found <= communication * (1 + 1e-12)).all())

@@ -15,7 +15,7 @@ from darts_parallel.cost.compute import gemm_seconds
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.cluster import Device, Link
-from darts_parallel.problem.model import Gemm
+from darts_parallel.problem.layer_spec import Gemm
 from experiments.machine.compute import MOST_EXTRAPOLATED, ComputeProfile, GemmTime, fit_gemms, gemm_shapes
 from experiments.machine.files import device_yaml
 from experiments.machine.links import MessageTime, fit_link

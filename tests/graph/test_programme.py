@@ -23,7 +23,7 @@ from darts_parallel.graph.command import read_request, run_request
 from darts_parallel.graph.descent import MeanFieldCost
 from darts_parallel.graph.plan import make_mesh, plan_module
 from darts_parallel.problem.cluster import Cluster
-from darts_parallel.problem.model import Gemm
+from darts_parallel.problem.layer_spec import Gemm
 
 
 def mesh(*ranks: int) -> DeviceMeshSpec:

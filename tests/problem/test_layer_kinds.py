@@ -9,7 +9,7 @@ from darts_parallel.cost.compute import attention_seconds
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plan.degrees import context_degrees, legal_tensor_degrees
 from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.problem.model import AttentionCore, LayerSpec
+from darts_parallel.problem.layer_spec import AttentionCore, LayerSpec
 from darts_parallel.problem.problem import load_problem
 from tests.support.layer_kinds import HYBRID, MIXER, PREDICTION, TOY, WINDOWS
 

@@ -109,13 +109,13 @@ class ExpertTerm(CostTerm):
         """
         training, device, sent = stage.training, stage.device, exchange_seconds(stage, layer)
         shared = [part for part in layer.parts if part.module == "shared_experts"]
-        shown = (sent, sent)
+        shown, exponent = (sent, sent), device.overlap_exponent
         if training.overlap_moe_expert_parallel_comm:
-            shown = (exposed(compute[1], sent, device), exposed(compute[0], sent, device))
+            shown = (exposed(compute[1], sent, exponent), exposed(compute[0], sent, exponent))
         elif training.moe_shared_expert_overlap and shared:
             choices = stage.choices
             hidden_by = products_seconds(shared[0].gemms, choices.tokens, choices.tp, device, stage.width)
-            shown = (exposed(hidden_by, sent, device), exposed(BACKWARD_FACTOR * hidden_by, sent, device))
+            shown = (exposed(hidden_by, sent, exponent), exposed(BACKWARD_FACTOR * hidden_by, sent, exponent))
         if stage.measured is not None:  # measured times hold the launches already
             return shown
         launches = stage.launches * device.expert_overhead

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.compute import lengthening
+from darts_parallel.cost.compute import exposed
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import CostTerm, PlanContribution
 from darts_parallel.errors import UnsupportedError
@@ -152,7 +152,7 @@ class OffloadedPlans:
         sent = fractions[..., ACTIVATION][:, table.stage_device] * self.transfer
         assert table.overlap is not None
         exponent = table.overlap[table.stage_kind]
-        return lengthening(self.forward, sent, exponent), lengthening(self.backward, sent, exponent)
+        return exposed(self.forward, sent, exponent), exposed(self.backward, sent, exponent)
 
     def update(self, fractions: Tensor) -> Tensor:
         """Return the seconds that every device's optimizer step takes longer, `(B, pp)`."""
