@@ -14,8 +14,10 @@ from darts_parallel.problem import GIB, Device, Problem, memory_unit
 
 ROUNDS = 6
 """Times that the memory of the GPUs is raised until some plan fits."""
-FREE: dict[str, Any] = {"pp": None, "tp": None, "dp": None, "num_micro_batches": None, "micro_batch_size": None,
-        "zero_stage": None, "recompute": None, "sequence_parallel": None, "memory_margin": 0.0}  # fmt: skip
+FREE: dict[str, Any] = {
+    "pp": None, "tp": None, "dp": None, "num_micro_batches": None, "micro_batch_size": None,
+    "zero_stage": None, "recompute": None, "sequence_parallel": None, "memory_margin": 0.0,
+}  # fmt: skip
 """Settings of a space in which a user has pinned nothing."""
 
 
