@@ -32,7 +32,7 @@ from darts_parallel.config import (
     require_at_least,
     require_member,
     require_members,
-    require_size,
+    require_within,
     run_main,
 )
 from darts_parallel.errors import ConfigError
@@ -95,7 +95,7 @@ class AblateOptions:
 
     def __post_init__(self) -> None:
         require_at_least("seeds", self.seeds, 1)
-        require_size("jobs", self.jobs, MAX_PROCESSES)
+        require_within("jobs", self.jobs, 1, MAX_PROCESSES)
         require_at_least("budget", self.budget, 0, strict=True)
         require_members("problems", self.problems, tuple(PROBLEMS))
         require_members("variants", self.variants, VARIANTS)

@@ -20,7 +20,7 @@ from statistics import median
 
 from matplotlib.figure import Figure
 
-from darts_parallel.config import require_at_least, require_size, run_main
+from darts_parallel.config import require_at_least, require_within, run_main
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan import Plan, layer_choices, outer_spaces
@@ -61,14 +61,14 @@ class MeasuredOptions(StudyOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_size("devices", self.devices, 1024)
+        require_within("devices", self.devices, 1, 1024)
         cores = usable_cores()
         if self.devices > cores and not self.share_cores:
             raise ConfigError(
                 f"devices={self.devices} must be at most the {cores} cores of this machine unless "
                 f"share_cores=true; try {cores}."
             )
-        require_size("repeats", self.repeats, 10**6)
+        require_within("repeats", self.repeats, 1, 10**6)
         require_at_least("timeout_s", self.timeout_s, 0, strict=True)
 
 

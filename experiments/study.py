@@ -18,7 +18,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from darts_parallel.config import MAX_PROCESSES, children_without_interrupts, require_size
+from darts_parallel.config import MAX_PROCESSES, children_without_interrupts, require_within
 from darts_parallel.errors import INTERRUPTED
 from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import write_text
@@ -41,7 +41,7 @@ class StudyOptions:
     """Whether experiments/results/NAME.md is written, too."""
 
     def __post_init__(self) -> None:
-        require_size("jobs", self.jobs, MAX_PROCESSES)
+        require_within("jobs", self.jobs, 1, MAX_PROCESSES)
 
 
 class Report:

@@ -6,7 +6,7 @@ from darts_parallel.config.checks import quoted as quoted
 from darts_parallel.config.checks import require_at_least as require_at_least
 from darts_parallel.config.checks import require_member as require_member
 from darts_parallel.config.checks import require_members as require_members
-from darts_parallel.config.checks import require_size as require_size
+from darts_parallel.config.checks import require_within as require_within
 from darts_parallel.config.cluster import NARROW as NARROW
 from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
 from darts_parallel.config.cluster import DeviceConfig as DeviceConfig

@@ -108,11 +108,6 @@ def require_within(key: str, value: float, least: float, most: float) -> None:
     require_at_most(key, value, most)
 
 
-def require_size(key: str, value: int, maximum: int) -> None:
-    """Refuse a number of things that is not in `[1, maximum]`."""
-    require_within(key, value, 1, maximum)
-
-
 def require_member(key: str, value: Any, members: tuple[Any, ...]) -> None:
     """Refuse `value` of `key` that is none of `members` (at least one), naming the closest one."""
     if value in members:
@@ -166,20 +161,15 @@ def require_printable_texts(key: str, value: Any) -> None:
     Errors:
         ConfigError: names the key of a text that cannot be printed.
     """
-    for place, text in _texts(key, value):
-        require_printable(place, text)
-
-
-def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
-        yield key, value
+        require_printable(key, value)
     elif isinstance(value, dict):
         for name, inner in value.items():
-            yield f"a key of {key}", str(name)
-            yield from _texts(f"{key}.{name}", inner)
+            require_printable(f"a key of {key}", str(name))
+            require_printable_texts(f"{key}.{name}", inner)
     elif isinstance(value, (list, tuple)):
         for index, inner in enumerate(value):
-            yield from _texts(f"{key}[{index}]", inner)
+            require_printable_texts(f"{key}[{index}]", inner)
     elif is_dataclass(value):
         for entry in fields(value):
-            yield from _texts(f"{key}.{entry.name}".lstrip("."), getattr(value, entry.name))
+            require_printable_texts(f"{key}.{entry.name}".lstrip("."), getattr(value, entry.name))

@@ -9,10 +9,6 @@ from darts_parallel.config.checks import check_fields, ranged, require, require_
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 NARROW = ("fp8", "mxfp8", "nvfp4")
 """Precisions whose weight products run below 16 bits; all else stays in 16 bits."""
-MAX_NODES = 2**17
-MAX_GPUS_PER_NODE = 2**10
-MAX_PRICE = 1e6
-"""Dollars an hour of one node."""
 
 
 @dataclass
@@ -40,11 +36,11 @@ class LinkConfig:
 class NodeGroupConfig:
     """Equal nodes, consecutive in rank order."""
 
-    count: int = ranged(MISSING, 1, MAX_NODES)
-    gpus: int = ranged(MISSING, 1, MAX_GPUS_PER_NODE)
+    count: int = ranged(MISSING, 1, 2**17)
+    gpus: int = ranged(MISSING, 1, 2**10)
     device: str = MISSING
     intra_node: LinkConfig = MISSING
-    price_per_hour_usd: float | None = ranged(None, 0.0, MAX_PRICE)
+    price_per_hour_usd: float | None = ranged(None, 0.0, 1e6)
     """Dollars an hour of one node."""
     inter_node: LinkConfig | None = None
     """The link out of each of these nodes where it is not the cluster's `inter_node`."""
@@ -52,12 +48,7 @@ class NodeGroupConfig:
     """GPUs of neighbouring nodes that the intra-node link joins; null: the cluster's, else one node's."""
 
     def check(self, key: str, devices: tuple[str, ...]) -> None:
-        """Refuse what breaks a rule.
-
-        Args:
-            key: Where the group stands, e.g. `cluster.nodes[0]`.
-            devices: Names that the cluster defines.
-        """
+        """Refuse what breaks a rule, at the place `key` in a cluster that defines these devices."""
         require_member(f"{key}.device", self.device, devices)
         self.intra_node.check(f"{key}.intra_node")
         if self.inter_node is not None:
@@ -67,12 +58,7 @@ class NodeGroupConfig:
 
 
 def require_domain(key: str, domain: int, group: NodeGroupConfig) -> None:
-    """Refuse an NVLink domain that is not made of whole nodes, each GPU with a port of its own.
-
-    Args:
-        domain: GPUs of the domain.
-        group: The nodes that it joins.
-    """
+    """Refuse a domain of so many GPUs that is not made of whole nodes, each GPU with a port of its own."""
     near = max(round(domain / group.gpus), 1) * group.gpus
     rule = f"be a multiple of the {group.gpus} GPUs of a node"
     require(domain % group.gpus == 0, f"{key}={domain}", rule, near)

@@ -1,6 +1,5 @@
-"""The problem: model x cluster x training job x space x cost model, frozen."""
+"""Compose configuration files and overrides, and turn them into checked dataclasses."""
 
-import os
 import pickle
 import re
 from collections.abc import Callable, Sequence
@@ -95,18 +94,13 @@ _VALUE = re.compile(r"[a-z_]\w*(\.\w+)+=")
 """Overrides that set a value and choose no group."""
 
 
-def _file_times() -> frozenset[tuple[str, int]]:
-    """Names of all configuration files with the nanoseconds of their last change."""
-    walked = os.walk(config_dir())
-    return frozenset(
-        (path, os.stat(path).st_mtime_ns)
-        for folder, _, names in walked
-        for path in (os.path.join(folder, name) for name in names)
-    )
+def _file_times() -> frozenset[tuple[Path, int]]:
+    """Return all configuration files with the nanoseconds of their last change."""
+    return frozenset((path, path.stat().st_mtime_ns) for path in Path(config_dir()).rglob("*.yaml"))
 
 
 @lru_cache(maxsize=256)
-def _composed_groups(groups: tuple[str, ...], file_times: frozenset[tuple[str, int]]) -> bytes:
+def _composed_groups(groups: tuple[str, ...], file_times: frozenset[tuple[Path, int]]) -> bytes:
     """Pickled: to copy OmegaConf's nodes takes seven times as long as to read them."""
     return pickle.dumps(compose_whole(list(groups)))
 

@@ -94,7 +94,7 @@ def import_model(values: dict[str, Any], place: str, name: str) -> Imported:
 def resolve_path(
     composed: DictConfig, overrides: Sequence[str] = (), check: Callable[[Imported], None] | None = None
 ) -> DictConfig:
-    """Return `composed` with `model.path` replaced by what its file says.
+    """Return `composed` with `model.path` replaced by what its file says; errors as `read_file`.
 
     What the command or a model file gives beside the path wins over the file.
 
@@ -102,9 +102,6 @@ def resolve_path(
         composed: A composed configuration.
         overrides: The overrides that it was composed with.
         check: Refuses a model that is imported wrongly.
-
-    Errors:
-        ConfigError, UnsupportedError: as `read_file`.
     """
     model = composed.get("model")
     path = model.get("path") if isinstance(model, DictConfig) else None

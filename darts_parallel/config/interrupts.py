@@ -25,18 +25,13 @@ def children_without_interrupts() -> Iterator[None]:
 
 
 def begin_worker() -> None:
-    """Leave Ctrl-C to the parent, and end with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
-
-
-def end_with_parent() -> None:
-    """Let this worker process end when the one that asked for it is gone, however that one ended.
+    """Leave Ctrl-C to the parent, and end this process when the one that asked for it is gone.
 
     A worker that waits for its next job, or in a collective, would not notice: it holds both ends of its own
     pipe. The one that asked is not the parent that the system knows, which is the fork server, where there is
     one, and may be gone already.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_after, args=(multiprocessing.parent_process(),), daemon=True).start()
 
 

@@ -9,7 +9,7 @@ from darts_parallel.config.checks import (
     require_at_least,
     require_at_most,
     require_divisor,
-    require_size,
+    require_within,
 )
 from darts_parallel.errors import ConfigError
 
@@ -154,4 +154,4 @@ def _check_windows(model: "ModelConfig", pattern: Any) -> None:
         return
     rule = "be a whole number (every n-th layer is global) or a list of 0 and 1"
     require(isinstance(pattern, int) and not isinstance(pattern, bool), f"{key}={pattern!r}", rule, 6)
-    require_size(key, pattern, MAX_SIZE)
+    require_within(key, pattern, 1, MAX_SIZE)

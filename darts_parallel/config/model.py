@@ -9,10 +9,6 @@ from darts_parallel.config.checks import MAX_SIZE as MAX_SIZE
 from darts_parallel.config.checks import check_fields, ranged
 from darts_parallel.config.layer_pattern import check_model
 
-MAX_LAYERS = 1024
-"""More blocks than any published Transformer; the search is meant for no more."""
-MAX_EXPERTS = 2**14
-
 
 @dataclass
 class ModelConfig:
@@ -21,7 +17,7 @@ class ModelConfig:
     name: str = MISSING
     path: str | None = None
     """A Hugging Face config.json to take the sizes from (`model=hf`); null once they are taken."""
-    num_layers: int = ranged(MISSING, 1, MAX_LAYERS)
+    num_layers: int = ranged(MISSING, 1, 1024)
     """Transformer blocks; with `num_encoder_layers` the first of them form the encoder."""
     hidden_size: int = ranged(MISSING)
     num_heads: int = ranged(MISSING)
@@ -72,7 +68,7 @@ class ModelConfig:
     or one number a head (Laguna); null: none."""
     activation_parameters: int = ranged(0, 0)
     """Trained numbers in the activation function of an MLP (Apertus' xIELU: 2)."""
-    num_experts: int | None = ranged(None, 1, MAX_EXPERTS)
+    num_experts: int | None = ranged(None, 1, 2**14)
     """Routed experts of every expert layer; null: a dense model."""
     moe_router_topk: int = ranged(2)
     """Experts that a token is sent to."""

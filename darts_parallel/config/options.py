@@ -39,63 +39,44 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
             raise ConfigError(f"{argument} is not an option; try {near}.")
         if not equals or not value:
             raise ConfigError(f"{argument} has no value; write {key}=VALUE.")
+    defaults: Any = kind()
     try:
-        base = OmegaConf.structured(kind)
         given = OmegaConf.from_cli(list(arguments))
-        _wrap_single_values(base, given)
-        _refuse_numbers_for_switches(kind, given)
-        options = OmegaConf.to_object(OmegaConf.merge(base, given))
-    except DartsParallelError:
-        raise
+        for entry in fields(defaults):
+            if entry.name in given:
+                _settle(given, entry.name, getattr(defaults, entry.name))
+        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given))
     except (OmegaConfBaseException, ValueError) as error:
-        cause = error.__cause__
-        raise ConfigError(
-            str(cause) if isinstance(cause, DartsParallelError) else config_sentence(error, arguments, kind)
-        ) from None
+        known = next((e for e in (error, error.__cause__) if isinstance(e, DartsParallelError)), None)
+        raise known or ConfigError(config_sentence(error, arguments, kind)) from None
     except YAMLError:
         raise ConfigError(f"{' '.join(arguments)} cannot be read; check its brackets and quotes.") from None
     assert isinstance(options, kind)
-    _refuse_nothing(kind(), options)
+    for entry in fields(defaults):
+        value, default = getattr(options, entry.name), getattr(defaults, entry.name)
+        if default and value == []:
+            near = str(default).replace(" ", "").replace("'", "")
+            require(False, f"{entry.name}=[]", "list at least one value", f"{entry.name}={near}")
+        for seed in value if isinstance(value, list) else [value]:
+            if entry.name in ("seed", "seeds") and isinstance(seed, int):
+                require_at_least(entry.name, seed, 0)  # no generator takes others
     return options
 
 
-def _refuse_numbers_for_switches(kind: type[Any], given: DictConfig) -> None:
-    """Refuse a number where true or false is wanted: every one but 0 would count as true."""
-    for entry in fields(kind):
-        value = given.get(entry.name)
-        if isinstance(entry.default, bool) and type(value) in (int, float):
-            near = f"{entry.name}={str(bool(value)).lower()}"
-            require(False, f"{entry.name}={value}", "be true or false", near)
-
-
-def _refuse_nothing(defaults: Any, options: Any) -> None:
-    """Refuse lists without a value where the default has some, and seeds that no generator takes."""
-    for entry in fields(options):
-        value, default = getattr(options, entry.name), getattr(defaults, entry.name)
-        if isinstance(default, list) and default and not value:
-            near = str(default).replace(" ", "").replace("'", "")
-            require(False, f"{entry.name}=[]", "list at least one value", f"{entry.name}={near}")
-        if entry.name in ("seed", "seeds"):
-            for seed in value if isinstance(value, list) else [value]:
-                if isinstance(seed, int):
-                    require_at_least(entry.name, seed, 0)
-
-
-def _wrap_single_values(base: DictConfig, given: DictConfig) -> None:
-    """Let `key=value` stand for `key=[value]` where a list is wanted."""
-    for key in list(given):
-        if OmegaConf.is_list(base[key]) and not OmegaConf.is_list(given[key]):
-            given[key] = [given[key]]
+def _settle(given: DictConfig, key: str, default: Any) -> None:
+    """Let one value stand for a list of it; refuse a number as a switch: all but 0 would count as true."""
+    value = given[key]
+    if isinstance(default, list) and not OmegaConf.is_list(value):
+        given[key] = [value]
+    if isinstance(default, bool) and type(value) in (int, float):
+        require(False, f"{key}={value}", "be true or false", f"{key}={str(bool(value)).lower()}")
 
 
 def describe(kind: type[Any]) -> str:
-    """The options and their defaults, one a line."""
-    defaults = OmegaConf.to_container(OmegaConf.structured(kind))
-    assert isinstance(defaults, dict)
-    names = [entry.name for entry in fields(kind)]
+    """Return the options and their defaults, one a line."""
+    defaults: Any = OmegaConf.to_container(OmegaConf.structured(kind))
     lines = []
-    for name in names:
-        value = defaults[name]
+    for name, value in defaults.items():
         if isinstance(value, dict):
             lines.append(f"  {name}.KEY=VALUE  (keys: {', '.join(str(key) for key in value)})")
         else:
@@ -104,16 +85,11 @@ def describe(kind: type[Any]) -> str:
 
 
 def run_main(name: str, about: str | None, kind: type[Options], run: Callable[[Options], int]) -> int:
-    """Parse the command line and run an experiment.
+    """Parse the command line and run an experiment; arguments and exit status as `guarded`.
 
     Args:
-        name: Of the module, for messages.
         about: Text for `--help`.
         kind: The options.
-        run: The work; returns the exit status.
-
-    Returns:
-        The exit status; 2, with one sentence, for an error that the user can correct.
     """
     arguments = sys.argv[1:]
 

@@ -19,7 +19,7 @@ from darts_parallel.config.checks import (
     require_member,
     require_members,
     require_printable_texts,
-    require_size,
+    require_within,
 )
 from darts_parallel.config.cluster import PRECISIONS as PRECISIONS
 from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
@@ -259,7 +259,7 @@ class Config:
         require_printable_texts("", self)
         require_members("replan key", self.replan, ("from",))
         require_members("tune key", self.tune, ("from", "top", "measured"))
-        require_size("tune.top", self.tune.get("top", 3), MAX_SIZE)
+        require_within("tune.top", self.tune.get("top", 3), 1, MAX_SIZE)
         if self.export is not None:
             require_member("export", self.export, EXPORTS)
         if self.space is not MISSING and self.cost is not MISSING and self.space.schedules is not None:
