@@ -19,10 +19,13 @@ from darts_parallel.graph.report import graph_dict as graph_dict
 
 if TYPE_CHECKING:
     from darts_parallel.graph.command import main as main
+    from darts_parallel.graph.execute import PlanRun as PlanRun
+    from darts_parallel.graph.execute import RankMesh as RankMesh
 
 __getattr__ = lazy_names(
     __name__,
     {
         "command": ("main",),
+        "execute": ("PlanRun", "RankMesh"),
     },
 )

@@ -49,6 +49,33 @@ def local_share(state: State, ranks: tuple[int, ...]) -> float:
     return 1.0 / prod(count for one, count in zip(state, ranks, strict=True) if one.startswith("S"))
 
 
+def axis_moves(source: State, target: State) -> list[tuple[int, str, str]]:
+    """Return the moves from one placement to another, axis by axis: axis, old and new placement.
+
+    No dimension is split by two axes in between, since its parts would lie in another order; where
+    both orders of two axes would do so, the first axis is made whole before.
+    """
+    axes = [axis for axis in range(len(source)) if source[axis] != target[axis]]
+    for order in (axes, axes[::-1]):
+        now, moves = list(source), []
+        for axis in order:
+            moves.append((axis, now[axis], target[axis]))
+            now[axis] = target[axis]
+            if not places_differ(tuple(now)):
+                break
+        else:
+            return moves
+    first = axes[0]
+    middle = (*source[:first], REPLICATED, *source[first + 1 :])
+    return [(first, source[first], REPLICATED), *axis_moves(middle, target)]
+
+
+def places_differ(state: State) -> bool:
+    """Return whether no dimension is split by two axes."""
+    places = [one for one in state if one.startswith("S")]
+    return len(set(places)) == len(places)
+
+
 @dataclass(frozen=True)
 class Step:
     """One collective on one axis: its kind and the bytes of the tensor that the group holds together."""
@@ -106,12 +133,12 @@ class DeviceMeshSpec:
             size: Bytes of the whole tensor.
         """
         found, now = [], list(source)
-        for axis, (old, new) in enumerate(zip(source, target, strict=True)):
+        for axis, old, new in axis_moves(source, target):
             kind = collective(old, new)
-            others = (now[a] for a in range(len(now)) if a != axis)
-            ranks = (self.ranks[a] for a in range(len(now)) if a != axis)
             if kind is not None:
-                found.append(Step(axis, kind, size * local_share(tuple(others), tuple(ranks))))
+                others = [(now[a], self.ranks[a]) for a in range(len(now)) if a != axis]
+                states, ranks = tuple(o[0] for o in others), tuple(o[1] for o in others)
+                found.append(Step(axis, kind, size * local_share(states, ranks)))
             now[axis] = new
         return found
 

@@ -49,7 +49,7 @@ class RuleCall:
 
 
 Rule = Callable[[RuleCall], Iterator[Split]]
-LINEAR_ALONG = ("slice", "split", "split_with_sizes", "chunk", "cat", "flip", "roll")
+LINEAR_ALONG = ("repeat_interleave", "slice", "split", "split_with_sizes", "chunk", "cat", "flip", "roll")
 """Operators along a dimension (the first by default) that partial sums go through."""
 
 
@@ -174,12 +174,19 @@ def along(call: RuleCall) -> Iterator[Split]:
     """Yield all dimensions but the one that an operator works along, where sizes are equal in all tensors."""
     shape, kind = call.inputs[0], call.op.op
     given = call.op.argument("dims", call.op.argument("dim", 0 if kind in LINEAR_ALONG else -1))
+    if given is None:
+        return
     whole = {int(d) % max(len(shape), 1) for d in (given if isinstance(given, list) else [given])}
     for d in set(range(len(shape))) - whole:
         if all(len(s) == len(shape) and s[d] == shape[d] for s in call.inputs + call.outputs):
             yield named(f"d{d}", [d] * len(call.inputs), [d] * len(call.outputs))
     if kind in LINEAR_ALONG:
         yield _linear_through(call)
+
+
+def triangular(call: RuleCall) -> Iterator[Split]:
+    """Yield the dimensions before a matrix of which a triangle is kept."""
+    return _mapped(call, [(d, d) for d in range(len(call.inputs[0]) - 2)])
 
 
 def padded(call: RuleCall) -> Iterator[Split]:
@@ -316,9 +323,10 @@ def group_normalized(call: RuleCall) -> Iterator[Split]:
 
 def batch_normalized(call: RuleCall) -> Iterator[Split]:
     """Yield channels, and the batch where running statistics are used."""
-    yield named("channels", [1, *[0] * (len(call.inputs) - 1)], [1])
+    rest = [REPLICATED] * (len(call.outputs) - 1)
+    yield named("channels", [1, *[0] * (len(call.inputs) - 1)], [1, *rest])
     if not call.op.argument("training", False):
-        yield named("batch", [0, *[None] * (len(call.inputs) - 1)], [0])
+        yield named("batch", [0, *[None] * (len(call.inputs) - 1)], [0, *rest])
 
 
 def convolution(call: RuleCall) -> Iterator[Split]:
@@ -407,7 +415,7 @@ def einsum(call: RuleCall) -> Iterator[Split]:
     terms = left.split(",")
     if not arrow or "." in left or any(len(set(term)) != len(term) for term in (*terms, right)):
         return
-    for letter in sorted(set(left)):
+    for letter in sorted(set(left) - {","}):
         out = right.index(letter) if letter in right else PARTIAL
         yield named(letter, [term.index(letter) if letter in term else None for term in terms], [out])
 
@@ -427,7 +435,8 @@ _FAMILIES: dict[Rule, str] = {
     unsqueezed: "unsqueeze",
     expanded: "expand",
     along: "softmax _softmax log_softmax _log_softmax cumsum sort topk slice split split_with_sizes chunk "
-    "cat flip roll logcumsumexp diff glu",
+    "cat repeat_interleave flip roll logcumsumexp diff glu",
+    triangular: "tril triu",
     padded: "pad constant_pad_nd",
     selected: "select unbind",
     stacked: "stack",
@@ -438,7 +447,7 @@ _FAMILIES: dict[Rule, str] = {
     attention: "scaled_dot_product_attention",
     normalized: "layer_norm rms_norm native_layer_norm",
     group_normalized: "group_norm",
-    batch_normalized: "batch_norm",
+    batch_normalized: "batch_norm _native_batch_norm_legit_no_training",
     convolution: "conv1d conv2d conv3d",
     channelwise: "max_pool2d avg_pool2d adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d "
     "max_pool1d avg_pool1d adaptive_avg_pool1d max_pool2d_with_indices",

@@ -21,6 +21,7 @@ from darts_parallel.graph._layouts import (
     gradient_state,
     local_shape,
     local_share,
+    places_differ,
 )
 from darts_parallel.graph._prices import Kernels, operator_seconds
 from darts_parallel.graph._rules import PARTIAL, REPLICATED, VARYING, Split, shard, splits
@@ -239,12 +240,12 @@ def _choices(
     if op.op in (INPUT, OUTPUT):  # one list for both: they may choose together
         states = [tuple((s.inputs + s.outputs)[0] for s in combined) for combined in product(*axes)]
         labels = [tuple(s.label for s in combined) for combined in product(*axes)]
-        pairs = [(a, b) for a, b in zip(labels, states, strict=True) if _places_differ(b)]
+        pairs = [(a, b) for a, b in zip(labels, states, strict=True) if places_differ(b)]
         return [OperatorChoice(label, (state,), (state,), 0.0) for label, state in pairs]
     for combined in product(*axes):
         inputs = tuple(tuple(s.inputs[k] for s in combined) for k in range(len(op.inputs)))
         outputs = tuple(tuple(s.outputs[k] for s in combined) for k in range(len(op.outputs)))
-        if not all(map(_places_differ, inputs + outputs)):
+        if not all(map(places_differ, inputs + outputs)):
             continue
         inner = tuple(_inner_steps(op, graph, combined, mesh))
         shapes = (
@@ -296,12 +297,6 @@ def _without_gradients(split: Split, op: GraphOperator, graph: ModuleGraph) -> S
     return Split(
         split.label, plain(op.inputs, split.inputs), plain(op.outputs, split.outputs), split.group_heads
     )
-
-
-def _places_differ(state: State) -> bool:
-    """Return whether no dimension is split by two axes: its parts would lie in another order."""
-    places = [one for one in state if one.startswith("S")]
-    return len(set(places)) == len(places)
 
 
 def _inner_steps(

@@ -36,7 +36,10 @@ from darts_parallel.graph.operators import (
 DTYPES = {"float": torch.float32, "long": torch.long, "int": torch.int32, "bool": torch.bool}
 """Element types that an input can name behind its shape."""
 SKIPPED = ("_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size", "_assert_scalar")
-CUTTING = ("detach", "argmax", "argmin", "sign", "floor", "ceil", "round")
+CUTTING = (
+    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "detach",
+    "argmax", "argmin", "sign", "floor", "ceil", "round",
+)  # fmt: skip
 """Operators whose outputs have no gradient, besides those with integers."""
 SOURCE_KINDS = {
     InputKind.PARAMETER: PARAMETER,
@@ -238,7 +241,9 @@ class _GraphBuilder:
         if kind in SKIPPED:
             return
         inputs: list[str] = []
-        arguments = {key: self._argument(value, inputs) for key, value in _named_arguments(node).items()}
+        args = self._argument(node.args, inputs)
+        given = args, {name: self._argument(value, inputs) for name, value in node.kwargs.items()}
+        arguments = _named_arguments(target, *given)
         grad = kind not in CUTTING and any(self.values[name].needs_grad for name in inputs)
         made = node.meta.get("val")
         tensors = (
@@ -252,8 +257,9 @@ class _GraphBuilder:
             self.tuples[node] = outputs
         pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
         names = tuple(inputs), tuple(outputs)
+        path = _module_path(node)
         self.operators.append(
-            GraphOperator(node.name, kind, *names, arguments, pointwise, _module_path(node))
+            GraphOperator(node.name, kind, *names, arguments, pointwise, path, target, given)
         )
 
     def _argument(self, value: Any, inputs: list[str]) -> Any:
@@ -289,12 +295,10 @@ def _kind(target: Any) -> str:
     return parts[1] if len(parts) > 1 else parts[0]
 
 
-def _named_arguments(node: Node) -> dict[str, Any]:
-    """Return a node's arguments by the names of its schema."""
-    normal = normalize_function(node.target, node.args, dict(node.kwargs), None, None, True)  # type: ignore
-    if normal is None:
-        return {f"argument{k}": value for k, value in enumerate(node.args)} | dict(node.kwargs)
-    return dict(normal.kwargs)
+def _named_arguments(target: Any, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by the names of torch's schema."""
+    normal = normalize_function(target, tuple(args), kwargs, None, None, True)
+    return {f"argument{k}": v for k, v in enumerate(args)} | kwargs if normal is None else dict(normal.kwargs)
 
 
 def _module_path(node: Node) -> str:
@@ -303,14 +307,18 @@ def _module_path(node: Node) -> str:
 
 
 def _without_dead(graph: ModuleGraph) -> ModuleGraph:
-    """Leave out operators that no output needs, but for the module's parameters and inputs."""
+    """Leave out operators that no output needs, and gradients that do not come from one."""
     needed: set[str] = set()
+    felt: set[str] = set()
     kept = []
     for op in reversed(graph.operators):
         if op.op in (OUTPUT, PARAMETER, INPUT) or needed & set(op.outputs):
             needed.update(op.inputs)
             kept.append(op)
-    return replace(graph, operators=tuple(reversed(kept)))
+            if op.op == OUTPUT or any(graph.values[n].needs_grad and n in felt for n in op.outputs):
+                felt.update(op.inputs)
+    values = {n: replace(v, needs_grad=v.needs_grad and n in felt) for n, v in graph.values.items()}
+    return replace(graph, operators=tuple(reversed(kept)), values=values)
 
 
 def _with_relays(graph: ModuleGraph) -> ModuleGraph:

@@ -52,6 +52,9 @@ class GraphOperator:
     pointwise: bool = False
     module: str = ""
     """Path of the module that called it, joined by points."""
+    call: Any = field(default=None, hash=False, compare=False)
+    """The function of torch, with what it was called with: positional arguments, and others by name."""
+    given: tuple[list[Any], dict[str, Any]] = field(default=([], {}), hash=False, compare=False)
     target: str = ""
     """Name of a parameter, buffer or input as the module spells it."""
 

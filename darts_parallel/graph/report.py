@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from darts_parallel.graph._rules import VARYING
-from darts_parallel.graph.operators import OUTPUT, PARAMETER, RELAY, SOURCES
+from darts_parallel.graph.operators import OUTPUT, RELAY, SOURCES
 from darts_parallel.graph.plan import PlannedGraph
 
 MIB = 2.0**20
@@ -60,6 +60,7 @@ def graph_dict(planned: PlannedGraph) -> dict[str, Any]:
         "unknown_count": len(unknown),
         "computing_operators": len(planned.graph.computing),
         "choice_groups": len(plan.space.groups),
+        "tp_plan": tensor_parallel_plan(planned),
         "capture_s": planned.graph.seconds,
         "programme_s": programme.solve_seconds,
         "descent_s": None if descent is None else descent.search_seconds,
@@ -129,10 +130,24 @@ def _collective_lines(planned: PlannedGraph) -> list[str]:
     ]
 
 
-def parameter_placements(planned: PlannedGraph) -> dict[str, list[str]]:
-    """Return the placement of every parameter by the module's name of it."""
-    return {
-        op.target: [spelled(s) for s in planned.plan.choice(op).outputs[0]]
-        for op in planned.graph.operators
-        if op.op == PARAMETER
-    }
+STYLES = {"columns": "colwise", "inner": "rowwise"}
+"""Words of transformers for what a linear layer splits."""
+
+
+def tensor_parallel_plan(planned: PlannedGraph) -> dict[str, str]:
+    """Return the linear layers that the last axis splits, in the words of a `tp_plan` of transformers.
+
+    Indices of repeated layers are `*`; layers whose copies differ keep theirs.
+    """
+    styles: dict[str, dict[str, str]] = defaultdict(dict)
+    for op in planned.graph.computing:
+        label = planned.plan.choice(op).labels[-1]
+        if op.op == "linear" and op.module:
+            pattern = ".".join("*" if part.isdigit() else part for part in op.module.split("."))
+            styles[pattern][op.module] = STYLES.get(label, "")
+    found: dict[str, str] = {}
+    for pattern, modules in styles.items():
+        alike = len(set(modules.values())) == 1
+        named = {pattern: next(iter(modules.values()))} if alike else modules
+        found |= {name: style for name, style in named.items() if style}
+    return found

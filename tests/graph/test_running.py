@@ -1,0 +1,172 @@
+"""Plans run on gloo processes: outputs and gradients of one process, and the plan's collectives."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from darts_parallel.run.workers import Workers
+from tests.graph.running import Made, check_module
+from tests.graph.test_rediscovery import Ends, GroupedExperts, PlainBlock, QueryAttention
+
+
+def _ids(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 64, shape, generator=torch.Generator().manual_seed(2))
+
+
+def block() -> Made:
+    return PlainBlock(128), [torch.randn(2, 16, 128)], {}
+
+
+def grouped_queries() -> Made:
+    return QueryAttention(64, 8, 1), [torch.randn(2, 16, 64)], {}
+
+
+def vocabulary() -> Made:
+    return Ends(64, 16), [_ids(2, 16), _ids(2, 16)], {}
+
+
+def experts() -> Made:
+    module = GroupedExperts(16, 4)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return module, [torch.randn(4, 8, 16), torch.rand(4, 8, 4, 3)], {}
+
+
+SIZES: dict[str, Any] = {
+    "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4
+}  # fmt: skip
+SMALL = {"hidden_sizes": [16, 32], "depths": [1, 1]}
+
+
+def _language(config: str, **changes: Any) -> Made:
+    transformers = pytest.importorskip("transformers")
+    sizes = {**SIZES, "vocab_size": 96, **changes}
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**sizes))
+    return Loss(model), [_ids(2, 16)], {}
+
+
+def _encoder(config: str, *inputs: torch.Tensor, **changes: Any) -> Made:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModel.from_config(getattr(transformers, config)(**changes))
+    return First(model), list(inputs), {}
+
+
+class Loss(nn.Module):
+    """The loss of a language model on its own input."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.model(tokens, labels=tokens, use_cache=False).loss
+
+
+class First(nn.Module):
+    """The last hidden state of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.model(*inputs)[0]
+
+
+class Seq2Seq(nn.Module):
+    """A model with an encoder and a decoder on equal tokens."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=tokens, decoder_input_ids=tokens, use_cache=False)[0]
+
+
+def llama() -> Made:
+    return _language("LlamaConfig", num_key_value_heads=2)
+
+
+def mixtral() -> Made:
+    return _language("MixtralConfig", num_key_value_heads=2, num_local_experts=4)
+
+
+def gpt2() -> Made:
+    return _language("GPT2Config", n_layer=2, n_embd=64, n_head=4)
+
+
+def bert() -> Made:
+    return _encoder("BertConfig", _ids(2, 16), **SIZES, vocab_size=96)
+
+
+def vit() -> Made:
+    return _encoder("ViTConfig", torch.randn(2, 3, 32, 32), **SIZES, image_size=32, patch_size=8)
+
+
+def resnet() -> Made:
+    return _encoder(
+        "ResNetConfig", torch.randn(2, 3, 32, 32), embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1]
+    )
+
+
+def convnext() -> Made:
+    return _encoder(
+        "ConvNextConfig", torch.randn(2, 3, 32, 32), hidden_sizes=[16, 32], depths=[1, 1], num_stages=2
+    )
+
+
+def mamba2() -> Made:
+    return _language(
+        "Mamba2Config", num_hidden_layers=1, num_heads=8, head_dim=16, n_groups=2, state_size=8, chunk_size=8
+    )
+
+
+def t5() -> Made:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(vocab_size=96, d_model=64, d_kv=16, d_ff=128, num_layers=1, num_heads=4)
+    return Seq2Seq(transformers.AutoModel.from_config(config)), [_ids(2, 16)], {}
+
+
+OURS = (block, grouped_queries, vocabulary, experts)
+THEIRS = (llama, mixtral, gpt2, bert, vit, resnet, convnext, t5, mamba2)
+"""Modules of transformers: nobody here wrote them."""
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Workers]:
+    with Workers(2, timeout_s=120.0) as workers:
+        yield workers
+
+
+def _check(
+    workers: Workers, make: Callable[[], Made], *ranks: int, seed: int | None = None, **options: Any
+) -> None:
+    for answer in workers.run(check_module, make, ranks, options, seed):
+        assert max(answer["differences"].values()) < 1e-5, answer["differences"]
+        assert answer["ran"] == answer["listed"]
+
+
+@pytest.mark.parametrize("make", OURS + THEIRS)
+def test_a_plan_on_two_processes_is_one_process(two: Workers, make: Callable[[], Made]) -> None:
+    _check(two, make, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "seed"), [*((make, 0) for make in OURS), (experts, 1), (llama, 0), (mixtral, 0)]
+)
+def test_any_choices_on_two_processes_are_one_process(
+    two: Workers, make: Callable[[], Made], seed: int
+) -> None:
+    """Random choices of every operator: each rule is right, and its collectives are those that are listed."""
+    _check(two, make, 2, seed=seed)
+
+
+def test_random_choices_on_a_mesh_of_two_axes() -> None:
+    with Workers(4, timeout_s=120.0) as workers:
+        _check(workers, block, 4)
+        _check(workers, block, 2, 2, seed=0)
+        _check(workers, experts, 2, 2, seed=3)
