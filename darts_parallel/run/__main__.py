@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,9 @@ def run(settings: RunSettings) -> int:
     else:
         with Workers(world, settings.timeout_s, device) as workers:
             outcome = workers.run(execute, problem, plan, settings, device)[0]
-    cost = predicted_cost(plan, problem)
+    cost: CostBreakdown | None = None
+    with suppress(UnsupportedError):  # what the cost model cannot price still runs
+        cost = evaluate(plan, problem)
     console = Console()
     from darts_parallel.run._report import outcome_dict, render
 
@@ -112,14 +115,6 @@ def _as_rank(problem: Problem, plan: Plan, settings: RunSettings, device: str) -
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with process_group(place, rank, world, settings.timeout_s):
         return execute(problem, plan, settings, device)
-
-
-def predicted_cost(plan: Plan, problem: Problem) -> CostBreakdown | None:
-    """Price the plan by the cost model; None where it cannot price it."""
-    try:
-        return evaluate(plan, problem)
-    except UnsupportedError:
-        return None
 
 
 def main() -> int:

@@ -182,21 +182,17 @@ class ExpertBank(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Stands in the place of a block's MLP: a router, its experts, and shared ones next to them.
+    """Stands in the place of a block's MLP: a router, its experts, and shared ones next to them."""
 
-    Args:
-        config: The model.
-        shared: The MLP that every token passes, None without one.
-    """
-
-    def __init__(self, config: ModelConfig, shared: nn.Module | None) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.num_experts is not None
         self.top_k = config.moe_router_topk
         self.router = nn.Linear(config.hidden_size, config.num_experts, bias=config.moe_router_bias)
         self.bank = ExpertBank(config)
-        self.shared = shared
-        gated = shared is not None and config.moe_shared_expert_gate
+        width = config.moe_shared_expert_intermediate_size
+        self.shared = Mlp(config, width) if width else None
+        gated = self.shared is not None and config.moe_shared_expert_gate
         self.shared_gate = nn.Linear(config.hidden_size, 1, bias=False) if gated else None
         self.groups: tuple[Group, Group] = (None, None)
 

@@ -6,8 +6,6 @@ sums what it receives, and sends the sum on in the same form (the two hops of Ze
 Scales travel in float32, twice the 16 bits that the cost model prices: small gradients would underflow.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -15,15 +13,9 @@ from torch import Tensor
 from darts_parallel.cost import BLOCK, LOSSLESS
 from darts_parallel.run._layouts import moved
 
-
-@dataclass(frozen=True)
-class Packed:
-    """Quantized numbers as they travel; both along the first axis by the rank that they are for."""
-
-    levels: Tensor
-    """Packed integers, uint8, shape `(n, bytes)`."""
-    scales: Tensor
-    """One for each block, float32, shape `(n, blocks)`."""
+Packed = tuple[Tensor, Tensor]
+"""Quantized numbers as they travel, by the rank that they are for: packed integers, uint8, `(n, bytes)`, and
+a scale for each block, float32, `(n, blocks)`."""
 
 
 def pack(rows: Tensor, bits: int) -> Packed:
@@ -41,16 +33,15 @@ def pack(rows: Tensor, bits: int) -> Packed:
     each = 8 // bits
     places = torch.arange(each, dtype=torch.uint8) * bits
     packed = (torch.unflatten(levels, 1, (-1, each)) << places).sum(-1, dtype=torch.uint8)
-    return Packed(packed.contiguous(), scales.contiguous())
+    return packed.contiguous(), scales.contiguous()
 
 
 def unpack(packed: Packed, bits: int) -> Tensor:
     """Return the numbers that a receiver sees, shape `(n, N)`, float32."""
-    most, each = 2 ** (bits - 1) - 1, 8 // bits
-    places = torch.arange(each, dtype=torch.uint8) * bits
-    levels = (packed.levels.unsqueeze(-1) >> places) & (2**bits - 1)
-    values = levels.flatten(1).to(torch.float32) - most
-    blocks = torch.unflatten(values, 1, (-1, BLOCK)) * packed.scales.unsqueeze(-1)
+    (packed_levels, scales), places = packed, torch.arange(8 // bits, dtype=torch.uint8) * bits
+    levels = (packed_levels.unsqueeze(-1) >> places) & (2**bits - 1)
+    values = levels.flatten(1).to(torch.float32) - (2 ** (bits - 1) - 1)
+    blocks = torch.unflatten(values, 1, (-1, BLOCK)) * scales.unsqueeze(-1)
     return blocks.flatten(1)
 
 
@@ -76,8 +67,8 @@ def scattered_sum(rows: Tensor, bits: int, group: dist.ProcessGroup | None) -> T
         Shape `(N,)`.
     """
     mine = pack(rows, bits)
-    theirs = Packed(torch.empty_like(mine.levels), torch.empty_like(mine.scales))
-    for received, sent in ((theirs.levels, mine.levels), (theirs.scales, mine.scales)):
+    theirs = torch.empty_like(mine[0]), torch.empty_like(mine[1])
+    for received, sent in zip(theirs, mine, strict=True):
         dist.all_to_all_single(received, sent, group=group)
     return unpack(theirs, bits).sum(0)
 
@@ -85,10 +76,8 @@ def scattered_sum(rows: Tensor, bits: int, group: dist.ProcessGroup | None) -> T
 def gathered_shares(share: Tensor, bits: int, group: dist.ProcessGroup | None) -> Tensor:
     """All-gather shares `(N,)`, each rounded by its sender, to shape `(world * N,)`."""
     world, own = dist.get_world_size(group), pack(share.unsqueeze(0), bits)
-    whole = Packed(
-        own.levels.new_empty(world, own.levels.shape[1]), own.scales.new_empty(world, own.scales.shape[1])
-    )
-    for received, sent in ((whole.levels, own.levels), (whole.scales, own.scales)):
+    whole = own[0].new_empty(world, own[0].shape[1]), own[1].new_empty(world, own[1].shape[1])
+    for received, sent in zip(whole, own, strict=True):
         dist.all_gather_single(received.view(-1), sent.view(-1), group=group)
     return unpack(whole, bits).flatten()
 

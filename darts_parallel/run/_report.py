@@ -46,10 +46,9 @@ def _render_verdict(verdict: StepComparison, console: Console) -> None:
         ("loss", verdict.loss, verdict.reference_loss),
         ("loss of the next step", verdict.second_loss, verdict.second_reference_loss),
     ):
-        difference, limit = abs(mine / reference - 1.0), verdict.loss_limit
-        judged = (f"{difference:.1e}", f"{limit:g}", _word(difference <= limit))
+        judged = _judged(abs(mine / reference - 1.0), verdict.limits[0])
         rows.append((label, f"{mine:.7f}", f"{reference:.7f}", *judged))
-    judged = (f"{error:.1e}", f"{verdict.gradient_limit:g}", _word(error <= verdict.gradient_limit))
+    judged = _judged(error, verdict.limits[1])
     rows.append((f"{len(verdict.gradients)} gradients, worst {name}", "", "", *judged))
     columns = ("", "plan", "one process", "difference", "limit", "")
     console.print(_table(f"Against one process, float32{few}", columns, rows, "left"))
@@ -73,6 +72,10 @@ def _bytes_table(entries: tuple[Bytes, ...]) -> Table:
         rows.append((str(rank), *cells, _word(all(entry.passed for entry in mine))))
     kinds = [column for kind in ("parameters", "gradients", "optimizer") for column in (kind, "predicted")]
     return _table("Bytes of state, rank by rank", ("rank", *kinds, ""), rows, "right")
+
+
+def _judged(difference: float, limit: float) -> tuple[str, str, str]:
+    return f"{difference:.1e}", f"{limit:g}", _word(difference <= limit)
 
 
 def _word(passed: bool) -> str:

@@ -132,18 +132,13 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm, self.mlp_norm = norm(config), norm(config)
         self.attention = Attention(config, fused)
-        self.mlp: nn.Module = _mixture(config) if expert_pattern(config)[index] else Mlp(config)
+        self.mlp: nn.Module = Mixture(config) if expert_pattern(config)[index] else Mlp(config)
 
     def forward(self, state: Tensor) -> Tensor:
         """Map states of shape `(B, T, H)` to the same."""
         state = state + self.attention(self.attention_norm(state))
         state = state + self.mlp(self.mlp_norm(state))
         return state
-
-
-def _mixture(config: ModelConfig) -> Mixture:
-    width = config.moe_shared_expert_intermediate_size
-    return Mixture(config, Mlp(config, width) if width else None)
 
 
 class Head(nn.Module):

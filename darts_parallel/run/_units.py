@@ -309,18 +309,13 @@ class Sharded(Unit):
         for parameter in self.parameters.values():
             rows = parameter.shape[0]
             if isinstance(parameter, DTensor):
-                rows //= self._tensor_shards(parameter)
+                names = parameter.device_mesh.mesh_dim_names or ()
+                divided = "tp" in names and parameter.placements[names.index("tp")].is_shard(0)
+                rows //= self.mesh["tp"].size() if divided else 1
             if rows % shards:
                 width = parameter.numel() // parameter.shape[0]
                 total += 4.0 * width * max(-(-rows // shards) - rows / shards, rows / shards)
         return total
-
-    def _tensor_shards(self, parameter: DTensor) -> int:
-        divides_rows = "tp" in (parameter.device_mesh.mesh_dim_names or ())
-        if not divides_rows:
-            return 1
-        index = (parameter.device_mesh.mesh_dim_names or ()).index("tp")
-        return self.mesh["tp"].size() if parameter.placements[index].is_shard(0) else 1
 
 
 def _apart(modules: list[nn.Module]) -> set[nn.Parameter]:

@@ -88,7 +88,10 @@ def process_group(
 
 def join_group(device: torch.device, rank: int, world: int, timeout_s: float, store: Any) -> None:
     """Wait for all processes of a new group; arguments as `process_group`."""
-    quiet_torch()
+    # warnings of torch that say nothing here: whole gradients are gathered in two steps, and a head's logits
+    # are a view of a tensor-parallel result
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
@@ -127,14 +130,6 @@ def group_sentence(error: BaseException, rank: int, timeout_s: float) -> str | N
             )
         chain = chain.__cause__ or chain.__context__
     return None
-
-
-def quiet_torch() -> None:
-    """Silence known warnings of torch that say nothing about the run."""
-    # whole gradients are gathered in two steps, and only for the comparison
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    # a head's logits are a view of a tensor-parallel result; nothing here changes them in place
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
 def preloaded() -> ForkServerContext:

@@ -20,8 +20,8 @@ from tests.support.running import LLAMA, reduced, tiny, verified
 def test_packed_numbers_take_their_bits_and_come_back_rounded(bits: int) -> None:
     rows = torch.randn(3, 2 * BLOCK, generator=torch.Generator().manual_seed(0))
     packed = pack(rows, bits)
-    assert packed.levels.numel() == rows.numel() * bits // 8
-    assert (packed.scales.dtype, packed.scales.numel()) == (torch.float32, rows.numel() // BLOCK)
+    assert packed[0].numel() == rows.numel() * bits // 8
+    assert (packed[1].dtype, packed[1].numel()) == (torch.float32, rows.numel() // BLOCK)
     back = unpack(packed, bits)
     half = torch.unflatten(rows, 1, (-1, BLOCK)).abs().amax(-1) / (2 ** (bits - 1) - 1) / 2
     error = torch.unflatten(back - rows, 1, (-1, BLOCK)).abs().amax(-1)
