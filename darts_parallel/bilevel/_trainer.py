@@ -124,7 +124,13 @@ class WeightTrainer:
             mean.append(flat.mean(0))
             noise.append(self._rounding_noise(mean[-1], names))
             final |= unflatten_layer(mixture @ delivered, self.weights, names)
-        self.apply(final)
+        rate = self.learning_rate
+        self.optimizer.parameters = [(weight, rate) for weight in self.weights.values()]
+        for name, weight in self.weights.items():
+            weight.grad = final[name]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
         return WeightStep(float(losses.mean()), tuple(mean), torch.stack(noise))
 
     def _differentiate(self, tokens: Tensor, loss: Loss) -> tuple[Weights, Tensor]:
@@ -143,16 +149,6 @@ class WeightTrainer:
         factors = torch.cat([scale[name].flatten() for name in names])
         taken = mean - round_blocks(mean.unsqueeze(0), FEWEST_BITS)[0]
         return (taken * factors).square().sum()
-
-    def apply(self, gradients: Weights) -> None:
-        """Make one step of Adam along mean gradients, by name."""
-        rate = self.learning_rate
-        self.optimizer.parameters = [(weight, rate) for weight in self.weights.values()]
-        for name, weight in self.weights.items():
-            weight.grad = gradients[name]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.step += 1
 
     def preconditioner(self) -> Weights:
         """Return the factors by which Adam scales gradients: one tensor for each weight."""

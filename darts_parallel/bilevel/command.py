@@ -69,7 +69,13 @@ class BilevelJob(SeedWatcher):
             interrupted = True
             if self.plan is None and not read_seeds(self.folder):
                 raise
-            self._say_what_is_done()
+            done = [f"seed {data['seed']}" for data in read_seeds(self.folder)]
+            finished = f"finished: {', '.join(done)}" if done else "no seed is finished"
+            print(
+                f"darts-parallel: interrupted; {finished}; plan.json is the best plan so far, and the same "
+                f"command with hydra.run.dir={self.folder} runs what is left.",
+                file=sys.stderr,
+            )
         return self._finish(interrupted)
 
     def on_seed(self, seed: int, data: dict[str, Any]) -> None:
@@ -104,15 +110,6 @@ class BilevelJob(SeedWatcher):
 
     def _print(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-    def _say_what_is_done(self) -> None:
-        done = [f"seed {data['seed']}" for data in read_seeds(self.folder)]
-        finished = f"finished: {', '.join(done)}" if done else "no seed is finished"
-        print(
-            f"darts-parallel: interrupted; {finished}; plan.json is the best plan so far, and the same "
-            f"command with hydra.run.dir={self.folder} runs what is left.",
-            file=sys.stderr,
-        )
 
     def _finish(self, interrupted: bool) -> float:
         """Report the first seed's plan and the seeds that are done."""

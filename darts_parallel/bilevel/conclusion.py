@@ -8,7 +8,14 @@ from math import exp
 from darts_parallel.bilevel._candidates import Candidate
 from darts_parallel.bilevel._log_slowdown import LogSlowdown
 from darts_parallel.bilevel._relaxed_plans import JointPlan
-from darts_parallel.bilevel.joint_space import Bits, JointSpace, at_batch, with_bits, with_fixed_bits
+from darts_parallel.bilevel.joint_space import (
+    EXACT_BITS,
+    Bits,
+    JointSpace,
+    at_batch,
+    with_bits,
+    with_fixed_bits,
+)
 from darts_parallel.bilevel.learned_optimum import find_learned_optimum
 from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.cost import LOSSLESS, CostTable
@@ -100,8 +107,7 @@ def conclude(search: BilevelSearch, stopped_by: str | None = None) -> Conclusion
 def uniform_plan(search: BilevelSearch, sums: int, sent: int) -> BilevelPlan | None:
     """Return the fastest plan whose blocks all send `sums` and `sent` bits; None where none fits."""
     settings = search.settings
-    size = settings.global_batch_size
-    batch = size if size in settings.batches else settings.batches[0]
+    batch = min(settings.batches, key=lambda size: size != settings.global_batch_size)
     blocks = (Candidate(1, 1, sums, sent),) * settings.num_blocks
     return fixed_bits_optimum(search.space, blocks, batch, settings.exact_seconds)
 
@@ -130,9 +136,8 @@ def _at_fixed_bits(
     space: JointSpace, blocks: Sequence[Candidate], batch: int
 ) -> tuple[list[CostTable], list[Bits]]:
     """Return the tables of a global batch size with the blocks' bits fixed, and the bits of all layers."""
-    exact = (LOSSLESS, LOSSLESS)
-    edges = [exact] * (space.num_layers - len(blocks) - 1)
-    bits = [exact, *((block.tp_comm_bits, block.grad_comm_bits) for block in blocks), *edges]
+    edges = [EXACT_BITS] * (space.num_layers - len(blocks) - 1)
+    bits = [EXACT_BITS, *((block.tp_comm_bits, block.grad_comm_bits) for block in blocks), *edges]
     return [with_fixed_bits(space.whole[number], bits) for number in space.of_batch(batch)], bits
 
 

@@ -21,6 +21,7 @@ FIRST_BLOCK = 1
 """Layer of the first block; the embedding comes before it."""
 Bits = tuple[int, int]
 """Bits of a layer's tensor-parallel sums and of its gradients."""
+EXACT_BITS = (LOSSLESS, LOSSLESS)
 
 
 def at_batch(problem: Problem, global_batch_size: int) -> Problem:
@@ -72,8 +73,7 @@ def with_fixed_bits(table: CostTable, bits: Sequence[Bits]) -> CostTable:
         table: With every strategy at all bits that `bits` names.
         bits: Of every layer.
     """
-    exact = (LOSSLESS, LOSSLESS)
-    choices = tuple(dict.fromkeys(at_bits(choice, exact) for choice in table.choices))
+    choices = tuple(dict.fromkeys(at_bits(choice, EXACT_BITS) for choice in table.choices))
     index = {choice: c for c, choice in enumerate(table.choices)}
     source = [[index[at_bits(choice, own)] for choice in choices] for own in bits]
     return exchange_choices(table, choices, torch.tensor(source))
@@ -162,11 +162,10 @@ class JointSpace:
         """
         bits = self.bits_of(plan)
         own = with_fixed_bits(self.whole[table], bits)
-        exact = tuple(at_bits(layer, (LOSSLESS, LOSSLESS)) for layer in plan.layers)
         outer = own.num_micro_batches.tolist().index(plan.num_micro_batches)
         hard = HardPlans(
             torch.tensor([outer]),
-            torch.tensor([[own.choices.index(layer) for layer in exact]]),
+            torch.tensor([[own.choices.index(at_bits(layer, EXACT_BITS)) for layer in plan.layers]]),
             torch.tensor([plan.boundaries[:-1]]),
         )
         return with_bits(canonical(own, hard).to_plan(0, own), bits)
@@ -175,7 +174,7 @@ class JointSpace:
         """Return the bits of every layer of a plan; layers around the blocks have 16."""
         inside = range(FIRST_BLOCK, FIRST_BLOCK + self.num_blocks)
         return tuple(
-            (layer.tp_comm_bits, layer.grad_comm_bits) if index in inside else (LOSSLESS, LOSSLESS)
+            (layer.tp_comm_bits, layer.grad_comm_bits) if index in inside else EXACT_BITS
             for index, layer in enumerate(plan.layers)
         )
 
@@ -193,10 +192,9 @@ def with_bits(plan: Plan, bits: Sequence[Bits]) -> Plan:
 def _exact_edges(table: CostTable, blocks: int) -> CostTable:
     """Price every layer around the blocks at 16 bits whatever the strategy says."""
     index = {choice: c for c, choice in enumerate(table.choices)}
-    exact = [index[at_bits(choice, (LOSSLESS, LOSSLESS))] for choice in table.choices]
-    own = range(len(table.choices))
+    exact = [index[at_bits(choice, EXACT_BITS)] for choice in table.choices]
     inside = range(FIRST_BLOCK, FIRST_BLOCK + blocks)
-    source = [list(own) if layer in inside else exact for layer in range(table.num_layers)]
+    source = [[*index.values()] if layer in inside else exact for layer in range(table.num_layers)]
     return exchange_choices(table, table.choices, torch.tensor(source))
 
 
@@ -206,7 +204,10 @@ def _without_dominated(table: CostTable) -> CostTable:
     for index, choice in enumerate(table.choices):
         groups.setdefault(Candidate.of(choice), []).append(index)
     kept: list[int] = []
-    judged = _without_memory(table) if _always_fits(table) else table
+    judged = table
+    if _always_fits(table):  # then bytes make no strategy better
+        static, activation, working = map(torch.zeros_like, (table.static, table.activation, table.working))
+        judged = replace(table, static=static, activation=activation, working=working)
     for members in groups.values():
         left = without_dominated(judged.keep_choices(members)).choices
         kept += [index for index in members if table.choices[index] in left]
@@ -218,9 +219,3 @@ def _always_fits(table: CostTable) -> bool:
     in_flight = table.in_flight.amax(1, keepdim=True)
     kept = table.static.amax(-1) + in_flight * table.activation.amax(-1)
     return bool((kept.sum(1) + table.working.amax((-2, -1)) <= table.capacity.min()).all())
-
-
-def _without_memory(table: CostTable) -> CostTable:
-    """Drop the bytes: where all always fit, they make no strategy better."""
-    static, activation, working = map(torch.zeros_like, (table.static, table.activation, table.working))
-    return replace(table, static=static, activation=activation, working=working)

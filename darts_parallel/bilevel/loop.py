@@ -121,19 +121,13 @@ class BilevelSearch:
             drawn = torch.multinomial(weights, 1, generator=self.generator).flatten().tolist()
             plan = tuple(candidates[index] for index in drawn)
             return plan, self.trainer.learn_plan(tokens, plan)
-        pairs, pair_weights = self._forward_weights(candidates, weights)
+        pairs = self.space.forward_pairs
+        pair_weights = _pair_weights(pairs, [candidate.forward_pair for candidate in candidates], weights)
 
         def loss(model: Weights, batch: Tensor) -> Tensor:
             return mixed_loss(model, batch, pairs, pair_weights, self.settings.block_size)
 
         return None, self.trainer.learn(tokens, loss, self._gradient_mixtures(candidates, weights))
-
-    def _forward_weights(
-        self, candidates: tuple[Candidate, ...], weights: Tensor
-    ) -> tuple[tuple[Pair, ...], Tensor]:
-        """Return all forward pairs and the sum of the candidates' weights for each."""
-        pairs = self.space.forward_pairs
-        return pairs, _pair_weights(pairs, [candidate.forward_pair for candidate in candidates], weights)
 
     def _gradient_mixtures(self, candidates: tuple[Candidate, ...], weights: Tensor) -> list[Mixture]:
         """Say how the blocks' gradients travel."""
@@ -156,29 +150,27 @@ class BilevelSearch:
         noise = self.trainer.noise.sequences or 0.0
         by_batch = {batch: float(torch.tensor(1.0 + noise / batch).log()) for batch in self.settings.batches}
         self.log_slowdown = replace(self.log_slowdown, by_batch=by_batch)
-        if self.settings.estimator == "trials":
-            self._share_trials()
+        if self.trials is not None:
+            self._share_trials(self.trials)
             return None
-        count, context = self.settings.global_batch_size, self.settings.context
-        held_out = sample(self.corpus.validation, count, context, self.generator)
-        return self._see_slopes(tokens, held_out, outcome, exchange)
+        return self._see_slopes(tokens, outcome, exchange)
 
-    def _share_trials(self) -> None:
+    def _share_trials(self, trials: TrialTable) -> None:
         """Price pairs by their trials: equal shares of the blocks in sums, measured ones in gradients."""
-        assert self.trials is not None
-        blocks, trials = self.settings.num_blocks, self.trials
+        blocks = self.settings.num_blocks
         sums = [trials.forward.get(pair, 0.0) for pair in self.space.forward_pairs]
         sent = [trials.gradient.get(pair, 0.0) for pair in self.space.gradient_pairs]
         forward = torch.tensor([sums] * blocks, dtype=torch.float64) / blocks
         gradient = self.shares.of(blocks).unsqueeze(1) * torch.tensor(sent, dtype=torch.float64)
         self.log_slowdown = replace(self.log_slowdown, forward=forward, gradient=gradient)
 
-    def _see_slopes(
-        self, tokens: Tensor, held_out: Tensor, outcome: WeightStep, exchange: float | None
-    ) -> float:
+    def _see_slopes(self, tokens: Tensor, outcome: WeightStep, exchange: float | None) -> float:
         """Price pairs by slopes of the mixture's validation loss (classic DARTS) at the exchange rate."""
+        count, context = self.settings.global_batch_size, self.settings.context
+        held_out = sample(self.corpus.validation, count, context, self.generator)
         candidates, weights = self.upper.leading_weights(self.log_slowdown)
-        pairs, pair_weights = self._forward_weights(candidates, weights)
+        pairs = self.space.forward_pairs
+        pair_weights = _pair_weights(pairs, [candidate.forward_pair for candidate in candidates], weights)
 
         def loss(model: Weights, batch: Tensor, by_pair: Tensor) -> Tensor:
             return mixed_loss(model, batch, pairs, by_pair, self.settings.block_size)
