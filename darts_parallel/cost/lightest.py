@@ -16,10 +16,12 @@ def lightest_plans(tables: Sequence[CostTable], space_kind: str) -> list[HardPla
     """Return for every outer choice a plan of nearly the smallest peak memory.
 
     Layer-wise, each layer takes its lightest strategy for the stage it lies in; otherwise all layers
-    share the strategy that is lightest in sum. Stages are filled to an equal share of their capacity,
-    found by bisection.
+    share the strategy that is lightest in sum, and stage-wise also those of a stage alone: two plans then.
+    Stages are filled to an equal share of their capacity, found by bisection.
     """
-    return [_lightest(table.without_offloadable_memory(), space_kind) for table in tables]
+    kinds = ("uniform", "stagewise") if space_kind == "stagewise" else (space_kind,)
+    free = [table.without_offloadable_memory() for table in tables]
+    return [HardPlans.concatenate([_lightest(table, kind) for kind in kinds]) for table in free]
 
 
 def _lightest(table: CostTable, space_kind: str) -> HardPlans:
@@ -33,12 +35,14 @@ def _lightest(table: CostTable, space_kind: str) -> HardPlans:
         legal = table.runs(
             table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.num_stages, -1)
         )
-        legal = legal if space_kind == "layerwise" else legal.all(0, keepdim=True)
+        legal = legal.all(0, keepdim=True) if space_kind == "uniform" else legal
         need = need.masked_fill(~(table.allowed[outer] & legal).unsqueeze(1), torch.inf)
-        if space_kind != "layerwise":
-            others = torch.arange(need.shape[2]) != need.sum((0, 1)).argmin()
-            need = need.masked_fill(others, torch.inf)
         size, choice = need.min(-1)
+        if space_kind != "layerwise":
+            sums = need.sum(1, keepdim=True)
+            shared = (sums.sum(0, keepdim=True) if space_kind == "uniform" else sums).argmin(-1)
+            choice = shared.expand_as(choice)
+            size = need.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
         starts = units[_fill(_unit_sums(size, table), table.stage_capacity)]
         stages = torch.searchsorted(starts, torch.arange(table.num_layers), right=True) - 1
         chosen = choice[stages, torch.arange(table.num_layers)]

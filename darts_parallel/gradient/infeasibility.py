@@ -9,6 +9,7 @@ import torch
 
 from darts_parallel.cost import ROUNDING, CostTable, build_tables, evaluate_batch, lightest_plans
 from darts_parallel.errors import DartsParallelError, InfeasibleError
+from darts_parallel.exact import outer_lower_bounds
 from darts_parallel.plan import tensor_degrees, wider_tensor_degrees
 from darts_parallel.problem import GIB, Device, Problem, memory_unit
 
@@ -21,8 +22,21 @@ FREE: dict[str, Any] = {
 """Settings of a space in which a user has pinned nothing."""
 
 
-def explain_infeasible(problem: Problem, tables: Sequence[CostTable]) -> InfeasibleError:
-    """Return the error for a problem that no plan fits: the binding constraint and the smallest way out."""
+def proven_infeasible(tables: Sequence[CostTable], space_kind: str) -> bool:
+    """Return whether the memory that plans need at least exceeds what there is, in every outer choice."""
+    return all(bool(outer_lower_bounds(table, space_kind).isinf().all()) for table in tables)
+
+
+def explain_infeasible(
+    problem: Problem, tables: Sequence[CostTable], *, proven: bool = False
+) -> InfeasibleError:
+    """Return the error for a problem without a plan: the binding constraint and the smallest way out.
+
+    Args:
+        problem: What was planned.
+        tables: Its costs.
+        proven: Whether an exact method says that no plan fits; else bounds may, or none was found.
+    """
     space = problem.config.space
     lightest = _lightest_of_all(tables, space.kind)
     device = max(lightest.devices(problem).items(), key=lambda entry: entry[1])[0]
@@ -40,9 +54,10 @@ def explain_infeasible(problem: Problem, tables: Sequence[CostTable]) -> Infeasi
     more = _nodes_that_fit(problem)
     if more:
         ways.append(f"{more} nodes instead of {problem.cluster.groups[0].count}")
+    found = "" if proven or proven_infeasible(tables, space.kind) else " that was found"
     changes = " or ".join(ways) or "other GPUs or a smaller model"
     return InfeasibleError(
-        f"memory: model={problem.model.config.name} fits in no {space.kind} plan on "
+        f"memory: model={problem.model.config.name} fits in no {space.kind} plan{found} on "
         f"cluster={problem.cluster.name}; the lightest plan ({lightest.detail}) needs {needed:.2f} {unit} of "
         f"the {whole:.2f} {unit} of {device.name}; smallest changes that help: {changes}."
     )

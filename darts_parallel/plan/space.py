@@ -135,7 +135,8 @@ def pipeline_degrees(problem: Problem) -> list[int]:
 def schedule_choices(problem: Problem, pp: int) -> list[tuple[int, str | None]]:
     """Return stages a device and schedules that a pipeline of `pp` devices may have.
 
-    A single device runs passes in one order only: it takes the first listed schedule of one stage a device.
+    A single device takes equally long whatever the order of passes: it has the schedule of one stage a device
+    that holds the fewest micro-batches, of equals the first listed.
     """
     space = problem.config.space
     pinned, named = space.pinned("virtual_stages"), space.pinned("schedules")
@@ -144,7 +145,8 @@ def schedule_choices(problem: Problem, pp: int) -> list[tuple[int, str | None]]:
         return [(virtual_stage, None) for virtual_stage in counts if _allowed(pinned, virtual_stage)]
     plain = [name for name in named if find(name).chunks == 1]
     if pp == 1:
-        return [(1, name) for name in plain[:1]]
+        held = {name: (find(name).in_flight(1, 2, 1)[0], find(name).split) for name in plain}
+        return [(1, min(plain, key=held.__getitem__))] if plain else []
     result: list[tuple[int, str | None]] = [(1, name) for name in plain]
     several = None if pinned == (1,) else pinned
     for name in named:

@@ -1,6 +1,6 @@
 """The method `gradient`: descend, round and polish; the default of every problem."""
 
-from darts_parallel.gradient import StepRecord, explain_infeasible, search_tables
+from darts_parallel.gradient import StepRecord, explain_infeasible, proven_infeasible, search_tables
 from darts_parallel.planner._session import Method, Session
 
 
@@ -8,7 +8,7 @@ def descend(session: Session, deadline: float) -> None:
     """Search by gradient for `search.max_seconds`, and polish.
 
     Errors:
-        InfeasibleError: no plan of the space fits; names the binding constraint.
+        InfeasibleError: it is proven that no plan of the space fits; names the binding constraint.
     """
     settings, done = session.settings, session.elapsed
     with session.watcher.progress("search", settings.num_steps) as update:
@@ -20,7 +20,11 @@ def descend(session: Session, deadline: float) -> None:
         found = search_tables(
             session.tables, session.space_kind, settings, settings.seed, on_record=on_record
         )
-    if found is None and session.problem is not None:
+    if (
+        found is None
+        and session.problem is not None
+        and proven_infeasible(session.tables, session.space_kind)
+    ):
         raise explain_infeasible(session.problem, session.tables)
     if found is not None:
         session.result = found

@@ -88,14 +88,15 @@ def search_result(session: Session) -> SearchResult:
     """Return the best plan of a session as the result of a search.
 
     Errors:
-        InfeasibleError: it is proven that no plan fits; names the binding constraint.
+        InfeasibleError: no plan fits, or none was found; names the binding constraint.
         ConfigError: `search.method=exact` where no exact method reaches.
     """
     if session.result is not None:
         return refined(replace(session.result, why=session.why), session)
-    if session.proven is not None and session.proven.plan is None and session.problem is not None:
-        raise explain_infeasible(session.problem, session.tables)
-    answer = session.proven or session.best
+    answer, proven = session.proven or session.best, session.proven is not None
+    descended = session.settings.method != "exact" and not session.interrupted
+    if session.problem is not None and (answer is None or answer.plan is None) and (proven or descended):
+        raise explain_infeasible(session.problem, session.tables, proven=proven)
     if not isinstance(answer, Verification) or answer.plan is None:
         raise ConfigError(f"search.method=exact has no plan: {session.why}; try search.method=gradient.")
     return SearchResult(
@@ -130,6 +131,8 @@ def _why_exact(session: Session, name: str) -> str:
     """Say in one clause why the plan is an exact method's."""
     if session.interrupted:
         return "interrupted; best plan so far"
+    if session.settings.method == "gradient":
+        return "the descent met no plan that fits"
     if session.proven is None:
         seconds = session.budgets["search.max_seconds"]
         return f"no proof within search.max_seconds={seconds:g}; best plan so far"

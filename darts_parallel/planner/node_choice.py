@@ -9,7 +9,7 @@ from typing import Any
 from darts_parallel.config import Config
 from darts_parallel.cost import build_placed, evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
-from darts_parallel.exact import best_uniform_plans
+from darts_parallel.exact import best_uniform_plans, find_uniform_plan
 from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import OuterSpace, Plan, outer_spaces
 from darts_parallel.problem import Bill, Problem, bill, choose, price_per_hour
@@ -112,8 +112,8 @@ def rentals(problem: Problem) -> list[Rental]:
             found.append(Rental(nodes, smaller, plan, seconds, amount, len(counts)))
     if not found:
         raise InfeasibleError(
-            f"memory: model={problem.config.model.name} fits on no choice of nodes of "
-            f"cluster={problem.cluster.name}; try an offer with more nodes or larger GPUs."
+            f"memory: model={problem.config.model.name} fits in no uniform plan that was found on any choice "
+            f"of nodes of cluster={problem.cluster.name}; try an offer with more nodes or larger GPUs."
         )
     return found
 
@@ -127,6 +127,7 @@ def _best_uniform(problem: Problem, counts: Sequence[tuple[int, ...]]) -> list[P
             "stage to compare clusters; try cost=analytic cost.pipeline=closed_form."
         )
     placed: list[tuple[int, Problem, OuterSpace]] = []
+    interleaved: dict[int, Plan | None] = {}
     for number, nodes in enumerate(counts):
         groups = zip(problem.cluster.groups, nodes, strict=True)
         cluster = replace(problem.cluster, groups=tuple(replace(g, count=n) for g, n in groups))
@@ -135,10 +136,16 @@ def _best_uniform(problem: Problem, counts: Sequence[tuple[int, ...]]) -> list[P
             spaces = outer_spaces(what_if)
         except ConfigError:
             continue  # the batch or the pins admit no plan on this one
-        placed += [(number, what_if, space) for space in spaces if space.virtual_stages == 1]
+        plain = [space for space in spaces if space.virtual_stages == 1]
+        placed += [(number, what_if, space) for space in plain]
+        if not plain:
+            own = build_placed([(what_if, space) for space in spaces])
+            best = find_uniform_plan(own).best
+            interleaved[number] = None if best is None else best.to_plan(own)
     tables = build_placed([(what_if, space) for _, what_if, space in placed])
     answers = best_uniform_plans([number for number, _, _ in placed], tables, len(counts))
-    return [None if answer is None else answer[0] for answer in answers]
+    found = [None if answer is None else answer[0] for answer in answers]
+    return [interleaved.get(number, plan) for number, plan in enumerate(found)]
 
 
 def rent(problem: Problem) -> Rental:

@@ -12,6 +12,7 @@ from darts_parallel.cost.simulation import PassSeconds, device_ends
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError, PlanError, UnsupportedError
 from darts_parallel.exact._enumeration import brute_force
+from darts_parallel.plan.space import schedule_choices
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
 from darts_parallel.schedules import NAMES, find
@@ -145,3 +146,10 @@ def test_plans_name_schedules_that_fit_them() -> None:
         evaluate(replace(plan, num_micro_batches=2, schedule="dualpipe"), load_problem(TOY))
     with pytest.raises(UnsupportedError, match="at least"):
         find("dualpipe").orders(2, 3, 2)
+
+
+def test_one_device_has_the_lightest_schedule_in_every_order_of_the_list() -> None:
+    for names in ("gpipe,1f1b", "1f1b,gpipe", "zero_bubble_h1,gpipe,1f1b"):
+        problem = load_problem([*TOY, f"space.schedules=[{names}]"])
+        assert schedule_choices(problem, 1) == [(1, "1f1b")]
+    assert schedule_choices(load_problem([*TOY, "space.schedules=[gpipe]"]), 1) == [(1, "gpipe")]

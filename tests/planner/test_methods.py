@@ -21,6 +21,7 @@ from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.descent import descent_seconds, search, search_tables
 from darts_parallel.gradient.result import SearchResult
+from darts_parallel.planner import _descent_method, planning
 from darts_parallel.planner._session import Method, Session
 from darts_parallel.planner.methods import (
     CHECKS,
@@ -198,6 +199,15 @@ def test_a_problem_that_no_plan_fits_is_refused_in_the_same_words() -> None:
     with pytest.raises(InfeasibleError) as gradient:
         search(problem)
     assert str(exact.value) == str(gradient.value)
+
+
+def test_what_the_descent_misses_is_left_to_the_exact_methods_and_only_a_proof_says_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_descent_method, "search_tables", lambda *given, **named: None)
+    assert planning.plan(load_problem(TOY)).result.method == "dynamic_programming"
+    with pytest.raises(InfeasibleError, match=r"fits in no layerwise plan that was found on cluster"):
+        planning.plan(load_problem([*TOY, "verification.enabled=false"]))
 
 
 def test_a_result_is_refined_only_by_a_better_plan_of_its_space() -> None:

@@ -135,6 +135,12 @@ def test_an_offer_with_too_many_choices_is_refused() -> None:
     assert len(node_choices(toy("cluster.nodes.0.count=39", "cluster.nodes.1.count=100"))) == 4039
 
 
+def test_nodes_are_chosen_for_interleaved_plans_too() -> None:
+    rental = rent(toy("space.virtual_stages=2", "space.pp=2"))
+    assert rental.plan.virtual_stages == 2
+    assert evaluate(rental.plan, rental.problem).feasible
+
+
 def test_the_simulated_schedule_is_not_compared_over_clusters() -> None:
     with pytest.raises(UnsupportedError, match="try cost=analytic"):
         rentals(toy("cost.pipeline=simulated"))
