@@ -18,6 +18,7 @@ LAYERS = [
     "exact",
     "gradient",
     "planner",
+    "design",
     "report",
     "cli",
 ]

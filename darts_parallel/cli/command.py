@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from darts_parallel.cli._arguments import deferred_overrides, flags_first
+from darts_parallel.cli._design import main as spend_budget
 from darts_parallel.cli._job import Job, fail
 from darts_parallel.cli._job_config import job_config
 from darts_parallel.cli._run_folder import RunFolder, forget_sweeps
@@ -50,6 +51,9 @@ def main() -> None:
         from darts_parallel.graph import main as plan_graph
 
         plan_graph(sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["design"]:
+        spend_budget(sys.argv[2:])
         return
     begin_command()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1

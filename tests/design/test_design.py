@@ -1,0 +1,228 @@
+"""The best use of a budget: convexity, the bound, slopes, memory, discrete choices and refusals."""
+
+import json
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from darts_parallel.cli._design import main
+from darts_parallel.design import Design, Designer, Pricing, read_design
+from darts_parallel.design.bound import Prices, dual_bound
+from darts_parallel.errors import ConfigError, InfeasibleError
+
+TOY: dict[str, Any] = {
+    "unit": "USD",
+    "budget": 900.0,
+    "options": {"two": {"overrides": ["cluster=toy"], "fixed": {"gpu": 10, "node": 5}}},
+    "jobs": [{"overrides": ["model=toy", "training=toy", "space=uniform", "space.zero_stage=[0,1]"]}],
+    "knobs": {
+        "device.peak_flops": {"price": 40, "exponent": 1.3},
+        "device.memory": {"price": 30},
+        "device.memory_bandwidth": {"price": 20, "exponent": 1.2},
+        "intra_node.bandwidth": {"price": 15, "exponent": 1.1},
+        "inter_node.bandwidth": {"price": 25, "per": "node", "exponent": 1.1},
+        "inter_node.latency": {"price": 10, "per": "node"},
+    },
+}
+MIXTURE = ["model=toy_moe", "training=toy_moe", "cluster=toy", "space=uniform"]
+
+
+def write(folder: Path, changes: dict[str, Any]) -> None:
+    (folder / "mine.yaml").write_text(json.dumps(TOY | changes))
+
+
+def written(folder: Path, **changes: Any) -> Design:
+    write(folder, changes)
+    return read_design("mine", folder)
+
+
+def pricing_of(design: Design) -> Pricing:
+    option = design.options[0]
+    memories = tuple(k for k in option.knobs if k.is_memory)
+    return Pricing(option.problems[0], tuple(k for k in option.knobs if not k.is_memory), memories)
+
+
+@pytest.mark.parametrize("more", [[], ["space.recompute=[none,full]", "cost.schedule=1f1b"], MIXTURE])
+def test_log_seconds_are_convex_and_fall_with_goodness(tmp_path: Path, more: list[str]) -> None:
+    jobs = (
+        [{"overrides": [*TOY["jobs"][0]["overrides"], *more]}] if more != MIXTURE else [{"overrides": more}]
+    )
+    pricing = pricing_of(written(tmp_path, jobs=jobs))
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        a, b = rng.normal(size=(2, 5)) * 0.5
+        middle = pricing.log_seconds((a + b) / 2)
+        assert (middle <= (pricing.log_seconds(a) + pricing.log_seconds(b)) / 2 + 1e-9).all()
+        better = a + np.eye(5)[rng.integers(5)] * 0.2
+        assert (pricing.log_seconds(better) <= pricing.log_seconds(a) + 1e-12).all()
+
+
+def test_slopes_equal_finite_differences_and_tangents_bound(tmp_path: Path) -> None:
+    pricing = pricing_of(written(tmp_path))
+    rng = np.random.default_rng(1)
+    z = rng.normal(size=5) * 0.3
+    slopes, here = pricing.slopes(z), pricing.log_seconds(z)
+    for knob, step in enumerate(np.eye(5) * 1e-5):
+        central = (pricing.log_seconds(z + step) - pricing.log_seconds(z - step)) / 2e-5
+        np.testing.assert_allclose(slopes[:, knob], central, atol=1e-6)
+    for _ in range(5):
+        y = rng.normal(size=5)
+        assert (pricing.log_seconds(y) >= here + slopes @ (y - z) - 1e-9).all()
+
+
+def test_the_dual_is_the_least_value_of_the_tangents() -> None:
+    prices = Prices(*np.array([[3.0, 5.0], [1.0, 1.4], [-1.0, -1.0], [1.5, 1.5]]))
+    heights, slopes = np.array([0.0, -0.1, 0.2]), np.array([[-0.6, -0.1], [-0.1, -0.7], [-0.3, -0.3]])
+    money = 9.0
+    bound, point = dual_bound(prices, heights, slopes, money)
+    grid = np.linspace(-1.0, 1.5, 401)
+    first, second = (axis.ravel() for axis in np.meshgrid(grid, grid))
+    z = np.stack([first, second], 1)
+    paid = (prices.price * np.exp(prices.exponent * z)).sum(1) <= money
+    values = (heights + z[paid] @ slopes.T).max(1)
+    assert bound <= values.min() + 1e-9
+    assert bound == pytest.approx(values.min(), abs=5e-3)
+    assert prices.cost(point).sum() <= money * (1 + 1e-9)
+
+
+def test_the_bound_is_below_and_near_what_random_search_finds(tmp_path: Path) -> None:
+    design = written(tmp_path)
+    designer = Designer(design)
+    answer = designer.solve(design.budget)
+    assert 0.0 <= answer.gap <= 1e-3
+    assert answer.spent <= design.budget * (1 + 1e-9)
+    assert answer.calls <= 12
+    pricing, prices = pricing_of(design), designer.branches[0].prices
+    memory = designer.branches[0].memory_cost(pricing.needs)
+    rng = np.random.default_rng(2)
+    for _ in range(60):
+        shares = rng.dirichlet(np.ones(5))
+        rest = design.budget - design.options[0].fixed - np.quantile(memory, rng.random())
+        z = np.log(np.maximum(rest * shares, 1e-9) / prices.price) / prices.exponent
+        z = np.clip(z, prices.low, prices.high)
+        left = design.budget - design.options[0].fixed - prices.cost(z).sum()
+        fits = memory <= left
+        if fits.any():
+            assert pricing.log_seconds(z)[fits].min() >= answer.bound - 1e-9
+
+
+def test_more_money_never_costs_seconds_and_tangents_stay(tmp_path: Path) -> None:
+    design = written(tmp_path)
+    designer = Designer(design)
+    answers = [designer.solve(budget) for budget in design.budgets]
+    seconds = [answer.iteration_time_s for answer in answers]
+    assert all(b <= a * (1 + design.tolerance) for a, b in pairwise(seconds))
+    assert designer.solve(design.budget).calls == 0
+
+
+def test_discrete_choices_are_pruned_by_their_bounds(tmp_path: Path) -> None:
+    options = {
+        "dear": {"overrides": ["cluster=toy"], "fixed": {"gpu": 60}},
+        "cheap": {"overrides": ["cluster=toy"], "fixed": {"gpu": 10, "node": 5}},
+    }
+    both, alone = written(tmp_path, options=options), written(tmp_path)
+    answer, single = Designer(both).solve(900.0), Designer(alone).solve(900.0)
+    assert answer.option.name == "cheap"
+    assert answer.iteration_time_s == pytest.approx(single.iteration_time_s, rel=1e-3)
+    assert answer.calls <= single.calls + 4
+
+
+def test_two_jobs_share_one_cluster(tmp_path: Path) -> None:
+    jobs = [*TOY["jobs"], {"overrides": ["model=toy", "training=toy", "space=uniform",
+                                         "training.seq_len=512"], "weight": 3}]  # fmt: skip
+    design = written(tmp_path, jobs=jobs)
+    answer = Designer(design).solve(design.budget)
+    assert len(answer.plans) == 2
+    assert answer.gap <= 1e-3
+    assert answer.log_seconds == pytest.approx(
+        0.25 * np.log(answer.seconds[0]) + 0.75 * np.log(answer.seconds[1])
+    )
+
+
+def test_the_command_writes_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, {})
+    out = tmp_path / "run"
+    main(["design=mine", f"folder={tmp_path}", "budgets=[1.2]", f"hydra.run.dir={out}"])
+    found = json.loads((out / "design.json").read_text())
+    assert found["bound_iteration_time_s"] <= found["iteration_time_s"]
+    assert found["spent"] <= found["budget"] == 900.0
+    assert set(found["knobs"]) == set(TOY["knobs"]) == set(found["elasticities"])
+    plan = json.loads((out / found["plan"]).read_text())
+    assert plan["predicted"]["iteration_time_s"] == pytest.approx(found["iteration_time_s"], rel=1e-9)
+    assert plan["predicted"]["feasible"]
+    sensitivity = plan["sensitivity"]
+    assert found["elasticities"]["inter_node.bandwidth"] == pytest.approx(
+        sensitivity["inter_node.bandwidth"], abs=1e-9
+    )
+    assert len((out / "pareto.csv").read_text().splitlines()) == 3
+    assert "planner calls" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["buyers", "architects"])
+def test_shipped_designs_are_read(name: str) -> None:
+    design = read_design(name)
+    assert all(option.knobs for option in design.options)
+    assert name != "architects" or len(design.options[0].knobs) >= 7
+
+
+BAD = [
+    ({"budget": 100.0}, "design.budget=100 must be above the fixed part"),
+    ({"budget": "much"}, "design.budget=much must be a number above 0"),
+    ({"knobs": {"device.colour": {"price": 1}}}, "design.knobs.device.colour must be one of"),
+    ({"knobs": {"device.memory": {}}}, "design.knobs.device.memory.price must be given"),
+    ({"knobs": {"device.memory": {"price": 1, "bounds": [2, 1]}}}, "must rise"),
+    ({"knobs": {"device.memory": {"price": 1, "per": "rack"}}}, "per=rack must be one of"),
+    ({"knobs": {"nodes.7.device.memory": {"price": 1}}}, "counted from 0"),
+    ({"knobs": {"device.memory": {"price": 1, "prize": 2}}}, "prize is not a key"),
+    ({"knobs": {}}, "design.knobs must be given"),
+    ({"jobs": [{"overrides": ["model=toy", "training=toy", "space=layerwise"]}]}, "space=uniform"),
+    ({"jobs": [{"overrides": ["model=toy", "training=tou"]}]}, "training=tou"),
+    ({"jobs": [{"overrides": ["model=llama3_70b", "training=toy", "space=uniform"]}],
+      "knobs": {"device.peak_flops": {"price": 1}}}, "fits nowhere"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "said"), BAD)
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], said: str
+) -> None:
+    write(tmp_path, changes)
+    with pytest.raises(SystemExit) as ended:
+        main(["design=mine", f"folder={tmp_path}", f"hydra.run.dir={tmp_path / 'run'}"])
+    assert ended.value.code == 2
+    sentence = capsys.readouterr().err
+    assert said in sentence
+    assert sentence.count("\n") == 1
+    assert "try" in sentence
+
+
+@pytest.mark.parametrize("argument", ["design=nobody", "budgit=3", "budget=[1"])
+def test_bad_arguments_are_one_sentence(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([argument])
+    assert ended.value.code == 2
+    assert "try" in capsys.readouterr().err
+
+
+def test_no_memory_that_can_be_paid_is_refused(tmp_path: Path) -> None:
+    knobs = {"device.memory": {"price": 1e6, "bounds": [1e-9, 4.0]}}
+    with pytest.raises((InfeasibleError, ConfigError), match="try a larger budget"):
+        Designer(written(tmp_path, knobs=knobs)).solve(900.0)
+
+
+def test_every_combination_of_factors_is_priced_like_the_configuration(tmp_path: Path) -> None:
+    from darts_parallel.cost import evaluate
+    from darts_parallel.design import overrides_of
+    from darts_parallel.problem import load_problem
+
+    design = written(tmp_path)
+    pricing, option = pricing_of(design), design.options[0]
+    for signs in list(product([-0.4, 0.4], repeat=5))[::9]:
+        z = np.array(signs)
+        factors = {k.name: float(np.exp(k.sense * y)) for k, y in zip(pricing.knobs, z, strict=True)}
+        changed = load_problem([*option.overrides[0], *overrides_of(option.problems[0], factors)])
+        seconds = evaluate(pricing.plan(0), changed).iteration_time_s
+        assert np.log(seconds) == pytest.approx(pricing.log_seconds(z)[0], abs=1e-9)
