@@ -132,7 +132,7 @@ def test_discrete_choices_are_pruned_by_their_bounds(tmp_path: Path) -> None:
 
 def test_two_jobs_share_one_cluster(tmp_path: Path) -> None:
     jobs = [*TOY["jobs"], {"overrides": ["model=toy", "training=toy", "space=uniform",
-                                         "training.seq_len=512"], "weight": 3}]  # fmt: skip
+                                         "training.seq_len=32"], "weight": 3}]  # fmt: skip
     design = written(tmp_path, jobs=jobs)
     answer = Designer(design).solve(design.budget)
     assert len(answer.plans) == 2
