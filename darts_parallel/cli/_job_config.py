@@ -15,12 +15,15 @@ COMPOSED = ("output", "replan", "tune", "verification")
 """Root keys that always come from the command."""
 PRINTED = ("plan", "export", "explain", "output")
 """Root keys that change only what is written and printed, not the problem."""
+SOURCES = {"tune.from": "tries plans of its own", "replan.from": "searches a new plan",
+           "plan": "evaluates a given one"}  # fmt: skip
+"""Keys that name a plan, and what the command does with it."""
 
 
 def changed_config(
     own: Config, source: str, composed: DictConfig, given: Sequence[str], kept: Sequence[str]
 ) -> Config:
-    """A plan's own configuration with what the command changes of it.
+    """Return a plan's own configuration with what the command changes of it.
 
     Args:
         own: The configuration in the plan's file.
@@ -54,14 +57,7 @@ def changed_config(
 def replan_config(
     path: str, composed: DictConfig, given: Sequence[str], source: str = "replan.from"
 ) -> Config:
-    """The configuration of the plan in `path`, changed by the command's overrides.
-
-    Args:
-        path: A `plan.json`.
-        composed: What the command composed.
-        given: Its overrides. A group (`cluster=...`) replaces the plan's own, a key of a group
-            (`cluster.nodes.0.count=6`) changes it.
-        source: Key that names the file.
+    """Return the configuration of the plan at `path`, which the key `source` names, as `changed_config`.
 
     Errors:
         PlanError: the file is no plan with a configuration, or of another model.
@@ -84,7 +80,7 @@ def replan_config(
 
 
 def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
-    """The composed configuration, or the given plan's own with what the command changes of it.
+    """Return the composed configuration, or the given plan's own with what the command changes of it.
 
     A plan is priced on the problem that it was made for: `plan=FILE cluster.inter_node.bandwidth_GBps=10`
     changes that one figure, `cluster=NAME` the whole group. A named run (`experiment=NAME`) is the problem
@@ -98,26 +94,18 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
         ConfigError, PlanError: a value breaks a rule, or a plan file does not fit.
     """
     refuse_silent_overrides(given)
-    source, plan = (OmegaConf.select(composed, key) for key in ("replan.from", "plan"))
-    if source is not None and plan is not None:
+    asked = {key: OmegaConf.select(composed, key) for key in SOURCES}
+    (key, path), *others = [(key, path) for key, path in asked.items() if path is not None] or [("", None)]
+    if others:
+        other = "{}={}".format(*others[0])
         raise ConfigError(
-            f"replan.from={source} searches a new plan, and plan={plan} evaluates a given one: one command "
-            f"does one of both; try replan.from={source} alone."
+            f"{key}={path} {SOURCES[key]}, and {other} {SOURCES[others[0][0]]}: one command does one of both; "
+            f"try {key}={path} alone."
         )
-    tuned = OmegaConf.select(composed, "tune.from")
-    if tuned is not None:
-        if source is not None or plan is not None:
-            other = f"replan.from={source}" if source is not None else f"plan={plan}"
-            raise ConfigError(
-                f"tune.from={tuned} tries plans of its own, and {other} asks for another one: one command "
-                f"does one of both; try tune.from={tuned} alone."
-            )
-        return replan_config(str(tuned), composed, given, "tune.from")
-    if source is not None:
-        return replan_config(str(source), composed, given)
-    if plan is None or any(override.startswith("experiment=") for override in given):
-        return to_config(composed, given, check_import)
-    own = own_config(str(plan))
+    if key in ("tune.from", "replan.from"):
+        return replan_config(str(path), composed, given, key)
+    named = key == "" or any(override.startswith("experiment=") for override in given)
+    own = None if named else own_config(str(path))
     if own is None:
         return to_config(composed, given, check_import)
-    return changed_config(own, f"plan={plan}", composed, given, PRINTED)
+    return changed_config(own, f"plan={path}", composed, given, PRINTED)

@@ -34,12 +34,7 @@ class RunFolder:
 
     @staticmethod
     def enter(path: Path, began: float) -> "RunFolder":
-        """Look at the folder before anything is written.
-
-        Args:
-            path: The folder; exists.
-            began: Wall-clock seconds at which the command began.
-        """
+        """Look at an existing folder before a command that began then (wall-clock seconds) writes anything."""
         path = path.absolute()
         before = frozenset(_contents(path))
         return RunFolder(path, before, not before and path.stat().st_mtime >= began, began)
@@ -91,17 +86,13 @@ class RunFolder:
         """Whether a file that is no trace of a beginning was written since then (wall-clock seconds)."""
         return any(
             path.is_file() and path.stat().st_mtime >= since
-            for name in _names(self.path)
-            if not name.startswith(".") and name not in BEGINNINGS and not name.endswith(".log")
-            for path in _files(self.path / name)
+            for entry in self.path.glob("[!.]*")
+            if entry.name not in BEGINNINGS and entry.suffix != ".log"
+            for path in (entry, *entry.rglob("*"))
         )
 
     def require_writable(self) -> None:
-        """Refuse a folder that cannot be written.
-
-        Errors:
-            ConfigError: names the folder.
-        """
+        """Refuse a folder that cannot be written."""
         probe = self.path / ".darts-parallel-probe"
         try:
             probe.touch()
@@ -134,17 +125,6 @@ class RunFolder:
                 folder.rmdir()
             except OSError:
                 return
-
-
-def _names(path: Path) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
-
-
-def _files(path: Path) -> Iterator[Path]:
-    return path.rglob("*") if path.is_dir() else iter((path,))
 
 
 def _contents(path: Path) -> set[Path]:
