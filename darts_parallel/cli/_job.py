@@ -1,8 +1,8 @@
 """One job of the command: plan or evaluate, report, write."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -136,10 +136,15 @@ class Job(Watcher):
     def _print_line(self, line: str) -> None:
         self.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
-    def progress(self, title: str, total: int | None = None) -> AbstractContextManager[Update]:
+    @contextmanager
+    def progress(self, title: str, total: int | None = None) -> Iterator[Update]:
         """Show a progress bar, where somebody looks."""
         show = self.problem.config.output.progress and self.console.is_terminal
-        return _progress(self.console, title, total, show=show)
+        words = TextColumn("{task.description}")
+        columns = (SpinnerColumn(), TextColumn(title), BarColumn(), words, TimeElapsedColumn())
+        with Progress(*columns, console=self.console, disable=not show, transient=True) as progress:
+            task = progress.add_task("", total=total)
+            yield lambda done, text: progress.update(task, completed=done, description=text)
 
     def record(self, record: StepRecord) -> None:
         """Write the curves of a step."""
@@ -149,14 +154,3 @@ class Job(Watcher):
     def say(self, sentence: str) -> None:
         """Print a sentence."""
         self.console.print(sentence)
-
-
-@contextmanager
-def _progress(
-    console: Console, title: str, total: int | None, *, show: bool
-) -> Iterator[Callable[[int, str], None]]:
-    words = TextColumn("{task.description}")
-    columns = (SpinnerColumn(), TextColumn(title), BarColumn(), words, TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not show, transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda done, text: progress.update(task, completed=done, description=text)

@@ -99,8 +99,8 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
     if others:
         other = "{}={}".format(*others[0])
         raise ConfigError(
-            f"{key}={path} {SOURCES[key]}, and {other} {SOURCES[others[0][0]]}: one command does one of both; "
-            f"try {key}={path} alone."
+            f"{key}={path} {SOURCES[key]}, and {other} {SOURCES[others[0][0]]}: one command does one of "
+            f"both; try {key}={path} alone."
         )
     if key in ("tune.from", "replan.from"):
         return replan_config(str(path), composed, given, key)

@@ -34,7 +34,7 @@ class RunFolder:
 
     @staticmethod
     def enter(path: Path, began: float) -> "RunFolder":
-        """Look at an existing folder before a command that began then (wall-clock seconds) writes anything."""
+        """Look at an existing folder before a command writes, which began then (wall-clock seconds)."""
         path = path.absolute()
         before = frozenset(_contents(path))
         return RunFolder(path, before, not before and path.stat().st_mtime >= began, began)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import NoReturn
 
 import hydra
 import torch
@@ -38,11 +37,6 @@ class PipedConsole(Console):
     def on_broken_pipe(self) -> None:
         """Raise what rich has caught, instead of an exit status of its own."""
         raise BrokenPipeError
-
-
-def _leave_the_pipe() -> NoReturn:
-    """End: whoever read the output has enough of it; what was written to files is whole."""
-    raise SystemExit(leave_pipe()) from None
 
 
 def main() -> None:
@@ -77,7 +71,7 @@ def main() -> None:
     except KeyboardInterrupt:
         fail("interrupted before any plan was found.")
     except BrokenPipeError:
-        _leave_the_pipe()
+        raise SystemExit(leave_pipe()) from None
     except Exception as error:
         sentence = error_sentence(error, [*sys.argv[1:], *held])
         if sentence is None:
@@ -115,7 +109,7 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
     except KeyboardInterrupt:
         raise
     except BrokenPipeError:
-        _leave_the_pipe()  # here already: Hydra would print a sentence of its own
+        raise SystemExit(leave_pipe()) from None  # here already: Hydra would print a sentence of its own
     except Exception as error:
         sentence = error_sentence(error, given)
         if sentence is None:

@@ -1,8 +1,8 @@
 """Fields of `ModelConfig` that the weights of a `transformers` model say, read from their shapes.
 
 Every module with weights of its own gets one role by shape and place: table, norm, product of attention or
-MLP, router, experts, state space. What has no role here is refused by its path and class; what is read
-wrongly does not add up in `problem/referee.py`.
+MLP, router, experts, state space. What has no role here is refused by its path and class; blocks that differ
+in widths, norms or biases, and what is read wrongly, do not add up in `problem/referee.py`.
 """
 
 import re
@@ -277,12 +277,7 @@ class ShapeReader:
                 raise part.refuse()
             else:
                 fields.update(head_transform=True, transform_bias=part.bias)
-        for key, count in counts.items():
-            if count not in (0, stacks):
-                name = type(self.model).__name__
-                raise NotModelled(f"{name} has {count} {key} norms beside {stacks} stacks of blocks")
-            fields[f"{key}_norm"] = bool(count)
-        self.fields.update(fields)
+        self.fields.update(fields, **{f"{key}_norm": count > 0 for key, count in counts.items()})
 
     def _widths(self, blocks: list[MetaBlock]) -> None:
         """Say which block has what: experts, state spaces, widths of MLPs."""
@@ -292,17 +287,11 @@ class ShapeReader:
         if self.hybrid:
             self.fields["hybrid_override_pattern"] = pattern
         routed = [EXPERTS in block.symbols for block in blocks]
-        dense = {block.ffn for block, has in zip(blocks, routed, strict=True) if not has} - {0}
-        shared = {block.ffn for block, has in zip(blocks, routed, strict=True) if has}
-        for kind, found in (("dense", dense), ("shared", shared)):
-            if len(found) > 1:
-                raise NotModelled(f"{blocks[0].path} has a {kind} MLP of another width than other blocks: "
-                                  f"{sorted(found)}")  # fmt: skip
-        self.fields["ffn_hidden_size"] = max(dense, default=0) or None
-        if shared:
-            self.fields["moe_shared_expert_intermediate_size"] = max(shared) or None
-            if not all(routed) and not self.hybrid:
-                self.fields["moe_layer_freq"] = [int(has) for has in routed]
+        dense = max((block.ffn for block in blocks if EXPERTS not in block.symbols), default=0)
+        shared = max((block.ffn for block in blocks if EXPERTS in block.symbols), default=0)
+        self.fields.update(ffn_hidden_size=dense or None, moe_shared_expert_intermediate_size=shared or None)
+        if any(routed) and not all(routed) and not self.hybrid:
+            self.fields["moe_layer_freq"] = [int(has) for has in routed]
 
     def _norms(self, blocks: list[MetaBlock]) -> None:
         """Say how many norms a block has."""
@@ -310,13 +299,8 @@ class ShapeReader:
         if self.fields["embedding_norm"] and len(blocks) > 1 and counts[0] == counts[1] - 1:
             # ModernBERT's stands for one of the first block
             self.fields["embedding_norm"], counts[0] = False, counts[1]
-        if counts == [len(block.symbols) for block in blocks]:
-            return
-        odd = next((i for i, count in enumerate(counts) if count != counts[0]), 0)
-        if self.hybrid or odd or not counts[0]:
-            block = MetaPart(blocks[odd].path, self.model.get_submodule(blocks[odd].path))
-            raise block.refuse(f"has {counts[odd]} norms with weights, which is not modelled")
-        self.fields["block_norms"] = counts[0]
+        if counts != [len(block.symbols) for block in blocks]:
+            self.fields["block_norms"] = counts[0] or None
 
     def _biases(self) -> None:
         """Put the biases of all products as `linear_bias`, and those that differ from it beside it."""
@@ -324,7 +308,5 @@ class ShapeReader:
         own = [self.fields.pop(key, None) for key in ("expert_bias", "mamba_bias", "transform_bias")]
         known = [bias for bias in (*own, *(self.fields.get(key) for key in keys)) if bias is not None]
         shared = known[0] if known else False
-        if any(bias not in (None, shared) for bias in own):
-            raise NotModelled("biases of experts, state spaces and the head's transform differ")
         same = {key: None for key in keys if self.fields.get(key) == shared}
         self.fields.update(linear_bias=shared, **same)

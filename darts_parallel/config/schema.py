@@ -106,15 +106,13 @@ OFFLOADS = ("activation", "optimizer")
 WHOLE = ("pp", "num_micro_batches", "micro_batch_size", "dp", "tp", "zero_stage", "tp_comm_bits",
          "grad_comm_bits", "shard_size", "virtual_stages", "cp", "ep", "etp")  # fmt: skip
 """Keys of the space that hold whole numbers."""
-EXECUTABLE = "executable"
-"""Another name of `layerwise` with `space.executable`."""
 
 
 @dataclass
 class SpaceConfig:
     """Choices of the search; null leaves a choice free, a value or list pins it."""
 
-    kind: str = one_of("layerwise", (*SPACES, EXECUTABLE))
+    kind: str = one_of("layerwise", SPACES)
     pp: Any = ranged(None)
     num_micro_batches: Any = ranged(None)
     micro_batch_size: Any = ranged(None)
@@ -164,8 +162,6 @@ class SpaceConfig:
 
     def _settle_kind(self) -> None:
         """Set what an executable space, and one of a trainer, are without being asked for."""
-        if self.kind == EXECUTABLE:
-            self.kind, self.executable = "layerwise", True
         if self.trainer is not None:
             self.kind = "uniform"  # one strategy for all layers is what they run
         if self.executable:

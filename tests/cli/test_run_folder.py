@@ -114,11 +114,8 @@ def test_a_reader_that_has_gone_ends_the_command_as_other_programs_end(
     def gone(*arguments: Any) -> None:
         cli.PipedConsole().on_broken_pipe()
 
-    def leave() -> None:
-        raise SystemExit(READER_LEFT)
-
     monkeypatch.setattr(job, "render_ending", gone)
-    monkeypatch.setattr(cli, "_leave_the_pipe", leave)  # the captured output is no file
+    monkeypatch.setattr(cli, "leave_pipe", lambda: READER_LEFT)  # the captured output is no file
     outcome = command(*TOY, *QUIET, "hydra.run.dir=run")
     assert (outcome.status, outcome.err) == (READER_LEFT, "")
     assert "run/plan.json" in outcome.files
