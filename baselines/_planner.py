@@ -34,7 +34,7 @@ class Planner:
     chunks: bool = False
     """It takes part where the schedule is a choice and a device holds chunks: it reads no closed form."""
 
-    def __call__(
+    def solve(
         self,
         tables: Sequence[CostTable],
         space_kind: str,
@@ -57,6 +57,8 @@ class Planner:
         incumbent = Incumbent(tables, end, keep_all=self.keep_all, max_steps=max_steps)
         self.offer_plans(incumbent, space_kind, seed)
         return incumbent.result()
+
+    __call__ = solve
 
 
 def on_tables(offer_plans: OfferPlans, **abilities: bool) -> Planner:
