@@ -25,6 +25,7 @@ from darts_parallel.config.layer_pattern import MAMBA as MAMBA
 from darts_parallel.config.layer_pattern import MLP as MLP
 from darts_parallel.config.layer_pattern import SYMBOLS as SYMBOLS
 from darts_parallel.config.layer_pattern import expert_pattern as expert_pattern
+from darts_parallel.config.layer_pattern import score_function as score_function
 from darts_parallel.config.layer_pattern import symbol as symbol
 from darts_parallel.config.layer_pattern import windowed as windowed
 from darts_parallel.config.messages import error_sentence as error_sentence

@@ -194,6 +194,9 @@ def _said(config: Any, found: dict[str, Any], model: Any) -> dict[str, Any]:
             said.update(moe_router_num_groups=groups, moe_router_group_topk=used)
         biased = any("correction_bias" in key for key, _ in model.named_buffers())
         said["moe_router_enable_expert_bias"] = biased
+        said["moe_router_pre_softmax"] = getattr(config, "norm_topk_prob", None) is False and not biased
+        factor = getattr(config, "routed_scaling_factor", None)
+        said["moe_router_topk_scaling_factor"] = None if factor in (None, 1) else float(factor)
     return {**said, **_windows(config, found["num_layers"])}
 
 

@@ -9,6 +9,7 @@ from darts_parallel.config.checks import (
     require_at_least,
     require_at_most,
     require_divisor,
+    require_member,
     require_within,
 )
 from darts_parallel.errors import ConfigError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
 SYMBOLS = {MAMBA: "mamba", ATTENTION: "attention", MLP: "mlp", EXPERTS: "experts"}
 """Symbols of a hybrid pattern (Megatron-LM, `megatron/core/models/hybrid`), and the kinds they name."""
+SCORE_FUNCTIONS = ("softmax", "sigmoid")
 LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -49,6 +51,11 @@ def expert_pattern(model: "ModelConfig") -> tuple[bool, ...]:
         return (False,) * count
     frequent = [i % given == 0 for i in range(count)] if isinstance(given, int) else [bool(x) for x in given]
     return tuple(has and i >= dense for i, has in enumerate(frequent))
+
+
+def score_function(model: "ModelConfig") -> str:
+    """Return the function that turns the router's product into scores, one of `SCORE_FUNCTIONS`."""
+    return model.moe_router_score_function or SCORE_FUNCTIONS[model.moe_router_enable_expert_bias]
 
 
 def check_model(model: "ModelConfig") -> None:
@@ -112,6 +119,10 @@ def _check_experts(model: "ModelConfig") -> None:
         require_divisor("model.moe_router_num_groups", groups, "model.num_experts", count)
         if used is not None:
             require_at_most("model.moe_router_group_topk", used, groups)
+    function, key = score_function(model), "moe_router_score_function"
+    require_member(f"model.{key}", function, SCORE_FUNCTIONS)
+    unbiased = function == "sigmoid" or not model.moe_router_enable_expert_bias
+    _require(model, key, unbiased, "be sigmoid with model.moe_router_enable_expert_bias", "sigmoid")
     given = model.moe_layer_freq
     if isinstance(given, int) and not isinstance(given, bool):
         require_at_least("model.moe_layer_freq", given, 1)

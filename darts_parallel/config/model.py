@@ -87,6 +87,12 @@ class ModelConfig:
     """The router's product has a bias (GPT-OSS)."""
     moe_router_enable_expert_bias: bool = False
     """A score bias per expert, moved by load and not by gradients: a buffer, no parameter (DeepSeek-V3)."""
+    moe_router_score_function: str | None = None
+    """Softmax or sigmoid of the router's product; null: sigmoid with an expert bias, else softmax."""
+    moe_router_pre_softmax: bool = False
+    """The softmax is over all experts and not over the chosen ones alone (Qwen2-MoE)."""
+    moe_router_topk_scaling_factor: float | None = ranged(None, 1e-6, 1e6)
+    """Factor of the chosen experts' scores (DeepSeek-V3: 2.5); null: 1."""
     moe_router_num_groups: int | None = ranged(None)
     """Groups of experts of which a token uses `moe_router_group_topk` only (DeepSeek-V3: 8); null: one."""
     moe_router_group_topk: int | None = ranged(None)

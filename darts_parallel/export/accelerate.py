@@ -28,6 +28,7 @@ _CONTEXT_PARALLEL = [
     "",
     "def planned_step(accelerator: Accelerator, model: Any, batch: dict[str, Any]) -> Any:",
     '    """Loss of a micro-batch whose sequences are divided; outside of this context they would not be."""',
+    '    model.set_attn_implementation("sdpa")  # eager attention stays inside each part, in silence',
     "    buffers = [tensor for tensor in batch.values() if tensor is not None]",
     "    with accelerator.maybe_context_parallel(",
     "        buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers)",
@@ -61,6 +62,11 @@ def _notes(job: Request, strategy: LayerStrategy) -> list[str]:
         notes.append(
             "on every node: accelerate launch --config_file accelerate.yaml --machine_rank RANK "
             "--main_process_ip ADDRESS; both are placeholders in the file"
+        )
+    if strategy.tp > 1 and _fsdp(job, strategy):
+        notes.append(
+            "tensor parallelism beside FSDP imports ReplicateParallel of transformers, which release 5.23.0 "
+            "lacks: accelerate 1.15 wants an older one"
         )
     if job.recompute() == "full" and not _fsdp(job, strategy):
         notes.append("recompute=full is the model's without FSDP: model.gradient_checkpointing_enable()")

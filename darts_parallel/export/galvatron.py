@@ -10,10 +10,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-import yaml
-
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.export.mixtures import galvatron_parallel
+from darts_parallel.export.mixtures import galvatron_degrees
 from darts_parallel.plan import LayerStrategy, legal_pipeline_degrees
 
 DEFAULT_TYPE = {0: "ddp", 2: "zero2"}
@@ -41,9 +39,6 @@ def export(job: Request) -> Exported:
             "last micro-batch, and ZeRO-2 and ZeRO-3 save no memory on them"
         )
     files = {"galvatron.json": json.dumps(values, indent=4) + "\n"}
-    if experts := galvatron_parallel(job):
-        files["galvatron.yaml"] = yaml.safe_dump({"parallel": experts}, sort_keys=False)
-        notes.append("galvatron.yaml: add it to the runtime's own YAML, whose JSON of layers has no experts")
     return Exported(files, tuple(notes))
 
 
@@ -58,6 +53,7 @@ def settings(job: Request) -> dict[str, Any]:
         "tp_consecutive_flags": _text(1 for _ in blocks),
         "cp_sizes_enc": _text(plan.cp for _ in blocks),
         "dp_types_enc": _text(int(strategy.zero_stage == 3) for strategy in blocks),
+        **galvatron_degrees(job),
         "use_sp": _text(0 for _ in blocks),
         "checkpoint": _text(int(strategy.recompute == "full") for strategy in blocks),
         "global_bsz": job.problem.training.global_batch_size,

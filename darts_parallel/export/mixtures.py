@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from darts_parallel.config import ModelConfig, expert_pattern
+from darts_parallel.config import ModelConfig, expert_pattern, score_function
 from darts_parallel.export.common import Request
 from darts_parallel.plan import LayerStrategy
 
@@ -73,7 +73,9 @@ def _latent_flags(config: ModelConfig) -> list[Flag]:
         "qk-pos-emb-head-dim": config.qk_rope_head_dim,
         "v-head-dim": config.v_head_dim,
     }
-    return [("multi-latent-attention", None), *((k, v) for k, v in names.items() if v is not None)]
+    given = [(k, v) for k, v in names.items() if v is not None]
+    # its norms stand behind the low ranks there, as in DeepSeek-V2
+    return [("multi-latent-attention", None), ("qk-layernorm", None), *given]
 
 
 def _expert_flags(job: Request) -> list[Flag]:
@@ -93,6 +95,7 @@ def _expert_flags(job: Request) -> list[Flag]:
         "moe-ffn-hidden-size": width,
         "moe-layer-freq": layer_frequency(config),
         "moe-shared-expert-intermediate-size": config.moe_shared_expert_intermediate_size,
+        **_score_flags(config, training.moe_token_dispatcher_type),
         "moe-router-num-groups": config.moe_router_num_groups,
         "moe-router-group-topk": config.moe_router_group_topk,
         "moe-expert-capacity-factor": config.moe_expert_capacity_factor,
@@ -104,6 +107,7 @@ def _expert_flags(job: Request) -> list[Flag]:
         flags.append(("moe-flex-dispatcher-backend", "hybridep" if wide else "deepep"))
     switches = {
         "moe-grouped-gemm": True,
+        "moe-router-pre-softmax": config.moe_router_pre_softmax,
         "moe-router-enable-expert-bias": config.moe_router_enable_expert_bias,
         "moe-pad-expert-input-to-capacity": config.moe_expert_capacity_factor is not None,
         "moe-shared-expert-gate": config.moe_shared_expert_gate,
@@ -111,6 +115,16 @@ def _expert_flags(job: Request) -> list[Flag]:
         "overlap-moe-expert-parallel-comm": training.overlap_moe_expert_parallel_comm,
     }
     return [*flags, *((name, None) for name, wanted in switches.items() if wanted)]
+
+
+def _score_flags(config: ModelConfig, dispatcher: str) -> dict[str, Any]:
+    """Return how the router scores experts; sigmoids and the flex dispatcher want whole precision."""
+    function = score_function(config)
+    return {
+        "moe-router-score-function": None if function == "softmax" else function,  # its default
+        "moe-router-topk-scaling-factor": config.moe_router_topk_scaling_factor,
+        "moe-router-dtype": "fp32" if function == "sigmoid" or dispatcher == "flex" else None,
+    }
 
 
 def layer_frequency(config: ModelConfig) -> str | int:
@@ -164,9 +178,11 @@ def deepspeed_settings(job: Request) -> dict[str, Any]:
     return {"expert_parallel": {"enabled": True, "autoep_size": strategy.ep}}
 
 
-def galvatron_parallel(job: Request) -> dict[str, Any]:
-    """Degrees of the experts in the runtime's YAML, section `parallel`; they are one for all layers there."""
-    strategy = expert_strategy(job)
-    if strategy is None:
+def galvatron_degrees(job: Request) -> dict[str, str]:
+    """Degrees of the experts of every block; its runtime takes 1 for those that the JSON leaves out."""
+    if not job.problem.model.has_experts:
         return {}
-    return {"global_ep_deg": strategy.ep, "global_tp_of_ep_deg": strategy.etp}
+    return {
+        "ep_sizes_enc": ",".join(str(strategy.ep) for strategy in job.blocks),
+        "tp_of_ep_sizes_enc": ",".join(str(strategy.etp) for strategy in job.blocks),
+    }

@@ -21,6 +21,8 @@ PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "qk_norm_whole": (lambda c: c.qk_norm and c.qk_norm_whole, "norms over all heads of queries and keys"),
     "attention_gate_size": (lambda c: c.attention_gate_size is not None, "a gate on attention's output"),
     "activation_parameters": (lambda c: c.activation_parameters > 0, "trained activation functions"),
+    "embedding_norm": (lambda c: c.embedding_norm, "a norm behind the embedding"),
+    "attention_sinks": (lambda c: c.attention_sinks, "a learned logit in every head's softmax"),
     "indexer_num_heads": (lambda c: c.indexer_num_heads is not None, "sparse attention with an indexer"),
     "mlp_bias": (
         lambda c: c.mlp_bias not in (None, c.linear_bias),
@@ -43,10 +45,11 @@ def refuse_model_parts(job: Request) -> None:
     config = job.model
     if not job.trainer.own_model:
         return
+    wrapper = "accelerate" if config.num_experts is None else "deepspeed"
     for key, (has, words) in PARTS.items():
         if has(config) and key not in job.trainer.model_parts:
             raise job.refuse(
                 f"model={config.name} has {words} (model.{key}={getattr(config, key)}), and its models have "
                 "none",
-                f"export={'megatron' if key in read_trainer('megatron').model_parts else 'accelerate'}",
+                f"export={'megatron' if key in read_trainer('megatron').model_parts else wrapper}",
             )

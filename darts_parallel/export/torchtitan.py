@@ -8,7 +8,7 @@ Names: `torchtitan/config` (`ParallelismConfig`, `TrainingConfig`) and
 from typing import Any
 
 from darts_parallel.export.common import ChunkContent, Exported, Request
-from darts_parallel.export.mixtures import torchtitan_fields
+from darts_parallel.export.mixtures import expert_strategy, torchtitan_fields
 from darts_parallel.plan import LayerStrategy
 from darts_parallel.schedules import find
 
@@ -34,8 +34,9 @@ def export(job: Request) -> Exported:
         + _literal(MIXED_PARAMETER[job.problem.training.precision])
     ]
     lines += ['    config.training.mixed_precision_reduce = "float32"']
-    if job.plan.pp > 1:
-        lines += ["    config.training.disable_cuda_graphs = True  # they do not run with a pipeline yet"]
+    strategies = [strategy, expert_strategy(job) or strategy]
+    if job.plan.pp > 1 or max(each.ep for each in strategies) > 1:
+        lines += ["    config.training.disable_cuda_graphs = True  # not with pipelines or divided experts"]
     lines += ['    if hasattr(config.training, "num_tokens_per_train_step"):  # main']
     lines += _assignments("training", _token_fields(job, strategy), 8)
     if job.plan.pp > 1:

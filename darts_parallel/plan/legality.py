@@ -111,7 +111,8 @@ UNBUILT: dict[str, object] = {
 """Keys of models whose blocks `darts_parallel.run` does not build, and the values that it does."""
 UNBUILT_WITH_EXPERTS: dict[str, object] = {
     "linear_bias": False, "moe_router_num_groups": None, "moe_router_enable_expert_bias": False,
-    "moe_expert_capacity_factor": None,
+    "moe_expert_capacity_factor": None, "moe_router_score_function": None, "moe_router_pre_softmax": False,
+    "moe_router_topk_scaling_factor": None,
 }  # fmt: skip
 """Further keys where the model has experts: tokens are routed by a softmax, and none is dropped."""
 

@@ -25,12 +25,16 @@ def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[s
     """
     model, training, shards = problem.model.config, problem.training, strategy.shard_size
     whole = not strategy.zero_stage or shards == strategy.dp * cp
+    experts = (model.num_experts or 0) if problem.model.has_experts else 0
+    sharded = (shards or strategy.dp * cp) if strategy.zero_stage else 1
     return {
         "pp": pp,
         "cp": cp,
         "dp": strategy.dp,
         "tp": strategy.tp,
         "etp": strategy.etp,
+        "edp": strategy.dp * cp * strategy.tp // (strategy.ep * strategy.etp) if experts else 1,
+        "ep_across_replicas": strategy.ep if sharded * strategy.tp % strategy.ep else 1,
         "zero_stage": strategy.zero_stage,
         "shard_size": 0 if whole else shards,
         "recompute": strategy.recompute,
@@ -39,7 +43,7 @@ def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[s
         "lora_rank": training.lora_rank,
         "tie_embeddings": model.tie_embeddings,
         "num_encoder_layers": model.num_encoder_layers,
-        "num_experts": model.num_experts if problem.model.has_experts else 0,
+        "num_experts": experts,
         "mamba_layers": (model.hybrid_override_pattern or "").count(MAMBA),
     }
 

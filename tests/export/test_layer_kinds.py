@@ -90,6 +90,14 @@ def test_first_layers_only_can_be_recomputed_where_layers_differ() -> None:
         recomputed(1, 3)
 
 
+@pytest.mark.parametrize(
+    ("model", "key"), [("gpt_oss_20b", "attention_sinks"), ("bloom_176b", "embedding_norm")]
+)
+def test_megatron_refuses_models_whose_parts_it_would_leave_out(model: str, key: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"model.{key}=True.*try export="):
+        script([*TOY, f"model={model}", "training.seq_len=32"])
+
+
 @pytest.mark.parametrize("target", OWN_MODELS)
 @pytest.mark.parametrize(
     ("overrides", "key"),

@@ -76,6 +76,7 @@ def test_the_torchtitan_function_sets_what_the_plan_says(name: str) -> None:
     assert config.activation_checkpoint == ("full" if strategy.recompute == "full" else None)
     per_step = training.num_tokens_per_microbatch_per_dp_rank * strategy.dp * plan.num_micro_batches
     assert per_step == training.num_tokens_per_train_step == problem.tokens_per_iteration
+    assert hasattr(training, "disable_cuda_graphs") == (plan.pp > 1 or plan.layers[1].ep > 1)
     if plan.pp == 1:
         assert not hasattr(p, "module_fqns_per_model_part")
         return

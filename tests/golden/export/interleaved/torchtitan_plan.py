@@ -32,7 +32,7 @@ def apply_plan(config: Trainer.Config) -> Trainer.Config:
     ]
     config.training.mixed_precision_param = "bfloat16"
     config.training.mixed_precision_reduce = "float32"
-    config.training.disable_cuda_graphs = True  # they do not run with a pipeline yet
+    config.training.disable_cuda_graphs = True  # not with pipelines or divided experts
     if hasattr(config.training, "num_tokens_per_train_step"):  # main
         config.training.num_tokens_per_microbatch_per_dp_rank = 128
         config.training.num_tokens_per_train_step = 1024

@@ -35,6 +35,7 @@ model=(
     --disable-bias-linear
     --untie-embeddings-and-output-weights
     --multi-latent-attention
+    --qk-layernorm
     --q-lora-rank 24
     --kv-lora-rank 16
     --qk-head-dim 16
