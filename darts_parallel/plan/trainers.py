@@ -25,6 +25,7 @@ def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[s
     """
     model, training, shards = problem.model.config, problem.training, strategy.shard_size
     whole = not strategy.zero_stage or shards == strategy.dp * cp
+    copies = strategy.dp * cp
     experts = (model.num_experts or 0) if problem.model.has_experts else 0
     sharded = (shards or strategy.dp * cp) if strategy.zero_stage else 1
     return {
@@ -33,7 +34,7 @@ def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[s
         "dp": strategy.dp,
         "tp": strategy.tp,
         "etp": strategy.etp,
-        "edp": strategy.dp * cp * strategy.tp // (strategy.ep * strategy.etp) if experts else 1,
+        "copies": max(copies, copies * strategy.tp // (strategy.ep * strategy.etp) if experts else 1),
         "ep_across_replicas": strategy.ep if sharded * strategy.tp % strategy.ep else 1,
         "zero_stage": strategy.zero_stage,
         "shard_size": 0 if whole else shards,

@@ -36,7 +36,7 @@ REFUSED: list[tuple[str, LayerStrategy, dict[str, Any], str, str]] = [
     ("accelerate", Z1, {}, "zero_stage=1", "space.zero_stage=[0,2,3]"),
     ("accelerate", LayerStrategy(1, 4, 3), {"cuts": (5,)}, "pp=2, and it has no pipeline", "space.pp=1"),
     ("accelerate", LayerStrategy(2, 4), {}, "zero_stage=0 with dp=4 and tp=2", "space.zero_stage=[2,3]"),
-    ("galvatron", Z1, {}, "zero_stage=1, which it lacks", "space.zero_stage=[0,3]"),
+    ("galvatron", Z1, {}, "zero_stage=1 with copies=4, which it lacks", "space.zero_stage=[0,3]"),
     ("nanotron", LayerStrategy(1, 4), {"cp": 2}, "cp=2, and it cannot be written", "space.cp=1"),
     ("accelerate", LayerStrategy(1, 4), {"cp": 2}, "zero_stage=0 with cp=2", "space.zero_stage"),
     ("deepspeed", LayerStrategy(1, 4, 2), {"cuts": (5,)}, "pp=2 with zero_stage=2", "space.zero_stage=[0,1]"),
