@@ -131,8 +131,8 @@ def test_discrete_choices_are_pruned_by_their_bounds(tmp_path: Path) -> None:
 
 
 def test_two_jobs_share_one_cluster(tmp_path: Path) -> None:
-    jobs = [*TOY["jobs"], {"overrides": ["model=toy", "training=toy", "space=uniform",
-                                         "training.seq_len=32"], "weight": 3}]  # fmt: skip
+    job = ["model=toy", "training=toy", "space=uniform", "space.zero_stage=1", "space.pp=2"]
+    jobs = [{"overrides": job}, {"overrides": [*job, "training.seq_len=32"], "weight": 3}]
     design = written(tmp_path, jobs=jobs)
     answer = Designer(design).solve(design.budget)
     assert len(answer.plans) == 2
