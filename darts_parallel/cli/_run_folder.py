@@ -6,16 +6,16 @@ What a run has finished (a plan, a checkpoint, a table) is never removed, whatev
 import errno
 import fcntl
 import os
-import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from darts_parallel.cli._sweep_table import OVERRIDES
 from darts_parallel.errors import ConfigError
 
-BEGINNINGS = ("tensorboard", "multirun.yaml")
+CURVES, EVENTS = "tensorboard", "events.out.tfevents."
+BEGINNINGS = (CURVES, "multirun.yaml", OVERRIDES)
 """Files that a run writes before it has found anything."""
 
 
@@ -29,15 +29,13 @@ class RunFolder:
     path: Path
     before: frozenset[Path]
     fresh: bool
-    began: float = field(default_factory=time.time)
-    """Wall-clock seconds at which the command began."""
 
     @staticmethod
     def enter(path: Path, began: float) -> "RunFolder":
         """Look at an existing folder before a command writes, which began then (wall-clock seconds)."""
         path = path.absolute()
         before = frozenset(_contents(path))
-        return RunFolder(path, before, not before and path.stat().st_mtime >= began, began)
+        return RunFolder(path, before, not before and path.stat().st_mtime >= began)
 
     @contextmanager
     def own(self, *, named: bool) -> Iterator["RunFolder"]:
@@ -70,7 +68,7 @@ class RunFolder:
 
     def _locked(self, named: bool) -> int | None:
         """A lock on the folder; None where a run holds it, or left a result in one that nobody chose."""
-        if not named and self._finished(since=0.0):
+        if not named and self._finished():
             return None
         handle = os.open(self.path, os.O_RDONLY)
         try:
@@ -82,10 +80,10 @@ class RunFolder:
             # a file system without locks: the run goes on as it did before
         return handle
 
-    def _finished(self, since: float) -> bool:
-        """Whether a file that is no trace of a beginning was written since then (wall-clock seconds)."""
+    def _finished(self) -> bool:
+        """Whether a file that is no trace of a beginning is there."""
         return any(
-            path.is_file() and path.stat().st_mtime >= since
+            path.is_file()
             for entry in self.path.glob("[!.]*")
             if entry.name not in BEGINNINGS and entry.suffix != ".log"
             for path in (entry, *entry.rglob("*"))
@@ -104,14 +102,20 @@ class RunFolder:
             ) from None
 
     def restore(self) -> None:
-        """Remove what the run has added, and the folders that it made, unless a result is among it."""
-        if self._finished(self.began):
+        """Remove the beginnings that the run has added, by name, and the folders that it made, if empty.
+
+        What anybody else has put there stays, and so does every result; next to those all stays as it is.
+        """
+        added = _contents(self.path) - self.before
+        if any(path.name not in BEGINNINGS for path in added if path.parent == self.path):
             return
-        for path in sorted(_contents(self.path) - self.before, reverse=True):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
+        for path in sorted(added, reverse=True):
+            if path.parent.name == CURVES and path.name.startswith(EVENTS):
                 path.unlink(missing_ok=True)
+            elif path.name == CURVES and path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+            elif path.name in BEGINNINGS and path.is_file():
+                path.unlink()
         if not self.fresh:
             return
         here = Path.cwd()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_two_runs_of_one_second_get_a_folder_each(tmp_path: Path) -> None:
 def test_only_what_is_no_result_is_removed(tmp_path: Path) -> None:
     folder = entered(tmp_path / "run")
     (folder.path / "tensorboard").mkdir()
-    (folder.path / "tensorboard" / "events").write_text("")
+    (folder.path / "tensorboard" / "events.out.tfevents.1.host").write_text("")
     folder.restore()
     assert not folder.path.exists()
     folder = entered(tmp_path / "run")
@@ -52,6 +53,23 @@ def test_only_what_is_no_result_is_removed(tmp_path: Path) -> None:
     (folder.path / "checkpoints" / "seed_0.pt").write_text("")
     folder.restore()
     assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoints", "tensorboard"]
+
+
+def test_what_others_have_written_meanwhile_stays_whatever_the_clock_says(tmp_path: Path) -> None:
+    folder = entered(tmp_path / "run")
+    mine, others = ["overrides.json", "tensorboard/events.out.tfevents.1.host"], ["tensorboard/notes", "old"]
+    for name in (*mine, *others):
+        (folder.path / name).parent.mkdir(exist_ok=True)
+        (folder.path / name).write_text("")
+        os.utime(folder.path / name, (1.0, 1.0))
+    folder.restore()
+    assert all((folder.path / name).exists() for name in others)
+    (folder.path / "old").rename(folder.path / "plan.json")
+    folder.restore()
+    assert (folder.path / "plan.json").exists()
+    (folder.path / "plan.json").unlink()
+    folder.restore()
+    assert [path.name for path in folder.path.rglob("*") if path.is_file()] == ["notes"]
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
