@@ -73,7 +73,7 @@ BILEVEL_VARIANTS = {"bilevel_first_order": "first", "bilevel_second_order": "sec
 BILEVEL_SIZES = [
     "experiment=bilevel", "model.num_layers=2", "model.hidden_size=32", "training.seq_len=32",
     "bilevel.num_steps=60", "bilevel.warmup_steps=20", "bilevel.retrain_steps=120",
-    "bilevel.validation_sequences=32", "bilevel.trial_steps=10", "bilevel.arms=[bilevel,all_16_bit]",
+    "bilevel.validation_sequences=32", "bilevel.trial_steps=10", "bilevel.variants=[bilevel,all_16_bit]",
 ]  # fmt: skip
 """A bilevel search of seconds: it compares the orders, not the plans with the world."""
 
