@@ -38,8 +38,8 @@ pages: develop  ## every page of results, with the seconds that each takes; ARGS
 	echo "$$(($$(date +%s) - began)) s: $$page"; done
 	@test -n "$(ARGS)" || $(VENV)/bin/python -m tests.fuzz --problems 500 --publish
 
-test-clients: $(CLIENTS)/installed  ## the real trainers read the golden exports; MEGATRON=FOLDER: Megatron-LM's flags too
-	MEGATRON="$(MEGATRON)" $(CLIENTS)/bin/python -m pytest -c /dev/null -p no:cacheprovider --rootdir clients -q clients $(ARGS)
+test-clients: $(CLIENTS)/installed  ## the real trainers read the golden exports; MEGATRON=FOLDER, GALVATRON=FOLDER: checkouts
+	MEGATRON="$(MEGATRON)" GALVATRON="$(GALVATRON)" $(CLIENTS)/bin/python -m pytest -c /dev/null -p no:cacheprovider --rootdir clients -q clients $(ARGS)
 
 lint: develop  ## ruff and mypy
 	$(VENV)/bin/ruff check .

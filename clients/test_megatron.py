@@ -9,7 +9,7 @@ from typing import Any
 import golden
 import pytest
 
-from darts_parallel.config import expert_pattern
+from darts_parallel.config import expert_pattern, score_function
 
 MEGATRON = os.environ.get("MEGATRON") or None
 """A folder of Megatron-LM, whose arguments are no part of the package megatron-core."""
@@ -21,7 +21,7 @@ if not hasattr(typing, "override"):  # Megatron-LM's main is written for Python 
 import torch
 torch.cuda.get_device_capability = lambda device=None: (9, 0)  # it asks the GPU, which is not here
 from megatron.training import arguments
-from megatron.training.arguments import parse_args, validate_args
+from megatron.training.arguments import core_transformer_config_from_args, parse_args, validate_args
 arguments.get_device_arch_version = lambda: 9
 read = []
 for words, world, one_queue in json.load(sys.stdin):
@@ -34,6 +34,8 @@ for words, world, one_queue in json.load(sys.stdin):
     checked = ""
     try:
         validate_args(args, {})
+        args.apply_rope_fusion = False  # wants TransformerEngine, which is not here
+        core_transformer_config_from_args(args)
     except Exception as error:
         checked = f"{type(error).__name__}: {error} {traceback.format_exc()[-900:]}"
     read.append({"checked": checked, **{name: getattr(args, name, None) for name in NAMES}})
@@ -44,7 +46,7 @@ NAMES = (
     "pipeline_model_parallel_size", "tensor_model_parallel_size", "context_parallel_size",
     "global_batch_size", "micro_batch_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
     "data_parallel_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq",
-    "multi_latent_attention", "recompute_modules",
+    "multi_latent_attention", "recompute_modules", "moe_router_score_function", "qk_layernorm",
 )  # fmt: skip
 
 
@@ -116,6 +118,8 @@ def test_megatron_reads_the_plan_and_accepts_it(name: str, read: dict[str, dict[
     assert found["moe_router_topk"] == model.moe_router_topk
     assert found["moe_ffn_hidden_size"] == model.moe_ffn_hidden_size
     assert found["multi_latent_attention"] == model.multi_latent_attention
+    assert found["qk_layernorm"] == (model.multi_latent_attention or model.qk_norm)
+    assert found["moe_router_score_function"] == score_function(model)
     frequency = found["moe_layer_freq"]
     blocks = range(model.num_layers)
     has = frequency if isinstance(frequency, list) else [int(i % frequency == 0) for i in blocks]

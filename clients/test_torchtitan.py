@@ -32,6 +32,7 @@ def test_the_release_takes_the_plan(name: str) -> None:
     assert made.parallelism.expert_parallel_degree == plan.layers[1].ep
     # what the program checks before it starts
     made.parallelism.__post_init__()
+    made.__post_init__()
     from torchtitan.distributed import ParallelDims
 
     p = made.parallelism
