@@ -15,9 +15,9 @@ BUDGET = 39_000
 """Lines of everything but `tests/`."""
 TEST_BUDGET = 15_500
 """Lines of `tests/`."""
-ALLOWANCE = 6_500
-"""Lines above `BUDGET` that are granted for now; zero at the end."""
-TEST_ALLOWANCE = 1_500
+ALLOWANCE = 5_100
+"""Lines above `BUDGET` that are granted for now: `graph` and `design` are 4,300 of them."""
+TEST_ALLOWANCE = 950
 """Lines above `TEST_BUDGET` that are granted for now; zero at the end."""
 SOURCES = {".py", ".pyi", ".pyx", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".js", ".jinja", ".j2", ".tmpl"}
 LONGEST = 130

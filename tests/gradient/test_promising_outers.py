@@ -33,7 +33,7 @@ def tables() -> list[CostTable]:
 @pytest.mark.parametrize("share", [1.0, 0.0015])
 def test_the_best_plans_are_kept_without_simulating_the_others(tables: list[CostTable], share: float) -> None:
     tables = [replace(table, capacity=share * table.capacity) for table in tables]
-    lazy, whole, asked = PlanPool(tables, "uniform"), PlanPool(tables, "uniform"), 0
+    lazy, whole, asked = PlanPool(tables, "layerwise"), PlanPool(tables, "layerwise"), 0
     for number, table in enumerate(tables):
         rng = torch.Generator().manual_seed(number)
         for _ in range(2):  # the second batch meets plans that are kept already
