@@ -14,9 +14,17 @@ from math import exp, log, log2
 import torch
 from torch import Tensor
 
-from darts_parallel.cost import CostBreakdown, build_tables, evaluate
+from darts_parallel.cost import (
+    CostBreakdown,
+    CostTable,
+    PricedPlan,
+    build_tables,
+    evaluate,
+    even_uniform_plans,
+)
 from darts_parallel.errors import PlanError
 from darts_parallel.exact import find_uniform_plan
+from darts_parallel.gradient import PlanPool, TablePlans, repartitioned
 from darts_parallel.plan import Plan
 from darts_parallel.planner.elasticities import time_elasticities
 from darts_parallel.planner.uncertainty import NORMAL, Posterior, Slopes, posterior, time_slopes
@@ -111,9 +119,21 @@ def tune(problem: Problem, first: Plan, trials: Sequence[Trial]) -> Tuning:
 def _candidates(problem: Problem, first: Plan, trials: Sequence[Trial]) -> list[Plan]:
     """Return the best plans of the uniform space, the plan that was found, and all that were tried."""
     tables = build_tables(problem)
-    found = find_uniform_plan(tables, count=CANDIDATES).alternatives
+    if problem.config.cost.pipeline == "simulated" or any(table.offload for table in tables):
+        found = _cut_again(tables)
+    else:
+        found = find_uniform_plan(tables, count=CANDIDATES).alternatives
     ranked = [candidate.to_plan(tables) for candidate in found]
     return list(dict.fromkeys([first, *(trial.plan for trial in trials), *ranked]))
+
+
+def _cut_again(tables: list[CostTable]) -> Sequence[PricedPlan]:
+    """Return good uniform plans that no exact method ranks: even at first, the best of them cut again."""
+    pool = PlanPool(tables, "uniform")
+    pool.add_all(TablePlans(number, even_uniform_plans(table)) for number, table in enumerate(tables))
+    for entry in pool.top(CANDIDATES):
+        pool.add(TablePlans(entry.table, repartitioned(tables[entry.table], entry.plan)))
+    return pool.top(CANDIDATES)
 
 
 def _fitting(costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]) -> list[bool]:

@@ -8,6 +8,7 @@ import pytest
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import PlanError
 from darts_parallel.planner.methods import check
+from darts_parallel.planner.planning import plan
 from darts_parallel.planner.tuning import Trial, Tuning, tune
 from darts_parallel.problem.problem import Problem, load_problem
 
@@ -75,3 +76,16 @@ def test_a_plan_measured_faster_than_expected_becomes_the_best(job: tuple[Proble
     first, second = before.proposals[0], before.proposals[5]
     trials = [Trial("a", first.plan, first.predicted_s), Trial("b", second.plan, 0.6 * first.predicted_s)]
     assert tune(problem, first.plan, trials).proposals[0].plan == second.plan
+
+
+@pytest.mark.parametrize("more", ["cost.pipeline=simulated", "space.offload=[optimizer]"])
+def test_candidates_are_priced_as_the_plan_is(more: str) -> None:
+    """Stages of five layers are uneven, which no exact method ranks where pipelines are simulated."""
+    problem = load_problem(
+        ["model=toy", "cluster=toy", "training=toy", "space=uniform", "space.recompute=none", "space.pp=2",
+         "model.num_layers=5", "search.num_steps=5", "search.num_restarts=2", more]
+    )  # fmt: skip
+    found = plan(problem).plan
+    state = tune(problem, found, [])
+    assert len(state.proposals) > 2
+    assert state.proposals[0].predicted_s <= evaluate(found, problem).iteration_time_s * (1 + 1e-9)
