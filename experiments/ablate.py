@@ -1,199 +1,256 @@
-"""Ablate the gradient search: one change at a time, and rivals at equal wall-clock.
+"""What matters in the search? One change at a time, and rivals at equal wall-clock.
 
-    python -m experiments.ablate                             every variant, 3 problems, 10 seeds
-    python -m experiments.ablate quick=true                  a first try: toy, few steps
-    python -m experiments.ablate variants=[default,gumbel] problems=[gpt2_tight] seeds=3
-    python -m experiments.ablate launcher=submitit_slurm hydra.launcher.partition=cpu
+python -m experiments.ablate                             every variant, 3 problems, 10 seeds
+python -m experiments.ablate quick=true                  a first try: toy, few steps
+python -m experiments.ablate variants=[default,gumbel] problems=[gpt2_tight] seeds=3
 
-A Hydra multirun over problem x variant x seed, by the launcher of the same name: `joblib` and `basic` here,
-`submitit_slurm` on a Slurm cluster, `ray` on a Ray cluster (extras `sweep`, `slurm`, `ray`). Arguments that
-begin with `hydra` go to Hydra. Leaves ablate.csv, summary.md and ablate.png in `out`.
+A variant without a descent is read off its curve at the default's median seconds.
 """
 
-import json
-import os
-import re
-import shutil
-import sys
-from dataclasses import dataclass, field
-from importlib.util import find_spec
-from math import isfinite
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
+import torch
+from matplotlib.figure import Figure
 
-from darts_parallel.config import (
-    MAX_PROCESSES,
-    require_at_least,
-    require_member,
-    require_members,
-    require_within,
-    run_main,
-)
-from darts_parallel.errors import ConfigError
-from darts_parallel.plan import write_json
-from experiments.comparison.ablate_report import write_report
-from experiments.comparison.variants import (
-    ALONE,
-    BILEVEL,
-    BILEVEL_VARIANTS,
-    GRADIENT_VARIANTS,
-    PROBLEMS,
-    RIVALS,
-    run_variant,
-)
-from experiments.results_page import processor
+from baselines import PLANNERS
+from darts_parallel.bilevel import BilevelSettings, Jobs, Protocol, load_corpus, rows_of
+from darts_parallel.config import SearchConfig, require_at_least, require_members, run_main
+from darts_parallel.exact import find_layerwise_plan
+from darts_parallel.gradient import GradientSearch
+from darts_parallel.problem import load_problem
+from darts_parallel.report import markdown_table
+from experiments.comparison.controls import CONTROLS
+from experiments.comparison.curves import curves_csv
+from experiments.comparison.problems import suite
+from experiments.comparison.quantiles import percent, quantile, read_curve
+from experiments.comparison.runs import MethodRun, answered, searched
+from experiments.study import Report, Study, StudyOptions, run_study
 
-VARIANTS = (*GRADIENT_VARIANTS, *RIVALS, *BILEVEL_VARIANTS)
-LAUNCHERS = {
-    "basic": None, "joblib": "sweep", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray",
-}  # fmt: skip
-"""Hydra launchers, and the extra of this project that installs each."""
-PLUGINS = {
-    "joblib": "hydra_joblib_launcher",
-    "ray": "hydra_ray_launcher",
-    "submitit_slurm": "hydra_submitit_launcher",
-    "submitit_local": "hydra_submitit_launcher",
+PROBLEMS = {
+    "gpt2_tight": "gpt2_xl on a10_4x4, tight",
+    "v100_tight": "gpt2_xl on v100_4x8, tight",
+    "mixed": "gpt2_xl on a10_a100_mixed, loose",
+    "bert_tight": "bert_345m on a10_4x4, tight",
+    "bert_uneven": "bert_345m on a10_8x4, uneven",
+    "t5_loose": "t5_1_3b on a10_4x4, loose",
+    "toy_tight": "toy on toy, tight",
 }
+"""Short names of problems of `comparison/problems.py`."""
+ALONE = ("gpt2_tight", "bert_uneven", "toy_tight")
+"""Problems where none is named: tight memory, and layers that all differ."""
+BASE: dict[str, Any] = {"num_steps": 150, "num_restarts": 16, "polish_starts": 4, "polish_finalists": 1}
+"""Settings of every gradient variant: a quarter of the search's own restart-steps, so that ten seeds end."""
+FEW: dict[str, Any] = {"num_steps": 10, "num_restarts": 2, "polish_starts": 1}
+"""Settings of a first try."""
+DEFAULT, NO_DESCENT, BILEVEL = "default", "no_descent", "bilevel"
+EQUAL_TIME = "at the default's seconds"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Change fields of `SearchConfig`, or the loop that descends."""
+
+    question: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    loop: type[GradientSearch] = GradientSearch
+
+
+VARIANTS = {
+    DEFAULT: Variant("the search, at 150 steps"),
+    "temperature_high": Variant("temperature schedule", {"temperature": [2.0, 0.5]}),
+    "temperature_low": Variant("temperature schedule", {"temperature": [0.2, 0.05]}),
+    "restarts_4": Variant("restarts (16)", {"num_restarts": 4}),
+    "restarts_64": Variant("restarts (16)", {"num_restarts": 64}),
+    "gumbel": Variant("softmax or Gumbel samples", {"relaxation": "gumbel"}),
+    "fixed_penalty": Variant("augmented Lagrangian or penalty", {"multiplier_step": 0.0}),
+    "random_logits": Variant("informed or random start", {"initial_preference": 0.0, "initial_noise": 1.0}),
+    # as many restart-steps as the default, which drops half of the restarts
+    "plain_restarts": Variant("many starts (thinned)", {"num_restarts": 8, "thin_at": []}),
+    "repair_only": Variant("rounded plans fitted to the memory", {"fitting": "repair"}),
+    "fill_only": Variant("rounded plans fitted to the memory", {"fitting": "fill"}),
+    "prices_only": Variant("rounded plans fitted to the memory", {"fitting": "prices"}),
+    "late_thinning": Variant("restarts halved four times, early", {"thin_at": [0.25, 0.5]}),
+    "moves_only": Variant("polishing by exact segment programs", {"polish_labels": 0}),
+    "no_gradient": Variant("gradients or noise of their size", loop=CONTROLS["no_gradient"]),
+    "soft_edges": Variant("edges rounded in the second half", {"hard_stages_from": 1.0}),
+    NO_DESCENT: Variant(EQUAL_TIME, loop=CONTROLS[NO_DESCENT]),
+    **{name: Variant(EQUAL_TIME) for name in ("random_search", "annealing", "flexflow")},
+}
+"""Variants by name; those without a descent have `budget` seconds and are read at those of the default."""
+ORDERS = {"bilevel_first_order": "first", "bilevel_second_order": "second"}
+"""Variants that are a bilevel search, a problem of its own."""
+BILEVEL_SIZES = [
+    "experiment=bilevel", "model.num_layers=2", "model.hidden_size=32", "training.seq_len=32",
+    "bilevel.num_steps=60", "bilevel.warmup_steps=20", "bilevel.retrain_steps=120",
+    "bilevel.validation_sequences=32", "bilevel.trial_steps=10", "bilevel.variants=[bilevel,all_16_bit]",
+    "bilevel.estimator=mixture",
+]  # fmt: skip
+"""A bilevel search of seconds: it compares the orders, not the plans with the world."""
 
 
 @dataclass
-class AblateJob:
-    """Describe one run of the sweep, as Hydra composes it."""
-
-    problem: str = "toy_tight"
-    variant: str = "default"
-    seed: int = 0
-    budget: float = 4.0
-    quick: bool = False
-
-
-@dataclass
-class AblateOptions:
-    """Choose what to sweep over, and where."""
+class AblateOptions(StudyOptions):
+    """Command line of `python -m experiments.ablate`."""
 
     problems: list[str] = field(default_factory=lambda: list(ALONE))
-    variants: list[str] = field(default_factory=lambda: list(VARIANTS))
+    variants: list[str] = field(default_factory=lambda: [*VARIANTS, *ORDERS])
     seeds: int = 10
     """Seeds 0 to `seeds` - 1."""
     budget: float = 4.0
     """Seconds of a rival; its plan is read off its curve at the search's own seconds."""
     quick: bool = False
     """One easy problem, two seeds, few steps: whether it works, nothing else."""
-    launcher: str = ""
-    """Hydra launcher; empty: joblib where it is installed, else basic."""
-    jobs: int = 2
-    """Runs at the same time (joblib), each on one thread."""
-    out: str = "outputs/ablate"
-    publish: bool = False
-    """Write experiments/results, too."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least("seeds", self.seeds, 1)
-        require_within("jobs", self.jobs, 1, MAX_PROCESSES)
         require_at_least("budget", self.budget, 0, strict=True)
         require_members("problems", self.problems, tuple(PROBLEMS))
-        require_members("variants", self.variants, VARIANTS)
-        if self.launcher:
-            require_member("launcher", self.launcher, tuple(LAUNCHERS))
+        require_members("variants", self.variants, (*VARIANTS, *ORDERS))
         if self.quick:
-            self.problems, self.seeds = ["toy_tight"], min(self.seeds, 2)
+            self.problems, self.seeds, self.budget = ["toy_tight"], min(self.seeds, 2), 0.2
 
 
-def ablate(options: AblateOptions, hydra_arguments: list[str], console: Console) -> int:
-    """Sweep, then write what came out."""
-    folder = Path(options.out)
-    shutil.rmtree(folder / "runs", ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    for problems, variants in _sweeps(options):
-        sweep = [f"problem={','.join(problems)}", f"variant={','.join(variants)}"]
-        _multirun(options, [*sweep, *hydra_arguments], folder / "runs" / f"{problems[0]}_{variants[0]}")
-    rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("runs/*/*/row.json"))]
-    command = f"python -m experiments.ablate {' '.join([*sys.argv[1:], *hydra_arguments])}".rstrip()
-    write_report(rows, folder, _note(options), console, command if options.publish else None)
-    return 0
+def run_variant(task: tuple[str, str, float], options: AblateOptions) -> list[MethodRun]:
+    """Run a variant with every seed.
+
+    Args:
+        task: Problem, variant, and the optimum in seconds per iteration.
+        options: Seeds and settings.
+    """
+    torch.set_num_threads(1)
+    problem, name, optimum = task
+    if name in ORDERS:
+        return [bilevel_run(name, seed, options.quick) for seed in range(options.seeds)]
+    tables, runs = suite([PROBLEMS[problem]])[0].tables(), []
+    variant = VARIANTS[name]
+    seconds = options.budget if name == NO_DESCENT else 600.0
+    config = replace(SearchConfig(max_seconds=seconds), **BASE | variant.changes)
+    config = replace(config, **FEW) if options.quick else config
+    for seed in range(options.seeds):
+        if name in PLANNERS:
+            began = time.monotonic()
+            answer = PLANNERS[name](tables, "layerwise", deadline=began + options.budget, seed=seed)
+            runs.append(answered(problem, name, seed, answer, began))
+        else:
+            runs.append(searched(problem, name, seed, tables, "layerwise", config, variant.loop))
+    return [run.against(optimum) for run in runs]
 
 
-def _sweeps(options: AblateOptions) -> list[tuple[list[str], list[str]]]:
-    """Cross problems and variants: bilevel variants have a problem of their own."""
-    plain = [variant for variant in options.variants if variant not in BILEVEL_VARIANTS]
-    bilevel = [variant for variant in options.variants if variant in BILEVEL_VARIANTS]
-    return [pair for pair in ((options.problems, plain), ([BILEVEL], bilevel)) if pair[1]]
+def bilevel_run(name: str, seed: int, quick: bool) -> MethodRun:
+    """Retrain the plan that a bilevel search finds; its gap is to the time to target at 16 bits."""
+    few = ["bilevel.num_steps=4", "bilevel.warmup_steps=2", "bilevel.retrain_steps=20"] if quick else []
+    problem = load_problem([*BILEVEL_SIZES, *few, f"bilevel.order={ORDERS[name]}"])
+    settings, began = BilevelSettings.of(problem, seed), time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        protocol = Protocol(problem, load_corpus(), Path(folder), Jobs(), tensorboard=False)
+        found = {row["variant"]: float(row["time_to_target_s"] or "inf")
+                 for row in rows_of(protocol.run_seed(settings))}  # fmt: skip
+    seconds, (own, reference) = time.process_time() - began, (found[key] for key in settings.variants)
+    return MethodRun(BILEVEL, name, seed, own, seconds, 0).against(reference)
 
 
-def _multirun(options: AblateOptions, arguments: list[str], folder: Path) -> None:
-    """Run one Hydra multirun whose jobs leave a `row.json` each."""
-    launcher = options.launcher or ("joblib" if _has_plugin("joblib") else "basic")
-    if launcher in PLUGINS and not _has_plugin(launcher):
-        raise ConfigError(
-            f"launcher={launcher} needs a Hydra plugin that is not installed; try basic, or "
-            f"pip install 'darts-parallel[{LAUNCHERS[launcher]}]'."
-        )
-    given = [
-        f"seed={','.join(str(seed) for seed in range(options.seeds))}",
-        f"budget={options.budget}",
-        f"quick={str(options.quick).lower()}",
-        f"hydra.sweep.dir={_quoted(str(folder))}",
-        "hydra.sweep.subdir=${problem}_${variant}_${seed}",
-        "hydra.output_subdir=null",
-        "hydra/job_logging=none",
-        f"hydra/launcher={launcher}",
-    ]
-    if launcher == "joblib":
-        given.append(f"hydra.launcher.n_jobs={options.jobs}")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    ConfigStore.instance().store(name="ablate_job", node=AblateJob)
-    before, sys.argv[1:] = sys.argv[1:], ["--multirun", *given, *arguments]
-    try:
-        hydra.main(version_base="1.3", config_path=None, config_name="ablate_job")(run_job)()
-    finally:
-        sys.argv[1:] = before
+def report(runs: Sequence[MethodRun], options: AblateOptions) -> Report:
+    """Return a line for each variant with its gaps on every problem, and the picture."""
+    note = (
+        f"{'quick, a trial only' if options.quick else f'{options.seeds} seeds'}; {options.jobs} at a time, "
+        "one thread each. Gap to the optimum in the model, raw / polished: median over seeds (smallest to "
+        "largest)."
+    )
+    problems = [problem for problem in dict.fromkeys(run.problem for run in runs) if problem != BILEVEL]
+    lines = []
+    for name, variant in VARIANTS.items():
+        rows = [[run for run in runs if (run.problem, run.method) == (problem, name)] for problem in problems]
+        if any(rows):
+            lines.append(
+                (name, variant.question, *(_cell(own, runs, variant) if own else "-" for own in rows))
+            )
+    caption = "gap of every run of every variant to the optimum"
+    return Report(
+        note,
+        markdown_table(("variant", "question", *problems), lines, (0, 1)) if lines else "",
+        bilevel_lines(runs),
+        pictures={"ablate.png": (figure(runs, problems), caption)} if lines else {},
+        files={"curves.csv": curves_csv(runs)},
+    )
 
 
-def _quoted(text: str) -> str:
-    """Quote a text as the value of an override, whatever signs but an interpolation it holds."""
-    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", r"\'")
-    return f"'{escaped}'"
+def _cell(own: Sequence[MethodRun], runs: Sequence[MethodRun], variant: Variant) -> str:
+    """Write the gaps of one variant on one problem."""
+    if variant.question == EQUAL_TIME:
+        return _spread(gaps_at_equal_seconds(own, runs))
+    seconds = quantile([run.seconds for run in own], 50)
+    raw = _spread([gap for run in own if (gap := run.raw_gap) is not None])
+    return f"{raw} / {_spread([run.gap for run in own])} in {seconds:.1f} s"
 
 
-def _has_plugin(launcher: str) -> bool:
-    try:
-        return find_spec(f"hydra_plugins.{PLUGINS[launcher]}") is not None
-    except ModuleNotFoundError:
-        return False
+def gaps_at_equal_seconds(own: Sequence[MethodRun], runs: Sequence[MethodRun]) -> list[float]:
+    """Read every curve at the default's median seconds on the same problem; at its end without a default."""
+    times = [run.seconds for run in runs if (run.problem, run.method) == (own[0].problem, DEFAULT)]
+    end = quantile(times, 50) if times else float("inf")
+    return [(1.0 + run.gap) * read_curve(run.curve, end) / run.iteration_time_s - 1.0
+            if run.gap < float("inf") else run.gap for run in own]  # fmt: skip
 
 
-def run_job(composed: DictConfig) -> float:
-    """Run one job of the sweep; return the seconds per iteration, which Hydra's sweepers minimise."""
-    values: Any = OmegaConf.to_container(composed)
-    job, folder = AblateJob(**values), Path(HydraConfig.get().runtime.output_dir)
-    row = run_variant(job.problem, job.variant, job.seed, job.budget, job.quick, folder)
-    write_json(folder / "row.json", {key: _plain(value) for key, value in row.items()})
-    return float(row.get("polished_s", row.get("time_to_target_ratio", 0.0)))
+def _spread(gaps: Sequence[float]) -> str:
+    """Return median, and smallest to largest."""
+    low, middle, high = (percent(value) for value in (min(gaps), quantile(gaps, 50), max(gaps)))
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
-def _plain(value: Any) -> Any:
-    """Replace infinite numbers, which JSON does not know, by null."""
-    return None if isinstance(value, float) and not isfinite(value) else value
+def bilevel_lines(runs: Sequence[MethodRun]) -> list[str]:
+    """Compare first and second order, in a sentence each."""
+    lines = []
+    for name in ORDERS:
+        mine = [run for run in runs if run.method == name]
+        if mine:
+            ratios, seconds = [1.0 + run.gap for run in mine], quantile([run.seconds for run in mine], 50)
+            lines.append(
+                f"- {name}: predicted time to the target loss {quantile(ratios, 50):.3f} times the "
+                f"all-16-bit plan's ({min(ratios):.3f} to {max(ratios):.3f}); {seconds:.0f} CPU seconds."
+            )
+    return lines
 
 
-def _note(options: AblateOptions) -> str:
-    settings = "quick, a trial only" if options.quick else f"{options.seeds} seeds"
-    return f"{settings}; {options.jobs} at a time, one thread each, on {processor()}."
+def figure(runs: Sequence[MethodRun], problems: Sequence[str]) -> Figure:
+    """Draw every run of every variant, raw and polished, one panel for each problem."""
+    variants = [name for name in VARIANTS if any(run.method == name for run in runs)]
+    picture = Figure(figsize=(3.2 * len(problems) + 1.5, 0.32 * len(variants) + 1.6), layout="constrained")
+    for axes, problem in zip(picture.subplots(1, len(problems), sharey=True, squeeze=False)[0], problems,
+                             strict=True):  # fmt: skip
+        mine = [run for run in runs if run.problem == problem]
+        for label, colour, shift in (("raw", "#e1973c", 0.15), ("polished", "#4878a8", -0.15)):
+            gaps = [run.gap if label == "polished" or run.raw_gap is None else run.raw_gap for run in mine]
+            y = [variants.index(run.method) + shift for run in mine]
+            axes.scatter([100.0 * min(max(gap, 0.0), 10.0) for gap in gaps], y, s=12, c=colour, label=label)
+        axes.set_xscale("symlog", linthresh=1e-3)
+        axes.set_title(PROBLEMS[problem], fontsize=8, loc="left")
+        axes.set_xlabel("gap to the optimum, %", fontsize=8)
+        axes.grid(axis="x", color="#e4e4e4", linewidth=0.6)
+    axes.set_yticks(range(len(variants)), variants, fontsize=8)
+    axes.invert_yaxis()
+    axes.legend(fontsize=7)
+    return picture
 
 
-def main() -> int:
-    """Run the command; return the exit status."""
-    passed = [argument for argument in sys.argv[1:] if argument.startswith(("hydra.", "hydra/", "+hydra"))]
-    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in passed]
-    console = Console(width=140)
-    return run_main("experiments.ablate", __doc__, AblateOptions, lambda o: ablate(o, passed, console))
+def run(options: AblateOptions) -> int:
+    """Run all variants; returns the exit status."""
+    plain = [name for name in options.variants if name in VARIANTS]
+    tasks = {f"{BILEVEL}, {name}": (BILEVEL, name, 0.0) for name in options.variants if name in ORDERS}
+    for problem in options.problems if plain else ():
+        optimum = find_layerwise_plan(suite([PROBLEMS[problem]])[0].tables(), "layerwise").cost
+        tasks |= {f"{problem}, {name}": (problem, name, optimum) for name in plain}
+    limits = "other problems, and more than a quarter of the search's own steps."
+    study = Study("ablate", "What matters in the search?", limits, partial(run_variant, options=options),
+                  partial(report, options=options))  # fmt: skip
+    return run_study(study, tasks, options)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_main("experiments.ablate", __doc__, AblateOptions, run))

@@ -12,8 +12,8 @@ from functools import partial
 
 from baselines import PLANNERS
 from darts_parallel.config import SearchConfig, load_config, require_at_least, require_members, run_main
-from darts_parallel.report import csv_text, markdown_table
-from experiments.comparison.curves import curves_figure
+from darts_parallel.report import markdown_table
+from experiments.comparison.curves import curves_csv, curves_figure
 from experiments.comparison.findings import distribution, problem_table, remarks
 from experiments.comparison.problems import suite
 from experiments.comparison.runs import AUTO, SEARCH, UNIFORM, CompareWork, MethodRun, run_case
@@ -59,10 +59,6 @@ def report(runs: Sequence[MethodRun], options: CompareOptions) -> Report:
         f"for each random rival; {options.jobs} problems at a time, one thread each. Gaps are medians over "
         f"seeds to the best known plan. {' '.join(changed)}"
     ).rstrip()
-    curves = csv_text(
-        ("problem", "method", "seed", "at_s", "iteration_time_s"),
-        ((run.problem, run.method, run.seed, at, cost) for run in runs for at, cost in run.curve),
-    )
     caption = "best plan so far against wall-clock, median over seeds of the gap to the best known plan"
     return Report(
         note,
@@ -72,7 +68,7 @@ def report(runs: Sequence[MethodRun], options: CompareOptions) -> Report:
         remarks(runs),
         problem_table(runs),
         pictures={"anytime.png": (curves_figure(runs), caption)},
-        files={"curves.csv": curves},
+        files={"curves.csv": curves_csv(runs)},
     )
 
 

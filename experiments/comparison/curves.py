@@ -7,6 +7,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from darts_parallel.report import csv_text
 from experiments.comparison.quantiles import quantile, read_curve
 from experiments.comparison.runs import MethodRun
 from experiments.comparison.standings import best_known
@@ -46,6 +47,14 @@ def curves_figure(runs: Sequence[MethodRun]) -> Figure:
     lines: Any = panels[0].get_lines()
     figure.legend(handles=lines, loc="outside upper center", ncols=6, fontsize=7)
     return figure
+
+
+def curves_csv(runs: Sequence[MethodRun]) -> str:
+    """Write all anytime curves as CSV."""
+    return csv_text(
+        ("problem", "method", "seed", "at_s", "iteration_time_s"),
+        ((run.problem, run.method, run.seed, at, cost) for run in runs for at, cost in run.curve),
+    )
 
 
 def median_gaps(runs: Sequence[MethodRun], best: float) -> tuple[list[float], list[float]]:

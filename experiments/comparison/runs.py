@@ -1,4 +1,4 @@
-"""Solve one problem by every method: the rows of `compare.csv`."""
+"""Solve one problem by every method: the rows of a comparison."""
 
 import time
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from baselines import PLANNERS
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import CostTable
 from darts_parallel.exact import Curve, TableResult, find_layerwise_plan, find_uniform_plan
-from darts_parallel.gradient import search_tables
+from darts_parallel.gradient import GradientSearch, search_tables
 from darts_parallel.planner import solve
 from experiments.comparison.problems import SuiteCase
 from experiments.comparison.quantiles import quantile
@@ -33,16 +33,23 @@ class MethodRun:
     """Seconds per iteration of the method's best plan; infinite without one."""
     seconds: float
     evaluations: int
-    proven: bool
+    proven: bool = False
     """Whether the method proved its answer: optimal in the model over its own space."""
-    gap: float
-    """Relative distance from the oracle's proven answer, or from its lower bound where it stopped early."""
-    raw_gap: float | None = None
-    """Relative distance before polishing; None where a method does not polish."""
+    raw_time_s: float | None = None
+    """Seconds per iteration before polishing; None where a method does not polish."""
     schedule: str = ""
     """Order of passes, where it is free."""
     curve: Curve = field(default=(), repr=False)
     """Anytime curve; stands in a file of its own."""
+    gap: float = float("inf")
+    """Relative distance from the oracle's proven answer, or from its lower bound where it stopped early."""
+    raw_gap: float | None = None
+    """Relative distance before polishing."""
+
+    def against(self, reference: float) -> "MethodRun":
+        """Return the row with its distances from `reference`, seconds per iteration."""
+        raw = None if self.raw_time_s is None else gap(self.raw_time_s, reference)
+        return replace(self, gap=gap(self.iteration_time_s, reference), raw_gap=raw)
 
 
 @dataclass(frozen=True)
@@ -60,9 +67,38 @@ class CompareWork:
 
 def gap(seconds: float, reference: float) -> float:
     """Return the relative distance from `reference`; infinite where there is no plan."""
-    if reference <= 0:
-        return float("inf")
-    return seconds / reference - 1.0
+    return seconds / reference - 1.0 if reference > 0 else float("inf")
+
+
+def answered(
+    problem: str, method: str, seed: int | None, answer: TableResult, began: float, schedule: str = ""
+) -> MethodRun:
+    """Return the row of an answer that was asked for at `began`, by `time.monotonic`."""
+    seconds = time.monotonic() - began
+    curve = answer.curve or (() if answer.best is None else ((seconds, answer.cost),))
+    return MethodRun(problem, method, seed, answer.cost, seconds, answer.plans_evaluated, answer.proven,
+                     schedule=schedule, curve=curve)  # fmt: skip
+
+
+def searched(
+    problem: str, method: str, seed: int, tables: Sequence[CostTable], space: str, settings: SearchConfig,
+    loop: type[GradientSearch] = GradientSearch,
+) -> MethodRun:  # fmt: skip
+    """Run the gradient search, or a loop in its place.
+
+    Errors:
+        KeyboardInterrupt: the user stopped it.
+    """
+    began = time.monotonic()
+    found = search_tables(tables, space, settings, seed, loop=loop)
+    if found is None:
+        none = float("inf")
+        return MethodRun(problem, method, seed, none, time.monotonic() - began, 0, raw_time_s=none)
+    unless_interrupted(found)
+    return MethodRun(
+        problem, method, seed, found.iteration_time_s, found.seconds, found.plans_evaluated,
+        raw_time_s=found.raw_iteration_time_s, schedule=found.plan.schedule_name, curve=found.curve,
+    )  # fmt: skip
 
 
 def run_case(work: CompareWork) -> list[MethodRun]:
@@ -71,79 +107,31 @@ def run_case(work: CompareWork) -> list[MethodRun]:
     The oracle knows no incumbent, so nothing that the search does can influence it.
     """
     torch.set_num_threads(1)
-    tables = work.case.tables()
-    deadline = time.monotonic() + work.oracle_seconds
+    name, space, tables = work.case.name, work.case.space, work.case.tables()
     began = time.monotonic()
-    oracle = find_layerwise_plan(tables, work.case.space, deadline=deadline)
-    reference = oracle.cost if oracle.proven else oracle.lower_bound
-    rows = [_baseline(work.case, ORACLE, oracle, time.monotonic() - began, reference)]
+    oracle = find_layerwise_plan(tables, space, deadline=began + work.oracle_seconds)
+    runs = [answered(name, ORACLE, None, oracle, began)]
     if UNIFORM in work.methods:
         began = time.monotonic()
-        answer = find_uniform_plan(tables, deadline=began + work.oracle_seconds)
-        rows.append(_baseline(work.case, UNIFORM, answer, time.monotonic() - began, reference))
+        uniform = find_uniform_plan(tables, deadline=began + work.oracle_seconds)
+        runs.append(answered(name, UNIFORM, None, uniform, began))
     if AUTO in work.methods:
-        rows.append(_auto(work, tables, reference))
+        began, settings = time.monotonic(), replace(work.search, method=AUTO, seed=work.seeds[0])
+        auto = solve(tables, space, settings, AUTO)
+        runs.append(MethodRun(name, AUTO, None, auto.iteration_time_s, time.monotonic() - began,
+                              auto.plans_evaluated, auto.proven, curve=auto.curve))  # fmt: skip
     budget = work.budget
     if SEARCH in work.methods:
-        found = [_search(work, tables, seed, reference) for seed in work.seeds]
+        settings = replace(work.search, max_seconds=min(budget, work.search.max_seconds))
+        found = [searched(name, SEARCH, seed, tables, space, settings) for seed in work.seeds]
         # equal wall-clock: a rival gets what the gradient search took, a tenth more against noise
         budget = min(budget, 1.1 * quantile([run.seconds for run in found], 50))
-        rows += found
-    for name in (name for name in PLANNERS if name in work.methods):
-        rows += _rival(work, name, tables, reference, budget)
-    return rows
-
-
-def _baseline(
-    case: SuiteCase, method: str, answer: TableResult, seconds: float, reference: float
-) -> MethodRun:
-    distance = gap(answer.cost, reference)
-    curve = ((seconds, answer.cost),) if answer.best is not None else ()
-    return MethodRun(case.name, method, None, answer.cost, seconds, answer.plans_evaluated, answer.proven,
-                     distance, curve=curve)  # fmt: skip
-
-
-def _auto(work: CompareWork, tables: Sequence[CostTable], reference: float) -> MethodRun:
-    began, settings = time.monotonic(), replace(work.search, method=AUTO, seed=work.seeds[0])
-    answer = solve(tables, work.case.space, settings, AUTO)
-    found = answer.iteration_time_s
-    return MethodRun(work.case.name, AUTO, None, found, time.monotonic() - began, answer.plans_evaluated,
-               answer.proven, gap(found, reference), curve=answer.curve)  # fmt: skip
-
-
-def _rival(
-    work: CompareWork, name: str, tables: Sequence[CostTable], reference: float, budget: float
-) -> list[MethodRun]:
-    """Run a rival with every seed, or once; what never ends by itself has `budget`."""
-    rival, runs = PLANNERS[name], []
-    for seed in work.seeds if rival.seeded else (None,):
-        began = time.monotonic()
-        deadline = began + (budget if rival.seeded else work.oracle_seconds)
-        answer = rival(tables, work.case.space, deadline=deadline, seed=seed or 0)
-        runs.append(MethodRun(
-            work.case.name, name, seed, answer.cost, time.monotonic() - began, answer.plans_evaluated, False,
-            gap(answer.cost, reference), curve=answer.curve,
-        ))  # fmt: skip
-    return runs
-
-
-def _search(work: CompareWork, tables: Sequence[CostTable], seed: int, reference: float) -> MethodRun:
-    began = time.monotonic()
-    limit = min(work.budget, work.search.max_seconds)
-    result = search_tables(tables, work.case.space, replace(work.search, max_seconds=limit), seed)
-    if result is None:
-        seconds, none = time.monotonic() - began, float("inf")
-        return MethodRun(work.case.name, SEARCH, seed, none, seconds, 0, False, none, none)
-    unless_interrupted(result)
-    return MethodRun(
-        problem=work.case.name,
-        method=SEARCH,
-        seed=seed,
-        iteration_time_s=result.iteration_time_s,
-        seconds=result.seconds,
-        evaluations=result.plans_evaluated,
-        proven=False,
-        gap=gap(result.iteration_time_s, reference),
-        raw_gap=gap(result.raw_iteration_time_s, reference),
-        curve=result.curve,
-    )
+        runs += found
+    for method, rival in PLANNERS.items():
+        for seed in (work.seeds if rival.seeded else (None,)) if method in work.methods else ():
+            began = time.monotonic()
+            limit = budget if rival.seeded else work.oracle_seconds
+            answer = rival(tables, space, deadline=began + limit, seed=seed or 0)
+            runs.append(answered(name, method, seed, answer, began))
+    reference = oracle.cost if oracle.proven else oracle.lower_bound
+    return [run.against(reference) for run in runs]

@@ -10,15 +10,14 @@ from baselines import SCHEDULE_PLANNERS
 from baselines._incumbent import Incumbent
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import CostTable
-from darts_parallel.exact import Curve, TableResult, simulated_lower_bound
-from darts_parallel.gradient import GradientSearch, search_tables
+from darts_parallel.exact import TableResult, simulated_lower_bound
+from darts_parallel.gradient import GradientSearch
 from darts_parallel.report import markdown_table
 from experiments.comparison.controls import CONTROLS
 from experiments.comparison.layouts import OWN, chunks_of, default_chunks, first_layers, uniform_plans
 from experiments.comparison.quantiles import quantile, read_curve
-from experiments.comparison.runs import SEARCH, MethodRun, gap
+from experiments.comparison.runs import SEARCH, MethodRun, answered, searched
 from experiments.comparison.schedule_problems import ScheduleCase
-from experiments.study import unless_interrupted
 
 DEFAULT, PUBLISHED = "megatron_default", "published_layout"
 METHODS = (SEARCH, *CONTROLS, DEFAULT, PUBLISHED, *SCHEDULE_PLANNERS)
@@ -43,46 +42,30 @@ def solve_case(work: ScheduleWork) -> list[MethodRun]:
     """Solve by every method; gaps are to a bound that is proven with as many seconds."""
     torch.set_num_threads(1)
     case, tables = work.case, work.case.tables()
-    loops = {SEARCH: GradientSearch} | CONTROLS
-    runs = [_search(work, tables, seed, name, loop) for name, loop in loops.items() for seed in work.seeds]
-    for name, planner in SCHEDULE_PLANNERS.items():
+    config, loops = replace(work.search, max_seconds=work.budget), {SEARCH: GradientSearch} | CONTROLS
+    runs = [
+        searched(case.name, method, seed, tables, case.space, config, loop)
+        for method, loop in loops.items()
+        for seed in work.seeds
+    ]
+    for method, planner in SCHEDULE_PLANNERS.items():
         for seed in work.seeds if planner.seeded else work.seeds[:1]:
             began = time.monotonic()
             found = planner(tables, case.space, deadline=began + work.budget, seed=seed)
-            runs.append(_run(case, name, seed, tables, found, work.budget, time.monotonic() - began))
+            runs.append(_answered(case, method, seed, tables, found, began))
+    # steps and batches of moves are not cut: what came after the last second does not count
+    runs = [replace(run, iteration_time_s=read_curve(run.curve, work.budget)) for run in runs]
     runs += _fixed(case, tables)
     best = min(run.iteration_time_s for run in runs)
     bound = simulated_lower_bound(list(tables), case.space, known=best, seconds=work.budget)
-    return [replace(run, gap=gap(run.iteration_time_s, bound)) for run in runs]
+    return [run.against(bound) for run in runs]
 
 
-def _search(
-    work: ScheduleWork, tables: Sequence[CostTable], seed: int, name: str, loop: type[GradientSearch]
+def _answered(
+    case: ScheduleCase, method: str, seed: int, tables: Sequence[CostTable], found: TableResult, began: float
 ) -> MethodRun:
-    began = time.monotonic()
-    config = replace(work.search, max_seconds=work.budget)
-    found = search_tables(tables, work.case.space, config, seed, loop=loop)
-    curve: Curve = ()
-    seconds, evaluations, schedule = time.monotonic() - began, 0, ""
-    if found is not None:
-        unless_interrupted(found)
-        curve, evaluations, schedule = found.curve, found.plans_evaluated, found.plan.schedule_name
-    # its steps and batches of moves are not cut: what came after the last second does not count
-    cost = read_curve(curve, work.budget)
-    return MethodRun(
-        work.case.name, name, seed, cost, seconds, evaluations, False, 0.0, None, schedule, curve
-    )
-
-
-def _run(
-    case: ScheduleCase, name: str, seed: int, tables: Sequence[CostTable], found: TableResult, budget: float,
-    seconds: float,
-) -> MethodRun:  # fmt: skip
     schedule = "" if found.best is None else tables[found.best.table].pipeline.schedule
-    cost = read_curve(found.curve, budget)
-    return MethodRun(
-        case.name, name, seed, cost, seconds, found.plans_evaluated, False, 0.0, None, schedule, found.curve
-    )
+    return answered(case.name, method, seed, found, began, schedule)
 
 
 def _fixed(case: ScheduleCase, tables: Sequence[CostTable]) -> Iterator[MethodRun]:
@@ -97,8 +80,7 @@ def _fixed(case: ScheduleCase, tables: Sequence[CostTable]) -> Iterator[MethodRu
                 if starts is not None:
                     incumbent.offer(number, uniform_plans(table, starts))
         if name == DEFAULT or case.layout:
-            spent = time.monotonic() - incumbent.began
-            yield _run(case, name, 0, tables, incumbent.result(), float("inf"), spent)
+            yield _answered(case, name, 0, tables, incumbent.result(), incumbent.began)
 
 
 def medians(runs: Sequence[MethodRun]) -> dict[str, dict[str, float]]:

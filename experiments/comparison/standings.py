@@ -1,5 +1,6 @@
 """Compare all methods: how far from the best known plan, and at what cost."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,28 +49,16 @@ def standings(runs: Sequence[MethodRun]) -> list[Standing]:
         mine = [run for run in runs if run.method == method]
         if not mine:
             continue
-        names = list(dict.fromkeys(run.problem for run in mine))
-        times = {name: [run.iteration_time_s for run in mine if run.problem == name] for name in names}
-        gaps = tuple(quantile(times[name], 50) / best[name] - 1.0 for name in names)
         seconds, plans = (quantile([float(getattr(run, key)) for run in mine], 50)
                           for key in ("seconds", "evaluations"))  # fmt: skip
-        result.append(Standing(method, gaps, seconds, plans))
-        if method == SEARCH:
-            raw = tuple(_raw(mine, name, best[name]) for name in names)
-            result.append(Standing(RAW, raw, seconds, plans))
+        columns = {method: "iteration_time_s"} | ({RAW: "raw_time_s"} if method == SEARCH else {})
+        for name, column in columns.items():
+            times: dict[str, list[float]] = defaultdict(list)
+            for run in mine:
+                times[run.problem].append(getattr(run, column))
+            gaps = tuple(quantile(own, 50) / best[problem] - 1.0 for problem, own in times.items())
+            result.append(Standing(name, gaps, seconds, plans))
     return result
-
-
-def _raw(runs: Sequence[MethodRun], name: str, best: float) -> float:
-    """Return the median gap before polishing; raw to polished is the ratio of their gaps to one reference."""
-    mine = [run for run in runs if run.problem == name and run.raw_gap is not None]
-    times = [
-        run.iteration_time_s * (1.0 + (run.raw_gap or 0.0)) / (1.0 + run.gap)
-        if run.gap < float("inf")
-        else run.gap
-        for run in mine
-    ]
-    return quantile(times, 50) / best - 1.0 if times else float("inf")
 
 
 def duels(runs: Sequence[MethodRun]) -> list[str]:

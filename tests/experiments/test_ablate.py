@@ -1,13 +1,13 @@
-"""The ablation: its sweep leaves rows, a table and a picture; curves are read right."""
+"""The ablation leaves rows, a table and a picture; curves are read right."""
 
 import csv
-from io import StringIO
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
+from baselines import PLANNERS
 from darts_parallel.config.options import parse
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.table import build_tables
@@ -15,26 +15,26 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.exact.schedule_bounds import simulated_lower_bound
 from darts_parallel.gradient.descent import GradientSearch, search_tables
 from darts_parallel.problem.problem import load_problem
-from experiments.ablate import AblateOptions, ablate
-from experiments.comparison.ablate_report import bilevel_lines
+from experiments import ablate
+from experiments.ablate import PROBLEMS, VARIANTS, AblateOptions, bilevel_lines, gaps_at_equal_seconds
 from experiments.comparison.controls import CONTROLS
 from experiments.comparison.problems import suite
 from experiments.comparison.quantiles import read_curve
-from experiments.comparison.variants import GRADIENT_VARIANTS, PROBLEMS
+from experiments.comparison.runs import MethodRun
 
 
-def test_a_quick_sweep_leaves_rows_a_table_and_a_picture(tmp_path: Path) -> None:
-    options = parse(AblateOptions, ["quick=true", "variants=[default,annealing,no_gradient,no_descent]",
-                                    "seeds=1", "launcher=basic", f"out={tmp_path}"])  # fmt: skip
-    console = Console(file=StringIO(), width=140)
-    assert ablate(options, ["hydra/hydra_logging=none"], console) == 0
+def test_a_quick_ablation_leaves_rows_a_table_and_a_picture(tmp_path: Path) -> None:
+    names = "default,annealing,no_gradient,no_descent"
+    options = parse(AblateOptions, ["quick=true", f"variants=[{names}]", "seeds=1", "jobs=1",
+                                    f"out={tmp_path}"])  # fmt: skip
+    assert ablate.run(options) == 0
     with (tmp_path / "ablate.csv").open() as file:
-        rows = {row["variant"]: row for row in csv.DictReader(file)}
+        rows = {row["method"]: row for row in csv.DictReader(file)}
     assert set(rows) == {"default", "annealing", "no_gradient", "no_descent"}
     assert float(rows["default"]["raw_gap"]) >= float(rows["default"]["gap"]) > -1e-9
-    for name in ("annealing", "no_descent"):
-        assert float(rows[name]["gap_at_equal_seconds"]) >= float(rows[name]["gap"]) > -1e-9
-    assert "| default | the search, at 150 steps |" in (tmp_path / "summary.md").read_text()
+    assert min(float(rows[name]["gap"]) for name in ("annealing", "no_descent")) > -1e-9
+    text = (tmp_path / "ablate.md").read_text()
+    assert "| default | the search, at 150 steps |" in text
     assert (tmp_path / "ablate.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -68,48 +68,36 @@ def test_noise_has_the_size_of_the_gradient_it_replaces(monkeypatch: pytest.Monk
         assert gradient.numel() == 1 or gradient.std() > 0
 
 
-def test_a_folder_may_have_an_odd_name(tmp_path: Path) -> None:
-    folder = tmp_path / "it's [/] {x}, $(y)"
-    options = AblateOptions(variants=["annealing"], quick=True, seeds=1, launcher="basic", out=str(folder))
-    assert ablate(options, ["hydra/hydra_logging=none"], Console(file=StringIO())) == 0
-    assert len(list(folder.glob("runs/*/*/row.json"))) == 1
-
-
-def test_the_joblib_launcher_runs_the_same_sweep(tmp_path: Path) -> None:
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    options = AblateOptions(variants=["annealing"], quick=True, seeds=2, launcher="joblib", out=str(tmp_path))
-    assert ablate(options, ["hydra/hydra_logging=none"], Console(file=StringIO())) == 0
-    assert len(list(tmp_path.glob("runs/*/*/row.json"))) == 2
-
-
 def test_a_curve_is_read_at_the_last_improvement_before_a_time() -> None:
     curve = [(0.5, 9.0), (1.0, 7.0), (3.0, 6.0)]
     assert [read_curve(curve, at) for at in (0.4, 0.5, 2.9, 100.0)] == [float("inf"), 9.0, 7.0, 6.0]
 
 
+def test_rivals_are_read_at_the_defaults_seconds() -> None:
+    default = MethodRun("p", "default", 0, 1.0, 2.0, 1, gap=0.0)
+    rival = MethodRun("p", "annealing", 0, 1.5, 4.0, 1, gap=0.5, curve=((0.5, 3.0), (1.9, 2.0), (3.0, 1.5)))
+    late = replace(rival, curve=((2.5, 1.5),))
+    assert gaps_at_equal_seconds([rival, late], [default]) == [1.0, float("inf")]
+    assert gaps_at_equal_seconds([rival, late], []) == [0.5, 0.5]
+
+
 def test_every_variant_changes_something_and_every_problem_is_of_the_suite() -> None:
-    for name, variant in GRADIENT_VARIANTS.items():
+    for name, variant in VARIANTS.items():
         changed = SearchConfig(**variant.changes) != SearchConfig() or variant.loop is not GradientSearch
-        assert changed == (name != "default")
+        assert changed == (name != "default" and name not in PLANNERS)
     for name in PROBLEMS.values():
         assert [case.name for case in suite([name])] == [name]
 
 
 def test_orders_are_told_apart_and_a_run_without_a_rate_counts_as_a_failure() -> None:
-    rows = [{"variant": "bilevel_first_order", "time_to_target_ratio": ratio, "cpu_seconds": 2.0} for ratio in
-            (0.5, None, 0.8)]  # fmt: skip
-    assert bilevel_lines(rows) == [
+    runs = [MethodRun("bilevel", "bilevel_first_order", 0, 1.0, 2.0, 0, gap=gap) for gap in
+            (-0.5, float("inf"), -0.2)]  # fmt: skip
+    assert bilevel_lines(runs) == [
         "- bilevel_first_order: predicted time to the target loss 0.800 times the all-16-bit plan's "
         "(0.500 to inf); 2 CPU seconds."
     ]
 
 
-def test_an_unknown_variant_and_a_missing_launcher_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unknown_variant_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"variants=defualt must be one of .*try default"):
         AblateOptions(variants=["defualt"])
-    monkeypatch.setattr("experiments.ablate._has_plugin", lambda launcher: False)
-    options = AblateOptions(quick=True, launcher="ray", out=str(tmp_path))
-    with pytest.raises(ConfigError, match=r"launcher=ray needs .*darts-parallel\[ray\]"):
-        ablate(options, [], Console(file=StringIO()))
