@@ -1,4 +1,4 @@
-"""What matters in the search? One change at a time, and rivals at equal wall-clock.
+"""Ablate the search: one change at a time, and rivals at equal wall-clock.
 
 python -m experiments.ablate                             every variant, 3 problems, 10 seeds
 python -m experiments.ablate quick=true                  a first try: toy, few steps
