@@ -11,13 +11,7 @@ FOLDERS = ("darts_parallel", "baselines", "experiments", "clients", "tests")
 FILES = [p for d in FOLDERS for p in sorted(ROOT.glob(f"{d}/**/*.py"))]
 ALLOWED = {
     # the wrapper that FSDP2 and pipelines recompute whole layers by; torch exports it from nowhere else
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": (
-        "run/_chunks",
-        "export/torch_program",
-        "train_torch",
-    ),
-    # a stage's backward pass without the reduction that torch's own stage adds after every micro-batch
-    "torch.distributed.pipelining._backward": ("export/torch_program", "train_torch"),
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": ("run/_chunks",),
     # documented by the library reference, in spite of its name: ends a process without its exit handlers
     "_exit": ("",),
     # DeepSpeed has no other hook for uneven stages; accelerate checks a configuration nowhere else

@@ -27,6 +27,7 @@ from darts_parallel.config.model import ModelConfig as ModelConfig
 from darts_parallel.config.search import SearchConfig as SearchConfig
 from darts_parallel.config.trainer import EXPORTS as EXPORTS
 from darts_parallel.config.trainer import config_dir as config_dir
+from darts_parallel.config.trainer import read_trainer
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
 
@@ -149,7 +150,7 @@ class SpaceConfig:
     executable: bool = False
     """Only what `darts_parallel.run` executes."""
     trainer: str | None = one_of(None, EXPORTS)
-    """Only what this trainer runs, one of `EXPORTS`; the space is then `uniform`."""
+    """Only what this trainer runs, one of `EXPORTS`; but for `torch` the space is `uniform`."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -163,7 +164,10 @@ class SpaceConfig:
     def _settle_kind(self) -> None:
         """Set what an executable space, and one of a trainer, are without being asked for."""
         if self.trainer is not None:
-            self.kind = "uniform"  # one strategy for all layers is what they run
+            if read_trainer(self.trainer).executable:
+                self.executable, self.cp = True, self.cp or 1
+            else:
+                self.kind = "uniform"  # one strategy for all layers is what the others run
         if self.executable:
             self.node_orders = "given"  # ranks are numbered by whoever starts the processes
             require_members("space.cp", self.pinned("cp") or ("null",), (1,))

@@ -63,6 +63,8 @@ class Trainer:
     """Pipeline schedules; null stands for all that PyTorch runs."""
     layerwise: bool = False
     """Whether layers may have different strategies."""
+    executable: bool = False
+    """Whether it is `darts_parallel.run`: it takes every plan of `space=executable`."""
     own_model: bool = True
     """Whether the model is the trainer's own; the user brings any other one."""
     own_stages: bool = False

@@ -43,7 +43,8 @@ def export_plan(problem: Problem, plan: Plan, target: str) -> Exported:
 
 def _express(job: Request) -> Exported:
     refuse_model_parts(job)
-    job.require_abilities()
+    if not job.trainer.executable:
+        job.require_abilities()
     return TARGETS[job.target](job)
 
 

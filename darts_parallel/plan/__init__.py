@@ -14,6 +14,7 @@ from darts_parallel.plan.file import write_bytes as write_bytes
 from darts_parallel.plan.file import write_json as write_json
 from darts_parallel.plan.file import write_text as write_text
 from darts_parallel.plan.legality import check_plan as check_plan
+from darts_parallel.plan.legality import refuse_model as refuse_model
 from darts_parallel.plan.legality import refuse_unexecutable as refuse_unexecutable
 from darts_parallel.plan.space import OuterSpace as OuterSpace
 from darts_parallel.plan.space import admits as admits

@@ -9,7 +9,6 @@ verify=true compares loss, gradients and bytes with one process; the exit status
 import os
 import signal
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +17,11 @@ from rich.console import Console
 
 from darts_parallel.config import run_main
 from darts_parallel.cost import CostBreakdown, evaluate
-from darts_parallel.errors import DartsParallelError, UnsupportedError
+from darts_parallel.errors import UnsupportedError
 from darts_parallel.plan import Plan, write_json
 from darts_parallel.problem import Problem
 from darts_parallel.run.hardware import LocalMachine, device_for, require_torch
+from darts_parallel.run.launch import joined, refused_by_the_first, require_processes
 from darts_parallel.run.settings import RunSettings, load
 
 if TYPE_CHECKING:
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
 TERMINATED = 143
 """Exit status after SIGTERM: 128 and its number."""
-TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that torchrun sets for every process."""
-HEARD_S = 3.0
-"""torchrun stops all processes when one ends: the others wait until the first has said why."""
 
 
 def run(settings: RunSettings) -> int:
@@ -48,7 +44,8 @@ def run(settings: RunSettings) -> int:
     world = problem.cluster.num_devices
     outcome: RunOutcome
     if "WORLD_SIZE" in os.environ:
-        outcome = _as_rank(problem, plan, settings, device)
+        with joined(device, settings.timeout_s):
+            outcome = execute(problem, plan, settings, device)
         if os.environ["RANK"] != "0":
             return 0
     else:
@@ -71,50 +68,13 @@ def run(settings: RunSettings) -> int:
 
 
 def _checked(settings: RunSettings) -> tuple[Problem, Plan, str]:
-    """Check problem, plan and device before any process group; only the first rank says what is wrong."""
-    try:
+    """Check problem, plan and device before any process group."""
+    with refused_by_the_first():
         require_torch()
-        _require_whole_environment()
         problem, plan = load(settings)
         device = device_for(problem, plan, settings.device, LocalMachine.here())
-        world = problem.cluster.num_devices
-        given = int(os.environ.get("WORLD_SIZE", world))
-        if given != world:
-            raise UnsupportedError(
-                f"WORLD_SIZE={given} must be the {world} devices of the plan; try torchrun "
-                f"--nproc-per-node {world}."
-            )
-    except DartsParallelError:
-        if os.environ.get("RANK", "0") == "0":
-            raise
-        time.sleep(HEARD_S)
-        raise SystemExit(2) from None
+        require_processes(problem.cluster.num_devices)
     return problem, plan, device
-
-
-def _require_whole_environment() -> None:
-    """Refuse an environment in which only some of torchrun's variables are set."""
-    given = [name for name in TORCHRUN if name in os.environ]
-    if not {"WORLD_SIZE", "RANK"} & set(given):
-        return
-    for name in TORCHRUN:
-        if name not in given:
-            raise UnsupportedError(
-                f"{name} must be set where {given[0]} is, as torchrun does; try torchrun -m "
-                f"darts_parallel.run, or none of {', '.join(TORCHRUN)}."
-            )
-        if name != "MASTER_ADDR" and not (value := os.environ[name]).isdigit():
-            raise UnsupportedError(f"{name}={value} must be a whole number, as torchrun sets it; try 0.")
-
-
-def _as_rank(problem: Problem, plan: Plan, settings: RunSettings, device: str) -> "RunOutcome":
-    from darts_parallel.run.measure import execute
-    from darts_parallel.run.workers import choose_device, process_group
-
-    place = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with process_group(place, rank, world, settings.timeout_s):
-        return execute(problem, plan, settings, device)
 
 
 def main() -> int:

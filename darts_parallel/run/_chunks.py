@@ -22,6 +22,11 @@ BANK = "mlp.bank"
 """Where the experts of a block stand in it."""
 
 
+def compute_dtype(problem: Problem) -> torch.dtype:
+    """Return the type of products and activations; parameters, reductions and moments are float32."""
+    return torch.bfloat16 if problem.training.precision == "bf16" else torch.float32
+
+
 def table_rows(vocab_size: int, tp: int) -> int:
     """Return the rows of a vocabulary table with the padding that the cost model counts, over all ranks."""
     return int(padded_vocabulary(vocab_size, torch.tensor(float(tp)))) * tp
@@ -47,26 +52,28 @@ class StageChunk(nn.Module):
         layers: Modules by name with their strategies, in order.
         before: Layout of the tensor that arrives; None where tokens do.
         meshes: Groups of the plan.
+        dtype: Of what layers and stages pass on.
     """
 
     def __init__(
-        self, layers: list[tuple[str, nn.Module, LayerStrategy]], before: Layout | None, meshes: Meshes
-    ) -> None:
+        self, layers: list[tuple[str, nn.Module, LayerStrategy]], before: Layout | None, meshes: Meshes,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.names = [name for name, _, _ in layers]
         self.layers = nn.ModuleList([module for _, module, _ in layers])
         self.strategies = [strategy for _, _, strategy in layers]
-        self.before, self.meshes = before, meshes
+        self.before, self.meshes, self.dtype = before, meshes, dtype
 
     def forward(self, state: Tensor) -> Tensor:
         """Map tokens `(b, T)` or states `(b, t, H)` to states, or to logits `(b, T, rows / tp)`."""
         layout = self.before
         for name, layer, strategy in zip(self.names, self.layers, self.strategies, strict=True):
             if layout is None:  # the embedding works on whole sequences and passes on its own layout
-                state, layout = layer(state), Layout(strategy.tp)
+                state, layout = layer(state).to(self.dtype), Layout(strategy.tp)
                 state = converted(state, layout, Layout.of(strategy), self.meshes)
             elif name != LOSS:
-                state = layer(converted(state, layout, Layout.of(strategy), self.meshes))
+                state = layer(converted(state, layout, Layout.of(strategy), self.meshes)).to(self.dtype)
             layout = Layout.of(strategy)
         return state
 
@@ -84,26 +91,25 @@ class Local:
 
 def build(problem: Problem, plan: Plan, meshes: Meshes, seed: int, device: torch.device) -> Local:
     """Build all chunks of this rank; collective where groups are warmed up."""
-    shared = share_one_table(problem, plan)
+    shared, dtype = share_one_table(problem, plan), compute_dtype(problem)
     chunks: dict[int, StageChunk] = {}
-    for place, (first, end) in enumerate(pairwise(plan.boundaries)):
-        if plan.chunk_devices[place] == meshes.stage:
-            names = [problem.model.layers[i].name for i in range(first, end)]
-            layers = [
-                (name, _module(problem, name, strategy, meshes, seed, device), strategy)
-                for name, strategy in zip(names, plan.layers[first:end], strict=True)
-            ]
-            before = Layout.of(plan.layers[first - 1]) if first else None
-            chunks[place] = StageChunk(layers, before, meshes)
     units: dict[str, Unit] = {}
     apart = (LOSS, "embedding", "head") if shared else (LOSS,)
-    for chunk in chunks.values():
-        for name, module, strategy in zip(chunk.names, chunk.layers, chunk.strategies, strict=True):
-            if name not in apart:
-                units |= _units(name, module, strategy, meshes)
+    for place, (first, end) in enumerate(pairwise(plan.boundaries)):
+        if plan.chunk_devices[place] != meshes.stage:
+            continue
+        layers = []
+        # a layer is divided before the next one is built: a whole stage may not fit on a device
+        for spec, strategy in zip(problem.model.layers[first:end], plan.layers[first:end], strict=True):
+            module = _module(problem, spec.name, strategy, meshes, seed, device)
+            if spec.name not in apart:
+                units |= _units(spec.name, module, strategy, meshes, dtype)
+            layers.append((spec.name, module, strategy))
+        before = Layout.of(plan.layers[first - 1]) if first else None
+        chunks[place] = StageChunk(layers, before, meshes, dtype)
     if shared:
         (chunk,) = chunks.values()
-        units |= _shared_unit(chunk, meshes)  # last: its root takes what no other unit has
+        units |= _shared_unit(chunk, meshes, dtype)  # last: its root takes what no other unit has
     head = plan.layers[head_index(problem)]
     return Local(chunks, units, table_rows(problem.model.config.vocab_size, head.tp))
 
@@ -128,28 +134,32 @@ def _module(
     return layer
 
 
-def _units(name: str, module: nn.Module, strategy: LayerStrategy, meshes: Meshes) -> dict[str, Unit]:
+def _units(
+    name: str, module: nn.Module, strategy: LayerStrategy, meshes: Meshes, dtype: torch.dtype
+) -> dict[str, Unit]:
     """Return the units of a layer: its experts, which have other replicas, and all the rest."""
     units: dict[str, Unit] = {}
     bank = expert_bank(module)
     if bank is not None:
         mesh = meshes.of_experts(strategy)
         folded = _effective(strategy, mesh["shard"].size())
-        units[f"{name}.{BANK}"] = _unit(f"{name}.{BANK}", bank, folded, mesh)
+        units[f"{name}.{BANK}"] = _unit(f"{name}.{BANK}", bank, folded, mesh, dtype)
     strategy = _effective(strategy, shard_ranks(strategy))
-    return units | {name: _unit(name, module, strategy, meshes.of(strategy))}
+    return units | {name: _unit(name, module, strategy, meshes.of(strategy), dtype)}
 
 
-def _unit(name: str, module: nn.Module, strategy: LayerStrategy, mesh: DeviceMesh) -> Unit:
+def _unit(
+    name: str, module: nn.Module, strategy: LayerStrategy, mesh: DeviceMesh, dtype: torch.dtype
+) -> Unit:
     if strategy.zero_stage >= 2:
-        return Sharded(strategy, [module], [name], mesh)
+        return Sharded(strategy, [module], [name], mesh, dtype)
     named = dict(parameter_names(module, name))
     if not isinstance(module, ExpertBank):
         named = {full: p for full, p in named.items() if f".{BANK}." not in full}
     return Replicated(strategy, named, mesh)
 
 
-def _shared_unit(chunk: StageChunk, meshes: Meshes) -> dict[str, Unit]:
+def _shared_unit(chunk: StageChunk, meshes: Meshes, dtype: torch.dtype) -> dict[str, Unit]:
     """Return one unit of embedding and head, whose table is the embedding's."""
     index = chunk.names.index("head")
     embedding, head, strategy = chunk.layers[0], chunk.layers[index], chunk.strategies[0]
@@ -158,7 +168,7 @@ def _shared_unit(chunk: StageChunk, meshes: Meshes) -> dict[str, Unit]:
     unit: Unit
     if strategy.zero_stage >= 2:
         modules = [embedding, head]
-        unit = Sharded(strategy, modules, ["embedding", "head"], meshes.of(strategy), root=chunk)
+        unit = Sharded(strategy, modules, ["embedding", "head"], meshes.of(strategy), dtype, chunk)
     else:
         named = dict(parameter_names(embedding, "embedding")) | dict(parameter_names(head, "head"))
         named = {name: p for name, p in named.items() if name != "head.output.weight"}

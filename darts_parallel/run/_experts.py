@@ -211,7 +211,7 @@ class Mixture(nn.Module):
         tokens, of_token = state.flatten(0, 1), order // self.top_k
         route = Route(torch.bincount(chosen.flatten(), minlength=scores.shape[-1]), *self.groups)
         rows = route.back(self.bank(route.to_experts(tokens[of_token]), route.counts))
-        rows = rows * weights.flatten()[order, None]
+        rows = (rows * weights.flatten()[order, None]).to(tokens.dtype)
         result = torch.zeros_like(tokens).index_add(0, of_token, rows).view_as(state)
         if self.shared is None:
             return result

@@ -98,7 +98,7 @@ def lossy_all_reduce(tensor: Tensor, bits: int, group: dist.ProcessGroup | None 
         dist.all_reduce(exact, group=group)
         return exact
     size = tensor.numel()
-    flat = torch.nn.functional.pad(tensor.detach().reshape(-1), (0, padded(size, world) - size))
+    flat = torch.nn.functional.pad(tensor.detach().float().reshape(-1), (0, padded(size, world) - size))
     share = scattered_sum(flat.view(world, -1), bits, group)
     return gathered_shares(share, bits, group)[:size].view_as(tensor)
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from darts_parallel.config import ModelConfig
@@ -249,17 +249,21 @@ class Sharded(Unit):
     Args:
         modules: One layer, or two that share a table and one `root` that holds both; a layer's experts
             are left to a unit of their own.
+        dtype: Of gathered parameters.
     """
 
     def __init__(
         self, strategy: LayerStrategy, modules: list[nn.Module], names: list[str], mesh: DeviceMesh,
-        root: nn.Module | None = None,
+        dtype: torch.dtype, root: nn.Module | None = None,
     ) -> None:  # fmt: skip
         self.keeps = strategy.zero_stage == 2
         data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
         target = modules[0] if len(modules) == 1 else modules
         apart = _apart(modules)
-        fully_shard(target, mesh=data, reshard_after_forward=not self.keeps, ignored_params=apart)
+        policy = MixedPrecisionPolicy(None if dtype is torch.float32 else dtype, torch.float32)
+        fully_shard(
+            target, mesh=data, reshard_after_forward=not self.keeps, ignored_params=apart, mp_policy=policy
+        )
         if root is not None:
             fully_shard(root, mesh=data)
         self.modules, state = modules, modules[0]

@@ -18,7 +18,7 @@ from torch.distributed.pipelining import (
 
 from darts_parallel.plan import Plan
 from darts_parallel.problem import Problem
-from darts_parallel.run._chunks import StageChunk, build, head_index, table_rows
+from darts_parallel.run._chunks import StageChunk, build, compute_dtype, head_index, table_rows
 from darts_parallel.run._layouts import Meshes, converted_logits
 from darts_parallel.run._loss import cross_entropy_sum, part_of_rank
 from darts_parallel.run._units import TiedTables
@@ -84,7 +84,7 @@ class Engine:
     """A plan on this rank.
 
     Args:
-        problem: Model and job; trained in float32.
+        problem: Model and job, trained in float32, or with products and activations of 16 bits.
         plan: Checked by `refuse_unexecutable`.
         seed: Of the weights.
         device: Where this rank computes.
@@ -92,7 +92,7 @@ class Engine:
 
     def __init__(self, problem: Problem, plan: Plan, seed: int, device: torch.device) -> None:
         self.problem, self.plan, self.device = problem, plan, device
-        self.clock = Clock(device)
+        self.clock, self.dtype = Clock(device), compute_dtype(problem)
         self.meshes = Meshes(plan, device.type, problem.model.has_experts)
         self.local = build(problem, plan, self.meshes, seed, device)
         self.units = list(dict.fromkeys(self.local.units.values()))
@@ -118,7 +118,8 @@ class Engine:
         targets = self._part(batch[:, 1:], last.tp, last.dp)
         phases = self.clock.phases
         computed, began = phases.forward + phases.backward, self.clock.now()
-        losses = (self._in_turn if self.schedule is None else self._pipelined)(inputs, targets)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is torch.bfloat16):
+            losses = (self._in_turn if self.schedule is None else self._pipelined)(inputs, targets)
         phases.waiting += self.clock.now() - began - (phases.forward + phases.backward - computed)
         mean = torch.zeros((), device=self.device)
         if losses and self.meshes.position % last.tp == 0:
@@ -213,10 +214,11 @@ class Engine:
         if index >= head_index(self.problem):
             head = self.plan.layers[head_index(self.problem)]
             batch = training.global_batch_size // (head.dp * self.plan.num_micro_batches)
-            columns = self.local.vocabulary_rows // head.tp
-            return torch.empty(batch, training.seq_len, columns, device="meta", requires_grad=True)
-        length = training.seq_len // (layer.tp if layer.sequence_parallel else 1)
-        return torch.empty(batch, length, config.hidden_size, device="meta", requires_grad=True)
+            length, columns = training.seq_len, self.local.vocabulary_rows // head.tp
+        else:
+            length = training.seq_len // (layer.tp if layer.sequence_parallel else 1)
+            columns = config.hidden_size
+        return torch.empty(batch, length, columns, dtype=self.dtype, device="meta", requires_grad=True)
 
 
 def make_optimizer(problem: Problem, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

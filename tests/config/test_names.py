@@ -91,6 +91,7 @@ def meaning(file: str, text: str) -> object:
     if file.endswith(".sh"):
         return [line for line in text.splitlines() if not line.startswith("#")]
     values = yaml.safe_load(text)
+    values.pop("config", None)  # of a plan file: names are what it is to keep
     if "general" in values:  # nanotron's run and tokenizer are named after the model
         values["general"].pop("run")
         values["tokenizer"].pop("tokenizer_name_or_path")

@@ -105,7 +105,7 @@ def test_what_the_real_trainer_takes_for_another_model_is_refused(
         export_plan(problem, plan_of(problem, strategy, 2), target)
 
 
-@pytest.mark.parametrize("target", [name for name in EXPORTS if name != "galvatron"])
+@pytest.mark.parametrize("target", [name for name in EXPORTS if name not in ("galvatron", "torch")])
 def test_a_layer_wise_plan_is_refused_by_trainers_of_one_strategy(target: str, llama: Problem) -> None:
     plan = plan_of(llama, LayerStrategy(1, 8), 2)
     mixed = replace(plan, layers=(*plan.layers[:3], LayerStrategy(2, 4), *plan.layers[4:]))
@@ -116,7 +116,7 @@ def test_a_layer_wise_plan_is_refused_by_trainers_of_one_strategy(target: str, l
 @pytest.mark.parametrize("target", EXPORTS)
 def test_lossy_collectives_are_refused(target: str, llama: Problem) -> None:
     plan = plan_of(llama, LayerStrategy(1, 8, grad_comm_bits=8), 2)
-    with pytest.raises(UnsupportedError, match=r"grad_comm_bits=8.*space\.grad_comm_bits=16"):
+    with pytest.raises(UnsupportedError, match=r"grad_comm_bits=8.*space(\.grad_comm_bits=16|=executable)"):
         export_plan(llama, plan, target)
 
 

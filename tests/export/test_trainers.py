@@ -19,7 +19,7 @@ MODELS = {name: LLAMA if name in ("torchtitan", "nanotron") else TOY for name in
 
 
 def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]:
-    """Uniform plans of the space with stages cut anywhere that the model allows."""
+    """Plans of the space with stages cut anywhere that the model allows; uniform ones where it is."""
     plans, layers_of = [], problem.model.layers
     units = [i for i, layer in enumerate(layers_of) if i and not layer.fused_to_previous]
     spaces = outer_spaces(problem)
@@ -28,11 +28,13 @@ def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]
         layers, batch = problem.num_layers, problem.training.global_batch_size
         pairs = [(c, m) for c in space.choices for m in space.num_micro_batches if not batch % (c.dp * m)]
         strategy, micro_batches = rng.choice(pairs)
+        same = problem.config.space.kind == "uniform"
+        mixed = [c for c, m in pairs if m == micro_batches and (c == strategy or not same)]
         cuts = sorted(rng.sample(units, space.pp * space.virtual_stages - 1))
         plan = Plan(
             micro_batches,
             (0, *cuts, layers),
-            (strategy,) * layers,
+            tuple(rng.choice(mixed) for _ in range(layers)),
             cp=space.cp,
             virtual_stages=space.virtual_stages,
         )
@@ -43,7 +45,7 @@ def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]
 @pytest.mark.parametrize("trainer", EXPORTS)
 def test_every_plan_of_a_trainers_space_is_exported(trainer: str) -> None:
     problem = load_problem([*MODELS[trainer], *FREE, f"space.trainer={trainer}"])
-    assert problem.config.space.kind == "uniform"
+    assert problem.config.space.kind == ("layerwise" if trainer == "torch" else "uniform")
     for plan in random_plans(problem, random.Random(trainer), 40):
         assert export_plan(problem, plan, trainer).files
 

@@ -107,14 +107,9 @@ NAMES = [(name, target) for name, case in CASES.items() for target in case.targe
 
 
 def files_of(name: str, target: str) -> dict[str, str]:
-    """Return what a case writes for a target; of the program for PyTorch alone what comes before its code.
-
-    That stands in `torch_program.py` and `torch_model.py` of the package; tests/export/test_torch.py runs it.
-    """
+    """Return what a case writes for a target, without the plan file next to the program for PyTorch."""
     files = export_plan(*CASES[name].build(), target).files
-    return (
-        {file: text.split("\n\n\n")[0] + "\n" for file, text in files.items()} if target == "torch" else files
-    )
+    return {file: text for file, text in files.items() if file != "train_torch.json"}
 
 
 def main() -> None:
