@@ -28,7 +28,7 @@ from experiments.calibration.folds import KINDS, HeldOut, cross_validate, fold_e
 from experiments.calibration.parameters import Parameters, Place
 from experiments.calibration.preset_files import write_presets
 from experiments.calibration.problems import MeasuredCase, read_cases
-from experiments.calibration.report import ERRORS, SCALE, held_out_lines
+from experiments.calibration.report import ERRORS, FIGURES, held_out_lines
 from experiments.data.normalize import read_folder
 from experiments.data.runs import read_runs
 
@@ -130,7 +130,7 @@ def write_files(
     header = ("fold_kind", "fold", "file", "row", "figure", "measured", "predicted")
     rows = [
         (kind, h.fold, h.case.run.file, h.case.run.row, h.part,
-         *(f"{SCALE[h.part] * value:.6g}" for value in (h.measured, h.predicted)))
+         *(f"{FIGURES[h.part][1] * value:.6g}" for value in (h.measured, h.predicted)))
         for kind, held in held_out.items()
         for h in held
     ]  # fmt: skip

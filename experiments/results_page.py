@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
-from rich.console import Console
-
 from darts_parallel.plan import package_version, write_text
 
 RESULTS = Path(__file__).parent / "results"
@@ -49,18 +47,6 @@ def publish(
 def typed_command(module: str) -> str:
     """Return the command line that started this process, as a shell takes it."""
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
-
-
-def result_folder(path: str) -> Path:
-    """Return the folder of an experiment's files, made where it is missing."""
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def console_of(width: int, *, highlight: bool = True) -> Console:
-    """Return a console of the terminal's width, or of `width` columns where there is no terminal."""
-    return Console(width=None if Console().is_terminal else width, highlight=highlight)
 
 
 def commit() -> str:

@@ -1,4 +1,4 @@
-"""The cost model against measured runs: seconds per iteration and memory, row by row.
+"""Predict measured runs by the cost model: seconds per iteration and memory, row by row.
 
     python -m experiments.validate_cost_model                                 the shipped runs
     python -m experiments.validate_cost_model data=FOLDER out=outputs/mine    those of a folder alone
@@ -9,77 +9,85 @@ Predicts each run that the cost model can express, and prints the error by sourc
 of plans costs in every job (rank correlation, regret of the first choice and of the best of three), and every
 row that was not used with its reason. A folder holds CSV files (columns: experiments/data/README.md).
 `held_out` refits without every whole source, model or framework family and repeats both with predictions that
-never saw the fold, and counts how many runs the 80 % intervals hold. Leaves validation.csv (one line a row),
-ranking.csv (one line a job), validation.md and validation.png in `out`.
+never saw the fold, and counts how many runs the 80 % intervals hold. Leaves ranking.csv (one line a job) next
+to the files of every study.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from darts_parallel.config import require_at_least, require_members, run_main
-from darts_parallel.plan import write_text
+from darts_parallel.report import markdown_table
 from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.fit import residuals
 from experiments.calibration.folds import KINDS, cross_validate
 from experiments.calibration.parameters import Parameters, Place
 from experiments.calibration.problems import MeasuredCase
-from experiments.calibration.ranking import (
-    MODEL,
-    ROOFLINE,
-    job_rankings,
-    roofline_seconds,
-    write_rankings,
-)
+from experiments.calibration.ranking import MODEL, ROOFLINE, job_rankings, rankings_csv, roofline_seconds
 from experiments.calibration.report import (
+    ERROR_HEADER,
+    RANKING_HEADER,
+    RowOutcome,
+    error_rows,
     held_out_lines,
-    markdown,
     predict_runs,
+    ranking_rows,
     repeat_sentence,
     scatter_figure,
     skipped_lines,
     skipped_summary,
     worst_lines,
-    write_outcomes,
 )
 from experiments.data.normalize import read_folder
 from experiments.data.runs import read_runs
-from experiments.results_page import publish, result_folder
-from experiments.study import save_png
+from experiments.study import Report, Study, StudyOptions, run_study
 
-METHOD = """\
-The runs are those of [`experiments/data/measured.csv`](../data/measured.csv), one row a run with its source
-([columns and rules](../data/README.md)). `python -m experiments.calibrate` fits the parameters (robust
-least squares on logarithmic errors, Jacobian by autograd through the cost model, priors from data sheets and
-micro-benchmarks: [`priors.yaml`](../data/priors.yaml)); `start=conf/calibrated.yaml` begins at the shipped
-ones, `shipped=true` overwrites them.
-
-The first table is in sample: the shipped parameters saw these rows. The honest ones are the next:
-fitted without the whole source (file), model (by its name) or framework family, each fold the minimum
-of the problem linearized at the fit to all, then tried on it. The share of runs inside 80 % intervals
-is counted with spreads read off the other folds. The last table is what an order of plans costs in one
-measured job: regret of the first choice and of the best of three, in percent, of the model's order, of
-a roofline's (peak rates, no overhead), of the smallest tp x pp first, and by chance."""
+METHOD = (
+    "One row of [`measured.csv`](../data/measured.csv) a run ([columns, rules, how it is fitted and "
+    "judged](../data/README.md)). The first table is in sample: the shipped parameters saw these rows. The "
+    "honest ones are the next. The last is what an order of plans costs in one measured job: regret of the "
+    "first choice and of the best of three, in percent."
+)
 
 
 @dataclass
-class ValidationOptions:
+class ValidationOptions(StudyOptions):
     """Command line of `python -m experiments.validate_cost_model`."""
 
+    jobs: int = 1
     data: str = ""
     """Folder of CSV files of measured runs; empty: the shipped runs."""
-    out: str = "outputs/validation"
     parameters: str = str(SHIPPED)
     """Fitted parameters, as python -m experiments.calibrate writes them."""
     held_out: list[str] = field(default_factory=list)
     """Also with parameters that never saw the whole source, model or family; none: only as given."""
-    publish: bool = False
-    """Write experiments/results/validation.md, too."""
     worst: int = 15
-    """Rows with the largest errors that are printed."""
+    """Rows with the largest errors that are shown."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_members("held_out", self.held_out, tuple(KINDS))
         require_at_least("worst", self.worst, 0)
+
+
+def report(outcomes: Sequence[RowOutcome], parameters: Calibrated, options: ValidationOptions) -> Report:
+    """Return the errors by source, held out, and of the orders of plans."""
+    cases = [o.case for o in outcomes if o.case]
+    known = [o.predicted_iteration_s or 0.0 for o in outcomes if o.case]
+    jobs = job_rankings(cases, {MODEL: known, ROOFLINE: roofline_seconds(cases)})
+    worst = worst_lines(outcomes, options.worst)
+    return Report(
+        METHOD,
+        f"{skipped_summary(outcomes)} {repeat_sentence(cases)}".strip(),
+        markdown_table(ERROR_HEADER, error_rows(outcomes)),
+        *held_out_reports(cases, parameters, options.held_out),
+        markdown_table(RANKING_HEADER, ranking_rows(jobs)),
+        ["Largest errors, predicted / measured:", "", *worst] if worst else "",
+        pictures={"validation.png": (scatter_figure(outcomes), "predicted against measured, by source")},
+        files={"ranking.csv": rankings_csv(jobs)},
+    )
 
 
 def validate(options: ValidationOptions) -> int:
@@ -87,32 +95,17 @@ def validate(options: ValidationOptions) -> int:
     runs, others = read_folder(options.data) if options.data else (read_runs(), [])
     parameters = Calibrated.read(Path(options.parameters))
     outcomes = predict_runs(runs, parameters)
-    cases = [o.case for o in outcomes if o.case]
-    scores = {MODEL: [o.predicted[0] for o in outcomes if o.case], ROOFLINE: roofline_seconds(cases)}
-    jobs = job_rankings(cases, scores)
-    out = result_folder(options.out)
-    write_outcomes(out / "validation.csv", outcomes)
-    write_rankings(out / "ranking.csv", jobs)
-    reports = held_out_reports(cases, parameters, options.held_out)
-    text = markdown(outcomes, jobs, reports)
-    write_text(out / "validation.md", text + "\n")
-    save_png(scatter_figure(outcomes), out / "validation.png")
-    counts = f"{skipped_summary(outcomes)} {repeat_sentence(cases)}".strip()
-    if options.publish:
-        command = "python -m experiments.validate_cost_model held_out=[source,model,family] publish=true"
-        captions = {out / "validation.png": "predicted against measured, by source"}
-        page = f"{METHOD}\n\n{counts}\n\n{text}"
-        publish("validation", "How far is the cost model from measured runs?", command, page, captions)
-    print(text + "\n")
     unused = skipped_lines(outcomes, others)
-    for title, lines in (
-        ("Largest errors, predicted / measured:", worst_lines(outcomes, options.worst)),
-        (f"Not used ({len(unused)}):" if unused else "Every row was used.", unused),
-        (counts, []),
-        (f"{out}/validation.csv, ranking.csv, validation.md, validation.png", []),
-    ):
-        print("\n  ".join([title, *lines]))
-    return 0
+    print("\n  ".join([f"Not used ({len(unused)}):" if unused else "Every row was used.", *unused]))
+    study = Study(
+        "validate_cost_model",
+        "How far is the cost model from measured runs?",
+        "runs of frameworks and GPUs that nobody has published.",
+        lambda found: found,
+        partial(report, parameters=parameters, options=options),
+        page="validation",
+    )
+    return run_study(study, {"all runs": outcomes}, options)
 
 
 def held_out_reports(cases: list[MeasuredCase], start: Calibrated, kinds: list[str]) -> list[list[str]]:

@@ -10,13 +10,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, log2, nan
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from darts_parallel.plan import write_text
 from darts_parallel.report import csv_text
 from experiments.calibration.errors import spearman
 from experiments.calibration.predict import predict
@@ -139,7 +137,7 @@ def regret(scores: NDArray[np.float64], truth: NDArray[np.float64], trials: int)
     return expected / float(truth.min()) - 1.0
 
 
-def write_rankings(path: Path, rankings: Sequence[JobRanking]) -> None:
+def rankings_csv(rankings: Sequence[JobRanking]) -> str:
     """Write `ranking.csv`: one line a job, rank correlations and regrets (as fractions) by order."""
     rows = []
     for job in rankings:
@@ -149,7 +147,7 @@ def write_rankings(path: Path, rankings: Sequence[JobRanking]) -> None:
             own |= {f"regret_{k}": job.regret[name, k] for k in TRIALS}
             cells |= {f"{name}_{key}".lstrip("_"): "" if v != v else f"{v:.6g}" for key, v in own.items()}
         rows.append(cells)
-    write_text(path, csv_text(tuple(rows[0]) if rows else ("job",), [tuple(row.values()) for row in rows]))
+    return csv_text(tuple(rows[0]) if rows else ("job",), [tuple(row.values()) for row in rows])
 
 
 def mean(values: Sequence[float]) -> float:

@@ -2,17 +2,16 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from statistics import geometric_mean
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.plan import write_text
-from darts_parallel.report import csv_text, markdown_table
+from darts_parallel.report import markdown_table
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, measured_figures
@@ -32,37 +31,34 @@ from experiments.calibration.ranking import (
 )
 from experiments.data.runs import MeasuredRun
 
-COLUMNS = (
-    "file", "row", "model", "measured_iteration_s", "predicted_iteration_s", "measured_memory_gb",
-    "predicted_memory_gb", "skipped",
-)  # fmt: skip
 ERRORS = ("median %", "mean %", "bias %", "90 % below")
 ERROR_HEADER = ("source", "rows", "s: used", *ERRORS, "memory: used", *ERRORS)
 RANKING_HEADER = ("job", "plans", "Spearman", "model 1", "model 3", "roofline 1", "roofline 3", "smallest 1",
                   "smallest 3", "chance 1", "chance 3")  # fmt: skip
-SCALE = {"seconds": 1.0, "memory": 2.0**-30}
-"""Units of figures in tables and pictures: seconds, GiB."""
+FIGURES = {"seconds": ("iteration_s", 1.0), "memory": ("memory_gb", 2.0**-30)}
+"""Name and unit of a figure in tables and pictures: seconds, GiB."""
 MARKERS = "os^vDP*X<>"
 
 
 @dataclass(frozen=True)
 class RowOutcome:
-    """One row: a case with its prediction, or a reason."""
+    """One row: measured and predicted seconds and GiB, or a reason."""
 
-    run: MeasuredRun
-    case: MeasuredCase | None = None
-    predicted: tuple[float, ...] = ()
-    """Seconds and bytes, in the order of `PARTS`."""
+    file: str
+    row: int
+    model: str
+    measured_iteration_s: float | None = None
+    predicted_iteration_s: float | None = None
+    measured_memory_gb: float | None = None
+    predicted_memory_gb: float | None = None
     skipped: str = ""
-
-    def figures(self, part: str) -> tuple[float | None, float | None]:
-        """Return the predicted and the measured figure, None where it is not known."""
-        predicted = self.predicted[PARTS.index(part)] if self.predicted else None
-        return predicted, measured_figures(self.case).get(part) if self.case else None
+    run: MeasuredRun = field(kw_only=True, repr=False)
+    case: MeasuredCase | None = field(default=None, repr=False)
 
     def pair(self, part: str) -> tuple[float, float] | None:
-        """Return the predicted and the measured figure where both are known."""
-        predicted, measured = self.figures(part)
+        """Return the predicted and the measured figure of a part where both are known."""
+        name, _ = FIGURES[part]
+        predicted, measured = (getattr(self, f"{kind}_{name}") for kind in ("predicted", "measured"))
         return None if predicted is None or measured is None else (predicted, measured)
 
 
@@ -70,33 +66,30 @@ def predict_runs(runs: Sequence[MeasuredRun], parameters: Calibrated) -> list[Ro
     """Predict every run that the cost model can express, in order."""
     outcomes = []
     for run, case in zip(runs, read_cases(runs), strict=True):
-        if isinstance(case, str):
-            outcomes.append(RowOutcome(run, skipped=case))
-            continue
+        outcome = RowOutcome(run.file, run.row, run.model, run=run)
         try:
+            if isinstance(case, str):
+                raise DartsParallelError(case)
             with torch.no_grad():
                 found = predict(case, parameters.at(Place.of_run(run)))
-            outcomes.append(RowOutcome(run, case, (float(found.seconds), float(found.memory))))
         except DartsParallelError as error:
-            outcomes.append(RowOutcome(run, skipped=str(error)))
+            outcomes.append(replace(outcome, skipped=str(error)))
+            continue
+        figures: dict[str, Any] = {"case": case}
+        for part, measured in measured_figures(case).items():
+            name, unit = FIGURES[part]
+            figures[f"measured_{name}"] = unit * measured
+        for part, (name, unit) in FIGURES.items():
+            figures[f"predicted_{name}"] = unit * float(getattr(found, part))
+        outcomes.append(replace(outcome, **figures))
     return outcomes
-
-
-def write_outcomes(path: Path, outcomes: Sequence[RowOutcome]) -> None:
-    """Write `validation.csv`: one line a row; seconds, and GiB as the tools print them."""
-    rows = []
-    for o in outcomes:
-        figures = [(part, figure) for part in PARTS for figure in reversed(o.figures(part))]
-        cells = ["" if figure is None else f"{SCALE[part] * figure:.6g}" for part, figure in figures]
-        rows.append((o.run.file, o.run.row, o.run.model, *cells, o.skipped))
-    write_text(path, csv_text(COLUMNS, rows))
 
 
 def error_rows(outcomes: Sequence[RowOutcome]) -> list[tuple[str, ...]]:
     """Write one line a file, and one of all: rows, seconds errors, memory errors."""
     files: dict[str, list[RowOutcome]] = defaultdict(list)
     for outcome in outcomes:
-        files[outcome.run.file.removesuffix(".csv")].append(outcome)
+        files[outcome.file.removesuffix(".csv")].append(outcome)
     lines = []
     for name, members in (*files.items(), ("all", outcomes)):
         cells = [name, str(len(members))]
@@ -144,32 +137,22 @@ def held_out_lines(kind: str, held: Sequence[HeldOut]) -> list[str]:
     return [f"Held out by {kind}. {summary}", "", *markdown_table(header, rows, (0, 1))]
 
 
-def markdown(
-    outcomes: Sequence[RowOutcome], jobs: Sequence[JobRanking], held_out: Sequence[Sequence[str]] = ()
-) -> str:
-    """Write the error and ranking tables as Markdown, `held_out_lines` between them."""
-    lines = markdown_table(ERROR_HEADER, error_rows(outcomes))
-    for own in held_out:
-        lines += ["", *own]
-    return "\n".join([*lines, "", *markdown_table(RANKING_HEADER, ranking_rows(jobs))])
-
-
 def worst_lines(outcomes: Sequence[RowOutcome], count: int) -> list[str]:
     """List the rows whose seconds or bytes are furthest off."""
     found = []
     for o in outcomes:
         for part in PARTS:
-            pair, run = o.pair(part), o.run
+            pair = o.pair(part)
             if pair and o.case:
-                ratio, plan = pair[0] / pair[1], o.case.plan.describe(run.global_batch_size)
-                text = f"{ratio:.2f} {part}  {run.file}:{run.row}  {run.model}, {plan}"
+                ratio, plan = pair[0] / pair[1], o.case.plan.describe(o.run.global_batch_size)
+                text = f"- {ratio:.2f} {part}: {o.file}:{o.row}, {o.model}, {plan}"
                 found.append((max(ratio, 1.0 / ratio), text))
     return [text for _, text in sorted(found, key=lambda entry: -entry[0])[:count]]
 
 
 def skipped_lines(outcomes: Sequence[RowOutcome], other_files: Sequence[tuple[str, str]]) -> list[str]:
     """List every row that was not used: file, line, reason; then files of another schema."""
-    lines = [f"{o.run.file}:{o.run.row}: {o.skipped}" for o in outcomes if o.skipped]
+    lines = [f"{o.file}:{o.row}: {o.skipped}" for o in outcomes if o.skipped]
     return lines + [f"{name}: {reason}" for name, reason in other_files]
 
 
@@ -231,10 +214,10 @@ def scatter_figure(outcomes: Sequence[RowOutcome]) -> Figure:
     for axes, part, label in zip(figure.subplots(1, 2), PARTS, labels, strict=True):
         axes.set(xlabel=f"measured {label}", ylabel=f"predicted {label}")
         everything: list[float] = []
-        for index, file in enumerate(dict.fromkeys(o.run.file for o in outcomes)):
-            pairs = [pair for o in outcomes if o.run.file == file and (pair := o.pair(part))]
+        for index, file in enumerate(dict.fromkeys(o.file for o in outcomes)):
+            pairs = [pair for o in outcomes if o.file == file and (pair := o.pair(part))]
             if pairs:
-                predicted, measured = SCALE[part] * np.array(pairs).T
+                predicted, measured = np.array(pairs).T
                 axes.scatter(measured, predicted, s=14, alpha=0.7, marker=MARKERS[index % len(MARKERS)],
                              color=f"C{index % 10}", label=file)  # fmt: skip
                 everything += [*predicted, *measured]

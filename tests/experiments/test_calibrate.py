@@ -31,7 +31,7 @@ from experiments.calibration.parameters import QUANTITIES, Parameters, Place
 from experiments.calibration.predict import predict
 from experiments.calibration.preset_files import MARK, names_data_sheet, three_digits, write_presets
 from experiments.calibration.problems import MeasuredCase
-from experiments.calibration.ranking import MODEL, job_rankings, regret, write_rankings
+from experiments.calibration.ranking import MODEL, job_rankings, rankings_csv, regret
 from tests.support.measured_files import cases_of, write_rows
 
 FITTED = tuple(
@@ -266,8 +266,7 @@ def test_runs_of_one_job_are_ranked_by_their_seconds(tmp_path: Path) -> None:
     # tp x pp is 1, 2, 4, 8: the smallest is the fastest here; chance: mean of 1, 2, 3, 4 over 1, less 1
     assert job.regret["smallest", 1] == 0.0
     assert job.regret["random", 1] == pytest.approx(1.5)
-    write_rankings(tmp_path / "ranking.csv", [job])
-    head, line = (tmp_path / "ranking.csv").read_text().splitlines()
+    head, line = rankings_csv([job]).splitlines()
     assert head.startswith("job,plans,best_place,spearman,regret_1,regret_3,roofline_spearman,")
     assert line.rsplit('"', 1)[-1].startswith(",4,2,0.8,1,0,")
 

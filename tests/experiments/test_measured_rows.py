@@ -11,7 +11,7 @@ from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.parameters import Parameters, Place
 from experiments.calibration.predict import predict
 from experiments.calibration.problems import MeasuredCase, build_case
-from experiments.calibration.report import COLUMNS, predict_runs, repeat_errors, repeat_sentence
+from experiments.calibration.report import predict_runs, repeat_errors, repeat_sentence
 from experiments.data import normalize
 from experiments.data.normalize import NormalizeOptions, read_folder
 from experiments.data.runs import ALTERNATE, SHIPPED, MeasuredRun, read_runs, write_runs
@@ -46,9 +46,9 @@ def test_bad_rows_are_reported_with_file_line_and_reason_and_the_rest_is_used(tm
     outcomes = predict_runs(read_folder(str(tmp_path))[0], Calibrated.read())
     assert not outcomes[0].skipped
     assert not outcomes[-1].skipped
-    assert outcomes[0].predicted == outcomes[-1].predicted
+    assert outcomes[0].predicted_iteration_s == outcomes[-1].predicted_iteration_s
     for outcome, (_, reason), line in zip(outcomes[1:-1], BAD, range(3, 99), strict=False):
-        assert (outcome.run.file, outcome.run.row) == ("a.csv", line)
+        assert (outcome.file, outcome.row) == ("a.csv", line)
         assert reason in outcome.skipped
 
 
@@ -73,9 +73,8 @@ def test_validation_writes_one_line_a_row(tmp_path: Path, capsys: pytest.Capture
     write_rows(data / "a.csv", [{"memory_gb": "20"}, {"iteration_s": "-1"}, {"micro_batch": "8", "dp": "4"}])
     write_rows(data / "b.csv", [{"model": "GPT-other"}])
     assert validate(ValidationOptions(data=str(data), out=str(out))) == 0
-    with (out / "validation.csv").open() as stream:
+    with (out / "validate_cost_model.csv").open() as stream:
         rows = list(csv.DictReader(stream))
-    assert tuple(rows[0]) == COLUMNS
     assert [r["file"] + r["row"] for r in rows] == ["a.csv2", "a.csv3", "a.csv4", "b.csv2"]
     assert [bool(r["skipped"]) for r in rows] == [False, True, True, False]
     assert float(rows[0]["measured_iteration_s"]) == 0.5
