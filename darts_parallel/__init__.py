@@ -12,13 +12,34 @@ from darts_parallel.errors import DartsParallelError as DartsParallelError
 from darts_parallel.errors import InfeasibleError as InfeasibleError
 from darts_parallel.errors import PlanError as PlanError
 from darts_parallel.errors import UnsupportedError as UnsupportedError
+from darts_parallel.export import require_trainers
 from darts_parallel.gradient import SearchResult as SearchResult
 from darts_parallel.gradient import search as search
 from darts_parallel.plan import LayerStrategy as LayerStrategy
 from darts_parallel.plan import Plan as Plan
 from darts_parallel.planner import Planned as Planned
-from darts_parallel.planner import plan as plan
+from darts_parallel.planner import choose_nodes
+from darts_parallel.planner import plan as _plan
 from darts_parallel.problem import Problem as Problem
 from darts_parallel.problem import load_problem as load_problem
 
 end_imports(_collecting)
+
+
+def plan(problem: Problem) -> Planned:
+    """Find a plan and check it, as the command `darts-parallel` does.
+
+    Args:
+        problem: Model, cluster, job, and how to search.
+
+    Returns:
+        The plan, how the search went, and what the checks say of it.
+
+    Errors:
+        InfeasibleError: no plan of the space fits; names the binding constraint.
+        UnsupportedError: a trainer of `export` or `space.trainer` lacks the model, or a setting of the job.
+        ConfigError: `search.method=exact` where no exact method reaches.
+    """
+    problem, rental = choose_nodes(problem)
+    require_trainers(problem)
+    return _plan(problem, rental=rental)

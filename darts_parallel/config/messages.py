@@ -143,6 +143,10 @@ def _text_sentence(text: str, given: dict[str, str], schema: Any) -> str:
     for key, value in given.items() if "NoneType" in text else ():
         optional = [n for n, (_, kind) in enumerate(walk(key, schema), 1) if type(None) in get_args(kind)]
         whole = ".".join(key.split(".")[: optional[0]]) if optional else key
+        entries, *rest = re.split(r"\.\d+\.", whole)
+        if rest:
+            first = f"{entries}=[{{..., {rest[0]}: {{...}}}}]"
+            return f"{key}={value} cannot be set, because {whole} is null; try all entries whole, {first}."
         if whole != key:
             return f"{key}={value} cannot be set, because {whole} is null; try giving {whole} a value first."
     text = re.sub(r" See https?://\S+ for details\.?| (full_key|reference_type|object_type)[:=].*$", "", text)

@@ -6,6 +6,7 @@ stages and the bottleneck are then bounded apart, each by a dynamic program over
 so layers stay whole: pricing the bottleneck itself would split them, and is loose (17 % at 16 stages).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from darts_parallel.cost import CostTable
 from darts_parallel.exact._pareto import price_grids
+from darts_parallel.exact.result import DeadlineError
 from darts_parallel.exact.segments import Array as Array
 from darts_parallel.exact.segments import Index as Index
 from darts_parallel.exact.segments import StageSegments, inside_sums, prefix_sums
@@ -152,7 +154,10 @@ def spread_bounds(seconds: Tensor, sync: Tensor, per_iteration: Tensor, count: T
 
 
 def outer_lower_bounds(
-    table: CostTable, space_kind: str = "layerwise", known: float = float("inf")
+    table: CostTable,
+    space_kind: str = "layerwise",
+    known: float = float("inf"),
+    late: Callable[[], bool] = lambda: False,
 ) -> Tensor:
     """Return a lower bound on the iteration time of any feasible plan, for every outer choice.
 
@@ -164,29 +169,38 @@ def outer_lower_bounds(
         space_kind: One of `config.schema.SPACES`. The bound of `layerwise` holds for all; `uniform` takes
             that of `stagewise`, which is tighter.
         known: Seconds of a known plan; what a looser bound already excludes keeps that.
+        late: Asked often whether the time is over; looser bounds then stand.
 
     Returns:
         Seconds, shape `(O,)`; infinite where no plan fits the memory.
     """
     table = table.without_offloadable_memory()
     if table.virtual_stages > 1 or table.pipeline.simulated:
-        return _work_bounds(table, space_kind)
+        return _work_bounds(table, space_kind, late)
     bounds = quick_lower_bounds(table)
     for outer in torch.nonzero(bounds <= known).flatten().tolist():
-        bounds[outer] = outer_bound(table, outer, space_kind, known)
+        if late():
+            break
+        bounds[outer] = outer_bound(table, outer, space_kind, known) or bounds[outer]
     return bounds
 
 
 def outer_bound(table: CostTable, outer: int, space_kind: str, known: float = float("inf")) -> float:
-    """Return `lower_bound` of an outer choice, which its table remembers: a search and its check both ask."""
+    """Return `lower_bound` of an outer choice, which its table remembers: a search and its check both ask.
+
+    0 where the layers are too many for it.
+    """
     bound, asked = table.proven.get((outer, space_kind), (0.0, 0.0))
     if bound <= known and asked < known:
-        bound = lower_bound(OuterCosts.read(table, outer), space_kind, known)
+        try:
+            bound = lower_bound(OuterCosts.read(table, outer), space_kind, known)
+        except DeadlineError:
+            return 0.0
         table.proven[outer, space_kind] = bound, known if bound > known else float("inf")
     return bound
 
 
-def _work_bounds(table: CostTable, space_kind: str) -> Tensor:
+def _work_bounds(table: CostTable, space_kind: str, late: Callable[[], bool]) -> Tensor:
     """Return bounds that hold for any schedule, `(O,)`: a device computes its share of all micro-batches.
 
     One stage a device: stages stay whole layers and fit the memory, and the first micro-batch crosses the
@@ -198,7 +212,8 @@ def _work_bounds(table: CostTable, space_kind: str) -> Tensor:
     even = spent.masked_fill(illegal, torch.inf).amin(-1).sum(-1) / table.pp
     per_iteration = table.per_iteration.detach().masked_fill(illegal, torch.inf).amin(-1).sum(-1)
     if table.virtual_stages == 1:
-        staged = [_staged_bound(table, outer, space_kind) for outer in range(table.num_outer)]
+        outers = range(table.num_outer)
+        staged = [0.0 if late() else _staged_bound(table, outer, space_kind) for outer in outers]
         even = torch.maximum(even, torch.tensor(staged, dtype=torch.float64))
     return (even + per_iteration) * (1 - ROUNDING)
 
@@ -209,7 +224,10 @@ def _staged_bound(table: CostTable, outer: int, space_kind: str) -> float:
     if not table.pipeline.blocking:
         # messages then pass during the work
         costs = replace(costs, p2p=np.zeros_like(costs.p2p))
-    grid, count = SegmentGrid.build(costs, space_kind), float(costs.num_micro_batches)
+    try:
+        grid, count = SegmentGrid.build(costs, space_kind), float(costs.num_micro_batches)
+    except DeadlineError:
+        return 0.0
     chosen = torch.as_tensor(costs.choices)
 
     def before(seconds: Tensor) -> Array:

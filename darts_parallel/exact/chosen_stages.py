@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, even_uniform_plans
 from darts_parallel.exact.bounds import ROUNDING, OuterCosts
+from darts_parallel.exact.result import DeadlineError
 from darts_parallel.exact.segments import Array, Index, StageSegments, inside_sums, prefix_sums, segment_max
 
 
@@ -160,5 +161,8 @@ def balanced_plans(table: CostTable, outers: Iterable[int], count: int = 2) -> H
         best = mine[rank[mine].argsort(stable=True)[:count]].tolist()
         if not bool(cost.feasible[mine].any()):
             best = [int(mine[cost.iteration_time[mine].argmin()]), *best[: count - 1]]
-        found += [balanced(table, outer, int(even.choices[row, 0])) for row in best]
+        try:
+            found += [balanced(table, outer, int(even.choices[row, 0])) for row in best]
+        except DeadlineError:
+            found.append(even[torch.tensor(best)])
     return HardPlans.concatenate(found) if found else None

@@ -131,7 +131,7 @@ class _Search:
         for case in self.cases:
             if case.bound <= known:
                 self._check()
-                case.bound = outer_bound(case.table, case.outer, self.space_kind)
+                case.bound = outer_bound(case.table, case.outer, self.space_kind) or case.bound
 
     def _search(self) -> None:
         """Raise the limit until a plan is found, then exclude the other outer choices."""

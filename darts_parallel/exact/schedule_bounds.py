@@ -22,6 +22,7 @@ from darts_parallel.exact._chain import Chain, PathCounts, weights_behind
 from darts_parallel.exact._folded import DeviceCosts, FoldedSplits
 from darts_parallel.exact._pareto import price_grid
 from darts_parallel.exact.bounds import ROUNDING, outer_lower_bounds
+from darts_parallel.exact.result import DeadlineError
 from darts_parallel.exact.segments import Array, prefix_sums
 from darts_parallel.schedules import find
 
@@ -217,13 +218,18 @@ def simulated_lower_bound(
     bounds = [
         (float(bound), 0, number, outer)
         for number, table in enumerate(tables)
-        for outer, bound in enumerate(outer_lower_bounds(table, space_kind))
+        for outer, bound in enumerate(
+            outer_lower_bounds(table, space_kind, late=lambda: monotonic() > deadline)
+        )
     ]
     heapify(bounds)
     # improve the least bound, by cheap means first, until no better one is known
     while bounds and bounds[0][0] < known and bounds[0][1] < MEANS and monotonic() <= deadline:
         least, means, number, outer = bounds[0]
-        better = _better(tables[number], outer, means, least, known, deadline)
+        try:
+            better = _better(tables[number], outer, means, least, known, deadline)
+        except DeadlineError:  # too many layers
+            better = least
         heapreplace(bounds, (max(least, better), means + 1, number, outer))
     return min([known, *(bound for bound, *_ in bounds[:1])])
 

@@ -12,6 +12,11 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from darts_parallel.exact.result import DeadlineError
+
+MAX_SEGMENTS = 4_000_000
+"""Segments that are worth their time and memory; a chain of 370 layers has fewer at any pipeline degree."""
+
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
@@ -68,7 +73,14 @@ class StageSegments:
 
     @staticmethod
     def legal(num_stages: int, fused_to_previous: NDArray[np.bool_]) -> "StageSegments":
-        """Return segments that leave a layer to every other stage and begin at no fused layer."""
+        """Return segments that leave a layer to every other stage and begin at no fused layer.
+
+        Errors:
+            DeadlineError: there are more than `MAX_SEGMENTS`.
+        """
+        spare = len(fused_to_previous) - num_stages + 1
+        if num_stages * spare * (spare + 1) // 2 > MAX_SEGMENTS:
+            raise DeadlineError
         return _legal(num_stages, fused_to_previous.tobytes())
 
     def __len__(self) -> int:

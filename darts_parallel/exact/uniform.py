@@ -5,6 +5,7 @@ synchronisation each by the best split; those below the best plans so far are so
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -54,7 +55,7 @@ def find_uniform_plan(
         lowest = min(float(outer_lower_bounds(table, "uniform").min()) for table in tables)
         return TableResult(None, lowest, False, 0, note=OFFLOADING)
     check = deadline_check(deadline)
-    queue = _ranked(tables, min(_even_seconds(tables, count), incumbent) * (1 + AGREEMENT))
+    queue = _ranked(tables, min(_even_seconds(tables, count), incumbent) * (1 + AGREEMENT), check)
     found, interleaved_floor = _even_interleaved(tables, incumbent, count)
     effort, reached, proven = len(queue), 0.0, True
     interleaved = any(table.virtual_stages > 1 for table in tables)
@@ -118,7 +119,7 @@ def _even_seconds(tables: Sequence[CostTable], count: int) -> float:
     return float(torch.cat(seconds).sort().values[count - 1])
 
 
-def _ranked(tables: Sequence[CostTable], known: float) -> list[tuple[float, int, int, int]]:
+def _ranked(tables: Sequence[CostTable], known: float, check: Check) -> list[tuple[float, int, int, int]]:
     """Bound, table, outer choice and strategy of every configuration, cheapest bound first.
 
     What a quick look already excludes, because it costs more than `known` seconds, gets that looser bound.
@@ -133,7 +134,8 @@ def _ranked(tables: Sequence[CostTable], known: float) -> list[tuple[float, int,
         outer, choice = torch.nonzero(table.allowed & everywhere.all(0), as_tuple=True)
         bounds = _quick_bounds(table, outer, choice)
         still = torch.nonzero(bounds <= known).squeeze(1)
-        bounds[still] = uniform_bounds(table, outer[still], choice[still])
+        with suppress(DeadlineError):
+            bounds[still] = uniform_bounds(table, outer[still], choice[still], check)
         rows = zip(bounds.tolist(), outer.tolist(), choice.tolist(), strict=True)
         result += [(bound, number, o, c) for bound, o, c in rows]
     return sorted(result)
@@ -148,13 +150,16 @@ def _quick_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
     return spread_bounds(seconds, sync, per_iteration, table.num_micro_batches[outer], table.pp)
 
 
-def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
+def uniform_bounds(
+    table: CostTable, outer: Tensor, choice: Tensor, check: Check = lambda labels=0: None
+) -> Tensor:
     """Lower bounds on the iteration time of uniform configurations over all splits.
 
     Args:
         table: Costs of one pipeline degree.
         outer: Outer choice of every configuration, `(B,)`.
         choice: Strategy of every configuration, `(B,)`.
+        check: Called often; raises `DeadlineError` when the time is over.
 
     Returns:
         Seconds, `(B,)`; infinite where no split fits the memory.
@@ -165,6 +170,7 @@ def uniform_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
         costs = OuterCosts.whole(table, number)
         size = max(ELEMENTS // len(StageSegments.legal(costs.pp, costs.fused_to_previous)), 1)
         for begin in range(0, len(mine), size):
+            check()
             result[mine[begin : begin + size]] = _split_bounds(costs, own[mine[begin : begin + size]])
     return torch.from_numpy(result * (1 - TOLERANCE))
 

@@ -107,7 +107,11 @@ class GradientSearch:
         self.pool.add_all(TablePlans(index, even_uniform_plans(table)) for index, table in enumerate(tables))
         self.pool.add_all(starts)
         known = self.pool.best_time * TOLERANCE
-        self.bounds = [outer_lower_bounds(table, known=known) for table in tables]
+        limit = descent_seconds(config)
+        self.bounds = [
+            outer_lower_bounds(table, known=known, late=lambda: self.clock.seconds >= limit)
+            for table in tables
+        ]
         simulated = [i for i, table in enumerate(tables) if table.pipeline.simulated and not starts]
         for index in simulated:
             alive = torch.nonzero(self.bounds[index] <= self.pool.best_time * TOLERANCE).flatten()

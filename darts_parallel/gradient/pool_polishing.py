@@ -7,7 +7,8 @@ never after a time, so that equal seeds keep giving equal plans.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,19 +43,20 @@ class Work:
 
     Attributes:
         left: Labels left; below 0 the work is over.
+        late: Whether the time is over, too.
     """
 
-    def __init__(self, labels: int) -> None:
-        self.left = labels
+    def __init__(self, labels: int, late: Callable[[], bool]) -> None:
+        self.left, self.late = labels, late
 
     def __call__(self, labels: int = 0) -> None:
         """Count labels.
 
         Errors:
-            DeadlineError: there were more than allowed.
+            DeadlineError: there were more than allowed, or the time is over.
         """
         self.left -= labels
-        if self.left < 0:
+        if self.left < 0 or self.late():
             raise DeadlineError
 
 
@@ -75,6 +77,7 @@ def solve_outer(
     lowest, margin, limit = case.bound, FIRST_MARGIN, incumbent * (1 + AGREEMENT)
     try:
         while case.bound <= limit:
+            check()
             before = case.labels
             found = case.attempt(space_kind, min(lowest * (1 + margin), limit), check)
             if found is not None:
@@ -179,14 +182,17 @@ class _PoolPolisher:
 
     def by_programs(self) -> None:
         """Solve the finalists' outer choices, then those that are still open."""
-        work = Work(self.config.polish_labels)
+        work = Work(self.config.polish_labels, self.stop)
         for place, entry in enumerate(self.pool.top(self.config.polish_finalists)):
+            if self.stop():
+                return
             number, outer = entry.outer
             bound = float(self.bounds[number][outer]) if self.bounds else None
             if not self._solved(number, outer, work, bound) and place == 0:
-                self._solve_cut(entry)
+                with suppress(DeadlineError):
+                    self._solve_cut(entry)
                 self.improve(entry, thorough=True)
-        work = Work(self.config.polish_labels)
+        work = Work(self.config.polish_labels, self.stop)
         rows = ((b, n, outer) for n, own in enumerate(self.bounds) for outer, b in enumerate(own.tolist()))
         for bound, number, outer in sorted(rows):
             if bound >= self.pool.best_time or self.stop():
@@ -221,7 +227,7 @@ class _PoolPolisher:
             case = OuterChoiceSolver(table, number, outer, outer_bound(table, outer, self.space_kind))
             bounds = SegmentBounds.build(case.costs, self.space_kind)
             case.segments = at_cut(bounds, entry.plan.first_layers[0].tolist())
-            work = Work(self.config.polish_labels)
+            work = Work(self.config.polish_labels, self.stop)
             found, _ = solve_outer(case, self.space_kind, self.pool.best_time, work)
             self.pool.evaluated += case.labels
             if found is not None:

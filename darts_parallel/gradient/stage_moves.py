@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from darts_parallel.cost import CostTable, HardPlans
-from darts_parallel.exact import ChosenStages
+from darts_parallel.exact import ChosenStages, DeadlineError
 
 LIMITS_ABOVE = 8
 """Limits above the smallest feasible one that are tried: a slower bottleneck may have a smaller sum."""
@@ -19,7 +19,10 @@ def repartitioned(table: CostTable, plan: HardPlans, most: int = LIMITS_ABOVE) -
     """
     if table.pp == 1:
         return plan
-    chosen = ChosenStages.of(table, plan)
+    try:
+        chosen = ChosenStages.of(table, plan)
+    except DeadlineError:  # too many layers to cut
+        return plan
     # all outer choices share the segments, and what they remember
     seconds = np.where(chosen.fits(), chosen.seconds(), np.inf)
     limits = list(islice(chosen.segments.rising_limits(seconds), most))

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from darts_parallel.cost import evaluate_batch, hard_plan
-from darts_parallel.exact import ChosenStages
+from darts_parallel.exact import ChosenStages, DeadlineError
 from darts_parallel.plan import Plan
 from darts_parallel.problem import Problem
 
@@ -41,7 +41,10 @@ def balance_stages(plan: Plan, problem: Problem) -> Plan:
     if plan.pp == 1 or plan.virtual_stages > 1 or plan.offload or not same or not closed:
         return plan
     table, hard, cost = hard_plan(plan, problem)
-    stages, seconds = ChosenStages.of(table, hard).fitting()
+    try:
+        stages, seconds = ChosenStages.of(table, hard).fitting()
+    except DeadlineError:  # too many layers to cut
+        return plan
     slowest = float(cost.stage_seconds.max())
     fast = seconds <= slowest * (1 + TOLERANCE)
     starts = stages.keep(fast).split_below(_spread(seconds[fast], slowest), np.inf)[1]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from darts_parallel import plan
 from darts_parallel.config.schema import EXPORTS
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import export_plan
@@ -221,3 +222,8 @@ def test_torchtitan_takes_pytorchs_schedules_and_megatron_refuses_them(
     assert f'pipeline_parallel_schedule = "{name}"' in "".join(files.values())
     with pytest.raises(UnsupportedError, match=r"space\.schedules=\[1f1b,interleaved\]"):
         export_plan(problem, plan, "megatron")
+
+
+def test_the_library_refuses_what_the_command_refuses() -> None:
+    with pytest.raises(UnsupportedError, match=r"^space\.trainer=nanotron"):
+        plan(load_problem(["model=toy_moe", "cluster=toy", "training=toy", "space.trainer=nanotron"]))

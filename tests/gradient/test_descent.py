@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from darts_parallel import evaluate, search
+from darts_parallel import evaluate, plan, search
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.exact.result import Verification
 from darts_parallel.gradient import descent
@@ -129,3 +129,18 @@ def test_what_a_time_limit_cuts_short_is_polished_and_what_ctrl_c_cuts_short_is_
     best = check(problem).iteration_time_s
     assert limited.iteration_time_s == pytest.approx(best, rel=1e-9)
     assert stopped.iteration_time_s == stopped.raw_iteration_time_s
+
+
+@pytest.mark.parametrize("pipeline", ["closed_form", "simulated"])
+def test_chains_too_long_to_be_cut_exactly_have_a_plan_and_true_bounds(
+    pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = load_problem(["model=toy", "cluster=toy", "training=toy", f"cost.pipeline={pipeline}",
+                            "search.num_steps=5", "search.num_restarts=2"])  # fmt: skip
+    best = plan(problem)
+    monkeypatch.setattr("darts_parallel.exact.segments.MAX_SEGMENTS", 0)
+    found = plan(problem)
+    assert found.result is not None
+    assert best.result is not None
+    assert all(a.lower_bound_s <= best.result.iteration_time_s * (1 + 1e-9) for a in found.answers)
+    assert found.result.iteration_time_s >= best.result.iteration_time_s * (1 - 1e-9)

@@ -49,7 +49,7 @@ class ScanTerm(CostTerm):
         parts = torch.full_like(choices.ranks, choices.cp)
         ring, _ = split_group(data_group(stage), choices.ranks, parts)
         moved = stage.width * layer.scan.gathered * choices.tokens / choices.tp
-        seconds = reduce_scatter(moved, ring, stage.group.intra_node, stage.cluster.inter_node)
+        seconds = reduce_scatter(moved, ring, *stage.links)
         return seconds, seconds
 
 
