@@ -52,7 +52,9 @@ def test_wider_spaces_are_never_worse() -> None:
 
 def test_an_outer_choice_that_left_is_polished_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        descent, "outer_lower_bounds", lambda table, known: torch.zeros(table.num_outer, dtype=torch.float64)
+        descent,
+        "outer_lower_bounds",
+        lambda table, known, late: torch.zeros(table.num_outer, dtype=torch.float64),
     )  # bounds exclude none
     tables = [random_table(1, pp=2, num_outer=4, tightness=1.5)]
     results = []

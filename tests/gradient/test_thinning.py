@@ -31,7 +31,7 @@ class Watched(GradientSearch):
 @pytest.fixture
 def search(monkeypatch: pytest.MonkeyPatch) -> Callable[[SearchConfig], Watched]:
     """A search of one outer choice that no bound excludes."""
-    monkeypatch.setattr(descent, "outer_lower_bounds", lambda table, known: torch.zeros(1).double())
+    monkeypatch.setattr(descent, "outer_lower_bounds", lambda table, known, late: torch.zeros(1).double())
 
     def watched(config: SearchConfig) -> Watched:
         result = Watched([random_table(3, num_outer=1, tightness=2.0)], "layerwise", config, 0)
