@@ -3,19 +3,16 @@
     python -m experiments.schedule_ratios
     python -m experiments.schedule_ratios data=FILE micro_batches=24 publish=true
 
-Reads runs of one model under several schedules (experiments/data/schedules.csv, or a CSV file with a column
-`schedule` or notes that say `schedule NAME`) and prices each by simulation, layers split evenly. Where the
-source does not print the batch, the number of micro-batches and `seq_len` are those of the publisher's own
-configuration (AMD's Primus, tests/trainer/test_megatron_trainer_zero_bubble.yaml: 16 blocks on 8 GPUs, 32
-micro-batches of one sequence of 4,096 tokens). How many blocks ran follows from the FLOP of a token, TFLOP/s
-over tokens/s: benchmarks cut a model shorter and keep its name. Where that is known, every kernel takes as
-many times its calibrated seconds as give 1F1B its measured tokens/s. A second table gives every pass the
-`shares` of forward, backward and weights that the publisher's trace of another model on the same framework
-shows; docs/where-it-is-off.md says what was found on AMD's runs.
+Reads runs of one model under several schedules (experiments/data/schedules.csv, or a CSV file with its
+columns) and prices each by simulation, layers split evenly. What the file does not print is that of the
+publisher's own configuration (AMD's Primus, tests/trainer/test_megatron_trainer_zero_bubble.yaml: 16 blocks
+on 8 GPUs, 32 micro-batches of one sequence of 4,096 tokens; the FLOP of a token, TFLOP/s over tokens/s, are
+those of 16 blocks, too). Every kernel takes as many times its calibrated seconds as give 1F1B its measured
+tokens/s. A second table gives every pass the `shares` of forward, backward and weights that the publisher's
+trace of another model on the same framework shows; docs/where-it-is-off.md says what was found on AMD's runs.
 """
 
 import csv
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -37,13 +34,10 @@ NAMES = {
 }  # fmt: skip
 """Schedules as measured runs spell them."""
 REFERENCE = "1f1b"
-MODELS = {"Llama2-7B": "llama2_7b"}
 FASTEST, SLOWEST = 0.1, 100.0
 """Bounds of the slowdown of kernels."""
 PASSES = ("model", "trace")
 """Lengths of passes against each other: the cost model's, and the `shares` of a trace."""
-SAME_FLOPS = 0.01
-"""Largest relative difference of FLOP between a depth and the one that ran."""
 
 
 @dataclass
@@ -52,7 +46,10 @@ class RatioOptions(StudyOptions):
 
     jobs: int = 1
     data: str = str(SHIPPED)
-    """CSV file of runs of one model on one node."""
+    """CSV file of runs of one model, a stage a GPU."""
+    model: str = "llama2_7b"
+    blocks: int = 16
+    """Blocks that ran: benchmarks cut a model shorter and keep its name."""
     micro_batches: int = 32
     shares: list[float] = field(default_factory=lambda: [1.71, 0.78])
     """Seconds of a backward pass of the input and of one of the weights over a forward one; may be empty."""
@@ -61,8 +58,8 @@ class RatioOptions(StudyOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least("micro_batches", self.micro_batches, 1)
-        require_at_least("seq_len", self.seq_len, 1)
+        for key in ("blocks", "micro_batches", "seq_len"):
+            require_at_least(key, getattr(self, key), 1)
         if len(self.shares) not in (0, 2) or any(share <= 0 for share in self.shares):
             raise ConfigError(
                 f"shares={self.shares} must be two numbers above 0, a backward and a weight pass over a "
@@ -75,26 +72,11 @@ class MeasuredSchedule:
     """One measured run."""
 
     schedule: str
+    pp: int
     tokens_per_s: float
+    """Tokens per second and GPU."""
     memory: float
     """Memory in the file's unit; only ratios are used."""
-    flops_per_token: float | None = None
-    """FLOP/s over tokens/s; None where the run does not report them."""
-
-
-@dataclass(frozen=True)
-class MeasuredRuns:
-    """Runs of one model on one node."""
-
-    model: str
-    """Name of the shipped model."""
-    pp: int
-    runs: tuple[MeasuredSchedule, ...]
-
-    @property
-    def reference(self) -> MeasuredSchedule:
-        """Return the run under 1F1B."""
-        return next(run for run in self.runs if run.schedule == REFERENCE)
 
 
 @dataclass(frozen=True)
@@ -110,45 +92,38 @@ class Ratios:
     predicted_memory: float
 
 
-def read_runs(path: str) -> MeasuredRuns:
-    """Read model, pipeline degree and runs of a file.
+def read_runs(path: str) -> list[MeasuredSchedule]:
+    """Read the runs of a file, that under 1F1B first.
 
     Errors:
         ConfigError: the file cannot be read, or holds no run under 1F1B.
     """
     try:
         rows = list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
-    except OSError as error:
-        raise ConfigError(f"data={path} cannot be read ({error.strerror}); try {SHIPPED}.") from None
-    runs = []
-    for row in rows:
-        noted = re.search(r"schedule ([\w-]+)", row.get("notes") or "")
-        name = NAMES.get(row.get("schedule") or (noted[1] if noted else ""))
-        if name and row["model"] in MODELS:
-            speed, reported = float(row["tokens_per_s_per_gpu"]), row.get("tflops_per_gpu")
-            flops = float(reported) * 1e12 / speed if reported else None
-            runs.append(MeasuredSchedule(name, speed, float(row["memory_gb"]), flops))
+        runs = [MeasuredSchedule(NAMES[row["schedule"]], int(row["pp"]), float(row["tokens_per_s_per_gpu"]),
+                                 float(row["memory_gb"])) for row in rows]  # fmt: skip
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigError(f"data={path} cannot be read ({error}); try {SHIPPED}.") from None
     if REFERENCE not in {run.schedule for run in runs}:
-        raise ConfigError(f"data={path} must hold a run of {', '.join(MODELS)} under 1f1b; try {SHIPPED}.")
-    return MeasuredRuns(MODELS[rows[0]["model"]], int(rows[0]["pp"]), tuple(runs))
+        raise ConfigError(f"data={path} must hold a run under {REFERENCE}; try {SHIPPED}.")
+    return sorted(runs, key=lambda run: run.schedule != REFERENCE)
 
 
 @lru_cache(maxsize=64)
 def problem_of(
-    model: str, cluster: str, seq_len: int, count: int, blocks: int | None = None, slowdown: float = 1.0
+    model: str, cluster: str, seq_len: int, count: int, blocks: int, slowdown: float = 1.0
 ) -> Problem:
     """Build one pipeline of one micro-batch size, its messages at the same time as the computation.
 
     Args:
         count: Micro-batches.
-        blocks: Blocks of the model; None: all of its own.
+        blocks: Blocks of the model.
         slowdown: Factor on the calibrated seconds of every kernel and every launch.
     """
-    cut = [] if blocks is None else [f"model.num_layers={blocks}"]
     plain = load_problem([
-        f"model={model}", f"training={model}", f"cluster={cluster}", "space.schedules=[1f1b]", *cut,
-        f"training.seq_len={seq_len}", f"training.global_batch_size={count}", "cost.pipeline=simulated",
-        "cost.p2p=overlapped",
+        f"model={model}", f"training={model}", f"cluster={cluster}", "space.schedules=[1f1b]",
+        f"model.num_layers={blocks}", f"training.seq_len={seq_len}", f"training.global_batch_size={count}",
+        "cost.pipeline=simulated", "cost.p2p=overlapped",
     ])  # fmt: skip
 
     def slower(device: Device) -> Device:
@@ -159,37 +134,25 @@ def problem_of(
     return replace(plain, cluster=replace(plain.cluster, groups=groups))
 
 
-def blocks_run(model: str, seq_len: int, flops_per_token: float | None) -> int:
-    """Find the blocks with which a model has a token's FLOP; all of its own where none fit."""
-    whole = problem_of(model, "toy", seq_len, 8).model.config.num_layers
-    if flops_per_token is None:
-        return whole
-    one, two = (problem_of(model, "toy", seq_len, 8, n).model.flops_per_token(seq_len) for n in (1, 2))
-    found = max(round(1 + (flops_per_token - one) / (two - one)), 1)
-    return found if abs((one + (found - 1) * (two - one)) / flops_per_token - 1.0) < SAME_FLOPS else whole
-
-
-def problem_run(options: RatioOptions, measured: MeasuredRuns) -> tuple[Problem, float | None]:
+def problem_run(options: RatioOptions, base: MeasuredSchedule) -> tuple[Problem, float]:
     """Build what ran, and find how many times as long as calibrated kernels take.
 
     With that slowdown 1F1B has its measured tokens/s: efficiency belongs to device and framework, and this
-    framework is not calibrated. None where the file does not say how many blocks ran, or where no slowdown
-    gives the tokens/s.
+    framework is not calibrated. It is 1 where no slowdown gives the tokens/s.
     """
     from scipy.optimize import brentq
 
-    base, pp, count = measured.reference, measured.pp, options.micro_batches
-    given = (measured.model, options.cluster, options.seq_len, count)
-    blocks = blocks_run(measured.model, options.seq_len, base.flops_per_token)
+    count, pp = options.micro_batches, base.pp
+    built = partial(problem_of, options.model, options.cluster, options.seq_len, count, options.blocks)
     seconds = count * options.seq_len / (base.tokens_per_s * pp)
 
     def late(slowdown: float) -> float:
-        return predict(problem_of(*given, blocks, slowdown), REFERENCE, pp, count)[0] - seconds
+        return predict(built(slowdown), REFERENCE, pp, count)[0] - seconds
 
-    if base.flops_per_token is None or late(FASTEST) > 0 or late(SLOWEST) < 0:
-        return problem_of(*given, blocks), None
+    if late(FASTEST) > 0 or late(SLOWEST) < 0:
+        return built(), 1.0
     slowdown = float(brentq(late, FASTEST, SLOWEST, rtol=1e-6))
-    return problem_of(*given, blocks, slowdown), slowdown
+    return built(slowdown), slowdown
 
 
 def predict(
@@ -238,36 +201,33 @@ def shares_of(problem: Problem, pp: int, count: int) -> tuple[float, float]:
 
 
 def compare(
-    measured: MeasuredRuns, problem: Problem, count: int, shares: Sequence[float] = ()
+    runs: Sequence[MeasuredSchedule], problem: Problem, count: int, shares: Sequence[float] = ()
 ) -> list[Ratios]:
-    """Compare all schedules with 1F1B, with `shares` of their passes."""
-    base, passes = measured.reference, PASSES[bool(shares)]
-    found = {
-        run.schedule: predict(problem, run.schedule, measured.pp, count, shares) for run in measured.runs
-    }
-    seconds, size = found[REFERENCE]
-    return [
-        Ratios(
-            passes, run.schedule, run.tokens_per_s / base.tokens_per_s, seconds / found[run.schedule][0],
-            run.memory / base.memory, found[run.schedule][1] / size,
-        )
-        for run in measured.runs
-    ]  # fmt: skip
+    """Compare all schedules with the first, 1F1B, with `shares` of their passes."""
+    base, passes = runs[0], PASSES[bool(shares)]
+    seconds, size = predict(problem, REFERENCE, base.pp, count, shares)
+    result = []
+    for run in runs:
+        own, memory = predict(problem, run.schedule, run.pp, count, shares)
+        result.append(Ratios(passes, run.schedule, run.tokens_per_s / base.tokens_per_s, seconds / own,
+                             run.memory / base.memory, memory / size))  # fmt: skip
+    return result
 
 
 def run(options: RatioOptions) -> int:
     """Compare, print and write; returns the exit status."""
-    measured, count = read_runs(options.data), options.micro_batches
-    if count % measured.pp and "interleaved" in {run.schedule for run in measured.runs}:
+    runs, count = read_runs(options.data), options.micro_batches
+    pp = runs[0].pp
+    if count % pp and "interleaved" in {run.schedule for run in runs}:
         raise ConfigError(
-            f"micro_batches={count} must be a multiple of pp={measured.pp}, as interleaved stages need; "
-            f"try {max(round(count / measured.pp), 1) * measured.pp}."
+            f"micro_batches={count} must be a multiple of pp={pp}, as interleaved stages need; "
+            f"try {max(round(count / pp), 1) * pp}."
         )
-    problem, slowdown = problem_run(options, measured)
+    problem, slowdown = problem_run(options, runs[0])
     study = Study(
         "schedule_ratios", "Are schedules as fast against each other as they were measured?",
         "other models, nodes and numbers of micro-batches than those of the file.",
-        partial(compare, measured, problem, count), partial(report, options, measured, problem, slowdown),
+        partial(compare, runs, problem, count), partial(report, options, pp, problem, slowdown),
     )  # fmt: skip
     tasks = {"passes as the cost model has them": list[float]()}
     if options.shares:
@@ -276,35 +236,22 @@ def run(options: RatioOptions) -> int:
 
 
 def report(
-    options: RatioOptions,
-    measured: MeasuredRuns,
-    problem: Problem,
-    slowdown: float | None,
-    rows: Sequence[Ratios],
+    options: RatioOptions, pp: int, problem: Problem, slowdown: float, rows: Sequence[Ratios]
 ) -> Report:
     """Write speeds and memory over those of 1F1B."""
-    added = ""
-    if slowdown is not None:
-        added = f" Kernels take {slowdown:.2f} times their calibrated seconds: 1F1B then has its tokens/s."
     own, traced = ([row for row in rows if row.passes == passes] for passes in PASSES)
-    parts = [
-        f"{problem.model.config.num_layers} blocks on {measured.pp} GPUs, by the FLOP of a token.{added} "
-        f"Sequences of {options.seq_len} tokens, {options.micro_batches} micro-batches; nothing is fitted to "
-        "the ratios.",
-        _as_markdown(own),
-    ]
-    for what in ("speed", "memory"):
-        orders = [_order(own, f"{source}_{what}") for source in ("measured", "predicted")]
-        parts.append(f"Order of {what}, measured: {orders[0]}; predicted: {orders[1]}.")
-    if traced:
-        parts += [
-            "The same total work with backward passes of the input {:.2f} and of the weights {:.2f} times as "
-            "long as forward passes (`shares`); the cost model has {:.2f} and {:.2f}.".format(
-                *options.shares, *shares_of(problem, measured.pp, options.micro_batches)
-            ),
-            _as_markdown(traced),
-        ]
-    return Report(*parts)
+    note = (
+        f"{options.blocks} blocks on {pp} GPUs. Kernels take {slowdown:.2f} times their calibrated seconds: "
+        f"1F1B then has its tokens/s. Sequences of {options.seq_len} tokens, {options.micro_batches} "
+        "micro-batches; nothing is fitted to the ratios."
+    )
+    if not traced:
+        return Report(note, _as_markdown(own))
+    told = (
+        "The same total work with backward passes of the input {:.2f} and of the weights {:.2f} times as "
+        "long as forward passes (`shares`); the cost model has {:.2f} and {:.2f}."
+    ).format(*options.shares, *shares_of(problem, pp, options.micro_batches))
+    return Report(note, _as_markdown(own), told, _as_markdown(traced))
 
 
 def _as_markdown(rows: Sequence[Ratios]) -> list[str]:
@@ -318,11 +265,6 @@ def _as_markdown(rows: Sequence[Ratios]) -> list[str]:
         )  # fmt: skip
         lines.append((row.schedule, *speed, *memory))
     return markdown_table(header, lines)
-
-
-def _order(rows: Sequence[Ratios], key: str) -> str:
-    """Sort schedules from the largest figure to the smallest."""
-    return " > ".join(row.schedule for row in sorted(rows, key=lambda row: -float(getattr(row, key))))
 
 
 if __name__ == "__main__":
