@@ -56,12 +56,9 @@ def write_presets(folder: Path, fitted: Calibrated, when: str) -> None:
 def device_names() -> list[str]:
     """List the shipped devices whose comment names a data sheet; others are invented, and never rewritten."""
     files = sorted((Path(config_dir()) / "device").glob("*.yaml"))
-    return [file.stem for file in files if names_data_sheet(file.read_text(encoding="utf-8"))]
-
-
-def names_data_sheet(text: str) -> bool:
-    """Tell whether the comment of a device file gives a data sheet as the source of its figures."""
-    return DATA_SHEET in " ".join(" ".join(_comment(text)).replace("#", " ").split())
+    return [
+        file.stem for file in files if DATA_SHEET in file.read_text(encoding="utf-8").replace("\n# ", " ")
+    ]
 
 
 def _comment(text: str) -> list[str]:

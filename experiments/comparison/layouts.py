@@ -4,9 +4,6 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate
 
-import torch
-
-from darts_parallel.cost import CostTable, HardPlans
 from darts_parallel.problem import LayerSpec
 
 SYMBOLS = {"embedding": "E", "mtp": "m", "mtp_again": "m", "head": "L"}
@@ -67,15 +64,3 @@ def default_chunks(layers: Sequence[LayerSpec], stages: int) -> list[str] | None
     named = [layer.kind for layer in layers if layer.kind not in ("loss", "decoder_embedding")]
     chunks = megatron_default(sum(kind not in SYMBOLS for kind in named), stages)
     return None if chunks is None else [*chunks[:-1], chunks[-1].replace("L", "m" * depth + "L")]
-
-
-def uniform_plans(table: CostTable, starts: Sequence[int]) -> HardPlans:
-    """Return every outer choice with every strategy for all layers, all with the same stages.
-
-    Args:
-        table: Costs, with as many stages as `starts`.
-        starts: First layer of every stage.
-    """
-    outer, choice = torch.nonzero(table.allowed, as_tuple=True)
-    choices = choice.unsqueeze(1).expand(-1, table.num_layers)
-    return HardPlans(outer, choices, torch.tensor(starts).expand(len(outer), -1))

@@ -9,12 +9,12 @@ import torch
 from baselines import SCHEDULE_PLANNERS
 from baselines._incumbent import Incumbent
 from darts_parallel.config import SearchConfig
-from darts_parallel.cost import CostTable
+from darts_parallel.cost import CostTable, even_uniform_plans
 from darts_parallel.exact import TableResult, simulated_lower_bound
 from darts_parallel.gradient import GradientSearch
 from darts_parallel.report import markdown_table
 from experiments.comparison.controls import CONTROLS
-from experiments.comparison.layouts import OWN, chunks_of, default_chunks, first_layers, uniform_plans
+from experiments.comparison.layouts import OWN, chunks_of, default_chunks, first_layers
 from experiments.comparison.quantiles import quantile, read_curve
 from experiments.comparison.runs import SEARCH, MethodRun, answered, searched
 from experiments.comparison.schedule_problems import ScheduleCase
@@ -78,7 +78,9 @@ def _fixed(case: ScheduleCase, tables: Sequence[CostTable]) -> Iterator[MethodRu
             if table.pipeline.schedule in OWN and chunks and len(chunks) == table.num_stages:
                 starts = first_layers(chunks, layers)
                 if starts is not None:
-                    incumbent.offer(number, uniform_plans(table, starts))
+                    plans = even_uniform_plans(table)
+                    cut = torch.tensor(starts).expand_as(plans.first_layers)
+                    incumbent.offer(number, replace(plans, first_layers=cut))
         if name == DEFAULT or case.layout:
             yield _answered(case, name, 0, tables, incumbent.result(), incumbent.began)
 
