@@ -21,7 +21,6 @@ compare methods=[gradient_search] seeds=3 budget=60 oracle_seconds=20 publish=tr
 compare_schedules seeds=3 publish=true
 ablate problems=[gpt2_tight,bert_uneven,toy_tight] seeds=3 publish=true
 benchmark publish=true
-replan publish=true
 mixtures seconds=60 publish=true
 validate_cost_model held_out=[source,model,family] publish=true
 reproduce_fasop publish=true

@@ -26,19 +26,6 @@ def read_curve(curve: Sequence[Sequence[float]], seconds: float) -> float:
     return reached[-1] if reached else float("inf")
 
 
-def span(values: Sequence[float], form: str) -> str:
-    """Return the smallest and the largest value, or one where both read the same; a dash without any.
-
-    Args:
-        values: Any number; what is within `EXACT` of 0 reads as 0.
-        form: As `format` takes it.
-    """
-    if not values:
-        return "-"
-    low, high = (f"{value if abs(value) > EXACT else 0.0:{form}}" for value in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
-
-
 def percent(value: float | None) -> str:
     """Return a gap for a table: `0`, within rounding, apart from what merely rounds to it."""
     if value is None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ("-m", "darts_parallel", "model=toy", "cluster=toy", "training=toy", "search=gradient",
            "search.num_steps=40", "search.num_restarts=4")  # fmt: skip
 RUN = ("-m", "darts_parallel.run", "plan=whole/plan.json", "steps=10000")
-COMMANDS = (COMMAND, RUN, ("-m", "experiments.replan"))
+COMMANDS = (COMMAND, RUN, ("-m", "experiments.compare", "problems=toy"))
 """Commands that get a signal at random moments, the imports among them."""
 PATIENCE_S = 120.0
 
