@@ -1,20 +1,20 @@
 """Compare throughput and memory of pipeline schedules with those of 1F1B, measured and predicted.
 
     python -m experiments.schedule_ratios
-    python -m experiments.schedule_ratios data=FILE micro_batches=24 publish=true
+    python -m experiments.schedule_ratios data=FILE micro_batches=24
 
 Reads runs of one model under several schedules (experiments/data/schedules.csv, or a CSV file with its
 columns) and prices each by simulation, layers split evenly. What the file does not print is that of the
 publisher's own configuration (AMD's Primus, tests/trainer/test_megatron_trainer_zero_bubble.yaml: 16 blocks
 on 8 GPUs, 32 micro-batches of one sequence of 4,096 tokens; the FLOP of a token, TFLOP/s over tokens/s, are
 those of 16 blocks, too). Every kernel takes as many times its calibrated seconds as give 1F1B its measured
-tokens/s. A second table gives every pass the `shares` of forward, backward and weights that the publisher's
+tokens/s. A second table gives every pass the shares of forward, backward and weights that the publisher's
 trace of another model on the same framework shows; docs/where-it-is-off.md says what was found on AMD's runs.
 """
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -37,34 +37,27 @@ REFERENCE = "1f1b"
 FASTEST, SLOWEST = 0.1, 100.0
 """Bounds of the slowdown of kernels."""
 PASSES = ("model", "trace")
-"""Lengths of passes against each other: the cost model's, and the `shares` of a trace."""
+"""Lengths of passes against each other: the cost model's, and those of a trace."""
+
+
+MODEL, BLOCKS, SEQ_LEN, CLUSTER = "llama2_7b", 16, 4096, "mi300x_1x8"
+"""Problem that ran: benchmarks cut a model shorter and keep its name."""
+SHARES = (1.71, 0.78)
+"""Seconds of a backward pass of the input and of one of the weights over a forward one, by the trace."""
 
 
 @dataclass
 class RatioOptions(StudyOptions):
-    """Name the runs, and what they do not print."""
+    """Command line of `python -m experiments.schedule_ratios`."""
 
     jobs: int = 1
     data: str = str(SHIPPED)
-    """CSV file of runs of one model, a stage a GPU."""
-    model: str = "llama2_7b"
-    blocks: int = 16
-    """Blocks that ran: benchmarks cut a model shorter and keep its name."""
+    """CSV file of runs of the model, a stage a GPU."""
     micro_batches: int = 32
-    shares: list[float] = field(default_factory=lambda: [1.71, 0.78])
-    """Seconds of a backward pass of the input and of one of the weights over a forward one; may be empty."""
-    seq_len: int = 4096
-    cluster: str = "mi300x_1x8"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("blocks", "micro_batches", "seq_len"):
-            require_at_least(key, getattr(self, key), 1)
-        if len(self.shares) not in (0, 2) or any(share <= 0 for share in self.shares):
-            raise ConfigError(
-                f"shares={self.shares} must be two numbers above 0, a backward and a weight pass over a "
-                "forward one; try [1.71,0.78]."
-            )
+        require_at_least("micro_batches", self.micro_batches, 1)
 
 
 @dataclass(frozen=True)
@@ -110,19 +103,16 @@ def read_runs(path: str) -> list[MeasuredSchedule]:
 
 
 @lru_cache(maxsize=64)
-def problem_of(
-    model: str, cluster: str, seq_len: int, count: int, blocks: int, slowdown: float = 1.0
-) -> Problem:
+def problem_of(count: int, slowdown: float = 1.0) -> Problem:
     """Build one pipeline of one micro-batch size, its messages at the same time as the computation.
 
     Args:
         count: Micro-batches.
-        blocks: Blocks of the model.
         slowdown: Factor on the calibrated seconds of every kernel and every launch.
     """
     plain = load_problem([
-        f"model={model}", f"training={model}", f"cluster={cluster}", "space.schedules=[1f1b]",
-        f"model.num_layers={blocks}", f"training.seq_len={seq_len}", f"training.global_batch_size={count}",
+        f"model={MODEL}", f"training={MODEL}", f"cluster={CLUSTER}", "space.schedules=[1f1b]",
+        f"model.num_layers={BLOCKS}", f"training.seq_len={SEQ_LEN}", f"training.global_batch_size={count}",
         "cost.pipeline=simulated", "cost.p2p=overlapped",
     ])  # fmt: skip
 
@@ -134,7 +124,7 @@ def problem_of(
     return replace(plain, cluster=replace(plain.cluster, groups=groups))
 
 
-def problem_run(options: RatioOptions, base: MeasuredSchedule) -> tuple[Problem, float]:
+def problem_run(count: int, base: MeasuredSchedule) -> tuple[Problem, float]:
     """Build what ran, and find how many times as long as calibrated kernels take.
 
     With that slowdown 1F1B has its measured tokens/s: efficiency belongs to device and framework, and this
@@ -142,17 +132,15 @@ def problem_run(options: RatioOptions, base: MeasuredSchedule) -> tuple[Problem,
     """
     from scipy.optimize import brentq
 
-    count, pp = options.micro_batches, base.pp
-    built = partial(problem_of, options.model, options.cluster, options.seq_len, count, options.blocks)
-    seconds = count * options.seq_len / (base.tokens_per_s * pp)
+    seconds = count * SEQ_LEN / (base.tokens_per_s * base.pp)
 
     def late(slowdown: float) -> float:
-        return predict(built(slowdown), REFERENCE, pp, count)[0] - seconds
+        return predict(problem_of(count, slowdown), REFERENCE, base.pp, count)[0] - seconds
 
     if late(FASTEST) > 0 or late(SLOWEST) < 0:
-        return built(), 1.0
+        return problem_of(count), 1.0
     slowdown = float(brentq(late, FASTEST, SLOWEST, rtol=1e-6))
-    return built(slowdown), slowdown
+    return problem_of(count, slowdown), slowdown
 
 
 def predict(
@@ -223,34 +211,28 @@ def run(options: RatioOptions) -> int:
             f"micro_batches={count} must be a multiple of pp={pp}, as interleaved stages need; "
             f"try {max(round(count / pp), 1) * pp}."
         )
-    problem, slowdown = problem_run(options, runs[0])
+    problem, slowdown = problem_run(count, runs[0])
     study = Study(
         "schedule_ratios", "Are schedules as fast against each other as they were measured?",
         "other models, nodes and numbers of micro-batches than those of the file.",
-        partial(compare, runs, problem, count), partial(report, options, pp, problem, slowdown),
+        partial(compare, runs, problem, count), partial(report, count, pp, problem, slowdown),
     )  # fmt: skip
-    tasks = {"passes as the cost model has them": list[float]()}
-    if options.shares:
-        tasks["passes of a trace"] = options.shares
+    tasks = {"passes as the cost model has them": (), "passes of a trace": SHARES}
     return run_study(study, tasks, options)
 
 
-def report(
-    options: RatioOptions, pp: int, problem: Problem, slowdown: float, rows: Sequence[Ratios]
-) -> Report:
+def report(count: int, pp: int, problem: Problem, slowdown: float, rows: Sequence[Ratios]) -> Report:
     """Write speeds and memory over those of 1F1B."""
     own, traced = ([row for row in rows if row.passes == passes] for passes in PASSES)
     note = (
-        f"{options.blocks} blocks on {pp} GPUs. Kernels take {slowdown:.2f} times their calibrated seconds: "
-        f"1F1B then has its tokens/s. Sequences of {options.seq_len} tokens, {options.micro_batches} "
-        "micro-batches; nothing is fitted to the ratios."
+        f"{BLOCKS} blocks on {pp} GPUs. Kernels take {slowdown:.2f} times their calibrated seconds: "
+        f"1F1B then has its tokens/s. Sequences of {SEQ_LEN} tokens, {count} micro-batches; nothing is "
+        "fitted to the ratios."
     )
-    if not traced:
-        return Report(note, _as_markdown(own))
     told = (
         "The same total work with backward passes of the input {:.2f} and of the weights {:.2f} times as "
-        "long as forward passes (`shares`); the cost model has {:.2f} and {:.2f}."
-    ).format(*options.shares, *shares_of(problem, pp, options.micro_batches))
+        "long as forward passes; the cost model has {:.2f} and {:.2f}."
+    ).format(*SHARES, *shares_of(problem, pp, count))
     return Report(note, _as_markdown(own), told, _as_markdown(traced))
 
 

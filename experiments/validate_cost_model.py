@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from darts_parallel.config import require_at_least, require_members, run_main
+from darts_parallel.config import require_members, run_main
 from darts_parallel.report import markdown_table
 from experiments.calibration.calibrated import SHIPPED, Calibrated
 from experiments.calibration.fit import residuals
@@ -51,6 +51,9 @@ METHOD = (
     "first choice and of the best of three, in percent."
 )
 
+WORST = 15
+"""Rows with the largest errors that are shown."""
+
 
 @dataclass
 class ValidationOptions(StudyOptions):
@@ -63,13 +66,10 @@ class ValidationOptions(StudyOptions):
     """Fitted parameters, as python -m experiments.calibrate writes them."""
     held_out: list[str] = field(default_factory=list)
     """Also with parameters that never saw the whole source, model or family; none: only as given."""
-    worst: int = 15
-    """Rows with the largest errors that are shown."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_members("held_out", self.held_out, tuple(KINDS))
-        require_at_least("worst", self.worst, 0)
 
 
 def report(outcomes: Sequence[RowOutcome], parameters: Calibrated, options: ValidationOptions) -> Report:
@@ -77,7 +77,7 @@ def report(outcomes: Sequence[RowOutcome], parameters: Calibrated, options: Vali
     cases = [o.case for o in outcomes if o.case]
     known = [o.predicted_iteration_s or 0.0 for o in outcomes if o.case]
     jobs = job_rankings(cases, {MODEL: known, ROOFLINE: roofline_seconds(cases)})
-    worst = worst_lines(outcomes, options.worst)
+    worst = worst_lines(outcomes, WORST)
     return Report(
         METHOD,
         f"{skipped_summary(outcomes)} {repeat_sentence(cases)}".strip(),

@@ -29,7 +29,7 @@ def test_the_table_compares_with_1f1b(tmp_path: Path) -> None:
     # the bubble of 1F1B costs (pp - 1) / m: less with more micro-batches
     runs, speeds = schedule_ratios.read_runs(str(data)), []
     for count in (8, 16):
-        problem = schedule_ratios.problem_of("llama2_7b", "mi300x_1x8", 4096, count, 16)
+        problem = schedule_ratios.problem_of(count)
         speeds.append(schedule_ratios.compare(runs, problem, count)[1].predicted_speed)
     few, many = speeds
     assert 1.0 < many < few
@@ -40,7 +40,7 @@ def test_the_shipped_runs_are_of_16_blocks_by_the_flop_of_a_token() -> None:
     options = schedule_ratios.RatioOptions()
     runs = schedule_ratios.read_runs(options.data)
     assert [(run.schedule, run.pp) for run in runs] == [(name, 8) for name in schedule_ratios.NAMES.values()]
-    model = schedule_ratios.problem_of(options.model, options.cluster, 4096, 8, options.blocks).model
+    model = schedule_ratios.problem_of(8).model
     with Path(options.data).open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             flops = float(row["tflops_per_gpu"]) * 1e12 / float(row["tokens_per_s_per_gpu"])
@@ -49,13 +49,12 @@ def test_the_shipped_runs_are_of_16_blocks_by_the_flop_of_a_token() -> None:
 
 def test_slower_kernels_give_1f1b_its_measured_speed(tmp_path: Path) -> None:
     path = measured(tmp_path / "runs.csv", ("v-min", 8897.2, 11.9), ("1f1b", 10057.0, 16.3))
-    options = parse(schedule_ratios.RatioOptions, [f"data={path}", "micro_batches=8"])
     base = schedule_ratios.read_runs(str(path))[0]
-    problem, slowdown = schedule_ratios.problem_run(options, base)
+    problem, slowdown = schedule_ratios.problem_run(8, base)
     assert abs(slowdown - 1.0) > 0.05
-    shipped = schedule_ratios.problem_of("llama2_7b", options.cluster, 4096, 8, 16)
+    shipped = schedule_ratios.problem_of(8)
     seconds, _ = schedule_ratios.predict(problem, "1f1b", 8, 8)
     assert 8 * 4096 / (8 * seconds) == pytest.approx(10057, rel=1e-4)
     # all kernels alike: passes keep their lengths against each other
     assert schedule_ratios.shares_of(problem, 8, 8) == pytest.approx(schedule_ratios.shares_of(shipped, 8, 8))
-    assert schedule_ratios.problem_run(options, replace(base, tokens_per_s=1e-6))[1] == 1.0
+    assert schedule_ratios.problem_run(8, replace(base, tokens_per_s=1e-6))[1] == 1.0
