@@ -133,7 +133,7 @@ class SpaceConfig:
     schedules: Any = None
     """Pipeline schedules to choose from (`schedules.NAMES`), all simulated; null: `cost.schedule`, and
     `interleaved` where `virtual_stages` is above 1. With `interleaved` in the list, `virtual_stages: 1`
-    leaves the number of chunks free."""
+    leaves the number of chunks free. `searched`: any order of passes, found along critical paths."""
     cp: Any = ranged(1)
     """Context-parallel degree; null: every one that divides the halved sequence (its chunks are balanced)."""
     ep: Any = ranged(None)
@@ -179,7 +179,7 @@ class SpaceConfig:
         if self.schedules is not None:
             named = [schedules.full_name(value) for value in self.pinned("schedules") or ()]
             known = schedules.RUNNABLE if self.executable else schedules.NAMES
-            require_members("space.schedules", named, known)
+            require_members("space.schedules", named, (*known, schedules.SEARCHED))
             self.schedules = list(dict.fromkeys(named))
         if self.offload is not None:
             self.offload = [kind for kind in OFFLOADS if kind in (self.pinned("offload") or ())]

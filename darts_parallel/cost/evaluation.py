@@ -77,10 +77,14 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     sync_seconds = summed(sync, devices, table.pp)
     per_iteration = table.per_iteration.take(chosen).sum(1)
     in_flight = table.in_flight[outer, stages]
-    kept = table.static.take(chosen) + in_flight * table.activation.take(chosen)
-    working = table.working.take(chosen)
+    activation, working = table.activation.take(chosen), table.working.take(chosen)
+    kept = table.static.take(chosen) + (0.0 if table.moments is not None else in_flight * activation)
     largest = torch.zeros_like(sync_seconds).scatter_reduce(1, devices, working, "amax")
     memory = summed(kept, devices, table.pp) + largest
+    if table.moments is not None:
+        parts = (activation, table.for_weights.take(chosen))
+        held = torch.cat([summed(part, stages, table.num_stages) for part in parts], 1)
+        memory = memory + torch.einsum("dmk,bk->bdm", table.moments, held).amax(-1)
     for own in plan_contributions(table, plans):
         stage_seconds = stage_seconds + (own.forward + own.backward)
         sync_seconds, memory = sync_seconds + own.per_iteration, memory + own.memory

@@ -9,6 +9,7 @@ from torch import Tensor
 from darts_parallel.cost.table import CostTable
 from darts_parallel.cost.terms.offload import offloaded_shares
 from darts_parallel.plan import Plan
+from darts_parallel.schedules import find
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,17 @@ class HardPlans:
     def to_plan(self, index: int, table: CostTable) -> Plan:
         """Read plan number `index` as stages and strategies."""
         starts, choices = self.first_layers[index].tolist(), self.choices[index].tolist()
+        count, schedule = int(table.num_micro_batches[self.outer[index]]), table.pipeline.schedule
+        if table.pipeline.start:
+            schedule = find(schedule).code(table.pp, count, table.virtual_stages)
         return Plan(
-            num_micro_batches=int(table.num_micro_batches[self.outer[index]]),
+            num_micro_batches=count,
             boundaries=(*starts, len(choices)),
             layers=tuple(table.choices[c] for c in choices),
             cp=table.cp,
             node_order=table.node_order,
             virtual_stages=table.virtual_stages,
-            schedule=table.pipeline.schedule,
+            schedule=schedule,
             offload=offloaded_shares(table, self[index : index + 1]),
         )
 

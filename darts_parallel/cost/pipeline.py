@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import CostConfig
-from darts_parallel.schedules import CLOSED_FORM, find, full_name, usual_schedule
+from darts_parallel.schedules import CLOSED_FORM, SEARCHED, Searched, find, full_name, usual_schedule
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,17 @@ class PipelineModel:
     """Messages between stages occupy the later stage."""
     together: bool = False
     """Gradients are synchronised once all devices have ended, as in the closed form; else each at its end."""
+    free: bool = False
+    """The order of the passes may be changed (`space.schedules` lists `searched`)."""
+    start: bool = False
+    """The space does not list the schedule itself: its order is where a search begins."""
 
     @staticmethod
     def from_config(
-        config: CostConfig, virtual_stages: int = 1, schedule: str | None = None
+        config: CostConfig,
+        virtual_stages: int = 1,
+        schedule: str | None = None,
+        named: Sequence[str] = (),
     ) -> "PipelineModel":
         """Return the model that the user chose.
 
@@ -37,6 +44,7 @@ class PipelineModel:
             config: Kind of cost model and of messages.
             virtual_stages: Stages of a device.
             schedule: Of the plan; None takes `config.schedule`, or `interleaved` for several stages a device.
+            named: Schedules of the space.
         """
         usual = usual_schedule(virtual_stages)
         name = full_name(schedule or (config.schedule if virtual_stages == 1 else usual))
@@ -44,7 +52,10 @@ class PipelineModel:
         simulated = not closed or name != CLOSED_FORM
         # next to the closed form of 1F1B, so that plans differ by their passes alone
         together = closed and simulated and name == usual
-        return PipelineModel(simulated, name, config.p2p == "blocking", together)
+        free = SEARCHED in named
+        return PipelineModel(
+            simulated, name, config.p2p == "blocking", together, free, free and name not in named
+        )
 
 
 def pipeline_seconds(
@@ -97,10 +108,14 @@ def held_fields(table: Any, virtual_stages: int) -> dict[str, Any]:
         virtual_stages: Stages of a device.
     """
     schedule, pp, counts = find(table.pipeline.schedule), table.pp, table.num_micro_batches
-    flying = in_flight(pp, counts, schedule.name, virtual_stages)
-    if not schedule.split:
-        return {"in_flight": flying}
+    flying = in_flight(pp, counts, table.pipeline.schedule, virtual_stages)
     before, after = table.activation, table.for_weights
+    if isinstance(schedule, Searched):
+        rows = [torch.from_numpy(own).double() for own in schedule.moments()]
+        moments = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return {"in_flight": flying, "before": before, "moments": moments}
+    if not schedule.split:
+        return {"in_flight": flying, "before": before}
     activation = before.clone()
     lighter, heavier = ((x > y).any(2).any(0).nonzero()[:, 0] for x, y in ((before, after), (after, before)))
     if len(lighter):
@@ -111,7 +126,7 @@ def held_fields(table: Any, virtual_stages: int) -> dict[str, Any]:
         usual, whole = before[:, heavier], after[:, heavier]
         fullest = [schedule.fullest_moments(pp, count, virtual_stages) for count in counts.tolist()]
         activation[:, heavier] = torch.where(whole > usual, _most(fullest, usual, whole), usual)
-    return {"in_flight": flying, "activation": activation}
+    return {"in_flight": flying, "before": before, "activation": activation}
 
 
 def _most(moments: Sequence[Sequence[tuple[float, float]]], before: Tensor, after: Tensor) -> Tensor:

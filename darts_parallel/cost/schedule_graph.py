@@ -14,8 +14,11 @@ from darts_parallel.schedules import find
 
 Indices = NDArray[np.int64]
 
-KINDS = "FBW"
-FORWARD, BACKWARD, WEIGHT = range(3)
+FORWARD, BACKWARD, WEIGHT, WHOLE, NOTHING = range(5)
+"""A backward pass is that of the input alone where the schedule splits it, unless it is `WHOLE`: then `NOTHING`
+comes in the place of the weights' gradient, so that devices have equally many."""
+PLACES = np.array([FORWARD, BACKWARD, WEIGHT, BACKWARD, WEIGHT])
+"""Kind in the place of which others wait for a pass, by kind."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Graph:
 
     num_micro_batches: int
     operations: Indices
-    """Kind (index in `FBW`), stage and micro-batch of every pass, `(N, 3)`."""
+    """Kind (index in `Schedule.kinds`), stage and micro-batch of every pass, `(N, 3)`."""
     bounds: tuple[int, ...]
     """First pass of every level, and N."""
     previous: Indices
@@ -81,8 +84,10 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
         bounds=(*np.searchsorted(hops[order], np.arange(hops.max() + 2)).tolist(),),
         previous=number[previous[order]],
         source=number[source[order]],
-        duration=(kind * stages + stage)[order],
-        message=_messages(kind, stage, stages)[order],
+        duration=np.choose(kind // WHOLE + kind // NOTHING, [
+            kind * stages + stage, 4 * stages + stage, 4 * stages - 1
+        ])[order],  # fmt: skip
+        message=_messages(PLACES[kind], stage, stages)[order],
         last=number[np.arange(pp) * length + length - 1],
         frames=number[_frames(schedule, orders, source.reshape(pp, length), chunks)],
     )
@@ -92,14 +97,18 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
 def _orders(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Indices:
     """Return kind, stage and micro-batch of the passes of every device in order, `(pp, N / pp, 3)`."""
     orders = find(schedule).orders(pp, num_micro_batches, chunks)
-    number = {kind: index for index, kind in enumerate(KINDS)}
-    return np.array([[(number[kind], stage, batch) for kind, stage, batch in order] for order in orders])
+    number = {kind: index for index, kind in enumerate(find(schedule).kinds)}
+    numbered = [[(number[kind], stage, batch) for kind, stage, batch in order] for order in orders]
+    return np.array([
+        [(kind, *rest) for first, *rest in row for kind in [first] + [NOTHING] * (first == WHOLE)]
+        for row in numbered
+    ])  # fmt: skip
 
 
 def _waits(orders: Indices, stages: int) -> tuple[Indices, Indices]:
     """Return the pass before each one on its device, and the one that gives its input; N: none."""
     total, length, (kind, stage, batch) = orders[..., 0].size, orders.shape[1], orders.reshape(-1, 3).T
-    count = int(batch.max()) + 1
+    count, kind = int(batch.max()) + 1, PLACES[kind]
     place = np.full(3 * stages * count + 1, total)
     place[(kind * stages + stage) * count + batch] = np.arange(total)
     previous = np.where(np.arange(total) % length, np.arange(total) - 1, total)
@@ -163,7 +172,7 @@ def _frames(schedule: str, order: Indices, source: Indices, chunks: int) -> Indi
     none, (pp, length, _) = np.zeros((0, 0), dtype=np.int64), order.shape
     known, count = find(schedule), int(order[..., 2].max()) + 1
     step = known.frame_batches(pp)
-    if known.linear or count < 2 * pp:
+    if known.linear or not known.repeats or count < 2 * pp:
         return none
     longer = _orders(schedule, pp, count + step, chunks)
     frame, later = longer.shape[1] - length, np.array([0, 0, step])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from darts_parallel.cost.pipeline import PipelineModel
-from darts_parallel.cost.schedule_graph import KINDS, Graph, Indices, compiled
+from darts_parallel.cost.schedule_graph import NOTHING, Graph, Indices, compiled
 from darts_parallel.schedules import Operation, find
 
 Floats = NDArray[np.float64]
@@ -57,10 +57,11 @@ class PassSeconds:
         )
 
     def rows(self, split: bool) -> Tensor:
-        """Return all seconds one below the other, `(4 S, B)`: F, B, W, messages and a row of zeros."""
+        """Return all seconds one below the other, `(5 S, B)`: F, B, W, messages, a row of zeros, whole B."""
         weight = self.weight_gradient if split else torch.zeros_like(self.weight_gradient)
         nothing = torch.zeros_like(self.forward[:, :1])
-        return torch.cat([self.forward, self.backward - weight, weight, self.message, nothing], dim=1).T
+        parts = [self.forward, self.backward - weight, weight, self.message, nothing, self.backward]
+        return torch.cat(parts, dim=1).T
 
 
 class Event(NamedTuple):
@@ -191,10 +192,11 @@ def timeline(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int
     starts = _run(graph, rows)[1][:, 0].tolist()
     seconds = rows[graph.duration, 0].tolist()
     return [
-        Event(devices[stage], Operation(KINDS[kind], stage, batch), start, start + length)
+        Event(devices[stage], Operation(find(schedule).kinds[kind], stage, batch), start, start + length)
         for (kind, stage, batch), start, length in zip(
             graph.operations.tolist(), starts, seconds, strict=True
         )
+        if kind != NOTHING
     ]
 
 
@@ -213,14 +215,16 @@ def critical_operations(
     awaited = int((end[graph.last, 0] + sync.detach().numpy()).argmax())
     paths, _ = _critical_paths(graph, end, start, graph.last[[awaited]], np.zeros(1, dtype=np.int64))
     on_path = graph.operations[paths[paths < len(graph)]].tolist()
-    return frozenset(Operation(KINDS[kind], stage, batch) for kind, stage, batch in on_path)
+    kinds = find(schedule).kinds
+    return frozenset(Operation(kinds[kind], stage, batch) for kind, stage, batch in on_path if kind != NOTHING)
 
 
 def _growing(schedule: str, pp: int, num_micro_batches: int) -> Iterator[int]:
     """Yield rising numbers of micro-batches to try, whole frames fewer than all; at last all."""
     step = find(schedule).frame_batches(pp)
     tried = step * (6 if step > 1 else 3 * pp)
-    while 3 * tried < 2 * num_micro_batches and not find(schedule).linear:
+    repeats = find(schedule).repeats and not find(schedule).linear
+    while 3 * tried < 2 * num_micro_batches and repeats:
         yield tried
         tried *= 3
     yield num_micro_batches
@@ -299,7 +303,7 @@ class _Longest(torch.autograd.Function):
         for rows, counted in ((graph.duration, paths < len(graph)), (graph.message, by_message)):
             cells = rows[paths[counted]] * shape[1] + np.broadcast_to(plan, paths.shape)[counted]
             result += np.bincount(cells, weights[counted], minlength=total).reshape(shape)
-        result[-1] = 0.0
+        result[4 * len(result) // 5 - 1] = 0.0
         return torch.from_numpy(result), None, None, None
 
 

@@ -109,6 +109,10 @@ class CostTable:
     """`forward + backward` and `sync` by name."""
     pipeline: PipelineModel = field(default_factory=PipelineModel)
     """How the seconds of the stages make an iteration."""
+    before: Tensor | None = field(default=None, metadata={"axes": "OLC"})
+    """Bytes per micro-batch before its backward; `activation` is that but for what a split backward adds."""
+    moments: Tensor | None = None
+    """Of a searched order: what stages hold when a device may hold most, `(pp, M, 2 K)` (`Searched`)."""
     cp: int = 1
     """Context-parallel degree."""
     kind_allowed: Tensor | None = field(default=None, metadata={"axes": "QC"})
@@ -162,7 +166,7 @@ class CostTable:
     @property
     def schedule_name(self) -> str:
         """The schedule where neither the number of chunks nor the usual 1F1B says it; else empty."""
-        return "" if self.pipeline.schedule in USUAL else self.pipeline.schedule
+        return "" if self.pipeline.schedule in USUAL else find(self.pipeline.schedule).name
 
     @property
     def label(self) -> str:
@@ -207,6 +211,12 @@ class CostTable:
     def select(self, outer: Sequence[int] | Tensor) -> "CostTable":
         """Return the table with only some outer choices."""
         return self._along("O", torch.as_tensor(outer))
+
+    def with_order(self, outer: int, code: str) -> "CostTable":
+        """Return the table of one outer choice under the order of passes of a code (`Searched`)."""
+        one = self.select([outer])
+        one = replace(one, pipeline=replace(self.pipeline, schedule=code, start=False), activation=one.before)
+        return replace(one, **held_fields(one, self.virtual_stages))
 
     def keep_choices(self, index: Sequence[int] | Tensor) -> "CostTable":
         """Return the table with only some strategies."""
@@ -279,7 +289,11 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
     clusters = [p.cluster.arranged(s.node_order) for p, s in placed]
     stages = [[c.stage_topology(k, s.pp) for k in range(s.pp)] for c, s in zip(clusters, spaces, strict=True)]
     kinds = list(dict.fromkeys(k for own in stages for k in own))
-    models = [PipelineModel.from_config(problem.config.cost, s.virtual_stages, s.schedule) for s in spaces]
+    named = problem.config.space.schedules or ()
+    models = [
+        PipelineModel.from_config(problem.config.cost, s.virtual_stages, s.schedule, named * (s.pp > 1))
+        for s in spaces
+    ]
     edges = [
         _boundaries(cluster, model.schedule, space.pp, space.virtual_stages)
         for cluster, model, space in zip(clusters, models, spaces, strict=True)

@@ -6,7 +6,7 @@ from darts_parallel.plan._expert_degrees import check_experts
 from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees
 from darts_parallel.plan.strategy import LayerStrategy, Plan, degrees
 from darts_parallel.problem import Problem
-from darts_parallel.schedules import RUNNABLE, find
+from darts_parallel.schedules import RUNNABLE
 
 
 def check_plan(plan: Plan, problem: Problem) -> None:
@@ -66,7 +66,7 @@ def _check_placement(plan: Plan, problem: Problem) -> None:
 def _check_chunks(plan: Plan) -> None:
     if plan.pp == 1:
         raise PlanError(f"plan: virtual_stages={plan.virtual_stages} must be 1 where pp is 1; try 1.")
-    if sentence := find(plan.schedule_name).count_refusal(plan.pp, plan.num_micro_batches):
+    if sentence := plan.passes.count_refusal(plan.pp, plan.num_micro_batches):
         raise PlanError(sentence)
 
 

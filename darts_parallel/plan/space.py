@@ -26,7 +26,10 @@ from darts_parallel.plan.legality import refuse_model, sequence_divides
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.plan.trainers import trainer_runs
 from darts_parallel.problem import Problem, node_orders, orders_are_all
-from darts_parallel.schedules import find, usual_schedule
+from darts_parallel.schedules import CLOSED_FORM, SEARCHED, find, usual_schedule
+
+STARTS = ("zero_bubble_h1", "zero_bubble_v")
+"""Schedules of every placement, whose plans a search of orders changes where the space lists none alike."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,12 @@ def schedule_choices(problem: Problem, pp: int) -> list[tuple[int, str | None]]:
     """
     space = problem.config.space
     pinned, named = space.pinned("virtual_stages"), space.pinned("schedules")
+    if named is not None and SEARCHED in named:
+        # a table of each placement, where the search of orders begins
+        listed = [name for name in named if name != SEARCHED]
+        first = STARTS if pp > 1 else (CLOSED_FORM,)
+        like = {(find(name).chunks, find(name).folded) for name in listed}
+        named = (*listed, *(name for name in first if (find(name).chunks, find(name).folded) not in like))
     counts = virtual_stage_counts(problem, pp)
     if named is None:
         return [(virtual_stage, None) for virtual_stage in counts if _allowed(pinned, virtual_stage)]
@@ -172,7 +181,7 @@ def _outer_space(
     choices = tuple(
         choice
         for choice in layer_choices(problem, problem.cluster.num_devices // pp, cp)
-        if trainer_runs(problem, pp, cp, name, choice)
+        if trainer_runs(problem, pp, cp, name if name in (space.schedules or [name]) else SEARCHED, choice)
     )
     if not all(any(admits(problem, kind, c) for c in choices) for kind in problem.cluster.types):
         return None

@@ -15,7 +15,17 @@ from darts_parallel.plan._fields import (
     offload_of,
     stage_span,
 )
-from darts_parallel.schedules import NAMES, USUAL, find, usual_schedule
+from darts_parallel.schedules import (
+    NAMES,
+    PLACEMENTS,
+    SEARCHED,
+    USUAL,
+    Schedule,
+    Searched,
+    find,
+    order_code,
+    usual_schedule,
+)
 
 SCHEMA = "darts-parallel/plan/1"
 
@@ -75,8 +85,8 @@ class Plan:
     node_order: tuple[int, ...] = ()
     """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank order."""
     schedule: str | None = None
-    """Order of the passes (`schedules.NAMES`); None: `cost.schedule`, or `interleaved` where
-    `virtual_stages` is above 1."""
+    """Order of the passes (`schedules.NAMES`, or the code of a searched one); None: `cost.schedule`, or
+    `interleaved` where `virtual_stages` is above 1."""
     offload: tuple[tuple[float, float], ...] = ()
     """Shares of activations and of optimizer state in host memory, of every device of the pipeline in order;
     empty: nothing."""
@@ -107,7 +117,7 @@ class Plan:
                 f"pp={self.pp}; try {self.pp}."
             )
         if self.schedule is not None:
-            _check_schedule(self.schedule, self.virtual_stages)
+            _check_schedule(self.schedule, self)
         if self.schedule == usual_schedule(self.virtual_stages):
             object.__setattr__(self, "schedule", None)  # one spelling of one plan
 
@@ -136,12 +146,17 @@ class Plan:
     @property
     def schedule_name(self) -> str:
         """The schedule; where the plan names none, the usual one of its chunks."""
-        return self.schedule or usual_schedule(self.virtual_stages)
+        return self.passes.name
+
+    @property
+    def passes(self) -> Schedule:
+        """The schedule itself, which knows the order of its passes."""
+        return find(self.schedule or usual_schedule(self.virtual_stages))
 
     @property
     def chunk_devices(self) -> tuple[int, ...]:
         """Device of the pipeline of every chunk."""
-        return find(self.schedule_name).devices(self.pp, self.num_chunks)
+        return self.passes.devices(self.pp, self.num_chunks)
 
     def within(self, space_kind: str) -> bool:
         """Return whether the plan lies in the space: `uniform`, `stagewise`, or any other, which is free."""
@@ -224,6 +239,10 @@ class Plan:
             {key: value for key, value in asdict(s).items() if key not in left_out} for s in self.layers
         ]
         layers = [{"name": n, **strategy} for n, strategy in zip(names, strategies, strict=True)]
+        rule, order = self.passes, dict[str, Any]()
+        if isinstance(rule, Searched):
+            texts = [text.split() for text in rule.texts]
+            order = {"placement": PLACEMENTS[rule.folded], "order": texts}
         return {
             "pp": self.pp,
             "cp": self.cp,
@@ -232,6 +251,7 @@ class Plan:
             "num_micro_batches": self.num_micro_batches,
             "stages": stages,
             "layers": layers,
+            **order,
         }
 
     @staticmethod
@@ -263,7 +283,7 @@ class Plan:
             cp=field(data, "cp", int, minimum=1, default=1),
             virtual_stages=field(data, "virtual_stages", int, minimum=1, default=1),
             node_order=node_order_of(data),
-            schedule=field(data, "schedule", str) if "schedule" in data else None,
+            schedule=_schedule(data),
         )
         plan = replace(plan, offload=offload_of(data["stages"], plan.chunk_devices))
         pp = field(data, "pp", int)
@@ -276,11 +296,29 @@ class Plan:
         return plan
 
 
-def _check_schedule(name: str, virtual_stages: int) -> None:
-    if name not in NAMES:
+def _schedule(data: dict[str, Any]) -> str | None:
+    """Read the schedule of a file; a searched one is the code of its order."""
+    if data.get("schedule") != SEARCHED:
+        return field(data, "schedule", str) if "schedule" in data else None
+    placement, order = field(data, "placement", str), field(data, "order", list)
+    if placement not in PLACEMENTS:
+        raise PlanError(f"plan: placement={placement!r} must be loop or v; try {PLACEMENTS[0]}.")
+    for device, row in enumerate(order):
+        if not isinstance(row, list) or not all(isinstance(text, str) for text in row):
+            raise PlanError(f'plan: order[{device}] must be a list of passes as text; try ["0F0", "0B0"].')
+    return order_code(placement, order)
+
+
+def _check_schedule(name: str, plan: Plan) -> None:
+    known = name if name.startswith(f"{SEARCHED}:") else name in NAMES
+    if not known:
         near = get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
         raise PlanError(f"plan: schedule={name!r} must be one of {', '.join(NAMES)}; try {near}.")
-    if sentence := find(name).chunk_refusal(virtual_stages):
+    rule = find(name)
+    if isinstance(rule, Searched):
+        if sentence := rule.refusal(plan.pp, plan.num_chunks, plan.num_micro_batches):
+            raise PlanError(f"plan: {sentence}.")
+    elif sentence := rule.chunk_refusal(plan.virtual_stages):
         raise PlanError(sentence)
 
 

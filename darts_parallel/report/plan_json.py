@@ -129,4 +129,4 @@ def _placed(plan: Plan, names: tuple[str, ...], problem: Problem) -> dict[str, A
     placed = plan.to_dict(
         names, cluster.num_devices, cluster.pipeline_ranks, experts=problem.model.has_experts
     )
-    return placed | {"schedule": model.schedule}
+    return placed | {"schedule": find(model.schedule).name}

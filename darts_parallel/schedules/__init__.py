@@ -13,5 +13,9 @@ from darts_parallel.schedules._registry import find as find
 from darts_parallel.schedules._registry import full_name as full_name
 from darts_parallel.schedules._registry import names_with_chunks as names_with_chunks
 from darts_parallel.schedules._registry import usual_schedule as usual_schedule
+from darts_parallel.schedules._schedule import PLACEMENTS as PLACEMENTS
+from darts_parallel.schedules._schedule import SEARCHED as SEARCHED
 from darts_parallel.schedules._schedule import Operation as Operation
 from darts_parallel.schedules._schedule import Schedule as Schedule
+from darts_parallel.schedules._searched import Searched as Searched
+from darts_parallel.schedules._searched import order_code as order_code

@@ -4,7 +4,8 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
-from darts_parallel.schedules._schedule import Schedule
+from darts_parallel.schedules._schedule import SEARCHED, Schedule
+from darts_parallel.schedules._searched import searched
 
 
 def _discovered() -> dict[str, Schedule]:
@@ -26,8 +27,8 @@ RUNNABLE = tuple(name for name, schedule in _SCHEDULES.items() if schedule.pytor
 
 
 def find(name: str) -> Schedule:
-    """Return the schedule of a name of `NAMES`, or of an alias."""
-    return _SCHEDULES[full_name(name)]
+    """Return the schedule of a name of `NAMES`, of an alias, or of the code of a searched order."""
+    return searched(name) if name.startswith(f"{SEARCHED}:") else _SCHEDULES[full_name(name)]
 
 
 def full_name(name: str) -> str:

@@ -15,6 +15,11 @@ Moment = tuple[int, int]
 """Micro-batches before their backward pass, and between it and their weights' gradient."""
 
 
+SEARCHED = "searched"
+"""Name of the orders that no rule writes."""
+PLACEMENTS = ("loop", "v")
+
+
 class Operation(NamedTuple):
     """One pass of one micro-batch through one stage; `Schedule.devices` names its device."""
 
@@ -34,10 +39,14 @@ class Schedule(ABC):
     """Its name in `torch.distributed.pipelining`, which `run` and torchtitan execute; None: absent."""
     chunks: int | None = 1
     """Stages of a device; None: any number above 1."""
+    kinds = "FBW"
+    """Its kinds of passes; whole backward passes next to split ones come last."""
     split = False
     """Backward passes leave the gradient of the weights to a pass of its own."""
     folded = False
     """Stages lie as a V: device k holds the stages k and `2 * pp - 1 - k`."""
+    repeats = True
+    """A frame of passes may be put in for more micro-batches, so that a steady state is looked for."""
     linear = False
     """Each micro-batch after the second adds the same seconds, so that no steady state is looked for."""
 
@@ -108,6 +117,15 @@ class Schedule(ABC):
         if sentence := self.chunk_refusal(chunks) or self.count_refusal(pp, count):
             raise UnsupportedError(sentence)
         return tuple(tuple(self.passes(device, pp, count, chunks)) for device in range(pp))
+
+    def code(self, pp: int, count: int, chunks: int = 1) -> str:
+        """Return the passes as the code of a searched order (`Searched`)."""
+        names = {"B": "I"} if self.split and len(self.kinds) == 3 else {}
+        rows = [
+            " ".join(f"{stage}{names.get(kind, kind)}{batch}" for kind, stage, batch in order)
+            for order in self.orders(pp, count, chunks)
+        ]
+        return ";".join([f"{SEARCHED}:{PLACEMENTS[self.folded]}", *rows])
 
 
 @lru_cache(maxsize=256)
