@@ -84,9 +84,9 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
         bounds=(*np.searchsorted(hops[order], np.arange(hops.max() + 2)).tolist(),),
         previous=number[previous[order]],
         source=number[source[order]],
-        duration=np.choose(kind // WHOLE + kind // NOTHING, [
-            kind * stages + stage, 4 * stages + stage, 4 * stages - 1
-        ])[order],  # fmt: skip
+        duration=np.choose(
+            kind // WHOLE + kind // NOTHING, [kind * stages + stage, 4 * stages + stage, 4 * stages - 1]
+        )[order],  # fmt: skip
         message=_messages(PLACES[kind], stage, stages)[order],
         last=number[np.arange(pp) * length + length - 1],
         frames=number[_frames(schedule, orders, source.reshape(pp, length), chunks)],

@@ -5,11 +5,72 @@ nothing starts later), and a device's order is a word over symbols `kind * S + s
 whole B, in this order. The j-th time that a symbol stands in a word it is micro-batch j.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
 
 NEVER = 1e300
 """Seconds of an order that waits for itself."""
+ROOM = 1e-12
+"""Share of its room by which an order may pass it: less than what a plan may, which adds bytes otherwise."""
+
+
+class Figures(NamedTuple):
+    """Costs of layers under strategies for one outer choice, by kind of stage; axes as of `CostTable`."""
+
+    forward: Array
+    backward: Array
+    weight: Array
+    sync: Array
+    per_iteration: Array
+    static: Array
+    before: Array
+    between: Array
+    working: Array
+    reshard: Array
+    p2p: Array
+    legal: NDArray[np.bool_]
+    """Whether a kind of stage runs a strategy, `(Q, C)`."""
+    layout: Indices
+    fused: NDArray[np.bool_]
+    capacity: Array
+    kinds: Indices
+    boundaries: Indices
+    devices: Indices
+    sources: Indices
+    """Symbol of the pass that gives the input of every symbol, its whole B as I; -1: none, `(4 S,)`."""
+    count: int
+    blocking: bool
+    space: int
+    """0: strategies stay, 1: stages change theirs, 2: layers."""
+
+
+class Stages(NamedTuple):
+    """Figures of the stages of a plan."""
+
+    seconds: Array
+    """Of a pass, by symbol, `(4 S,)`."""
+    waits: Array
+    """Of the message that brings its input, `(4 S,)`."""
+    after: Array
+    """Of a device behind its last pass, `(P,)`."""
+    before: Array
+    """Bytes of a micro-batch before its backward, `(S,)`."""
+    between: Array
+    """Bytes between the two parts of its backward, `(S,)`."""
+    room: Array
+    """Bytes of a device for both, `(P,)`."""
+
+    @staticmethod
+    def empty(stages: int, devices: int) -> "Stages":
+        """Return figures to fill."""
+        sizes = (4 * stages, 4 * stages, devices, stages, stages, devices)
+        return Stages(*(np.zeros(size) for size in sizes))
 
 
 @njit(cache=True)
@@ -56,12 +117,12 @@ def retime(words, lengths, seconds, waits, sources, after, count, end):  # type:
 
 
 @njit(cache=True)
-def critical(words, lengths, seconds, waits, sources, after, count, end, path):  # type: ignore[no-untyped-def]
+def critical(words, lengths, waits, sources, after, count, end, path):  # type: ignore[no-untyped-def]
     """Fill `path` `(passes, 2)` with device and place of the passes of a longest path, its end first.
 
     Other arguments as of `retime`, which has filled them. Returns the number of passes.
     """
-    stages, devices = len(seconds) // 4, len(words)
+    stages, devices = len(waits) // 4, len(words)
     batches = np.zeros((devices, words.shape[1]), np.int64)
     ran = np.zeros(4 * stages, np.int64)
     places = np.zeros((3 * stages, count, 2), np.int64)
@@ -130,87 +191,216 @@ def draw(state):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def anneal(  # type: ignore[no-untyped-def]
-    words, lengths, seconds, waits, sources, after, count, before, between, room, moves, heat, blind, state
-):
-    """Anneal an order by moves of passes along its longest path (Nowicki and Smutnicki 1996).
-
-    A pass of the path is exchanged with another of its device, or put before or behind it, alone or with the same
-    passes of all micro-batches. What does not fit or waits for itself is refused.
+def price(f, first, choices, stages):  # type: ignore[no-untyped-def]
+    """Fill the figures of stages from those of layers.
 
     Args:
-        words: Changed into the best order; other arguments as of `retime` and `fits`, `room` `(P,)`.
-        moves: Number of orders that are timed or refused.
+        f: `Figures` of layers.
+        first: First layer of every stage, and L, `(S + 1,)`.
+        choices: Strategies of layers, `(L,)`.
+        stages: `Stages` to fill.
+
+    Returns:
+        Seconds that are paid once an iteration; `NEVER` where a stage cannot run a strategy.
+    """
+    number, once = len(f.kinds), 0.0
+    largest = np.zeros(len(f.capacity))
+    stages.after[:], stages.room[:] = 0.0, f.capacity
+    for stage in range(number):
+        kind, device = f.kinds[stage], f.devices[stage]
+        forward, backward, weight, message = 0.0, 0.0, 0.0, 0.0
+        stages.before[stage], stages.between[stage] = 0.0, 0.0
+        for layer in range(first[stage], first[stage + 1]):
+            choice = choices[layer]
+            if not f.legal[kind, choice]:
+                return NEVER
+            forward += f.forward[kind, layer, choice]
+            backward += f.backward[kind, layer, choice]
+            weight += f.weight[kind, layer, choice]
+            stages.after[device] += f.sync[kind, layer, choice]
+            stages.before[stage] += f.before[layer, choice]
+            stages.between[stage] += f.between[layer, choice]
+            stages.room[device] -= f.static[layer, choice]
+            largest[device] = max(largest[device], f.working[layer, choice])
+            once += f.per_iteration[layer, choice]
+            if layer:
+                a, b = f.layout[choices[layer - 1]], f.layout[choice]
+                if layer > first[stage]:
+                    forward += f.reshard[kind, layer - 1, a, b] / 2
+                    backward += f.reshard[kind, layer - 1, a, b] / 2
+                else:
+                    message = f.p2p[f.boundaries[stage - 1], layer - 1, a, b] / 2
+        if f.blocking:
+            forward, backward, message = forward + message, backward + message, 0.0
+        stages.seconds[stage], stages.seconds[number + stage] = forward, backward - weight
+        stages.seconds[2 * number + stage], stages.seconds[3 * number + stage] = weight, backward
+        stages.waits[stage] = message
+        if stage:
+            stages.waits[number + stage - 1] = stages.waits[3 * number + stage - 1] = message
+    stages.room[:] = (stages.room - largest) * (1 + ROOM)
+    return once
+
+
+@njit(cache=True)
+def timed(f, words, lengths, stages, once, end):  # type: ignore[no-untyped-def]
+    """Return the seconds of an iteration; `NEVER` where an order does not fit or waits for itself."""
+    if once >= NEVER:
+        return NEVER
+    for device in range(len(words)):
+        if not fits(words[device], lengths[device], stages.before, stages.between, stages.room[device]):
+            return NEVER
+    return retime(words, lengths, stages.seconds, stages.waits, f.sources, stages.after, f.count, end) + once
+
+
+@njit(cache=True)
+def move_pass(word, length, place, other, state, at, to):  # type: ignore[no-untyped-def]
+    """Exchange two passes of a device, or put one at the place of the other, alone or for all micro-batches."""
+    if draw(state) < 0.3:
+        first, second, a, b, own, near = word[place], word[other], 0, 0, 0, 0
+        for i in range(length):
+            if word[i] == first:
+                at[a] = i
+                own = a if i == place else own
+                a += 1
+            if word[i] == second:
+                to[b] = i
+                near = b if i == other else near
+                b += 1
+        begin = int(draw(state) * a) if draw(state) < 0.5 else 0
+        for i in range(begin, a):
+            j = i + near - own
+            if 0 <= j < b and (at[i] < to[j]) == (place < other):
+                word[at[i]], word[to[j]] = second, first
+    elif draw(state) < 0.5:
+        word[place], word[other] = word[other], word[place]
+    else:
+        symbol, step = word[place], 1 if other > place else -1
+        for i in range(place, other, step):
+            word[i] = word[i + step]
+        word[other] = symbol
+
+
+@njit(cache=True)
+def move_layers(f, first, choices, stage, state):  # type: ignore[no-untyped-def]
+    """Move boundaries by a unit of layers, at best those of `stage`, or change a strategy in it.
+
+    Returns:
+        Whether stages keep a unit each.
+    """
+    number, layers = len(f.kinds), len(choices)
+    strategies = f.legal.shape[1]
+    if strategies > 1 and f.space and draw(state) < 0.5:
+        choice = int(draw(state) * strategies)
+        layer = first[stage] + int(draw(state) * (first[stage + 1] - first[stage]))
+        if f.space == 2:
+            choices[layer] = choice
+        else:
+            choices[first[stage] : first[stage + 1]] = choice
+        return True
+    later = draw(state) < 0.5
+    edge = stage + 1 if later else stage
+    step = -1 if later else 1
+    if draw(state) < 0.2:
+        step = -step
+    low, high = edge, edge
+    while draw(state) < 0.5:
+        low, high = (low, high + 1) if later else (low - 1, high)
+    if low < 1 or high >= number:
+        return False
+    own = choices[first[:number]]
+    for place in range(low, high + 1):
+        first[place] += step
+        while 0 < first[place] < layers and f.fused[first[place]]:
+            first[place] += step
+    for place in range(number):
+        if first[place] >= first[place + 1]:
+            return False
+    if f.space == 1:
+        for place in range(number):
+            choices[first[place] : first[place + 1]] = own[place]
+    return True
+
+
+@njit(cache=True)
+def anneal(  # type: ignore[no-untyped-def]
+    f, words, lengths, first, choices, current, trial, moves, heat, share, blind, state
+):
+    """Anneal an order, and the layers of its stages, by moves along the longest path.
+
+    A pass of the path is exchanged with one near it on its device (Nowicki and Smutnicki 1996), or a stage of the
+    path loses a layer or changes a strategy. What does not fit or waits for itself is refused.
+
+    Args:
+        f: Figures of layers.
+        words, first, choices: Of the order and its stages; become those of the best one met.
+        lengths: Passes of every device, `(P,)`.
+        current, trial: `Stages` to work with.
+        moves: Orders that are timed; as many as eight times more are refused.
         heat: First temperature as a share of the seconds; it falls to a thousandth.
-        blind: Take any pass, not those of the longest path.
+        share: Of moves of layers.
+        blind: Take any pass and stage, not those of the longest path.
         state: Of the random numbers, `(1,)` uint64.
 
     Returns:
-        Seconds of the best order.
+        Seconds of the best.
     """
-    stages = len(seconds) // 4
-    end = np.zeros((3 * stages, count))
+    number, end = len(f.kinds), np.zeros((3 * len(f.kinds), f.count))
     path = np.zeros((lengths.sum() + 1, 2), np.int64)
-    now = words.copy()
-    value = retime(now, lengths, seconds, waits, sources, after, count, end)
-    number = critical(now, lengths, seconds, waits, sources, after, count, end, path)
-    best, scale = value, value * heat
-    kept, at, to = np.zeros(words.shape[1], np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
-    for move in range(moves):
+    now, edges, ways = words.copy(), first.copy(), choices.copy()
+    kept, at, to = (
+        np.zeros(words.shape[1], np.int64),
+        np.zeros(f.count, np.int64),
+        np.zeros(f.count, np.int64),
+    )
+    old_edges, old_ways = first.copy(), choices.copy()
+    once = price(f, edges, ways, current)
+    value = timed(f, now, lengths, current, once, end)
+    if value >= NEVER:
+        return value
+    on_path = critical(now, lengths, current.waits, f.sources, current.after, f.count, end, path)
+    best, scale, tries, asked = value, value * heat, 0, 0
+    while asked < moves and tries < 8 * moves:
+        tries += 1
+        chosen = int(draw(state) * on_path)
+        device, place = path[chosen, 0], path[chosen, 1]
         if blind:
             device = int(draw(state) * len(words))
             place = int(draw(state) * lengths[device])
+        layers, found = draw(state) < share, NEVER
+        if layers:
+            fresh, old_edges[:], old_ways[:] = once, edges, ways
+            if move_layers(f, edges, ways, now[device, place] % number, state):
+                fresh = price(f, edges, ways, trial)
+                found = timed(f, now, lengths, trial, fresh, end)
         else:
-            chosen = int(draw(state) * number)
-            device, place = path[chosen, 0], path[chosen, 1]
-        length = lengths[device]
-        reach = 1 + int(draw(state) * draw(state) * 8)
-        other = place - reach if draw(state) < 0.5 else place + reach
-        if other < 0 or other >= length or now[device, other] == now[device, place]:
-            continue
-        word = now[device]
-        kept[:length] = word[:length]
-        if draw(state) < 0.3:
-            # the passes of all micro-batches that are as far apart
-            first, second, a, b, seen_a, seen_b = word[place], word[other], 0, 0, 0, 0
-            for i in range(length):
-                if word[i] == first:
-                    at[a] = i
-                    seen_a = a if i == place else seen_a
-                    a += 1
-                if word[i] == second:
-                    to[b] = i
-                    seen_b = b if i == other else seen_b
-                    b += 1
-            begin = int(draw(state) * a) if draw(state) < 0.5 else 0
-            for i in range(begin, a):
-                j = i + seen_b - seen_a
-                if 0 <= j < b and (at[i] < to[j]) == (place < other):
-                    word[at[i]], word[to[j]] = second, first
-        elif draw(state) < 0.5:
-            word[place], word[other] = word[other], word[place]
-        else:
-            symbol, step = word[place], 1 if other > place else -1
-            for i in range(place, other, step):
-                word[i] = word[i + step]
-            word[other] = symbol
-        found = NEVER
-        if fits(word, length, before, between, room[device]):
-            found = retime(now, lengths, seconds, waits, sources, after, count, end)
-        limit = value - scale * 0.001 ** (move / moves) * np.log(1.0 - draw(state))
+            reach = 1 + int(draw(state) * draw(state) * 8)
+            other = place - reach if draw(state) < 0.5 else place + reach
+            if other < 0 or other >= lengths[device] or now[device, other] == now[device, place]:
+                continue
+            kept[:] = now[device]
+            move_pass(now[device], lengths[device], place, other, state, at, to)
+            if fits(now[device], lengths[device], current.before, current.between, current.room[device]):
+                found = once + retime(
+                    now, lengths, current.seconds, current.waits, f.sources, current.after, f.count, end
+                )
+        asked += found < NEVER
+        limit = value - scale * 0.001 ** (asked / moves) * np.log(1.0 - draw(state))
         if found <= limit:
             value = found
-            number = critical(now, lengths, seconds, waits, sources, after, count, end, path)
+            if layers:
+                once, current, trial = fresh, trial, current
+            on_path = critical(now, lengths, current.waits, f.sources, current.after, f.count, end, path)
             if value < best:
-                best = value
-                words[:] = now
+                best, words[:], first[:], choices[:] = value, now, edges, ways
+        elif layers:
+            edges[:], ways[:] = old_edges, old_ways
         else:
-            word[:length] = kept[:length]
+            now[device] = kept
     return best
 
 
 @njit(cache=True)
-def dispatch(seconds, waits, sources, devices, count, before, between, room, forward_first, gap, deep_first):  # type: ignore[no-untyped-def]
+def dispatch(f, own, forward_first, gap, deep_first):  # type: ignore[no-untyped-def]
     """Write an order pass by pass as the heuristic of Qi et al. 2023 (arXiv 2401.10241, section 3.1) does.
 
     Devices run forward passes within their memory until a backward one is there, then both in turn; weights'
@@ -218,7 +408,7 @@ def dispatch(seconds, waits, sources, devices, count, before, between, room, for
     room for those of its micro-batch in later stages of the device, so that nothing waits for ever.
 
     Args:
-        devices: Of every stage, `(S,)`; other arguments as of `anneal`.
+        f, own: Figures of the problem and of its stages.
         forward_first: 1: a ready forward pass precedes a backward one; 0: it follows; 2: both in turn.
         gap: Idle seconds, as a share of those of the weights' gradient, that this one fills.
         deep_first: Whether forward passes of later stages come first.
@@ -226,8 +416,15 @@ def dispatch(seconds, waits, sources, devices, count, before, between, room, for
     Returns:
         Symbols of every device, `(P, passes)`; the length of each is 0 where the memory is too small.
     """
-    stages, number = len(devices), devices.max() + 1
-    words, lengths = np.zeros((number, 3 * stages * count), np.int64), np.zeros(number, np.int64)
+    stages, number, devices, count, before, between = (
+        len(f.kinds),
+        len(f.capacity),
+        f.devices,
+        f.count,
+        own.before,
+        own.between,
+    )
+    words, lengths = np.zeros((number, 3 * stages * count // number), np.int64), np.zeros(number, np.int64)
     end, ran = np.zeros((3 * stages, count)), np.zeros(3 * stages, np.int64)
     free, held, last = np.zeros(number), np.zeros(number), np.zeros(number, np.int64)
     left = 3 * stages * count
@@ -242,7 +439,7 @@ def dispatch(seconds, waits, sources, devices, count, before, between, room, for
                     weight = 2 * stages + stage
                 for kind in range(2):
                     symbol = kind * stages + stage
-                    batch, giver = ran[symbol], sources[symbol]
+                    batch, giver = ran[symbol], f.sources[symbol]
                     if batch == count or (giver >= 0 and ran[giver] <= batch):
                         continue
                     if kind == 0:
@@ -250,20 +447,26 @@ def dispatch(seconds, waits, sources, devices, count, before, between, room, for
                         for other in range(stage + 1, stages):
                             if devices[other] == device and before[other] > later:
                                 later = before[other]
-                        if held[device] + before[stage] + later > room[device]:
+                        if held[device] + before[stage] + later > own.room[device]:
                             short = True
                             continue
-                    elif held[device] + between[stage] - before[stage] > room[device]:
+                    elif held[device] + between[stage] - before[stage] > own.room[device]:
                         short = True
                         continue
-                    ready = end[giver, batch] + waits[symbol] if giver >= 0 else 0.0
+                    ready = end[giver, batch] + own.waits[symbol] if giver >= 0 else 0.0
                     ready = max(ready, free[device])
-                    rank = float(forward_first == 1 or (forward_first == 2 and last[device])) if kind == 0 else 0.5
+                    rank = (
+                        float(forward_first == 1 or (forward_first == 2 and last[device]))
+                        if kind == 0
+                        else 0.5
+                    )
                     rank += (0.01 if deep_first else -0.01) * stage / stages * (1 - kind)
                     if ready < start - 1e-12 or (ready <= start + 1e-12 and rank > wanted):
                         start, best, wanted = ready, symbol, rank
             idle = start - free[device]
-            if weight >= 0 and (best < 0 or idle > gap * seconds[weight] or (short and best >= stages and gap < 1)):
+            if weight >= 0 and (
+                best < 0 or idle > gap * own.seconds[weight] or (short and best >= stages and gap < 1)
+            ):
                 start, best = free[device], weight
             if best >= 0 and start < least:
                 least, chosen = start, best
@@ -271,7 +474,7 @@ def dispatch(seconds, waits, sources, devices, count, before, between, room, for
             return words, np.zeros(number, np.int64)
         kind, stage = chosen // stages, chosen % stages
         device = devices[stage]
-        end[chosen, ran[chosen]] = free[device] = least + seconds[chosen]
+        end[chosen, ran[chosen]] = free[device] = least + own.seconds[chosen]
         ran[chosen] += 1
         words[device, lengths[device]] = chosen
         lengths[device] += 1

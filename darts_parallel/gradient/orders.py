@@ -1,210 +1,298 @@
-"""The order of passes as the variable: annealed along its longest path, in turn with moves of layers.
+"""The order of passes as the variable: annealed along its longest path together with the layers of its stages.
 
-Any order is a start: those of all rules with the same placement, and a heuristic's. Stages and strategies stay
-while an order is annealed; then they move by polishing's moves while the order stays.
+Any order is a start: those of all rules with the same placement, and a heuristic's. A pass of the longest path
+changes places with another one of its device; a stage of the path loses a layer, or changes a strategy. The
+kernels (`_order_kernel`) are compiled where they are used, so that other searches start without the compiler.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from darts_parallel.cost import CostTable, HardPlans, pass_seconds, table_reading
-from darts_parallel.cost.terms.offload import summed
+from darts_parallel.config import SPACES, SearchConfig
+from darts_parallel.cost import CostTable, HardPlans
+from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.schedules import NAMES, PLACEMENTS, Operation, find, order_code
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
-ROOM = 1e-12
-"""Share of a capacity by which an order may pass it: less than what a plan may, which adds bytes otherwise."""
+State = NDArray[np.uint64]
 KINDS = "FIWB"
+HALVINGS = 4
+"""Times that the worse half of the starts is left, with as many moves for all that stay."""
+HEAT = 3e-3
+"""First temperature of annealing, as a share of the seconds."""
+LAYERS = 0.15
+"""Share of moves that are of layers."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Words of an order, as `_order_kernel` reads them, and its seconds."""
+    """An order of passes, the stages of its plan, and the seconds of an iteration."""
 
     words: Indices
+    """Symbols of the passes of every device, `(P, N)` (`_order_kernel`)."""
     lengths: Indices
+    """Passes of every device, `(P,)`."""
+    first: Indices
+    """First layer of every stage, and L, `(S + 1,)`."""
+    choices: Indices
+    """Strategies of layers, `(L,)`."""
     seconds: float
+    """Infinite where it does not fit or waits for itself."""
 
 
 @dataclass(frozen=True)
 class OrderProblem:
-    """Which order of passes is fastest for given stages; fields as the arguments of `_order_kernel.anneal`."""
+    """Which order is fastest, on the stages of which layers, for one outer choice of a table."""
 
-    folded: bool
-    devices: Indices
-    """Device of every stage, `(S,)`."""
-    count: int
-    seconds: Array
-    waits: Array
-    sources: Indices
-    after: Array
-    before: Array
-    between: Array
-    room: Array
+    table: CostTable
+    outer: int
+    space_kind: str
 
-    @staticmethod
-    def of(table: CostTable, plan: HardPlans) -> "OrderProblem":
-        """Read one plan of a table, whatever the order of its schedule."""
-        passes, reading = pass_seconds(table, plan), table_reading(table, plan)
-        passes = passes.blocking() if table.pipeline.blocking else passes
-        forward, backward, weight, message = (v[0].detach().numpy() for v in vars(passes).values())
-        stages, outer, layers = plan.stages(), int(plan.outer[0]), torch.arange(table.num_layers)
+    @cached_property
+    def kernel(self) -> Any:
+        """Return the compiled programmes."""
+        return import_module("darts_parallel.gradient._order_kernel")
+
+    @cached_property
+    def figures(self) -> Any:
+        """Return the costs as the programmes read them."""
+        table, stages = self.table, self.table.num_stages
         assert table.before is not None
-        kept = [v[outer, layers, plan.choices[0]][None] for v in (table.before, table.for_weights, table.static)]
-        devices, working = table.stage_device, table.working[outer, layers, plan.choices[0]]
-        largest = working.new_zeros(table.pp).scatter_reduce(0, devices[stages[0]], working, "amax")
-        held = [summed(v, stages, table.num_stages)[0].numpy() for v in kept[:2]]
-        fixed = summed(kept[2], devices[stages], table.pp)[0] + largest
-        return OrderProblem(
-            folded=bool(find(table.pipeline.schedule).folded),
-            devices=devices.numpy(),
-            count=int(table.num_micro_batches[outer]),
-            seconds=np.concatenate([forward, backward - weight, weight, backward]),
-            waits=_waits(message),
-            sources=_sources(table.num_stages),
-            after=np.ascontiguousarray(reading.sync[0].detach().numpy()),
-            before=held[0],
-            between=held[1],
-            room=(table.capacity * (1 + ROOM) - fixed).detach().numpy(),
+        layers = [
+            table.forward,
+            table.backward,
+            table.weight_gradient,
+            table.sync,
+            table.per_iteration,
+            table.static,
+        ]
+        layers += [table.before, table.for_weights, table.working, table.reshard, table.p2p]
+        number, legal = np.arange(stages), table.allowed[self.outer].expand(table.forward.shape[1], -1)
+        legal = legal if table.kind_allowed is None else legal & table.kind_allowed
+        backward = np.where(number < stages - 1, stages + number + 1, number)
+        arrays = [values[self.outer].detach() for values in layers] + [legal, table.layout]
+        arrays += [
+            table.fused_to_previous,
+            table.capacity,
+            table.stage_kind,
+            table.boundary_kind,
+            table.stage_device,
+        ]
+        return self.kernel.Figures(
+            *(np.ascontiguousarray(values.numpy()) for values in arrays),
+            sources=np.concatenate([number - 1, backward, stages + number, backward]),
+            count=int(table.num_micro_batches[self.outer]),
+            blocking=table.pipeline.blocking,
+            space=SPACES.index(self.space_kind),
         )
 
-    def order(self, orders: list[list[Operation]] | tuple[tuple[Operation, ...], ...]) -> Order:
-        """Return the passes of devices as words, timed; passes of a stage and kind in the order of micro-batches."""
-        stages = len(self.devices)
-        rows = [[KINDS.index(kind) * stages + stage for kind, stage, _ in row] for row in orders]
-        words = np.zeros((len(rows), 3 * stages * self.count // len(rows)), dtype=np.int64)
+    def timed(self, words: Indices, lengths: Indices, first: Indices, choices: Indices) -> Order:
+        """Return the order with its seconds."""
+        found, (stages, once) = (
+            np.zeros((3 * self.table.num_stages, self.figures.count)),
+            self.stages(first, choices),
+        )
+        seconds = self.kernel.timed(self.figures, words, lengths, stages, once, found)
+        return Order(words, lengths, first, choices, seconds if seconds < self.kernel.NEVER else np.inf)
+
+    def stages(self, first: Indices, choices: Indices) -> tuple[Any, float]:
+        """Return the figures of stages, and the seconds that are paid once."""
+        stages = self.kernel.Stages.empty(self.table.num_stages, self.table.pp)
+        return stages, self.kernel.price(self.figures, first, choices, stages)
+
+    def order(self, passes: Sequence[Sequence[Operation]], first: Indices, choices: Indices) -> Order:
+        """Return the passes of devices as words, those of a stage and kind in the order of micro-batches."""
+        rows = [
+            [KINDS.index(kind) * self.table.num_stages + stage for kind, stage, _ in row] for row in passes
+        ]
+        words = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
         for word, row in zip(words, rows, strict=True):
             word[: len(row)] = row
-        return self.timed(words, np.array([len(row) for row in rows]))
+        return self.timed(words, np.array([len(row) for row in rows]), first, choices)
 
-    def timed(self, words: Indices, lengths: Indices) -> Order:
-        """Return the order with its seconds; infinite where it does not fit or waits for itself."""
-        from darts_parallel.gradient import _order_kernel as kernel
-
-        end = np.zeros((3 * len(self.devices), self.count))
-        held = (self.before, self.between)
-        fits = all(
-            kernel.fits(w, n, *held, room) for w, n, room in zip(words, lengths, self.room, strict=True)
-        )
-        found = kernel.retime(words, lengths, *self._timing, end) if fits else kernel.NEVER
-        return Order(words, lengths, found if found < kernel.NEVER else np.inf)
-
-    @property
-    def _timing(self) -> tuple[Array, Array, Indices, Array, int]:
-        return self.seconds, self.waits, self.sources, self.after, self.count
-
-    def starts(self) -> list[Order]:
+    def starts(self, plan: HardPlans) -> list[Order]:
         """Return the orders of all rules of the placement that fit, split and whole, and the heuristic's."""
-        pp = int(self.devices.max()) + 1
-        chunks, found = len(self.devices) // pp, []
+        table, stages = (
+            self.table,
+            (np.append(plan.first_layers[0].numpy(), self.table.num_layers), plan.choices[0].numpy()),
+        )
+        pp, count, chunks, found = table.pp, self.figures.count, table.virtual_stages, self.heuristic(*stages)
         for rule in map(find, NAMES):
-            own = rule.devices(pp, len(self.devices)) == tuple(self.devices.tolist())
-            if own and rule.chunk_refusal(chunks) is None and rule.count_refusal(pp, self.count) is None:
-                orders = find(rule.code(pp, self.count, chunks)).orders(pp, self.count, chunks)
-                found.append(self.order(orders))
-                found += [] if rule.split else [self.order([list(_split(row)) for row in orders])]
-        found += self.heuristic()
-        kept = {(order.words.tobytes(), order.lengths.tobytes()): order for order in found if order.seconds < np.inf}
-        return sorted(kept.values(), key=lambda order: order.seconds)
+            placed = rule.devices(pp, table.num_stages) == tuple(table.stage_device.tolist())
+            if placed and rule.chunk_refusal(chunks) is None and rule.count_refusal(pp, count) is None:
+                passes = find(rule.code(pp, count, chunks)).orders(pp, count, chunks)
+                found += [
+                    self.order(passes, *stages),
+                    self.order([list(_split(row)) for row in passes], *stages),
+                ]
+        return sorted((order for order in found if order.seconds < np.inf), key=lambda order: order.seconds)
 
-    def heuristic(self) -> list[Order]:
+    def heuristic(self, first: Indices, choices: Indices) -> list[Order]:
         """Return the orders of `_order_kernel.dispatch` under its parameters."""
-        from darts_parallel.gradient import _order_kernel as kernel
-
-        held = (self.before, self.between, self.room)
-        result = []
-        for first, gap, deep in product((0, 1, 2), (0.0, 0.5, 1.0), (False, True)):
-            words, lengths = kernel.dispatch(
-                self.seconds, self.waits, self.sources, self.devices, self.count, *held, first, gap, deep
-            )
+        (stages, _), result = self.stages(first, choices), []
+        for ahead, gap, deep in product((0, 1, 2), (0.0, 0.5, 1.0), (False, True)):
+            words, lengths = self.kernel.dispatch(self.figures, stages, ahead, gap, deep)
             if lengths.all():
-                result.append(self.timed(np.ascontiguousarray(words[:, : lengths.max()]), lengths))
+                result.append(self.timed(words, lengths, first, choices))
         return result
 
-    def annealed(self, order: Order, moves: int, state: NDArray[np.uint64], heat: float, blind: bool = False) -> Order:
-        """Return the best order that moves along the longest path meet; `state` of the random numbers moves on."""
-        from darts_parallel.gradient import _order_kernel as kernel
+    def annealed(
+        self, order: Order, moves: int, state: State, *, blind: bool = False, share: float = LAYERS
+    ) -> Order:
+        """Return the best order that moves lead to.
 
-        words = order.words.copy()
-        held = (self.before, self.between, self.room)
-        found = kernel.anneal(words, order.lengths, *self._timing, *held, moves, heat, blind, state)
-        return Order(words, order.lengths, float(found))
+        Args:
+            order: Where they begin.
+            moves: Orders that are timed.
+            state: Of the random numbers, `(1,)`; moves on.
+            blind: Move any pass and stage, not those of the longest path.
+            share: Share of moves that are of layers.
+        """
+        words, first, choices = order.words.copy(), order.first.copy(), order.choices.copy()
+        sizes = (self.table.num_stages, self.table.pp)
+        work = [self.kernel.Stages.empty(*sizes) for _ in range(2)]
+        found = self.kernel.anneal(
+            self.figures, words, order.lengths, first, choices, *work, moves, HEAT, share, blind, state
+        )
+        return Order(words, order.lengths, first, choices, float(found))
+
+    def best(
+        self, starts: list[Order], passes: int, state: State, stop: Callable[[], bool], *, blind: bool = False
+    ) -> list[Order]:
+        """Anneal orders, the best of them longer.
+
+        Args:
+            starts: Orders to begin with, the best first.
+            passes: Passes that are timed.
+            stop: Asked between orders; true ends with the best so far.
+            state, blind: As of `annealed`.
+
+        Returns:
+            Orders that were met, the best first.
+        """
+        left, met = starts[: 2 ** (HALVINGS - 1)], starts[:1]
+        while left and not stop():
+            moves = max(passes // (HALVINGS * len(left) * int(left[0].lengths.sum())), 1)
+            left = sorted((self.annealed(order, moves, state, blind=blind) for order in left), key=_seconds)
+            met = sorted([*met, *left], key=_seconds)
+            left = left[: len(left) // 2]
+        return met
 
     def code(self, order: Order) -> str:
         """Return the code of an order (`schedules.Searched`)."""
-        stages, rows = len(self.devices), []
+        rows = []
         for word, length in zip(order.words.tolist(), order.lengths.tolist(), strict=True):
-            ran = dict.fromkeys(word, 0)
-            texts = []
+            ran, texts = dict.fromkeys(word, 0), []
             for symbol in word[:length]:
-                kind, stage = divmod(symbol, stages)
+                kind, stage = divmod(symbol, self.table.num_stages)
                 texts.append(f"{stage}{KINDS[kind]}{ran[symbol]}")
                 ran[symbol] += 1
             rows.append(texts)
-        return order_code(PLACEMENTS[self.folded], rows)
+        return order_code(PLACEMENTS[find(self.table.pipeline.schedule).folded], rows)
 
 
-def _split(row: tuple[Operation, ...]) -> Iterator[Operation]:
+def _seconds(order: Order) -> float:
+    return order.seconds
+
+
+def _split(row: Sequence[Operation]) -> Iterator[Operation]:
     """Yield the passes of a device with every whole backward pass in its two parts."""
     for entry in row:
         yield from [entry] if entry.kind != "B" else [entry._replace(kind="I"), entry._replace(kind="W")]
 
 
-def _waits(message: Array) -> Array:
-    """Return the seconds of the message that brings the input of every symbol, `(4 S,)`."""
-    forward, backward = np.append(0.0, message), np.append(message, 0.0)
-    return np.concatenate([forward, backward, np.zeros(len(forward)), backward])
-
-
-def _sources(stages: int) -> Indices:
-    """Return the symbol that gives the input of every symbol, `(4 S,)`; -1: none."""
-    number = np.arange(stages)
-    backward = np.where(number < stages - 1, stages + number + 1, number)
-    return np.concatenate([number - 1, backward, stages + number, backward])
-
-
-HALVINGS = 4
-"""Times that the worse half of the orders is left, each with as many moves for those that stay."""
-HEAT = 3e-3
-"""First temperature of annealing, as a share of the seconds."""
-
-
-def best_order(
-    problem: OrderProblem,
-    starts: list[Order],
-    passes: int,
-    state: NDArray[np.uint64],
-    stop: Callable[[], bool] = lambda: False,
-    *,
-    blind: bool = False,
-) -> Order | None:
-    """Anneal orders, the best of them longer.
+def search_orders(pool: PlanPool, space_kind: str, config: SearchConfig, seed: int) -> str | None:
+    """Search orders of passes for the plans of a pool whose tables leave them free; the best are added.
 
     Args:
-        problem: Stages.
-        starts: Orders to begin with.
-        passes: Passes that are timed at most.
-        state: Of the random numbers, `(1,)`.
-        stop: Asked between orders; true ends with the best so far.
-        blind: Move any pass, not those of the longest path.
+        pool: Its tables get some of searched orders.
+        space_kind: Space.
+        config: Settings; `order_passes` are timed.
+        seed: Of all random numbers.
+
+    Returns:
+        What cut it short, `user` or `time_limit`; None where nothing did.
     """
-    left, best = starts[: 2 ** (HALVINGS - 1)], min(starts, key=lambda order: order.seconds, default=None)
-    for _ in range(HALVINGS if best else 0):
-        moves = max(passes // (HALVINGS * len(left) * int(left[0].lengths.sum())), 1)
-        found = []
-        for order in left:
-            if stop():
+
+    def stop() -> bool:
+        return pool.clock.seconds > config.max_seconds
+
+    search = _Search(pool, space_kind, stop, seed)
+    try:
+        search.run(config.order_passes)
+    except KeyboardInterrupt:
+        return "user"
+    finally:
+        search.keep()
+    return "time_limit" if stop() else None
+
+
+BASES = 6
+"""Outer choices whose best plans get orders at first."""
+ROUNDS = 12
+"""Times that the best orders are annealed again."""
+KEPT = 6
+"""Orders that are annealed again and kept."""
+
+
+@dataclass
+class _Search:
+    """Hold what `search_orders` has found."""
+
+    pool: PlanPool
+    space_kind: str
+    stop: Callable[[], bool]
+    seed: int
+    found: list[tuple[OrderProblem, Order]] = field(default_factory=list)
+    """The best orders, the best first."""
+
+    def run(self, passes: int) -> None:
+        """Anneal orders of the best plans of every placement, then the best orders again and again."""
+        state = np.array([self.seed * 2654435761 % 2**63 + 88172645463325252], dtype=np.uint64)
+        tables, places = self.pool.tables, dict[tuple[int, int, bool], int]()
+        entries = [
+            e for e in self.pool.by_outer() if tables[e.table].pipeline.free and not tables[e.table].offload
+        ]
+        for place, entry in enumerate(entries):
+            table = tables[entry.table]
+            places.setdefault((table.pp, table.num_stages, find(table.pipeline.schedule).folded), place)
+        bases = [e for place, e in enumerate(entries) if place in places.values() or place < BASES]
+        for entry in bases:
+            problem = OrderProblem(tables[entry.table], entry.outer[1], self.space_kind)
+            met = problem.best(problem.starts(entry.plan), passes // 2 // len(bases), state, self.stop)
+            self._add(problem, met[:2])
+        random = np.random.default_rng(self.seed)
+        for _ in range(ROUNDS if self.found else 0):
+            if self.stop():
                 break
-            found.append(problem.annealed(order, moves, state, HEAT, blind))
-        found.sort(key=lambda order: order.seconds)
-        best = min([best, *found], key=lambda order: order.seconds)  # type: ignore[type-var]
-        left = found[: max(len(left) // 2, 1)]
-        if not left:
-            break
-    return best
+            place = min(int(random.geometric(0.5)) - 1, len(self.found) - 1)
+            problem, order = self.found[place]
+            moves = passes // 2 // ROUNDS // int(order.lengths.sum())
+            self._add(problem, [problem.annealed(order, moves, state)])
+
+    def _add(self, problem: OrderProblem, orders: list[Order]) -> None:
+        """Keep the best orders, each time once."""
+        known = {order.seconds for _, order in self.found}
+        self.found += [(problem, order) for order in orders if order.seconds not in known]
+        self.found = sorted(self.found, key=lambda pair: pair[1].seconds)[:KEPT]
+
+    def keep(self) -> None:
+        """Add tables and plans of the orders to the pool."""
+        for problem, order in self.found:
+            table = problem.table.with_order(problem.outer, problem.code(order))
+            plan = HardPlans(
+                torch.zeros(1, dtype=torch.long),
+                torch.from_numpy(order.choices)[None],
+                torch.from_numpy(order.first[:-1])[None],
+            )
+            self.pool.tables.append(table)
+            self.pool.add(TablePlans(len(self.pool.tables) - 1, plan))

@@ -11,6 +11,7 @@ from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import SCHEMA, Plan, package_version
 from darts_parallel.planner import Intervals, intervals, offload_slopes, time_elasticities
 from darts_parallel.problem import Problem, bill
+from darts_parallel.schedules import find
 
 
 def plan_dict(

@@ -12,7 +12,7 @@ from darts_parallel.cost import CostTable
 from darts_parallel.problem import Problem, load_problem
 from experiments.comparison.problems import tables_of, tight
 
-SCHEDULES = "space.schedules=[1f1b,interleaved,zero_bubble_h1,zero_bubble_v,v_half,v_min]"
+SCHEDULES = "space.schedules=[1f1b,interleaved,zero_bubble_h1,zero_bubble_v,v_half,v_min,searched]"
 FREE = ("space.zero_stage=1", "space.recompute=[none,full]", SCHEDULES)
 
 
