@@ -269,6 +269,9 @@ class Config:
             self.cost.pipeline, self.cost.schedule = "simulated", "1f1b"
         if self.space is not MISSING and self.space.offload is not None:
             self._check_offload()
+            rule = "go without searched orders, which keep nothing in host memory"
+            named = self.space.schedules or ()
+            require(schedules.SEARCHED not in named, f"space.offload={self.space.offload}", rule, "null")
         if self.model is not MISSING and self.training is not MISSING:
             self._check_together()
 

@@ -84,7 +84,7 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     if table.moments is not None:
         parts = (activation, table.for_weights.take(chosen))
         held = torch.cat([summed(part, stages, table.num_stages) for part in parts], 1)
-        memory = memory + torch.einsum("dmk,bk->bdm", table.moments, held).amax(-1)
+        memory = memory + (held @ table.moments.transpose(1, 2)).amax(-1).T
     for own in plan_contributions(table, plans):
         stage_seconds = stage_seconds + (own.forward + own.backward)
         sync_seconds, memory = sync_seconds + own.per_iteration, memory + own.memory
@@ -93,6 +93,21 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
         legal &= table.runs(kinds, plans.choices).all(1)
     fits = legal & (memory <= table.capacity * (1 + ROUNDING)).all(1)
     return TableReading(stage_seconds, sync_seconds, per_iteration, memory, fits, (inside, across))
+
+
+def held_at_most(table: CostTable, plan: HardPlans) -> tuple[Tensor, Tensor]:
+    """Return the micro-batches that stages hold when their device holds most, under a searched order.
+
+    Returns:
+        Before their backward and between its two parts, each `(K,)`.
+    """
+    assert table.moments is not None
+    stages, chosen = plan.stages(), (plan.outer[0], torch.arange(table.num_layers), plan.choices[0])
+    parts = (table.activation[chosen], table.for_weights[chosen])
+    held = torch.cat([summed(part[None], stages, table.num_stages)[0] for part in parts])
+    most = (table.moments @ held).argmax(1)
+    before, between = table.moments[torch.arange(table.pp), most].sum(0).chunk(2)
+    return before, between
 
 
 def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:

@@ -15,8 +15,8 @@ from darts_parallel.schedules import find
 Indices = NDArray[np.int64]
 
 FORWARD, BACKWARD, WEIGHT, WHOLE, NOTHING = range(5)
-"""A backward pass is that of the input alone where the schedule splits it, unless it is `WHOLE`: then `NOTHING`
-comes in the place of the weights' gradient, so that devices have equally many."""
+"""A backward pass is that of the input alone where the schedule splits it, or it is `WHOLE`: then `NOTHING`
+stands for the weights' gradient, so that all devices have equally many passes."""
 PLACES = np.array([FORWARD, BACKWARD, WEIGHT, BACKWARD, WEIGHT])
 """Kind in the place of which others wait for a pass, by kind."""
 
@@ -84,9 +84,7 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
         bounds=(*np.searchsorted(hops[order], np.arange(hops.max() + 2)).tolist(),),
         previous=number[previous[order]],
         source=number[source[order]],
-        duration=np.choose(
-            kind // WHOLE + kind // NOTHING, [kind * stages + stage, 4 * stages + stage, 4 * stages - 1]
-        )[order],  # fmt: skip
+        duration=_durations(kind, stage, stages)[order],
         message=_messages(PLACES[kind], stage, stages)[order],
         last=number[np.arange(pp) * length + length - 1],
         frames=number[_frames(schedule, orders, source.reshape(pp, length), chunks)],
@@ -99,10 +97,11 @@ def _orders(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Indi
     orders = find(schedule).orders(pp, num_micro_batches, chunks)
     number = {kind: index for index, kind in enumerate(find(schedule).kinds)}
     numbered = [[(number[kind], stage, batch) for kind, stage, batch in order] for order in orders]
-    return np.array([
-        [(kind, *rest) for first, *rest in row for kind in [first] + [NOTHING] * (first == WHOLE)]
+    rows = [
+        [(own, *rest) for first, *rest in row for own in [first] + [NOTHING] * (first == WHOLE)]
         for row in numbered
-    ])  # fmt: skip
+    ]
+    return np.array(rows)
 
 
 def _waits(orders: Indices, stages: int) -> tuple[Indices, Indices]:
@@ -124,6 +123,12 @@ def _sources(kind: Indices, stage: Indices, batch: Indices, stages: int, count: 
     nothing = (kind == WEIGHT) | ((kind == FORWARD) & (stage == 0))
     sources: Indices = np.where(nothing, 3 * stages * count, codes)
     return sources
+
+
+def _durations(kind: Indices, stage: Indices, stages: int) -> Indices:
+    """Return the row of the seconds of each pass."""
+    rows: Indices = np.where(kind == WHOLE, 4 * stages + stage, kind * stages + stage)
+    return np.where(kind == NOTHING, 4 * stages - 1, rows)
 
 
 def _messages(kind: Indices, stage: Indices, stages: int) -> Indices:

@@ -215,6 +215,7 @@ class CostTable:
     def with_order(self, outer: int, code: str) -> "CostTable":
         """Return the table of one outer choice under the order of passes of a code (`Searched`)."""
         one = self.select([outer])
+        assert one.before is not None
         one = replace(one, pipeline=replace(self.pipeline, schedule=code, start=False), activation=one.before)
         return replace(one, **held_fields(one, self.virtual_stages))
 

@@ -12,10 +12,12 @@ a dynamic programme over nested stages keeps layers whole, for the paths through
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from heapq import heapify, heapreplace
 from time import monotonic
 
 import numpy as np
+import torch
 
 from darts_parallel.cost import CostTable
 from darts_parallel.exact._chain import Chain, PathCounts, weights_behind
@@ -168,7 +170,9 @@ def _device_costs(chain: Chain, device: int) -> DeviceCosts:
     """Return the seconds of a device of a V, under two paths for every price of memory."""
     table, count = chain.table, float(chain.table.num_micro_batches[chain.outer])
     model, stages = table.pipeline, (device, table.num_stages - 1 - device)
-    behind = weights_behind(model.schedule, table.pp, int(count))
+    # any order may leave all gradients of weights for the end
+    behind = np.full(table.num_stages, count)
+    behind = behind if model.free else weights_behind(model.schedule, table.pp, int(count))
     message = chain.message.min(-1, initial=np.inf) if chain.message.shape[-1] else np.zeros(0)
     forward, backward, weight, sync = chain.rows[:, table.stage_kind.numpy()[list(stages)]]
     legal = np.isfinite(forward)
@@ -194,6 +198,19 @@ def _device_costs(chain: Chain, device: int) -> DeviceCosts:
     return DeviceCosts(runs[0].reshape(flat), runs[1].reshape(flat), added.reshape(flat))
 
 
+def any_order(table: CostTable) -> CostTable:
+    """Return the copy of a table whose bounds hold for any order of passes, where the search may change it.
+
+    A device holds at least one micro-batch, and may leave all gradients of weights for the end.
+    """
+    if not table.pipeline.free:
+        return table
+    model = table.pipeline if table.virtual_stages > 1 else replace(table.pipeline, schedule="zero_bubble_h1")
+    flying = torch.ones_like(table.in_flight)
+    assert table.before is not None
+    return replace(table, pipeline=model, in_flight=flying, activation=table.before)
+
+
 def simulated_lower_bound(
     tables: Sequence[CostTable],
     space_kind: str,
@@ -202,7 +219,7 @@ def simulated_lower_bound(
     seconds: float = 4.0,
     deadline: float = np.inf,
 ) -> float:
-    """Return seconds that no feasible plan of any table undercuts by its schedule.
+    """Return seconds that no feasible plan of any table undercuts by its schedule, or any order where free.
 
     Args:
         tables: One for each pipeline degree, number of chunks and schedule; simulated.
@@ -211,10 +228,8 @@ def simulated_lower_bound(
         seconds: Time for the bounds from paths; the outer choice of the least bound comes first.
         deadline: `time.monotonic()` at which they end in any case.
     """
-    deadline, tables = (
-        min(monotonic() + seconds, deadline),
-        [table.without_offloadable_memory() for table in tables],
-    )
+    deadline = min(monotonic() + seconds, deadline)
+    tables = [any_order(table.without_offloadable_memory()) for table in tables]
     bounds = [
         (float(bound), 0, number, outer)
         for number, table in enumerate(tables)
@@ -237,6 +252,8 @@ def simulated_lower_bound(
 def _better(table: CostTable, outer: int, means: int, least: float, known: float, deadline: float) -> float:
     """Bound by one of the `MEANS`; `least` is known already."""
     folded = find(table.pipeline.schedule).folded
+    if table.pipeline.free and means > 0:
+        return least  # paths through the order of a rule bound that rule alone
     if means == 0:
         packed = packed_bound(table, outer)
         return max(packed, folded_bound(table, outer, min(known, MOST * least))) if folded else packed

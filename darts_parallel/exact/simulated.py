@@ -42,6 +42,10 @@ def find_simulated_plan(
         return TableResult(None, floor, False, 0, note=OFFLOADING).verification(tables, 0.0)
     if number_of_plans(tables, space_kind) <= MAX_PRICED_PLANS:
         answer = replace(brute_force(tables, space_kind), note="every plan was simulated")
+        if any(table.pipeline.free for table in tables):
+            note = "every plan was simulated by the rules alone, not by other orders of passes"
+            floor = simulated_lower_bound(tables, space_kind, known=answer.cost, deadline=deadline)
+            answer = replace(answer, proven=False, lower_bound=floor, note=note)
         return answer.verification(tables, 0.0)
     plan = closed_form()
     seconds = inf if plan is None else price(plan)

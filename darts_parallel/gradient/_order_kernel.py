@@ -1,8 +1,8 @@
-"""Compiled programmes on orders of passes: timing, the longest path, annealing along it, and a first order.
+"""Compiled programmes on orders of passes: timing, the longest path, annealing along it, and a heuristic.
 
-Micro-batches are alike, so the passes of a stage and kind may run in their order (exchange any two that do not:
-nothing starts later), and a device's order is a word over symbols `kind * S + stage`; kinds are F, I, W and the
-whole B, in this order. The j-th time that a symbol stands in a word it is micro-batch j.
+Micro-batches are alike, so the passes of a stage and kind may run in their order (exchange any two that do
+not: nothing starts later), and a device's order is a word over symbols `kind * S + stage`; kinds are F, I, W
+and the whole B, in this order. The j-th time that a symbol stands in a word it is micro-batch j.
 """
 
 from typing import NamedTuple
@@ -44,7 +44,7 @@ class Figures(NamedTuple):
     devices: Indices
     sources: Indices
     """Symbol of the pass that gives the input of every symbol, its whole B as I; -1: none, `(4 S,)`."""
-    count: int
+    batches: int
     blocking: bool
     space: int
     """0: strategies stay, 1: stages change theirs, 2: layers."""
@@ -74,7 +74,7 @@ class Stages(NamedTuple):
 
 
 @njit(cache=True)
-def retime(words, lengths, seconds, waits, sources, after, count, end):  # type: ignore[no-untyped-def]
+def retime(words, lengths, seconds, waits, sources, after, count, end):
     """Return the seconds until all devices have synchronised; `NEVER` where some pass waits for ever.
 
     Args:
@@ -117,7 +117,7 @@ def retime(words, lengths, seconds, waits, sources, after, count, end):  # type:
 
 
 @njit(cache=True)
-def critical(words, lengths, waits, sources, after, count, end, path):  # type: ignore[no-untyped-def]
+def critical(words, lengths, waits, sources, after, count, end, path):
     """Fill `path` `(passes, 2)` with device and place of the passes of a longest path, its end first.
 
     Other arguments as of `retime`, which has filled them. Returns the number of passes.
@@ -161,8 +161,8 @@ def critical(words, lengths, waits, sources, after, count, end, path):  # type: 
 
 
 @njit(cache=True)
-def fits(word, length, before, between, room):  # type: ignore[no-untyped-def]
-    """Return whether a device has room for what it holds: bytes by stage before and between backward passes."""
+def fits(word, length, before, between, room):
+    """Return whether a device has room for what stages hold before and between their backward passes."""
     stages, held = len(before), 0.0
     for place in range(length):
         kind, stage = word[place] // stages, word[place] % stages
@@ -180,7 +180,7 @@ def fits(word, length, before, between, room):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def draw(state):  # type: ignore[no-untyped-def]
+def draw(state):
     """Return a number in [0, 1) (xorshift64*, Vigna 2016); `state` `(1,)` uint64 moves on."""
     x = state[0]
     x ^= x >> np.uint64(12)
@@ -191,7 +191,7 @@ def draw(state):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def price(f, first, choices, stages):  # type: ignore[no-untyped-def]
+def price(f, first, choices, stages):
     """Fill the figures of stages from those of layers.
 
     Args:
@@ -242,19 +242,21 @@ def price(f, first, choices, stages):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def timed(f, words, lengths, stages, once, end):  # type: ignore[no-untyped-def]
+def timed(f, words, lengths, stages, once, end):
     """Return the seconds of an iteration; `NEVER` where an order does not fit or waits for itself."""
     if once >= NEVER:
         return NEVER
     for device in range(len(words)):
         if not fits(words[device], lengths[device], stages.before, stages.between, stages.room[device]):
             return NEVER
-    return retime(words, lengths, stages.seconds, stages.waits, f.sources, stages.after, f.count, end) + once
+    return (
+        retime(words, lengths, stages.seconds, stages.waits, f.sources, stages.after, f.batches, end) + once
+    )
 
 
 @njit(cache=True)
-def move_pass(word, length, place, other, state, at, to):  # type: ignore[no-untyped-def]
-    """Exchange two passes of a device, or put one at the place of the other, alone or for all micro-batches."""
+def move_pass(word, length, place, other, state, at, to):
+    """Exchange two passes of a device, or put one at the other's place, alone or for all micro-batches."""
     if draw(state) < 0.3:
         first, second, a, b, own, near = word[place], word[other], 0, 0, 0, 0
         for i in range(length):
@@ -281,7 +283,7 @@ def move_pass(word, length, place, other, state, at, to):  # type: ignore[no-unt
 
 
 @njit(cache=True)
-def move_layers(f, first, choices, stage, state):  # type: ignore[no-untyped-def]
+def move_layers(f, first, choices, stage, state):
     """Move boundaries by a unit of layers, at best those of `stage`, or change a strategy in it.
 
     Returns:
@@ -322,13 +324,11 @@ def move_layers(f, first, choices, stage, state):  # type: ignore[no-untyped-def
 
 
 @njit(cache=True)
-def anneal(  # type: ignore[no-untyped-def]
-    f, words, lengths, first, choices, current, trial, moves, heat, share, blind, state
-):
+def anneal(f, words, lengths, first, choices, current, trial, moves, heat, share, blind, state):
     """Anneal an order, and the layers of its stages, by moves along the longest path.
 
-    A pass of the path is exchanged with one near it on its device (Nowicki and Smutnicki 1996), or a stage of the
-    path loses a layer or changes a strategy. What does not fit or waits for itself is refused.
+    A pass of the path is exchanged with one near it on its device (Nowicki and Smutnicki 1996), or a stage of
+    the path loses a layer or changes a strategy. What does not fit or waits for itself is refused.
 
     Args:
         f: Figures of layers.
@@ -344,20 +344,20 @@ def anneal(  # type: ignore[no-untyped-def]
     Returns:
         Seconds of the best.
     """
-    number, end = len(f.kinds), np.zeros((3 * len(f.kinds), f.count))
+    number, end = len(f.kinds), np.zeros((3 * len(f.kinds), f.batches))
     path = np.zeros((lengths.sum() + 1, 2), np.int64)
     now, edges, ways = words.copy(), first.copy(), choices.copy()
     kept, at, to = (
         np.zeros(words.shape[1], np.int64),
-        np.zeros(f.count, np.int64),
-        np.zeros(f.count, np.int64),
+        np.zeros(f.batches, np.int64),
+        np.zeros(f.batches, np.int64),
     )
     old_edges, old_ways = first.copy(), choices.copy()
     once = price(f, edges, ways, current)
     value = timed(f, now, lengths, current, once, end)
     if value >= NEVER:
         return value
-    on_path = critical(now, lengths, current.waits, f.sources, current.after, f.count, end, path)
+    on_path = critical(now, lengths, current.waits, f.sources, current.after, f.batches, end, path)
     best, scale, tries, asked = value, value * heat, 0, 0
     while asked < moves and tries < 8 * moves:
         tries += 1
@@ -381,7 +381,7 @@ def anneal(  # type: ignore[no-untyped-def]
             move_pass(now[device], lengths[device], place, other, state, at, to)
             if fits(now[device], lengths[device], current.before, current.between, current.room[device]):
                 found = once + retime(
-                    now, lengths, current.seconds, current.waits, f.sources, current.after, f.count, end
+                    now, lengths, current.seconds, current.waits, f.sources, current.after, f.batches, end
                 )
         asked += found < NEVER
         limit = value - scale * 0.001 ** (asked / moves) * np.log(1.0 - draw(state))
@@ -389,7 +389,7 @@ def anneal(  # type: ignore[no-untyped-def]
             value = found
             if layers:
                 once, current, trial = fresh, trial, current
-            on_path = critical(now, lengths, current.waits, f.sources, current.after, f.count, end, path)
+            on_path = critical(now, lengths, current.waits, f.sources, current.after, f.batches, end, path)
             if value < best:
                 best, words[:], first[:], choices[:] = value, now, edges, ways
         elif layers:
@@ -400,12 +400,12 @@ def anneal(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def dispatch(f, own, forward_first, gap, deep_first):  # type: ignore[no-untyped-def]
+def dispatch(f, own, forward_first, gap, deep_first):
     """Write an order pass by pass as the heuristic of Qi et al. 2023 (arXiv 2401.10241, section 3.1) does.
 
     Devices run forward passes within their memory until a backward one is there, then both in turn; weights'
-    gradients fill what would be idle, make room where memory is short, and come at the end. A forward pass leaves
-    room for those of its micro-batch in later stages of the device, so that nothing waits for ever.
+    gradients fill what would be idle, make room where memory is short, and come at the end. A forward pass
+    leaves room for those of its micro-batch in later stages of the device, so that nothing waits for ever.
 
     Args:
         f, own: Figures of the problem and of its stages.
@@ -420,7 +420,7 @@ def dispatch(f, own, forward_first, gap, deep_first):  # type: ignore[no-untyped
         len(f.kinds),
         len(f.capacity),
         f.devices,
-        f.count,
+        f.batches,
         own.before,
         own.between,
     )

@@ -1,8 +1,8 @@
-"""The order of passes as the variable: annealed along its longest path together with the layers of its stages.
+"""The order of passes as the variable: annealed along its longest path, and the layers of stages with it.
 
-Any order is a start: those of all rules with the same placement, and a heuristic's. A pass of the longest path
-changes places with another one of its device; a stage of the path loses a layer, or changes a strategy. The
-kernels (`_order_kernel`) are compiled where they are used, so that other searches start without the compiler.
+Any order is a start: those of all rules with the same placement, and a heuristic's. A pass of the longest
+path changes places with another one of its device; a stage of the path loses a layer, or changes a strategy.
+`_order_kernel` is compiled where it is used, so that other searches start without the compiler.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -90,7 +90,7 @@ class OrderProblem:
         return self.kernel.Figures(
             *(np.ascontiguousarray(values.numpy()) for values in arrays),
             sources=np.concatenate([number - 1, backward, stages + number, backward]),
-            count=int(table.num_micro_batches[self.outer]),
+            batches=int(table.num_micro_batches[self.outer]),
             blocking=table.pipeline.blocking,
             space=SPACES.index(self.space_kind),
         )
@@ -98,7 +98,7 @@ class OrderProblem:
     def timed(self, words: Indices, lengths: Indices, first: Indices, choices: Indices) -> Order:
         """Return the order with its seconds."""
         found, (stages, once) = (
-            np.zeros((3 * self.table.num_stages, self.figures.count)),
+            np.zeros((3 * self.table.num_stages, self.figures.batches)),
             self.stages(first, choices),
         )
         seconds = self.kernel.timed(self.figures, words, lengths, stages, once, found)
@@ -121,11 +121,9 @@ class OrderProblem:
 
     def starts(self, plan: HardPlans) -> list[Order]:
         """Return the orders of all rules of the placement that fit, split and whole, and the heuristic's."""
-        table, stages = (
-            self.table,
-            (np.append(plan.first_layers[0].numpy(), self.table.num_layers), plan.choices[0].numpy()),
-        )
-        pp, count, chunks, found = table.pp, self.figures.count, table.virtual_stages, self.heuristic(*stages)
+        table, chunks, count = self.table, self.table.virtual_stages, self.figures.batches
+        stages = np.append(plan.first_layers[0].numpy(), table.num_layers), plan.choices[0].numpy()
+        pp, found = table.pp, self.heuristic(*stages)
         for rule in map(find, NAMES):
             placed = rule.devices(pp, table.num_stages) == tuple(table.stage_device.tolist())
             if placed and rule.chunk_refusal(chunks) is None and rule.count_refusal(pp, count) is None:
@@ -287,7 +285,8 @@ class _Search:
 
     def keep(self) -> None:
         """Add tables and plans of the orders to the pool."""
-        for problem, order in self.found:
+        best = {id(problem): (problem, order) for problem, order in reversed(self.found)}
+        for problem, order in best.values():
             table = problem.table.with_order(problem.outer, problem.code(order))
             plan = HardPlans(
                 torch.zeros(1, dtype=torch.long),

@@ -72,6 +72,8 @@ def _simulated(session: Session, name: str, space_kind: str, deadline: float) ->
 def _unable(session: Session) -> str:
     if any(table.offload for table in session.tables):
         return "no exact method knows shares in host memory (space.offload)"
+    if any(table.pipeline.free for table in session.tables):
+        return "no exact method knows all orders of passes (searched)"
     if session.simulated and number_of_plans(session.tables, session.space_kind) > MAX_PRICED_PLANS:
         return "no exact method prices a simulated pipeline"
     if any(table.virtual_stages > 1 for table in session.tables):

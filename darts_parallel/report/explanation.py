@@ -23,6 +23,7 @@ from darts_parallel.cost import (
     attention_seconds,
     evaluate,
     hard_plan,
+    held_at_most,
     neighbour_seconds,
     plan_contributions,
     products_seconds,
@@ -144,7 +145,9 @@ def _groups(problem: Problem, plan: Plan) -> Iterator[tuple[int, str, list[int]]
 
 def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
     table, hard, _ = hard_plan(plan, problem)
-    chosen, in_flight = hard.choices[0], table.in_flight[0]
+    chosen, in_flight, between = hard.choices[0], table.in_flight[0], torch.zeros(table.num_stages)
+    if table.moments is not None:
+        in_flight, between = held_at_most(table, hard)
     state = state_bytes(problem.training.precision, problem.training.optimizer)
     parts = {
         "parameters": StateBytes(state.parameter, 0.0, 0.0),
@@ -160,7 +163,11 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
             total = sum(float(static_bytes(g.parameters, g.shards, zero, g.held(part))) for g in groups)
             yield _line(stage, words, term, float(_device(problem, plan, stage).state_factor) * total)
         chunks = plan.chunk_of_layer
-        kept = sum(float(in_flight[chunks[i]] * table.activation[0, i, chosen[i]]) for i in indices)
+        kept = sum(
+            float(in_flight[chunks[i]] * table.activation[0, i, chosen[i]])
+            + float(between[chunks[i]] * table.for_weights[0, i, chosen[i]])
+            for i in indices
+        )
         yield _line(stage, words, "activations", kept)
     for stage in range(plan.pp):
         mine = [i for i in range(len(chosen)) if plan.stage_of_layer[i] == stage]

@@ -25,11 +25,12 @@ from darts_parallel.problem import GIB, Problem
 from darts_parallel.report.trace import CATEGORIES, Timeline, plan_timeline
 
 FORWARD, BACKWARD, WEIGHT, TAIL, IDLE = "#4878a8", "#e1973c", "#6a9a58", "#8a8a8a", "#f1f1f1"
-PASSES = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
+PASSES = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT}
 FITS, TIGHT, OVER = "#4878a8", "#e1973c", "#c23b3b"
 SCHEDULE_WORDS = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved 1F1B",
                   "zero_bubble_h1": "Zero-bubble (ZB-H1)", "zero_bubble_v": "Zero-bubble (ZB-V)",
-                  "v_half": "V-half", "v_min": "V-min", "dualpipe": "DualPipe (V)"}  # fmt: skip
+                  "v_half": "V-half", "v_min": "V-min", "dualpipe": "DualPipe (V)",
+                  "searched": "Searched"}  # fmt: skip
 MAX_LABELS = 32
 MAX_ROW_LABELS = 42
 BOTTOM_NAMES = 0.9

@@ -1,0 +1,123 @@
+"""The search of orders of passes: its kernels against the simulation, its answers against enumeration."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from darts_parallel import Plan, evaluate, load_problem, search
+from darts_parallel.cost import CostTable, HardPlans, PipelineModel, evaluate_batch, even_uniform_plans
+from darts_parallel.cost.pipeline import held_fields
+from darts_parallel.gradient.orders import Order, OrderProblem
+from darts_parallel.schedules import NAMES, find
+from tests.support.random_tables import random_table
+
+TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.zero_stage=0", "space.tp=1"]
+SHORT = ["search.num_steps=10", "search.num_restarts=4", "search.order_passes=2000000"]
+
+
+def free_table(seed: int, schedule: str, pp: int, count: int, *, tightness: float = 8.0) -> CostTable:
+    """A random table whose order is free, of one outer choice."""
+    rule, rng = find(schedule), torch.Generator().manual_seed(seed)
+    chunks = rule.chunks or 2
+    stages = pp * chunks
+    table = random_table(seed, pp=stages, num_layers=stages + 3, num_outer=1, tightness=tightness)
+    kept = table.activation * (0.2 + 1.6 * torch.rand(table.activation.shape, generator=rng))
+    model = PipelineModel(True, schedule, bool(seed % 2), free=True)
+    table = replace(
+        table, pipeline=model, num_micro_batches=torch.tensor([count]), for_weights=kept,
+        weight_gradient=table.backward * 0.4, capacity=table.capacity[:pp] * chunks,
+    )  # fmt: skip
+    return replace(table, **held_fields(table, chunks))
+
+
+def first_plan(table: CostTable) -> HardPlans:
+    plans = even_uniform_plans(table)
+    return plans[int(evaluate_batch(table, plans).memory.amax(1).argmin()) :][:1]
+
+
+@pytest.mark.parametrize("schedule", [name for name in NAMES if name != "gpipe"])
+@pytest.mark.parametrize("seed", range(3))
+def test_kernels_and_simulation_agree_on_seconds_and_on_what_fits(schedule: str, seed: int) -> None:
+    table, state = free_table(seed, schedule, 3, 6), np.array([seed + 1], dtype=np.uint64)
+    problem, plan = OrderProblem(table, 0, "layerwise"), first_plan(table)
+    starts = problem.starts(plan)
+    assert starts
+    own = evaluate_batch(table.with_order(0, find(schedule).code(3, 6, table.virtual_stages)), plan)
+    seconds = float(evaluate_batch(table, plan).iteration_time[0])
+    assert float(own.iteration_time[0]) == pytest.approx(seconds, rel=1e-12)
+    for order in [starts[0], *(problem.annealed(starts[place], 300, state) for place in (0, -1))]:
+        cost = evaluate_batch(table.with_order(0, problem.code(order)), hard(order))
+        assert bool(cost.feasible[0])
+        assert float(cost.iteration_time[0]) == pytest.approx(order.seconds, rel=1e-12)
+        # without what is left of its room no device can run it
+        less = replace(table, capacity=cost.memory[0] * (1 - 1e-9))
+        assert OrderProblem(less, 0, "layerwise").timed(*list(vars(order).values())[:4]).seconds == np.inf
+
+
+def hard(order: Order) -> HardPlans:
+    first, choices = torch.from_numpy(order.first[:-1])[None], torch.from_numpy(order.choices)[None]
+    return HardPlans(torch.zeros(1, dtype=torch.long), choices, first)
+
+
+def words_of(symbols: list[tuple[int, ...]], count: int) -> Iterator[tuple[int, ...]]:
+    """Every order of the passes of stages, each given by the symbols that follow each other."""
+
+    def grow(ran: dict[int, int], word: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if len(word) == count * sum(map(len, symbols)):
+            yield word
+        for chain in symbols:
+            for place, symbol in enumerate(chain):
+                if ran[symbol] < (ran[chain[place - 1]] if place else count):
+                    yield from grow(ran | {symbol: ran[symbol] + 1}, (*word, symbol))
+
+    yield from grow({symbol: 0 for chain in symbols for symbol in chain}, ())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pp", "count", "split"),
+    [("zero_bubble_h1", 2, 3, True), ("zero_bubble_h1", 3, 2, True), ("1f1b", 3, 3, False),
+     ("1f1b", 2, 4, False), ("zero_bubble_v", 2, 1, True)],
+)  # fmt: skip
+@pytest.mark.parametrize("tightness", [0.9, 8.0])
+def test_annealing_finds_the_best_of_all_orders(
+    schedule: str, pp: int, count: int, split: bool, tightness: float
+) -> None:
+    for seed in range(4):
+        table = free_table(seed, schedule, pp, count, tightness=tightness)
+        problem, plan, stages = OrderProblem(table, 0, "layerwise"), first_plan(table), table.num_stages
+        passes = (3 if split else 2) * count * stages // pp
+        starts = [order for order in problem.starts(plan) if order.lengths[0] == passes]
+        kinds = (0, 1, 2) if split else (0, 3)
+        each = [
+            list(words_of([tuple(k * stages + s for k in kinds) for s in own], count))
+            for own in ([s for s in range(stages) if int(table.stage_device[s]) == d] for d in range(pp))
+        ]
+        first, choices = np.append(plan.first_layers[0].numpy(), table.num_layers), plan.choices[0].numpy()
+        lengths = np.full(pp, len(each[0][0]))
+        best = min(problem.timed(np.array(rows), lengths, first, choices).seconds for rows in product(*each))
+        state = np.array([seed + 1], dtype=np.uint64)
+        found = [problem.annealed(order, 4000, state, share=0.0).seconds for order in starts]
+        if starts:
+            assert min(found) == pytest.approx(best, rel=1e-12)
+
+
+def test_a_searched_plan_is_no_slower_than_the_rules_and_its_file_says_every_pass(tmp_path: Path) -> None:
+    overrides = [*TOY, *SHORT, "space.num_micro_batches=4"]
+    problem = load_problem([*overrides, "space.schedules=[1f1b,searched]"])
+    found, again = (search(problem, seed=0) for _ in range(2))
+    rules = search(load_problem([*overrides, "space.schedules=[1f1b]"]), seed=0)
+    assert found.plan == again.plan
+    assert found.plan.schedule_name == "searched"
+    assert found.iteration_time_s < rules.iteration_time_s * 0.999
+    names = tuple(layer.name for layer in problem.model.layers)
+    data = found.plan.to_dict(names, problem.cluster.num_devices)
+    assert data["schedule"] == "searched"
+    assert data["placement"] in ("loop", "v")
+    read = Plan.from_dict(data)
+    assert read == found.plan
+    assert evaluate(read, problem).iteration_time_s == pytest.approx(found.iteration_time_s, rel=1e-12)
