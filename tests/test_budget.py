@@ -15,9 +15,9 @@ BUDGET = 39_000
 """Lines of everything but `tests/`."""
 TEST_BUDGET = 15_500
 """Lines of `tests/`."""
-ALLOWANCE = 5_100
-"""Lines above `BUDGET` that are granted for now: `graph` and `design` are 4,300 of them."""
-TEST_ALLOWANCE = 950
+ALLOWANCE = 5_700
+"""Lines above `BUDGET` that are granted for now: `graph`, `design` and orders of passes are 4,900 of them."""
+TEST_ALLOWANCE = 1_200
 """Lines above `TEST_BUDGET` that are granted for now; zero at the end."""
 SOURCES = {".py", ".pyi", ".pyx", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".js", ".jinja", ".j2", ".tmpl"}
 LONGEST = 130

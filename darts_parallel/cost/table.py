@@ -112,7 +112,7 @@ class CostTable:
     before: Tensor | None = field(default=None, metadata={"axes": "OLC"})
     """Bytes per micro-batch before its backward; `activation` is that but for what a split backward adds."""
     moments: Tensor | None = None
-    """Of a searched order: what stages hold when a device may hold most, `(pp, M, 2 K)` (`Searched`)."""
+    """Micro-batches of stages when a device may hold most, under a searched order, `(pp, M, 2 K)`."""
     cp: int = 1
     """Context-parallel degree."""
     kind_allowed: Tensor | None = field(default=None, metadata={"axes": "QC"})

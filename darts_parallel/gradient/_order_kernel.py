@@ -54,11 +54,11 @@ class Stages(NamedTuple):
     """Figures of the stages of a plan."""
 
     seconds: Array
-    """Of a pass, by symbol, `(4 S,)`."""
+    """Seconds of a pass, by symbol, `(4 S,)`."""
     waits: Array
-    """Of the message that brings its input, `(4 S,)`."""
+    """Seconds of the message that brings its input, `(4 S,)`."""
     after: Array
-    """Of a device behind its last pass, `(P,)`."""
+    """Seconds of a device behind its last pass, `(P,)`."""
     before: Array
     """Bytes of a micro-batch before its backward, `(S,)`."""
     between: Array

@@ -224,7 +224,7 @@ def search_orders(pool: PlanPool, space_kind: str, config: SearchConfig, seed: i
     def stop() -> bool:
         return pool.clock.seconds > config.max_seconds
 
-    search = _Search(pool, space_kind, stop, seed)
+    search = _OrderSearch(pool, space_kind, stop, seed)
     try:
         search.run(config.order_passes)
     except KeyboardInterrupt:
@@ -243,7 +243,7 @@ KEPT = 6
 
 
 @dataclass
-class _Search:
+class _OrderSearch:
     """Hold what `search_orders` has found."""
 
     pool: PlanPool

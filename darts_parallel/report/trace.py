@@ -12,7 +12,7 @@ import torch
 from darts_parallel.cost import Event, PassSeconds, critical_operations, hard_plan, pass_seconds, timeline
 from darts_parallel.plan import Plan
 from darts_parallel.problem import Problem
-from darts_parallel.schedules import Operation
+from darts_parallel.schedules import Operation, find
 
 CATEGORIES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 MICROSECONDS = 1e6
@@ -53,7 +53,7 @@ def plan_timeline(plan: Plan, problem: Problem) -> Timeline:
     for event in events:
         ends[event.device] = max(ends[event.device], event.end)
     sync = tuple(cost.sync_seconds[0].tolist())
-    return Timeline(plan.schedule_name, tuple(events), passes, critical, tuple(ends), sync)
+    return Timeline(find(model.schedule).name, tuple(events), passes, critical, tuple(ends), sync)
 
 
 def trace_dict(plan: Plan, problem: Problem) -> dict[str, Any]:
