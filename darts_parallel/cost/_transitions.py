@@ -119,7 +119,7 @@ def tied_seconds(context: StageContext, cluster: Cluster, stages: Sequence[Stage
         return result
     inside = cluster.one_domain
     rows = padded_vocabulary(model.config.vocab_size, choices.tp)
-    size = rows * model.config.hidden_size * context.gradient_width / copies
+    size = rows * model.config.hidden_size * context.state.gradient / copies
     steps = []
     for stage in dict.fromkeys((stages[0], stages[-1]) if copies == 2 else stages):
         link = cluster.groups[stage.group].intra_node if inside else cluster.nic(stage.group)

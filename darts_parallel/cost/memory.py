@@ -27,17 +27,21 @@ ROUNDING = 4e-12
 take a smaller one, so that what they find fits when it is priced again."""
 
 
-def state_bytes(precision: str, optimizer: str) -> StateBytes:
+def state_bytes(precision: str, optimizer: str, gradient_bits: int | None = None) -> StateBytes:
     """Return bytes per parameter.
 
     16-bit training keeps float32 master weights next to Adam's two moments. Gradients are float32 with
     bf16 and fp8 (Megatron-LM's `--accumulate-allreduce-grads-in-fp32`, its default there) and 16-bit
-    with fp16 (ZeRO, section 3.1: 16 bytes in all).
+    with fp16 (ZeRO, section 3.1: 16 bytes in all), where the framework does not say otherwise.
+
+    Args:
+        gradient_bits: Width of an accumulated gradient below float32 training; None: as above.
     """
     moments = {"adam": 8.0, "sgd": 4.0}[optimizer]
     if precision == "fp32":
         return StateBytes(4.0, 4.0, moments)
-    return StateBytes(2.0, 2.0 if precision == "fp16" else 4.0, 4.0 + moments)
+    bits = gradient_bits or (16 if precision == "fp16" else 32)
+    return StateBytes(2.0, bits / 8.0, 4.0 + moments)
 
 
 def padded_vocabulary(vocab_size: int, tp: Tensor) -> Tensor:

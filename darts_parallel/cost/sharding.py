@@ -88,7 +88,7 @@ def sharding_seconds(
     """
     choices, links, software, state = stage.choices, stage.links, stage.software, stage.state
     none, zero = torch.zeros_like(forward), choices.zero_stage
-    sent = wire_bytes(stage.gradient_width, choices.grad_comm_bits, stage.lossy_block)
+    sent = wire_bytes(state.gradient, choices.grad_comm_bits, stage.lossy_block)
     scatter, replicas, gather = none, none, none
     for part in parts:
         if software.single_ring:

@@ -68,14 +68,11 @@ class StageContext:
         return element_bytes(self.training)
 
     @property
-    def gradient_width(self) -> float:
-        """Bytes of one gradient on the wire."""
-        return self.software.gradient_bytes or self.state.gradient
-
-    @property
     def state(self) -> StateBytes:
         """Bytes per parameter of trained weights."""
-        return state_bytes(self.training.precision, self.training.optimizer)
+        return state_bytes(
+            self.training.precision, self.training.optimizer, self.software.gradient_bits
+        )
 
     def measured_figure(self, layer: LayerSpec, name: str, otherwise: Tensor) -> Tensor:
         """Return a field of `Measured` for a layer, `(O, C)`; `otherwise` where it was not measured."""

@@ -56,7 +56,8 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     if training.precision in ("bf16", "fp16"):
         values[training.precision] = {"enabled": True}
     if training.precision == "bf16" and strategy.zero_stage:
-        values["data_types"] = {"grad_accum_dtype": "fp32"}
+        narrow = job.problem.software.gradient_bits == 16
+        values["data_types"] = {"grad_accum_dtype": "bf16" if narrow else "fp32"}
     return values
 
 

@@ -231,7 +231,9 @@ def _model_flags(job: Request) -> list[Flag]:
 
 def _training_flags(job: Request) -> list[Flag]:
     training = job.problem.training
-    half: list[Flag] = [("bf16", None), ("accumulate-allreduce-grads-in-fp32", None)]
+    narrow = job.problem.software.gradient_bits == 16
+    half: list[Flag] = [("bf16", None)]
+    half += [("grad-reduce-in-bf16" if narrow else "accumulate-allreduce-grads-in-fp32", None)]
     precision: dict[str, list[Flag]] = {
         "bf16": half,
         "fp16": [("fp16", None)],

@@ -126,7 +126,7 @@ def _optimizer(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "zero_stage": strategy.zero_stage,
-        "accumulate_grad_in_fp32": job.problem.training.precision != "fp16",
+        "accumulate_grad_in_fp32": "fp16" != job.problem.training.precision and job.problem.software.gradient_bits != 16,
         "weight_decay": 0.01,
         "clip_grad": 1.0,
         "optimizer_factory": factories[job.problem.training.optimizer],

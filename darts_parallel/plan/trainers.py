@@ -41,6 +41,7 @@ def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[s
         "recompute": strategy.recompute,
         "sequence_parallel": strategy.sequence_parallel,
         "optimizer": training.optimizer,
+        "gradient_bits": problem.software.gradient_bits,
         "lora_rank": training.lora_rank,
         "tie_embeddings": model.tie_embeddings,
         "num_encoder_layers": model.num_encoder_layers,

@@ -1,6 +1,6 @@
 """The problem: model x cluster x training job x space x cost model, frozen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +29,8 @@ class Problem:
     def from_config(config: Config) -> "Problem":
         """Derive the domain objects (SI units) from the checked configuration."""
         software = read_software(config.training.software)
+        bits = config.training.gradient_bits or software.gradient_bits
+        software = replace(software, gradient_bits=bits)
         return Problem(
             config=config,
             model=_model(config),

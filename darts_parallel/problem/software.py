@@ -20,7 +20,7 @@ from darts_parallel.errors import ConfigError
 
 ANY = "any"
 """Key of an offset for devices on which the framework has no runs."""
-HABITS = ("gradient_bytes", "owner_broadcast_ms", "single_ring")
+HABITS = ("gradient_bits", "owner_broadcast_ms", "single_ring")
 OFFSETS = "offsets"
 
 
@@ -29,8 +29,8 @@ class Software:
     """A training framework; the defaults are common to all."""
 
     name: str = ""
-    gradient_bytes: float | None = None
-    """Bytes of one gradient on the wire; None: those of the accumulated gradient."""
+    gradient_bits: int | None = None
+    """Bits of a gradient, accumulated and sent; None: 32 with bf16 and below, 16 with fp16."""
     owner_broadcast: float = 0.0
     """Seconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters; 0: gathered."""
     single_ring: bool = False

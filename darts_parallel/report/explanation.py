@@ -28,7 +28,6 @@ from darts_parallel.cost import (
     plan_contributions,
     products_seconds,
     shard_groups,
-    state_bytes,
     static_bytes,
     stream_seconds,
     terms_of,
@@ -148,7 +147,7 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
     chosen, in_flight, between = hard.choices[0], table.in_flight[0], torch.zeros(table.num_stages)
     if table.moments is not None:
         in_flight, between = held_at_most(table, hard)
-    state = state_bytes(problem.training.precision, problem.training.optimizer)
+    state = _context(problem, plan, 0).state
     parts = {
         "parameters": StateBytes(state.parameter, 0.0, 0.0),
         "gradients": StateBytes(0.0, state.gradient, 0.0),

@@ -8,7 +8,7 @@ from typing import Any
 from darts_parallel.config import config_dir
 from darts_parallel.plan import write_text
 from darts_parallel.planner import FAMILIES, KINDS
-from darts_parallel.problem import ANY
+from darts_parallel.problem import ANY, HABITS
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.parameters import QUANTITIES, Place, Quantity
 from experiments.calibration.predict import LINK_PREFIXES
@@ -111,11 +111,7 @@ def _link(found: re.Match[str], fitted: Calibrated) -> str:
 def framework_text(name: str, facts: Mapping[str, Any], fitted: Calibrated, when: str) -> str:
     """Write a framework's file: its habits, its own figures, and what it adds to those of a device."""
     lines = [f"# {name}: habits on the wire, and what was fitted to its runs.", f"{MARK} figures {when}."]
-    if "gradient_bits" in facts:
-        lines.append(f"gradient_bytes: {facts['gradient_bits'] // 8}")
-    lines += [
-        f"{key}: {str(facts[key]).lower()}" for key in ("owner_broadcast_ms", "single_ring") if key in facts
-    ]
+    lines += [f"{key}: {str(facts[key]).lower()}" for key in HABITS if key in facts]
     values = fitted.at(Place("none", name, "", ""))
     offsets = []
     for quantity in OF_DEVICES:

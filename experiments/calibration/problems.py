@@ -52,8 +52,7 @@ def build_case(run: MeasuredRun) -> MeasuredCase:
         DartsParallelError: the cost model cannot express it; the message says why.
     """
     config = replace(base_config(), model=_model(run), cluster=_cluster(run), training=_training(run))
-    gradient = None if run.gradient_bits is None else run.gradient_bits / 8
-    software = Software(run.framework, gradient, run.owner_broadcast_ms * 1e-3, run.single_ring)
+    software = Software(run.framework, run.gradient_bits, run.owner_broadcast_ms * 1e-3, run.single_ring)
     problem, plan = replace(Problem.from_config(config), software=software), _plan(run)
     check_plan(plan, problem)
     return MeasuredCase(run, problem, plan)

@@ -55,9 +55,9 @@ def test_an_unknown_software_is_refused_with_the_nearest() -> None:
 
 def test_gradients_of_16_bits_take_half_the_wire_and_owners_are_waited_for() -> None:
     problem = load_problem([*JOB, "training.precision=bf16"])
-    whole, half = seconds(problem, COMMON), seconds(problem, Software(gradient_bytes=2))
+    whole, half = seconds(problem, COMMON), seconds(problem, Software(gradient_bits=16))
     assert half < whole
-    assert seconds(problem, Software(gradient_bytes=4)) == whole
+    assert seconds(problem, Software(gradient_bits=32)) == whole
     owners = problem.cluster.num_devices
     waiting = seconds(problem, Software(owner_broadcast=2.7e-3))
     assert waiting - whole == pytest.approx(owners * 2.7e-3, rel=0.02)
