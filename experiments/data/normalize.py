@@ -26,8 +26,9 @@ STATED = ("dp", "micro_batch", "num_microbatches", "global_batch", "heads", "voc
           "sequence_parallel", "precision")  # fmt: skip
 """Cells whose absence a run's note tells."""
 SECONDS = ("iteration_s", "tokens_per_s_per_gpu", "samples_per_s")
-FACTS = {"fused_attention": True, "gradient_bits": None, "owner_broadcast_ms": 0.0, "single_ring": False}
+FACTS = {"fused_attention": True, "owner_broadcast_ms": 0.0, "single_ring": False}
 """Fields of a framework that its runs have, and what they are where `words.yaml` does not say."""
+EXPERT_CELLS = {"num_experts": "n_experts", "moe_router_topk": "top_k", "moe_ffn_hidden_size": "moe_ffn"}
 HEAD_SIZE = 128
 LORA_RANK = 16
 """Rank in the performance recipes of NeMo 2 for Llama 3 70B; that for smaller models, 8, makes no difference
@@ -91,11 +92,13 @@ def _fields(row: TableRow, siblings: Sequence[TableRow]) -> dict[str, Any]:
     chunks, precision = _virtual_stages(row, layers, pp), row.one_of("precision")
     if row.says("other_adapters"):
         raise RowError("adapters on weights of 4 bits, or other than LoRA, are not in the cost model")
-    stated = re.match(r"(1|true|yes|on\b)|(0|false|no\b|off)", row.words("sequence_parallel"))
-    shards_sequence = bool(stated[1]) if stated else framework.get("sequence_parallel", True)
+    shards_sequence = _stated(row, "sequence_parallel", framework.get("sequence_parallel", True))
     result = {
         **{key: framework.get(key, default) for key, default in FACTS.items()}, **model, **degrees, **batch,
         **zero, **figures, "framework": framework["name"], "framework_family": framework["family"],
+        "gradient_bits": row.count("gradient_bits") or framework.get("gradient_bits"),
+        "cuda_graphs": "full_iteration" if _stated(row, "cuda_graphs", row.says("recorded")) else "none",
+        "fp8_dot_product_attention": _stated(row, "fp8_dot_product_attention", row.says("recorded")),
         "printed_precision": row.text("precision"), "precision": precision,
         "lora_rank": LORA_RANK if row.says("lora") else 0, "virtual_stages": chunks,
         "recompute": row.one_of("recompute"), "sequence_parallel": tp > 1 and shards_sequence,
@@ -104,6 +107,12 @@ def _fields(row: TableRow, siblings: Sequence[TableRow]) -> dict[str, Any]:
     if sizes is not None:
         result |= _mixture(row, sizes, tp)
     return result | {"blocks": _blocks(row, layers, pp, chunks)}
+
+
+def _stated(row: TableRow, key: str, otherwise: bool) -> bool:
+    """Read a switch: what the cell says, else what holds without it."""
+    stated = re.match(r"(1|true|yes|on\b|full)|(0|false|no\b|none|off)", row.words(key))
+    return bool(stated[1]) if stated else otherwise
 
 
 # --- models
@@ -123,6 +132,7 @@ def _known_sizes(row: TableRow) -> Sizes | None:
         return None
     if not sizes:
         return None
+    sizes |= {key: count for key, cell in EXPERT_CELLS.items() if (count := row.count(cell))}
     sizes["moe_expert_capacity_factor"] = 1.0 if row.says("token_drop") else None
     if layers and layers != sizes["num_layers"]:
         sizes["num_layers"] = layers
@@ -141,8 +151,7 @@ def _dense_layers(row: TableRow) -> int:
 def _own_sizes(row: TableRow) -> Sizes:
     """Read the sizes of a mixture without a public name, from the cells that a Llama-like block needs."""
     keys = {
-        "num_experts": "n_experts", "moe_router_topk": "top_k", "moe_ffn_hidden_size": "moe_ffn",
-        "num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads", "vocab_size": "vocab",
+        **EXPERT_CELLS, "num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads", "vocab_size": "vocab",
     }  # fmt: skip
     found: Sizes = {key: row.count(cell) for key, cell in keys.items()}
     if None in found.values() or found["num_experts"] < 2:
@@ -256,7 +265,6 @@ def _mixture(row: TableRow, sizes: Sizes, tp: int) -> dict[str, Any]:
     return {
         "architecture": architecture_of(preset, sizes), "ep": ep, "etp": etp, "shard_size": 0,
         "sequence_parallel": tp > 1,
-        "cuda_graphs": "full_iteration" if recorded else "none", "fp8_dot_product_attention": recorded,
         "recompute_modules": tuple(m for m in RECOMPUTE_MODULES if re.search(rf"\b{m}\b", kept)),
         "moe_token_dispatcher_type": "flex" if row.says("flex") else "alltoall",
         "overlap_moe_expert_parallel_comm": recorded or row.says("expert_overlap"),
