@@ -45,8 +45,8 @@ class TrainingConfig:
     lora_targets: list[str] = one_of(list(LORA_TARGETS), LORA_TARGETS)
     """Products with adapters (Megatron-Bridge's `target_modules`); routed experts have none."""
     gradient_bits: int | None = one_of(None, (16, 32, None))
-    """Bits of a gradient below fp32, accumulated and sent; null: as `software` has them, else 16 with fp16 and 32
-    with all others (Megatron-LM's default; `--grad-reduce-in-bf16` is 16)."""
+    """Bits of a gradient below fp32, accumulated and sent; null: as `software` has them, else 16 with fp16
+    and 32 with all others (Megatron-LM's default; its `--grad-reduce-in-bf16` is 16)."""
     software: str | None = None
     """Trainer whose measured habits and efficiencies hold (a file of conf/software); null: what is common."""
 

@@ -55,8 +55,8 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
         values["zero_allow_untested_optimizer"] = True
     if training.precision in ("bf16", "fp16"):
         values[training.precision] = {"enabled": True}
-    if training.precision == "bf16" and strategy.zero_stage:
-        narrow = job.problem.software.gradient_bits == 16
+    narrow = job.problem.software.gradient_bits == 16
+    if training.precision == "bf16" and (strategy.zero_stage or narrow):
         values["data_types"] = {"grad_accum_dtype": "bf16" if narrow else "fp32"}
     return values
 

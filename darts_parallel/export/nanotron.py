@@ -124,9 +124,10 @@ def _optimizer(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
                  "torch_adam_is_fused": True},
         "sgd": {"name": "sgd"},
     }  # fmt: skip
+    narrow = job.problem.training.precision == "fp16" or job.problem.software.gradient_bits == 16
     return {
         "zero_stage": strategy.zero_stage,
-        "accumulate_grad_in_fp32": "fp16" != job.problem.training.precision and job.problem.software.gradient_bits != 16,
+        "accumulate_grad_in_fp32": not narrow,
         "weight_decay": 0.01,
         "clip_grad": 1.0,
         "optimizer_factory": factories[job.problem.training.optimizer],

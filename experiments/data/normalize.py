@@ -151,7 +151,8 @@ def _dense_layers(row: TableRow) -> int:
 def _own_sizes(row: TableRow) -> Sizes:
     """Read the sizes of a mixture without a public name, from the cells that a Llama-like block needs."""
     keys = {
-        **EXPERT_CELLS, "num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads", "vocab_size": "vocab",
+        **EXPERT_CELLS, "num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads",
+        "vocab_size": "vocab",
     }  # fmt: skip
     found: Sizes = {key: row.count(cell) for key, cell in keys.items()}
     if None in found.values() or found["num_experts"] < 2:

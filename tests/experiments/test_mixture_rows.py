@@ -40,6 +40,16 @@ def test_a_printed_data_parallel_degree_beyond_ep_is_corrected() -> None:
     assert (corrected.dp, corrected.num_micro_batches) == (8, 32)
 
 
+def test_a_rows_own_columns_win_over_a_preset_of_like_name() -> None:
+    fine = build_case(run(n_experts="64", top_k="8", moe_ffn="2048", model="Mixtral-8x22B-G8T8"))
+    config = fine.problem.config.model
+    assert (config.num_experts, config.moe_router_topk, config.moe_ffn_hidden_size) == (64, 8, 2048)
+    told = run(cuda_graphs="full_iteration", gradient_bits="16", fp8_dot_product_attention="0")
+    assert (told.cuda_graphs, told.gradient_bits, told.fp8_dot_product_attention) == (
+        "full_iteration", 16, False
+    )  # fmt: skip
+
+
 def test_dense_rows_have_no_experts() -> None:
     dense = run_of(TableRow("a.csv", 2, dict(RUN)))
     assert (dense.architecture, dense.mixture, dense.ep) == ("", False, 1)

@@ -106,6 +106,20 @@ def test_what_the_real_trainer_takes_for_another_model_is_refused(
         export_plan(problem, plan_of(problem, strategy, 2), target)
 
 
+@pytest.mark.parametrize("target", EXPORTS)
+def test_gradients_of_16_bits_are_written_or_refused(target: str) -> None:
+    problem = load_problem([*LLAMA, "training.gradient_bits=16", "training.precision=bf16"])
+    plan = plan_of(problem, LayerStrategy(1, 8, 3 if target == "galvatron" else 0), 2)
+    words = {"megatron": "--grad-reduce-in-bf16", "nanotron": "accumulate_grad_in_fp32: false"}
+    words |= {"deepspeed": '"grad_accum_dtype": "bf16"'}
+    if target in words:
+        text = "".join(export_plan(problem, plan, target).files.values())
+        assert words[target] in text
+    else:
+        with pytest.raises(UnsupportedError, match=r"gradient_bits=16.*training\.gradient_bits=32"):
+            export_plan(problem, plan, target)
+
+
 @pytest.mark.parametrize("target", [name for name in EXPORTS if name not in ("galvatron", "torch")])
 def test_a_layer_wise_plan_is_refused_by_trainers_of_one_strategy(target: str, llama: Problem) -> None:
     plan = plan_of(llama, LayerStrategy(1, 8), 2)

@@ -58,6 +58,13 @@ def test_gradients_of_16_bits_take_half_the_wire_and_owners_are_waited_for() -> 
     whole, half = seconds(problem, COMMON), seconds(problem, Software(gradient_bits=16))
     assert half < whole
     assert seconds(problem, Software(gradient_bits=32)) == whole
+    held = [
+        evaluate(plan_of(problem, 0), replace(problem, software=own)).memory_bytes[0]
+        for own in (COMMON, Software(gradient_bits=16))
+    ]
+    assert held[0] - held[1] == pytest.approx(2.0 * problem.model.num_parameters, rel=0.05)
+    asked = load_problem([*JOB, "training.precision=bf16", "training.gradient_bits=16"])
+    assert seconds(asked, asked.software) == half
     owners = problem.cluster.num_devices
     waiting = seconds(problem, Software(owner_broadcast=2.7e-3))
     assert waiting - whole == pytest.approx(owners * 2.7e-3, rel=0.02)
