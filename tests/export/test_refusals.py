@@ -113,8 +113,7 @@ def test_gradients_of_16_bits_are_written_or_refused(target: str) -> None:
     words = {"megatron": "--grad-reduce-in-bf16", "nanotron": "accumulate_grad_in_fp32: false"}
     words |= {"deepspeed": '"grad_accum_dtype": "bf16"'}
     if target in words:
-        text = "".join(export_plan(problem, plan, target).files.values())
-        assert words[target] in text
+        assert words[target] in "".join(export_plan(problem, plan, target).files.values())
     else:
         with pytest.raises(UnsupportedError, match=r"gradient_bits=16.*training\.gradient_bits=32"):
             export_plan(problem, plan, target)
