@@ -139,7 +139,7 @@ def run_variant(task: tuple[str, str, float], options: AblateOptions) -> list[Me
             answer = PLANNERS[name](tables, "layerwise", deadline=began + options.budget, seed=seed)
             runs.append(answered(problem, name, seed, answer, began))
         else:
-            runs.append(searched(problem, name, seed, tables, "layerwise", config, variant.loop))
+            runs.append(searched(problem, name, seed, tables, config, variant.loop))
     return [run.against(optimum) for run in runs]
 
 

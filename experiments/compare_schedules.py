@@ -8,39 +8,15 @@ made before and shared.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
-from darts_parallel.config import SearchConfig, load_config, require_at_least, run_main
+from darts_parallel.config import run_main
 from darts_parallel.errors import ConfigError
 from experiments.comparison.curves import curves_figure
 from experiments.comparison.runs import MethodRun
 from experiments.comparison.schedule_problems import CASES
-from experiments.comparison.schedule_suite import ScheduleWork, gaps_table, solve_case, verdict
-from experiments.study import Report, Study, StudyOptions, run_study
-
-SHORT: dict[str, Any] = {"num_steps": 30, "num_restarts": 8, "polish_starts": 4}
-"""Settings of a search whose whole annealing fits into a few seconds."""
-
-
-@dataclass
-class CompareSchedulesOptions(StudyOptions):
-    """Command line of `python -m experiments.compare_schedules`."""
-
-    problems: list[str] = field(default_factory=list)
-    """Parts of problem names; none: all of them."""
-    seeds: int = 5
-    """Number of seeds, from `search.seed` on."""
-    budget: float = 4.0
-    """Seconds of every run."""
-    search: SearchConfig = field(default_factory=lambda: replace(load_config().search, **SHORT))
-    """Settings of the gradient search: those of conf/ but for few steps; `budget` replaces its time limit."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("seeds", self.seeds, 1)
-        require_at_least("budget", self.budget, 0, strict=True)
+from experiments.comparison.schedule_suite import CompareSchedulesOptions, gaps_table, solve_case, verdict
+from experiments.study import Report, Study, run_study
 
 
 def report(runs: Sequence[MethodRun], options: CompareSchedulesOptions) -> Report:
@@ -64,16 +40,14 @@ def run(options: CompareSchedulesOptions) -> int:
     if not wanted:
         names = ",".join(options.problems)
         raise ConfigError(f"problems={names} is part of no problem's name; try {CASES[0].name}.")
-    seeds = tuple(range(options.search.seed, options.search.seed + options.seeds))
-    tasks = {case.name: ScheduleWork(case, seeds, options.budget, options.search) for case in wanted}
     study = Study(
         "compare_schedules",
         "Which method finds the best plan where the schedule is free?",
         "measured seconds, and more of them than a few a run.",
-        solve_case,
+        partial(solve_case, options=options),
         partial(report, options=options),
     )
-    return run_study(study, tasks, options)
+    return run_study(study, {case.name: case for case in wanted}, options)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python -m experiments.measured_vs_predicted cluster=outputs/measured/cluster/here.yaml
     python -m experiments.measured_vs_predicted devices=4 share_cores=true     # noisy
 
-Every uniform plan of `devices` processes with the micro-batches and ZeRO stages of the options trains a small
+Every uniform plan of `devices` processes with 1 or 4 micro-batches and ZeRO-0 or ZeRO-3 trains a small
 model on this machine; all plans are built once and take their steps alternately, so that a slow moment of the
 machine meets all of them. The medians stand next to the prediction of the cost model, with Spearman's rank
 correlation. It writes `measured_vs_predicted.csv` and a picture into `out`. A process needs a core of its
@@ -20,7 +20,7 @@ from statistics import median
 
 from matplotlib.figure import Figure
 
-from darts_parallel.config import require_at_least, require_within, run_main
+from darts_parallel.config import require_within, run_main
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan import Plan, layer_choices, outer_spaces
@@ -30,7 +30,11 @@ from darts_parallel.run import measured_cluster, require_torch
 from experiments.calibration.errors import spearman
 from experiments.study import Report, Study, StudyOptions, run_study
 
-MODEL = ("model=toy", "model.hidden_size=256", "model.num_heads=8", "model.vocab_size=1024", "training=toy")
+MODEL = ("model=toy", "model.hidden_size=256", "model.num_heads=8", "model.vocab_size=1024", "training=toy",
+         "training.precision=fp32", "space.zero_stage=[0,3]", "space.num_micro_batches=[1,4]",
+         "space.recompute=none", "space.sequence_parallel=false")  # fmt: skip
+TIMEOUT_S = 60.0
+"""Seconds after which a process that says nothing is taken for lost."""
 
 
 def usable_cores() -> int:
@@ -49,15 +53,11 @@ class MeasuredOptions(StudyOptions):
     """More processes than cores all the same."""
     cluster: str = ""
     """The cluster file of `experiments.profile`, made with as many processes; empty: conf/cluster/cpu_1x4."""
-    micro_batches: list[int] = field(default_factory=lambda: [1, 4])
-    zero_stages: list[int] = field(default_factory=lambda: [0, 3])
-    recompute: list[str] = field(default_factory=lambda: ["none"])
     repeats: int = 5
     """Steps of every plan, alternately."""
     seed: int = 0
-    timeout_s: float = 60.0
     overrides: list[str] = field(default_factory=list)
-    """Hydra overrides of the model and the job, e.g. `[model.num_layers=8]`."""
+    """Hydra overrides of model, job and space, e.g. `[model.num_layers=8,space.zero_stage=0]`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +69,6 @@ class MeasuredOptions(StudyOptions):
                 f"share_cores=true; try {cores}."
             )
         require_within("repeats", self.repeats, 1, 10**6)
-        require_at_least("timeout_s", self.timeout_s, 0, strict=True)
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,8 @@ def problem_of(options: MeasuredOptions) -> Problem:
     """Compose the small model on as many processes of this machine."""
     node = f"{{count: 1, gpus: {options.devices}, device: cpu, intra_node: "
     node += "{bandwidth_GBps: 1.0, latency_us: 100.0, shared: true}}"
-    space = [f"space.zero_stage={options.zero_stages}", f"space.num_micro_batches={options.micro_batches}"]
-    space += [f"space.recompute={options.recompute}", "space.sequence_parallel=false"]
-    overrides = ["experiment=run_here", f"cluster.nodes=[{node}]", *MODEL, "training.precision=fp32"]
-    return measured_cluster(load_problem([*overrides, *space, *options.overrides]), options.cluster)
+    overrides = ["experiment=run_here", f"cluster.nodes=[{node}]", *MODEL, *options.overrides]
+    return measured_cluster(load_problem(overrides), options.cluster)
 
 
 def uniform_plans(problem: Problem) -> list[Plan]:
@@ -138,7 +135,7 @@ def measured_plans(options: MeasuredOptions) -> list[MeasuredPlan]:
     problem = problem_of(options)
     plans = uniform_plans(problem)
     predicted = [evaluate(plan, problem).iteration_time_s for plan in plans]
-    with Workers(options.devices, options.timeout_s) as workers:
+    with Workers(options.devices, TIMEOUT_S) as workers:
         times = workers.run(measure_in_turn, problem, plans, options.repeats, options.seed)[0]
     batch = problem.training.global_batch_size
     return [

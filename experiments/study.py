@@ -124,7 +124,7 @@ def _write(study: Study[Task, Row], report: Report, folder: Path, page: bool) ->
     for name, text in {f"{study.name}.md": report.text, **report.files}.items():
         write_text(folder / name, text)
     for name, (figure, _) in report.pictures.items():
-        save_png(figure, folder / name)
+        FigureCanvasAgg(figure).print_png(str(folder / name))  # type: ignore[no-untyped-call]
     print(f"\n{report.text.rstrip()}\n\nfiles: {folder}")
     if page:
         captions = {folder / name: caption for name, (_, caption) in report.pictures.items()}
@@ -189,8 +189,3 @@ def unless_interrupted(found: SearchResult) -> SearchResult:
     if found.stopped_by == "user":
         raise KeyboardInterrupt
     return found
-
-
-def save_png(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG."""
-    FigureCanvasAgg(figure).print_png(str(path))  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ from darts_parallel.config import config_dir
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan import write_bytes, write_text
 from darts_parallel.planner import BASE, correlation_bytes
-from experiments.calibration.parameters import QUANTITIES, Key, Parameters, Place, Quantity
+from experiments.calibration.parameters import QUANTITIES, Key, Parameters, Place
 
 SHIPPED = Path(config_dir()) / "calibrated.yaml"
 
@@ -43,10 +43,6 @@ class Calibrated:
             q.name: q.at(place, sum((known.get(key, zero) for key in q.keys(place)), zero))
             for q in QUANTITIES
         }
-
-    def value(self, quantity: Quantity, place: Place) -> float:
-        """Compute one quantity at a place."""
-        return float(self.at(place)[quantity.name])
 
     def latent(self, parameters: Parameters) -> Tensor:
         """Return these numbers in the order of `parameters`, 0 for those that are not among them."""

@@ -28,7 +28,6 @@ class SuiteCase:
     """`loose`: the preset; `tight`: with little memory; `uneven`: with random layers."""
     seed: int
     """Seed of the random factors of an uneven problem."""
-    space: str = "layerwise"
     nodes: int | None = None
     """Number of nodes of the cluster; None: as the preset has it."""
 
@@ -41,11 +40,11 @@ class SuiteCase:
     def tables(self) -> tuple[CostTable, ...]:
         """Build the cost tables of the whole space."""
         size = [] if self.nodes is None else [f"cluster.nodes.0.count={self.nodes}"]
-        preset = overrides(self.model, self.cluster, self.training)
-        problem = load_problem([*preset, *size, f"space={self.space}"])
+        preset = [f"model={self.model}", f"cluster={self.cluster}", f"training={self.training}"]
+        problem = load_problem([*preset, *size, "space=layerwise"])
         if self.variant == "tight":
             problem = tight(problem)
-        tables = tables_of(problem)
+        tables = tuple(build_tables(problem))
         return uneven(tables, self.seed) if self.variant == "uneven" else tables
 
 
@@ -99,19 +98,9 @@ TOY: tuple[str, str, str] = ("toy", "toy", "toy")
 """Smoke-test problem; excluded unless named."""
 
 
-def overrides(model: str, cluster: str, training: str) -> list[str]:
-    """Return the Hydra overrides of a preset problem."""
-    return [f"model={model}", f"cluster={cluster}", f"training={training}"]
-
-
-def tables_of(problem: Problem) -> tuple[CostTable, ...]:
-    """Build the cost tables of the problem's whole space."""
-    return tuple(build_tables(problem))
-
-
 def tight(problem: Problem) -> Problem:
     """Give the devices little more memory than the lightest plan needs."""
-    tables = tables_of(problem)
+    tables = tuple(build_tables(problem))
     peaks = [
         evaluate_batch(table, plans).memory.amax(1).min()
         for table, plans in zip(tables, lightest_plans(tables, "layerwise"), strict=True)

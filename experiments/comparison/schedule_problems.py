@@ -8,9 +8,9 @@ chunks of that cut is among the free ones.
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from darts_parallel.cost import CostTable
+from darts_parallel.cost import CostTable, build_tables
 from darts_parallel.problem import Problem, load_problem
-from experiments.comparison.problems import tables_of, tight
+from experiments.comparison.problems import tight
 
 SCHEDULES = "space.schedules=[1f1b,interleaved,zero_bubble_h1,zero_bubble_v,v_half,v_min,searched]"
 FREE = ("space.zero_stage=1", "space.recompute=[none,full]", SCHEDULES)
@@ -24,7 +24,6 @@ class ScheduleCase:
     given: tuple[str, ...]
     """Overrides next to `FREE`."""
     little_memory: bool = False
-    space: str = "layerwise"
     layout: str = ""
     """Layout by NVIDIA, as `--pipeline-model-parallel-layout` writes it; empty: not published."""
 
@@ -36,7 +35,7 @@ class ScheduleCase:
 
     def tables(self) -> tuple[CostTable, ...]:
         """Build the cost tables of all schedules."""
-        return tables_of(self.problem)
+        return tuple(build_tables(self.problem))
 
 
 def _pins(pp: int, count: int, tp: int = 1) -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from baselines import SCHEDULE_PLANNERS
 from baselines._incumbent import Incumbent
-from darts_parallel.config import SearchConfig
+from darts_parallel.config import SearchConfig, load_config, require_at_least
 from darts_parallel.cost import CostTable, even_uniform_plans
 from darts_parallel.exact import TableResult, simulated_lower_bound
 from darts_parallel.gradient import GradientSearch
@@ -16,8 +17,9 @@ from darts_parallel.report import markdown_table
 from experiments.comparison.controls import CONTROLS
 from experiments.comparison.layouts import OWN, chunks_of, default_chunks, first_layers
 from experiments.comparison.quantiles import quantile, read_curve
-from experiments.comparison.runs import SEARCH, MethodRun, answered, searched
+from experiments.comparison.runs import SEARCH, SPACE, MethodRun, answered, searched
 from experiments.comparison.schedule_problems import ScheduleCase
+from experiments.study import StudyOptions
 
 DEFAULT, PUBLISHED = "megatron_default", "published_layout"
 METHODS = (SEARCH, *CONTROLS, DEFAULT, PUBLISHED, *SCHEDULE_PLANNERS)
@@ -25,39 +27,50 @@ EQUAL = 1e-3
 """Relative distance up to which two plans count as equally good."""
 
 
-@dataclass(frozen=True)
-class ScheduleWork:
-    """Hold what one process solves."""
-
-    case: ScheduleCase
-    seeds: tuple[int, ...]
-    """Seeds of methods that draw random numbers; others run once."""
-    budget: float
-    """Seconds of each run, tables excluded."""
-    search: SearchConfig
-    """Settings of the gradient search."""
+SHORT: dict[str, Any] = {"num_steps": 30, "num_restarts": 8, "polish_starts": 4}
+"""Settings of a search whose whole annealing fits into a few seconds."""
 
 
-def solve_case(work: ScheduleWork) -> list[MethodRun]:
-    """Solve by every method; gaps are to a bound that is proven with as many seconds."""
+@dataclass
+class CompareSchedulesOptions(StudyOptions):
+    """Command line of `python -m experiments.compare_schedules`."""
+
+    problems: list[str] = field(default_factory=list)
+    """Parts of problem names; none: all of them."""
+    seeds: int = 5
+    """Number of seeds, from `search.seed` on."""
+    budget: float = 4.0
+    """Seconds of every run."""
+    search: SearchConfig = field(default_factory=lambda: replace(load_config().search, **SHORT))
+    """Settings of the gradient search: those of conf/ but for few steps; `budget` replaces its time limit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least("seeds", self.seeds, 1)
+        require_at_least("budget", self.budget, 0, strict=True)
+
+
+def solve_case(case: ScheduleCase, options: CompareSchedulesOptions) -> list[MethodRun]:
+    """Solve a problem by every method; gaps are to a bound that is proven with as many seconds."""
     torch.set_num_threads(1)
-    case, tables = work.case, work.case.tables()
-    config, loops = replace(work.search, max_seconds=work.budget), {SEARCH: GradientSearch} | CONTROLS
+    tables, search = case.tables(), options.search
+    seeds = range(search.seed, search.seed + options.seeds)
+    config, loops = replace(search, max_seconds=options.budget), {SEARCH: GradientSearch} | CONTROLS
     runs = [
-        searched(case.name, method, seed, tables, case.space, config, loop)
+        searched(case.name, method, seed, tables, config, loop)
         for method, loop in loops.items()
-        for seed in work.seeds
+        for seed in seeds
     ]
     for method, planner in SCHEDULE_PLANNERS.items():
-        for seed in work.seeds if planner.seeded else work.seeds[:1]:
+        for seed in seeds if planner.seeded else seeds[:1]:
             began = time.monotonic()
-            found = planner(tables, case.space, deadline=began + work.budget, seed=seed)
+            found = planner(tables, SPACE, deadline=began + options.budget, seed=seed)
             runs.append(_answered(case, method, seed, tables, found, began))
     # steps and batches of moves are not cut: what came after the last second does not count
-    runs = [replace(run, iteration_time_s=read_curve(run.curve, work.budget)) for run in runs]
+    runs = [replace(run, iteration_time_s=read_curve(run.curve, options.budget)) for run in runs]
     runs += _fixed(case, tables)
     best = min(run.iteration_time_s for run in runs)
-    bound = simulated_lower_bound(list(tables), case.space, known=best, seconds=work.budget)
+    bound = simulated_lower_bound(list(tables), SPACE, known=best, seconds=options.budget)
     return [run.against(bound) for run in runs]
 
 

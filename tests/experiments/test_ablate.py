@@ -44,7 +44,7 @@ def test_controls_plan_problems_of_schedules_and_repeat_themselves(name: str) ->
     tables = build_tables(
         load_problem([*given, "space.num_micro_batches=4", "space.schedules=[1f1b,interleaved]"])
     )
-    config = SearchConfig(num_steps=20, num_restarts=4, max_seconds=0.5)
+    config = SearchConfig(num_steps=20, num_restarts=4, max_seconds=0.5 if name == "no_descent" else 60.0)
     found = [search_tables(tables, "layerwise", config, 1, loop=CONTROLS[name]) for _ in range(2)]
     bound = simulated_lower_bound(tables, "layerwise", seconds=1.0)
     for result in found:

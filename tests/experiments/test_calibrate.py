@@ -191,7 +191,7 @@ def test_deviations_of_device_software_and_their_pair_add_up() -> None:
     assert float(torch.logit(whole) - torch.logit(start)) == pytest.approx(0.4)
     assert float(torch.logit(other) - torch.logit(start)) == pytest.approx(0.2)
     fitted = Calibrated.of_fit(parameters, latent)
-    assert fitted.value(quantity, place) == pytest.approx(float(whole))
+    assert float(fitted.at(place)[quantity.name]) == pytest.approx(float(whole))
 
 
 def held_out(case: MeasuredCase, fold: str, error: float, variance: float = 0.0) -> HeldOut:

@@ -16,7 +16,7 @@ from experiments.comparison.curves import median_gaps
 from experiments.comparison.findings import distribution, problem_table, remarks
 from experiments.comparison.problems import CORE, MIXED, PRESETS, UNEVEN, suite
 from experiments.comparison.quantiles import percent, quantile
-from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, CompareWork, MethodRun, run_case
+from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, CompareOptions, MethodRun, run_case
 from experiments.comparison.schedule_problems import CASES, ScheduleCase
 from experiments.comparison.schedule_suite import METHODS
 from experiments.comparison.standings import RAW, best_known, default_verdict, duels, standings
@@ -123,9 +123,8 @@ def test_a_default_that_is_beaten_or_slower_is_named_with_the_figures() -> None:
 
 def test_gaps_of_an_oracle_that_stopped_early_are_from_its_bound() -> None:
     search = replace(load_config().search, num_steps=5, num_restarts=2)
-    rows = run_case(
-        CompareWork(suite(["toy on toy, tight"])[0], (UNIFORM,), (0,), search, oracle_seconds=1e-9)
-    )
+    options = CompareOptions(methods=[UNIFORM], seeds=1, search=search, oracle_seconds=1e-9)
+    rows = run_case(suite(["toy on toy, tight"])[0], options)
     assert not rows[0].proven
     assert distribution(rows) == []
 
@@ -133,7 +132,7 @@ def test_gaps_of_an_oracle_that_stopped_early_are_from_its_bound() -> None:
 def test_compare_leaves_rows_tables_and_a_picture(tmp_path: Path) -> None:
     methods = "methods=[gradient_search,exhaustive_uniform,annealing,amp,megatron_rule]"
     given = ["problems=toy on toy, loose", "seeds=2", "jobs=1", "budget=0.2", "search.num_steps=20"]
-    assert compare.run(parse(compare.CompareOptions, [*given, methods, f"out={tmp_path}"])) == 0
+    assert compare.run(parse(CompareOptions, [*given, methods, f"out={tmp_path}"])) == 0
     with (tmp_path / "compare.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["method"], row["seed"]) for row in rows] == [

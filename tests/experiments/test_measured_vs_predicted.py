@@ -14,6 +14,7 @@ from experiments.measured_vs_predicted import (
 
 SMALL = ["model.hidden_size=16", "model.num_layers=2", "model.vocab_size=100", "training.seq_len=8",
          "model.max_seq_len=8", "training.global_batch_size=4"]  # fmt: skip
+FEW = ["space.num_micro_batches=2", "space.zero_stage=0"]
 
 
 def test_the_plans_cover_every_degree_and_all_run() -> None:
@@ -29,9 +30,7 @@ def test_the_plans_cover_every_degree_and_all_run() -> None:
 def test_measured_seconds_stand_beside_predicted_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = MeasuredOptions(
-        devices=2, share_cores=True, micro_batches=[2], zero_stages=[0], repeats=2, overrides=SMALL
-    )
+    options = MeasuredOptions(devices=2, share_cores=True, repeats=2, overrides=[*SMALL, *FEW])
     options.out = str(tmp_path)
     assert run(options) == 0
     assert "rank correlation" in capsys.readouterr().out

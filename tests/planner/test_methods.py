@@ -14,7 +14,7 @@ from rich.console import Console
 import darts_parallel
 from darts_parallel.cli._job import Job
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError, InfeasibleError, PlanError
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import TableResult
@@ -36,7 +36,6 @@ from darts_parallel.planner.methods import (
 from darts_parallel.planner.planning import checked
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.text import claim
-from experiments.comparison.problems import tables_of
 
 TOY = [
     "experiment=quick",
@@ -279,7 +278,7 @@ def test_a_method_of_another_file_takes_part_by_its_entry() -> None:
 
 def test_tables_alone_are_solved_optimally_whether_or_not_the_proof_comes_in_time() -> None:
     problem = load_problem(["experiment=quick"])
-    tables = tables_of(problem)
+    tables = tuple(build_tables(problem))
     best = find_layerwise_plan(tables, "layerwise")
     settings = replace(problem.config.search, num_steps=5, num_restarts=2)
     proven = solve(tables, "layerwise", settings)
