@@ -12,10 +12,13 @@ has the dual max over weights w (of sum 1) and a price m >= 0 of
 which is a bound for *any* w and m; at the best m money goes in the proportion slope over exponent.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from darts_parallel.design.request import Knob
 
 Array = NDArray[np.float64]
 HALVINGS = 60
@@ -33,6 +36,15 @@ class Prices:
     """Least log goodness."""
     high: Array
     """Largest log goodness."""
+
+    @staticmethod
+    def of(knobs: Sequence[Knob]) -> "Prices":
+        """Return the prices of knobs."""
+        price, exponent, low, high = (
+            np.array([getattr(knob, name) for knob in knobs], dtype=float)
+            for name in ("price", "exponent", "low", "high")
+        )
+        return Prices(price, exponent, np.log(low), np.log(high))
 
     def cost(self, z: Array) -> Array:
         """Return what every knob costs at log goodness `z`."""

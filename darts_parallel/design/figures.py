@@ -7,143 +7,104 @@ that of the second group alone. Links are `intra_node` and `inter_node`.
 from dataclasses import replace
 from typing import Any
 
-from darts_parallel.config import NodeGroupConfig
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem import Cluster, NodeGroup, Problem
+from darts_parallel.problem import Cluster, Problem
 
 MEMORY = "device.memory"
 FIGURES = {
-    "device.peak_flops": 1,
-    "device.memory": 1,
-    "device.memory_bandwidth": 1,
-    "intra_node.bandwidth": 1,
-    "intra_node.latency": -1,
-    "inter_node.bandwidth": 1,
-    "inter_node.latency": -1,
+    "device.peak_flops": (1, "peak_TFLOPs"),
+    MEMORY: (1, "memory_GiB"),
+    "device.memory_bandwidth": (1, "memory_bandwidth_GBps"),
+    "intra_node.bandwidth": (1, "bandwidth_GBps"),
+    "intra_node.latency": (-1, "latency_us"),
+    "inter_node.bandwidth": (1, "bandwidth_GBps"),
+    "inter_node.latency": (-1, "latency_us"),
 }
-"""Figures, and 1 where more is better, -1 where less is."""
-KEYS = {
-    "device.memory": "memory_GiB",
-    "device.memory_bandwidth": "memory_bandwidth_GBps",
-    "intra_node.bandwidth": "bandwidth_GBps",
-    "intra_node.latency": "latency_us",
-    "inter_node.bandwidth": "bandwidth_GBps",
-    "inter_node.latency": "latency_us",
-}
-"""Keys of the configuration that hold them; `peak_flops` is all of `peak_TFLOPs`."""
+"""Figures: 1 where more is better or -1 where less is, and the key of the configuration."""
 
 
-def split_name(name: str) -> tuple[int | None, str]:
-    """Return the node group of a figure (None: all of them) and its name inside of one.
+def figure_of(name: str) -> str:
+    """Return the name of a figure inside of its node group."""
+    return ".".join(name.split(".")[-2:])
+
+
+def places(name: str, cluster: Cluster) -> list[int | None]:
+    """Return the node groups whose figure a name means; None: the network that groups share.
 
     Errors:
-        ConfigError: no such figure.
+        ConfigError: no such figure or group, or a figure that the cluster cannot change alone.
     """
-    parts = name.split(".")
-    group = int(parts[1]) if len(parts) == 4 and parts[0] == "nodes" and parts[1].isdecimal() else None
-    figure = name if group is None else ".".join(parts[2:])
-    if figure not in FIGURES:
+    figure, groups = figure_of(name), cluster.groups
+    first, *numbers = name.removesuffix(figure).rstrip(".").split(".")
+    index = int(numbers[0]) if first == "nodes" and len(numbers) == 1 and numbers[0].isdecimal() else None
+    if figure not in FIGURES or (first and index is None):
         raise ConfigError(
             f"design.knobs.{name} must be one of {', '.join(FIGURES)}, or nodes.0. and one of them; "
             "try device.peak_flops."
         )
-    return group, figure
+    network = figure.startswith("inter_node")
+    if index is None:
+        own = [i for i, group in enumerate(groups) if not network or group.inter_node is not None]
+        return [*own, None] if network else [*own]
+    rule = f"design.knobs.{name} must name"
+    if index >= len(groups):
+        raise ConfigError(
+            f"{rule} one of {len(groups)} node groups, counted from 0; try nodes.{len(groups) - 1}.{figure}."
+        )
+    alike = [group.device.name for group in groups].count(groups[index].device.name)
+    if figure.startswith("device") and alike > 1:
+        raise ConfigError(
+            f"{rule} a group with a device of its own, which others do not share; try {figure}."
+        )
+    if network and groups[index].inter_node is None:
+        raise ConfigError(f"{rule} a group with an inter_node link of its own; try {figure}.")
+    return [index]
+
+
+def owner_of(name: str, place: int | None, cluster: Cluster) -> Any:
+    """Return the device or link of one place that has a figure."""
+    return getattr(cluster if place is None else cluster.groups[place], figure_of(name).split(".")[0])
 
 
 def reference(name: str, cluster: Cluster) -> float:
-    """Return the value of a figure in SI units, of the first group that has it."""
-    group, figure = split_name(name)
-    part, field = figure.split(".")
-    first = cluster.groups[group or 0]
-    owner: Any = {
-        "device": first.device,
-        "intra_node": first.intra_node,
-        "inter_node": cluster.nic(group or 0),
-    }[part]
-    return float(getattr(owner, field))
-
-
-def members(name: str, cluster: Cluster) -> list[int]:
-    """Return the node groups whose figure a name means.
-
-    Errors:
-        ConfigError: the cluster has no such group, or cannot change its figure alone.
-    """
-    group, figure = split_name(name)
-    if group is None:
-        return list(range(len(cluster.groups)))
-    if group >= len(cluster.groups):
-        raise ConfigError(
-            f"design.knobs.{name} must name one of {len(cluster.groups)} node groups, counted from 0; "
-            f"try nodes.{len(cluster.groups) - 1}.{figure}."
-        )
-    alike = [g.device.name for g in cluster.groups].count(cluster.groups[group].device.name)
-    if figure.startswith("device.") and alike > 1:
-        raise ConfigError(
-            f"design.knobs.{name} must name a group with a device of its own, not one that others share; "
-            f"try {figure}."
-        )
-    if figure.startswith("inter_node.") and cluster.groups[group].inter_node is None:
-        raise ConfigError(
-            f"design.knobs.{name} must name a group with an inter_node link of its own; try {figure}."
-        )
-    return [group]
+    """Return the value of a figure in SI units, of one place that has it."""
+    return float(getattr(owner_of(name, places(name, cluster)[-1], cluster), name.rpartition(".")[2]))
 
 
 def scaled(problem: Problem, factors: dict[str, Any]) -> Problem:
-    """Return the problem with figures times factors, which may be tensors; memory excepted.
-
-    Args:
-        factors: By the name of the figure.
-    """
+    """Return the problem with figures, by name, times factors, which may be tensors."""
     cluster = problem.cluster
-    groups, between = list(cluster.groups), cluster.inter_node
     for name, factor in factors.items():
-        figure = split_name(name)[1]
-        for index in members(name, cluster):
-            groups[index] = _group(groups[index], figure, factor)
-        part, field = figure.split(".")
-        if part == "inter_node" and split_name(name)[0] is None:
-            between = replace(between, **{field: getattr(between, field) * factor})
-    return replace(problem, cluster=replace(cluster, groups=tuple(groups), inter_node=between))
-
-
-def _group(group: NodeGroup, figure: str, factor: Any) -> NodeGroup:
-    """Return a node group with one figure times a factor."""
-    part, field = figure.split(".")
-    owner: Any = getattr(group, part)
-    if owner is None:
-        return group
-    return replace(group, **{part: replace(owner, **{field: getattr(owner, field) * factor})})
+        part, field = figure_of(name).split(".")
+        for place in places(name, problem.cluster):
+            owner = owner_of(name, place, cluster)
+            changed = {part: replace(owner, **{field: getattr(owner, field) * factor})}
+            if place is None:
+                cluster = replace(cluster, **changed)
+            else:
+                groups = list(cluster.groups)
+                groups[place] = replace(groups[place], **changed)
+                cluster = replace(cluster, groups=tuple(groups))
+    return replace(problem, cluster=cluster)
 
 
 def overrides_of(problem: Problem, factors: dict[str, float]) -> list[str]:
     """Return overrides of the configuration that multiply its figures by factors."""
     config, values = problem.config.cluster, dict[str, float]()
     for name, factor in factors.items():
-        group, figure = split_name(name)
-        for index in members(name, problem.cluster):
-            node = config.nodes[index]
-            for key, value in _places(figure, index, node, config):
-                values.setdefault(key, value * factor)
-        part = figure.split(".")[0]
-        if part == "inter_node" and group is None:
-            key = KEYS[figure]
-            values[f"cluster.inter_node.{key}"] = getattr(config.inter_node, key) * factor
+        figure = figure_of(name)
+        part, key, found = figure.split(".")[0], FIGURES[figure][1], dict[str, float]()
+        for place in places(name, problem.cluster):
+            node: Any = config if place is None else config.nodes[place]
+            where = "cluster" if place is None else f"cluster.nodes.{place}"
+            where, owner = f"{where}.{part}", getattr(node, part)
+            if part == "device":
+                where, owner = f"cluster.devices.{owner}", config.devices[owner]
+            value = getattr(owner, key)
+            peaks = (
+                {f".{kind}": peak for kind, peak in value.items()} if isinstance(value, dict) else {"": value}
+            )
+            found |= {f"{where}.{key}{kind}": number for kind, number in peaks.items()}
+        for key, number in found.items():
+            values[key] = values.get(key, number) * factor
     return [f"{key}={value!r}" for key, value in values.items()]
-
-
-def _places(figure: str, index: int, node: NodeGroupConfig, config: Any) -> list[tuple[str, float]]:
-    """Return keys and values of the configuration that hold a figure of one node group."""
-    part = figure.split(".")[0]
-    if part == "device":
-        place, device = f"cluster.devices.{node.device}", config.devices[node.device]
-        if figure == "device.peak_flops":
-            return [(f"{place}.peak_TFLOPs.{kind}", peak) for kind, peak in device.peak_TFLOPs.items()]
-        return [(f"{place}.{KEYS[figure]}", getattr(device, KEYS[figure]))]
-    link = getattr(node, part)
-    return (
-        []
-        if link is None
-        else [(f"cluster.nodes.{index}.{part}.{KEYS[figure]}", getattr(link, KEYS[figure]))]
-    )

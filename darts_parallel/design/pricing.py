@@ -1,13 +1,11 @@
 """Seconds of all even uniform plans of a job at any figures, their slopes, and the bytes that they need."""
 
-import warnings
-from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from darts_parallel.cost import (
     ROUNDING,
@@ -19,139 +17,98 @@ from darts_parallel.cost import (
     even_uniform_plans,
 )
 from darts_parallel.design.bound import Array
-from darts_parallel.design.figures import members, scaled
+from darts_parallel.design.figures import MEMORY, places, scaled
 from darts_parallel.design.request import Knob
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.plan import OuterSpace, Plan, outer_spaces
+from darts_parallel.plan import Plan, outer_spaces
 from darts_parallel.problem import Problem
 
-AMPLE = 1e18
-"""Bytes of a device whose memory is not asked for: which plans fit is decided by what is bought."""
+AMPLE = 1e9
+"""Factor of the memory while it is not asked for: which plans fit is decided by what is bought."""
 
 
-@dataclass(frozen=True)
 class Pricing:
-    """All even uniform plans of one job on one cluster, P of them."""
+    """All even uniform plans of one job on one cluster, P of them, with n knobs and M more of memory.
 
-    problem: Problem
-    knobs: tuple[Knob, ...]
-    """All but those of memory, n of them."""
-    memories: tuple[Knob, ...]
-    """Those of memory, M of them."""
+    Attributes:
+        start: Log goodness of the reference, within the bounds, `(n,)`.
+        needs: Factor of every memory knob that plans need, `(P, M)`.
 
-    @cached_property
-    def ample(self) -> Problem:
-        """Return the problem with more memory than any plan needs."""
-        groups = tuple(
-            replace(g, device=replace(g.device, memory=AMPLE)) for g in self.problem.cluster.groups
-        )
-        return replace(self.problem, cluster=replace(self.problem.cluster, groups=groups))
+    Errors:
+        InfeasibleError: no plan fits the largest memory.
+    """
 
-    @cached_property
-    def spaces(self) -> list[OuterSpace]:
-        """Return the outer choices of the space."""
-        return outer_spaces(self.ample)
+    def __init__(self, problem: Problem, knobs: tuple[Knob, ...], memories: tuple[Knob, ...]) -> None:
+        self.problem, self.knobs = problem, knobs
+        self.start = np.clip(0.0, np.log([k.low for k in knobs]), np.log([k.high for k in knobs]))
+        self.ample = scaled(problem, {MEMORY: AMPLE})
+        self.spaces = outer_spaces(self.ample)
+        needs = self._needs(memories)
+        most = torch.tensor([*(knob.high for knob in memories), 1.0], dtype=torch.float64)
+        legal = torch.cat([cost.feasible for _, _, cost in self._first])
+        self.useful = torch.nonzero(legal & (needs <= most * (1 + ROUNDING)).all(1)).squeeze(1)
+        if not len(self.useful):
+            raise InfeasibleError(
+                f"design: the job {problem.config.model.name} fits nowhere on {problem.cluster.name}, where "
+                f"the lightest plan needs {float(needs.amax(1).min()):.3g} times the memory; try a higher "
+                "bound of device.memory, or more nodes."
+            )
+        low = np.array([knob.low for knob in memories])
+        self.needs: Array = np.maximum(needs[self.useful][:, :-1].numpy(), low)
 
-    def _tables(self, factors: dict[str, float | Tensor]) -> list[tuple[CostTable, HardPlans, BatchCost]]:
-        """Return tables, their even uniform plans and costs with figures times factors."""
-        found = []
-        for table in build_tables(scaled(self.ample, factors), self.spaces):
-            plans = even_uniform_plans(table)
-            found.append((table, plans, evaluate_batch(table, plans)))
-        return found
-
-    @cached_property
-    def _at_reference(self) -> list[tuple[CostTable, HardPlans, BatchCost]]:
-        return self._tables({})
-
-    @cached_property
-    def useful(self) -> Tensor:
-        """Return the numbers of plans that are legal and whose memory can be bought, `(P,)`."""
-        legal = torch.cat([cost.feasible for _, _, cost in self._at_reference])
-        most = torch.tensor([knob.high for knob in self.memories], dtype=torch.float64)
-        fits = (self._all_needs[:, :-1] <= most * (1 + ROUNDING)).all(1)
-        return torch.nonzero(legal & fits & (self._all_needs[:, -1] <= 1 + ROUNDING)).squeeze(1)
+    def _tables(self, z: Tensor) -> list[tuple[CostTable, HardPlans, BatchCost]]:
+        """Return tables, their even uniform plans and costs at log goodness `z`."""
+        factors = {knob.name: (knob.sense * y).exp() for knob, y in zip(self.knobs, z, strict=True)}
+        tables = build_tables(scaled(self.ample, factors), self.spaces)
+        plans = [even_uniform_plans(table) for table in tables]
+        return [(t, p, evaluate_batch(t, p)) for t, p in zip(tables, plans, strict=True)]
 
     @cached_property
-    def _all_needs(self) -> Tensor:
-        """Return the factors of memory that plans need: of every knob, and of groups that have none."""
+    def _first(self) -> list[tuple[CostTable, HardPlans, BatchCost]]:
+        return self._tables(torch.tensor(self.start))
+
+    def _needs(self, memories: tuple[Knob, ...]) -> Tensor:
+        """Return factors of memory that plans need: of every knob, and of groups without, `(., M + 1)`."""
         cluster, margin = self.problem.cluster, self.problem.config.space.memory_margin
-        held = [set(members(knob.name, cluster)) for knob in self.memories]
-        rest = set(range(len(cluster.groups))).difference(*held)
+        held = [{place or 0 for place in places(knob.name, cluster)} for knob in memories]
+        held.append(set(range(len(cluster.groups))).difference(*held))
         rows = []
-        for table, _, cost in self._at_reference:
+        for table, _, cost in self._first:
             arranged = cluster.arranged(table.node_order)
-            stages = [set(arranged.stage_topology(k, table.pp).groups) for k in range(table.pp)]
-            factors = torch.zeros(len(cost.memory), len(held) + 1, dtype=torch.float64)
-            for stage, groups in enumerate(stages):
-                for group in groups:
+            factors = torch.zeros(len(cost.memory), len(held), dtype=torch.float64)
+            for stage, column in product(range(table.pp), range(len(held))):
+                for group in held[column].intersection(arranged.stage_topology(stage, table.pp).groups):
                     device = cluster.groups[group].device
                     need = (cost.memory[:, stage] + device.reserved) / ((1.0 - margin) * device.memory)
-                    for column, own in enumerate([*held, rest]):
-                        if group in own:
-                            factors[:, column] = torch.maximum(factors[:, column], need)
+                    factors[:, column] = torch.maximum(factors[:, column], need)
             rows.append(factors)
         return torch.cat(rows)
 
-    @cached_property
-    def needs(self) -> Array:
-        """Return the factor of every memory knob that plans need, `(P, M)`.
-
-        Errors:
-            InfeasibleError: no plan fits the largest memory.
-        """
-        if not len(self.useful):
-            least = float(self._all_needs.amax(1).min())
-            raise InfeasibleError(
-                f"design: the job {self.problem.config.model.name} fits nowhere on "
-                f"{self.problem.cluster.name}, where the lightest plan needs {least:.3g} times the memory; "
-                "try a higher bound of device.memory, or more nodes."
-            )
-        low = np.array([knob.low for knob in self.memories])
-        return np.asarray(np.maximum(self._all_needs[self.useful][:, :-1].numpy(), low))
-
-    def log_seconds(self, z: Array) -> Array:
+    def log_seconds(self, z: Tensor) -> Tensor:
         """Return log seconds per iteration of every plan at log goodness `z`, shape `(P,)`."""
-        factors = {k.name: float(np.exp(k.sense * y)) for k, y in zip(self.knobs, z, strict=True)}
-        seconds = torch.cat([cost.iteration_time for _, _, cost in self._tables(dict(factors))])
-        return np.asarray(seconds[self.useful].log().numpy())
+        return torch.cat([cost.iteration_time for _, _, cost in self._tables(z)])[self.useful].log()
 
-    def slopes(self, z: Array) -> Array:
-        """Return the slopes of `log_seconds` in the log goodness of every knob, `(P, n)`.
+    def tangents(self, z: Array) -> tuple[Array, Array]:
+        """Return log seconds of every plan at log goodness `z`, `(P,)`, and their slopes, `(P, n)`.
 
-        Exact: one forward pass of automatic differentiation through the tables for each knob, for all
-        plans at once.
+        The slopes are exact: what the plans' mixture with weights w has as gradient is linear in w, so its
+        own gradients in w are the columns, all plans at once.
         """
-        columns = []
-        for chosen in self.knobs:
-            with forward_ad.dual_level():
-                factors: dict[str, float | Tensor] = {}
-                for knob, y in zip(self.knobs, z, strict=True):
-                    value = torch.tensor(np.exp(knob.sense * y), dtype=torch.float64)
-                    if knob is chosen:
-                        value = _dual(value, knob.sense * value)
-                    factors[knob.name] = value
-                parts = []
-                for _, _, cost in self._tables(factors):
-                    seconds, slope = forward_ad.unpack_dual(cost.iteration_time)  # type: ignore[no-untyped-call]
-                    parts.append(torch.zeros_like(seconds) if slope is None else slope / seconds)
-                columns.append(torch.cat(parts)[self.useful].numpy())
-        size = len(self.useful)
-        return np.stack(columns, 1) if columns else np.zeros((size, 0))
+        point = torch.tensor(z, dtype=torch.float64, requires_grad=True)
+        heights = self.log_seconds(point)
+        if not self.knobs:
+            return heights.numpy(), np.zeros((len(heights), 0))
+        weights = torch.zeros_like(heights, requires_grad=True)
+        (mixed,) = torch.autograd.grad(heights, point, weights, create_graph=True)
+        each = torch.eye(len(z), dtype=torch.float64)
+        (slopes,) = torch.autograd.grad(mixed, weights, each, is_grads_batched=True)
+        return heights.detach().numpy(), slopes.T.numpy()
 
     def plan(self, number: int) -> Plan:
         """Return a plan by its number among the P."""
         index = int(self.useful[number])
-        for table, plans, _ in self._at_reference:
+        for table, plans, _ in self._first:
             if index < len(plans):
                 return plans.to_plan(index, table)
             index -= len(plans)
         raise IndexError(number)
-
-
-def _dual(value: Tensor, tangent: Tensor) -> Tensor:
-    """Return a number with its tangent; what torch imports for that uses functions that it deprecates."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        made: Tensor = forward_ad.make_dual(value, tangent)  # type: ignore[no-untyped-call]
-    return made

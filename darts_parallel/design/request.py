@@ -11,15 +11,19 @@ import yaml
 from omegaconf import OmegaConf
 
 from darts_parallel.config import config_dir
-from darts_parallel.design.figures import FIGURES, MEMORY, members, reference, split_name
+from darts_parallel.design.figures import FIGURES, MEMORY, figure_of, places, reference
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem, load_problem
 
 UNITS = ("gpu", "node", "cluster")
-DESIGN = ("unit", "budget", "budgets", "jobs", "knobs", "options", "tolerance")
-KNOB = ("price", "exponent", "per", "bounds")
-DEFAULT_BUDGETS = (0.8, 0.9, 1.1, 1.25)
-"""Further budgets of the Pareto front, over the budget."""
+DESIGN = {"jobs": list, "knobs": dict, "options": dict, "unit": "USD", "budget": 0.0, "target": 0.0,
+          "budgets": [0.8, 0.9, 1.1, 1.25], "tolerance": 1e-3}  # fmt: skip
+JOB = {"overrides": list, "weight": 1.0}
+OPTION: dict[str, Any] = {"overrides": [], "fixed": {}, "knobs": {}}
+FIXED = dict.fromkeys(UNITS, 0.0)
+KNOB = {"price": float, "exponent": 1.0, "per": UNITS, "bounds": [0.25, 4.0]}
+"""Keys, each with its default, its values with the default first, or the type of what must be given."""
+WORDS = {float: "a number", list: "a list", dict: "a mapping", str: "text"}
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,7 @@ class Knob:
     @property
     def sense(self) -> int:
         """Return 1 where more of the figure is better, -1 where less is."""
-        return FIGURES[split_name(self.name)[1]]
-
-    @property
-    def is_memory(self) -> bool:
-        """Whether the figure is the capacity of devices."""
-        return split_name(self.name)[1] == MEMORY
+        return FIGURES[figure_of(self.name)][0]
 
 
 @dataclass(frozen=True)
@@ -66,13 +65,16 @@ class Option:
 
 @dataclass(frozen=True)
 class Design:
-    """A whole question."""
+    """A whole question: the best use of a budget, or the least that a target costs."""
 
     name: str
     unit: str
     budget: float
+    """Zero where a target is given."""
+    target: float
+    """Seconds per iteration; zero where a budget is given."""
     budgets: tuple[float, ...]
-    """Budgets of the Pareto front, rising."""
+    """Budgets of the Pareto front, over the budget; rising."""
     tolerance: float
     """Gap to the bound, relative, at which the search ends."""
     weights: tuple[float, ...]
@@ -99,127 +101,106 @@ def read_design(name: str, folder: Path | None = None, changes: dict[str, Any] |
         raw = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"design={name} cannot be read ({error}); try YAML in UTF-8.") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"design={name} must hold keys and values; try {', '.join(DESIGN)}.")
-    return _design(name, {str(key): value for key, value in raw.items()} | (changes or {}))
+    if changes and isinstance(raw, dict):
+        raw |= dict.fromkeys({"budget", "target"} if {"budget", "target"} & set(changes) else ()) | changes
+    return _design(name, raw)
 
 
-def _design(name: str, raw: dict[str, Any]) -> Design:
+def _design(name: str, raw: Any) -> Design:
     """Check a design that was read."""
-    _known("design", raw, DESIGN)
-    for key in ("budget", "jobs", "knobs", "options"):
-        if not raw.get(key):
-            raise ConfigError(f"design.{key} must be given; try design=buyers for an example.")
-    for key, kind in (("jobs", list), ("knobs", dict), ("options", dict)):
-        if not isinstance(raw[key], kind):
-            raise ConfigError(f"design.{key} must be a {kind.__name__}; try design=buyers for an example.")
-    budget = _number("design.budget", raw["budget"])
-    factors = raw.get("budgets", list(DEFAULT_BUDGETS))
-    if not isinstance(factors, list):
-        raise ConfigError(
-            f"design.budgets={factors} must be a list of factors of the budget; try [0.8,1.25]."
-        )
-    budgets = sorted({budget, *(budget * _number("design.budgets", factor) for factor in factors)})
-    tolerance = _number("design.tolerance", raw.get("tolerance", 1e-3))
-    weights, jobs = [], []
-    for index, job in enumerate(raw["jobs"]):
-        place = f"design.jobs.{index}"
-        _known(place, job, ("overrides", "weight"))
-        jobs.append(_overrides(place, job))
-        weights.append(_number(f"{place}.weight", job.get("weight", 1.0)))
-    options = tuple(_option(key, value, raw["knobs"], jobs) for key, value in raw["options"].items())
-    whole = sum(weights)
+    given = _fields("design", raw, DESIGN)
+    if (given["budget"] > 0.0) == (given["target"] > 0.0):
+        raise ConfigError("design.budget or design.target must be given, and not both; try budget=1e6.")
+    factors = sorted({1.0, *(_number("design.budgets", factor) for factor in given["budgets"])})
+    jobs = [_fields(f"design.jobs.{index}", job, JOB) for index, job in enumerate(given["jobs"])]
+    weights = [_number(f"design.jobs.{index}.weight", job["weight"]) for index, job in enumerate(jobs)]
+    options = tuple(_option(key, value, given["knobs"], jobs) for key, value in given["options"].items())
+    tolerance = _number("design.tolerance", given["tolerance"])
     return Design(
-        name, str(raw.get("unit", "USD")), budget, tuple(budgets), tolerance,
-        tuple(weight / whole for weight in weights), options,
+        name, given["unit"], given["budget"], given["target"], tuple(factors), tolerance,
+        tuple(weight / sum(weights) for weight in weights), options,
     )  # fmt: skip
 
 
-def _option(name: Any, raw: Any, knobs: dict[str, Any], jobs: Sequence[list[str]]) -> Option:
+def _option(name: Any, raw: Any, knobs: dict[str, Any], jobs: Sequence[dict[str, Any]]) -> Option:
     """Check one discrete choice and build its problems."""
     place = f"design.options.{name}"
-    _known(place, raw, ("overrides", "fixed", "knobs"))
-    own = _overrides(place, raw)
-    overrides = [(*own, *job) for job in jobs]
-    problems = tuple(load_problem(list(given)) for given in overrides)
+    given = _fields(place, raw, OPTION)
+    overrides = tuple(tuple(map(str, [*given["overrides"], *job["overrides"]])) for job in jobs)
+    problems = tuple(load_problem(list(own)) for own in overrides)
     for problem in problems:
-        if problem.config.space.kind != "uniform" or problem.config.space.offload is not None:
+        space, cost = problem.config.space, problem.config.cost
+        if space.kind != "uniform" or space.offload is not None or not cost.knows_stages:
             raise ConfigError(
-                f"design.jobs must be planned with space=uniform and space.offload=null, not "
-                f"space={problem.config.space.kind}; try space=uniform."
-            )
-        if not problem.config.cost.knows_stages:
-            raise ConfigError(
-                f"design.jobs must go with cost=analytic, not {problem.config.cost.name}; try analytic."
+                f"design.jobs must have space=uniform, space.offload=null and cost=analytic, not space="
+                f"{space.kind} with cost={cost.name}; try space=uniform."
             )
     cluster = problems[0].cluster
     if any(problem.cluster.num_devices != cluster.num_devices for problem in problems):
         raise ConfigError(f"{place} must give every job the same cluster; try cluster= in it, not in jobs.")
-    counts = {"gpu": cluster.num_devices, "node": len(cluster.node_types), "cluster": 1}
-    given = raw.get("fixed", {})
-    _known(f"{place}.fixed", given, UNITS)
-    fixed = sum(
-        counts[key] * _number(f"{place}.fixed.{key}", value, zero=True) for key, value in given.items()
+    counts, prices = (
+        _counts(range(len(cluster.groups)), problems[0]),
+        _fields(f"{place}.fixed", given["fixed"], FIXED),
     )
-    merged = knobs | (raw.get("knobs") or {})
-    return Option(str(name), problems, tuple(overrides), fixed,
-                  tuple(_knob(key, value, problems[0]) for key, value in merged.items()))  # fmt: skip
+    fixed = sum(counts[unit] * price for unit, price in prices.items())
+    merged = (knobs | given["knobs"]).items()
+    return Option(str(name), problems, overrides, fixed,
+                  tuple(_knob(str(key), value, problems[0]) for key, value in merged))  # fmt: skip
 
 
-def _knob(name: Any, raw: Any, problem: Problem) -> Knob:
+def _counts(groups: Sequence[int], problem: Problem) -> dict[str, int]:
+    """Return how many of each unit node groups have."""
+    chosen = [problem.cluster.groups[index] for index in groups]
+    nodes, gpus = sum(g.count for g in chosen), sum(g.count * g.gpus for g in chosen)
+    return {"gpu": gpus, "node": nodes, "cluster": 1}
+
+
+def _knob(name: str, raw: Any, problem: Problem) -> Knob:
     """Check one knob; its price is that of the whole cluster."""
-    name, place = str(name), f"design.knobs.{name}"
-    cluster, sense = problem.cluster, FIGURES[split_name(name)[1]]
-    groups = [cluster.groups[index] for index in members(name, cluster)]
-    _known(place, raw, KNOB)
-    if "price" not in raw:
-        raise ConfigError(
-            f"{place}.price must be given, since a knob without price has no best value; try 1000."
-        )
-    per = raw.get("per", "gpu")
-    if per not in UNITS:
-        raise ConfigError(f"{place}.per={per} must be one of {', '.join(UNITS)}; try gpu.")
-    bounds = raw.get("bounds", [0.25, 4.0])
-    if not isinstance(bounds, list) or len(bounds) != 2:
-        raise ConfigError(f"{place}.bounds={bounds} must be two factors of the reference; try [0.25,4].")
-    low, high = (_number(f"{place}.bounds", value) for value in bounds)
-    if low > high:
-        raise ConfigError(f"{place}.bounds={bounds} must rise; try [{high:g},{low:g}].")
+    place, cluster = f"design.knobs.{name}", problem.cluster
+    places(name, cluster)
+    given = _fields(place, raw, KNOB)
+    bounds = [_number(f"{place}.bounds", bound) for bound in given["bounds"]]
+    if len(bounds) != 2 or bounds[0] > bounds[1]:
+        raise ConfigError(f"{place}.bounds={given['bounds']} must be two factors that rise; try [0.25,4].")
     value = reference(name, cluster)
     if value <= 0.0:
         raise ConfigError(f"{place} must be a figure above 0 on this cluster; leave it out or try {MEMORY}.")
-    count = {
-        "gpu": sum(g.count * g.gpus for g in groups),
-        "node": sum(g.count for g in groups),
-        "cluster": 1,
-    }[per]
-    ends = (low, high) if sense > 0 else (1.0 / high, 1.0 / low)
-    price = _number(f"{place}.price", raw["price"]) * count
-    return Knob(name, price, _number(f"{place}.exponent", raw.get("exponent", 1.0)), *ends, value)
+    groups = [int(name.split(".")[1])] if name.startswith("nodes.") else range(len(cluster.groups))
+    price = _number(f"{place}.price", given["price"]) * _counts(groups, problem)[given["per"]]
+    low, high = bounds if FIGURES[figure_of(name)][0] > 0 else (1.0 / bounds[1], 1.0 / bounds[0])
+    return Knob(name, price, _number(f"{place}.exponent", given["exponent"]), low, high, value)
 
 
-def _known(place: str, raw: Any, keys: Sequence[str]) -> None:
-    """Refuse what is no mapping, and keys that do not exist."""
+def _fields(place: str, raw: Any, rules: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a mapping, checked by the rules of its keys, and the defaults of what it lacks."""
     if not isinstance(raw, dict):
-        raise ConfigError(f"{place}={raw} must hold keys; try {', '.join(keys)}.")
+        raise ConfigError(f"{place}={raw} must hold keys; try {', '.join(rules)}.")
     for key in raw:
-        if key not in keys:
-            near = (get_close_matches(str(key), keys, n=1, cutoff=0.0) or [keys[0]])[0]
-            raise ConfigError(f"{place}.{key} is not a key ({', '.join(keys)}); try {near}.")
+        if key not in rules:
+            near = get_close_matches(str(key), rules, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"{place}.{key} is not a key ({', '.join(rules)}); try {near}.")
+    found = {}
+    for key, rule in rules.items():
+        value, default = raw.get(key), rule[0] if isinstance(rule, tuple) else rule
+        kind = rule if isinstance(rule, type) else type(default)
+        if value in (None, [], {}) and isinstance(rule, type):
+            raise ConfigError(f"{place}.{key} must be given; try {WORDS[kind]}, as in design=buyers.")
+        found[key] = value = default if value is None else value
+        if isinstance(rule, tuple) and value not in rule:
+            raise ConfigError(f"{place}.{key}={value} must be one of {', '.join(rule)}; try {default}.")
+        if kind is float:
+            found[key] = _number(f"{place}.{key}", value, least=default)
+        elif not isinstance(value, kind):
+            raise ConfigError(f"{place}.{key}={value} must be {WORDS[kind]}; try design=buyers for one.")
+    return found
 
 
-def _overrides(place: str, raw: dict[str, Any]) -> list[str]:
-    """Return the overrides of a job or an option."""
-    given = raw.get("overrides", [])
-    if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
-        raise ConfigError(f"{place}.overrides={given} must be a list of overrides; try [cluster=h100_8x8].")
-    return given
-
-
-def _number(place: str, value: Any, *, zero: bool = False) -> float:
-    """Return a number above 0 (or from 0 on)."""
+def _number(place: str, value: Any, least: Any = None) -> float:
+    """Return a number above 0, or one from 0 on where that is the least."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
-    if not good or value < 0 or (value == 0 and not zero):
-        rule = "from 0 on" if zero else "above 0"
-        raise ConfigError(f"{place}={value} must be a number {rule}; try 1.0.")
+    if not good or value < 0 or (value == 0 and least != 0.0):
+        raise ConfigError(
+            f"{place}={value} must be a number {'from 0 on' if least == 0 else 'above 0'}; try 1.0."
+        )
     return float(value)

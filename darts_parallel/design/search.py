@@ -4,17 +4,19 @@ At a point: seconds of all plans of all jobs (one call), and their slopes. Tange
 everywhere (`bound`); the next point is where the bound of the most promising plan is lowest, with exactly
 the memory that the plan needs. Discrete choices take turns by their bounds, and end once those are above the
 best that was found.
-Tangents know nothing of budgets: one search serves the whole Pareto front.
+Tangents know nothing of budgets: one search serves the whole Pareto front, and the least money that a target
+takes: less than that at which the bound itself reaches the target does not.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import product
-from math import exp, inf, log
+from math import exp, inf, log, log1p
 
 import numpy as np
 from numpy.typing import NDArray
 
 from darts_parallel.design.bound import Array, Prices, dual_bound
+from darts_parallel.design.figures import MEMORY, figure_of
 from darts_parallel.design.pricing import Pricing
 from darts_parallel.design.request import Design, Knob, Option
 from darts_parallel.errors import ConfigError, InfeasibleError
@@ -26,60 +28,144 @@ MOST_COMBINED = 2_000_000
 """Combinations of plans of several jobs whose bounds are held."""
 SLACK = 1e-9
 """Share by which more memory is bought than a plan needs, against rounding."""
+Plans = NDArray[np.int64]
+"""Combinations of one plan for every job, `(C, J)`."""
 
 
-@dataclass
 class Branch:
-    """One discrete choice and its tangents."""
+    """One discrete choice and its tangents.
 
-    option: Option
-    weights: tuple[float, ...]
-    pricings: list[Pricing] = field(init=False)
-    points: list[Array] = field(default_factory=list)
-    heights: list[list[Array]] = field(default_factory=list)
-    """Log seconds by point and job, each `(P,)`."""
-    slopes: list[list[Array]] = field(default_factory=list)
-    """Slopes by point and job, each `(P, n)`."""
+    Attributes:
+        points: Log goodness `(n,)` of the K points that were priced.
+        heights, slopes: Log seconds and their slopes by point and job, `(P,)` and `(P, n)`.
+    """
 
-    def __post_init__(self) -> None:
-        knobs = self.option.knobs
-        self.knobs = tuple(k for k in knobs if not k.is_memory)
-        self.memories = tuple(k for k in knobs if k.is_memory)
-        self.pricings = [Pricing(p, self.knobs, self.memories) for p in self.option.problems]
-        self.prices = _prices(self.knobs)
+    def __init__(self, option: Option, weights: tuple[float, ...]) -> None:
+        self.option, self.weights = option, weights
+        self.knobs = tuple(k for k in option.knobs if figure_of(k.name) != MEMORY)
+        self.memories = tuple(k for k in option.knobs if figure_of(k.name) == MEMORY)
+        self.pricings = [Pricing(problem, self.knobs, self.memories) for problem in option.problems]
+        self.prices, self.memory_prices = Prices.of(self.knobs), Prices.of(self.memories)
+        self.points: list[Array] = []
+        self.heights: list[list[Array]] = []
+        self.slopes: list[list[Array]] = []
 
-    @property
-    def least(self) -> float:
-        """Return the fixed part and the least of every knob."""
-        light = float(self.memory_cost(np.array([k.low for k in self.memories])))
-        return self.option.fixed + float(self.prices.cost(self.prices.low).sum()) + light
+    def cost(self, *, high: bool = False) -> float:
+        """Return the fixed part and the least, or the most, of every knob."""
+        ends = ((p.high if high else p.low, p) for p in (self.prices, self.memory_prices))
+        return self.option.fixed + sum(float(prices.cost(z).sum()) for z, prices in ends)
 
     def price_at(self, z: Array) -> None:
         """Price all plans at log goodness `z`, and keep their tangents."""
+        found = [pricing.tangents(z) for pricing in self.pricings]
         self.points.append(z)
-        self.heights.append([pricing.log_seconds(z) for pricing in self.pricings])
-        self.slopes.append([pricing.slopes(z) for pricing in self.pricings])
+        self.heights.append([heights for heights, _ in found])
+        self.slopes.append([slopes for _, slopes in found])
 
     def memory_cost(self, needs: Array) -> Array:
         """Return what memory costs at goodness `needs`, `(..., M)`."""
-        prices = np.array([k.price for k in self.memories])
-        exponents = np.array([k.exponent for k in self.memories])
-        return np.asarray((prices * needs**exponents).sum(-1))
+        return np.asarray(self.memory_prices.cost(np.log(needs * (1 + SLACK))).sum(-1))
 
-    def combined_needs(self, plans: NDArray[np.int64]) -> Array:
-        """Return the memory that combinations `(C, J)` need, the largest of their jobs, `(C, M)`."""
+    def tangents(self, plans: Plans) -> tuple[Array, Array]:
+        """Return b `(C, K)` and A `(C, K, n)` of the weighted log seconds of combinations."""
+        heights, slopes = [], []
+        for z, high, slope in zip(self.points, self.heights, self.slopes, strict=True):
+            a = sum((w * slope[j][plans[:, j]] for j, w in enumerate(self.weights)), np.zeros(()))
+            t = sum((w * high[j][plans[:, j]] for j, w in enumerate(self.weights)), np.zeros(()))
+            slopes.append(a)
+            heights.append(t - a @ z)
+        return np.stack(heights, 1), np.stack(slopes, 1)
+
+    def needs(self, plans: Plans) -> Array:
+        """Return the memory that combinations need, the largest of their jobs, `(C, M)`."""
         own = [pricing.needs[plans[:, job]] for job, pricing in enumerate(self.pricings)]
         return np.asarray(np.max(own, axis=0))
 
-    def tangents(self, plans: NDArray[np.int64]) -> tuple[Array, Array]:
-        """Return b `(C, K)` and A `(C, K, n)` of the weighted log seconds of combinations `(C, J)`."""
-        heights, slopes = [], []
-        for z, high, slope in zip(self.points, self.heights, self.slopes, strict=True):
-            a = sum(w * slope[j][plans[:, j]] for j, w in enumerate(self.weights))
-            t = sum(w * high[j][plans[:, j]] for j, w in enumerate(self.weights))
-            slopes.append(np.asarray(a))
-            heights.append(np.asarray(t - a @ z))
-        return np.stack(heights, 1), np.stack(slopes, 1)
+    def incumbent(self, budget: float, best: "Found | None") -> "Found | None":
+        """Return the best that a budget pays at the points so far, where it is better than `best`."""
+        limits = np.unique(np.concatenate([pricing.needs for pricing in self.pricings]), axis=0)
+        costs = self.memory_cost(limits)
+        for index, z in enumerate(self.points):
+            money = budget - self.option.fixed - self.prices.cost(z).sum()
+            paid = limits[costs <= money * (1 + 1e-12)]
+            for limit in paid[-1:] if paid.shape[1] < 2 else paid:  # of one memory, the largest serves all
+                times = [
+                    np.where((pricing.needs <= limit).all(1), own, inf)
+                    for pricing, own in zip(self.pricings, self.heights[index], strict=True)
+                ]
+                value = float(sum(w * own.min() for w, own in zip(self.weights, times, strict=True)))
+                if value < (inf if best is None else best.value):
+                    best = Found(value, self, index, tuple(int(own.argmin()) for own in times))
+        return best
+
+    def lowest(self, budget: float, limit: float) -> tuple[float, Array]:
+        """Return the lowest bound that any combination of plans has, and where it is.
+
+        The tangents of a plan bound it one by one, and together only where it may be the lowest.
+        """
+        plans = self._candidates(budget, limit)
+        rest = budget - self.option.fixed - self.memory_cost(self.needs(plans))
+        heights, slopes = self.tangents(plans)
+        alone = [
+            b + self.prices.spend(a, rest)[0] for b, a in zip(heights.T, slopes.swapaxes(0, 1), strict=True)
+        ]
+        bounds, points = np.max(alone, axis=0, initial=-inf), dict[int, Array]()
+        while np.isfinite(bounds).any():
+            number = int(bounds.argmin())
+            if number in points:
+                return float(bounds[number]), points[number]
+            value, points[number] = dual_bound(
+                self.prices, heights[number], slopes[number], float(rest[number])
+            )
+            bounds[number] = max(value, bounds[number])
+        return inf, self.points[0]
+
+    def _candidates(self, budget: float, limit: float) -> Plans:
+        """Return combinations of plans that may be below `limit` if all money were each plan's own."""
+        own = []
+        for job, pricing in enumerate(self.pricings if len(self.pricings) > 1 else ()):
+            rest = budget - self.option.fixed - self.memory_cost(pricing.needs)
+            bounds = [t[job] - a[job] @ z + self.prices.spend(a[job], rest)[0]
+                      for z, t, a in zip(self.points, self.heights, self.slopes, strict=True)]  # fmt: skip
+            own.append(self.weights[job] * np.max(bounds, axis=0))
+        if not own:
+            return np.arange(len(self.pricings[0].needs))[:, None]
+        least = sum(bounds.min() for bounds in own)
+        if not np.isfinite(least):
+            return np.empty((0, len(own)), dtype=np.int64)
+        kept = [np.flatnonzero(bounds < limit - least + bounds.min()) for bounds in own]
+        size = int(np.prod([len(k) for k in kept]))
+        if size > MOST_COMBINED:
+            raise ConfigError(
+                f"design.jobs must have at most {MOST_COMBINED} combinations of plans, not {size}; "
+                "try fewer jobs, or pins like space.zero_stage=1."
+            )
+        return np.array(list(product(*kept)), dtype=np.int64).reshape(size, len(kept))
+
+
+@dataclass(frozen=True)
+class Found:
+    """An incumbent: log seconds, and the branch, the number of its point and the plans that have them."""
+
+    value: float
+    branch: Branch
+    point: int
+    plans: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Bought:
+    """One knob of an answer."""
+
+    value: float
+    """SI units."""
+    factor: float
+    """Over the reference."""
+    cost: float
+    elasticity: float
+    """d log(seconds) / d log(figure) of the weighted mean; of memory 0."""
+    worth: float
+    """Share of the seconds that one more unit of money saves here."""
 
 
 @dataclass(frozen=True)
@@ -87,268 +173,144 @@ class Answer:
     """The best use of one budget that was found, and its proof."""
 
     option: Option
-    factors: dict[str, float]
-    """Factors of every knob, relative to its reference."""
+    knobs: dict[str, Bought]
     spent: float
     budget: float
-    log_seconds: float
-    """Weighted mean of the jobs' log seconds."""
-    bound: float
-    """Lower bound of `log_seconds` over the named space."""
+    iteration_time_s: float
+    """Of several jobs the weighted geometric mean."""
+    bound_iteration_time_s: float
+    """Lower bound over all uses of the budget and all even uniform plans."""
     seconds: tuple[float, ...]
     """Seconds per iteration by job."""
     plans: tuple[Plan, ...]
     """Plans by job."""
-    elasticities: dict[str, float]
-    """d log(seconds) / d log(figure) of the weighted mean; of memory 0."""
-    costs: dict[str, float]
-    """Money by knob."""
     calls: int
-    """Times that all tables were built for this answer, those of slopes apart."""
-    slope_passes: int
+    """Points at which all tables were built for this answer; the passes of slopes are as many."""
 
     @property
-    def iteration_time_s(self) -> float:
-        """Return the seconds per iteration; of several jobs, their weighted geometric mean."""
-        return exp(self.log_seconds)
-
-    @property
-    def bound_iteration_time_s(self) -> float:
-        """Return the lower bound of `iteration_time_s` over the named space."""
-        return exp(self.bound)
+    def factors(self) -> dict[str, float]:
+        """Return the factors of all knobs."""
+        return {name: bought.factor for name, bought in self.knobs.items()}
 
     @property
     def gap(self) -> float:
         """Return the share by which the seconds may be above the optimum."""
-        return exp(self.log_seconds - self.bound) - 1.0
-
-    def worth(self) -> dict[str, float]:
-        """Return the share of the seconds that one more unit of money saves at every knob."""
-        found = {}
-        for knob in self.option.knobs:
-            slope = -knob.sense * self.elasticities[knob.name]
-            found[knob.name] = slope / (knob.exponent * self.costs[knob.name])
-        return found
-
-
-Found = tuple[float, Branch, Array, tuple[int, ...]]
-"""Log seconds, branch, point and plans of an incumbent."""
-
-
-@dataclass
-class _Front:
-    """Bounds of the combinations of one branch's plans for one budget."""
-
-    plans: NDArray[np.int64]
-    money: Array
-    """Money left for knobs other than memory, `(C,)`."""
-    bounds: Array
+        return self.iteration_time_s / self.bound_iteration_time_s - 1.0
 
 
 class Designer:
     """A search that keeps its tangents from budget to budget.
 
     Attributes:
-        calls: Times that the tables of all jobs were built.
+        history: Discrete choice, money by knob and the best seconds so far, by call: whenever the tables of
+            all jobs were built.
+
+    Errors:
+        InfeasibleError: a job fits nowhere.
     """
 
     def __init__(self, design: Design) -> None:
         self.design = design
-        self.branches = _fitting([Branch(option, design.weights) for option in design.options])
-        self.calls = 0
-        self.slope_passes = 0
-
-    @property
-    def least(self) -> float:
-        """Return what the cheapest discrete choice costs with the least of every knob."""
-        return min(branch.least for branch in self.branches)
+        self.history: list[tuple[str, dict[str, float], float]] = []
+        self._told = 0
+        self.branches, refused = list[Branch](), None
+        for option in design.options:
+            try:
+                self.branches.append(Branch(option, design.weights))
+            except InfeasibleError as error:
+                refused = error
+        if not self.branches and refused is not None:
+            raise refused
+        self.least = min(branch.cost() for branch in self.branches)
 
     def solve(self, budget: float) -> Answer:
         """Find the best use of a budget.
 
         Errors:
             ConfigError: the budget is below the fixed part and the least of every knob.
-            InfeasibleError: a job fits nowhere, or no plan's memory can be paid.
+            InfeasibleError: no plan's memory can be paid.
         """
-        calls, passes = self.calls, self.slope_passes
-        branches = self._affordable(budget)
-        best = self._first_incumbent(branches, budget)
-        bounds, visits = dict.fromkeys(range(len(branches)), -inf), [0] * len(branches)
-        candidates = set(bounds)
-        while candidates:
-            number = min(candidates, key=lambda n: bounds[n])
-            branch, limit = branches[number], inf if best is None else best[0]
-            bounds[number], point = self._lowest(branch, self._front(branch, budget, limit))
-            done = bounds[number] >= limit - log(1.0 + self.design.tolerance / 2)
-            if done or point is None or visits[number] >= MOST_POINTS:
-                candidates.remove(number)
-                continue
-            self._price(branch, point)
-            visits[number] += 1
-            best = self._incumbent(branch, budget, limit) or best
-        if best is None:
-            raise InfeasibleError(
-                f"design.budget={budget:g} must pay the memory of one plan next to the least of every knob; "
-                "try a larger budget, or lower bounds."
-            )
-        bound = min([best[0], *bounds.values()])
-        return self._answer(best, budget, bound, self.calls - calls, self.slope_passes - passes)
-
-    def _first_incumbent(self, branches: list[Branch], budget: float) -> Found | None:
-        """Price every branch at its reference once, and return the best that the budget pays already."""
-        best: Found | None = None
-        for branch in branches:
-            if not branch.points:
-                reference = np.zeros(len(branch.knobs))
-                self._price(branch, np.clip(reference, branch.prices.low, branch.prices.high))
-            best = self._incumbent(branch, budget, inf if best is None else best[0]) or best
-        return best
-
-    def _affordable(self, budget: float) -> list[Branch]:
-        """Return the branches whose fixed part and least knobs a budget pays."""
         if self.least > budget:
             raise ConfigError(
                 f"design.budget={budget:g} must be above the fixed part and the least of every knob, "
                 f"{self.least:g}; try {self.least * 1.2:.3g}."
             )
-        return [branch for branch in self.branches if branch.least <= budget]
+        branches, best = [b for b in self.branches if b.cost() <= budget], None
+        for branch in branches:
+            best = branch.incumbent(budget, best)
+            if not branch.points:
+                best = self._price(branch, branch.pricings[0].start, budget, best)
+        bounds, first = dict.fromkeys(branches, -inf), {b: len(b.points) for b in branches}
+        open_ = set(branches)
+        while open_:
+            branch = min(open_, key=lambda b: (bounds[b], branches.index(b)))
+            limit = inf if best is None else best.value
+            bounds[branch], point = branch.lowest(budget, limit)
+            proven = bounds[branch] >= limit - log1p(self.design.tolerance / 2)
+            if proven or bounds[branch] == inf or len(branch.points) - first[branch] >= MOST_POINTS:
+                open_.remove(branch)
+            else:
+                best = self._price(branch, point, budget, best)
+        if best is None:
+            raise InfeasibleError(
+                f"design.budget={budget:g} must pay the memory of one plan next to the least of every knob; "
+                "try a larger budget, or lower bounds."
+            )
+        return self._answer(best, budget, min(best.value, *bounds.values()))
 
-    def _price(self, branch: Branch, z: Array) -> None:
+    def reach(self, seconds: float) -> Answer:
+        """Find the least budget, within the tolerance, for which an iteration takes `seconds`.
+
+        Errors:
+            ConfigError: the highest of every knob does not suffice.
+        """
+        low, high = self.least, max(branch.cost(high=True) for branch in self.branches)
+        answer = self.solve(high)
+        if answer.iteration_time_s > seconds:
+            best = answer.iteration_time_s
+            raise ConfigError(f"design.target={seconds:g} must be above what the highest of every knob "
+                              f"reaches, {best:.4g} s; try {best * 1.05:.4g}.")  # fmt: skip
+        goal, step = log(seconds) - log1p(self.design.tolerance / 2), log1p(self.design.tolerance / 10)
+        while True:
+            top = high
+            while log(top / low) > step:  # what the tangents so far allow at least
+                middle = (low * top) ** 0.5
+                below = any(b.lowest(middle, inf)[0] <= goal for b in self.branches if b.cost() <= middle)
+                low, top = (low, middle) if below else (middle, top)
+            answer = self.solve(top)
+            if answer.iteration_time_s <= seconds:
+                return replace(answer, calls=len(self.history))
+            low = top
+
+    def _price(self, branch: Branch, z: Array, budget: float, best: Found | None) -> Found | None:
+        """Price all plans of a branch at a point, and return the best that the budget pays by then."""
         branch.price_at(z)
-        self.calls += 1
-        self.slope_passes += len(branch.knobs)
-
-    def _incumbent(self, branch: Branch, budget: float, limit: float) -> Found | None:
-        """Return the best that the budget pays at a branch's points, if it is below `limit`."""
-        found: Found | None = None
-        for z, heights in zip(branch.points, branch.heights, strict=True):
-            money = budget - branch.option.fixed - branch.prices.cost(z).sum()
-            chosen = self._best_fitting(branch, heights, money)
-            if chosen is None:
-                continue
-            value = sum(w * h[p] for w, h, p in zip(branch.weights, heights, chosen, strict=True))
-            if value < limit:
-                limit, found = float(value), (float(value), branch, z, chosen)
-        return found
-
-    def _best_fitting(self, branch: Branch, heights: list[Array], money: float) -> tuple[int, ...] | None:
-        """Return the fastest plans of all jobs whose memory `money` pays; of several, the largest counts."""
-        needs = [pricing.needs for pricing in branch.pricings]
-        limits = np.concatenate(needs) if branch.memories else np.zeros((1, 0))
-        affordable = limits[branch.memory_cost(limits * (1 + SLACK)) <= money * (1 + 1e-12)]
-        best, value = None, inf
-        for limit in affordable if len(needs) > 1 else affordable[:0]:
-            times = [np.where((n <= limit).all(1), h, inf) for n, h in zip(needs, heights, strict=True)]
-            total = sum(w * t.min() for w, t in zip(branch.weights, times, strict=True))
-            if total < value:
-                value, best = total, tuple(int(t.argmin()) for t in times)
-        if len(needs) == 1:
-            fits = branch.memory_cost(needs[0] * (1 + SLACK)) <= money * (1 + 1e-12)
-            times = [np.where(fits, heights[0], inf)]
-            return (int(times[0].argmin()),) if fits.any() else None
+        best = branch.incumbent(budget, best)
+        costs = zip((knob.name for knob in branch.knobs), branch.prices.cost(z).tolist(), strict=True)
+        self.history.append((branch.option.name, dict(costs), inf if best is None else exp(best.value)))
         return best
 
-    def _front(self, branch: Branch, budget: float, limit: float) -> _Front:
-        """Return combinations of plans that may be below `limit`, bounded by their best single tangent."""
-        alone = [self._bounds_alone(branch, job, budget) for job in range(len(branch.weights))]
-        least = [w * a.min() for w, a in zip(branch.weights, alone, strict=True)]
-        kept = []
-        for job, (w, own) in enumerate(zip(branch.weights, alone, strict=True)):
-            others = sum(least[:job] + least[job + 1 :])
-            kept.append(np.flatnonzero((w * own + others < limit) & np.isfinite(own)))
-        size = int(np.prod([len(k) for k in kept]))
-        if size > MOST_COMBINED:
-            raise ConfigError(
-                f"design.jobs must have at most {MOST_COMBINED} combinations of plans, not {size}; "
-                "try fewer jobs, or pins like space.zero_stage=1."
-            )
-        plans = np.array(list(product(*kept)), dtype=np.int64).reshape(size, len(kept))
-        rest = budget - branch.option.fixed - branch.memory_cost(branch.combined_needs(plans) * (1 + SLACK))
-        heights, slopes = branch.tangents(plans)
-        bounds = np.full(size, -inf)
-        for k in range(heights.shape[1]):
-            bounds = np.maximum(bounds, heights[:, k] + branch.prices.spend(slopes[:, k], rest)[0])
-        return _Front(plans, rest, bounds)
-
-    def _bounds_alone(self, branch: Branch, job: int, budget: float) -> Array:
-        """Return the bounds of one job's plans as if all money were theirs, `(P,)`."""
-        needs = branch.pricings[job].needs
-        rest = budget - branch.option.fixed - branch.memory_cost(needs * (1 + SLACK))
-        bounds = np.full(len(needs), -inf)
-        for z, heights, slopes in zip(branch.points, branch.heights, branch.slopes, strict=True):
-            a = slopes[job]
-            bounds = np.maximum(bounds, heights[job] - a @ z + branch.prices.spend(a, rest)[0])
-        return bounds
-
-    def _lowest(self, branch: Branch, front: _Front) -> tuple[float, Array | None]:
-        """Return the lowest bound from all tangents together, and where it is; refines the lowest only."""
-        if not len(front.bounds) or not np.isfinite(front.bounds).any():
-            return inf, None
-        points: dict[int, Array] = {}
-        while True:
-            number = int(front.bounds.argmin())
-            if number in points:
-                return float(front.bounds[number]), points[number]
-            if not np.isfinite(front.bounds[number]):
-                return inf, None
-            heights, slopes = branch.tangents(front.plans[number : number + 1])
-            value, point = dual_bound(branch.prices, heights[0], slopes[0], float(front.money[number]))
-            front.bounds[number] = max(value, front.bounds[number])
-            points[number] = point
-
-    def _answer(
-        self,
-        best: tuple[float, Branch, Array, tuple[int, ...]],
-        budget: float,
-        bound: float,
-        calls: int,
-        passes: int,
-    ) -> Answer:
+    def _answer(self, best: Found, budget: float, bound: float) -> Answer:
         """Return what was found in the units of the figures."""
-        value, branch, z, chosen = best
-        index = next(i for i, point in enumerate(branch.points) if point is z)
-        plans = np.array([chosen], dtype=np.int64)
-        needs = branch.combined_needs(plans)[0] * (1 + SLACK)
-        slope = sum(w * branch.slopes[index][j][chosen[j]] for j, w in enumerate(branch.weights))
-        factors, costs, elasticities = {}, {}, {}
-        for number, knob in enumerate(branch.knobs):
-            factors[knob.name] = float(np.exp(knob.sense * z[number]))
-            costs[knob.name] = float(branch.prices.cost(z)[number])
-            elasticities[knob.name] = knob.sense * float(np.asarray(slope)[number])
-        for number, knob in enumerate(branch.memories):
-            factors[knob.name] = float(needs[number])
-            costs[knob.name] = knob.price * float(needs[number]) ** knob.exponent
-            elasticities[knob.name] = 0.0
-        order = [knob.name for knob in branch.option.knobs]
-        seconds = tuple(float(np.exp(branch.heights[index][j][p])) for j, p in enumerate(chosen))
-        spent = branch.option.fixed + sum(costs.values())
+        branch, plans = best.branch, np.array([best.plans])
+        z, chosen = branch.points[best.point], enumerate(best.plans)
+        slope = sum(
+            w * branch.slopes[best.point][j][p] for w, (j, p) in zip(branch.weights, chosen, strict=True)
+        )
+        needs = branch.needs(plans)[0] * (1 + SLACK)
+        where = {k.name: (y, s) for k, y, s in zip(branch.knobs, z, np.asarray(slope), strict=True)}
+        where |= {k.name: (log(need), 0.0) for k, need in zip(branch.memories, needs, strict=True)}
+        knobs = {k.name: _bought(k, *map(float, where[k.name])) for k in branch.option.knobs}
+        seconds = tuple(exp(branch.heights[best.point][j][p]) for j, p in enumerate(best.plans))
+        spent = branch.option.fixed + sum(bought.cost for bought in knobs.values())
+        calls, self._told = len(self.history) - self._told, len(self.history)
         return Answer(
-            branch.option, {n: factors[n] for n in order}, spent, budget, value, bound,
-            seconds, tuple(p.plan(i) for p, i in zip(branch.pricings, chosen, strict=True)),
-            {n: elasticities[n] for n in order}, {n: costs[n] for n in order}, calls, passes,
+            branch.option, knobs, spent, budget, exp(best.value), exp(bound), seconds,
+            tuple(p.plan(i) for p, i in zip(branch.pricings, best.plans, strict=True)), calls,
         )  # fmt: skip
 
 
-def _fitting(branches: list[Branch]) -> list[Branch]:
-    """Return the branches on which every job fits somewhere.
-
-    Errors:
-        InfeasibleError: there is none.
-    """
-    kept, refused = [], None
-    for branch in branches:
-        try:
-            if all(pricing.needs is not None for pricing in branch.pricings):
-                kept.append(branch)
-        except InfeasibleError as error:
-            refused = error
-    if not kept and refused is not None:
-        raise refused
-    return kept
-
-
-def _prices(knobs: tuple[Knob, ...]) -> Prices:
-    """Return the prices of knobs in the log of their goodness."""
-    columns = ("price", "exponent", "low", "high")
-    price, exponent, low, high = (np.array([getattr(k, c) for k in knobs], dtype=float) for c in columns)
-    return Prices(price, exponent, np.log(low), np.log(high))
+def _bought(knob: Knob, z: float, slope: float) -> Bought:
+    """Return a knob at log goodness `z`, where log seconds have this slope."""
+    cost, factor = knob.price * exp(knob.exponent * z), exp(knob.sense * z)
+    return Bought(factor * knob.reference, factor, cost, knob.sense * slope, -slope / (knob.exponent * cost))

@@ -15,6 +15,7 @@ from darts_parallel.report.tables import filled_table as filled_table
 from darts_parallel.report.tables import markdown_table as markdown_table
 from darts_parallel.report.tensorboard import Tracker as Tracker
 from darts_parallel.report.tensorboard import override_values as override_values
+from darts_parallel.report.tensorboard import write_scalars as write_scalars
 from darts_parallel.report.text import render as render
 from darts_parallel.report.trace import trace_dict as trace_dict
 
