@@ -104,7 +104,7 @@ class Finish:
 
     problem: Problem
     cost: CostBreakdown
-    """Of the answer's even uniform plan."""
+    """Price of the answer's even uniform plan."""
     layerwise: Problem
     planned: Planned
     """As `darts-parallel` plans the job there, stages and layers as uneven as they like."""

@@ -1,4 +1,4 @@
-"""What better figures of a cluster are worth to a plan, without prices: 10 % more, and the next product."""
+"""Worth of better figures of a cluster to a plan, without prices: 10 % more, and the next product."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

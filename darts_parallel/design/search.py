@@ -177,7 +177,7 @@ class Answer:
     spent: float
     budget: float
     iteration_time_s: float
-    """Of several jobs the weighted geometric mean."""
+    """Seconds; of several jobs their weighted geometric mean."""
     bound_iteration_time_s: float
     """Lower bound over all uses of the budget and all even uniform plans."""
     seconds: tuple[float, ...]
