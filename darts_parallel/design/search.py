@@ -81,7 +81,7 @@ class Branch:
         own = [pricing.needs[plans[:, job]] for job, pricing in enumerate(self.pricings)]
         return np.asarray(np.max(own, axis=0))
 
-    def incumbent(self, budget: float, best: "Incumbent | None") -> "Incumbent | None":
+    def incumbent(self, budget: float, best: "BestUse | None") -> "BestUse | None":
         """Return the best that a budget pays at the points so far, where it is better than `best`."""
         limits = np.unique(np.concatenate([pricing.needs for pricing in self.pricings]), axis=0)
         costs = self.memory_cost(limits)
@@ -95,7 +95,7 @@ class Branch:
                 ]
                 value = float(sum(w * own.min() for w, own in zip(self.weights, times, strict=True)))
                 if value < (inf if best is None else best.value):
-                    best = Incumbent(value, self, index, tuple(int(own.argmin()) for own in times))
+                    best = BestUse(value, self, index, tuple(int(own.argmin()) for own in times))
         return best
 
     def lowest(self, budget: float, limit: float) -> tuple[float, Array]:
@@ -144,7 +144,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Incumbent:
+class BestUse:
     """An incumbent: log seconds, and the branch, the number of its point and the plans that have them."""
 
     value: float
@@ -282,7 +282,7 @@ class Designer:
                 return replace(answer, calls=len(self.history))
             low = top
 
-    def _price(self, branch: Branch, z: Array, budget: float, best: Incumbent | None) -> Incumbent | None:
+    def _price(self, branch: Branch, z: Array, budget: float, best: BestUse | None) -> BestUse | None:
         """Price all plans of a branch at a point, and return the best that the budget pays by then."""
         branch.price_at(z)
         best = branch.incumbent(budget, best)
@@ -290,7 +290,7 @@ class Designer:
         self.history.append((branch.option.name, dict(costs), inf if best is None else exp(best.value)))
         return best
 
-    def _answer(self, best: Incumbent, budget: float, bound: float) -> Answer:
+    def _answer(self, best: BestUse, budget: float, bound: float) -> Answer:
         """Return what was found in the units of the figures."""
         branch, plans = best.branch, np.array([best.plans])
         z, chosen = branch.points[best.point], enumerate(best.plans)
