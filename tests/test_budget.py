@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-BUDGET = 39_000
-"""Lines of everything but `tests/`."""
-TEST_BUDGET = 15_500
-"""Lines of `tests/`."""
-ALLOWANCE = 5_700
-"""Lines above `BUDGET` that are granted for now: `graph`, `design` and orders of passes are 4,900 of them."""
-TEST_ALLOWANCE = 1_200
-"""Lines above `TEST_BUDGET` that are granted for now; zero at the end."""
+BUDGET, TEST_BUDGET = 39_000, 15_500
+"""Lines of everything but `tests/`, and of `tests/`, without what `GRANTS` adds."""
+GRANTS = {
+    "graph: operators of any module": (2_600, 1_000),
+    "design: the best use of a budget": (1_200, 300),
+    "order of passes": (600, 300),
+    "truth of the cost model, its answers, robustness": (1_500, 900),
+}
+"""Lines of code and of tests that features may add, by name: 44,900 and 18,000 in sum."""
 SOURCES = {".py", ".pyi", ".pyx", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".js", ".jinja", ".j2", ".tmpl"}
 LONGEST = 130
 """Characters of a line with the remarks for tools that ruff allows beyond its 110."""
@@ -50,11 +51,9 @@ def table(lines: Counter[str], limit: int) -> str:
     return "\n".join(rows + [f"{count:7,} {package}" for package, count in lines.most_common()])
 
 
-@pytest.mark.parametrize(
-    ("tests", "limit"), [(False, BUDGET + ALLOWANCE), (True, TEST_BUDGET + TEST_ALLOWANCE)]
-)
-def test_the_project_keeps_its_budget_of_lines(tests: bool, limit: int) -> None:
-    every = counted(ROOT)
+@pytest.mark.parametrize(("tests", "budget"), [(False, BUDGET), (True, TEST_BUDGET)])
+def test_the_project_keeps_its_budget_of_lines(tests: bool, budget: int) -> None:
+    every, limit = counted(ROOT), budget + sum(lines[tests] for lines in GRANTS.values())
     lines = Counter({name: n for name, n in every.items() if (name.split("/")[0] == "tests") == tests})
     if sum(lines.values()) > limit:
         pytest.fail(table(lines, limit), pytrace=False)
