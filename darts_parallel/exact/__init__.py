@@ -11,7 +11,6 @@ from darts_parallel.exact.layerwise import FIRST_MARGIN as FIRST_MARGIN
 from darts_parallel.exact.layerwise import find_layerwise_plan as find_layerwise_plan
 from darts_parallel.exact.layerwise import growth as growth
 from darts_parallel.exact.limits import SegmentBounds as SegmentBounds
-from darts_parallel.exact.many_clusters import best_uniform_plans as best_uniform_plans
 from darts_parallel.exact.outer_choice import AGREEMENT as AGREEMENT
 from darts_parallel.exact.outer_choice import OuterChoiceSolver as OuterChoiceSolver
 from darts_parallel.exact.result import Check as Check

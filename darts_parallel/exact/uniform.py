@@ -1,15 +1,15 @@
 """The uniform space by enumeration: one strategy for all layers, any split into stages.
 
-Every configuration (stages, micro-batches, strategy) is bounded, its sum, its bottleneck and its
-synchronisation each by the best split; those below the best plans so far are solved exactly, cheapest first.
+Every configuration (stages, micro-batches, strategy) is bounded by its mean stages; in the order of bounds,
+those of one outer choice are bounded again, their sum, bottleneck and synchronisation each by the best split,
+and what is still below the best plans so far is solved exactly.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from darts_parallel.cost import CostTable, PricedPlan, evaluate_batch, even_uniform_plans
 from darts_parallel.exact.bounds import OuterCosts, outer_lower_bounds, spread_bounds
@@ -54,18 +54,28 @@ def find_uniform_plan(
     if any(table.offload for table in tables):
         lowest = min(float(outer_lower_bounds(table, "uniform").min()) for table in tables)
         return TableResult(None, lowest, False, 0, note=OFFLOADING)
-    check = deadline_check(deadline)
-    queue = _ranked(tables, min(_even_seconds(tables, count), incumbent) * (1 + AGREEMENT), check)
+    check, closed = deadline_check(deadline), _quick_bounds(tables)
+    known = min(_even_seconds(tables, count), incumbent) * (1 + AGREEMENT)
     found, interleaved_floor = _even_interleaved(tables, incumbent, count)
-    effort, reached, proven = len(queue), 0.0, True
+    effort, reached, proven = sum(len(bounds) for _, bounds in closed.values()), 0.0, True
     interleaved = any(table.virtual_stages > 1 for table in tables)
+    # a number below 0 in the place of the strategy: all of an outer choice, with the least quick bound
+    queue = [(bounds.min(), *key, -1) for key, (_, bounds) in closed.items()]
+    heapify(queue)
     try:
-        for bound, number, outer, choice in queue:
-            reached = bound
+        while queue:
+            reached, number, outer, choice = heappop(queue)
             limit = found[count - 1].time if len(found) >= count else incumbent * (1 + AGREEMENT)
-            if bound > limit or bound == np.inf:
+            if reached > limit or reached == np.inf:
                 break
-            case = OuterChoiceSolver(tables[number], number, outer, bound, np.array([choice]))
+            if choice < 0:
+                choices, bounds = closed[number, outer]
+                own = choices[bounds <= min(limit, known)]
+                tighter = uniform_bounds(tables[number], outer, own, check)
+                for bound, each in zip(tighter.tolist(), own.tolist(), strict=True):
+                    heappush(queue, (bound, number, outer, each))
+                continue
+            case = OuterChoiceSolver(tables[number], number, outer, reached, np.array([choice]))
             plan = _best_split(case, limit, check)
             effort += case.labels
             if plan is not None:
@@ -119,12 +129,12 @@ def _even_seconds(tables: Sequence[CostTable], count: int) -> float:
     return float(torch.cat(seconds).sort().values[count - 1])
 
 
-def _ranked(tables: Sequence[CostTable], known: float, check: Check) -> list[tuple[float, int, int, int]]:
-    """Bound, table, outer choice and strategy of every configuration, cheapest bound first.
+def _quick_bounds(tables: Sequence[CostTable]) -> dict[tuple[int, int], tuple[Index, Array]]:
+    """Return legal strategies of every table and outer choice, and their bounds by stages of equal seconds.
 
-    What a quick look already excludes, because it costs more than `known` seconds, gets that looser bound.
+    They know neither memory nor boundaries.
     """
-    result = []
+    result = {}
     for number, table in enumerate(tables):
         if table.virtual_stages > 1:
             continue
@@ -132,47 +142,35 @@ def _ranked(tables: Sequence[CostTable], known: float, check: Check) -> list[tup
             table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.num_stages, -1)
         )
         outer, choice = torch.nonzero(table.allowed & everywhere.all(0), as_tuple=True)
-        bounds = _quick_bounds(table, outer, choice)
-        still = torch.nonzero(bounds <= known).squeeze(1)
-        with suppress(DeadlineError):
-            bounds[still] = uniform_bounds(table, outer[still], choice[still], check)
-        rows = zip(bounds.tolist(), outer.tolist(), choice.tolist(), strict=True)
-        result += [(bound, number, o, c) for bound, o, c in rows]
-    return sorted(result)
+        seconds, sync, per_iteration = (
+            values.detach()[outer, :, choice]
+            for values in (table.time.amin(1), table.sync.amin(1), table.per_iteration)
+        )
+        bounds = spread_bounds(seconds, sync, per_iteration, table.num_micro_batches[outer], table.pp)
+        for own in torch.unique(outer).tolist():
+            result[number, own] = choice[outer == own].numpy(), bounds[outer == own].numpy()
+    return result
 
 
-def _quick_bounds(table: CostTable, outer: Tensor, choice: Tensor) -> Tensor:
-    """Lower bounds of configurations as of `uniform_bounds`, without memory and boundaries, `(B,)`."""
-    seconds, sync, per_iteration = (
-        values.detach()[outer, :, choice]
-        for values in (table.time.amin(1), table.sync.amin(1), table.per_iteration)
-    )
-    return spread_bounds(seconds, sync, per_iteration, table.num_micro_batches[outer], table.pp)
-
-
-def uniform_bounds(
-    table: CostTable, outer: Tensor, choice: Tensor, check: Check = lambda labels=0: None
-) -> Tensor:
+def uniform_bounds(table: CostTable, outer: int, choices: Index, check: Check) -> Array:
     """Lower bounds on the iteration time of uniform configurations over all splits.
 
     Args:
         table: Costs of one pipeline degree.
-        outer: Outer choice of every configuration, `(B,)`.
-        choice: Strategy of every configuration, `(B,)`.
+        outer: Outer choice.
+        choices: Strategy of every configuration, `(B,)`.
         check: Called often; raises `DeadlineError` when the time is over.
 
     Returns:
         Seconds, `(B,)`; infinite where no split fits the memory.
     """
-    result, own = np.empty(len(outer)), choice.numpy()
-    for number in torch.unique(outer).tolist():
-        mine = np.flatnonzero(outer.numpy() == number)
-        costs = OuterCosts.whole(table, number)
-        size = max(ELEMENTS // len(StageSegments.legal(costs.pp, costs.fused_to_previous)), 1)
-        for begin in range(0, len(mine), size):
-            check()
-            result[mine[begin : begin + size]] = _split_bounds(costs, own[mine[begin : begin + size]])
-    return torch.from_numpy(result * (1 - TOLERANCE))
+    costs = OuterCosts.whole(table, outer)
+    size = max(ELEMENTS // len(StageSegments.legal(costs.pp, costs.fused_to_previous)), 1)
+    result = np.empty(len(choices))
+    for begin in range(0, len(choices), size):
+        check()
+        result[begin : begin + size] = _split_bounds(costs, choices[begin : begin + size])
+    return result * (1 - TOLERANCE)
 
 
 def _split_bounds(costs: OuterCosts, choices: Index) -> Array:

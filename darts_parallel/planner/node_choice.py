@@ -1,18 +1,20 @@
 """Nodes that were chosen out of an offer, and what the report says of them."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from darts_parallel.config import Config
-from darts_parallel.cost import build_placed, evaluate
+from darts_parallel.cost import CostTable, build_placed, evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
-from darts_parallel.exact import best_uniform_plans, find_uniform_plan
+from darts_parallel.exact import find_uniform_plan, outer_lower_bounds
 from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import OuterSpace, Plan, outer_spaces
-from darts_parallel.problem import Bill, Problem, bill, choose, price_per_hour
+from darts_parallel.problem import Bill, Problem, bill, choose, price_per_hour, worth
 
 
 @dataclass(frozen=True)
@@ -93,69 +95,73 @@ def rented(problem: Problem, counts: Sequence[int]) -> Problem:
     return Problem.from_config(smaller)
 
 
-def rentals(problem: Problem) -> list[Rental]:
-    """Return the best uniform plan and the bill of every choice of nodes that some plan fits.
+@dataclass(frozen=True)
+class _Offer:
+    """A choice of nodes that some plan of the space may run on."""
 
-    Errors:
-        ConfigError: a price is missing that the objective needs, or the offer has too many choices.
-        InfeasibleError: no choice admits a plan.
-    """
-    if problem.config.objective.name != "time":
-        price_per_hour(problem)
-    counts = node_choices(problem)
-    found = []
-    for nodes, plan in zip(counts, _best_uniform(problem, counts), strict=True):
-        if plan is not None:
-            smaller = rented(problem, nodes)
-            seconds = evaluate(plan, smaller).iteration_time_s
-            amount = bill(smaller, seconds) or Bill(0.0, 0.0, 0.0)
-            found.append(Rental(nodes, smaller, plan, seconds, amount, len(counts)))
-    if not found:
-        raise InfeasibleError(
-            f"memory: model={problem.config.model.name} fits in no uniform plan that was found on any choice "
-            f"of nodes of cluster={problem.cluster.name}; try an offer with more nodes or larger GPUs."
-        )
-    return found
+    counts: tuple[int, ...]
+    problem: Problem
+    """On as many nodes of every node group, none of some."""
+    tables: list[CostTable]
+
+    @cached_property
+    def floor(self) -> tuple[bool, float]:
+        """Whether its fastest conceivable plan breaks the objective's limit, and that plan's figure."""
+        seconds = min(float(outer_lower_bounds(table, "uniform", 0.0).min()) for table in self.tables)
+        figure, kept = worth(self.problem, seconds)
+        return not kept, figure
 
 
-def _best_uniform(problem: Problem, counts: Sequence[tuple[int, ...]]) -> list[Plan | None]:
-    """Find the best uniform plan of every choice of nodes, given by its counts."""
-    config = problem.config
+def _offers(problem: Problem, choices: Sequence[tuple[int, ...]]) -> list[_Offer]:
+    """Price the spaces of all choices of nodes together: equal stages are priced once."""
+    config, placed = problem.config, dict[tuple[int, ...], list[tuple[Problem, OuterSpace]]]()
     if not config.cost.knows_stages or config.cost.pipeline != "closed_form":
         raise UnsupportedError(
             f"cost={config.cost.name} with cost.pipeline={config.cost.pipeline} must be priced stage by "
             "stage to compare clusters; try cost=analytic cost.pipeline=closed_form."
         )
-    placed: list[tuple[int, Problem, OuterSpace]] = []
-    interleaved: dict[int, Plan | None] = {}
-    for number, nodes in enumerate(counts):
-        groups = zip(problem.cluster.groups, nodes, strict=True)
+    for counts in choices:
+        groups = zip(problem.cluster.groups, counts, strict=True)
         cluster = replace(problem.cluster, groups=tuple(replace(g, count=n) for g, n in groups))
         what_if = replace(problem, cluster=cluster)
-        try:
+        with suppress(ConfigError):  # the batch or the pins admit no plan on this one
             spaces = outer_spaces(what_if)
-        except ConfigError:
-            continue  # the batch or the pins admit no plan on this one
-        plain = [space for space in spaces if space.virtual_stages == 1]
-        placed += [(number, what_if, space) for space in plain]
-        if not plain:
-            own = build_placed([(what_if, space) for space in spaces])
-            best = find_uniform_plan(own).best
-            interleaved[number] = None if best is None else best.to_plan(own)
-    tables = build_placed([(what_if, space) for _, what_if, space in placed])
-    answers = best_uniform_plans([number for number, _, _ in placed], tables, len(counts))
-    found = [None if answer is None else answer[0] for answer in answers]
-    return [interleaved.get(number, plan) for number, plan in enumerate(found)]
+            plain = [space for space in spaces if space.virtual_stages == 1]
+            placed[counts] = [(what_if, space) for space in plain or spaces]
+    tables = iter(build_placed([entry for own in placed.values() for entry in own]))
+    return [_Offer(counts, own[0][0], [next(tables) for _ in own]) for counts, own in placed.items()]
 
 
 def rent(problem: Problem) -> Rental:
     """Return the nodes that the objective wants, by the best uniform plans; of equally fast ones the fewest.
 
+    Choices of nodes are solved in the order of their lower bounds, until no other one can be better.
+
     Errors:
-        InfeasibleError: no plan is within the budget or the deadline.
+        ConfigError: a price is missing that the objective needs, or the offer has too many choices.
+        InfeasibleError: no choice admits a plan, or none is within the budget or the deadline.
     """
-    found = rentals(problem)
     objective = problem.config.objective
+    if objective.name != "time":
+        price_per_hour(problem)
+    choices, found, best = node_choices(problem), list[Rental](), inf
+    for offer in sorted(_offers(problem, choices), key=lambda offer: offer.floor):
+        if best < inf and offer.floor > (False, best):
+            break
+        # figures grow with the seconds: those beyond which this one cannot be better
+        answer = find_uniform_plan(offer.tables, best / worth(offer.problem, 1.0)[0]).best
+        if answer is not None:
+            plan, smaller = answer.to_plan(offer.tables), rented(problem, offer.counts)
+            seconds = evaluate(plan, smaller).iteration_time_s
+            amount = bill(smaller, seconds) or Bill(0.0, 0.0, 0.0)
+            found.append(Rental(offer.counts, smaller, plan, seconds, amount, len(choices)))
+            figure, kept = worth(smaller, seconds)
+            best = min(best, figure) if kept else best
+    if not found:
+        raise InfeasibleError(
+            f"memory: model={problem.config.model.name} fits in no uniform plan on any choice of nodes of "
+            f"cluster={problem.cluster.name}; try an offer with more nodes or larger GPUs."
+        )
     if objective.name == "time":
         return min(found, key=lambda rental: (rental.iteration_time_s, sum(rental.counts)))
     return found[choose(objective, [rental.bill for rental in found], [rental.name for rental in found])]

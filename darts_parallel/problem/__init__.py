@@ -4,6 +4,7 @@ from darts_parallel.problem.billing import Bill as Bill
 from darts_parallel.problem.billing import bill as bill
 from darts_parallel.problem.billing import choose as choose
 from darts_parallel.problem.billing import price_per_hour as price_per_hour
+from darts_parallel.problem.billing import worth as worth
 from darts_parallel.problem.cluster import GIB as GIB
 from darts_parallel.problem.cluster import BoundaryTopology as BoundaryTopology
 from darts_parallel.problem.cluster import Cluster as Cluster

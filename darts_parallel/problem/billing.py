@@ -8,6 +8,11 @@ from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.problem.problem import Problem
 
 HOUR = 3600.0
+LIMITS = {
+    "time_under_budget": ("budget_usd", "must pay for a plan", "cheapest", "costs"),
+    "cost_under_deadline": ("deadline_hours", "must be met by a plan", "fastest", "takes"),
+}
+"""The limit's key of an objective, its rule, and which plan comes closest, in words."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,26 @@ def bill(problem: Problem, iteration_time_s: float) -> Bill | None:
     return Bill(price, hours, price * hours)
 
 
+def worth(problem: Problem, iteration_time_s: float) -> tuple[float, bool]:
+    """Return the figure of a pace that the objective makes least, and whether the pace keeps its limit."""
+    amount = bill(problem, iteration_time_s)
+    if amount is None:
+        return iteration_time_s, True
+    (figure, _), limited, limit = _figures(problem.config.objective, amount)
+    return figure, limited <= limit
+
+
+def _figures(objective: ObjectiveConfig, amount: Bill) -> tuple[tuple[float, float], float, float]:
+    """Return what decides between bills, first and then, what is limited, and its limit."""
+    dollars, hours = amount.dollars, amount.hours
+    decides = (dollars, hours) if objective.name.startswith("cost") else (hours, dollars)
+    if objective.name == "time_under_budget":
+        return decides, dollars, objective.budget_usd or 0.0
+    if objective.name == "cost_under_deadline":
+        return decides, hours, objective.deadline_hours or 0.0
+    return decides, 0.0, 0.0
+
+
 def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[str] = ()) -> int:
     """Return the index of the bill that the objective wants; the other figure decides between equals.
 
@@ -66,25 +91,18 @@ def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[st
     Errors:
         InfeasibleError: none is within the budget (the cheapest is named) or the deadline (the fastest is).
     """
-    dollars, hours = [bill.dollars for bill in bills], [bill.hours for bill in bills]
-    first, second = (dollars, hours) if objective.name.startswith("cost") else (hours, dollars)
-    order = sorted(range(len(bills)), key=lambda i: (first[i], second[i]))
-    if objective.name == "time_under_budget":
-        key, limit, figures = "budget_usd", objective.budget_usd, dollars
-        rule, word, verb = "must pay for a plan", "cheapest", "costs"
-    elif objective.name == "cost_under_deadline":
-        key, limit, figures = "deadline_hours", objective.deadline_hours, hours
-        rule, word, verb = "must be met by a plan", "fastest", "takes"
-    else:
-        return order[0]
-    within = [i for i in order if figures[i] <= (limit or 0.0)]
+    figures = [_figures(objective, amount) for amount in bills]
+    order = sorted(range(len(bills)), key=lambda i: figures[i][0])
+    within = [i for i in order if figures[i][1] <= figures[i][2]]
     if within:
         return within[0]
-    best = min(order, key=lambda i: figures[i])
+    key, rule, word, verb = LIMITS[objective.name]
+    best = min(order, key=lambda i: figures[i][1])
+    _, closest, limit = figures[best]
     named = f" ({names[best]})" if names else ""
     raise InfeasibleError(
-        f"objective.{key}={limit or 0.0:g} {rule}, and the {word}{named} {verb} {bills[best].label()}; "
-        f"try objective.{key}={_above(figures[best])}."
+        f"objective.{key}={limit:g} {rule}, and the {word}{named} {verb} {bills[best].label()}; "
+        f"try objective.{key}={_above(closest)}."
     )
 
 
