@@ -3,6 +3,8 @@
 Ctrl-C is one of them: while a command still imports, nobody is there to catch it.
 """
 
+import ctypes
+import errno
 import gc
 import os
 import signal
@@ -16,6 +18,12 @@ from typing import Any
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of the signal."""
+MOST_SAID = 2000
+"""Characters of a sentence that a terminal shows; of a longer one beginning and end."""
+MOST_READ = 2**26
+"""Characters of a file that is read as text; no plan, model or table has as many."""
+STARTER = "DARTS_PARALLEL_STARTER"
+"""Variable with the number of the process with which this one must end; set while it is started only."""
 
 
 class DartsParallelError(Exception):
@@ -36,6 +44,27 @@ class InfeasibleError(DartsParallelError, ValueError):
 
 class UnsupportedError(DartsParallelError, ValueError):
     """A valid request that is not implemented."""
+
+
+def one_line(sentence: str) -> str:
+    """Return a sentence as a terminal may show it: on one line, not endless, without control characters."""
+    text = "".join(s if s.isprintable() else ascii(s)[1:-1] for s in " ".join(sentence.split()))
+    half = MOST_SAID // 2
+    return text if len(text) <= MOST_SAID else f"{text[:half]} ... {text[-half:]}"
+
+
+def read_text(path: str | Path) -> str:
+    """Return the text of a file that a user named.
+
+    Errors:
+        OSError: it cannot be read, or has more than `MOST_READ` characters, as devices have.
+        UnicodeDecodeError: it is no text.
+    """
+    with Path(path).open(encoding="utf-8") as file:
+        text = file.read(MOST_READ + 1)
+    if len(text) > MOST_READ:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return text
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
@@ -60,10 +89,13 @@ def begin_imports() -> bool:
 
     A command is what `python -m` or the script `darts-parallel` starts. Until `end_imports` no garbage is
     looked for: what is imported stays, and to walk through it again and again takes a tenth of the seconds.
+    A process that another one starts for its own workers (`STARTER`) is killed when that one dies.
 
     Returns:
         Whether garbage was collected before.
     """
+    if os.environ.get(STARTER) == str(os.getppid()) and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     command = Path(sys.argv[0]).name in ("-m", "darts-parallel") if sys.argv else False
     alone = threading.current_thread() is threading.main_thread()
     if command and alone and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -82,7 +114,10 @@ def end_imports(collecting: bool) -> None:
 
 
 def begin_command() -> None:
-    """Hand Ctrl-C over to the command, which catches `KeyboardInterrupt`."""
+    """Hand Ctrl-C over to the command, which catches `KeyboardInterrupt`; what is closed hears nothing."""
+    if sys.stdout is None or sys.stderr is None:
+        nobody = open(os.devnull, "w")  # noqa: SIM115 - open to the end, as they are
+        sys.stdout, sys.stderr = sys.stdout or nobody, sys.stderr or nobody
     if signal.getsignal(signal.SIGINT) is _end_quietly:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.freeze()

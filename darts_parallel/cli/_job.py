@@ -1,6 +1,7 @@
 """One job of the command: plan or evaluate, report, write."""
 
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from darts_parallel.cli._tune import run_tuning
 from darts_parallel.cost import CostBreakdown, evaluate
-from darts_parallel.errors import UnsupportedError
+from darts_parallel.errors import UnsupportedError, one_line
 from darts_parallel.export import export_lines, export_plan, trainers_line, write_export
 from darts_parallel.gradient import StepRecord
 from darts_parallel.plan import Plan, write_json
@@ -24,7 +25,7 @@ from darts_parallel.report import Tracker, plan_dict, render, render_ending, tra
 
 def fail(sentence: str) -> NoReturn:
     """End the command with one sentence and exit status 2."""
-    print(f"darts-parallel: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"darts-parallel: {one_line(sentence)}", file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -50,6 +51,9 @@ class Job(Watcher):
     def run(self) -> float:
         """Do what the configuration asks for; returns seconds per iteration, which sweepers minimise."""
         config = self.problem.config
+        hook = threading.excepthook
+        # TensorBoard writes in a thread, whose errors come to this one, too
+        threading.excepthook = lambda given: None if given.exc_type is OSError else hook(given)
         if config.output.tensorboard:
             self.tracker = Tracker(self.folder / "tensorboard", self.problem, self.overrides)
         try:
@@ -66,8 +70,21 @@ class Job(Watcher):
                 self.tracker.forget()
             raise
         finally:
-            if self.tracker is not None:
-                self.tracker.close()
+            with self._curves():
+                if self.tracker is not None:
+                    self.tracker.close()
+            threading.excepthook = hook
+
+    @contextmanager
+    def _curves(self) -> Iterator[None]:
+        """Give up curves that cannot be written: they cost no plan."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            self.tracker = None
+            self.say(f"the curves cannot be written ({error.strerror}); all else stands.")
 
     def _plan(self) -> float:
         """Search (or evaluate a given plan), verify, write, report, export."""
@@ -82,7 +99,7 @@ class Job(Watcher):
         render_ending(planned, problem, self.folder, self.console)
         self._print_line(trainers_line(problem, planned.plan))
         if self.tracker is not None:
-            with self._plan_stands():
+            with self._plan_stands(), self._curves():
                 # pictures take seconds: whoever waits for the plan has it by now
                 self.tracker.finish(planned.result, planned.plan, cost, planned.answers, elasticities)
         if problem.config.export is not None:
@@ -149,7 +166,8 @@ class Job(Watcher):
     def record(self, record: StepRecord) -> None:
         """Write the curves of a step."""
         if self.tracker is not None:
-            self.tracker.record(record)
+            with self._curves():
+                self.tracker.record(record)
 
     def say(self, sentence: str) -> None:
         """Print a sentence."""

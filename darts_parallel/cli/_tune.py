@@ -11,7 +11,7 @@ from rich.table import Table
 
 from darts_parallel.config import EXPORTS, read_trainer
 from darts_parallel.cost import evaluate
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, read_text
 from darts_parallel.plan import read_plan, write_json
 from darts_parallel.planner import Proposal, Trial, Tuning, proposal_dict, tune
 from darts_parallel.problem import GIB, Problem
@@ -106,8 +106,8 @@ def _rows(measured: Any) -> list[Mapping[str, Any]]:
         return []
     if isinstance(measured, str):
         try:
-            with Path(measured).open(newline="", encoding="utf-8-sig") as stream:
-                return [{k: v for k, v in row.items() if k and v} for row in csv.DictReader(stream)]
+            lines = read_text(measured).removeprefix("\ufeff").splitlines()
+            return [{k: v for k, v in row.items() if k and v} for row in csv.DictReader(lines)]
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(

@@ -20,7 +20,13 @@ from darts_parallel.cli._job import Job, fail
 from darts_parallel.cli._job_config import job_config
 from darts_parallel.cli._run_folder import RunFolder, forget_sweeps
 from darts_parallel.cli._sweep_table import OVERRIDES, sweep_folder
-from darts_parallel.config import config_dir, error_sentence, leave_pipe, register_schema
+from darts_parallel.config import (
+    config_dir,
+    error_sentence,
+    leave_pipe,
+    refuse_endless_files,
+    register_schema,
+)
 from darts_parallel.errors import begin_command
 from darts_parallel.export import require_trainers
 from darts_parallel.plan import package_version, write_json
@@ -63,6 +69,9 @@ def main() -> None:
     _print_whatever_comes()
     try:
         sys.argv[1:], held = deferred_overrides(flags_first(sys.argv[1:]))
+        for argument in sys.argv[1:]:
+            if argument.startswith("--config-dir="):
+                refuse_endless_files(argument.partition("=")[2])
         if "--version" in sys.argv[1:]:
             print(f"darts-parallel {package_version()}")
             return

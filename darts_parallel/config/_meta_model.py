@@ -46,7 +46,8 @@ def describe(values: dict[str, Any], place: str, name: str) -> Imported:
 
 def _configuration(values: dict[str, Any], place: str) -> Any:
     """Return the configuration of the language model: of a multimodal one its `text_config`."""
-    kind = OTHER_NAMES.get(str(values.get("model_type")), values.get("model_type"))
+    kind = str(values.get("model_type"))
+    kind = OTHER_NAMES.get(kind, kind)
     if kind not in transformers.CONFIG_MAPPING:
         raise ConfigError(
             f"{place}: model_type={kind} must be one that transformers knows, such as llama; {OWN_FILE}."

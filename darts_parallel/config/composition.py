@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,7 +19,10 @@ from darts_parallel.config._keys import type_at
 from darts_parallel.config.huggingface import Imported, resolve_path
 from darts_parallel.config.messages import config_sentence, error_sentence
 from darts_parallel.config.schema import Config, config_dir, register_schema
-from darts_parallel.errors import ConfigError, DartsParallelError
+from darts_parallel.errors import ConfigError, DartsParallelError, read_text
+
+MOST_VALUES = 100_000
+"""Values of a configuration file; all shipped ones together have fewer."""
 
 
 def to_config(
@@ -63,8 +67,36 @@ def load_config(
         if not Path(extra_dir).is_dir():
             raise ConfigError(f"config_dir={extra_dir} must be a folder; try None, for the shipped files.")
         extra_dir = str(Path(extra_dir).absolute())
+        refuse_endless_files(extra_dir)
         arguments.append(f"hydra.searchpath=[file://{extra_dir}]")
     return to_config(composition(arguments), arguments, check)
+
+
+def refuse_endless_files(folder: str) -> None:
+    """Refuse configuration files whose aliases stand for more than `MOST_VALUES`: they would fill the memory.
+
+    Args:
+        folder: Of the user's own files; what is wrong with them otherwise is said where they are used.
+    """
+    for path in (*Path(folder).glob("*.yaml"), *Path(folder).glob("*/*.yaml")):
+        count = 0
+        with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
+            count = _values(yaml.compose(read_text(path), yaml.SafeLoader), {})
+        if count > MOST_VALUES:
+            raise ConfigError(
+                f"{path} must hold at most {MOST_VALUES:,} values, and its aliases stand for "
+                f"{float(count):.3g}; try it without aliases."
+            )
+
+
+def _values(node: Any, known: dict[int, int]) -> int:
+    """Count the values of a node, those behind aliases at each of their places; a loop counts once."""
+    if id(node) not in known:
+        known[id(node)] = 1
+        entries = [] if node is None or isinstance(node.value, str) else node.value
+        inner = [child for entry in entries for child in (entry if isinstance(entry, tuple) else (entry,))]
+        known[id(node)] = 1 + sum(_values(child, known) for child in inner)
+    return known[id(node)]
 
 
 def composition(arguments: list[Any]) -> DictConfig:

@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.errors import ConfigError, UnsupportedError, read_text
 
 OWN_FILE = "try a model file of your own (--config-dir) with what darts_parallel/config/model.py lists"
 
@@ -47,7 +47,7 @@ def read_file(path: str) -> Imported:
     file = file / "config.json" if file.is_dir() else file
     place = f"model.path={path}"
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(read_text(file))
     except OSError as error:
         raise ConfigError(
             f"{place} cannot be read ({error.strerror}); try a Hugging Face config.json."

@@ -14,7 +14,7 @@ from yaml import YAMLError
 from darts_parallel.config._keys import all_keys
 from darts_parallel.config.checks import require, require_at_least
 from darts_parallel.config.messages import config_sentence
-from darts_parallel.errors import INTERRUPTED, ConfigError, DartsParallelError, begin_command
+from darts_parallel.errors import INTERRUPTED, ConfigError, DartsParallelError, begin_command, one_line
 
 Options = TypeVar("Options")
 READER_LEFT = 141
@@ -132,5 +132,5 @@ def guarded(name: str, work: Callable[[], int]) -> int:
         return leave_pipe()
     except OSError as error:
         sentence = f"{error.filename} cannot be written ({error.strerror})."
-    print(f"{name}: {sentence}", file=sys.stderr)
+    print(f"{name}: {one_line(sentence)}", file=sys.stderr)
     return 2

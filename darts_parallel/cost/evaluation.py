@@ -188,7 +188,9 @@ class CostBreakdown:
     memory_bytes: tuple[float, ...]
     """Peak bytes of a device of every stage, the framework's reserve included."""
     capacity_bytes: tuple[float, ...]
+    """All bytes of the device, `space.memory_margin` included."""
     feasible: bool
+    """Whether every peak leaves the margin of its device free."""
     breakdown_s: dict[str, float]
     """Seconds per iteration by cause; they sum to `iteration_time_s`."""
     stage_times_s: tuple[float, ...]

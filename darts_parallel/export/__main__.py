@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from darts_parallel.errors import ConfigError, DartsParallelError, begin_command
+from darts_parallel.errors import ConfigError, DartsParallelError, begin_command, one_line
 from darts_parallel.export import TARGETS, export_lines, export_plan, write_export
 from darts_parallel.plan import check_plan, read_own_problem, read_plan
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         exported = export_plan(problem, plan, given.to)
         paths = write_export(exported, Path(given.plan).parent, given.output)
     except DartsParallelError as error:
-        print(f"darts-parallel: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"darts-parallel: {one_line(str(error))}", file=sys.stderr)
         return 2
     print("\n".join(export_lines(given.to, exported, paths)))
     return 0

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from darts_parallel.config import error_sentence, load_config
-from darts_parallel.errors import ConfigError, begin_command
+from darts_parallel.errors import ConfigError, begin_command, one_line
 from darts_parallel.graph._picture import picture
 from darts_parallel.graph.capture import load_module, make_inputs
 from darts_parallel.graph.descent import DescentOptions
@@ -163,5 +163,5 @@ def main(arguments: Sequence[str]) -> None:
         sentence = error_sentence(error, arguments)
         if sentence is None:
             raise
-        print(f"darts-parallel: {' '.join(sentence.split())}", file=sys.stderr)
+        print(f"darts-parallel: {one_line(sentence)}", file=sys.stderr)
         raise SystemExit(2) from None

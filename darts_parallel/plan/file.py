@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from darts_parallel.config import Config, to_config
-from darts_parallel.errors import DartsParallelError, PlanError
+from darts_parallel.errors import DartsParallelError, PlanError, read_text
 from darts_parallel.plan.strategy import SCHEMA, Plan
 from darts_parallel.problem import Problem
 
@@ -130,7 +130,7 @@ def own_config(path: str, *, key: str = "plan", **changes: Any) -> Config | None
 
 def _read(path: str, key: str) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except OSError as error:
         raise PlanError(
             f"{key}={path} cannot be read ({error.strerror}); try the plan.json of an earlier run."

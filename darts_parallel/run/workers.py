@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from darts_parallel.config import begin_worker, children_without_interrupts
-from darts_parallel.errors import DartsParallelError, UnsupportedError
+from darts_parallel.errors import STARTER, DartsParallelError, UnsupportedError
 
 GRACE_S = 1.0
 """After a first failure the other ranks get this long to say what they know."""
@@ -136,6 +137,10 @@ def preloaded() -> ForkServerContext:
     """Return a context whose processes are forked from a server that has imported torch once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["darts_parallel.run.measure"])
+    os.environ[STARTER] = str(os.getpid())  # killed during its imports, the server would finish them
+    with children_without_interrupts():
+        forkserver.ensure_running()
+    del os.environ[STARTER]
     return context
 
 

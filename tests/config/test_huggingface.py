@@ -169,6 +169,7 @@ def test_the_referee_catches_layers_that_are_read_wrongly() -> None:
     [
         ({"model_type": "unheard_of"}, "model_type=unheard_of must be one that transformers knows"),
         ({}, "model_type=None must be one"),
+        ({"model_type": [None]}, r"model_type=\[None\] must be one"),
         ({"model_type": "llama", "hidden_size": "4096"}, "is no configuration of model_type=llama"),
     ],
 )

@@ -1,0 +1,59 @@
+"""Files without an end, signs for terminals, a disk without room, no output: a sentence, and the plan."""
+
+import errno
+import sys
+
+import pytest
+
+from darts_parallel.errors import MOST_SAID, begin_command, one_line
+from darts_parallel.report import Tracker
+from tests.support.commands import TOY, Command
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("plan=/dev/zero",), ("tune", "/dev/zero"), ("model=hf", "model.path=/dev/zero")],
+)
+def test_a_file_without_an_end_is_refused(
+    arguments: tuple[str, ...], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("darts_parallel.errors.MOST_READ", 10**5)
+    outcome = command(*arguments)
+    assert outcome.status == 2
+    assert "cannot be read (File too large)" in outcome.err
+
+
+def test_aliases_that_stand_for_more_than_the_memory_holds_are_refused(command: Command) -> None:
+    lines = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+    (command.folder / "model").mkdir()
+    (command.folder / "model/mine.yaml").write_text("\n".join(["a0: &a0 [x]", *lines]))
+    outcome = command("--config-dir", ".", "model=mine")
+    assert outcome.status == 2
+    assert "model/mine.yaml must hold at most 100,000 values" in outcome.err
+
+
+def test_a_sentence_is_one_line_of_signs_that_do_nothing() -> None:
+    assert one_line("a \x1b[31mb\n\x07c\u202e モ") == "a \\x1b[31mb \\x07c\\u202e モ"
+    long = one_line("key=" + "x" * 10**6 + " is wrong; try 1.")
+    assert len(long) < MOST_SAID + 10
+    assert long.startswith("key=")
+    assert long.endswith("try 1.")
+
+
+def test_curves_without_room_cost_no_plan(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Tracker, "finish", full)
+    outcome = command(*TOY, "verification.enabled=false")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "the curves cannot be written (No space left on device)" in outcome.out
+    assert command.plan_file().is_file()
+
+
+def test_a_closed_output_hears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    begin_command()
+    with sys.stdout as nobody:
+        print("nothing")
+    assert nobody.name == "/dev/null"
