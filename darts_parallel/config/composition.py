@@ -81,7 +81,8 @@ def refuse_endless_files(folder: str) -> None:
     for path in (*Path(folder).glob("*.yaml"), *Path(folder).glob("*/*.yaml")):
         count = 0
         with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
-            count = _values(yaml.compose(read_text(path), yaml.SafeLoader), {})
+            root = yaml.compose(read_text(path), yaml.SafeLoader)  # type: ignore[no-untyped-call]
+            count = _values(root, {})
         if count > MOST_VALUES:
             raise ConfigError(
                 f"{path} must hold at most {MOST_VALUES:,} values, and its aliases stand for "
