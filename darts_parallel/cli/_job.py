@@ -2,31 +2,47 @@
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import exp
 from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from darts_parallel.cli._trainers import Offer, offers, start_command, trainer_sentences, trainers_table
 from darts_parallel.cli._tune import run_tuning
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import UnsupportedError, one_line
-from darts_parallel.export import export_lines, export_plan, trainers_line, write_export
+from darts_parallel.export import export_lines, export_plan, taken_by, write_export
 from darts_parallel.gradient import StepRecord
 from darts_parallel.plan import Plan, write_json
-from darts_parallel.planner import Planned, Rental, Update, Watcher, sensitivity
+from darts_parallel.planner import (
+    CHOSEN,
+    Planned,
+    Rental,
+    Rung,
+    Update,
+    Watcher,
+    ladder,
+    posterior,
+    sensitivity,
+)
 from darts_parallel.planner import plan as find_plan
 from darts_parallel.problem import Problem, bill, choose
-from darts_parallel.report import Tracker, plan_dict, render, render_ending, trace_dict
+from darts_parallel.report import Tracker, plan_dict, render, render_ending, render_ladder, trace_dict
 
 
 def fail(sentence: str) -> NoReturn:
     """End the command with one sentence and exit status 2."""
     print(f"darts-parallel: {one_line(sentence)}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def _rung_file(rung: Rung) -> str:
+    return "plan.json" if rung.name == CHOSEN else f"plan_{rung.name}.json"
 
 
 @dataclass
@@ -88,16 +104,20 @@ class Job(Watcher):
 
     def _plan(self) -> float:
         """Search (or evaluate a given plan), verify, write, report, export."""
-        problem = self.problem
-        planned = find_plan(problem, rental=self.rental, watcher=self)
+        planned = find_plan(self.problem, rental=self.rental, watcher=self)
+        problem = planned.problem or self.problem
         cost = evaluate(planned.plan, problem)
         self._refuse(planned.plan, cost)
-        elasticities = self._sensitivity(planned.plan)
-        self._write(planned, cost, elasticities)
+        elasticities = self._sensitivity(planned.plan, problem)
+        found = list(offers(problem, planned, cost.iteration_time_s))
+        rungs = {self.folder / _rung_file(rung): rung for rung in ladder(planned, self.problem)}
+        self._write(planned, cost, elasticities, found, rungs)
         with self._plan_stands():
-            render(problem, planned.result, planned.plan, cost, planned.answers, self.console, elasticities)
+            render(problem, planned.result, planned.plan, cost, planned.answers, self.console, elasticities,
+                   lambda plan: taken_by(problem, plan))  # fmt: skip
+            render_ladder(planned, rungs, self.console)
+            self._print_trainers(problem, found, rungs)
         render_ending(planned, problem, self.folder, self.console)
-        self._print_line(trainers_line(problem, planned.plan))
         if self.tracker is not None:
             with self._plan_stands(), self._curves():
                 # pictures take seconds: whoever waits for the plan has it by now
@@ -123,23 +143,51 @@ class Job(Watcher):
         if config.plan is not None and config.export is not None:
             export_plan(self.problem, plan, config.export)
 
-    def _sensitivity(self, plan: Plan) -> dict[str, float]:
+    def _print_trainers(self, problem: Problem, found: Sequence[Offer], rungs: Mapping[Path, Rung]) -> None:
+        """Print what each trainer makes of the job, and the commands to go on."""
+        known = posterior()
+        difference = None if known is None else exp(known.difference(problem)) - 1.0
+        self.console.print(trainers_table(found, problem))
+        for line in trainer_sentences(found, difference, self.folder / "plan.json", self.overrides):
+            self._print_line(line)
+        for file, rung in rungs.items():
+            if rung.name != CHOSEN:
+                self._print_line(f"{rung.name}: {start_command(problem, rung.plan, file)}")
+
+    def _sensitivity(self, plan: Plan, problem: Problem) -> dict[str, float]:
         """Return what the plan's time depends on; nothing after Ctrl-C, which must not cost the plan."""
         try:
-            return sensitivity(plan, self.problem)
+            return sensitivity(plan, problem)
         except KeyboardInterrupt:
             return {}
 
-    def _write(self, planned: Planned, cost: CostBreakdown, elasticities: dict[str, float]) -> None:
-        result = planned.result
+    def _write(
+        self,
+        planned: Planned,
+        cost: CostBreakdown,
+        elasticities: dict[str, float],
+        found: Sequence[Offer],
+        rungs: Mapping[Path, Rung],
+    ) -> None:
+        """Write the plan, those of its ladder, and what belongs to them."""
+        result, problem = planned.result, planned.problem or self.problem
         if result is not None and planned.interrupted:
             result = replace(result, stopped_by="user")
-        data = plan_dict(self.problem, planned.plan, cost, result, planned.answers, elasticities)
+        data = plan_dict(problem, planned.plan, cost, result, planned.answers, elasticities)
         for name, content in planned.files.items():
             write_json(self.folder / name, content)
+        for file, rung in rungs.items():
+            if rung.name != CHOSEN:
+                own = evaluate(rung.plan, self.problem)
+                write_json(file, plan_dict(self.problem, rung.plan, own, None, []))
+        data["trainers"] = {offer.name: offer.to_dict() for offer in found}
+        data["ladder"] = [
+            {"plan": file.name, "seconds": rung.seconds, "chance": rung.chance}
+            for file, rung in rungs.items()
+        ]
         write_json(self.folder / "plan.json", data | planned.entries())
-        if self.problem.config.output.trace:
-            write_json(self.folder / "plan.trace.json", trace_dict(planned.plan, self.problem))
+        if problem.config.output.trace:
+            write_json(self.folder / "plan.trace.json", trace_dict(planned.plan, problem))
 
     def _export(self, plan: Plan, target: str) -> None:
         """Write the plan for a trainer; one that cannot express it ends the command, the plan stands."""

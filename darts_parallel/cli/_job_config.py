@@ -39,9 +39,10 @@ def changed_config(
     merged = OmegaConf.create(asdict(own))
     overrides = [override.lstrip("+~").partition("=")[::2] for override in given]
     groups = {key for key, _ in overrides if "." not in key}
-    for key in (*groups, *kept):
-        if key in merged and key in composed:
-            merged[key] = composed[key]
+    set_by_trainer = ("space.trainer", "training.software") if "trainer" in groups else ()
+    for key in (*groups, *kept, *set_by_trainer):
+        if key in composed or "." in key:
+            OmegaConf.update(merged, key, OmegaConf.select(composed, key))
     for key, value in overrides:
         root = key.partition(".")[0]
         if root != key and root in merged and root not in (*groups, *kept):

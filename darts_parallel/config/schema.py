@@ -26,8 +26,8 @@ from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
 from darts_parallel.config.model import ModelConfig as ModelConfig
 from darts_parallel.config.search import SearchConfig as SearchConfig
 from darts_parallel.config.trainer import EXPORTS as EXPORTS
+from darts_parallel.config.trainer import NONE, Trainer, read_trainer
 from darts_parallel.config.trainer import config_dir as config_dir
-from darts_parallel.config.trainer import read_trainer
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
 
@@ -147,10 +147,14 @@ class SpaceConfig:
     """Orders of unequal nodes along the pipeline: `all`, `shifts`, `adjacent`, `given`, or `auto`."""
     memory_margin: float = ranged(0.0, 0.0, LARGEST_MARGIN)
     """Share of every device's memory that plans leave free, next to what the software keeps back."""
+    out_of_memory: float = ranged(0.2, 1e-4, 0.5)
+    """Chance, at most, with which the whole job may run out of memory, by the memory model's own errors; 0.5:
+    the median peak of every device must fit, and its chance counts no further."""
     executable: bool = False
     """Only what `darts_parallel.run` executes."""
     trainer: str | None = one_of(None, EXPORTS)
-    """Only what this trainer runs, one of `EXPORTS`; but for `torch` the space is `uniform`."""
+    """Only what this trainer runs, one of `EXPORTS`; but for `torch` the space is `uniform`. The group `trainer`
+    sets it."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -236,6 +240,8 @@ class Config:
     training: TrainingConfig = MISSING
     space: SpaceConfig = MISSING
     search: SearchConfig = MISSING
+    trainer: Trainer = field(default_factory=Trainer)
+    """Who runs the plan: sets `space.trainer`, `training.software` and `export`."""
     cost: CostConfig = MISSING
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     verification: VerificationConfig = field(default_factory=VerificationConfig)
@@ -257,6 +263,8 @@ class Config:
 
     def __post_init__(self) -> None:
         require_printable_texts("", self)
+        if self.trainer is not MISSING:
+            require_member("trainer.name", self.trainer.name, (NONE, *EXPORTS))
         require_members("replan key", self.replan, ("from",))
         require_members("tune key", self.tune, ("from", "top", "measured"))
         require_within("tune.top", self.tune.get("top", 3), 1, MAX_SIZE)
@@ -274,6 +282,10 @@ class Config:
             require(schedules.SEARCHED not in named, f"space.offload={self.space.offload}", rule, "null")
         if self.model is not MISSING and self.training is not MISSING:
             self._check_together()
+
+    def abilities(self, name: str) -> Trainer:
+        """Return what a trainer of `EXPORTS` can run, by the group where that is its."""
+        return self.trainer if self.trainer.name == name else read_trainer(name)
 
     def _check_offload(self) -> None:
         offload = self.space.offload

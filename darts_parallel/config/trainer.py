@@ -1,6 +1,8 @@
-"""The trainers that run plans, and what each lacks: the files of `conf/trainer/`.
+"""The trainers that run plans, and what each lacks: the group `conf/trainer/`.
 
-A plan's search leaves out what a trainer lacks (`plan/trainers.py`), and its exporter refuses the same rules.
+`trainer=NAME` sets what a file of the group says: the trainer's calibrated figures (`training.software`),
+what it can run (`space.trainer`), and that the plan is written for it (`export`). A plan's search leaves out
+what the trainer lacks (`plan/trainers.py`), and its exporter refuses the same rules.
 """
 
 from collections.abc import Mapping
@@ -20,7 +22,8 @@ def config_dir() -> str:
 
 
 FOLDER = Path(config_dir()) / "trainer"
-EXPORTS = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+NONE = "none"
+EXPORTS = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != NONE))
 """Names of the trainers."""
 WHOLE_ENDS = ("never", "hybrids", "always")
 ABOVE = {"some": 0, "many": 1}
@@ -59,6 +62,8 @@ class Lack:
 class Trainer:
     """Abilities of a trainer; a setting that no `lacks` names runs."""
 
+    name: str = NONE
+    """One of `EXPORTS`, or none."""
     schedules: list[str] | None = None
     """Pipeline schedules; null stands for all that PyTorch runs."""
     layerwise: bool = False
@@ -73,7 +78,7 @@ class Trainer:
     """Whether a sharding group must hold whole context-parallel groups."""
     whole_ends: str = "never"
     """Models whose first and last stage must hold a block, one of `WHOLE_ENDS`."""
-    gradient_bits: dict[int, list[int]] = field(default_factory=dict)
+    gradient_bits: dict[str, list[int]] = field(default_factory=dict)
     """Bits of gradients that can be sent besides whole ones, by ZeRO stage."""
     model_parts: list[str] = field(default_factory=list)
     """Keys of unusual parts that its own models have."""
@@ -85,7 +90,7 @@ class Trainer:
 @cache
 def read_trainer(name: str) -> Trainer:
     """Return the trainer of a name of `EXPORTS`."""
-    found = OmegaConf.merge(OmegaConf.structured(Trainer), OmegaConf.load(FOLDER / f"{name}.yaml"))
+    found = OmegaConf.merge(OmegaConf.structured(Trainer), OmegaConf.load(FOLDER / f"{name}.yaml").trainer)
     loaded = OmegaConf.to_object(found)
     assert isinstance(loaded, Trainer)
     return loaded

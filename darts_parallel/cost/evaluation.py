@@ -225,9 +225,7 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     return CostBreakdown(
         iteration_time_s=seconds,
         memory_bytes=tuple((cost.memory[0] + reserved).tolist()),
-        capacity_bytes=tuple(
-            (table.capacity + reserved + problem.config.space.memory_margin * memory).tolist()
-        ),
+        capacity_bytes=tuple((table.capacity + reserved + problem.margin * memory).tolist()),
         feasible=bool(cost.feasible[0]),
         breakdown_s=parts,
         stage_times_s=stage_times,

@@ -319,7 +319,7 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
             boundary_kind=torch.tensor(numbers, dtype=torch.long),
             p2p=p2p,
             per_iteration=tied_seconds(context, cluster, own),
-            capacity=capacities(cluster, own, problem.config.space.memory_margin),
+            capacity=capacities(cluster, own, problem.margin),
             node_order=cluster.node_order,
             order_name=order_label(cluster),
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
-from darts_parallel.config import COMM_BITS, OFFLOADS, ModelConfig, Trainer, quoted, read_trainer
+from darts_parallel.config import COMM_BITS, OFFLOADS, ModelConfig, Trainer, quoted
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.plan import LayerStrategy, Plan, facts, trainer_schedules
 from darts_parallel.problem import Problem
@@ -61,7 +61,7 @@ class Request:
     @property
     def trainer(self) -> Trainer:
         """Abilities of the target."""
-        return read_trainer(self.target)
+        return self.problem.config.abilities(self.target)
 
     @property
     def model(self) -> ModelConfig:
@@ -248,9 +248,9 @@ class Request:
             for lack in self.trainer.lacks:
                 if lack.holds(given):
                     self.refuse(lack.sentence(given), lack.instead)
-        self._require_exact_collectives(self.trainer.gradient_bits.get(strategies[0].zero_stage, []))
+        self._require_exact_collectives(self.trainer.gradient_bits.get(str(strategies[0].zero_stage), []))
         if self.plan.pp > 1:
-            self._require_schedule(trainer_schedules(self.target))
+            self._require_schedule(trainer_schedules(self.trainer))
 
     def require_precision(self, known: Collection[str], why: str) -> None:
         """Refuse a precision that is none of `known`; `why` says so of the trainer, in one clause."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from darts_parallel.config import EXPORTS, read_trainer
+from darts_parallel.config import EXPORTS
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export.common import Exported, Request
 from darts_parallel.export.model_parts import refuse_model_parts
@@ -50,21 +50,7 @@ def _express(job: Request) -> Exported:
 
 def taken_by(problem: Problem, plan: Plan) -> list[str]:
     """Name the trainers that can express `plan`."""
-    return [name for name in TARGETS if not _refusals(problem, plan, name)]
-
-
-def trainers_line(problem: Problem, plan: Plan) -> str:
-    """Say in one sentence which trainers take `plan`."""
-    names = taken_by(problem, plan)
-    if len(names) == len(TARGETS):
-        return f"trainers: all of {', '.join(names)} take this plan"
-    others = sorted(set(TARGETS) - set(names), key=lambda name: len(read_trainer(name).lacks))
-    able = next((name for name in others if not _lacks(problem, name)), None)
-    found = "" if able is None else f", space.trainer={able} searches for a plan that it takes"
-    return (
-        f"trainers that take this plan: {', '.join(names) or 'none'}; export={able or others[0]} says why it "
-        f"does not{found}"
-    )
+    return [name for name in TARGETS if not refusals(problem, plan, name)]
 
 
 def require_trainers(problem: Problem) -> None:
@@ -73,11 +59,13 @@ def require_trainers(problem: Problem) -> None:
     Errors:
         UnsupportedError: a trainer of `export` or `space.trainer` lacks the model, or a setting of the job.
     """
-    for key, target in (("export", problem.config.export), ("space.trainer", problem.config.space.trainer)):
-        if target is None or problem.config.plan is not None:
+    config = problem.config
+    for key, target in (("export", config.export), ("space.trainer", config.space.trainer)):
+        if target is None or config.plan is not None:
             continue
-        job = Request(target, problem, _plain(problem), key=key)
-        job.refusals.extend(_lacks(problem, target))
+        named = "trainer" if target == config.trainer.name else key
+        job = Request(target, problem, _plain(problem), key=named)
+        job.refusals.extend(model_refusals(problem, target))
         job.settle()
 
 
@@ -87,15 +75,13 @@ def _plain(problem: Problem) -> Plan:
     return Plan(1, (0, problem.num_layers), (LayerStrategy(1, ranks),) * problem.num_layers)
 
 
-def _lacks(problem: Problem, target: str) -> list[tuple[str, str]]:
-    """List what a target refuses of the model and the job, whatever the plan."""
-    return [
-        entry for entry in _refusals(problem, _plain(problem), target) if not entry[1].startswith("space")
-    ]
+def model_refusals(problem: Problem, target: str) -> list[tuple[str, str]]:
+    """Return what a target refuses of the model and the job, whatever the plan."""
+    return [entry for entry in refusals(problem, _plain(problem), target) if not entry[1].startswith("space")]
 
 
-def _refusals(problem: Problem, plan: Plan, target: str) -> list[tuple[str, str]]:
-    """All that a target refuses, each with its way out."""
+def refusals(problem: Problem, plan: Plan, target: str) -> list[tuple[str, str]]:
+    """Return all that a target refuses of a plan, each with its way out."""
     job = Request(target, problem, plan)
     with suppress(UnsupportedError):
         _express(job)

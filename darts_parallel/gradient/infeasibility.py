@@ -41,7 +41,7 @@ def explain_infeasible(
     lightest = _lightest_of_all(tables, space.kind)
     device = max(lightest.devices(problem).items(), key=lambda entry: entry[1])[0]
     unit, size = memory_unit(device.memory)
-    whole = (1.0 - space.memory_margin) * device.memory / size
+    whole = (1.0 - problem.margin) * device.memory / size
     needed = whole + lightest.excess / size
     ways = _memory_that_fits(problem, lightest)
     pins = [f"space.{name}" for name, value in FREE.items() if getattr(space, name) != value]
@@ -72,7 +72,7 @@ def _memory_that_fits(problem: Problem, lightest: "_Lightest") -> list[str]:
     for _ in range(ROUNDS):
         for device, excess in lightest.devices(problem).items():
             if excess > 0:
-                more = excess / (1.0 - problem.config.space.memory_margin)
+                more = excess / (1.0 - problem.margin)
                 wanted[device.name] = _rounded_up(float(device.memory + more) / GIB)
         problem = _with_memory(problem, wanted)
         lightest = _lightest_of_all(build_tables(problem), problem.config.space.kind)

@@ -27,4 +27,5 @@ from darts_parallel.plan.strategy import SCHEMA as SCHEMA
 from darts_parallel.plan.strategy import LayerStrategy as LayerStrategy
 from darts_parallel.plan.strategy import Plan as Plan
 from darts_parallel.plan.trainers import facts as facts
+from darts_parallel.plan.trainers import trainer_runs as trainer_runs
 from darts_parallel.plan.trainers import trainer_schedules as trainer_schedules

@@ -2,16 +2,15 @@
 
 from typing import Any
 
-from darts_parallel.config import COMM_BITS, MAMBA, read_trainer
+from darts_parallel.config import COMM_BITS, MAMBA, Trainer
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem import Problem
 from darts_parallel.schedules import RUNNABLE
 
 
-def trainer_schedules(name: str) -> tuple[str, ...]:
+def trainer_schedules(trainer: Trainer) -> tuple[str, ...]:
     """Return the pipeline schedules that a trainer runs."""
-    schedules = read_trainer(name).schedules
-    return RUNNABLE if schedules is None else tuple(schedules)
+    return RUNNABLE if trainer.schedules is None else tuple(trainer.schedules)
 
 
 def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[str, Any]:
@@ -63,10 +62,10 @@ def trainer_runs(problem: Problem, pp: int, cp: int, schedule: str, strategy: La
     name = problem.config.space.trainer
     if name is None:
         return True
-    rules, given = read_trainer(name), facts(problem, pp, cp, strategy)
+    rules, given = problem.config.abilities(name), facts(problem, pp, cp, strategy)
     sharded = given["shard_size"] or strategy.dp * cp
     return (
-        schedule in trainer_schedules(name)
+        schedule in trainer_schedules(rules)
         and not (rules.own_stages and pp > 1)
         and not (rules.whole_context_groups and sharded % cp)
         and min(strategy.tp_comm_bits, strategy.grad_comm_bits) == max(COMM_BITS)

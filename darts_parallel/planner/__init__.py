@@ -4,13 +4,16 @@ from darts_parallel.planner.elasticities import STEP as STEP
 from darts_parallel.planner.elasticities import offload_slopes as offload_slopes
 from darts_parallel.planner.elasticities import sensitivity as sensitivity
 from darts_parallel.planner.elasticities import time_elasticities as time_elasticities
+from darts_parallel.planner.memory_chance import ladder as ladder
 from darts_parallel.planner.methods import check as check
 from darts_parallel.planner.methods import solve as solve
 from darts_parallel.planner.node_choice import Rental as Rental
 from darts_parallel.planner.planning import choose_nodes as choose_nodes
 from darts_parallel.planner.planning import plan as plan
 from darts_parallel.planner.replanning import replan as replan
+from darts_parallel.planner.result import CHOSEN as CHOSEN
 from darts_parallel.planner.result import Planned as Planned
+from darts_parallel.planner.result import Rung as Rung
 from darts_parallel.planner.state_moves import StateTransfer as StateTransfer
 from darts_parallel.planner.state_moves import moved_state as moved_state
 from darts_parallel.planner.tuning import Proposal as Proposal
@@ -26,5 +29,7 @@ from darts_parallel.planner.uncertainty import NORMAL as NORMAL
 from darts_parallel.planner.uncertainty import Intervals as Intervals
 from darts_parallel.planner.uncertainty import correlation_bytes as correlation_bytes
 from darts_parallel.planner.uncertainty import intervals as intervals
+from darts_parallel.planner.uncertainty import out_of_memory as out_of_memory
+from darts_parallel.planner.uncertainty import posterior as posterior
 from darts_parallel.planner.watcher import Update as Update
 from darts_parallel.planner.watcher import Watcher as Watcher

@@ -159,7 +159,7 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
     kind, times = problem.config.space.kind, list[float]()
     cluster = _with_memory(problem, STEP).cluster.arranged(space.node_order)
     stages = [cluster.stage_topology(k, space.pp) for k in range(space.pp)]
-    larger = capacities(cluster, stages, problem.config.space.memory_margin)
+    larger = capacities(cluster, stages, problem.margin)
     for own in (table, replace(table, capacity=larger)):
         best, seconds, _ = polish(own, best, kind, thorough=False)
         times.append(seconds)

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 from darts_parallel.cost import evaluate
-from darts_parallel.errors import ConfigError, PlanError
+from darts_parallel.errors import ConfigError, InfeasibleError, PlanError
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
-from darts_parallel.plan import read_own_problem, read_plan
+from darts_parallel.plan import Plan, read_own_problem, read_plan
 from darts_parallel.planner._searcher import product_session
 from darts_parallel.planner._session import Session
 from darts_parallel.planner._stage_balance import balance_stages
+from darts_parallel.planner.memory_chance import tightened, within_chance
 from darts_parallel.planner.methods import CHECKS, METHODS, ORDERS, run_phases, search_result
 from darts_parallel.planner.node_choice import Rental, rent
 from darts_parallel.planner.replanning import replan
@@ -20,7 +21,7 @@ from darts_parallel.problem import Problem, price_per_hour
 
 
 def plan(problem: Problem, *, rental: Rental | None = None, watcher: Watcher | None = None) -> Planned:
-    """Find a plan and check it, as the command `darts-parallel` does.
+    """Find a plan that keeps `space.out_of_memory` and check it, as the command `darts-parallel` does.
 
     Args:
         problem: Model, cluster, job, and how to search.
@@ -32,7 +33,7 @@ def plan(problem: Problem, *, rental: Rental | None = None, watcher: Watcher | N
         The plan, how the search went, and what the checks say of it.
 
     Errors:
-        InfeasibleError: no plan of the space fits; names the binding constraint.
+        InfeasibleError: no plan's median peak fits; names the binding constraint.
         ConfigError: `search.method=exact` where no exact method reaches.
     """
     config = problem.config
@@ -47,6 +48,16 @@ def plan(problem: Problem, *, rental: Rental | None = None, watcher: Watcher | N
             "replan.from must go with cost=analytic or profiled, since cost=searcher knows no stages; "
             "try cost=analytic."
         )
+    planned = within_chance(problem, lambda tight: _searched(tight, rental, old, watcher))
+    if old is None or source is None:
+        return planned
+    moves = moved_state(old, read_own_problem(source), planned.plan, problem)
+    return replace(planned, moves=moves, source=source)
+
+
+def _searched(problem: Problem, rental: Rental | None, old: Plan | None, watcher: Watcher | None) -> Planned:
+    """Search and check a plan of a problem, from an old plan where there is one."""
+    config = problem.config
     session, phases = new_session(problem, watcher), ORDERS[config.search.method]
     if old is not None:
         session.result, phases = replan(problem, old, tables=session.tables), (CHECKS,)
@@ -61,11 +72,7 @@ def plan(problem: Problem, *, rental: Rental | None = None, watcher: Watcher | N
             seconds = evaluate(even, problem).iteration_time_s
             result = replace(result, plan=even, iteration_time_s=seconds)
     answers = checked(result, session)
-    planned = Planned(result.plan, result, answers, session.interrupted, rental=rental, files=session.files)
-    if old is None or source is None:
-        return planned
-    moves = moved_state(old, read_own_problem(source), planned.plan, problem)
-    return replace(planned, moves=moves, source=source)
+    return Planned(result.plan, result, answers, session.interrupted, rental=rental, files=session.files)
 
 
 def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:
@@ -98,5 +105,8 @@ def choose_nodes(problem: Problem) -> tuple[Problem, Rental | None]:
         price_per_hour(problem)
     if not objective.choose_nodes or problem.config.plan is not None:
         return problem, None
-    rental = rent(problem)
+    try:
+        rental = rent(tightened(problem))
+    except InfeasibleError:
+        rental = rent(problem)
     return rental.problem, rental

@@ -9,6 +9,23 @@ from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import Plan
 from darts_parallel.planner.node_choice import Rental
 from darts_parallel.planner.state_moves import StateTransfer
+from darts_parallel.problem import Problem
+
+CHOSEN = "chosen"
+"""Name of the rung of the ladder that the plan itself is."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A plan of the ladder from the fastest to the safest."""
+
+    name: str
+    """`fastest`, `chosen` or `safe`."""
+    plan: Plan
+    seconds: float
+    """Per iteration."""
+    chance: float
+    """Probability that the job runs out of memory."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +45,12 @@ class Planned:
     """File of the plan that it replaces."""
     rental: Rental | None = None
     """How its nodes were chosen out of an offer."""
+    problem: Problem | None = None
+    """Problem that was searched, with headroom for `space.out_of_memory`; None for a given plan."""
+    out_of_memory: float | None = None
+    """Chance that the job runs out of memory; None where it counts for nothing."""
+    warning: str = ""
+    """Changes that would help where no plan keeps that chance, one clause."""
     files: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """Content of the files that belong next to `plan.json`, by name."""
 

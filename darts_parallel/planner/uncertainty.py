@@ -12,7 +12,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import erf, exp, log, sqrt
+from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import yaml
 from torch import Tensor
 
 from darts_parallel.config import config_dir
-from darts_parallel.cost import CostBreakdown, hard_plan
+from darts_parallel.cost import CostBreakdown, evaluate, hard_plan
 from darts_parallel.plan import Plan
 from darts_parallel.problem import Cluster, Device, Problem
 
@@ -30,6 +30,8 @@ STEPS = 127
 """Steps of a correlation of 1 in the file."""
 NORMAL = 1.2815515655446004
 """Standard deviations of half of an 80 % interval."""
+DIRECTIONS, DRAWS = 6, 1024
+"""Directions of the error of a job's memory that are integrated over, and points of the integral."""
 UNKNOWN = "family"
 """Spread of a framework without any run."""
 EXPERTS = "experts"
@@ -66,6 +68,8 @@ class Intervals:
     """Bytes of a device of every stage."""
     out_of_memory: tuple[float, ...]
     """Probability that a device of the stage needs more than it has."""
+    any_out_of_memory: float
+    """Probability that some device does: the job as a whole runs out."""
     difference: float
     """Half width of the logarithm of the ratio of two plans of this job: a smaller difference is none."""
 
@@ -148,6 +152,31 @@ class Posterior:
         name, experts = problem.software.name, problem.model.has_experts
         return max(self.residual(part, device, name, experts=experts) for device in devices)
 
+    def memory_spread(self, problem: Problem) -> float:
+        """Return the standard deviation of the error of bytes that no parameter explains, above 0."""
+        return max(self.largest_residual("memory", problem), 1e-3)
+
+    def largest_memory_spread(self, problem: Problem, room: float = 1.0) -> float:
+        """Return the largest standard deviation of the logarithm of a device's bytes, whatever they are.
+
+        Variances are convex in the shares of state and activations: one of both alone is the worst.
+
+        Args:
+            room: Share of the device's memory that is full.
+        """
+        worst, name = 0.0, problem.software.name
+        for device in {group.device for group in problem.cluster.groups}:
+            kept, place = min(float(device.reserved / device.memory) / room, 1.0), _family(device.name)
+            for factor in ("state_factor", "activation_factor"):
+                shares = {factor: 1.0 - kept, "reserved_GiB": kept}
+                own = {(quantity, place, name, "", ""): share for quantity, share in shares.items()}
+                worst = max(worst, self.variance(own))
+        return sqrt(worst + self.memory_spread(problem) ** 2)
+
+    def difference(self, problem: Problem) -> float:
+        """Return the logarithm of the ratio of seconds below which two plans are not told apart (80 %)."""
+        return NORMAL * sqrt(2.0) * self.job_spread(problem)[1]
+
     def job_spread(self, problem: Problem) -> tuple[float, float]:
         """Return the standard deviations of what all plans of a job share, and of what is each plan's own."""
         whole, experts = self.largest_residual("seconds", problem), problem.model.has_experts
@@ -196,18 +225,46 @@ def intervals(
         return None
     time = known.variance(time_slopes(known, problem, elasticities))
     half = NORMAL * sqrt(time + known.largest_residual("seconds", problem) ** 2)
-    memory, chances, spread = [], [], known.largest_residual("memory", problem)
-    for used, capacity, slopes in zip(
-        cost.memory_bytes, cost.capacity_bytes, _memory_slopes(plan, problem), strict=True
-    ):
-        sd = sqrt(known.variance(slopes) + spread**2)
-        memory.append((used * exp(-NORMAL * sd), used * exp(NORMAL * sd)))
-        z = log(capacity / used) / sd
-        chances.append(0.5 * (1.0 - erf(z / sqrt(2.0))))
+    used = torch.tensor(cost.memory_bytes, dtype=torch.float64)
+    covariance, spread = known.covariances(_memory_slopes(plan, problem)), known.memory_spread(problem)
+    room = torch.tensor(cost.capacity_bytes, dtype=torch.float64).div(used).log()
+    sd = (covariance.diagonal() + spread**2).sqrt()
+    ends = zip((used * (-NORMAL * sd).exp()).tolist(), (used * (NORMAL * sd).exp()).tolist(), strict=True)
     return Intervals(
-        (cost.iteration_time_s * exp(-half), cost.iteration_time_s * exp(half)), half, tuple(memory),
-        tuple(chances), NORMAL * sqrt(2.0) * known.job_spread(problem)[1],
+        (cost.iteration_time_s * exp(-half), cost.iteration_time_s * exp(half)), half, tuple(ends),
+        tuple(torch.special.ndtr(-room / sd).tolist()), any_above(room, covariance, spread),
+        known.difference(problem),
     )  # fmt: skip
+
+
+def out_of_memory(plan: Plan, problem: Problem) -> float | None:
+    """Return the probability that a job runs out of memory; None where no run has calibrated the model."""
+    known = posterior()
+    if known is None or not problem.config.cost.knows_stages:
+        return None
+    cost = evaluate(plan, problem)
+    pairs = zip(cost.capacity_bytes, cost.memory_bytes, strict=True)
+    room = torch.tensor([log(capacity / used) for capacity, used in pairs], dtype=torch.float64)
+    covariance = known.covariances(_memory_slopes(plan, problem))
+    return any_above(room, covariance, known.memory_spread(problem))
+
+
+def any_above(room: Tensor, covariance: Tensor, spread: float) -> float:
+    """Return the probability that some of K jointly normal errors exceeds its room.
+
+    Args:
+        room: Logarithm of capacity over predicted bytes, `(K,)`.
+        covariance: Of the errors, as far as the stages' fitted figures make them, `(K, K)`.
+        spread: Standard deviation of the error that all stages share; integrated in closed form, the
+            covariance along its `DIRECTIONS` widest directions by a fixed Sobol sequence.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    count = min(DIRECTIONS, len(room))
+    root = vectors[:, -count:] * values[-count:].clamp(min=0.0).sqrt()
+    sobol = torch.quasirandom.SobolEngine(count)  # type: ignore[no-untyped-call]
+    uniform = sobol.draw(DRAWS, dtype=torch.float64) + 0.5 / DRAWS
+    least = (room - torch.special.ndtri(uniform) @ root.T).amin(1)
+    return float(torch.special.ndtr(-least / spread).mean())
 
 
 def _family(device: str) -> str:

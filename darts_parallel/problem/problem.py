@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from darts_parallel.config import Config, TrainingConfig, load_config, read_trainer
+from darts_parallel.config import Config, TrainingConfig, load_config
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.measured_times import MeasuredTimes, read_measured
 from darts_parallel.problem.model import Model
@@ -24,6 +24,8 @@ class Problem:
     """Layer times that take the place of the analytic ones (`cost=profiled`)."""
     software: Software = COMMON
     """Behaviour and efficiencies of the framework (`training.software`)."""
+    headroom: float = 0.0
+    """Share of what `space.memory_margin` leaves that plans leave free for errors of the memory model."""
 
     @staticmethod
     def from_config(config: Config) -> "Problem":
@@ -46,6 +48,11 @@ class Problem:
         return {}
 
     @property
+    def margin(self) -> float:
+        """Share of every device's memory that plans leave free."""
+        return 1.0 - (1.0 - self.config.space.memory_margin) * (1.0 - self.headroom)
+
+    @property
     def launches(self) -> float:
         """Share of the launch overheads that an iteration pays: none where a graph holds all of it."""
         return 0.0 if self.training.cuda_graphs == "full_iteration" else 1.0
@@ -64,7 +71,7 @@ class Problem:
 def _model(config: Config) -> Model:
     """Build the chain; its ends are joined for trainers that keep embedding and head with a block."""
     training, hybrid = config.training, config.model.hybrid_override_pattern is not None
-    ends = "never" if config.space.trainer is None else read_trainer(config.space.trainer).whole_ends
+    ends = "never" if config.space.trainer is None else config.abilities(config.space.trainer).whole_ends
     joined, targets = ends == "always" or (hybrid and ends == "hybrids"), tuple(training.lora_targets)
     return Model(config.model, training.fused_attention, joined, training.lora_rank, targets)
 

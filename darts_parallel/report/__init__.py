@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from darts_parallel.errors import lazy_names
 from darts_parallel.report.ending import render_ending as render_ending
+from darts_parallel.report.ending import render_ladder as render_ladder
 from darts_parallel.report.explanation import explain as explain
 from darts_parallel.report.format import seconds as seconds
 from darts_parallel.report.format import size as size

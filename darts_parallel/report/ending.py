@@ -1,14 +1,15 @@
 """The end of the report: what else is known of a plan, and where everything lies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
-from darts_parallel.planner import Planned, StateTransfer
+from darts_parallel.planner import CHOSEN, Planned, Rung, StateTransfer
 from darts_parallel.problem import Problem
 from darts_parallel.report.explanation import explain, render_explanation
-from darts_parallel.report.format import size
+from darts_parallel.report.format import percent, seconds, size, table_of
 
 
 def transfer_label(moves: StateTransfer) -> str:
@@ -23,6 +24,24 @@ def origin_lines(planned: Planned) -> Iterator[str]:
         yield f"replanned in {planned.result.seconds:.1f} s: {transfer_label(planned.moves)}"
     if planned.rental is not None:
         yield planned.rental.label()
+
+
+def render_ladder(planned: Planned, rungs: Mapping[Path, Rung], console: Console) -> None:
+    """Print the plans from the fastest to the safest by their files, where there are several.
+
+    Where no plan keeps the chance of running out of memory, say what would help.
+    """
+    if planned.warning:
+        console.print(Text(f"{planned.warning}.", "red"))
+    if len(rungs) < 2:
+        return
+    chosen = next(rung.seconds for rung in rungs.values() if rung.name == CHOSEN)
+    table = table_of("\nLadder", ("plan", "left"), ("seconds", "right"), ("against chosen", "right"),
+                     ("fits", "right"), ("file", "left"))  # fmt: skip
+    for file, rung in rungs.items():
+        change = "" if rung.name == CHOSEN else f"{100 * (rung.seconds / chosen - 1):+.1f} %"
+        table.add_row(rung.name, seconds(rung.seconds), change, percent(1.0 - rung.chance, 0), file.name)
+    console.print(table)
 
 
 def render_ending(planned: Planned, problem: Problem, folder: Path, console: Console) -> None:

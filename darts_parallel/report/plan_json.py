@@ -40,6 +40,7 @@ def plan_dict(
         },
         "cluster": asdict(config.cluster),
         "training": asdict(config.training),
+        "trainer": config.trainer.name,
         **_placed(plan, names, problem),
         "parallelism": _parallelism(plan, problem),
         "predicted": {
@@ -70,7 +71,8 @@ def _uncertainty(known: Intervals | None) -> dict[str, Any]:
     return {
         "iteration_time_interval_s": list(known.iteration_time_s),
         "memory_interval_bytes": [list(pair) for pair in known.memory_bytes],
-        "out_of_memory_probability": list(known.out_of_memory),
+        "out_of_memory_probability": known.any_out_of_memory,
+        "stage_out_of_memory_probability": list(known.out_of_memory),
         "indistinguishable_below": exp(known.difference) - 1.0,
     }
 

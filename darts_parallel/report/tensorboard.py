@@ -252,14 +252,14 @@ def _metrics(
 
 
 def _interval_scalars(known: Intervals | None) -> dict[str, float]:
-    """Return the ends of the seconds, the largest end of the bytes, the largest chance of failure."""
+    """Return the ends of the seconds, the largest end of the bytes, the chance of failure."""
     if known is None:
         return {}
     return {
         "iteration_time_low_s": known.iteration_time_s[0],
         "iteration_time_high_s": known.iteration_time_s[1],
         "memory_high_bytes": max(high for _, high in known.memory_bytes),
-        "out_of_memory_probability": max(known.out_of_memory),
+        "out_of_memory_probability": known.any_out_of_memory,
     }
 
 

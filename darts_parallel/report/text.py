@@ -1,6 +1,6 @@
 """The report for people: the plan, where its time and memory go, and what is proven about it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from itertools import pairwise
@@ -16,7 +16,7 @@ from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import Plan, batch_note, left_out
-from darts_parallel.planner import STEP, Intervals, intervals, offload_slopes
+from darts_parallel.planner import STEP, Intervals, intervals, offload_slopes, out_of_memory
 from darts_parallel.problem import GIB, Problem, bill, memory_unit, order_label
 from darts_parallel.report.format import kind_counts, rank_ranges, table_of, term_words
 from darts_parallel.report.format import layer_ranges as layer_ranges
@@ -25,6 +25,8 @@ from darts_parallel.report.format import percent as _percent
 from darts_parallel.report.format import run_lengths as run_lengths
 from darts_parallel.report.format import seconds as _seconds
 
+Takers = Callable[[Plan], Sequence[str]]
+"""Names the trainers that take a plan."""
 MAX_ALTERNATIVES = 5
 MOST_SHOWN = 6
 """Figures of the hardware whose worth is printed."""
@@ -46,7 +48,12 @@ def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
 
 
 def alternatives_table(
-    problem: Problem, result: SearchResult, plan: Plan, cost: CostBreakdown, known: Intervals | None = None
+    problem: Problem,
+    result: SearchResult,
+    plan: Plan,
+    cost: CostBreakdown,
+    known: Intervals | None = None,
+    takers: Takers | None = None,
 ) -> Table | None:
     """Return the best plans of other outer choices; None where none was met.
 
@@ -56,11 +63,13 @@ def alternatives_table(
         plan: The plan that the report is about.
         cost: Of that plan.
         known: Its intervals, which say what differences mean nothing.
+        takers: Names the trainers that take a plan; None: they are not named.
     """
     others = [(seconds, other) for seconds, other in result.alternatives if other != plan][:MAX_ALTERNATIVES]
     if not others:
         return None
-    table = table_of("\nAlternatives", ("slower by", "right"), ("plan", "left"), ("why it loses", "left"))
+    table = table_of("\nAlternatives", ("slower by", "right"), ("plan", "left"), ("fits", "right"),
+                     ("why it loses", "left"))  # fmt: skip
     for seconds, other in others:
         slower = f"{100 * (seconds / cost.iteration_time_s - 1):.2f} %"
         if known is not None and known.indistinguishable(cost.iteration_time_s, seconds):
@@ -68,7 +77,11 @@ def alternatives_table(
         words = other.describe(problem.training.global_batch_size)
         if other.node_order != plan.node_order:
             words = f"{words} · {order_label(problem.cluster.arranged(other.node_order))}"
-        table.add_row(slower, escape(words), why_it_loses(cost, evaluate(other, problem)))
+        if takers is not None:
+            words = f"{words} · for {', '.join(takers(other)) or 'no trainer'}"
+        chance = out_of_memory(other, problem)
+        fits = "-" if chance is None else _percent(1.0 - chance, 0)
+        table.add_row(slower, escape(words), fits, why_it_loses(cost, evaluate(other, problem)))
     return table
 
 
@@ -107,8 +120,12 @@ def layerwise_sentence(
 def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]) -> str:
     """Say what is proven of the plan over the whole space, in one clause."""
     kind, without = problem.config.space.kind, " and ".join(left_out(problem))
+    free = ""
+    if problem.headroom:
+        chance = problem.config.space.out_of_memory
+        free = f", {_percent(problem.headroom, 0)} of all memory left free (space.out_of_memory={chance:g})"
     mine = [v for v in verifications if v.space == kind or v.space not in SPACES]
-    space = f"the {mine[0].space if mine else kind} space" + (f" without {without}" if without else "")
+    space = f"the {mine[0].space if mine else kind} space" + (f" without {without}" if without else "") + free
     bounds = [v.lower_bound_s for v in mine if isfinite(v.lower_bound_s) and v.lower_bound_s > 0]
     if not bounds:
         return "best found; no lower bound is known"
@@ -128,6 +145,7 @@ def render(
     verifications: Sequence[Verification],
     console: Console,
     elasticities: dict[str, float] | None = None,
+    takers: Takers | None = None,
 ) -> None:
     """Print the report.
 
@@ -139,6 +157,7 @@ def render(
         verifications: Answers of the baselines; may be empty.
         console: Where to; lines of a pipe or a file are at least 100 columns wide.
         elasticities: What `sensitivity` says of the plan; may be missing.
+        takers: Names the trainers that take a plan, of alternatives.
     """
     with _legible(console):
         given = "given plan, not searched"
@@ -155,7 +174,7 @@ def render(
         if verifications:
             _verification_lines(verifications, console)
         if result is not None:
-            others = alternatives_table(problem, result, plan, cost, sure)
+            others = alternatives_table(problem, result, plan, cost, sure, takers)
             if others is not None:
                 console.print(others)
                 _print_indistinguishable(result, cost, sure, console)
@@ -226,12 +245,15 @@ def _headline(
         console.print(Text(f"nodes along the pipeline: {placed}"))
     within = f" {sure.label()}" if sure is not None else ""
     speed = f"{_seconds(cost.iteration_time_s)}{within} per iteration · {cost.tokens_per_s:,.0f} tokens/s"
-    console.print(Text(f"{speed} · MFU {_percent(cost.mfu)}"))
+    fits = f" · fits: {_percent(1.0 - sure.any_out_of_memory, 0)}" if sure is not None else ""
+    console.print(Text(f"{speed} · MFU {_percent(cost.mfu)}{fits}"))
     amount = bill(problem, cost.iteration_time_s)
     if amount is not None:
         nodes = ", ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in problem.cluster.groups)
         console.print(Text(f"{amount.label()}, {config.objective.num_iterations:,.0f} iterations on {nodes}"))
     console.print(Text(known))
+    if problem.training.software is None and config.cost.knows_stages:
+        console.print(Text("figures of an average framework (trainer=none); trainer=NAME takes its own"))
     note = batch_note(problem)
     if note:
         console.print(Text(note))

@@ -7,12 +7,12 @@ import pytest
 from darts_parallel.config.schema import EXPORTS
 from darts_parallel.config.trainer import WHOLE_ENDS, read_trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
-from darts_parallel.export import TARGETS, export_plan, require_trainers, taken_by, trainers_line
+from darts_parallel.export import TARGETS, export_plan, require_trainers, taken_by
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.plan.trainers import facts
 from darts_parallel.problem.problem import Problem, load_problem
-from tests.support.export_plans import LLAMA, MIXTURE, TOY, plan_of
+from tests.support.export_plans import LLAMA, MIXTURE, TOY
 
 FREE = ["space.cp=null", "space.virtual_stages=null", "space.shard_size=null"]
 MODELS = {name: LLAMA if name in ("torchtitan", "nanotron") else TOY for name in EXPORTS}
@@ -44,8 +44,11 @@ def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]
 
 @pytest.mark.parametrize("trainer", EXPORTS)
 def test_every_plan_of_a_trainers_space_is_exported(trainer: str) -> None:
-    problem = load_problem([*MODELS[trainer], *FREE, f"space.trainer={trainer}"])
-    assert problem.config.space.kind == ("layerwise" if trainer == "torch" else "uniform")
+    problem = load_problem([*MODELS[trainer], *FREE, f"trainer={trainer}"])
+    config = problem.config
+    assert (config.space.trainer, config.export, config.trainer.name) == (trainer, trainer, trainer)
+    assert config.space.kind == ("layerwise" if trainer == "torch" else "uniform")
+    assert config.training.software in (config.trainer.software or [None])
     for plan in random_plans(problem, random.Random(trainer), 40):
         assert export_plan(problem, plan, trainer).files
 
@@ -101,21 +104,6 @@ def test_a_trainers_space_leaves_out_only_what_it_refuses(model: list[str], pp: 
             taken = taken_by(everything, plan)
             found = {trainer: (space.cp, choice) in own for trainer, own in known.items()}
             assert found == {trainer: trainer in taken for trainer in known}, choice
-
-
-def test_the_trainers_of_a_plan_are_named_with_what_to_do_for_another() -> None:
-    problem = load_problem(LLAMA)
-    line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8), 2))
-    assert line == f"trainers: all of {', '.join(EXPORTS)} take this plan"
-    line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8, 1), 2))
-    names = line.removeprefix("trainers that take this plan: ").partition("; export=galvatron says why")[0]
-    assert names == "deepspeed, megatron, nanotron, torch"
-    # no space has a plan for a trainer that lacks the model: nobody is sent to search for one
-    problem = load_problem(TOY)
-    line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8), 2))
-    assert line.endswith("megatron, torch; export=nanotron says why it does not")
-    line = trainers_line(problem, plan_of(problem, LayerStrategy(1, 8, 1), 2))
-    assert "export=galvatron says why it does not, space.trainer=galvatron searches" in line
 
 
 def test_a_model_that_a_trainer_lacks_is_refused_before_the_search() -> None:

@@ -11,7 +11,7 @@ from darts_parallel.errors import InfeasibleError
 @pytest.mark.parametrize("seed", range(4))
 def test_a_margin_is_left_free_and_more_of_it_never_makes_the_optimum_better(seed: int) -> None:
     chosen = random.Random(seed)
-    job = ["model=toy", "training=toy", "cluster=toy", "search=exact",
+    job = ["model=toy", "training=toy", "cluster=toy", "search=exact", "space.out_of_memory=0.5",
            f"training.global_batch_size={chosen.choice([8, 16])}",
            f"cluster.devices.toy.memory_GiB={chosen.uniform(0.13, 0.14)}"]  # fmt: skip
     before = 0.0

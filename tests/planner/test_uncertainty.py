@@ -87,5 +87,8 @@ def test_plan_json_holds_the_intervals() -> None:
     predicted = plan_dict(problem, PLAN, cost, None, [])["predicted"]
     low, high = predicted["iteration_time_interval_s"]
     assert low < predicted["iteration_time_s"] < high
-    assert len(predicted["memory_interval_bytes"]) == len(predicted["out_of_memory_probability"]) == 1
+    assert len(predicted["memory_interval_bytes"]) == len(predicted["stage_out_of_memory_probability"]) == 1
+    assert predicted["out_of_memory_probability"] == pytest.approx(
+        predicted["stage_out_of_memory_probability"][0], abs=1e-3
+    )
     assert predicted["indistinguishable_below"] > 0

@@ -1,0 +1,150 @@
+"""Ask every trainer about a job: whether it takes the plan, and else for its own best one."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from darts_parallel.config import EXPORTS
+from darts_parallel.cost import CostTable, build_tables, without_dominated
+from darts_parallel.exact import find_uniform_plan
+from darts_parallel.export import model_refusals, refusals, taken_by
+from darts_parallel.plan import Plan, trainer_runs
+from darts_parallel.planner import Planned, out_of_memory
+from darts_parallel.problem import Problem
+from darts_parallel.report import table_of
+
+SECONDS = 1.5
+"""Seconds for the best plans of all trainers together."""
+COUNT = 4
+"""Plans of a trainer of which the first one that it takes is its best."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A trainer's plan for a job: the chosen one where it takes that, else its best, uniform one."""
+
+    name: str
+    plan: Plan | None
+    """None: no plan of this space."""
+    seconds: float | None = None
+    """Per iteration."""
+    slower: float = 0.0
+    """Relative to the chosen plan."""
+    chance: float | None = None
+    """Probability that the job runs out of memory."""
+    takes: bool = False
+    """Whether it takes the chosen plan."""
+    why: str = ""
+    """Why it takes no plan, one clause."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry in `plan.json`."""
+        return {"seconds": self.seconds, "chance": self.chance, "takes_this_plan": self.takes}
+
+
+def start_command(problem: Problem, plan: Plan, file: Path) -> str:
+    """Return the command that starts a plan: an export for a trainer that takes it, the job's own first."""
+    named, software = problem.config.space.trainer, problem.training.software
+    fitted = [name for name in EXPORTS if software in problem.config.abilities(name).software]
+    taken = taken_by(problem, plan)
+    name = next((name for name in (named, *fitted, *taken) if name in taken), None)
+    if name is not None:
+        return f"darts-parallel plan={file} export={name}"
+    nodes = sum(group.count for group in problem.cluster.groups)
+    return (
+        f"torchrun --nnodes {nodes} --nproc-per-node {problem.cluster.num_devices // nodes} "
+        f"-m darts_parallel.run plan={file}"
+    )
+
+
+def trainers_table(found: Sequence[Offer], problem: Problem) -> Table:
+    """Return a line for every trainer: what each makes of the job."""
+    table = table_of("\nTrainers", ("trainer", "left"), ("plan", "left"), ("slower by", "right"),
+                     ("fits", "right"), ("add", "left"))  # fmt: skip
+    for offer in found:
+        if offer.plan is None:
+            table.add_row(offer.name, escape(f"none: {offer.why}"), "", "", "")
+            continue
+        words = "this plan" if offer.takes else offer.plan.describe(problem.training.global_batch_size)
+        slower = "" if offer.takes else f"{100 * offer.slower:.2f} %"
+        fits = "-" if offer.chance is None else f"{100 * (1 - offer.chance):.0f} %"
+        key = "export" if offer.takes else "trainer"
+        table.add_row(offer.name, words, slower, fits, f"{key}={offer.name}")
+    return table
+
+
+def trainer_sentences(
+    found: Sequence[Offer], difference: float | None, file: Path, given: Sequence[str]
+) -> list[str]:
+    """Say how a trainer gets its plan, and what none that takes this one costs.
+
+    Args:
+        difference: Relative seconds from which on the model tells two plans apart.
+        file: Of the chosen plan.
+        given: Overrides of the command.
+    """
+    lines, others = [], [offer for offer in found if offer.plan is not None and not offer.takes]
+    if any(offer.takes for offer in found):
+        lines.append(f"this plan: darts-parallel plan={file} export=NAME")
+    elif others and difference is not None:
+        best = min(others, key=lambda offer: offer.slower)
+        if best.slower < difference:
+            lines.append(
+                f"No trainer takes this plan, and it is faster than {best.name}'s own by "
+                f"{100 * best.slower:.1f} %, less than the model can tell ({100 * difference:.0f} %)."
+            )
+    if others:
+        again = " ".join(["darts-parallel", *given])
+        lines.append(f"another's own plan, by its own figures: {again} trainer=NAME")
+    return lines
+
+
+def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer]:
+    """Yield what each trainer makes of the job; beside a given plan no other is looked for.
+
+    Args:
+        problem: As it was searched.
+        planned: The chosen plan.
+        seconds: Its seconds per iteration.
+    """
+    config, plan, deadline = problem.config, planned.plan, time.monotonic() + SECONDS
+    others = planned.result is not None and config.space.offload is None and config.space.trainer is None
+    others = others and config.cost.name == "analytic" and config.cost.pipeline == "closed_form"
+    tables: list[CostTable] = []
+    for name in EXPORTS:
+        refused = refusals(problem, plan, name)
+        if not refused:
+            yield Offer(name, plan, seconds, 0.0, out_of_memory(plan, problem), takes=True)
+        elif lacking := model_refusals(problem, name):
+            yield Offer(name, None, why=lacking[0][0])
+        elif not others:
+            yield Offer(name, None, why=refused[0][0])
+        else:
+            tables = tables or build_tables(problem)
+            yield _own_best(name, problem, tables, deadline, seconds)
+
+
+def _own_best(name: str, problem: Problem, tables: list[CostTable], deadline: float, chosen: float) -> Offer:
+    """Return the best uniform plan of a trainer, of the tables that are there, beside the chosen one."""
+    space = replace(problem.config.space, trainer=name)
+    own = replace(Problem.from_config(replace(problem.config, space=space)), headroom=problem.headroom)
+    fused = torch.tensor([layer.fused_to_previous for layer in own.model.layers])
+    mine = []
+    for table in tables:
+        schedule = table.pipeline.schedule
+        kept = [i for i, choice in enumerate(table.choices)
+                if trainer_runs(own, table.pp, table.cp, schedule, choice)]  # fmt: skip
+        if kept:
+            mine.append(without_dominated(replace(table.keep_choices(kept), fused_to_previous=fused)))
+    found = find_uniform_plan(mine, deadline=deadline, count=COUNT).alternatives if mine else ()
+    for candidate in found:
+        plan = candidate.to_plan(mine)
+        if not refusals(own, plan, name):
+            return Offer(name, plan, candidate.time, candidate.time / chosen - 1.0, out_of_memory(plan, own))
+    return Offer(name, None, why="none of its plans fits or was found in time")

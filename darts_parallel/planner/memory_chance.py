@@ -1,0 +1,162 @@
+"""Memory as a chance constraint: a job runs out of it with at most the chance `space.out_of_memory`.
+
+The logarithm of a device's bytes is off by a normal error. Inside a search every device has `exp(-z s)` of
+its memory: `z` is the normal quantile of the chance, `s` the largest standard deviation of any composition of
+bytes, one number, so that the constraint stays additive and every bound and proof holds for the tightened
+problem. The chance of the plan that comes out is then computed for the whole job, whose devices share their
+errors (`uncertainty.any_above`); where it is above the limit the memory is tightened further. Where no plan
+fits the tightened problem, it is loosened as little as needed; the median peak fits always.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import exp, log
+from statistics import NormalDist
+
+from darts_parallel.cost import build_tables, evaluate, without_dominated
+from darts_parallel.errors import InfeasibleError
+from darts_parallel.gradient import any_fits
+from darts_parallel.planner._session import Session
+from darts_parallel.planner._stage_balance import balance_stages
+from darts_parallel.planner.methods import CHECKS, METHODS, run_phases
+from darts_parallel.planner.result import CHOSEN, Planned, Rung
+from darts_parallel.planner.uncertainty import out_of_memory, posterior
+from darts_parallel.problem import Problem
+
+SAFE = 0.03
+"""Chance of the safe plan of the ladder."""
+ROUNDS = 4
+"""Searches at most, each with less memory than the one before."""
+LEAST = 0.02
+"""Least tightening, of the logarithm of the memory."""
+SETTLED = 8
+"""Rounds in which the memory that is used and its spread settle."""
+LOOSENED = 6
+"""Halvings of the way to the tightest memory that some plan fits."""
+RUNG_SECONDS = 1.0
+"""Seconds that the exact methods have for another plan of the ladder."""
+
+
+def tightened(problem: Problem, chance: float | None = None) -> Problem:
+    """Return the problem with as much of every device left free as a chance asks for.
+
+    Args:
+        chance: Of one device; None: `space.out_of_memory`.
+    """
+    known, chance = posterior(), problem.config.space.out_of_memory if chance is None else chance
+    if known is None or chance >= 0.5 or not problem.config.cost.knows_stages:
+        return replace(problem, headroom=0.0)
+    distance = 0.0
+    for _ in range(SETTLED):  # the less is used, the more of it is the software's reserve
+        distance = _quantile(chance) * known.largest_memory_spread(problem, exp(-distance))
+    return _moved(problem, distance)
+
+
+def _quantile(chance: float) -> float:
+    return -NormalDist().inv_cdf(min(max(chance, 1e-9), 1.0 - 1e-9))
+
+
+def _moved(problem: Problem, distance: float) -> Problem:
+    """Return the problem whose devices have `exp(-distance)` of their memory."""
+    return replace(problem, headroom=1.0 - exp(-distance))
+
+
+def within_chance(problem: Problem, find: Callable[[Problem], Planned]) -> Planned:
+    """Return what a search finds on the problem, tightened until its plan keeps `space.out_of_memory`.
+
+    Args:
+        find: Plans a problem.
+
+    Errors:
+        InfeasibleError: no plan's median peak fits.
+    """
+    allowed, tight = problem.config.space.out_of_memory, tightened(problem)
+    found: Planned | None = None
+    for _ in range(ROUNDS):
+        try:
+            found = find(tight)
+        except InfeasibleError as error:
+            return found if found is not None else _safest(problem, tight, find, error)
+        chance = out_of_memory(found.plan, tight)
+        found = replace(found, problem=tight, out_of_memory=chance)
+        if chance is None or chance <= allowed or not tight.headroom or found.interrupted:
+            break
+        known = posterior()
+        assert known is not None
+        short = (_quantile(allowed) - _quantile(chance)) * known.largest_memory_spread(problem)
+        tight = _moved(problem, -log(1.0 - tight.headroom) + max(2.0 * short, LEAST))
+    else:
+        assert found is not None
+        found = replace(found, warning=f"no plan that keeps space.out_of_memory={allowed:g} was found")
+    return found
+
+
+def _safest(
+    problem: Problem, tight: Problem, find: Callable[[Problem], Planned], error: InfeasibleError
+) -> Planned:
+    """Plan with as much memory left free as some plan allows; the error says what would help."""
+    if not tight.headroom:
+        raise error
+    low, high = 0.0, -log(1.0 - tight.headroom)
+    for _ in range(LOOSENED):
+        middle = (low + high) / 2.0
+        own = _moved(problem, middle)
+        low, high = (middle, high) if any_fits(own, build_tables(own)) else (low, middle)
+    for distance in (low, low / 2.0, 0.0):
+        own = _moved(problem, distance)
+        try:
+            found = find(own)
+        except InfeasibleError as unfit:
+            if not distance:
+                raise unfit from None
+            continue
+        ways = str(error).partition("smallest changes that help: ")[2].removesuffix(".")
+        why = f"no plan keeps space.out_of_memory={problem.config.space.out_of_memory:g}; it takes {ways}"
+        return replace(found, problem=own, out_of_memory=out_of_memory(found.plan, own), warning=why)
+    raise error
+
+
+def ladder(planned: Planned, problem: Problem) -> tuple[Rung, ...]:
+    """Return plans around the chosen one: the fastest whose median fits, itself, and a safe one.
+
+    The others come from the exact methods, each within `RUNG_SECONDS`, where plans are checked at all.
+    """
+    tight, result = planned.problem, planned.result
+    if tight is None or result is None or planned.out_of_memory is None:
+        return ()
+    chosen = Rung(CHOSEN, planned.plan, result.iteration_time_s, planned.out_of_memory)
+    found = [chosen]
+    config = problem.config
+    if config.verification.enabled and config.cost.pipeline == "closed_form" and config.space.offload is None:
+        found += _others(chosen, planned, problem)
+    return tuple(sorted(found, key=lambda rung: rung.seconds))
+
+
+def _others(chosen: Rung, planned: Planned, problem: Problem) -> Iterator[Rung]:
+    tight = planned.problem is not None and planned.problem.headroom > 0.0
+    fastest = _rung("fastest", replace(problem, headroom=0.0), planned) if tight else None
+    if fastest is not None and fastest.seconds < chosen.seconds * (1.0 - 1e-9):
+        yield fastest
+    if chosen.chance > SAFE:
+        safe = _rung("safe", tightened(problem, SAFE), None)
+        if safe is not None and safe.chance < chosen.chance and safe.seconds > chosen.seconds:
+            yield safe
+
+
+def _rung(name: str, problem: Problem, known: Planned | None) -> Rung | None:
+    """Return the best plan of a problem by exact methods; None where none was found in time.
+
+    Args:
+        known: A plan that is feasible there, which bounds the search.
+    """
+    tables = [without_dominated(table) for table in build_tables(problem)]
+    session = Session(tables, problem.config.space.kind, problem.config.search, problem, methods=METHODS)
+    session.result = None if known is None else known.result
+    session.budgets = {CHECKS.budget: RUNG_SECONDS}
+    run_phases(session, (CHECKS,))
+    best = session.best
+    if best is None or best.plan is None:
+        return None
+    plan = balance_stages(best.plan, problem)
+    chance = out_of_memory(plan, problem)
+    return None if chance is None else Rung(name, plan, evaluate(plan, problem).iteration_time_s, chance)

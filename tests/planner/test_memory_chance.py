@@ -1,0 +1,74 @@
+"""Memory as a chance constraint: what is promised holds for the plan, and what cannot be is said."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.errors import InfeasibleError
+from darts_parallel.planner.memory_chance import SAFE, ladder, tightened
+from darts_parallel.planner.planning import plan
+from darts_parallel.planner.uncertainty import any_above, out_of_memory
+from darts_parallel.problem.problem import Problem, load_problem
+
+TOY = ["model=toy", "training=toy", "cluster=toy", "search=exact", "training.global_batch_size=16"]
+
+
+def tight_toy(gib: float, *more: str) -> Problem:
+    return load_problem([*TOY, f"cluster.devices.toy.memory_GiB={gib}", *more])
+
+
+@pytest.mark.parametrize("gib", [0.16, 0.2, 0.3])
+def test_a_plan_keeps_the_chance_and_a_smaller_one_is_never_faster(gib: float) -> None:
+    before = 0.0
+    for allowed in (0.5, 0.3, 0.1):
+        problem = tight_toy(gib, f"space.out_of_memory={allowed}")
+        found = plan(problem)
+        chance = out_of_memory(found.plan, problem)
+        assert chance is not None
+        assert chance == pytest.approx(found.out_of_memory)
+        assert found.warning or chance <= allowed or allowed == 0.5
+        assert evaluate(found.plan, problem).feasible
+        if found.warning:
+            break
+        assert found.result is not None
+        assert found.result.iteration_time_s >= before * (1.0 - 1e-12)
+        before = found.result.iteration_time_s
+        rungs = ladder(found, problem)
+        assert [rung.seconds for rung in rungs] == sorted(rung.seconds for rung in rungs)
+        assert sum(rung.plan == found.plan for rung in rungs) == 1
+
+
+def test_where_no_plan_keeps_the_chance_the_safest_is_given_with_what_would_help() -> None:
+    found = plan(tight_toy(0.14))
+    assert found.out_of_memory is not None
+    assert 0.2 < found.out_of_memory <= 0.5
+    assert found.warning.startswith(
+        "no plan keeps space.out_of_memory=0.2; it takes cluster.devices.toy.memory"
+    )
+    assert found.problem is not None
+    assert 0.0 <= found.problem.headroom < tightened(tight_toy(0.14)).headroom
+    with pytest.raises(InfeasibleError, match="fits in no"):
+        plan(tight_toy(0.05))
+
+
+def test_the_chance_of_a_job_is_between_that_of_its_worst_device_and_the_sum_of_all() -> None:
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        root = 0.2 * torch.randn(4, 2, generator=rng, dtype=torch.float64)
+        room, spread = 0.3 * torch.rand(4, generator=rng, dtype=torch.float64), 0.1
+        covariance = root @ root.T
+        alone = torch.special.ndtr(-room / (covariance.diagonal() + spread**2).sqrt())
+        draws = torch.randn(200_000, 3, generator=rng, dtype=torch.float64)
+        errors = draws[:, :2] @ root.T + spread * draws[:, 2:]
+        expected = float((errors > room).any(1).double().mean())
+        found = any_above(room, covariance, spread)
+        assert float(alone.max()) - 2e-3 <= found <= float(alone.sum()) + 2e-3
+        assert found == pytest.approx(expected, abs=6e-3)
+
+
+def test_the_tightened_memory_holds_for_any_composition_of_a_device() -> None:
+    problem = load_problem(["model=llama3_8b", "training=llama3_8b", "cluster=h100_8x8"])
+    assert tightened(replace(problem, headroom=0.1), 0.5).headroom == 0.0
+    assert tightened(problem, SAFE).headroom > tightened(problem).headroom > 0.0
