@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from darts_parallel.config import EXPORTS
-from darts_parallel.cost import CostTable, build_tables, without_dominated
+from darts_parallel.cost import CostTable, without_dominated
 from darts_parallel.exact import find_uniform_plan
 from darts_parallel.export import model_refusals, refusals, taken_by
 from darts_parallel.plan import Plan, trainer_runs
@@ -116,7 +116,6 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
     config, plan, deadline = problem.config, planned.plan, time.monotonic() + SECONDS
     others = planned.result is not None and config.space.offload is None and config.space.trainer is None
     others = others and config.cost.name == "analytic" and config.cost.pipeline == "closed_form"
-    tables: list[CostTable] = []
     for name in EXPORTS:
         refused = refusals(problem, plan, name)
         if not refused:
@@ -126,11 +125,12 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
         elif not others:
             yield Offer(name, None, why=refused[0][0])
         else:
-            tables = tables or build_tables(problem)
-            yield _own_best(name, problem, tables, deadline, seconds)
+            yield _own_best(name, problem, planned.tables, deadline, seconds)
 
 
-def _own_best(name: str, problem: Problem, tables: list[CostTable], deadline: float, chosen: float) -> Offer:
+def _own_best(
+    name: str, problem: Problem, tables: Sequence[CostTable], deadline: float, chosen: float
+) -> Offer:
     """Return the best uniform plan of a trainer, of the tables that are there, beside the chosen one."""
     space = replace(problem.config.space, trainer=name)
     own = replace(Problem.from_config(replace(problem.config, space=space)), headroom=problem.headroom)

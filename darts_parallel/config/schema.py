@@ -153,8 +153,8 @@ class SpaceConfig:
     executable: bool = False
     """Only what `darts_parallel.run` executes."""
     trainer: str | None = one_of(None, EXPORTS)
-    """Only what this trainer runs, one of `EXPORTS`; but for `torch` the space is `uniform`. The group `trainer`
-    sets it."""
+    """Only what this trainer runs, one of `EXPORTS`; but for `torch` the space is `uniform`. The group
+    `trainer` sets it."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):

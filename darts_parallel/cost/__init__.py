@@ -70,6 +70,7 @@ from darts_parallel.cost.table import CostTable as CostTable
 from darts_parallel.cost.table import build_placed as build_placed
 from darts_parallel.cost.table import build_table as build_table
 from darts_parallel.cost.table import build_tables as build_tables
+from darts_parallel.cost.table import with_memory as with_memory
 from darts_parallel.cost.terms import FORMULAS as FORMULAS
 from darts_parallel.cost.terms import TERMS as TERMS
 from darts_parallel.cost.terms import plan_contributions as plan_contributions

@@ -257,6 +257,13 @@ def build_tables(problem: Problem, spaces: Sequence[OuterSpace] | None = None) -
     return build_placed([(problem, space) for space in (outer_spaces(problem) if spaces is None else spaces)])
 
 
+def with_memory(table: CostTable, problem: Problem) -> CostTable:
+    """Return the table with the memory of a problem that differs in nothing else."""
+    cluster = problem.cluster.arranged(table.node_order)
+    stages = [cluster.stage_topology(k, table.pp) for k in range(table.pp)]
+    return replace(table, capacity=capacities(cluster, stages, problem.margin))
+
+
 def build_table(problem: Problem, space: OuterSpace) -> CostTable:
     """Build the cost table of one entry of the space.
 

@@ -55,6 +55,8 @@ class Session:
     """Seconds of wall-clock and seconds per iteration of every improvement."""
     why: str = ""
     """Why the methods that were asked first gave no plan, a clause."""
+    whole: Sequence[CostTable] = ()
+    """Tables with the strategies that others dominate."""
     interrupted: bool = False
     began: float = field(default_factory=time.monotonic)
 
@@ -67,11 +69,13 @@ class Session:
         space_kind: str = "",
     ) -> "Session":
         """Begin with a problem; without `tables` and a space with those that the problem names."""
+        whole = build_tables(problem) if tables is None else tables
         if tables is None:
-            tables = [without_dominated(table) for table in build_tables(problem)]
+            tables = [without_dominated(table) for table in whole]
         config, checks = problem.config, problem.config.verification
         kind = space_kind or config.space.kind
         session = Session(tables, kind, config.search, problem, watcher or Watcher(), methods)
+        session.whole = whole
         session.budgets = budgets(config.search, checks.max_seconds if checks.enabled else 0.0)
         return session
 

@@ -16,9 +16,9 @@ from darts_parallel.config import OFFLOADS
 from darts_parallel.cost import (
     HardPlans,
     build_table,
-    capacities,
     evaluate_batch,
     hard_plan,
+    with_memory,
     without_dominated,
 )
 from darts_parallel.errors import DartsParallelError
@@ -157,10 +157,7 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
     if not bool(evaluate_batch(table, best).feasible[0]):
         return None
     kind, times = problem.config.space.kind, list[float]()
-    cluster = _with_memory(problem, STEP).cluster.arranged(space.node_order)
-    stages = [cluster.stage_topology(k, space.pp) for k in range(space.pp)]
-    larger = capacities(cluster, stages, problem.margin)
-    for own in (table, replace(table, capacity=larger)):
+    for own in (table, with_memory(table, _with_memory(problem, STEP))):
         best, seconds, _ = polish(own, best, kind, thorough=False)
         times.append(seconds)
     return log(times[1] / times[0]) / log(STEP)

@@ -8,12 +8,12 @@ errors (`uncertainty.any_above`); where it is above the limit the memory is tigh
 fits the tightened problem, it is loosened as little as needed; the median peak fits always.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import exp, log
 from statistics import NormalDist
 
-from darts_parallel.cost import build_tables, evaluate, without_dominated
+from darts_parallel.cost import CostTable, build_tables, evaluate, with_memory, without_dominated
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient import any_fits
 from darts_parallel.planner._session import Session
@@ -97,11 +97,12 @@ def _safest(
     """Plan with as much memory left free as some plan allows; the error says what would help."""
     if not tight.headroom:
         raise error
-    low, high = 0.0, -log(1.0 - tight.headroom)
+    low, high, tables = 0.0, -log(1.0 - tight.headroom), build_tables(tight)
     for _ in range(LOOSENED):
         middle = (low + high) / 2.0
         own = _moved(problem, middle)
-        low, high = (middle, high) if any_fits(own, build_tables(own)) else (low, middle)
+        fits = any_fits(own, [with_memory(table, own) for table in tables])
+        low, high = (middle, high) if fits else (low, middle)
     for distance in (low, low / 2.0, 0.0):
         own = _moved(problem, distance)
         try:
@@ -134,23 +135,25 @@ def ladder(planned: Planned, problem: Problem) -> tuple[Rung, ...]:
 
 def _others(chosen: Rung, planned: Planned, problem: Problem) -> Iterator[Rung]:
     tight = planned.problem is not None and planned.problem.headroom > 0.0
-    fastest = _rung("fastest", replace(problem, headroom=0.0), planned) if tight else None
+    tables = [without_dominated(table) for table in planned.tables]
+    fastest = _rung("fastest", replace(problem, headroom=0.0), tables, planned) if tight else None
     if fastest is not None and fastest.seconds < chosen.seconds * (1.0 - 1e-9):
         yield fastest
     if chosen.chance > SAFE:
-        safe = _rung("safe", tightened(problem, SAFE), None)
+        safe = _rung("safe", tightened(problem, SAFE), tables, None)
         if safe is not None and safe.chance < chosen.chance and safe.seconds > chosen.seconds:
             yield safe
 
 
-def _rung(name: str, problem: Problem, known: Planned | None) -> Rung | None:
+def _rung(name: str, problem: Problem, tables: Sequence[CostTable], known: Planned | None) -> Rung | None:
     """Return the best plan of a problem by exact methods; None where none was found in time.
 
     Args:
+        tables: Costs, whatever their memory.
         known: A plan that is feasible there, which bounds the search.
     """
-    tables = [without_dominated(table) for table in build_tables(problem)]
-    session = Session(tables, problem.config.space.kind, problem.config.search, problem, methods=METHODS)
+    own = [with_memory(table, problem) for table in tables]
+    session = Session(own, problem.config.space.kind, problem.config.search, problem, methods=METHODS)
     session.result = None if known is None else known.result
     session.budgets = {CHECKS.budget: RUNG_SECONDS}
     run_phases(session, (CHECKS,))

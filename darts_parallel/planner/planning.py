@@ -72,7 +72,8 @@ def _searched(problem: Problem, rental: Rental | None, old: Plan | None, watcher
             seconds = evaluate(even, problem).iteration_time_s
             result = replace(result, plan=even, iteration_time_s=seconds)
     answers = checked(result, session)
-    return Planned(result.plan, result, answers, session.interrupted, rental=rental, files=session.files)
+    return Planned(result.plan, result, answers, session.interrupted, rental=rental, files=session.files,
+                   tables=session.whole)  # fmt: skip
 
 
 def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:

@@ -1,9 +1,10 @@
 """A verified plan, and what `plan.json` and the end of the report say with it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from darts_parallel.cost import CostTable
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import Plan
@@ -51,6 +52,8 @@ class Planned:
     """Chance that the job runs out of memory; None where it counts for nothing."""
     warning: str = ""
     """Changes that would help where no plan keeps that chance, one clause."""
+    tables: Sequence[CostTable] = field(default=(), repr=False)
+    """Costs of everything that was searched."""
     files: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """Content of the files that belong next to `plan.json`, by name."""
 

@@ -1,0 +1,62 @@
+"""The end of the report: every trainer, the ladder, and files that the commands it prints take."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from darts_parallel.cli._trainers import offers, start_command, trainer_sentences
+from darts_parallel.config.trainer import EXPORTS
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.export import export_plan, taken_by
+from darts_parallel.planner.planning import plan
+from darts_parallel.problem.problem import load_problem
+from tests.support.commands import TOY, Command
+
+LLAMA = [*TOY, "model.gated_mlp=true", "model.learned_positions=false", "model.linear_bias=false",
+         "model.norm_bias=false", "model.vocab_size=512", "verification.enabled=false"]  # fmt: skip
+
+
+def test_every_trainer_takes_the_plan_or_has_one_of_its_own_that_it_takes() -> None:
+    problem = load_problem(LLAMA)
+    planned = plan(problem)
+    assert planned.problem is not None
+    seconds = evaluate(planned.plan, planned.problem).iteration_time_s
+    found = list(offers(planned.problem, planned, seconds))
+    assert [offer.name for offer in found] == list(EXPORTS)
+    assert [offer.name for offer in found if offer.takes] == taken_by(problem, planned.plan)
+    for offer in found:
+        assert offer.takes == (offer.plan == planned.plan)
+        if offer.plan is not None:
+            assert export_plan(problem, offer.plan, offer.name).files
+            assert offer.seconds == pytest.approx(evaluate(offer.plan, problem).iteration_time_s)
+            assert offer.slower == pytest.approx(offer.seconds / seconds - 1.0)
+    alone = [offer for offer in found if not offer.takes]
+    (sentence, _) = trainer_sentences(alone, 9.0, Path("plan.json"), ["x=1"])
+    assert sentence.startswith("No trainer takes this plan, and it is faster than ")
+
+
+def test_the_ladders_files_are_plans_and_plan_json_says_all_of_it(command: Command) -> None:
+    done = command(*(word for word in LLAMA if "verification" not in word), "output.tensorboard=false",
+                   "cluster.devices.toy.memory_GiB=0.15", "space.out_of_memory=0.3")  # fmt: skip
+    assert done.status == 0, done.err
+    path = command.plan_file()
+    data = json.loads(path.read_text())
+    assert data["trainer"] == "none"
+    assert set(data["trainers"]) == set(EXPORTS)
+    chances = [rung["chance"] for rung in data["ladder"]]
+    assert len(chances) > 1
+    assert chances == sorted(chances, reverse=True)
+    (own,) = [rung for rung in data["ladder"] if rung["plan"] == "plan.json"]
+    assert own["chance"] == data["predicted"]["out_of_memory_probability"]
+    assert "no plan keeps space.out_of_memory=0.3; it takes cluster.devices.toy.memory" in done.out
+    for rung in data["ladder"]:
+        priced = command(f"plan={path.parent / rung['plan']}", "output.tensorboard=false")
+        assert priced.status == 0, priced.err
+        assert f"fits: {100 * (1 - rung['chance']):.0f} %" in priced.out
+
+
+def test_a_plan_is_started_by_a_trainer_that_takes_it_or_by_a_run_on_all_nodes() -> None:
+    problem = load_problem([*TOY, "cluster.nodes.0.count=2", "cluster.nodes.0.gpus=4", "trainer=torch"])
+    chosen = plan(load_problem([*TOY, "space=uniform", "search=exact"])).plan
+    assert start_command(problem, chosen, Path("p.json")) == "darts-parallel plan=p.json export=torch"
