@@ -71,7 +71,7 @@ class Study(Generic[Task, Row]):
     """State a question and how it is answered."""
 
     name: str
-    """Name of the module, its files and its page."""
+    """Name of the module."""
     question: str
     limits: str
     """Sentence on what the answer does not show."""
@@ -80,7 +80,12 @@ class Study(Generic[Task, Row]):
     report: Callable[[Sequence[Row]], Report]
     """Make the text of the rows of all tasks, or of those that are done."""
     page: str = ""
-    """Name of the page; empty: `name`."""
+    """Name of the page and of the files; empty: `name`."""
+
+    @property
+    def title(self) -> str:
+        """Return the name of the page and of the files."""
+        return self.page or self.name
 
 
 def run_study(study: Study[Task, Row], tasks: Mapping[str, Task], options: StudyOptions) -> int:
@@ -101,7 +106,7 @@ def run_study(study: Study[Task, Row], tasks: Mapping[str, Task], options: Study
             print(f"{len(done)} of {len(tasks)}: {name}", flush=True)
             folder.mkdir(parents=True, exist_ok=True)  # a study that is refused leaves nothing
             rows = [row for key in tasks for row in done.get(key, ())]
-            write_text(folder / f"{study.name}.csv", _csv(rows))
+            write_text(folder / f"{study.title}.csv", _csv(rows))
     except KeyboardInterrupt:
         status = INTERRUPTED
     if rows:
@@ -121,7 +126,7 @@ def _csv(rows: Sequence[Any]) -> str:
 
 def _write(study: Study[Task, Row], report: Report, folder: Path, page: bool) -> None:
     """Print the text and write it, the pictures and, where asked, the page."""
-    for name, text in {f"{study.name}.md": report.text, **report.files}.items():
+    for name, text in {f"{study.title}.md": report.text, **report.files}.items():
         write_text(folder / name, text)
     for name, (figure, _) in report.pictures.items():
         FigureCanvasAgg(figure).print_png(str(folder / name))  # type: ignore[no-untyped-call]
@@ -129,9 +134,7 @@ def _write(study: Study[Task, Row], report: Report, folder: Path, page: bool) ->
     if page:
         captions = {folder / name: caption for name, (_, caption) in report.pictures.items()}
         command = typed_command(f"experiments.{study.name}")
-        path = publish(
-            study.page or study.name, study.question, command, report.text, captions, limits=study.limits
-        )
+        path = publish(study.title, study.question, command, report.text, captions, limits=study.limits)
         print(f"page: {path}")
 
 

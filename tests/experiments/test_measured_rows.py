@@ -73,7 +73,7 @@ def test_validation_writes_one_line_a_row(tmp_path: Path, capsys: pytest.Capture
     write_rows(data / "a.csv", [{"memory_gb": "20"}, {"iteration_s": "-1"}, {"micro_batch": "8", "dp": "4"}])
     write_rows(data / "b.csv", [{"model": "GPT-other"}])
     assert validate(ValidationOptions(data=str(data), out=str(out))) == 0
-    with (out / "validate_cost_model.csv").open() as stream:
+    with (out / "validation.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert [r["file"] + r["row"] for r in rows] == ["a.csv2", "a.csv3", "a.csv4", "b.csv2"]
     assert [bool(r["skipped"]) for r in rows] == [False, True, True, False]
