@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.export.mixtures import require_dense
 from darts_parallel.plan import LayerStrategy
 
 _TENSOR_PARALLEL = [
@@ -44,7 +43,6 @@ def export(job: Request) -> Exported:
     Errors:
         UnsupportedError: accelerate cannot express it.
     """
-    require_dense(job)
     strategy = job.uniform()
     job.require_precision(PRECISION, "its settings cannot say")
     job.shard_degrees(strategy)

@@ -1,6 +1,6 @@
 """Share between targets: the plan in their terms, and how they refuse what they cannot express."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -193,15 +193,27 @@ class Request:
         what = "; and ".join(what for what, _ in self.refusals)
         return UnsupportedError(f"{self.key}={self.target}: {what}; {'; '.join(near)}.")
 
+    def shared(self, layers: Iterable[tuple[str, LayerStrategy, Sequence[str]]], why: str) -> LayerStrategy:
+        """The strategy of the first of some layers; a field in which another one differs is refused.
+
+        Args:
+            layers: Name and strategy of each, and the fields that it shares.
+            why: What the target has for all of them alike, in one clause.
+        """
+        (first_name, first, _), *others = layers
+        for name, strategy, fields in others:
+            for key in fields:
+                mine, its = getattr(strategy, key), getattr(first, key)
+                if mine != its:
+                    self.refuse(f"{name} has {key}={mine} and {first_name} has {key}={its}, but {why}")
+                    return first
+        return first
+
     def uniform(self) -> LayerStrategy:
         """The one strategy of all layers, recomputation apart (see `recompute`).
 
         A layer without parameters (the loss) may name any ZeRO stage.
-
-        Errors:
-            UnsupportedError: two layers differ; names them and the field.
         """
-        layers, strategies = self.problem.model.layers, self.plan.layers
         names = (
             "tp",
             "dp",
@@ -211,17 +223,17 @@ class Request:
             "tp_comm_bits",
             "grad_comm_bits",
         )
-        for layer, strategy in zip(layers, strategies, strict=True):
-            stateless = layer.parameters(self.model.vocab_size) == 0
-            for name in names[:3] if stateless else names:
-                mine, first = getattr(strategy, name), getattr(strategies[0], name)
-                if mine != first:
-                    self.refuse(
-                        f"{layer.name} has {name}={mine} and {layers[0].name} has {name}={first}, "
-                        "but all layers of this trainer run one strategy"
-                    )
-                    return strategies[0]
-        return strategies[0]
+        pairs = zip(self.problem.model.layers, self.plan.layers, strict=True)
+        vocabulary = self.model.vocab_size
+        rows = ((x.name, own, names if x.parameters(vocabulary) else names[:3]) for x, own in pairs)
+        return self.shared(rows, "all layers of this trainer run one strategy")
+
+    @property
+    def experts(self) -> LayerStrategy | None:
+        """The strategy of the layers with experts, as far as their experts go; None for a dense model."""
+        pairs = zip(self.problem.model.layers, self.plan.layers, strict=True)
+        rows = [(layer.name, own, ("ep", "etp")) for layer, own in pairs if layer.experts is not None]
+        return self.shared(rows, "the experts of this trainer have one degree") if rows else None
 
     def recompute(self) -> str:
         """The recomputation that all blocks share.

@@ -10,7 +10,6 @@ import json
 from typing import Any
 
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.export.mixtures import deepspeed_settings
 from darts_parallel.plan import LayerStrategy
 
 QUANTIZED_GRADIENT_BITS = 4
@@ -46,7 +45,8 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     }
     if strategy.grad_comm_bits == QUANTIZED_GRADIENT_BITS:
         values["zero_optimization"]["zero_quantized_gradients"] = True
-    values |= deepspeed_settings(job)
+    if job.experts is not None:
+        values["expert_parallel"] = {"enabled": True, "autoep_size": job.experts.ep}
     if strategy.tp > 1:
         values["tensor_parallel"] = {"autotp_size": strategy.tp}
     else:

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.export.mixtures import galvatron_degrees
 from darts_parallel.plan import LayerStrategy, legal_pipeline_degrees
 
 DEFAULT_TYPE = {0: "ddp", 2: "zero2"}
@@ -47,13 +46,18 @@ def settings(job: Request) -> dict[str, Any]:
     plan, blocks = job.plan, job.blocks
     outer = _outer(job)
     default = _default_type(job, outer)
+    # its runtime takes 1 for what the JSON leaves out
+    degrees = {
+        "ep_sizes_enc": _text(s.ep for s in blocks),
+        "tp_of_ep_sizes_enc": _text(s.etp for s in blocks),
+    }
     return {
         "pp_deg": plan.pp,
         "tp_sizes_enc": _text(strategy.tp for strategy in blocks),
         "tp_consecutive_flags": _text(1 for _ in blocks),
         "cp_sizes_enc": _text(plan.cp for _ in blocks),
         "dp_types_enc": _text(int(strategy.zero_stage == 3) for strategy in blocks),
-        **galvatron_degrees(job),
+        **(degrees if job.problem.model.has_experts else {}),
         "use_sp": _text(0 for _ in blocks),
         "checkpoint": _text(int(strategy.recompute == "full") for strategy in blocks),
         "global_bsz": job.problem.training.global_batch_size,
@@ -72,28 +76,15 @@ def _text(values: Iterable[int]) -> str:
     return ",".join(str(value) for value in values)
 
 
-def _ends(job: Request) -> list[tuple[str, LayerStrategy]]:
-    """Embedding and head with their strategies; the loss runs as the head."""
-    pairs = zip(job.problem.model.layers, job.plan.layers, strict=True)
-    return [
-        (layer.name, strategy) for layer, strategy in pairs if layer.kind in ("embedding", "head", "loss")
-    ]
-
-
 def _outer(job: Request) -> LayerStrategy:
     """The strategy that embedding, head and loss share."""
-    ends = _ends(job)
-    name, first = ends[0]
-    for other, strategy in ends[1:]:
-        fields = ("tp",) if other == "loss" else ("tp", "zero_stage")
-        for field in fields:
-            if getattr(strategy, field) != getattr(first, field):
-                mine, its = getattr(strategy, field), getattr(first, field)
-                job.refuse(
-                    f"{other} has {field}={mine} and {name} has {field}={its}, but vtp and vocab_sdp are one "
-                    "for both"
-                )
-    return first
+    pairs = zip(job.problem.model.layers, job.plan.layers, strict=True)
+    rows = [
+        (layer.name, own, ("tp",) if layer.kind == "loss" else ("tp", "zero_stage"))
+        for layer, own in pairs
+        if layer.kind in ("embedding", "head", "loss")
+    ]
+    return job.shared(rows, "vtp and vocab_sdp are one for both")
 
 
 def _default_type(job: Request, outer: LayerStrategy) -> str:

@@ -14,7 +14,6 @@ from darts_parallel.export.megatron_layers import (
 )
 from darts_parallel.export.mixtures import (
     megatron_model_flags,
-    megatron_parallel_flags,
     megatron_recompute_modules,
 )
 from darts_parallel.plan import LayerStrategy
@@ -110,7 +109,8 @@ def _parallel_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
         ("pipeline-model-parallel-size", plan.pp),
         ("context-parallel-size", plan.cp),
     ]
-    flags += megatron_parallel_flags(job)
+    if (experts := job.experts) is not None:  # the expert tensor-parallel degree defaults to tp
+        flags += [("expert-model-parallel-size", experts.ep), ("expert-tensor-parallel-size", experts.etp)]
     if strategy.sequence_parallel:
         flags.append(("sequence-parallel", None))
     flags += _pipeline_flags(job) + _zero_flags(job, strategy)

@@ -1,57 +1,11 @@
-"""Experts in the words of the trainers: their degrees, sizes and dispatcher."""
+"""Experts and multi-head latent attention in Megatron-LM's flags."""
 
 from typing import Any
 
 from darts_parallel.config import ModelConfig, expert_pattern, score_function
 from darts_parallel.export.common import Request
-from darts_parallel.plan import LayerStrategy
 
 Flag = tuple[str, str | int | float | None]
-
-
-def expert_strategy(job: Request) -> LayerStrategy | None:
-    """The strategy of the layers with experts, as far as their experts go; None for a dense model.
-
-    Errors:
-        UnsupportedError: two of them differ in `ep` or `etp`.
-    """
-    pairs = zip(job.problem.model.layers, job.plan.layers, strict=True)
-    strategies = [(layer.name, strategy) for layer, strategy in pairs if layer.experts is not None]
-    if not strategies:
-        return None
-    first_name, first = strategies[0]
-    for name, strategy in strategies:
-        for field in ("ep", "etp"):
-            mine, its = getattr(strategy, field), getattr(first, field)
-            if mine != its:
-                raise job.refuse(
-                    f"{name} has {field}={mine} and {first_name} has {field}={its}, but the experts of this "
-                    "trainer have one degree"
-                )
-    return first
-
-
-def require_dense(job: Request) -> None:
-    """Refuse experts and multi-head latent attention.
-
-    Errors:
-        UnsupportedError: names the field.
-    """
-    for key in ("num_experts", "multi_latent_attention"):
-        value = getattr(job.model, key)
-        if value:
-            raise job.refuse(
-                f"model={job.model.name} has {key}={str(value).lower()}, which cannot be written for it",
-                "export=megatron",
-            )
-
-
-def megatron_parallel_flags(job: Request) -> list[Flag]:
-    """Degrees of the experts; the expert tensor-parallel one stands there always, since it defaults to tp."""
-    strategy = expert_strategy(job)
-    if strategy is None:
-        return []
-    return [("expert-model-parallel-size", strategy.ep), ("expert-tensor-parallel-size", strategy.etp)]
 
 
 def megatron_model_flags(job: Request) -> list[Flag]:
@@ -152,37 +106,3 @@ def megatron_recompute_modules(job: Request) -> list[Flag]:
     if list(modules) == ["core_attn"] or all(s.recompute != "selective" for s in job.blocks):
         return []
     return [("recompute-modules", " ".join(modules))]
-
-
-def torchtitan_fields(job: Request) -> dict[str, Any]:
-    """Fields of `ParallelismConfig` for experts.
-
-    Errors:
-        UnsupportedError: experts are split (etp above 1), which it has no field for any more.
-    """
-    strategy = expert_strategy(job)
-    if strategy is None:
-        return {}
-    return {"expert_parallel_degree": strategy.ep}
-
-
-def deepspeed_settings(job: Request) -> dict[str, Any]:
-    """The section `expert_parallel` (AutoEP) of its JSON.
-
-    Errors:
-        UnsupportedError: AutoEP cannot run it.
-    """
-    strategy = expert_strategy(job)
-    if strategy is None:
-        return {}
-    return {"expert_parallel": {"enabled": True, "autoep_size": strategy.ep}}
-
-
-def galvatron_degrees(job: Request) -> dict[str, str]:
-    """Degrees of the experts of every block; its runtime takes 1 for those that the JSON leaves out."""
-    if not job.problem.model.has_experts:
-        return {}
-    return {
-        "ep_sizes_enc": ",".join(str(strategy.ep) for strategy in job.blocks),
-        "tp_of_ep_sizes_enc": ",".join(str(strategy.etp) for strategy in job.blocks),
-    }

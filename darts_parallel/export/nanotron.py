@@ -11,7 +11,6 @@ import yaml
 
 from darts_parallel.config import ModelConfig
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.export.mixtures import require_dense
 from darts_parallel.plan import LayerStrategy
 from darts_parallel.problem import VOCABULARY_MULTIPLE
 
@@ -24,7 +23,6 @@ def export(job: Request) -> Exported:
     Errors:
         UnsupportedError: nanotron cannot express it.
     """
-    require_dense(job)
     job.require_llama_like()
     strategy = job.uniform()
     _check(job)

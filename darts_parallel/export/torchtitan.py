@@ -8,7 +8,6 @@ Names: `torchtitan/config` (`ParallelismConfig`, `TrainingConfig`) and
 from typing import Any
 
 from darts_parallel.export.common import ChunkContent, Exported, Request
-from darts_parallel.export.mixtures import expert_strategy, torchtitan_fields
 from darts_parallel.plan import LayerStrategy
 from darts_parallel.schedules import find
 
@@ -34,7 +33,7 @@ def export(job: Request) -> Exported:
         + _literal(MIXED_PARAMETER[job.problem.training.precision])
     ]
     lines += ['    config.training.mixed_precision_reduce = "float32"']
-    strategies = [strategy, expert_strategy(job) or strategy]
+    strategies = [strategy, job.experts or strategy]
     if job.plan.pp > 1 or max(each.ep for each in strategies) > 1:
         lines += ["    config.training.disable_cuda_graphs = True  # not with pipelines or divided experts"]
     lines += ['    if hasattr(config.training, "num_tokens_per_train_step"):  # main']
@@ -113,7 +112,7 @@ def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
         "enable_sequence_parallel": strategy.sequence_parallel,
         "context_parallel_degree": plan.cp,
         "pipeline_parallel_degree": plan.pp,
-        **torchtitan_fields(job),
+        **({"expert_parallel_degree": job.experts.ep} if job.experts else {}),
     }
     if plan.pp > 1:
         values["pipeline_parallel_schedule"] = find(plan.schedule_name).pytorch
