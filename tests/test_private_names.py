@@ -12,6 +12,9 @@ FILES = [p for d in FOLDERS for p in sorted(ROOT.glob(f"{d}/**/*.py"))]
 ALLOWED = {
     # the wrapper that FSDP2 and pipelines recompute whole layers by; torch exports it from nowhere else
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": ("run/_chunks",),
+    # torchtitan's way, too, to run an order of passes that no class of torch writes
+    "_PipelineScheduleRuntime": ("run/engine",),
+    "_load_csv": ("run/engine",),
     # documented by the library reference, in spite of its name: ends a process without its exit handlers
     "_exit": ("",),
     # DeepSpeed has no other hook for uneven stages; accelerate checks a configuration nowhere else

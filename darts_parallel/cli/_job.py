@@ -141,7 +141,12 @@ class Job(Watcher):
         if amount is not None:
             choose(config.objective, [amount], [plan.describe(self.problem.training.global_batch_size)])
         if config.plan is not None and config.export is not None:
-            export_plan(self.problem, plan, config.export)
+            export_plan(self.problem, plan, config.export, self._seconds)
+
+    def _seconds(self, plan: Plan) -> float:
+        """Price a plan; infinite where it does not fit."""
+        cost = evaluate(plan, self.problem)
+        return cost.iteration_time_s if cost.feasible else float("inf")
 
     def _print_trainers(self, problem: Problem, found: Sequence[Offer], rungs: Mapping[Path, Rung]) -> None:
         """Print what each trainer makes of the job, and the commands to go on."""
@@ -192,7 +197,7 @@ class Job(Watcher):
     def _export(self, plan: Plan, target: str) -> None:
         """Write the plan for a trainer; one that cannot express it ends the command, the plan stands."""
         try:
-            exported = export_plan(self.problem, plan, target)
+            exported = export_plan(self.problem, plan, target, self._seconds)
         except UnsupportedError as error:
             fail(str(error))
         for line in export_lines(target, exported, write_export(exported, self.folder)):

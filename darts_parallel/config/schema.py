@@ -182,8 +182,7 @@ class SpaceConfig:
         """Give lists of names one spelling and order each."""
         if self.schedules is not None:
             named = [schedules.full_name(value) for value in self.pinned("schedules") or ()]
-            known = schedules.RUNNABLE if self.executable else schedules.NAMES
-            require_members("space.schedules", named, (*known, schedules.SEARCHED))
+            require_members("space.schedules", named, (*schedules.NAMES, schedules.SEARCHED))
             self.schedules = list(dict.fromkeys(named))
         if self.offload is not None:
             self.offload = [kind for kind in OFFLOADS if kind in (self.pinned("offload") or ())]

@@ -1,14 +1,16 @@
 """Share between targets: the plan in their terms, and how they refuse what they cannot express."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from math import inf
 
 from darts_parallel.config import COMM_BITS, OFFLOADS, ModelConfig, Trainer, quoted
-from darts_parallel.errors import UnsupportedError
+from darts_parallel.errors import DartsParallelError, UnsupportedError
 from darts_parallel.plan import LayerStrategy, Plan, facts, trainer_schedules
 from darts_parallel.problem import Problem
+from darts_parallel.schedules import SEARCHED
 
 BLOCKS = (
     "block", "encoder", "decoder", "sliding_block", "mamba", "attention", "sliding_attention", "mlp",
@@ -55,6 +57,8 @@ class Request:
     plan: Plan
     refusals: list[tuple[str, str]] = field(default_factory=list)
     """Settings that the target cannot express so far, and the way out of each (`refuse`)."""
+    price: Callable[[Plan], float] | None = None
+    """Seconds per iteration of a plan, infinite where it does not fit; None: not known."""
     key: str = "export"
     """Key of the configuration that names the target, for refusals."""
 
@@ -322,9 +326,24 @@ class Request:
             )
         elif self.plan.schedule_name not in known:
             self.refuse(
-                f"schedule={self.plan.schedule_name}, and this trainer runs {' and '.join(known)} alone",
+                f"schedule={self.plan.schedule_name}, and this trainer runs {' and '.join(known)} alone"
+                + self._closest_rule(),
                 f"space.schedules=[{','.join(known)}]",
             )
+
+    def _closest_rule(self) -> str:
+        """Say in a clause which rule is closest to a searched order, and what it costs."""
+        if self.plan.schedule_name != SEARCHED or self.price is None:
+            return ""
+        usual = replace(self.plan, schedule=None)
+        try:
+            own, seconds = self.price(self.plan), self.price(usual)
+        except DartsParallelError:
+            return ""
+        costs = (
+            f"takes {seconds:.4g} s instead of {own:.4g} s" if seconds < inf else "does not fit the memory"
+        )
+        return f"; the closest rule, {usual.schedule_name} with the same stages, {costs}"
 
 
 def _joined(ways: list[str]) -> str:

@@ -19,19 +19,22 @@ TARGETS: dict[str, Callable[[Request], Exported]] = {
 """The exporters by the names of their trainers: each is the function `export` of the module of that name."""
 
 
-def export_plan(problem: Problem, plan: Plan, target: str) -> Exported:
+def export_plan(
+    problem: Problem, plan: Plan, target: str, price: Callable[[Plan], float] | None = None
+) -> Exported:
     """Express `plan` in the words of `target`.
 
     Args:
         problem: What the plan was made for.
         plan: A plan that is legal for it.
         target: A name of `TARGETS`.
+        price: Seconds per iteration of a plan, for refusals; infinite where it does not fit.
 
     Errors:
         UnsupportedError: the target cannot express the plan or the model; names what, and the closest
             space to search in.
     """
-    job = Request(target, problem, plan)
+    job = Request(target, problem, plan, price=price)
     exported = _express(job)
     job.settle()
     if not plan.node_order:

@@ -9,8 +9,10 @@ from typing import Any
 
 from darts_parallel.export.common import ChunkContent, Exported, Request
 from darts_parallel.plan import LayerStrategy
-from darts_parallel.schedules import find
+from darts_parallel.schedules import find, usual_schedule
 
+ORDER = "torchtitan_order.csv"
+"""The passes of every device, where torch has no class that writes them."""
 MIXED_PARAMETER = {"bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -28,6 +30,12 @@ def export(job: Request) -> Exported:
     recompute = job.recompute() == "full"
     lines = _head(job, recompute)
     lines += _assignments("parallelism", parallelism_fields(job, strategy))
+    files = dict[str, str]()
+    if job.plan.pp > 1 and job.plan.passes.pytorch is None:
+        files[ORDER] = "\n".join(map(",".join, job.plan.pass_names)) + "\n"
+        path = f'str(Path(__file__).with_name("{ORDER}"))'
+        lines += [f"    config.parallelism.pipeline_parallel_schedule_csv = {path}"]
+        lines.insert(lines.index("from torchtitan.trainer import Trainer"), "from pathlib import Path\n")
     lines += [
         "    config.training.mixed_precision_param = "
         + _literal(MIXED_PARAMETER[job.problem.training.precision])
@@ -47,7 +55,7 @@ def export(job: Request) -> Exported:
         lines += _assignments("parallelism", size, 8)
     lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if recompute else 'None'}"]
     lines += ["    return config"]
-    return Exported({"torchtitan_plan.py": "\n".join(lines) + "\n"}, (_note(job),))
+    return Exported({"torchtitan_plan.py": "\n".join(lines) + "\n"} | files, (_note(job),))
 
 
 def _head(job: Request, recompute: bool) -> list[str]:
@@ -115,7 +123,11 @@ def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
         **({"expert_parallel_degree": job.experts.ep} if job.experts else {}),
     }
     if plan.pp > 1:
-        values["pipeline_parallel_schedule"] = find(plan.schedule_name).pytorch
+        # an order in a CSV still needs a class, which decides where the stages lie
+        placement = (
+            "ZBVZeroBubble" if plan.passes.folded else find(usual_schedule(plan.virtual_stages)).pytorch
+        )
+        values["pipeline_parallel_schedule"] = plan.passes.pytorch or placement
         values["module_fqns_per_model_part"] = [_modules(chunk) for chunk in job.chunks]
     return values
 

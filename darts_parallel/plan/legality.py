@@ -6,7 +6,6 @@ from darts_parallel.plan._expert_degrees import check_experts
 from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees
 from darts_parallel.plan.strategy import LayerStrategy, Plan, degrees
 from darts_parallel.problem import Problem
-from darts_parallel.schedules import RUNNABLE
 
 
 def check_plan(plan: Plan, problem: Problem) -> None:
@@ -137,11 +136,6 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
         raise UnsupportedError(
             "plan: it keeps shares of activations or optimizer state in host memory, which nothing here "
             "moves; try space.offload=null."
-        )
-    if plan.schedule_name not in RUNNABLE:
-        raise UnsupportedError(
-            f"plan: schedule={plan.schedule_name} cannot run here, where PyTorch runs {', '.join(RUNNABLE)}; "
-            f"try space.schedules=[{','.join(RUNNABLE)}]."
         )
     _refuse_blocks(plan, problem)
     for spec, strategy in zip(problem.model.layers, plan.layers, strict=True):

@@ -154,6 +154,12 @@ class Plan:
         return find(self.schedule or usual_schedule(self.virtual_stages))
 
     @property
+    def pass_names(self) -> list[list[str]]:
+        """The passes of every device in order, as PyTorch's CSV spells them."""
+        code = self.passes.code(self.pp, self.num_micro_batches, self.virtual_stages)
+        return [row.split() for row in code.split(";")[1:]]
+
+    @property
     def chunk_devices(self) -> tuple[int, ...]:
         """Device of the pipeline of every chunk."""
         return self.passes.devices(self.pp, self.num_chunks)
@@ -241,8 +247,7 @@ class Plan:
         layers = [{"name": n, **strategy} for n, strategy in zip(names, strategies, strict=True)]
         rule, order = self.passes, dict[str, Any]()
         if isinstance(rule, Searched):
-            texts = [text.split() for text in rule.texts]
-            order = {"placement": PLACEMENTS[rule.folded], "order": texts}
+            order = {"placement": PLACEMENTS[rule.folded], "order": self.pass_names}
         return {
             "pp": self.pp,
             "cp": self.cp,

@@ -5,12 +5,12 @@ from typing import Any
 from darts_parallel.config import COMM_BITS, MAMBA, Trainer
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem import Problem
-from darts_parallel.schedules import RUNNABLE
+from darts_parallel.schedules import NAMES, SEARCHED
 
 
 def trainer_schedules(trainer: Trainer) -> tuple[str, ...]:
     """Return the pipeline schedules that a trainer runs."""
-    return RUNNABLE if trainer.schedules is None else tuple(trainer.schedules)
+    return (*NAMES, SEARCHED) if trainer.schedules is None else tuple(trainer.schedules)
 
 
 def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[str, Any]:

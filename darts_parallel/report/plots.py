@@ -5,6 +5,8 @@ are given in inches: matplotlib's automatic layouts draw everything twice.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -18,11 +20,13 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.cost import CostBreakdown, Event
+from darts_parallel.cost import CostBreakdown, Event, evaluate
+from darts_parallel.errors import DartsParallelError
 from darts_parallel.gradient import StepRecord
 from darts_parallel.plan import Plan
 from darts_parallel.problem import GIB, Problem
 from darts_parallel.report.trace import CATEGORIES, Timeline, plan_timeline
+from darts_parallel.schedules import SEARCHED
 
 FORWARD, BACKWARD, WEIGHT, TAIL, IDLE = "#4878a8", "#e1973c", "#6a9a58", "#8a8a8a", "#f1f1f1"
 PASSES = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT}
@@ -47,7 +51,28 @@ def to_image(figure: Figure) -> NDArray[np.uint8]:
 
 
 def gantt_figure(plan: Plan, cost: CostBreakdown, problem: Problem) -> Figure:
-    """Plot the schedule of one iteration; its first `2 * pp` micro-batches where there are many more."""
+    """Plot the schedule of one iteration; below a searched order that of the closest rule."""
+    drawn = [(plan, cost)]
+    if plan.schedule_name == SEARCHED:
+        with suppress(DartsParallelError):
+            usual = replace(plan, schedule=None)
+            drawn.append((usual, evaluate(usual, problem)))
+    height = 1.3 + 0.26 * max(plan.pp, 4)
+    figure, axes = figure_with_axes(
+        11.0, height * len(drawn), top=0.65, bottom=0.55 + height * (len(drawn) - 1)
+    )
+    below = [figure.add_axes((axes.get_position().x0, 0.55 / height / len(drawn), axes.get_position().width,
+                              axes.get_position().height)) for _ in drawn[1:]]  # fmt: skip
+    for place, own in zip([axes, *below], drawn, strict=True):
+        _draw_schedule(place, *own, problem)
+    limit = max(place.get_xlim()[1] for place in figure.axes)
+    for place in figure.axes if below else []:
+        place.set_xlim(0, limit)
+    return figure
+
+
+def _draw_schedule(axes: Axes, plan: Plan, cost: CostBreakdown, problem: Problem) -> None:
+    """Draw one iteration; its first `2 * pp` micro-batches where there are many more."""
     pp, count = plan.pp, plan.num_micro_batches
     line = plan_timeline(plan, problem)
     shown = 2 * pp if count > 3 * pp else count
@@ -56,7 +81,6 @@ def gantt_figure(plan: Plan, cost: CostBreakdown, problem: Problem) -> Figure:
     else:
         width = max(end + sync for end, sync in zip(line.pipeline_ends_s, line.sync_s, strict=True))
     unit, name = (1e-3, "ms") if width < 1 else (1.0, "s")
-    figure, axes = figure_with_axes(11.0, 1.3 + 0.26 * max(pp, 4), top=0.65)
     axes.set_facecolor(IDLE)
     drawn = [e for e in line.events if e.start < width]
     _draw_passes(axes, drawn, shown * pp <= 300, unit, width, pp)
@@ -79,7 +103,6 @@ def gantt_figure(plan: Plan, cost: CostBreakdown, problem: Problem) -> Figure:
     axes.set_xlabel(f"time [{name}]")
     axes.set_ylabel("pipeline stage")
     _legend_above(axes, patches)
-    return figure
 
 
 def _pipeline_words(line: Timeline, cost: CostBreakdown, count: int) -> str:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from darts_parallel.plan import Plan
 from darts_parallel.problem import Problem
@@ -184,6 +186,13 @@ class Engine:
         stages = [self._stage(place, chunk) for place, chunk in sorted(self.local.chunks.items())]
         count = self.plan.num_micro_batches
         options = {"loss_fn": self.loss, "scale_grads": False}
+        if self.plan.passes.pytorch is None:
+            schedule = _PipelineScheduleRuntime(stages, count, **options)  # type: ignore[arg-type]
+            with NamedTemporaryFile("w", suffix=".csv") as file:
+                file.write("\n".join(map(",".join, self.plan.pass_names)))
+                file.flush()
+                schedule._load_csv(file.name)
+            return schedule
         if len(stages) > 1:
             return CHUNKED[self.plan.schedule_name](stages, count, **options)  # type: ignore[arg-type]
         filled = self.plan.schedule == "gpipe" or count < self.plan.pp

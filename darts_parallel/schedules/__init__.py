@@ -7,7 +7,6 @@ the file knows a closed form. Nothing here knows seconds or bytes: `cost` prices
 
 from darts_parallel.schedules._registry import CLOSED_FORM as CLOSED_FORM
 from darts_parallel.schedules._registry import NAMES as NAMES
-from darts_parallel.schedules._registry import RUNNABLE as RUNNABLE
 from darts_parallel.schedules._registry import USUAL as USUAL
 from darts_parallel.schedules._registry import find as find
 from darts_parallel.schedules._registry import full_name as full_name

@@ -22,8 +22,6 @@ CLOSED_FORM = "1f1b"
 """The schedule whose seconds have a closed form; the others are simulated."""
 USUAL = (CLOSED_FORM, "interleaved")
 """Schedules that need no name: the number of chunks says which."""
-RUNNABLE = tuple(name for name, schedule in _SCHEDULES.items() if schedule.pytorch is not None)
-"""Schedules that PyTorch, and so `run`, executes."""
 
 
 def find(name: str) -> Schedule:

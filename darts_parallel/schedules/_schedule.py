@@ -36,7 +36,7 @@ class Schedule(ABC):
     name: str
     aliases: tuple[str, ...] = ()
     pytorch: str | None = None
-    """Its name in `torch.distributed.pipelining`, which `run` and torchtitan execute; None: absent."""
+    """Its name in `torch.distributed.pipelining`; None: PyTorch runs it by the CSV of its passes."""
     chunks: int | None = 1
     """Stages of a device; None: any number above 1."""
     kinds = "FBW"

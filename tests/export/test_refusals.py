@@ -12,6 +12,7 @@ from darts_parallel.export import export_plan
 from darts_parallel.export.__main__ import main as export_main
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.schedules import find
 from tests.support.commands import QUIET, TOY, Command
 from tests.support.export_plans import CASES, LLAMA, plan_of
 
@@ -222,7 +223,13 @@ def test_the_module_refuses_with_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("schedule", "name"), [("gpipe", "GPipe"), ("zero_bubble_v", "ZBVZeroBubble"), ("dualpipe", "DualPipeV")]
+    ("schedule", "name"),
+    [
+        ("gpipe", "GPipe"),
+        ("zero_bubble_v", "ZBVZeroBubble"),
+        ("dualpipe", "DualPipeV"),
+        ("v_half", "ZBVZeroBubble"),
+    ],
 )
 def test_torchtitan_takes_pytorchs_schedules_and_megatron_refuses_them(
     llama: Problem, schedule: str, name: str
@@ -235,6 +242,14 @@ def test_torchtitan_takes_pytorchs_schedules_and_megatron_refuses_them(
     assert f'pipeline_parallel_schedule = "{name}"' in "".join(files.values())
     with pytest.raises(UnsupportedError, match=r"space\.schedules=\[1f1b,interleaved\]"):
         export_plan(problem, plan, "megatron")
+    rows = [row.split(",") for row in files.get("torchtitan_order.csv", "").splitlines()]
+    assert rows == (plan.pass_names if schedule == "v_half" else [])
+    assert (
+        'schedule_csv = str(Path(__file__).with_name("torchtitan_order.csv"))' in "".join(files.values())
+    ) == bool(rows)
+    searched = replace(plan, schedule=find(schedule).code(2, plan.num_micro_batches, chunks))
+    with pytest.raises(UnsupportedError, match="closest rule.* takes 3 s instead of 2 s"):
+        export_plan(problem, searched, "megatron", lambda own: 2.0 + (own.schedule is None))
 
 
 def test_the_library_refuses_what_the_command_refuses() -> None:

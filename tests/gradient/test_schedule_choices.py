@@ -125,7 +125,7 @@ def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object
     [
         (["space.schedules=[1f1b,zigzag]"], "space.schedules"),
         (["space.schedules=[]"], "space.schedules"),
-        (["space=executable", "space.schedules=[v_half]"], "space.schedules"),
+        (["space.offload=[optimizer]", "space.schedules=[searched]"], "space.offload"),
         (["space.schedules=[1f1b]", "cost=searcher"], "cost=analytic"),
     ],
 )

@@ -16,6 +16,7 @@ from darts_parallel.report.plots import (
     strategies_figure,
     to_image,
 )
+from darts_parallel.schedules import find
 from tests.report.conftest import Found
 
 
@@ -34,6 +35,15 @@ def test_the_gantt_names_its_schedule(found: Found, schedule: str, words: str) -
     assert figure.axes[0].get_title(loc="left").startswith(words)
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert ("weight gradient" in labels) == (schedule == "zero_bubble")
+
+
+def test_the_gantt_of_a_searched_order_shows_the_closest_rule_below(found: Found) -> None:
+    code = find("zero_bubble_h1").code(found.plan.pp, found.plan.num_micro_batches)
+    plan = replace(found.plan, schedule=code)
+    figure = gantt_figure(plan, evaluate(plan, found.problem), found.problem)
+    titles = [axes.get_title(loc="left").split()[0] for axes in figure.axes]
+    assert titles == ["Searched", "1F1B"]
+    assert len({axes.get_xlim() for axes in figure.axes}) == 1
 
 
 def test_the_heatmap_leaves_out_strategies_that_no_layer_considers(found: Found) -> None:

@@ -9,7 +9,8 @@ from darts_parallel.plan.strategy import LayerStrategy as Strategy
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.run._verify import TOLERANCE
 from darts_parallel.run.workers import Workers
-from tests.support.running import BERT, LLAMA, MIXTURE, tiny, uniform, verified
+from darts_parallel.schedules import find
+from tests.support.running import BERT, LLAMA, MIXTURE, gradients, tiny, uniform, verified
 
 PATIENCE_S = 120.0
 """More than a run's own 25 s: eight processes may share the cores with another test's."""
@@ -22,6 +23,7 @@ MIXED = (
     Strategy(2, 2, 3, "none", True),
     Strategy(4, 1),
 )
+MIXED_ORDER = "searched:loop;0F0 0F1 0F2 0I0 0F3 0B1 0W0 0I2 0I3 0W2 0W3;1F0 1B0 1F1 1I1 1F2 1W1 1B2 1F3 1B3"
 CASES = {
     # name: (processes, plan, overrides of the model)
     "one process, gradient accumulation": (1, uniform((0, 5), 4, ONE), ()),
@@ -37,6 +39,10 @@ CASES = {
     "ZB-V": (2, uniform((0, 1, 2, 3, 5), 4, ONE, chunks=2, schedule="zero_bubble_v"), LLAMA),
     "ZB-V, tied table": (2, uniform((0, 1, 2, 3, 5), 4, ONE, chunks=2, schedule="zero_bubble_v"), ()),
     "DualPipe as a V": (2, uniform((0, 1, 2, 3, 5), 4, ONE, chunks=2, schedule="dualpipe"), LLAMA),
+    "V-half by its passes": (2, uniform((0, 1, 2, 3, 5), 4, ONE, chunks=2, schedule="v_half"), ()),
+    "searched, whole and split": (2, uniform((0, 2, 5), 4, ONE, schedule=MIXED_ORDER), LLAMA),
+    "searched, pp 2 x dp 2": (4, uniform((0, 2, 5), 4, Strategy(1, 2, 1), schedule=MIXED_ORDER), LLAMA),
+    "searched, pp 2 x tp 2 x dp 2": (8, uniform((0, 2, 5), 4, Strategy(2, 2, 1), schedule=MIXED_ORDER), LLAMA),
     "tensor parallel, Llama": (2, uniform((0, 5), 2, Strategy(2, 1)), LLAMA),
     "sequence parallel, BERT": (2, uniform((0, 5), 2, SP), BERT),
     "sequence parallel, normed heads": (2, uniform((0, 5), 1, replace(SP, recompute="full")), LLAMA),
@@ -81,6 +87,17 @@ def test_every_plan_computes_the_step_of_one_process_with_the_predicted_bytes(de
                 wrong[name] = (verdict.loss_error, verdict.worst, bad)
     assert cases
     assert not wrong
+
+
+def test_an_order_that_keeps_micro_batches_in_theirs_is_bitwise_equal() -> None:
+    rules = ("1f1b", find("zero_bubble_h1").code(2, 4), MIXED_ORDER)
+    with Workers(2, PATIENCE_S) as workers:
+        first, *others = (
+            workers.run(gradients, tiny(2, *LLAMA), uniform((0, 2, 5), 4, ONE, schedule=rule))
+            for rule in rules
+        )
+    assert first[0]
+    assert others == [first, first]
 
 
 def test_a_step_with_other_weights_does_not_pass() -> None:

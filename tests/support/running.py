@@ -57,6 +57,15 @@ def verified(problem: Problem, plan: Plan, seeds: tuple[int, int]) -> StepCompar
     return verify(engine, seeds[1])
 
 
+def gradients(problem: Problem, plan: Plan) -> dict[str, bytes]:
+    """A job: every gradient of this rank's chunks after one batch."""
+    engine, seed = Engine(problem, plan, 0, torch.device("cpu")), torch.Generator().manual_seed(0)
+    size = (problem.training.global_batch_size, problem.training.seq_len + 1)
+    engine.forward_backward(torch.randint(problem.model.config.vocab_size, size, generator=seed))
+    named = [entry for chunk in engine.local.chunks.values() for entry in chunk.named_parameters()]
+    return {name: p.grad.numpy().tobytes() for name, p in named if p.grad is not None}
+
+
 def hang(rank: int) -> None:
     """A job in which one rank never comes to the common barrier."""
     if torch.distributed.get_rank() == rank:
