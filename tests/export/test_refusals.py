@@ -248,7 +248,7 @@ def test_torchtitan_takes_pytorchs_schedules_and_megatron_refuses_them(
         'schedule_csv = str(Path(__file__).with_name("torchtitan_order.csv"))' in "".join(files.values())
     ) == bool(rows)
     searched = replace(plan, schedule=find(schedule).code(2, plan.num_micro_batches, chunks))
-    with pytest.raises(UnsupportedError, match="closest rule.* takes 3 s instead of 2 s"):
+    with pytest.raises(UnsupportedError, match=r"closest rule.* takes 3 s instead of 2 s"):
         export_plan(problem, searched, "megatron", lambda own: 2.0 + (own.schedule is None))
 
 

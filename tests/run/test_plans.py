@@ -42,7 +42,7 @@ CASES = {
     "V-half by its passes": (2, uniform((0, 1, 2, 3, 5), 4, ONE, chunks=2, schedule="v_half"), ()),
     "searched, whole and split": (2, uniform((0, 2, 5), 4, ONE, schedule=MIXED_ORDER), LLAMA),
     "searched, pp 2 x dp 2": (4, uniform((0, 2, 5), 4, Strategy(1, 2, 1), schedule=MIXED_ORDER), LLAMA),
-    "searched, pp 2 x tp 2 x dp 2": (8, uniform((0, 2, 5), 4, Strategy(2, 2, 1), schedule=MIXED_ORDER), LLAMA),
+    "searched, pp 2 x tp 2 x dp 2": (8, uniform((0, 2, 5), 4, Strategy(2, 2), schedule=MIXED_ORDER), LLAMA),
     "tensor parallel, Llama": (2, uniform((0, 5), 2, Strategy(2, 1)), LLAMA),
     "sequence parallel, BERT": (2, uniform((0, 5), 2, SP), BERT),
     "sequence parallel, normed heads": (2, uniform((0, 5), 1, replace(SP, recompute="full")), LLAMA),
@@ -85,19 +85,13 @@ def test_every_plan_computes_the_step_of_one_process_with_the_predicted_bytes(de
             if not verdict.passed:
                 bad = [entry for entry in verdict.bytes if not entry.passed]
                 wrong[name] = (verdict.loss_error, verdict.worst, bad)
+        # orders that keep each stage's micro-batches in theirs are bitwise equal
+        rules = ("1f1b", find("zero_bubble_h1").code(2, 4), MIXED_ORDER) if devices == 2 else ()
+        plans = [uniform((0, 2, 5), 4, ONE, schedule=rule) for rule in rules]
+        found = [workers.run(gradients, tiny(2, *LLAMA), plan) for plan in plans]
+    assert all(own[0] and own == found[0] for own in found)
     assert cases
     assert not wrong
-
-
-def test_an_order_that_keeps_micro_batches_in_theirs_is_bitwise_equal() -> None:
-    rules = ("1f1b", find("zero_bubble_h1").code(2, 4), MIXED_ORDER)
-    with Workers(2, PATIENCE_S) as workers:
-        first, *others = (
-            workers.run(gradients, tiny(2, *LLAMA), uniform((0, 2, 5), 4, ONE, schedule=rule))
-            for rule in rules
-        )
-    assert first[0]
-    assert others == [first, first]
 
 
 def test_a_step_with_other_weights_does_not_pass() -> None:
