@@ -58,20 +58,22 @@ def gantt_figure(plan: Plan, cost: CostBreakdown, problem: Problem) -> Figure:
             usual = replace(plan, schedule=None)
             drawn.append((usual, evaluate(usual, problem)))
     height = 1.3 + 0.26 * max(plan.pp, 4)
-    figure, axes = figure_with_axes(
-        11.0, height * len(drawn), top=0.65, bottom=0.55 + height * (len(drawn) - 1)
-    )
-    below = [figure.add_axes((axes.get_position().x0, 0.55 / height / len(drawn), axes.get_position().width,
-                              axes.get_position().height)) for _ in drawn[1:]]  # fmt: skip
+    count, base = len(drawn), 0.55 + height * (len(drawn) - 1)
+    figure, axes = figure_with_axes(11.0, height * count, top=0.65, bottom=base)
+    x, y, width, tall = axes.get_position().bounds
+    below = [figure.add_axes((x, y - place / count, width, tall)) for place in range(1, count)]
+    unit = (1e-3, "ms") if cost.iteration_time_s < 1 else (1.0, "s")
     for place, own in zip([axes, *below], drawn, strict=True):
-        _draw_schedule(place, *own, problem)
+        _draw_schedule(place, *own, problem, unit)
     limit = max(place.get_xlim()[1] for place in figure.axes)
     for place in figure.axes if below else []:
         place.set_xlim(0, limit)
     return figure
 
 
-def _draw_schedule(axes: Axes, plan: Plan, cost: CostBreakdown, problem: Problem) -> None:
+def _draw_schedule(
+    axes: Axes, plan: Plan, cost: CostBreakdown, problem: Problem, named_unit: tuple[float, str]
+) -> None:
     """Draw one iteration; its first `2 * pp` micro-batches where there are many more."""
     pp, count = plan.pp, plan.num_micro_batches
     line = plan_timeline(plan, problem)
@@ -80,7 +82,7 @@ def _draw_schedule(axes: Axes, plan: Plan, cost: CostBreakdown, problem: Problem
         width = max(e.end for e in line.events if e.device == 0 and e.operation.micro_batch < shown)
     else:
         width = max(end + sync for end, sync in zip(line.pipeline_ends_s, line.sync_s, strict=True))
-    unit, name = (1e-3, "ms") if width < 1 else (1.0, "s")
+    unit, name = named_unit
     axes.set_facecolor(IDLE)
     drawn = [e for e in line.events if e.start < width]
     _draw_passes(axes, drawn, shown * pp <= 300, unit, width, pp)
