@@ -187,7 +187,7 @@ class Engine:
         count = self.plan.num_micro_batches
         options = {"loss_fn": self.loss, "scale_grads": False}
         if self.plan.passes.pytorch is None:
-            schedule = _PipelineScheduleRuntime(stages, count, **options)  # type: ignore[arg-type]
+            schedule = _PipelineScheduleRuntime(stages, count, **options)  # type: ignore[no-untyped-call]
             with NamedTemporaryFile("w", suffix=".csv") as file:
                 file.write("\n".join(map(",".join, self.plan.pass_names)))
                 file.flush()
