@@ -6,11 +6,10 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from darts_parallel.config import EXPORTS
+from darts_parallel.config import EXPORTS, read_trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.export.model_parts import refuse_model_parts
-from darts_parallel.plan import LayerStrategy, Plan, write_text
+from darts_parallel.plan import LayerStrategy, Plan, parts_beyond, write_text
 from darts_parallel.problem import Problem
 
 TARGETS: dict[str, Callable[[Request], Exported]] = {
@@ -45,9 +44,13 @@ def export_plan(
 
 
 def _express(job: Request) -> Exported:
-    refuse_model_parts(job)
-    if not job.trainer.executable:
-        job.require_abilities()
+    config, wrapper = job.model, "accelerate" if job.model.num_experts is None else "deepspeed"
+    for key, words in parts_beyond(config, job.trainer.model_parts) if job.trainer.own_model else ():
+        raise job.refuse(
+            f"model={config.name} has {words} (model.{key}={getattr(config, key)}), and its models have none",
+            f"export={'megatron' if key in read_trainer('megatron').model_parts else wrapper}",
+        )
+    job.require_abilities()
     return TARGETS[job.target](job)
 
 

@@ -1,9 +1,10 @@
 """Whether a plan belongs to a problem: layers, devices, heads, batch."""
 
-from darts_parallel.config import COMM_BITS, CostConfig
+from darts_parallel.config import COMM_BITS, CostConfig, ModelConfig, read_trainer
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.plan._expert_degrees import check_experts
 from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees
+from darts_parallel.plan.model_parts import parts_beyond
 from darts_parallel.plan.strategy import LayerStrategy, Plan, degrees
 from darts_parallel.problem import Problem
 
@@ -101,19 +102,12 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
         )
 
 
-UNBUILT: dict[str, object] = {
-    "hybrid_override_pattern": None, "sliding_window": None, "mtp_num_layers": 0, "block_norms": None,
-    "qk_norm_whole": False, "mlp_bias": None, "attention_output_bias": None, "position_offset": 0,
-    "attention_sinks": False, "norm_scale": True, "attention_gate_size": None,
-    "activation_parameters": 0, "indexer_num_heads": None,
-}  # fmt: skip
-"""Keys of models whose blocks `darts_parallel.run` does not build, and the values that it does."""
-UNBUILT_WITH_EXPERTS: dict[str, object] = {
+BUILT_EXPERTS: dict[str, object] = {
     "linear_bias": False, "moe_router_num_groups": None, "moe_router_enable_expert_bias": False,
     "moe_expert_capacity_factor": None, "moe_router_score_function": None, "moe_router_pre_softmax": False,
     "moe_router_topk_scaling_factor": None,
 }  # fmt: skip
-"""Further keys where the model has experts: tokens are routed by a softmax, and none is dropped."""
+"""Keys of models with experts, and the values that `run` builds: a softmax routes, no token is dropped."""
 
 
 def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
@@ -205,14 +199,15 @@ def refuse_model(problem: Problem) -> None:
             f"training.lora_rank={problem.training.lora_rank} cannot run here, where every weight is "
             "trained; try 0."
         )
-    unbuilt = UNBUILT | (UNBUILT_WITH_EXPERTS if config.num_experts is not None else {})
-    for key, near in unbuilt.items():
-        value = getattr(config, key)
-        if value not in (near, None):
-            raise UnsupportedError(
-                f"model={config.name} has model.{key}={value}, which no block that can run here has; "
-                f"try {'null' if near is None else str(near).lower()}."
-            )
+    experts = config.num_experts is not None
+    unbuilt = [key for key, _ in parts_beyond(config, read_trainer("torch").model_parts)]
+    unbuilt += [k for k, near in BUILT_EXPERTS.items() if experts and getattr(config, k) not in (near, None)]
+    for key in unbuilt:
+        near = BUILT_EXPERTS.get(key, ModelConfig.__dataclass_fields__[key].default)
+        raise UnsupportedError(
+            f"model={config.name} has model.{key}={getattr(config, key)}, which no block that can run here "
+            f"has; try {'null' if near is None else str(near).lower()}."
+        )
 
 
 def sequence_divides(problem: Problem, tp: int) -> bool:

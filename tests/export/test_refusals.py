@@ -107,7 +107,7 @@ def test_what_the_real_trainer_takes_for_another_model_is_refused(
         export_plan(problem, plan_of(problem, strategy, 2), target)
 
 
-@pytest.mark.parametrize("target", [name for name in EXPORTS if name != "torch"])  # which computes in fp32
+@pytest.mark.parametrize("target", EXPORTS)
 def test_gradients_of_16_bits_are_written_or_refused(target: str) -> None:
     problem = load_problem([*LLAMA, "training.gradient_bits=16", "training.precision=bf16"])
     plan = plan_of(problem, LayerStrategy(1, 8, 3 if target == "galvatron" else 0), 2)

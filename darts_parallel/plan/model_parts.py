@@ -1,9 +1,8 @@
 """Parts of a model that few trainers have: hybrid layers, windows, prediction modules, unusual norms."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 
-from darts_parallel.config import MAMBA, ModelConfig, read_trainer
-from darts_parallel.export.common import Request
+from darts_parallel.config import MAMBA, ModelConfig
 
 PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "hybrid_override_pattern": (
@@ -28,6 +27,7 @@ PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
         lambda c: c.mlp_bias not in (None, c.linear_bias),
         "biases in the MLP that differ from attention's",
     ),
+    "position_offset": (lambda c: c.position_offset > 0, "positions that do not begin at 0"),
     "attention_output_bias": (
         lambda c: c.attention_output_bias not in (None, c.linear_bias),
         "a bias after attention that differs from the others",
@@ -36,20 +36,8 @@ PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
 """Key of the model, whether a model has the part, and the part in words."""
 
 
-def refuse_model_parts(job: Request) -> None:
-    """Refuse a model with a part that the target's models lack.
-
-    Errors:
-        UnsupportedError: names the key, its value, and what it stands for.
-    """
-    config = job.model
-    if not job.trainer.own_model:
-        return
-    wrapper = "accelerate" if config.num_experts is None else "deepspeed"
+def parts_beyond(config: ModelConfig, known: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a model's parts that are not `known`, and each part in words."""
     for key, (has, words) in PARTS.items():
-        if has(config) and key not in job.trainer.model_parts:
-            raise job.refuse(
-                f"model={config.name} has {words} (model.{key}={getattr(config, key)}), and its models have "
-                "none",
-                f"export={'megatron' if key in read_trainer('megatron').model_parts else wrapper}",
-            )
+        if key not in known and has(config):
+            yield key, words
