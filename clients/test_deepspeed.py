@@ -1,8 +1,11 @@
 import json
 import runpy
+from typing import Any
 
 import golden
 import pytest
+
+from darts_parallel.plan import LayerStrategy
 
 config = pytest.importorskip("deepspeed.runtime.config")
 
@@ -19,9 +22,20 @@ def test_deepspeed_accepts_the_file_in_the_whole_world(name: str, monkeypatch: p
     if problem.model.has_experts:
         assert read.expert_parallel_config.enabled
         assert read.expert_parallel_config.autoep_size == plan.layers[1].ep
+        _check_experts(read.expert_parallel_config, world, plan.layers[1])
     assert read.gradient_accumulation_steps == plan.num_micro_batches
     assert read.zero_optimization_stage == plan.layers[0].zero_stage
     assert read.train_micro_batch_size_per_gpu == values["train_micro_batch_size_per_gpu"]
+
+
+def _check_experts(given: Any, world: int, strategy: LayerStrategy) -> None:
+    """Run what the engine asks of AutoEP before it makes any process group."""
+    from deepspeed.module_inject.auto_ep_config import validate_autoep_config
+    from deepspeed.module_inject.auto_ep_folding import build_folding_spec, validate_folding_global
+
+    validate_autoep_config(given, world, 1, strategy.tp, 1)
+    spec = build_folding_spec(world_size=world, pp_size=1, tp_size=strategy.tp, ep_size=given.autoep_size)
+    validate_folding_global(spec, zero_stage=strategy.zero_stage)
 
 
 @pytest.mark.parametrize("name", [n for n in golden.cases("deepspeed") if golden.built(n)[1].pp > 1])

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.plan import LayerStrategy, legal_pipeline_degrees
+from darts_parallel.plan import LayerStrategy, facts, legal_pipeline_degrees
 
 DEFAULT_TYPE = {0: "ddp", 2: "zero2"}
 
@@ -88,7 +88,9 @@ def _outer(job: Request) -> LayerStrategy:
 
 
 def _default_type(job: Request, outer: LayerStrategy) -> str:
-    stages = {s.zero_stage for s in [outer, *job.blocks] if s.dp * job.plan.cp > 1} - {1, 3}
+    problem, plan = job.problem, job.plan
+    shared = (s for s in [outer, *job.blocks] if facts(problem, plan.pp, plan.cp, s)["copies"] > 1)
+    stages = {s.zero_stage for s in shared} - {1, 3}
     if len(stages) > 1:
         job.refuse(
             "zero_stage 0 and 2 in one plan, and default_dp_type is one for all", "space.zero_stage=[2,3]"

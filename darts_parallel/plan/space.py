@@ -91,10 +91,10 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
         )
     _require_shard_sizes(problem, result)
     if not result:
-        trainer = problem.config.space.trainer
+        pin = f"trainer={space.trainer}" if space.trainer else f"schedules={space.schedules}"
         raise ConfigError(
-            f"space.trainer={trainer} runs no plan that the other pins of the space allow on "
-            f"{problem.cluster.num_devices} GPUs; try space.trainer={trainer} without them."
+            f"space.{pin} runs no plan that the other pins of the space allow on "
+            f"{problem.cluster.num_devices} GPUs; try space.{pin.partition('=')[0]}=null, or fewer pins."
         )
     return result
 

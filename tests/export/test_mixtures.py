@@ -117,6 +117,9 @@ def test_galvatron_reads_the_degrees_of_experts_from_its_json() -> None:
     )
     assert values["ep_sizes_enc"] == ",".join(["8"] * 32)
     assert values["tp_of_ep_sizes_enc"] == ",".join(["1"] * 32)
+    copies = plan(job, LayerStrategy(8, 1, 2, sequence_parallel=True, ep=4))  # of the experts alone
+    values = json.loads(files("galvatron", job, copies)["galvatron.json"])
+    assert values["default_dp_type"] == "zero2"
 
 
 def test_a_router_with_a_bias_of_its_own_is_refused() -> None:

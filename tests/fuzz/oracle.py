@@ -16,6 +16,7 @@ from darts_parallel.cost.table import build_table
 from darts_parallel.plan.space import OuterSpace
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
+from darts_parallel.schedules import find
 
 
 class TooManyError(Exception):
@@ -26,7 +27,7 @@ def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
     """Return the seconds of the best plan (infinite where none fits), and how many plans were priced.
 
     Args:
-        problem: Tiny, priced by the closed form, without interleaved stages.
+        problem: Tiny, without interleaved stages; nothing lies in host memory here.
         limit: Plans that it may have.
 
     Errors:
@@ -42,7 +43,7 @@ def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
         for outer, micro_batches in enumerate(space.num_micro_batches):
             batch = problem.training.global_batch_size
             fitting = tuple(c for c in space.choices if batch % (c.dp * micro_batches) == 0)
-            found = list(_plans(problem, space.pp, fitting))
+            found = list(_plans(problem, table.num_stages, fitting))
             if not found:
                 continue
             count += len(found)
@@ -58,10 +59,11 @@ def _number(problem: Problem, spaces: Sequence[OuterSpace]) -> int:
     batch, layers, total = problem.training.global_batch_size, problem.model.layers, 0
     places = sum(not layer.fused_to_previous for layer in layers[1:])
     for space in spaces:
-        free = {"uniform": 1, "stagewise": space.pp, "layerwise": len(layers)}[problem.config.space.kind]
+        stages = space.pp * space.virtual_stages
+        free = {"uniform": 1, "stagewise": stages, "layerwise": len(layers)}[problem.config.space.kind]
         for count in space.num_micro_batches:
             fitting = sum(batch % (choice.dp * count) == 0 for choice in space.choices)
-            total += comb(places, space.pp - 1) * fitting**free
+            total += comb(places, stages - 1) * fitting**free
     return total
 
 
@@ -77,15 +79,20 @@ def _spaces(problem: Problem) -> Iterator[OuterSpace]:
         ):
             continue
         choices = tuple(_strategies(problem, devices // (pp * cp), cp))
-        for order in _orders(problem, pp):
+        for order, name in product(_orders(problem, pp), space.schedules or [None]):
+            schedule = find(name or "1f1b")
+            chunks = schedule.chunks or 1
+            if chunks > 1 and pp == 1:
+                continue
             counts = tuple(
                 count
                 for count in _divisors(batch)
                 if _allows(space.num_micro_batches, count)
+                and schedule.count_refusal(pp, count) is None
                 and any(batch % (c.dp * count) == 0 for c in choices)
             )
             if counts:
-                yield OuterSpace(pp, counts, choices, cp, 1, order)
+                yield OuterSpace(pp, counts, choices, cp, chunks, order, name)
 
 
 def _orders(problem: Problem, pp: int) -> list[tuple[int, ...]]:
@@ -114,20 +121,27 @@ def _strategies(problem: Problem, ranks: int, cp: int) -> Iterator[LayerStrategy
         dp = ranks // tp
         if not _allows(space.dp, dp):
             continue
-        zeros = [z for z in range(4) if _allows(space.zero_stage, z) and (z == 0 or dp * cp > 1)] or [0]
+        copies = dp * cp > 1 or (tp > 1 and problem.model.has_experts)
+        zeros = [z for z in range(4) if _allows(space.zero_stage, z) and (z == 0 or copies)] or [0]
         sequence = [s for s in (False, True) if _allows(space.sequence_parallel, s) and (tp > 1 or not s)]
+        if problem.model.has_experts:
+            sequence = [s for s in sequence or [False] if s == (tp > 1)]
+            if not sequence:
+                continue
+        count = problem.config.model.num_experts or 1
+        experts = [ep for ep in _divisors(ranks * cp) if count % ep == 0]
         again = [r for r in ("none", "selective", "full") if _allows(space.recompute, r)]
-        for zero, recompute, parallel in product(zeros, again, sequence or [False]):
-            yield LayerStrategy(tp, dp, zero, recompute, parallel)
+        for zero, recompute, parallel, ep in product(zeros, again, sequence or [False], experts):
+            yield LayerStrategy(tp, dp, zero, recompute, parallel, ep=ep)
 
 
 def _plans(
-    problem: Problem, pp: int, legal: tuple[LayerStrategy, ...]
+    problem: Problem, stages: int, legal: tuple[LayerStrategy, ...]
 ) -> Iterator[tuple[list[LayerStrategy], list[int]]]:
     """Yield every plan: the strategy of every layer, and the first layers of the stages."""
     layers, kind = problem.model.layers, problem.config.space.kind
     places = [i for i, layer in enumerate(layers) if i and not layer.fused_to_previous]
-    for cut in combinations(places, pp - 1):
+    for cut in combinations(places, stages - 1):
         sizes = [end - begin for begin, end in zip((0, *cut), (*cut, len(layers)), strict=True)]
         # layers that share one strategy
         groups = {"uniform": [len(layers)], "stagewise": sizes, "layerwise": [1] * len(layers)}[kind]
