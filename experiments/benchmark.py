@@ -72,7 +72,7 @@ def default_search() -> str:
 
 def llama_layerwise() -> str:
     """Search and verify a large layer-wise problem."""
-    planned = plan(load_problem([*LLAMA, "cluster=h100_8x8"]))
+    planned = plan(load_problem([*LLAMA, "cluster=h100_8x8", "space.out_of_memory=0.5"]))
     result, answer = planned.result, planned.answers[-1]
     assert result is not None
     claim = "proven answer" if answer.proven else "lower bound of the proof, which stopped early"

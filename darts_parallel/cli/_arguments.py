@@ -10,6 +10,11 @@ from darts_parallel.errors import ConfigError
 
 VERBS = {"replan": "the plan that ran", "tune": "the plan of the job"}
 """Verbs of the command, and the plan that each names first."""
+PRICING = ("price", "explain")
+"""Verbs that price a plan: of a file, or for `price` by its own degrees."""
+DEGREES = ("pp", "tp", "dp", "cp", "num_micro_batches", "micro_batch_size", "virtual_stages", "zero_stage",
+           "recompute", "sequence_parallel")  # fmt: skip
+"""Keys of the space that `price` takes without their group."""
 SWITCHES = ("--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m",
             "--shell-completion -sc")  # fmt: skip
 VALUED = ("--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd")
@@ -51,7 +56,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
         "--info=all" if word in ("--info", "-i") and following not in topics else word
         for word, following in zip(arguments, [*arguments[1:], ""], strict=False)
     ]
-    flags = vars(FlagParser().parse_intermixed_args(told))
+    flags = vars(FlagParser().parse_intermixed_args(["--help"] if told == ["help"] else told))
     overrides = _without_verb(flags.pop("overrides"), flags.pop("top"))
     overrides += ["explain=true"] if flags.pop("explain") else []
     for override in overrides:
@@ -62,21 +67,27 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
 
 
 def _without_verb(given: list[str], top: str | None) -> list[str]:
-    """Write a verb, the plan after it and `--top` as overrides."""
-    verb = next((argument for argument in given if argument in VERBS), None)
+    """Write a verb, the plan after it and `--top` as overrides; a plan's file alone is priced."""
+    verb = next((argument for argument in given if argument in (*VERBS, *PRICING)), None)
     if top is not None and (verb != "tune" or not top.isdigit()):
         raise ConfigError(
             f"--top {top} must be a whole number of plans of the verb tune; try "
             "darts-parallel tune plan.json --top 3."
         )
-    if verb is None:
-        return given
-    place = given.index(verb)
-    rest = given[:place] + given[place + 1 :]
-    if rest[place:] and "=" not in rest[place]:
-        rest[place] = f"{verb}.from={rest[place]}"
-    elif not any(argument.startswith(f"{verb}.from=") for argument in rest):
-        raise ConfigError(f"{verb} needs {VERBS[verb]}; try darts-parallel {verb} plan.json.")
+    place = 0 if verb is None else given.index(verb)
+    rest = given if verb is None else given[:place] + given[place + 1 :]
+    key = f"{verb}.from" if verb in VERBS else "plan"
+    degrees = [
+        f"space.{argument}" if argument.partition("=")[0] in DEGREES else argument for argument in rest
+    ]
+    if rest[place:] and "=" not in rest[place] and (verb is not None or rest[place].endswith(".json")):
+        rest = [*rest[:place], f"{key}={rest[place]}", *rest[place + 1 :]]
+    elif verb == "price" and degrees != rest:  # the user's own degrees: their best plan, whatever its chance
+        rest = ["space=uniform", "space.out_of_memory=0.5", *degrees]
+    elif verb is not None and not any(argument.startswith(f"{key}=") for argument in rest):
+        plan = VERBS.get(verb, "a plan")
+        raise ConfigError(f"{verb} needs {plan}; try darts-parallel {verb} plan.json.")
+    rest = [*rest, "explain=true"] if verb == "explain" else rest
     return [*rest, *([] if top is None else [f"tune.top={top}"])]
 
 

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from darts_parallel.cli._trainers import Offer, offers, start_command, trainer_sentences, trainers_table
 from darts_parallel.cli._tune import run_tuning
+from darts_parallel.config import JOBS
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import UnsupportedError, one_line
 from darts_parallel.export import export_lines, export_plan, taken_by, write_export
@@ -112,6 +113,9 @@ class Job(Watcher):
         found = list(offers(problem, planned, cost.iteration_time_s))
         rungs = {self.folder / _rung_file(rung): rung for rung in ladder(planned, self.problem)}
         self._write(planned, cost, elasticities, found, rungs)
+        words = {override.partition("=")[0] for override in self.overrides}
+        if "model" in words and not words & JOBS:
+            self.say("training is the default job's: no file of that group has the model's name.")
         with self._plan_stands():
             render(problem, planned.result, planned.plan, cost, planned.answers, self.console, elasticities,
                    lambda plan: taken_by(problem, plan))  # fmt: skip

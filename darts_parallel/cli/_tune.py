@@ -9,7 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from darts_parallel.config import EXPORTS, read_trainer
+from darts_parallel.cli._trainers import start_command
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import ConfigError, read_text
 from darts_parallel.plan import read_plan, write_json
@@ -39,13 +39,15 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
     for number, proposal in enumerate(following, 1):
         file = folder / f"plan_{number}.json"
         write_json(file, _plan_file(problem, proposal))
-        entries.append(proposal_dict(proposal, str(file), command_of(problem, str(file)), batch))
+        entries.append(proposal_dict(proposal, str(file), start_command(problem, proposal.plan, file), batch))
     found = {
         "from": source,
         "scale": state.scale,
         "excluded": state.excluded,
         "trials": [{"plan": t.name, "seconds": t.seconds, "memory_bytes": t.memory_bytes} for t in trials],
-        "best": proposal_dict(best, str(folder / "plan.json"), command_of(problem, "plan.json"), batch),
+        "best": proposal_dict(
+            best, str(folder / "plan.json"), start_command(problem, best.plan, folder / "plan.json"), batch
+        ),
         "next": entries,
     }
     write_json(folder / "plan.json", _plan_file(problem, best) | {"tune": found})
@@ -55,14 +57,6 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
 
 def _plan_file(problem: Problem, proposal: Proposal) -> dict[str, Any]:
     return plan_dict(problem, proposal.plan, evaluate(proposal.plan, problem), None, [])
-
-
-def command_of(problem: Problem, file: str) -> str:
-    """The command that tries a plan: an export for the software that the job names, else its own run."""
-    for name in EXPORTS:
-        if problem.training.software in read_trainer(name).software:
-            return f"darts-parallel plan={file} export={name}"
-    return f"torchrun --nproc-per-node {problem.cluster.num_devices} -m darts_parallel.run plan={file}"
 
 
 def read_trials(problem: Problem, measured: Any) -> list[Trial]:
@@ -153,8 +147,8 @@ def _print(
         )
     console.print(_table(state, batch))
     console.print("\nTry next", style="bold")
-    for number, _ in enumerate(following, 1):
-        line = command_of(problem, str(folder / f"plan_{number}.json"))
+    for number, proposal in enumerate(following, 1):
+        line = start_command(problem, proposal.plan, folder / f"plan_{number}.json")
         console.print(f"  {line}", highlight=False, soft_wrap=True)
     if not following:
         console.print("  nothing: every candidate was tried", highlight=False)

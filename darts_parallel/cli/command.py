@@ -26,6 +26,7 @@ from darts_parallel.config import (
     leave_pipe,
     refuse_endless_files,
     register_schema,
+    with_own_job,
 )
 from darts_parallel.errors import begin_command
 from darts_parallel.export import require_trainers
@@ -68,7 +69,7 @@ def main() -> None:
     held: list[str] = []
     _print_whatever_comes()
     try:
-        sys.argv[1:], held = deferred_overrides(flags_first(sys.argv[1:]))
+        sys.argv[1:], held = deferred_overrides(with_own_job(flags_first(sys.argv[1:])))
         for argument in sys.argv[1:]:
             if argument.startswith("--config-dir="):
                 refuse_endless_files(argument.partition("=")[2])

@@ -12,10 +12,12 @@ from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
 from darts_parallel.config.cluster import DeviceConfig as DeviceConfig
 from darts_parallel.config.cluster import LinkConfig as LinkConfig
 from darts_parallel.config.cluster import NodeGroupConfig as NodeGroupConfig
+from darts_parallel.config.composition import JOBS as JOBS
 from darts_parallel.config.composition import load_config as load_config
 from darts_parallel.config.composition import refuse_endless_files as refuse_endless_files
 from darts_parallel.config.composition import refuse_silent_overrides as refuse_silent_overrides
 from darts_parallel.config.composition import to_config as to_config
+from darts_parallel.config.composition import with_own_job as with_own_job
 from darts_parallel.config.huggingface import OWN_FILE as OWN_FILE
 from darts_parallel.config.huggingface import Imported as Imported
 from darts_parallel.config.huggingface import import_model as import_model

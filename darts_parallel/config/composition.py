@@ -25,6 +25,10 @@ MOST_VALUES = 100_000
 """Values of a configuration file; all shipped ones together have fewer."""
 
 
+JOBS = {"training", "experiment", "plan", "tune.from", "replan.from"}
+"""Overrides that say which job it is."""
+
+
 def to_config(
     composed: DictConfig, overrides: Sequence[str] = (), check: Callable[[Imported], None] | None = None
 ) -> Config:
@@ -62,7 +66,7 @@ def load_config(
     check: Callable[[Imported], None] | None = None,
 ) -> Config:
     """Return the checked configuration that `overrides` compose."""
-    arguments: list[Any] = list(overrides or [])
+    arguments: list[Any] = with_own_job(list(overrides or []))
     if extra_dir is not None:
         if not Path(extra_dir).is_dir():
             raise ConfigError(f"config_dir={extra_dir} must be a folder; try None, for the shipped files.")
@@ -98,6 +102,15 @@ def _values(node: Any, known: dict[int, int]) -> int:
         inner = [child for entry in entries for child in (entry if isinstance(entry, tuple) else (entry,))]
         known[id(node)] = 1 + sum(_values(child, known) for child in inner)
     return known[id(node)]
+
+
+def with_own_job(arguments: list[str]) -> list[str]:
+    """Return the arguments of a command; a model that is named alone takes the job of its name, if any."""
+    given = dict(argument.partition("=")[::2] for argument in arguments)
+    model, named = given.get("model", ""), JOBS & set(given)
+    if named or not (Path(config_dir()) / "training" / f"{model}.yaml").is_file():
+        return arguments
+    return [*arguments, f"training={model}"]
 
 
 def composition(arguments: list[Any]) -> DictConfig:

@@ -75,6 +75,12 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
         near = get_close_matches(group, groups, n=1, cutoff=0.0)[0]
         return f"{group}={name}: {group} must be one of the groups {', '.join(groups)}; try {near}."
     near = get_close_matches(name, names, n=1, cutoff=0.0)[0]
+    if group.startswith("model/"):
+        group, _, owner = group.partition("/")
+        name, near = (
+            f"{owner}/{name}",
+            f"{near}, or model=hf model.path=config.json of a copy on this machine",
+        )
     rule = f"must name a file of the group {group}: {', '.join(names)}"
     if extra := PLUGINS.get(config.removeprefix("hydra/")):
         rule = "needs a Hydra plugin that is not installed"

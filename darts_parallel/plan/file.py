@@ -14,6 +14,9 @@ from darts_parallel.errors import DartsParallelError, PlanError, read_text
 from darts_parallel.plan.strategy import SCHEMA, Plan
 from darts_parallel.problem import Problem
 
+ONCE = ("plan", "export", "tune", "replan")
+"""Root keys that say how a plan came about, and nothing of its problem."""
+
 
 def package_version() -> str:
     """Return the version of the installed package."""
@@ -125,7 +128,8 @@ def own_config(path: str, *, key: str = "plan", **changes: Any) -> Config | None
     config = data.get("config") if isinstance(data, dict) else None
     if not isinstance(config, dict):
         return None
-    return to_config(OmegaConf.create({**config, "plan": None, "export": None, **changes}))
+    kept = {key: value for key, value in config.items() if key not in ONCE}
+    return to_config(OmegaConf.create({**kept, **changes}))
 
 
 def _read(path: str, key: str) -> Any:

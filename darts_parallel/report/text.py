@@ -252,8 +252,12 @@ def _headline(
         nodes = ", ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in problem.cluster.groups)
         console.print(Text(f"{amount.label()}, {config.objective.num_iterations:,.0f} iterations on {nodes}"))
     console.print(Text(known))
-    if problem.training.software is None and config.cost.knows_stages:
-        console.print(Text("figures of an average framework (trainer=none); trainer=NAME takes its own"))
+    training = problem.training
+    figures = f"{training.software}'s figures"
+    if training.software is None:
+        figures = f"an average framework's figures (trainer={config.trainer.name})"
+    batch = f"{training.global_batch_size:,} × {training.seq_len:,} tokens"
+    console.print(Text(f"{batch} · {training.precision} · {training.optimizer} · {figures}"))
     note = batch_note(problem)
     if note:
         console.print(Text(note))

@@ -13,6 +13,8 @@ from rich.console import Console
 
 from darts_parallel.cli._arguments import flags_first
 from darts_parallel.cli._job import Job
+from darts_parallel.config.composition import with_own_job
+from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.run.workers import preloaded
 from tests.support.commands import QUIET, TOY, Command
@@ -167,3 +169,17 @@ def test_ctrl_c_leaves_the_best_plan_and_status_0(tmp_path: Path) -> None:
     plan = json.loads((tmp_path / "run/plan.json").read_text())
     assert plan["search"]["stopped_by"] == "user"
     assert plan["predicted"]["feasible"] is True
+
+
+def test_a_model_named_alone_takes_its_own_job_and_price_takes_degrees() -> None:
+    assert with_own_job(["model=toy"]) == ["model=toy", "training=toy"]
+    for others in (["model=toy", "training=llama3_8b"], ["model=hf"], ["model=toy", "plan=x.json"], []):
+        assert with_own_job(others) == others
+    assert flags_first(["price", "model=toy", "dp=4", "recompute=none"]) == [
+        "space=uniform", "space.out_of_memory=0.5", "model=toy", "space.dp=4", "space.recompute=none",
+    ]  # fmt: skip
+    assert flags_first(["a/plan.json"]) == flags_first(["price", "a/plan.json"]) == ["plan=a/plan.json"]
+    assert flags_first(["explain", "plan.json", "x.y=1"]) == ["plan=plan.json", "x.y=1", "explain=true"]
+    assert flags_first(["help"]) == ["--help"]
+    with pytest.raises(ConfigError, match="price needs a plan"):
+        flags_first(["price", "model=toy"])

@@ -51,6 +51,10 @@ def test_the_loop_closes_on_this_machine(
     assert state["scale"] == 1.0
     problem_file = command.folder / "first/plan.json"
     trials = []
+    priced = command("price", "tried/plan_1.json", *QUIET, "hydra.run.dir=priced", "export=torch")
+    assert "given plan, not searched" in priced.out, priced.err
+    assert (command.folder / "priced/plan.json").exists()
+    assert (command.folder / "priced/train_torch.py").exists()
     settings = RunSettings(plan=str(problem_file), steps=2, warmup=1, device="cpu", timeout_s=60)
     with Workers(2, 60.0, "cpu") as workers:
         for number in (1, 2):
