@@ -45,6 +45,8 @@ def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[s
         "tie_embeddings": model.tie_embeddings,
         "num_encoder_layers": model.num_encoder_layers,
         "num_experts": experts,
+        "mtp_num_layers": model.mtp_num_layers,
+        "learned_positions": model.learned_positions,
         "multi_latent_attention": model.multi_latent_attention,
         "mamba_layers": (model.hybrid_override_pattern or "").count(MAMBA),
     }

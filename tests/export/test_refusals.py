@@ -92,6 +92,12 @@ def test_all_reasons_stand_in_one_sentence_and_their_ways_out_are_joined(llama: 
         ("torchtitan", ["model.qkv_bias=true"], LayerStrategy(1, 8), "qkv_bias"),
         ("galvatron", ["model.causal=false"], LayerStrategy(1, 8), "decoders only"),
         (
+            "megatron",
+            ["model.mtp_num_layers=1", "model.learned_positions=true"],
+            LayerStrategy(1, 8),
+            "mtp_num_layers=1 with learned_positions=true, and its multi-token prediction",
+        ),
+        (
             "torch",
             ["training.precision=fp16", "+cluster.devices.toy.peak_TFLOPs.fp16=50"],
             LayerStrategy(1, 8),

@@ -59,6 +59,7 @@ def test_every_stage_of_a_hybrid_in_megatrons_space_has_a_layer_of_its_pattern(p
         "model.num_layers=6",
         "model.hybrid_override_pattern=M-M*-M",
         f"model.mtp_num_layers={predictions}",
+        "model.learned_positions=false",
     ]
     problem = load_problem([*TOY, *FREE, *hybrid, "space.trainer=megatron"])
     for plan in random_plans(problem, random.Random(predictions), 40):
