@@ -104,7 +104,7 @@ def test_megatron_refuses_models_whose_parts_it_would_leave_out(model: str, key:
     [
         (HYBRID, "hybrid_override_pattern=M-"),
         (WINDOWS, "sliding_window=16"),
-        (PREDICTION, "mtp_num_layers=1"),
+        ([*PREDICTION, "model.learned_positions=false"], "mtp_num_layers=1"),
     ],
 )
 def test_trainers_with_models_of_their_own_refuse_by_name(

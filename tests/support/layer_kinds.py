@@ -7,5 +7,5 @@ HYBRID = [
     *TOY, "model.num_layers=5", "model.hybrid_override_pattern=M-*-M", "model.mamba_chunk_size=16", *MIXER,
     "model.sliding_window=16",
 ]  # fmt: skip
-PREDICTION = [*TOY, "model.mtp_num_layers=1", "model.tie_embeddings=false", "model.learned_positions=false"]
+PREDICTION = [*TOY, "model.mtp_num_layers=1", "model.tie_embeddings=false"]
 WINDOWS = [*TOY, "model.sliding_window=16", "model.sliding_window_pattern=2"]
