@@ -13,6 +13,8 @@ from darts_parallel.problem.problem import load_problem
 from tests.support.layer_kinds import HYBRID, PREDICTION, TOY, WINDOWS
 
 MEGATRON = ["model.mamba_chunk_size=128", "model.sliding_window=null"]
+ROTARY = [*PREDICTION, "model.learned_positions=false"]
+"""With positions that Megatron-LM predicts several tokens with."""
 OWN_MODELS = ("torchtitan", "nanotron", "galvatron", "torch")
 
 
@@ -71,10 +73,10 @@ def test_megatron_counts_the_tokens_before_the_query_and_reads_patterns_as_writt
 
 
 def test_megatron_places_prediction_modules_by_the_layout() -> None:
-    assert "--mtp-num-layers 1" in script(PREDICTION)
-    assert "--pipeline-model-parallel-layout" not in script(PREDICTION, (3,))
-    assert '--pipeline-model-parallel-layout "Et*3|tmL"' in script(PREDICTION, (4,))
-    assert '--pipeline-model-parallel-layout "Et*4m|L"' in script(PREDICTION, (6,))
+    assert "--mtp-num-layers 1" in script(ROTARY)
+    assert "--pipeline-model-parallel-layout" not in script(ROTARY, (3,))
+    assert '--pipeline-model-parallel-layout "Et*3|tmL"' in script(ROTARY, (4,))
+    assert '--pipeline-model-parallel-layout "Et*4m|L"' in script(ROTARY, (6,))
 
 
 def test_first_layers_only_can_be_recomputed_where_layers_differ() -> None:
@@ -104,7 +106,7 @@ def test_megatron_refuses_models_whose_parts_it_would_leave_out(model: str, key:
     [
         (HYBRID, "hybrid_override_pattern=M-"),
         (WINDOWS, "sliding_window=16"),
-        ([*PREDICTION, "model.learned_positions=false"], "mtp_num_layers=1"),
+        (ROTARY, "mtp_num_layers=1"),
     ],
 )
 def test_trainers_with_models_of_their_own_refuse_by_name(
@@ -121,7 +123,7 @@ def test_wrappers_take_the_model_that_the_user_brings_but_for_divided_state_spac
         exported(HYBRID, target, tp=2, dp=4, zero_stage=2)
 
 
-@pytest.mark.parametrize("overrides", [HYBRID, WINDOWS, PREDICTION, [*TOY, "model.position_offset=2"]])
+@pytest.mark.parametrize("overrides", [HYBRID, WINDOWS, ROTARY, [*TOY, "model.position_offset=2"]])
 def test_what_cannot_run_here_says_so(overrides: list[str]) -> None:
     with pytest.raises(UnsupportedError, match="which no block that can run here has"):
         refuse_model(load_problem(overrides))
