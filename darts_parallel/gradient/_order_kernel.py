@@ -32,6 +32,8 @@ class Figures(NamedTuple):
     before: Array
     between: Array
     working: Array
+    activation: Array
+    """Bytes of a micro-batch where the order stays: stages then hold `flying` of them."""
     reshard: Array
     p2p: Array
     legal: NDArray[np.bool_]
@@ -42,6 +44,8 @@ class Figures(NamedTuple):
     kinds: Indices
     boundaries: Indices
     devices: Indices
+    flying: Array
+    """Micro-batches of stages where the order stays; else zeros, `(S,)`."""
     sources: Indices
     """Symbol of the pass that gives the input of every symbol, its whole B as I; -1: none, `(4 S,)`."""
     batches: int
@@ -220,7 +224,7 @@ def price(f, first, choices, stages):
             stages.after[device] += f.sync[kind, layer, choice]
             stages.before[stage] += f.before[layer, choice]
             stages.between[stage] += f.between[layer, choice]
-            stages.room[device] -= f.static[layer, choice]
+            stages.room[device] -= f.static[layer, choice] + f.flying[stage] * f.activation[layer, choice]
             largest[device] = max(largest[device], f.working[layer, choice])
             once += f.per_iteration[layer, choice]
             if layer:
@@ -335,7 +339,7 @@ def anneal(f, words, lengths, first, choices, current, trial, moves, heat, share
         words, first, choices: Of the order and its stages; become those of the best one met.
         lengths: Passes of every device, `(P,)`.
         current, trial: `Stages` to work with.
-        moves: Orders that are timed; as many as eight times more are refused.
+        moves: Orders that are timed; as many as two times more are refused.
         heat: First temperature as a share of the seconds; it falls to a thousandth.
         share: Of moves of layers.
         blind: Take any pass and stage, not those of the longest path.
@@ -359,7 +363,7 @@ def anneal(f, words, lengths, first, choices, current, trial, moves, heat, share
         return value
     on_path = critical(now, lengths, current.waits, f.sources, current.after, f.batches, end, path)
     best, scale, tries, asked = value, value * heat, 0, 0
-    while asked < moves and tries < 8 * moves:
+    while asked < moves and tries < 3 * moves:
         tries += 1
         chosen = int(draw(state) * on_path)
         device, place = path[chosen, 0], path[chosen, 1]

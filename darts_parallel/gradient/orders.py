@@ -65,35 +65,30 @@ class OrderProblem:
     @cached_property
     def figures(self) -> Any:
         """Return the costs as the programmes read them."""
-        table, stages = self.table, self.table.num_stages
+        table, number, at = self.table, np.arange(self.table.num_stages), self.outer
         assert table.before is not None
-        layers = [
-            table.forward,
-            table.backward,
-            table.weight_gradient,
-            table.sync,
-            table.per_iteration,
-            table.static,
-        ]
-        layers += [table.before, table.for_weights, table.working, table.reshard, table.p2p]
-        number, legal = np.arange(stages), table.allowed[self.outer].expand(table.forward.shape[1], -1)
+        kept = [table.before, table.for_weights] if self.free else [torch.zeros_like(table.static)] * 2
+        layers = [table.forward, table.backward, table.weight_gradient, table.sync, table.per_iteration]
+        layers += [table.static, *kept, table.working, table.activation, table.reshard, table.p2p]
+        legal = table.allowed[at].expand(table.forward.shape[1], -1)
         legal = legal if table.kind_allowed is None else legal & table.kind_allowed
-        backward = np.where(number < stages - 1, stages + number + 1, number)
-        arrays = [values[self.outer].detach() for values in layers] + [legal, table.layout]
-        arrays += [
-            table.fused_to_previous,
-            table.capacity,
-            table.stage_kind,
-            table.boundary_kind,
-            table.stage_device,
-        ]
+        arrays = [values[at].detach() for values in layers] + [legal, table.layout, table.fused_to_previous]
+        arrays += [table.capacity, table.stage_kind, table.boundary_kind, table.stage_device]
+        arrays += [table.in_flight[at] * (not self.free)]
+        stages, last = len(number), number == len(number) - 1
+        backward = np.where(last, number, stages + number + 1)
         return self.kernel.Figures(
             *(np.ascontiguousarray(values.numpy()) for values in arrays),
             sources=np.concatenate([number - 1, backward, stages + number, backward]),
-            batches=int(table.num_micro_batches[self.outer]),
+            batches=int(table.num_micro_batches[at]),
             blocking=table.pipeline.blocking,
             space=SPACES.index(self.space_kind),
         )
+
+    @property
+    def free(self) -> bool:
+        """Whether the order may change; else stages hold what the schedule's rule says."""
+        return self.table.pipeline.free
 
     def timed(self, words: Indices, lengths: Indices, first: Indices, choices: Indices) -> Order:
         """Return the order with its seconds."""
@@ -120,18 +115,19 @@ class OrderProblem:
         return self.timed(words, np.array([len(row) for row in rows]), first, choices)
 
     def starts(self, plan: HardPlans) -> list[Order]:
-        """Return the orders of all rules of the placement that fit, split and whole, and the heuristic's."""
+        """Return the orders of all rules of the placement that fit, split and whole, and the heuristic's.
+
+        Where the order stays it is the only one.
+        """
         table, chunks, count = self.table, self.table.virtual_stages, self.figures.batches
         stages = np.append(plan.first_layers[0].numpy(), table.num_layers), plan.choices[0].numpy()
-        pp, found = table.pp, self.heuristic(*stages)
-        for rule in map(find, NAMES):
+        pp, found = table.pp, self.heuristic(*stages) if self.free else []
+        for rule in map(find, NAMES if self.free else [table.pipeline.schedule]):
             placed = rule.devices(pp, table.num_stages) == tuple(table.stage_device.tolist())
             if placed and rule.chunk_refusal(chunks) is None and rule.count_refusal(pp, count) is None:
                 passes = find(rule.code(pp, count, chunks)).orders(pp, count, chunks)
-                found += [
-                    self.order(passes, *stages),
-                    self.order([list(_split(row)) for row in passes], *stages),
-                ]
+                found.append(self.order(passes, *stages))
+                found += [self.order([list(_split(row)) for row in passes], *stages)] if self.free else []
         return sorted((order for order in found if order.seconds < np.inf), key=lambda order: order.seconds)
 
     def heuristic(self, first: Indices, choices: Indices) -> list[Order]:
@@ -144,7 +140,7 @@ class OrderProblem:
         return result
 
     def annealed(
-        self, order: Order, moves: int, state: State, *, blind: bool = False, share: float = LAYERS
+        self, order: Order, moves: int, state: State, *, blind: bool = False, share: float | None = None
     ) -> Order:
         """Return the best order that moves lead to.
 
@@ -153,8 +149,9 @@ class OrderProblem:
             moves: Orders that are timed.
             state: Of the random numbers, `(1,)`; moves on.
             blind: Move any pass and stage, not those of the longest path.
-            share: Share of moves that are of layers.
+            share: Share of moves that are of layers; None: `LAYERS`, all where the order stays.
         """
+        share = (LAYERS if self.free else 1.0) if share is None else share
         words, first, choices = order.words.copy(), order.first.copy(), order.choices.copy()
         sizes = (self.table.num_stages, self.table.pp)
         work = [self.kernel.Stages.empty(*sizes) for _ in range(2)]
@@ -177,7 +174,8 @@ class OrderProblem:
         Returns:
             Orders that were met, the best first.
         """
-        left, met = starts[: 2 ** (HALVINGS - 1)], starts[:1]
+        count = 2 ** (HALVINGS - 1)
+        left, met = (starts * count)[:count], starts[:1]
         while left and not stop():
             moves = max(passes // (HALVINGS * len(left) * int(left[0].lengths.sum())), 1)
             left = sorted((self.annealed(order, moves, state, blind=blind) for order in left), key=_seconds)
@@ -209,12 +207,12 @@ def _split(row: Sequence[Operation]) -> Iterator[Operation]:
 
 
 def search_orders(pool: PlanPool, space_kind: str, config: SearchConfig, seed: int) -> str | None:
-    """Search orders of passes for the plans of a pool whose tables leave them free; the best are added.
+    """Search orders of passes and layers of simulated plans of a pool together; the best are added.
 
     Args:
         pool: Its tables get some of searched orders.
         space_kind: Space.
-        config: Settings; `order_passes` are timed.
+        config: Settings; `order_passes` are timed, fewer where no order is free.
         seed: Of all random numbers.
 
     Returns:
@@ -238,6 +236,8 @@ BASES = 6
 """Outer choices whose best plans get orders at first."""
 ROUNDS = 12
 """Times that the best orders are annealed again."""
+LESS = 20
+"""Share of the passes that moves of layers alone need, where no order may change."""
 KEPT = 6
 """Orders that are annealed again and kept."""
 
@@ -250,48 +250,51 @@ class _OrderSearch:
     space_kind: str
     stop: Callable[[], bool]
     seed: int
-    found: list[tuple[OrderProblem, Order]] = field(default_factory=list)
-    """The best orders, the best first."""
+    found: list[tuple[int, OrderProblem, Order]] = field(default_factory=list)
+    """The best orders with their tables, the best first."""
 
     def run(self, passes: int) -> None:
         """Anneal orders of the best plans of every placement, then the best orders again and again."""
         state = np.array([self.seed * 2654435761 % 2**63 + 88172645463325252], dtype=np.uint64)
         tables, places = self.pool.tables, dict[tuple[int, int, bool], int]()
-        entries = [
-            e for e in self.pool.by_outer() if tables[e.table].pipeline.free and not tables[e.table].offload
-        ]
+        entries = [e for e in self.pool.by_outer() if _knows(tables[e.table])]
         for place, entry in enumerate(entries):
             table = tables[entry.table]
             places.setdefault((table.pp, table.num_stages, find(table.pipeline.schedule).folded), place)
         bases = [e for place, e in enumerate(entries) if place in places.values() or place < BASES]
+        if not any(tables[e.table].pipeline.free for e in bases):
+            passes //= LESS
         for entry in bases:
             problem = OrderProblem(tables[entry.table], entry.outer[1], self.space_kind)
             met = problem.best(problem.starts(entry.plan), passes // 2 // len(bases), state, self.stop)
-            self._add(problem, met[:2])
+            self._add(entry.table, problem, met[:2])
         random = np.random.default_rng(self.seed)
         for _ in range(ROUNDS if self.found else 0):
             if self.stop():
                 break
             place = min(int(random.geometric(0.5)) - 1, len(self.found) - 1)
-            problem, order = self.found[place]
+            number, problem, order = self.found[place]
             moves = passes // 2 // ROUNDS // int(order.lengths.sum())
-            self._add(problem, [problem.annealed(order, moves, state)])
+            self._add(number, problem, [problem.annealed(order, moves, state)])
 
-    def _add(self, problem: OrderProblem, orders: list[Order]) -> None:
+    def _add(self, number: int, problem: OrderProblem, orders: list[Order]) -> None:
         """Keep the best orders, each time once."""
-        known = {order.seconds for _, order in self.found}
-        self.found += [(problem, order) for order in orders if order.seconds not in known]
-        self.found = sorted(self.found, key=lambda pair: pair[1].seconds)[:KEPT]
+        known = {order.seconds for *_, order in self.found}
+        self.found += [(number, problem, order) for order in orders if order.seconds not in known]
+        self.found = sorted(self.found, key=lambda entry: entry[2].seconds)[:KEPT]
 
     def keep(self) -> None:
-        """Add tables and plans of the orders to the pool."""
-        best = {id(problem): (problem, order) for problem, order in reversed(self.found)}
-        for problem, order in best.values():
-            table = problem.table.with_order(problem.outer, problem.code(order))
-            plan = HardPlans(
-                torch.zeros(1, dtype=torch.long),
-                torch.from_numpy(order.choices)[None],
-                torch.from_numpy(order.first[:-1])[None],
-            )
-            self.pool.tables.append(table)
-            self.pool.add(TablePlans(len(self.pool.tables) - 1, plan))
+        """Add plans of the orders to the pool, and their tables where they are no rule's."""
+        best = {number: (problem, order) for number, problem, order in reversed(self.found)}
+        for number, (problem, order) in best.items():
+            outer = torch.tensor([problem.outer])
+            if problem.free:
+                self.pool.tables.append(problem.table.with_order(problem.outer, problem.code(order)))
+                number, outer = len(self.pool.tables) - 1, torch.zeros_like(outer)
+            choices, first = torch.from_numpy(order.choices)[None], torch.from_numpy(order.first[:-1])[None]
+            self.pool.add(TablePlans(number, HardPlans(outer, choices, first)))
+
+
+def _knows(table: CostTable) -> bool:
+    """Return whether the programmes price the plans of a table."""
+    return table.pipeline.simulated and table.pp > 1 and not table.offload
