@@ -24,11 +24,15 @@ def report(runs: Sequence[MethodRun], options: CompareSchedulesOptions) -> Repor
     note = (
         f"{options.seeds} seeds, {options.budget:g} s for every run (what was found later does not count), "
         f"{options.jobs} problems at a time; gaps are medians over seeds to the best plan of all methods. No "
-        "plan of any of the schedules is faster than the proven bound (`simulated_lower_bound`, as many "
-        "seconds), so the best plan is within the last column of the fastest one. `megatron_default`: equal "
+        "plan is faster than the proven bound in any order of passes on these placements of stages "
+        "(`simulated_lower_bound`), so the best plan is within the last column of the fastest one. "
+        "`rules_only`: the same search, where orders are those of the listed rules; `heuristic_order`: the "
+        "zero-bubble paper's at the memory of each device (one seed); `blind_moves`: any pass moves, "
+        "not those of the longest path; `perturbed_gradient`: keys of passes move by slopes of smoothed "
+        "seconds. Planners that know no orders have three seeds at most. `megatron_default`: equal "
         "blocks, embedding and loss counted as blocks, or a shorter last stage; `published_layout`: "
         "NVIDIA's. Controls: `no_gradient` takes noise of their size for gradients, `no_descent` polishes "
-        "its starts and goes on by iterated local search."
+        "its starts and goes on as the search does: by orders of passes and moves of layers."
     )
     pictures = {"curves.png": (curves_figure(runs), "median over seeds of the gap to the best plan of all")}
     return Report(note, gaps_table(runs), verdict(runs), pictures=pictures)

@@ -404,7 +404,7 @@ def anneal(f, words, lengths, first, choices, current, trial, moves, heat, share
 
 
 @njit(cache=True)
-def dispatch(f, own, forward_first, gap, deep_first):
+def dispatch(f, own, forward_first, gap, deep_first, keys):
     """Write an order pass by pass as the heuristic of Qi et al. 2023 (arXiv 2401.10241, section 3.1) does.
 
     Devices run forward passes within their memory until a backward one is there, then both in turn; weights'
@@ -416,18 +416,13 @@ def dispatch(f, own, forward_first, gap, deep_first):
         forward_first: 1: a ready forward pass precedes a backward one; 0: it follows; 2: both in turn.
         gap: Idle seconds, as a share of those of the weights' gradient, that this one fills.
         deep_first: Whether forward passes of later stages come first.
+        keys: Which ready pass comes first in place of all this, the least, `(3 S, m)`; none: no entries.
 
     Returns:
         Symbols of every device, `(P, passes)`; the length of each is 0 where the memory is too small.
     """
-    stages, number, devices, count, before, between = (
-        len(f.kinds),
-        len(f.capacity),
-        f.devices,
-        f.batches,
-        own.before,
-        own.between,
-    )
+    stages, number, devices, count = len(f.kinds), len(f.capacity), f.devices, f.batches
+    before, between = own.before, own.between
     words, lengths = np.zeros((number, 3 * stages * count // number), np.int64), np.zeros(number, np.int64)
     end, ran = np.zeros((3 * stages, count)), np.zeros(3 * stages, np.int64)
     free, held, last = np.zeros(number), np.zeros(number), np.zeros(number, np.int64)
@@ -459,19 +454,19 @@ def dispatch(f, own, forward_first, gap, deep_first):
                         continue
                     ready = end[giver, batch] + own.waits[symbol] if giver >= 0 else 0.0
                     ready = max(ready, free[device])
-                    rank = (
-                        float(forward_first == 1 or (forward_first == 2 and last[device]))
-                        if kind == 0
-                        else 0.5
-                    )
-                    rank += (0.01 if deep_first else -0.01) * stage / stages * (1 - kind)
+                    first = forward_first == 1 or (forward_first == 2 and last[device] > 0)
+                    rank = 0.5 if kind else 1.0 * first + (0.01 if deep_first else -0.01) * stage / stages
+                    rank = -keys[symbol, batch] if len(keys) else rank
                     if ready < start - 1e-12 or (ready <= start + 1e-12 and rank > wanted):
                         start, best, wanted = ready, symbol, rank
-            idle = start - free[device]
-            if weight >= 0 and (
-                best < 0 or idle > gap * own.seconds[weight] or (short and best >= stages and gap < 1)
-            ):
-                start, best = free[device], weight
+            if weight >= 0:
+                fills = start - free[device] > gap * own.seconds[weight] or (
+                    short and best >= stages and gap < 1
+                )
+                if len(keys) and best >= 0:
+                    fills = start > free[device] or keys[weight, ran[weight]] < -wanted
+                if best < 0 or fills:
+                    start, best = free[device], weight
             if best >= 0 and start < least:
                 least, chosen = start, best
         if chosen < 0:

@@ -6,7 +6,7 @@ path changes places with another one of its device; a stage of the path loses a 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from itertools import product
@@ -29,6 +29,8 @@ HALVINGS = 4
 """Times that the worse half of the starts is left, with as many moves for all that stay."""
 HEAT = 3e-3
 """First temperature of annealing, as a share of the seconds."""
+MOVE = 100
+"""Passes that are timed while a move is made."""
 LAYERS = 0.15
 """Share of moves that are of layers."""
 
@@ -90,6 +92,11 @@ class OrderProblem:
         """Whether the order may change; else stages hold what the schedule's rule says."""
         return self.table.pipeline.free
 
+    @property
+    def work(self) -> int:
+        """Passes that take as long to time as one move, with what it costs besides."""
+        return 3 * (self.table.num_stages * self.figures.batches + self.table.num_layers) + MOVE
+
     def timed(self, words: Indices, lengths: Indices, first: Indices, choices: Indices) -> Order:
         """Return the order with its seconds."""
         found, (stages, once) = (
@@ -98,6 +105,15 @@ class OrderProblem:
         )
         seconds = self.kernel.timed(self.figures, words, lengths, stages, once, found)
         return Order(words, lengths, first, choices, seconds if seconds < self.kernel.NEVER else np.inf)
+
+    def ends(self, order: Order) -> Array:
+        """Return the seconds at which the passes of an order end, by symbol and micro-batch, `(3 S, m)`."""
+        end, (stages, once) = (
+            np.zeros((3 * self.table.num_stages, self.figures.batches)),
+            self.stages(order.first, order.choices),
+        )
+        self.kernel.timed(self.figures, order.words, order.lengths, stages, once, end)
+        return end
 
     def stages(self, first: Indices, choices: Indices) -> tuple[Any, float]:
         """Return the figures of stages, and the seconds that are paid once."""
@@ -132,12 +148,24 @@ class OrderProblem:
 
     def heuristic(self, first: Indices, choices: Indices) -> list[Order]:
         """Return the orders of `_order_kernel.dispatch` under its parameters."""
-        (stages, _), result = self.stages(first, choices), []
-        for ahead, gap, deep in product((0, 1, 2), (0.0, 0.5, 1.0), (False, True)):
-            words, lengths = self.kernel.dispatch(self.figures, stages, ahead, gap, deep)
-            if lengths.all():
-                result.append(self.timed(words, lengths, first, choices))
-        return result
+        ways = product((0, 1, 2), (0.0, 0.5, 1.0), (False, True))
+        found = [self.dispatched(first, choices, np.zeros((0, 0)), *way) for way in ways]
+        return [order for order in found if order.seconds < np.inf]
+
+    def dispatched(
+        self,
+        first: Indices,
+        choices: Indices,
+        keys: Array,
+        ahead: int = 0,
+        gap: float = 0.0,
+        deep: bool = False,
+    ) -> Order:
+        """Return the order of `_order_kernel.dispatch`; arguments as there."""
+        stages, _ = self.stages(first, choices)
+        words, lengths = self.kernel.dispatch(self.figures, stages, ahead, gap, deep, keys)
+        found = self.timed(words, lengths, first, choices)
+        return found if lengths.all() else replace(found, seconds=np.inf)
 
     def annealed(
         self, order: Order, moves: int, state: State, *, blind: bool = False, share: float | None = None
@@ -159,29 +187,6 @@ class OrderProblem:
             self.figures, words, order.lengths, first, choices, *work, moves, HEAT, share, blind, state
         )
         return Order(words, order.lengths, first, choices, float(found))
-
-    def best(
-        self, starts: list[Order], passes: int, state: State, stop: Callable[[], bool], *, blind: bool = False
-    ) -> list[Order]:
-        """Anneal orders, the best of them longer.
-
-        Args:
-            starts: Orders to begin with, the best first.
-            passes: Passes that are timed.
-            stop: Asked between orders; true ends with the best so far.
-            state, blind: As of `annealed`.
-
-        Returns:
-            Orders that were met, the best first.
-        """
-        count = 2 ** (HALVINGS - 1)
-        left, met = (starts * count)[:count], starts[:1]
-        while left and not stop():
-            moves = max(passes // (HALVINGS * len(left) * int(left[0].lengths.sum())), 1)
-            left = sorted((self.annealed(order, moves, state, blind=blind) for order in left), key=_seconds)
-            met = sorted([*met, *left], key=_seconds)
-            left = left[: len(left) // 2]
-        return met
 
     def code(self, order: Order) -> str:
         """Return the code of an order (`schedules.Searched`)."""
@@ -206,7 +211,9 @@ def _split(row: Sequence[Operation]) -> Iterator[Operation]:
         yield from [entry] if entry.kind != "B" else [entry._replace(kind="I"), entry._replace(kind="W")]
 
 
-def search_orders(pool: PlanPool, space_kind: str, config: SearchConfig, seed: int) -> str | None:
+def search_orders(
+    pool: PlanPool, space_kind: str, config: SearchConfig, seed: int, method: type["OrderSearch"]
+) -> str | None:
     """Search orders of passes and layers of simulated plans of a pool together; the best are added.
 
     Args:
@@ -214,6 +221,7 @@ def search_orders(pool: PlanPool, space_kind: str, config: SearchConfig, seed: i
         space_kind: Space.
         config: Settings; `order_passes` are timed, fewer where no order is free.
         seed: Of all random numbers.
+        method: How orders are found.
 
     Returns:
         What cut it short, `user` or `time_limit`; None where nothing did.
@@ -222,7 +230,7 @@ def search_orders(pool: PlanPool, space_kind: str, config: SearchConfig, seed: i
     def stop() -> bool:
         return pool.clock.seconds > config.max_seconds
 
-    search = _OrderSearch(pool, space_kind, stop, seed)
+    search = method(pool, space_kind, stop, seed)
     try:
         search.run(config.order_passes)
     except KeyboardInterrupt:
@@ -243,19 +251,31 @@ KEPT = 6
 
 
 @dataclass
-class _OrderSearch:
-    """Hold what `search_orders` has found."""
+class OrderSearch:
+    """Hold what `search_orders` has found; a rival overrides where it begins and how it goes on."""
 
     pool: PlanPool
     space_kind: str
     stop: Callable[[], bool]
     seed: int
-    found: list[tuple[int, OrderProblem, Order]] = field(default_factory=list)
+    found: list[tuple[int, OrderProblem, Order]] = field(default_factory=list, init=False)
     """The best orders with their tables, the best first."""
+
+    def starts(self, problem: OrderProblem, plan: HardPlans) -> list[Order]:
+        """Return the orders to begin with, the best first."""
+        return problem.starts(plan)
+
+    def improved(self, problem: OrderProblem, order: Order, moves: int) -> Order:
+        """Return the best order that so many moves lead to."""
+        return problem.annealed(order, moves, self.state)
+
+    @cached_property
+    def state(self) -> State:
+        """State of the random numbers of all moves."""
+        return np.array([self.seed * 2654435761 % 2**63 + 88172645463325252], dtype=np.uint64)
 
     def run(self, passes: int) -> None:
         """Anneal orders of the best plans of every placement, then the best orders again and again."""
-        state = np.array([self.seed * 2654435761 % 2**63 + 88172645463325252], dtype=np.uint64)
         tables, places = self.pool.tables, dict[tuple[int, int, bool], int]()
         entries = [e for e in self.pool.by_outer() if _knows(tables[e.table])]
         for place, entry in enumerate(entries):
@@ -266,22 +286,35 @@ class _OrderSearch:
             passes //= LESS
         for entry in bases:
             problem = OrderProblem(tables[entry.table], entry.outer[1], self.space_kind)
-            met = problem.best(problem.starts(entry.plan), passes // 2 // len(bases), state, self.stop)
-            self._add(entry.table, problem, met[:2])
+            self._best(entry.table, problem, self.starts(problem, entry.plan), passes // 2 // len(bases))
         random = np.random.default_rng(self.seed)
         for _ in range(ROUNDS if self.found else 0):
             if self.stop():
                 break
             place = min(int(random.geometric(0.5)) - 1, len(self.found) - 1)
             number, problem, order = self.found[place]
-            moves = passes // 2 // ROUNDS // int(order.lengths.sum())
-            self._add(number, problem, [problem.annealed(order, moves, state)])
+            moves = passes // 2 // ROUNDS // problem.work
+            self._add(number, problem, [self.improved(problem, order, moves)])
+
+    def _best(self, number: int, problem: OrderProblem, starts: list[Order], passes: int) -> None:
+        """Improve orders, the best of them longer."""
+        count = 2 ** (HALVINGS - 1)
+        left = (starts * count)[:count]
+        self._add(number, problem, left[:1])
+        while left and not self.stop():
+            moves = max(passes // (HALVINGS * len(left) * problem.work), 1)
+            left = sorted((self.improved(problem, order, moves) for order in left), key=_seconds)
+            self._add(number, problem, left[:2])
+            left = left[: len(left) // 2]
 
     def _add(self, number: int, problem: OrderProblem, orders: list[Order]) -> None:
         """Keep the best orders, each time once."""
         known = {order.seconds for *_, order in self.found}
         self.found += [(number, problem, order) for order in orders if order.seconds not in known]
         self.found = sorted(self.found, key=lambda entry: entry[2].seconds)[:KEPT]
+        least, curve = min(known | {order.seconds for order in orders}, default=np.inf), self.pool.curve
+        if least < (curve[-1][1] if curve else np.inf):
+            curve.append((self.pool.clock.seconds, least))
 
     def keep(self) -> None:
         """Add plans of the orders to the pool, and their tables where they are no rule's."""

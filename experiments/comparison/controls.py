@@ -58,6 +58,8 @@ class NoDescent(GradientSearch):
 
     def run(self, on_record: Callable[[StepRecord], None] = lambda record: None) -> list[StepRecord]:
         """Search until `max_seconds`; there are no steps to record."""
+        if any(table.pipeline.simulated for table in self.pool.tables):
+            return []  # local search follows anyway: of orders of passes and layers
         self.stopped_by = polish_pool(
             self.pool, self.space_kind, self.config, hurry=False, bounds=self.bounds
         )

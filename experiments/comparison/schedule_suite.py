@@ -16,13 +16,17 @@ from darts_parallel.gradient import GradientSearch
 from darts_parallel.report import markdown_table
 from experiments.comparison.controls import CONTROLS
 from experiments.comparison.layouts import OWN, chunks_of, default_chunks, first_layers
+from experiments.comparison.order_rivals import HEURISTIC, ORDER_LOOPS
 from experiments.comparison.quantiles import quantile, read_curve
 from experiments.comparison.runs import SEARCH, SPACE, MethodRun, answered, searched
 from experiments.comparison.schedule_problems import ScheduleCase
 from experiments.study import StudyOptions
 
 DEFAULT, PUBLISHED = "megatron_default", "published_layout"
-METHODS = (SEARCH, *CONTROLS, DEFAULT, PUBLISHED, *SCHEDULE_PLANNERS)
+RULES = "rules_only"
+METHODS = (SEARCH, RULES, *ORDER_LOOPS, *CONTROLS, DEFAULT, PUBLISHED, *SCHEDULE_PLANNERS)
+PLANNER_SEEDS = 3
+"""Seeds of planners that know no orders of passes, at most."""
 EQUAL = 1e-3
 """Relative distance up to which two plans count as equally good."""
 
@@ -55,14 +59,18 @@ def solve_case(case: ScheduleCase, options: CompareSchedulesOptions) -> list[Met
     torch.set_num_threads(1)
     tables, search = case.tables(), options.search
     seeds = range(search.seed, search.seed + options.seeds)
-    config, loops = replace(search, max_seconds=options.budget), {SEARCH: GradientSearch} | CONTROLS
+    config = replace(search, max_seconds=options.budget)
+    loops = {SEARCH: GradientSearch, RULES: GradientSearch} | ORDER_LOOPS | CONTROLS
+    rules = [replace(table, pipeline=replace(table.pipeline, free=False)) for table in tables]
+    # the kernels are compiled before any clock starts
+    searched(case.name, SEARCH, 0, tables, replace(config, order_passes=1, max_seconds=60.0), GradientSearch)
     runs = [
-        searched(case.name, method, seed, tables, config, loop)
+        searched(case.name, method, seed, rules if method == RULES else tables, config, loop)
         for method, loop in loops.items()
-        for seed in seeds
+        for seed in (seeds[:1] if method == HEURISTIC else seeds)
     ]
     for method, planner in SCHEDULE_PLANNERS.items():
-        for seed in seeds if planner.seeded else seeds[:1]:
+        for seed in seeds[:PLANNER_SEEDS] if planner.seeded else seeds[:1]:
             began = time.monotonic()
             found = planner(tables, SPACE, deadline=began + options.budget, seed=seed)
             runs.append(_answered(case, method, seed, tables, found, began))
