@@ -95,7 +95,8 @@ class OrderProblem:
     @property
     def work(self) -> int:
         """Passes that take as long to time as one move, with what it costs besides."""
-        return 3 * (self.table.num_stages * self.figures.batches + self.table.num_layers) + MOVE
+        batches = int(self.table.num_micro_batches[self.outer])
+        return 3 * (self.table.num_stages * batches + self.table.num_layers) + MOVE
 
     def timed(self, words: Indices, lengths: Indices, first: Indices, choices: Indices) -> Order:
         """Return the order with its seconds."""
