@@ -103,11 +103,11 @@ def read_design(name: str, folder: Path | None = None, changes: dict[str, Any] |
         raise ConfigError(f"design={name} cannot be read ({error}); try YAML in UTF-8.") from None
     if changes and isinstance(raw, dict):
         raw |= dict.fromkeys({"budget", "target"} if {"budget", "target"} & set(changes) else ()) | changes
-    return _design(name, raw)
+    return design_of(name, raw)
 
 
-def _design(name: str, raw: Any) -> Design:
-    """Check a design that was read."""
+def design_of(name: str, raw: Any) -> Design:
+    """Check what a design file holds."""
     given = _fields("design", raw, DESIGN)
     if (given["budget"] > 0.0) == (given["target"] > 0.0):
         raise ConfigError("design.budget or design.target must be given, and not both; try budget=1e6.")

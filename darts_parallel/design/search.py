@@ -239,7 +239,7 @@ class Designer:
         for branch in branches:
             best = branch.incumbent(budget, best)
             if not branch.points:
-                best = self._price(branch, branch.pricings[0].start, budget, best)
+                best = self.price(branch, branch.pricings[0].start, budget, best)
         bounds, first = dict.fromkeys(branches, -inf), {b: len(b.points) for b in branches}
         open_ = set(branches)
         while open_:
@@ -250,7 +250,7 @@ class Designer:
             if proven or bounds[branch] == inf or len(branch.points) - first[branch] >= MOST_POINTS:
                 open_.remove(branch)
             else:
-                best = self._price(branch, point, budget, best)
+                best = self.price(branch, point, budget, best)
         if best is None:
             raise InfeasibleError(
                 f"design.budget={budget:g} must pay the memory of one plan next to the least of every knob; "
@@ -282,7 +282,7 @@ class Designer:
                 return replace(answer, calls=len(self.history))
             low = top
 
-    def _price(self, branch: Branch, z: Array, budget: float, best: BestUse | None) -> BestUse | None:
+    def price(self, branch: Branch, z: Array, budget: float, best: BestUse | None) -> BestUse | None:
         """Price all plans of a branch at a point, and return the best that the budget pays by then."""
         branch.price_at(z)
         best = branch.incumbent(budget, best)
