@@ -1,21 +1,22 @@
 """Ways to spend a budget on hardware, next to each other: tangents of all plans, the share rule, and rivals.
 
-    python -m experiments.design                                        # needs the extra rivals
+    python -m experiments.design                            # with the extra rivals: 20 minutes on two cores
     python -m experiments.design cases=[llama3_405b_4] methods=[tangents,cmaes] seeds=[0] calls=60
 
-Every method has the budget of the reference hardware, may call the same planner (all even uniform plans at one
-point) equally often, and begins at the reference. Rivals propose shares of the whole budget, that of memory among
-them, and are told how far the lightest plan is from fitting; theirs are always fully spent within the bounds. A gap
-is to the bound that the tangents prove. Slope passes are in the seconds, not in the calls.
+Every method has the budget of the reference hardware, may call the same planner (all even uniform plans at
+one point) equally often, and begins at the reference. Rivals propose shares of the whole budget, memory's
+among them, and are told how far the lightest plan is from fitting; their money is always fully spent within
+the bounds. A gap is to the bound that the tangents prove. Slope passes are in the seconds, not in the calls.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from importlib.util import find_spec
 from math import exp, inf, log
 from pathlib import Path
-from statistics import median
+from statistics import median_high
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from omegaconf import OmegaConf
 
 from darts_parallel.config import config_dir, require_at_least, require_members, run_main
 from darts_parallel.design import Design, Designer, Prices, design_of
+from darts_parallel.errors import ConfigError
 from darts_parallel.report import markdown_table
 from experiments.study import Report, Study, StudyOptions, run_study
 
@@ -32,9 +34,10 @@ Array = NDArray[np.float64]
 FOUR = ("device.peak_flops", "device.memory", "device.memory_bandwidth", "inter_node.bandwidth")
 SEVEN = (*FOUR, "intra_node.bandwidth", "intra_node.latency", "inter_node.latency")
 SHARED = ("inter_node.bandwidth", "inter_node.latency", "device.memory_bandwidth")
-"""Figures that all groups have in common on top of their own: a spine of the network, a generation of HBM."""
+"""Figures that all groups have in common beyond their own: spine of the network, generation of HBM."""
 LLAMA = ("model=llama3_405b", "training=llama3_405b", "cluster=h100_128x8", "space.tp=[4,8,16]",
-         "space.pp=[8,16]", "space.recompute=[none,selective,full]", "space.sequence_parallel=true")  # fmt: skip
+         "space.pp=[8,16]", "space.recompute=[none,selective,full]",
+         "space.sequence_parallel=true")  # fmt: skip
 SMALL = ("model=llama3_70b", "training=llama3_70b", "space.tp=[2,4,8]", "space.sequence_parallel=true",
          "space.node_orders=given")  # fmt: skip
 
@@ -55,18 +58,17 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
                         "space.tp=[1,2,4]"), SEVEN),
     "deepseek_v3_7": (("model=deepseek_v3", "training=deepseek_v3", "cluster=h100_128x8", "space.pp=[8,16]",
                        "space.tp=[1,2]"), SEVEN),
-    "gpt_530b_7": (("model=gpt3_175b", "model.num_layers=105", "model.hidden_size=20480", "model.num_heads=128",
-                    "training=gpt3_175b", "training.global_batch_size=280", "cluster=a100_80_48x8",
-                    "cluster.nodes.0.count=35", "space.tp=8", "space.pp=35", "space.virtual_stages=[1,3]"), SEVEN),
+    "gpt_530b_7": (("model=gpt3_175b", "model.num_layers=105", "model.hidden_size=20480",
+                    "model.num_heads=128", "training=gpt3_175b", "training.software=megatron_2021", "training.global_batch_size=280",
+                    "cluster=a100_80_48x8", "cluster.nodes.0.count=35", "space.tp=8", "space.pp=35",
+                    "space.virtual_stages=[1,3]"), SEVEN),
     "llama3_70b_16": ((*SMALL, "space.pp=[2,4,8]", *mixed(4, "h100", "h200")),
                       (*(f"nodes.{g}.{f}" for g in range(2) for f in SEVEN), *SHARED[:2])),
     "llama3_70b_31": ((*SMALL, "space.pp=[4,8]", *mixed(2, "h100", "h200", "b200", "a100_80")),
                       (*(f"nodes.{g}.{f}" for g in range(4) for f in SEVEN), *SHARED)),
 }  # fmt: skip
 """Overrides of the job on its cluster, and knobs, at the prices of `conf/design/architects.yaml`."""
-PUBLISHED = {
-    "gpt_530b_7": (37.83, "measured on 280 A100: arXiv 2205.05198, table 5, which Calculon (SC'23) validates")
-}
+PUBLISHED = {"gpt_530b_7": "measured 37.83 s (arXiv 2205.05198, table 5, which Calculon, SC'23, validates); "}
 ENOUGH = 1e-4
 """Gap at which a method may stop."""
 
@@ -80,13 +82,16 @@ class DesignStudyOptions(StudyOptions):
     methods: list[str] = field(default_factory=lambda: list(METHODS))
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2, 3, 4])
     calls: int = 300
-    """Planner calls after which a method stops."""
+    """Planner calls after which a rival stops."""
+    seconds: float = 8.0
+    """CPU seconds after which a rival stops: its own thinking counts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_members("cases", self.cases, tuple(CASES))
         require_members("methods", self.methods, tuple(METHODS))
         require_at_least("calls", self.calls, 10)
+        require_at_least("seconds", self.seconds, 0, strict=True)
 
 
 @dataclass(frozen=True)
@@ -110,8 +115,13 @@ class Spending:
     proven_1: float
     """Calls to a proven gap of 1 %; infinite for methods that prove nothing."""
 
+    @property
+    def gap(self) -> float:
+        """Return the last gap."""
+        return self.iteration_time_s / self.bound_s - 1.0
 
-class Enough(Exception):
+
+class EnoughError(Exception):
     """End a method: its calls are spent, or its gap is small enough."""
 
 
@@ -129,12 +139,12 @@ def design_for(case: str) -> Design:
     )
 
 
-class Planner:
+class Account:
     """The planner that all methods call, and what came of the calls so far."""
 
-    def __init__(self, case: str, calls: int, bound: float) -> None:
-        self.began, self.most, self.bound = time.process_time(), calls, bound
+    def __init__(self, case: str, calls: int, seconds: float, bound: float) -> None:
         design = design_for(case)
+        self.began, self.most, self.seconds, self.bound = time.process_time(), calls, seconds, bound
         self.branch = Designer(design).branches[0]
         self.option, self.pricing = self.branch.option, self.branch.pricings[0]
         self.money = design.budget - self.option.fixed
@@ -147,14 +157,16 @@ class Planner:
         """Count a call that found log seconds `value`."""
         best = min(value, self.trace[-1][1] if self.trace else inf)
         self.trace.append((time.process_time() - self.began, best))
-        if len(self.trace) >= self.most or best <= self.bound + ENOUGH:
-            raise Enough
+        over = len(self.trace) >= self.most or self.trace[-1][0] > self.seconds
+        if over or best <= self.bound + ENOUGH:
+            raise EnoughError
 
     def goodness(self, x: Array, prices: Prices | None = None, money: float | None = None) -> Array:
         """Return log goodness of knobs on which all money is spent in the reference's shares times exp(x)."""
         prices = prices or self.prices
         wanted = prices.price * np.exp(x - x.max()) * prices.exponent
-        return prices.spend(-wanted[None], np.array([self.money if money is None else money]))[1][0]
+        z: Array = prices.spend(-wanted[None], np.array([self.money if money is None else money]))[1][0]
+        return z
 
     def __call__(self, x: Array) -> float:
         """Return log seconds of the best plan on shares x; of one that does not fit, with what it lacks."""
@@ -167,21 +179,21 @@ class Planner:
         return float(heights[fits].min() if fits.any() else heights.max() + lacks.min())
 
 
-def bayesian(f: Planner, rng: np.random.Generator) -> None:
+def bayesian(f: Account, rng: np.random.Generator) -> None:
     """Optimise by a Gaussian process and log expected improvement (optuna's GPSampler)."""
     import optuna
 
     _ask_and_tell(f, optuna.samplers.GPSampler(seed=int(rng.integers(2**31))))
 
 
-def tpe(f: Planner, rng: np.random.Generator) -> None:
+def tpe(f: Account, rng: np.random.Generator) -> None:
     """Optimise by tree-structured Parzen estimators (optuna)."""
     import optuna
 
     _ask_and_tell(f, optuna.samplers.TPESampler(seed=int(rng.integers(2**31)), multivariate=True))
 
 
-def _ask_and_tell(f: Planner, sampler: Any) -> None:
+def _ask_and_tell(f: Account, sampler: Any) -> None:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -192,7 +204,7 @@ def _ask_and_tell(f: Planner, sampler: Any) -> None:
     )
 
 
-def cmaes(f: Planner, rng: np.random.Generator) -> None:
+def cmaes(f: Account, rng: np.random.Generator) -> None:
     """Optimise by CMA-ES, restarted where it stops (cma)."""
     import cma
 
@@ -206,7 +218,7 @@ def cmaes(f: Planner, rng: np.random.Generator) -> None:
         start = rng.normal(size=f.size)
 
 
-def coordinate(f: Planner, rng: np.random.Generator) -> None:
+def coordinate(f: Account, rng: np.random.Generator) -> None:
     """Try steps up and down in one share after the other, halved where none helps."""
     x = np.zeros(f.size)
     while True:
@@ -223,7 +235,7 @@ def coordinate(f: Planner, rng: np.random.Generator) -> None:
         x = rng.normal(size=f.size)
 
 
-def random(f: Planner, rng: np.random.Generator) -> None:
+def random(f: Account, rng: np.random.Generator) -> None:
     """Draw shares."""
     f(np.zeros(f.size))
     while True:
@@ -239,7 +251,7 @@ def _adam(x: Array, gradient: Callable[[Array, float], Array], steps: int) -> No
         x = x - rate * (first / (1 - 0.8**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-9)
 
 
-def finite_differences(f: Planner, rng: np.random.Generator) -> None:
+def finite_differences(f: Account, rng: np.random.Generator) -> None:
     """Descend by finite differences, as DeepFlow does."""
 
     def gradient(x: Array, _: float) -> Array:
@@ -252,7 +264,7 @@ def finite_differences(f: Planner, rng: np.random.Generator) -> None:
         x = rng.normal(size=f.size) * 0.5
 
 
-def one_loop(f: Planner, rng: np.random.Generator) -> None:
+def one_loop(f: Account, rng: np.random.Generator) -> None:
     """Descend shares and a soft minimum over plans in one loop, as DOSA does."""
     memory, needs = torch.tensor(f.memory), torch.tensor(np.log(f.pricing.needs))
     price, exponent = torch.tensor(f.prices.price), torch.tensor(f.prices.exponent)
@@ -275,16 +287,16 @@ def one_loop(f: Planner, rng: np.random.Generator) -> None:
         x = rng.normal(size=f.size) * 0.5
 
 
-def share_rule(f: Planner, rng: np.random.Generator) -> None:
-    """Move shares to slope over exponent of the optimal plan, its memory paid; restart from the next best plans.
+def share_rule(f: Account, rng: np.random.Generator) -> None:
+    """Move shares to slope over exponent of the optimal plan, its memory paid; restart from the next best.
 
-    Plans are optimal for log seconds plus the worth of the money that their memory takes. A search on the line
+    Plans are optimal for log seconds plus the worth of the money of their memory. A search on the line
     between the points of the last two plans ends every restart: the optimum may lie where plans change.
     """
     prices, memory = f.branch.prices, f.branch.memory_cost(f.pricing.needs)
     x, worth, ranks = np.zeros(len(prices.price)), 0.0, [int(np.median(memory.argsort()))]
     while True:
-        plan, points = ranks[rng.geometric(0.5) % len(ranks)], dict[int, tuple[Array, float]]()
+        plan, points = ranks[rng.geometric(0.5) % len(ranks)], dict[int, Array]()
         for step in range(12):
             point = torch.tensor(f.goodness(x, prices, f.money - memory[plan]), requires_grad=True)
             heights, cost = f.pricing.log_seconds(point), prices.cost(point.detach().numpy())
@@ -298,66 +310,112 @@ def share_rule(f: Planner, rng: np.random.Generator) -> None:
             worth = float((want / cost)[free].max(initial=0.0))
             rate = 0.8 * 0.6 ** max(step - 5, 0)
             x = (1 - rate) * x + rate * (np.log(want / want.sum()) - np.log(prices.price))
-            points[plan] = x, memory[plan]
+            points[plan] = x
             if step > 7 and len(points) > 1:
-                (a, paid_a), (b, paid_b) = [*points.values()][-2:]
+                a, b = [*points.values()][-2:]
                 x = a + (0.5, 0.25, 0.75, 0.9)[step - 8] * (b - a)
         x = x + rng.normal(size=len(x)) * 0.3
 
 
-class TimedDesigner(Designer):
-    """A designer that writes down when each call was over."""
-
-    def __init__(self, design: Design) -> None:
-        self.began, self.moments = time.process_time(), list[float]()
-        super().__init__(design)
-
-    def price(self, *given: Any) -> Any:
-        """Price as a designer does."""
-        found = super().price(*given)
-        self.moments.append(time.process_time() - self.began)
-        return found
+Proof = tuple[list[tuple[float, float]], float, float]
+"""CPU seconds and best log seconds by call, log of the bound, calls to a proven 1 %."""
 
 
-@cache
-def tangents(case: str) -> tuple[list[tuple[float, float]], float, float]:
-    """Return CPU seconds and best log seconds by call, the log of the bound, and calls to a proven 1 %."""
+def tangents(case: str) -> Proof:
+    """Solve a case by tangents, and once more until 1 % is proven."""
     design = design_for(case)
-    designer = TimedDesigner(design)
+    began = time.process_time()
+    designer = Designer(design)
     answer = designer.solve(design.budget)
     coarse = Designer(replace(design, tolerance=0.02)).solve(design.budget)
-    trace = [
-        (moment, log(best)) for moment, (_, _, best) in zip(designer.moments, designer.history, strict=True)
-    ]
+    trace = [(moment - began, log(best)) for _, _, best, moment in designer.history]
     return trace, log(answer.bound_iteration_time_s), coarse.calls
 
 
 METHODS: dict[str, Callable[[Planner, np.random.Generator], None] | None] = {
     "tangents": None, "share_rule": share_rule, "bayesian": bayesian, "cmaes": cmaes, "tpe": tpe,
-    "coordinate": coordinate, "random": random, "finite_differences": finite_differences, "one_loop": one_loop,
+    "coordinate": coordinate, "random": random, "finite_differences": finite_differences,
+    "one_loop": one_loop,
 }  # fmt: skip
 
 
-def spend(task: tuple[str, str, int, int]) -> list[Spending]:
+def spend(task: tuple[str, str, int, DesignStudyOptions, Proof]) -> list[Spending]:
     """Run one method on one case with one seed."""
-    case, method, seed, calls = task
-    trace, bound, proven = tangents(case)
-    solve, planner = METHODS[method], Planner(case, calls, bound)
-    reference = planner.branch.pricings[0].needs  # fitting at the reference
+    case, method, seed, options, (trace, bound, proven) = task
+    solve, planner = METHODS[method], Account(case, options.calls, options.seconds, bound)
     with torch.no_grad():
         heights = planner.pricing.log_seconds(torch.tensor(planner.pricing.start)).numpy()
+    reference = heights[(planner.pricing.needs <= 1 + 1e-9).all(1)].min()
     if solve is not None:
-        try:
+        with suppress(EnoughError):
             solve(planner, np.random.default_rng(seed))
-        except Enough:
-            pass
         trace, proven = planner.trace, inf
-
-    def first(gap: float) -> int:
-        return next((n for n, (_, best) in enumerate(trace) if best <= bound + log(1 + gap)), -1)
-
-    calls_1, calls_01 = (inf if first(gap) < 0 else first(gap) + 1 for gap in (0.01, 0.001))
-    seconds_1 = inf if first(0.01) < 0 else trace[first(0.01)][0]
-    fits = (reference <= 1 + 1e-9).all(1)
-    return [Spending(case, method, seed, len(trace), trace[-1][0], exp(trace[-1][1]), exp(heights[fits].min()),
+    reached = [next((n for n, (_, best) in enumerate(trace) if best <= bound + log(1 + gap)), None)
+               for gap in (0.01, 0.001)]  # fmt: skip
+    calls_1, calls_01 = (inf if n is None else n + 1 for n in reached)
+    seconds_1 = inf if reached[0] is None else trace[reached[0]][0]
+    return [Spending(case, method, seed, len(trace), trace[-1][0], exp(trace[-1][1]), exp(reference),
                      exp(bound), calls_1, calls_01, seconds_1, proven)]  # fmt: skip
+
+
+COLUMNS = {"calls to 1 %": ("calls_1", ".0f"), "calls to 0.1 %": ("calls_01", ".0f"),
+           "CPU s to 1 %": ("seconds_1", ".1f"), "last gap": ("gap", ".2%"), "calls": ("calls", ".0f"),
+           "CPU s": ("cpu_seconds", ".1f")}  # fmt: skip
+
+
+def _medians(rows: Sequence[Spending]) -> dict[str, float]:
+    """Return the medians over seeds of what a table shows."""
+    names = [name for name, _ in COLUMNS.values()]
+    return {name: median_high(float(getattr(row, name)) for row in rows) for name in names}
+
+
+def report(rows: Sequence[Spending]) -> Report:
+    """Return a table for each case, and how the tangents fare."""
+    parts: list[str | Sequence[str]] = []
+    for case in dict.fromkeys(row.case for row in rows):
+        own = [row for row in rows if row.case == case]
+        found = {m: _medians([r for r in own if r.method == m]) for m in dict.fromkeys(r.method for r in own)}
+        seconds, best = own[0].reference_s, min(row.iteration_time_s for row in own)
+        parts.append(
+            f"**{case}**, {len(CASES[case][1])} knobs: {PUBLISHED.get(case, '')}{seconds:.2f} s on the "
+            f"reference in the model, {best:.2f} s for the same money, where {own[0].bound_s:.2f} s is a bound."
+        )
+        cells = [(m, *(format(f[name], kind) for name, kind in COLUMNS.values())) for m, f in found.items()]
+        parts.append(markdown_table(("method", *COLUMNS), cells))
+        rivals = [f for m, f in found.items() if m not in ("tangents", "share_rule")]
+        if "tangents" in found and rivals:
+            ours, proven = found["tangents"], min(row.proven_1 for row in own)
+            calls = min(min(f["calls_1"], f["calls"]) for f in rivals)
+            seconds = min(min(f["seconds_1"], f["cpu_seconds"]) for f in rivals)
+            least = "at least " if all(f["calls_1"] == inf for f in rivals) else ""
+            parts.append(
+                f"Proven to 1 % after {proven:.0f} calls. The best rival takes {least}"
+                f"{calls / ours['calls_1']:.1f} times the calls to 1 %, {least}"
+                f"{seconds / ours['seconds_1']:.1f} times the seconds."
+            )
+    return Report(f"Medians of {len({row.seed for row in rows})} seeds; inf: never.", *parts)
+
+
+def run(options: DesignStudyOptions) -> int:
+    """Run every method on every case; returns the exit status."""
+    study = Study(
+        "design",
+        "The best use of a budget for hardware: do slopes need fewer planner calls than black boxes?",
+        "spaces that cannot be enumerated, and discrete choices; all prices are those of one H100 server.",
+        spend,
+        report,
+    )
+    for method, library in (("cmaes", "cma"), ("tpe", "optuna"), ("bayesian", "optuna")):
+        if method in options.methods and find_spec(library) is None:
+            near = "pip install 'darts-parallel[rivals]'"
+            raise ConfigError(f"methods=[{method}] needs {library}, which is not installed; try {near}.")
+    torch.set_num_threads(1)
+    proofs = {case: tangents(case) for case in options.cases}
+    tasks = {f"{case}, {method}, seed {seed}": (case, method, seed, options, proofs[case])
+             for case in options.cases for method in options.methods
+             for seed in (options.seeds if METHODS[method] else options.seeds[:1])}  # fmt: skip
+    return run_study(study, tasks, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("experiments.design", __doc__, DesignStudyOptions, run))

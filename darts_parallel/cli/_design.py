@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from darts_parallel.config import describe, guarded, parse
-from darts_parallel.cost import CostBreakdown, evaluate
+from darts_parallel.cost import evaluate
 from darts_parallel.design import FIGURES, Answer, Design, Designer, overrides_of, read_design, upgrades
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan import read_plan, required_config, write_json, write_text
-from darts_parallel.planner import Planned, intervals, plan, time_elasticities
+from darts_parallel.planner import plan
 from darts_parallel.problem import Problem, load_problem
 from darts_parallel.report import csv_text, markdown_table, plan_dict, write_scalars, write_sweep_curve
 
@@ -81,117 +81,75 @@ def run_design(options: DesignOptions, out: Path) -> list[str]:
     design = read_design(options.design, Path(options.folder) if options.folder else None, changes)
     designer = Designer(design)
     answer = designer.solve(design.budget) if design.budget else designer.reach(design.target)
-    steps = step_scalars(designer)
+    steps = [{"iteration_time_s": best} | {f"share/{n}": c / sum(costs.values()) for n, c in costs.items()}
+             for _, costs, best, _ in designer.history]  # fmt: skip
     budgets = [factor * answer.budget for factor in design.budgets]
     front = [answer if budget == answer.budget else designer.solve(budget)
              for budget in budgets if budget >= designer.least]  # fmt: skip
-    finished = [_finish(answer, job) for job in range(len(answer.plans))]
+    plans = plan_files(answer)
+    found, rows = design_dict(design, answer, plans), [_front_row(each) for each in front]
     out.mkdir(parents=True, exist_ok=True)
-    plans = plan_files(answer, finished)
-    found, rows = design_dict(design, answer, finished, list(plans)), front_rows(front)
     for file, content in {**plans, "design.json": found}.items():
         write_json(out / file, content)
     write_text(out / "pareto.csv", csv_text(list(rows[0]), (list(row.values()) for row in rows)))
-    points = [(row["budget"], {"iteration_time_s": row["iteration_time_s"], "raw_gap": None}) for row in rows]
+    points = [(each.budget, {"iteration_time_s": each.iteration_time_s, "raw_gap": None}) for each in front]
     write_sweep_curve(out / "pareto.png", f"budget, {design.unit}", points)
     write_scalars(out / "tensorboard", steps)
     return report_lines(design, answer, found)
 
 
-@dataclass(frozen=True)
-class Finish:
-    """One job on the hardware of the answer."""
-
-    problem: Problem
-    cost: CostBreakdown
-    """Price of the answer's even uniform plan."""
-    layerwise: Problem
-    planned: Planned
-    """As `darts-parallel` plans the job there, stages and layers as uneven as they like."""
-    finished: CostBreakdown
-    half_width: float | None
-    """Half of the 80 % interval of the logarithm of the seconds; None where nothing is calibrated."""
-
-
-def _finish(answer: Answer, job: int) -> Finish:
-    """Plan a job layer by layer on the hardware that was found."""
-    given = [*answer.option.overrides[job], *overrides_of(answer.option.problems[job], answer.factors)]
-    problem, layerwise = load_problem(given), load_problem([*given, "space=layerwise"])
-    cost, planned = evaluate(answer.plans[job], problem), plan(layerwise)
-    known = intervals(answer.plans[job], problem, cost, time_elasticities(answer.plans[job], problem))
-    width = None if known is None else known.half_width
-    return Finish(problem, cost, layerwise, planned, evaluate(planned.plan, layerwise), width)
-
-
-def plan_files(answer: Answer, finished: Sequence[Finish]) -> dict[str, dict[str, Any]]:
-    """Return the plan of every job on the answer's hardware, even uniform and layer-wise, by file name."""
+def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
+    """Return by file name every job's plan on the hardware that was found, even uniform and layer by layer."""
     files = {}
-    for job, (own, end) in enumerate(zip(answer.plans, finished, strict=True), 1):
-        number = "" if job == 1 else f"_{job}"
-        files[f"plan{number}.json"] = plan_dict(end.problem, own, end.cost, None, [])
+    for job, own in enumerate(answer.plans):
+        given = [*answer.option.overrides[job], *overrides_of(answer.option.problems[job], answer.factors)]
+        problem, layerwise = load_problem(given), load_problem([*given, "space=layerwise"])
+        planned, number = plan(layerwise), f"_{job + 1}" if job else ""
+        files[f"plan{number}.json"] = plan_dict(problem, own, evaluate(own, problem), None, [])
         files[f"layerwise{number}.json"] = plan_dict(
-            end.layerwise, end.planned.plan, end.finished, end.planned.result, end.planned.answers
+            layerwise, planned.plan, evaluate(planned.plan, layerwise), planned.result, planned.answers
         )
     return files
 
 
-def design_dict(
-    design: Design, answer: Answer, finished: Sequence[Finish], files: Sequence[str]
-) -> dict[str, Any]:
+def design_dict(design: Design, answer: Answer, plans: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the content of `design.json`: SI units, money in the design's unit."""
-    seconds = answer.iteration_time_s
-    widths = [end.half_width for end in finished if end.half_width is not None]
-    logs = zip(design.weights, finished, strict=True)
+    seconds, predicted = answer.iteration_time_s, [file["predicted"] for file in plans.values()]
+    intervals = [p["iteration_time_interval_s"][1] / p["iteration_time_s"] for p in predicted[::2]
+                 if "iteration_time_interval_s" in p]  # fmt: skip
+    layerwise = zip(design.weights, predicted[1::2], strict=True)
+    parts = {"knobs": "value", "factors": "factor", "costs": "cost", "elasticities": "elasticity"}
     return {
         "design": design.name,
         "unit": design.unit,
         "option": answer.option.name,
-        "knobs": {name: bought.value for name, bought in answer.knobs.items()},
-        "factors": answer.factors,
-        "costs": {name: bought.cost for name, bought in answer.knobs.items()},
+        **{key: {n: getattr(b, part) for n, b in answer.knobs.items()} for key, part in parts.items()},
         "fixed": answer.option.fixed,
         "spent": answer.spent,
         "budget": answer.budget,
         "target_s": design.target or None,
         "iteration_time_s": seconds,
         # fitted figures err together: jobs are as unsure as the least sure one
-        "iteration_time_interval_s": [seconds * exp(s * max(widths)) for s in (-1, 1)] if widths else None,
+        "iteration_time_interval_s": [seconds / max(intervals), seconds * max(intervals)]
+        if intervals
+        else None,
         "job_iteration_times_s": list(answer.seconds),
-        "layerwise_iteration_time_s": exp(sum(w * log(end.finished.iteration_time_s) for w, end in logs)),
+        "layerwise_iteration_time_s": exp(sum(w * log(p["iteration_time_s"]) for w, p in layerwise)),
         "bound_iteration_time_s": answer.bound_iteration_time_s,
         "bound_space": SPACE,
         "gap": answer.gap,
         "planner_calls": answer.calls,
-        "elasticities": {name: bought.elasticity for name, bought in answer.knobs.items()},
         "seconds_saved_per_unit": {name: bought.worth * seconds for name, bought in answer.knobs.items()},
-        "plan": files[0],
-        "plans": list(files),
+        "plan": next(iter(plans)),
+        "plans": list(plans),
     }
 
 
-def front_rows(front: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Return the rows of `pareto.csv`, one a budget; factors of knobs are relative to their references."""
-    return [
-        {
-            "budget": answer.budget,
-            "spent": answer.spent,
-            "iteration_time_s": answer.iteration_time_s,
-            "bound_iteration_time_s": answer.bound_iteration_time_s,
-            "planner_calls": answer.calls,
-            "option": answer.option.name,
-            **{f"factor {name}": factor for name, factor in answer.factors.items()},
-        }
-        for answer in front
-    ]
-
-
-def step_scalars(designer: Designer) -> list[dict[str, float]]:
-    """Return what TensorBoard shows of every call: the best seconds so far and the shares of the money."""
-    return [
-        {"iteration_time_s": best}
-        | {f"share/{name}": cost / sum(costs.values()) for name, cost in costs.items()}
-        for _, costs, best in designer.history
-    ]
+def _front_row(answer: Answer) -> dict[str, Any]:
+    """Return a row of `pareto.csv`; factors of knobs are relative to their references."""
+    names = ("budget", "spent", "iteration_time_s", "bound_iteration_time_s")
+    return {**{name: getattr(answer, name) for name in names}, "planner_calls": answer.calls,
+            "option": answer.option.name, **{f"factor {n}": f for n, f in answer.factors.items()}}  # fmt: skip
 
 
 def report_lines(design: Design, answer: Answer, found: dict[str, Any]) -> list[str]:

@@ -33,6 +33,7 @@ class Pricing:
     Attributes:
         start: Log goodness of the reference, within the bounds, `(n,)`.
         needs: Factor of every memory knob that plans need, `(P, M)`.
+        simulated: Whether the order of a plan's passes is simulated, `(P,)`.
 
     Errors:
         InfeasibleError: no plan fits the largest memory.
@@ -53,6 +54,8 @@ class Pricing:
                 f"the lightest plan needs {float(needs.amax(1).min()):.3g} times the memory; try a higher "
                 "bound of device.memory, or more nodes."
             )
+        simulated = [torch.full((len(plans),), table.pipeline.simulated) for table, plans, _ in self._first]
+        self.simulated = torch.cat(simulated)[self.useful]
         low = np.array([knob.low for knob in memories])
         self.needs: Array = np.maximum(needs[self.useful][:, :-1].numpy(), low)
 
@@ -91,18 +94,21 @@ class Pricing:
     def tangents(self, z: Array) -> tuple[Array, Array]:
         """Return log seconds of every plan at log goodness `z`, `(P,)`, and their slopes, `(P, n)`.
 
-        The slopes are exact: what the plans' mixture with weights w has as gradient is linear in w, so its
-        own gradients in w are the columns, all plans at once.
+        The slopes are exact. The gradient of a mixture of plans with weights w is linear in w, so its own
+        gradients in w are the columns, all plans at once; simulated plans, whose longest paths have one
+        gradient only, take a backward pass each.
         """
         point = torch.tensor(z, dtype=torch.float64, requires_grad=True)
-        heights = self.log_seconds(point)
-        if not self.knobs:
-            return heights.numpy(), np.zeros((len(heights), 0))
-        weights = torch.zeros_like(heights, requires_grad=True)
-        (mixed,) = torch.autograd.grad(heights, point, weights, create_graph=True)
-        each = torch.eye(len(z), dtype=torch.float64)
-        (slopes,) = torch.autograd.grad(mixed, weights, each, is_grads_batched=True)
-        return heights.detach().numpy(), slopes.T.numpy()
+        heights, slopes = self.log_seconds(point), torch.zeros(len(self.useful), len(z), dtype=torch.float64)
+        if len(z) and not self.simulated.all():
+            weights = torch.zeros(int((~self.simulated).sum()), dtype=torch.float64, requires_grad=True)
+            (mixed,) = torch.autograd.grad(heights[~self.simulated], point, weights, create_graph=True)
+            each = torch.eye(len(z), dtype=torch.float64)
+            (columns,) = torch.autograd.grad(mixed, weights, each, is_grads_batched=True, retain_graph=True)
+            slopes[~self.simulated] = columns.T
+        for plan in self.simulated.nonzero().flatten() if len(z) else ():
+            (slopes[plan],) = torch.autograd.grad(heights[plan], point, retain_graph=True)
+        return heights.detach().numpy(), slopes.numpy()
 
     def plan(self, number: int) -> Plan:
         """Return a plan by its number among the P."""

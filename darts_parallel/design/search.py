@@ -8,6 +8,7 @@ Tangents know nothing of budgets: one search serves the whole Pareto front, and 
 takes: less than that at which the bound itself reaches the target does not.
 """
 
+import time
 from dataclasses import dataclass, replace
 from itertools import product
 from math import exp, inf, log, log1p
@@ -202,8 +203,8 @@ class Designer:
     """A search that keeps its tangents from budget to budget.
 
     Attributes:
-        history: Discrete choice, money by knob and the best seconds so far, by call: whenever the tables of
-            all jobs were built.
+        history: Discrete choice, money by knob, the best seconds so far and the moment in CPU seconds, by
+            call: whenever the tables of all jobs were built.
 
     Errors:
         InfeasibleError: a job fits nowhere.
@@ -211,7 +212,7 @@ class Designer:
 
     def __init__(self, design: Design) -> None:
         self.design = design
-        self.history: list[tuple[str, dict[str, float], float]] = []
+        self.history: list[tuple[str, dict[str, float], float, float]] = []
         self._told = 0
         self.branches, refused = list[Branch](), None
         for option in design.options:
@@ -287,7 +288,8 @@ class Designer:
         branch.price_at(z)
         best = branch.incumbent(budget, best)
         costs = zip((knob.name for knob in branch.knobs), branch.prices.cost(z).tolist(), strict=True)
-        self.history.append((branch.option.name, dict(costs), inf if best is None else exp(best.value)))
+        seconds = inf if best is None else exp(best.value)
+        self.history.append((branch.option.name, dict(costs), seconds, time.process_time()))
         return best
 
     def _answer(self, best: BestUse, budget: float, bound: float) -> Answer:
