@@ -99,7 +99,7 @@ def run_design(options: DesignOptions, out: Path) -> list[str]:
 
 
 def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
-    """Return by file name every job's plan on the hardware that was found, even uniform and layer by layer."""
+    """Return by file name every job's plan on the hardware found, even uniform and layer by layer."""
     files = {}
     for job, own in enumerate(answer.plans):
         given = [*answer.option.overrides[job], *overrides_of(answer.option.problems[job], answer.factors)]
@@ -148,8 +148,12 @@ def design_dict(design: Design, answer: Answer, plans: dict[str, dict[str, Any]]
 def _front_row(answer: Answer) -> dict[str, Any]:
     """Return a row of `pareto.csv`; factors of knobs are relative to their references."""
     names = ("budget", "spent", "iteration_time_s", "bound_iteration_time_s")
-    return {**{name: getattr(answer, name) for name in names}, "planner_calls": answer.calls,
-            "option": answer.option.name, **{f"factor {n}": f for n, f in answer.factors.items()}}  # fmt: skip
+    return {
+        **{name: getattr(answer, name) for name in names},
+        "planner_calls": answer.calls,
+        "option": answer.option.name,
+        **{f"factor {n}": f for n, f in answer.factors.items()},
+    }
 
 
 def report_lines(design: Design, answer: Answer, found: dict[str, Any]) -> list[str]:
