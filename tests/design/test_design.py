@@ -50,7 +50,11 @@ def log_seconds(pricing: Pricing, z: Array) -> Array:
     return pricing.log_seconds(torch.tensor(z, dtype=torch.float64)).numpy()
 
 
-@pytest.mark.parametrize("more", [[], ["space.recompute=[none,full]", "cost.schedule=1f1b"], MIXTURE])
+KINDS = [[], ["space.recompute=[none,full]", "cost.schedule=1f1b"], MIXTURE,
+         ["space.virtual_stages=[1,2]", "space.pp=2"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("more", KINDS)
 def test_plans_are_convex_and_fall_with_goodness_by_exact_slopes(tmp_path: Path, more: list[str]) -> None:
     job = more if more == MIXTURE else [*TOY["jobs"][0]["overrides"], *more]
     pricing = pricing_of(written(tmp_path, jobs=[{"overrides": job}]))
@@ -61,6 +65,7 @@ def test_plans_are_convex_and_fall_with_goodness_by_exact_slopes(tmp_path: Path,
     for knob, step in enumerate(np.eye(5) * 1e-5):
         central = (log_seconds(pricing, z + step) - log_seconds(pricing, z - step)) / 2e-5
         np.testing.assert_allclose(slopes[:, knob], central, atol=1e-6)
+    assert bool(pricing.simulated.any()) == ("space.pp=2" in more)
     for _ in range(5):
         y = rng.normal(size=5)
         assert (log_seconds(pricing, y) >= here + slopes @ (y - z) - 1e-9).all()
