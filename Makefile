@@ -37,8 +37,8 @@ pages: develop  ## every page of results, with the seconds that each takes; ARGS
 	echo "$$(($$(date +%s) - began)) s: $$page"; done
 	@test -n "$(ARGS)" || $(VENV)/bin/python -m tests.fuzz --problems 500 --publish
 
-test-clients: $(CLIENTS)/installed  ## the real trainers read the golden exports; MEGATRON=FOLDER, GALVATRON=FOLDER: checkouts
-	MEGATRON="$(MEGATRON)" GALVATRON="$(GALVATRON)" $(CLIENTS)/bin/python -m pytest -c /dev/null -p no:cacheprovider --rootdir clients -q clients $(ARGS)
+test-clients: $(CLIENTS)/installed  ## the real trainers read the golden exports; MEGATRON, GALVATRON, TORCHTITAN=FOLDER: checkouts
+	MEGATRON="$(MEGATRON)" GALVATRON="$(GALVATRON)" PYTHONPATH="$(TORCHTITAN)" $(CLIENTS)/bin/python -m pytest -c /dev/null -p no:cacheprovider --rootdir clients -q clients $(ARGS)
 
 lint: develop  ## ruff and mypy
 	$(VENV)/bin/ruff check .
