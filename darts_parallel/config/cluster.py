@@ -32,6 +32,13 @@ class LinkConfig:
         require(not (self.shared and self.peer_links), f"{key}.peer_links={self.peer_links}", rule, 0)
 
 
+def check_link(key: str, link: LinkConfig) -> None:
+    """Refuse what is no link, as a reference to a text is, and a link that breaks a rule."""
+    near = "{bandwidth_GBps: 10.0, latency_us: 5.0}"
+    require(isinstance(link, LinkConfig), f"{key}={link}", "be a mapping", near)
+    link.check(key)
+
+
 @dataclass
 class NodeGroupConfig:
     """Equal nodes, consecutive in rank order."""
@@ -50,9 +57,9 @@ class NodeGroupConfig:
     def check(self, key: str, devices: tuple[str, ...]) -> None:
         """Refuse what breaks a rule, at the place `key` in a cluster that defines these devices."""
         require_member(f"{key}.device", self.device, devices)
-        self.intra_node.check(f"{key}.intra_node")
+        check_link(f"{key}.intra_node", self.intra_node)
         if self.inter_node is not None:
-            self.inter_node.check(f"{key}.inter_node")
+            check_link(f"{key}.inter_node", self.inter_node)
         if self.nvlink_domain_gpus is not None:
             require_domain(f"{key}.nvlink_domain_gpus", self.nvlink_domain_gpus, self)
 
@@ -152,7 +159,7 @@ class ClusterConfig:
         near = f"{{{self.nodes[0].device}: ...}}"
         require(bool(self.devices), "cluster.devices={}", "define the devices of cluster.nodes", near)
         check_fields("cluster", self)
-        self.inter_node.check("cluster.inter_node")
+        check_link("cluster.inter_node", self.inter_node)
         for index, group in enumerate(self.nodes):
             group.check(f"cluster.nodes[{index}]", tuple(self.devices))
             if self.nvlink_domain_gpus is not None and group.nvlink_domain_gpus is None:
