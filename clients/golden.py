@@ -13,14 +13,12 @@ from darts_parallel.problem import Problem, load_problem
 from tests.export.test_trainers import random_plans
 from tests.support.export_plans import CASES, GOLDEN, NAMES
 
-DRAWN = 12
-"""Random plans of every trainer."""
+DRAWN = 12  # random plans of every trainer
 MODELS = ("gpt2_xl", "llama3_8b", "llama2_70b", "mixtral_8x7b", "qwen3_30b_a3b", "deepseek_v3", "kimi_k2",
           "nemotron_h_8b", "toy", "toy_moe")  # fmt: skip
 CLUSTERS = ("h100_1x8", "h100_8x8", "a100_40_2x8", "a10_4x4")
 SPACE = ("space.cp=null", "space.virtual_stages=null", "space.num_micro_batches=[4,8,16]")
 FOLDER = Path(tempfile.mkdtemp(prefix="darts-parallel-clients-"))
-"""Of the files of random plans."""
 
 
 def cases(target: str) -> list[str]:
@@ -28,15 +26,15 @@ def cases(target: str) -> list[str]:
     return [name for name, other in NAMES if other == target] + [f"{target}-{n}" for n in range(DRAWN)]
 
 
-def read(name: str, file: str) -> str:
-    """Text of one file."""
-    return path(name, file).read_text(encoding="utf-8")
-
-
 def path(name: str, file: str) -> Path:
     """Path of one file."""
     built(name)
     return (GOLDEN if name in CASES else FOLDER) / name / file
+
+
+def read(name: str, file: str) -> str:
+    """Text of one file."""
+    return path(name, file).read_text(encoding="utf-8")
 
 
 @cache

@@ -27,19 +27,7 @@ end_imports(_collecting)
 
 
 def plan(problem: Problem) -> Planned:
-    """Find a plan and check it, as the command `darts-parallel` does.
-
-    Args:
-        problem: Model, cluster, job, and how to search.
-
-    Returns:
-        The plan, how the search went, and what the checks say of it.
-
-    Errors:
-        InfeasibleError: no plan of the space fits; names the binding constraint.
-        UnsupportedError: a trainer of `export` or `space.trainer` lacks the model, or a setting of the job.
-        ConfigError: `search.method=exact` where no exact method reaches.
-    """
+    """Find a plan and check it, as the command does; errors as of `planner.plan` and `require_trainers`."""
     problem, rental = choose_nodes(problem)
     require_trainers(problem)
     return _plan(problem, rental=rental)

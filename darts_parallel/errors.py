@@ -54,12 +54,7 @@ def one_line(sentence: str) -> str:
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a file that a user named.
-
-    Errors:
-        OSError: it cannot be read, or has more than `MOST_READ` characters, as devices have.
-        UnicodeDecodeError: it is no text.
-    """
+    """Return the text of a user's file; an OSError says that it has more than `MOST_READ` characters."""
     with Path(path).open(encoding="utf-8") as file:
         text = file.read(MOST_READ + 1)
     if len(text) > MOST_READ:

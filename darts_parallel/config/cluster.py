@@ -34,8 +34,8 @@ class LinkConfig:
 
 def check_link(key: str, link: LinkConfig) -> None:
     """Refuse what is no link, as a reference to a text is, and a link that breaks a rule."""
-    near = "{bandwidth_GBps: 10.0, latency_us: 5.0}"
-    require(isinstance(link, LinkConfig), f"{key}={link}", "be a mapping", near)
+    known = isinstance(link, LinkConfig)
+    require(known, f"{key}={link}", "be a mapping", "{bandwidth_GBps: 10.0, latency_us: 5.0}")
     link.check(key)
 
 

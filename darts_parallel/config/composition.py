@@ -77,11 +77,7 @@ def load_config(
 
 
 def refuse_endless_files(folder: str) -> None:
-    """Refuse configuration files whose aliases stand for more than `MOST_VALUES`: they would fill the memory.
-
-    Args:
-        folder: Of the user's own files; what is wrong with them otherwise is said where they are used.
-    """
+    """Refuse a user's files whose aliases stand for more than `MOST_VALUES`: they would fill the memory."""
     for path in (*Path(folder).glob("*.yaml"), *Path(folder).glob("*/*.yaml")):
         count = 0
         with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):

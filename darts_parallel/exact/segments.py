@@ -73,11 +73,7 @@ class StageSegments:
 
     @staticmethod
     def legal(num_stages: int, fused_to_previous: NDArray[np.bool_]) -> "StageSegments":
-        """Return segments that leave a layer to every other stage and begin at no fused layer.
-
-        Errors:
-            DeadlineError: there are more than `MAX_SEGMENTS`.
-        """
+        """Return segments that leave a layer to every other stage; `DeadlineError` above `MAX_SEGMENTS`."""
         spare = len(fused_to_previous) - num_stages + 1
         if num_stages * spare * (spare + 1) // 2 > MAX_SEGMENTS:
             raise DeadlineError
