@@ -1,4 +1,7 @@
-"""Seconds of all even uniform plans of a job at any figures, their slopes, and the bytes that they need."""
+"""Seconds of all even uniform plans of a job at any figures, their slopes, and the bytes that they need.
+
+Memory is bought for the chance `space.out_of_memory` of one device, with the spread of the reference's bytes.
+"""
 
 from functools import cached_property
 from itertools import product
@@ -21,6 +24,7 @@ from darts_parallel.design.figures import MEMORY, places, scaled
 from darts_parallel.design.request import Knob
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.plan import Plan, outer_spaces
+from darts_parallel.planner import tightened
 from darts_parallel.problem import Problem
 
 AMPLE = 1e9
@@ -40,7 +44,7 @@ class Pricing:
     """
 
     def __init__(self, problem: Problem, knobs: tuple[Knob, ...], memories: tuple[Knob, ...]) -> None:
-        self.problem, self.knobs = problem, knobs
+        self.problem, self.knobs = tightened(problem), knobs
         self.start = np.clip(0.0, np.log([k.low for k in knobs]), np.log([k.high for k in knobs]))
         self.ample = scaled(problem, {MEMORY: AMPLE})
         self.spaces = outer_spaces(self.ample)
@@ -72,7 +76,7 @@ class Pricing:
 
     def _needs(self, memories: tuple[Knob, ...]) -> Tensor:
         """Return factors of memory that plans need: of every knob, and of groups without, `(., M + 1)`."""
-        cluster, margin = self.problem.cluster, self.problem.config.space.memory_margin
+        cluster, margin = self.problem.cluster, self.problem.margin
         held = [{place or 0 for place in places(knob.name, cluster)} for knob in memories]
         held.append(set(range(len(cluster.groups))).difference(*held))
         rows = []

@@ -5,6 +5,7 @@ from darts_parallel.planner.elasticities import offload_slopes as offload_slopes
 from darts_parallel.planner.elasticities import sensitivity as sensitivity
 from darts_parallel.planner.elasticities import time_elasticities as time_elasticities
 from darts_parallel.planner.memory_chance import ladder as ladder
+from darts_parallel.planner.memory_chance import tightened as tightened
 from darts_parallel.planner.methods import check as check
 from darts_parallel.planner.methods import solve as solve
 from darts_parallel.planner.node_choice import Rental as Rental
