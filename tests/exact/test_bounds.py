@@ -10,7 +10,7 @@ import torch
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact._enumeration import brute_force
 from darts_parallel.exact._pareto import price_grid
-from darts_parallel.exact.bounds import OuterCosts, SegmentGrid, outer_lower_bounds
+from darts_parallel.exact.bounds import OuterCosts, SegmentGrid, outer_lower_bounds, spread_bounds
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import random_table
@@ -55,6 +55,12 @@ def test_the_bound_meets_the_optimum_where_one_strategy_is_best_in_everything() 
     best = brute_force([table], "layerwise")
     # one strategy, one layout, one stage: nothing is relaxed
     assert float(outer_lower_bounds(table)[0]) == pytest.approx(best.cost, rel=1e-9)
+
+
+def test_layers_that_may_lie_anywhere_cost_their_sum_and_the_larger_of_mean_and_longest() -> None:
+    seconds, sync, once = (torch.tensor([row]) for row in ([1.0, 3.0, 1.5], [0.5, 0.1, 0.2], [0.3, 0.2, 0.1]))
+    # two stages, four micro-batches: 5.5 + 3 * max(5.5 / 2, 3) + max(0.8 / 2, 0.5) + 0.6
+    assert spread_bounds(seconds, sync, once, torch.tensor([4.0]), 2).tolist() == pytest.approx([15.6])
 
 
 def test_the_default_problem_is_bounded_within_two_percent() -> None:

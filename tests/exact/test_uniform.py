@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from darts_parallel.cost import build_tables
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.exact._enumeration import brute_force
 from darts_parallel.exact.result import deadline_check
 from darts_parallel.exact.uniform import find_uniform_plan, uniform_bounds
+from darts_parallel.problem import load_problem
 from tests.support.random_tables import random_table
 
 
@@ -69,3 +71,21 @@ def test_a_single_strategy_without_a_pipeline_is_found_although_its_bound_is_exa
         assert find_uniform_plan([table]).cost == pytest.approx(
             brute_force([table], "uniform").cost, rel=1e-12
         )
+
+
+def test_an_interleaved_plan_slower_than_what_is_known_is_not_given() -> None:
+    problem = load_problem(
+        [
+            "model=toy",
+            "training=toy",
+            "cluster=toy",
+            "space=uniform",
+            "space.virtual_stages=[2]",
+            "space.pp=2",
+        ]
+    )
+    tables = build_tables(problem)
+    best = find_uniform_plan(tables).best
+    assert best is not None
+    assert find_uniform_plan(tables, incumbent=0.7 * best.time).best is None
+    assert find_uniform_plan(tables, incumbent=1.1 * best.time).cost == best.time

@@ -42,6 +42,17 @@ def test_without_trials_the_order_is_the_models(job: tuple[Problem, Tuning]) -> 
     assert len(state.next(3)) == 3
 
 
+def test_without_trials_whatever_the_model_lets_fit_is_proposed(job: tuple[Problem, Tuning]) -> None:
+    # more than nine tenths of a device are used: full devices are no reason to leave a plan out
+    tight = load_problem([*"model=toy cluster=toy training=toy space.recompute=none".split(),
+                          "space.sequence_parallel=false", "cluster.devices.toy.memory_GiB=0.106"])  # fmt: skip
+    state, best = tune(tight, _first(tight), []), _first(tight)
+    cost = evaluate(best, tight)
+    assert max(u / c for u, c in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)) > 0.9
+    assert len(state.proposals) == len(job[1].proposals)
+    assert state.excluded == job[1].excluded
+
+
 def test_one_trial_moves_all_seconds_and_narrows_them(job: tuple[Problem, Tuning]) -> None:
     problem, before = job
     first = before.proposals[0]
