@@ -44,8 +44,10 @@ def test_without_trials_the_order_is_the_models(job: tuple[Problem, Tuning]) -> 
 
 def test_without_trials_whatever_the_model_lets_fit_is_proposed(job: tuple[Problem, Tuning]) -> None:
     # more than nine tenths of a device are used: full devices are no reason to leave a plan out
-    tight = load_problem([*"model=toy cluster=toy training=toy space.recompute=none".split(),
-                          "space.sequence_parallel=false", "cluster.devices.toy.memory_GiB=0.106"])  # fmt: skip
+    tight = load_problem(
+        ["model=toy", "cluster=toy", "training=toy", "space.recompute=none", "space.sequence_parallel=false",
+         "cluster.devices.toy.memory_GiB=0.106"]
+    )  # fmt: skip
     state, best = tune(tight, _first(tight), []), _first(tight)
     cost = evaluate(best, tight)
     assert max(u / c for u, c in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)) > 0.9
