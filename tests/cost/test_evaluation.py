@@ -1,4 +1,4 @@
-"""What `evaluate` says beside seconds, from its definition."""
+"""Check what `evaluate` says next to seconds, by its definition."""
 
 import pytest
 
