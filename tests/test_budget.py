@@ -17,9 +17,9 @@ GRANTS = {
     "graph: operators of any module": (2_600, 1_000),
     "design: the best use of a budget": (1_200, 300),
     "order of passes": (600, 300),
-    "truth of the cost model, its answers, robustness": (1_500, 900),
+    "truth of the cost model, its answers, robustness": (1_600, 900),
 }
-"""Lines of code and of tests that features may add, by name: 44,900 and 18,000 in sum."""
+"""Lines of code and of tests that features may add, by name: 45,000 and 18,000 in sum."""
 SOURCES = {".py", ".pyi", ".pyx", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".js", ".jinja", ".j2", ".tmpl"}
 LONGEST = 130
 """Characters of a line with the remarks for tools that ruff allows beyond its 110."""
