@@ -1,6 +1,7 @@
 """From a problem to a verified plan: choose nodes, search, check, balance the stages."""
 
 from dataclasses import replace
+from itertools import islice
 
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError, PlanError
@@ -9,6 +10,7 @@ from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import Plan, read_own_problem, read_plan
 from darts_parallel.planner._searcher import product_session
 from darts_parallel.planner._session import Session
+from darts_parallel.planner._simplest import NEIGHBOURS, neighbours, simplest
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.memory_chance import tightened, within_chance
 from darts_parallel.planner.methods import CHECKS, METHODS, ORDERS, run_phases, search_result
@@ -67,10 +69,16 @@ def _searched(problem: Problem, rental: Rental | None, old: Plan | None, watcher
     if rental is not None and rental.iteration_time_s < result.iteration_time_s:
         result = rental.instead_of(result)
     if config.cost.knows_stages:
-        even = balance_stages(result.plan, problem)
-        if even != result.plan:
-            seconds = evaluate(even, problem).iteration_time_s
-            result = replace(result, plan=even, iteration_time_s=seconds)
+        chosen = balance_stages(result.plan, problem)
+        if config.search.method != "exact":
+            others = [answer.plan for answer in session.answers.values() if answer.plan is not None]
+            chosen = simplest(chosen, [own for own in others if own.within("uniform")], problem)
+        if chosen != result.plan:
+            seconds = evaluate(chosen, problem).iteration_time_s
+            result = replace(result, plan=chosen, iteration_time_s=seconds)
+        near = islice(neighbours(result.plan, session.tables), NEIGHBOURS)
+        ranked = sorted({*result.alternatives, *near}, key=lambda entry: entry[0])
+        result = replace(result, alternatives=tuple(ranked))
     answers = checked(result, session)
     return Planned(result.plan, result, answers, session.interrupted, rental=rental, files=session.files,
                    tables=session.whole)  # fmt: skip

@@ -27,7 +27,7 @@ from darts_parallel.report.format import seconds as _seconds
 
 Takers = Callable[[Plan], Sequence[str]]
 """Names the trainers that take a plan."""
-MAX_ALTERNATIVES = 5
+MAX_ALTERNATIVES = 6
 MOST_SHOWN = 6
 """Figures of the hardware whose worth is printed."""
 

@@ -1,0 +1,110 @@
+"""Choose, among plans that cost about the same, one with few strategies and even stages.
+
+The model cannot tell seconds apart that differ by far more than `TIE`; whoever starts a plan can tell one
+strategy from four.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+
+from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, even_uniform_plans, hard_plan
+from darts_parallel.errors import PlanError
+from darts_parallel.plan import Plan
+from darts_parallel.problem import Problem
+
+TIE = 0.002
+"""Relative seconds within which plans cost the same."""
+NEIGHBOURS = 3
+"""Plans of one strategy next to the chosen one, with its stages and micro-batches."""
+
+
+def simplest(plan: Plan, others: Sequence[Plan], problem: Problem) -> Plan:
+    """Return the plan of fewest strategies, of those the one of most even stages, within `TIE` of a plan.
+
+    Strategies of a plan are replaced by others of its own, all layers of one at once, stages by even ones.
+
+    Args:
+        plan: It must fit.
+        others: Further plans that may be as fast.
+        problem: Priced stage by stage.
+    """
+    limit = float(hard_plan(plan, problem)[2].iteration_time[0]) * (1.0 + TIE)
+    found = [_merged(own, problem, limit) for own in (plan, *others) if _within(own, problem, limit)]
+    found += [even for own in found if (even := _even(own)) is not None and _within(even, problem, limit)]
+    return min(found, key=lambda own: (len(set(own.layers)), _unevenness(own)))
+
+
+def _within(plan: Plan, problem: Problem, limit: float) -> bool:
+    try:
+        cost = hard_plan(plan, problem)[2]
+    except PlanError:  # a stage may not begin everywhere
+        return False
+    fits = bool(cost.feasible[0]) and plan.within(problem.config.space.kind)
+    return fits and float(cost.iteration_time[0]) <= limit
+
+
+def _merged(plan: Plan, problem: Problem, limit: float) -> Plan:
+    """Return the plan with as few of its strategies as the limit of seconds allows, by the cheapest steps."""
+    table, hard, _ = hard_plan(plan, problem)
+    if plan.offload:
+        return plan
+    while True:
+        used = torch.unique(hard.choices)
+        pairs = [(old, new) for old in used for new in used if old != new]
+        rows = [torch.where(hard.choices == old, new, hard.choices) for old, new in pairs]
+        if not rows:
+            break
+        count = len(rows)
+        changed = HardPlans(hard.outer.expand(count), torch.cat(rows), hard.first_layers.expand(count, -1))
+        cost = evaluate_batch(table, changed)
+        seconds = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        best = int(seconds.argmin())
+        if float(seconds[best]) > limit:
+            break
+        hard = changed[best : best + 1]
+    return replace(plan, layers=hard.to_plan(0, table).layers)
+
+
+def _even(plan: Plan) -> Plan | None:
+    """Return the plan with equally many layers between the ends in every stage, if that goes."""
+    stages, inner = len(plan.boundaries) - 1, len(plan.layers) - 3
+    if stages == 1 or inner % stages:
+        return None
+    cuts = (1 + inner // stages * stage for stage in range(1, stages))
+    return replace(plan, boundaries=(0, *cuts, len(plan.layers)))
+
+
+def _unevenness(plan: Plan) -> int:
+    """Return by how much the numbers of layers of the stages differ, embedding, head and loss left aside."""
+    edges = (1, *plan.boundaries[1:-1], len(plan.layers) - 2)
+    sizes = [end - first for first, end in pairwise(edges)]
+    return max(sizes) - min(sizes)
+
+
+def neighbours(plan: Plan, tables: Sequence[CostTable]) -> Iterator[tuple[float, Plan]]:
+    """Yield the fastest even plans of one strategy that differ in degrees alone, with their seconds.
+
+    Args:
+        tables: Of the whole space.
+    """
+    mine = (plan.pp, plan.cp, plan.node_order, plan.virtual_stages)
+    degrees = {(layer.dp, layer.tp) for layer in plan.layers[1:2]} if len(set(plan.layers)) == 1 else set()
+    for table in tables:
+        if (table.pp, table.cp, table.node_order, table.virtual_stages) != mine or table.offload:
+            continue
+        outer = (table.num_micro_batches == plan.num_micro_batches).nonzero().flatten().tolist()
+        plans = even_uniform_plans(table)
+        plans = plans[torch.isin(plans.outer, torch.tensor(outer, dtype=torch.long))]
+        cost = evaluate_batch(table, plans)
+        seconds = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        for row in seconds.argsort(stable=True).tolist():
+            layer = table.choices[int(plans.choices[row, 0])]
+            if float(seconds[row]) == float("inf") or (layer.dp, layer.tp) in degrees:
+                continue
+            degrees.add((layer.dp, layer.tp))
+            other = plans.to_plan(row, table)
+            if other.schedule_name == plan.schedule_name:
+                yield float(seconds[row]), other

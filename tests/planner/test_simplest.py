@@ -1,0 +1,32 @@
+"""Ties go to few strategies and even stages, and neighbours share all but the degrees."""
+
+from itertools import pairwise
+
+import pytest
+
+from darts_parallel import evaluate, load_problem, plan
+from darts_parallel.cost.table import build_tables
+from darts_parallel.planner._simplest import TIE, neighbours, simplest
+
+JOB = ["model=toy", "cluster=toy", "space.pp=2", "space.num_micro_batches=4", "verification.enabled=false",
+       "search.num_steps=10", "search.num_restarts=4"]  # fmt: skip
+
+
+@pytest.mark.parametrize("memory", [0.13, 0.15, 0.3])
+def test_a_simpler_plan_is_taken_within_the_tie_and_none_beyond_it(memory: float) -> None:
+    problem = load_problem([*JOB, f"cluster.devices.toy.memory_GiB={memory}", "space.out_of_memory=0.5"])
+    best = plan(problem).plan
+    seconds = evaluate(best, problem).iteration_time_s
+    found = simplest(best, [], problem)
+    cost = evaluate(found, problem)
+    assert cost.feasible
+    assert cost.iteration_time_s <= seconds * (1 + TIE)
+    assert len(set(found.layers)) <= len(set(best.layers))
+    near = list(neighbours(best, build_tables(problem)))
+    assert near
+    assert [time for time, _ in near] == sorted(time for time, _ in near)
+    for time, other in near:
+        assert (other.pp, other.num_micro_batches) == (best.pp, best.num_micro_batches)
+        assert len(set(other.layers)) == 1
+        assert time == pytest.approx(evaluate(other, problem).iteration_time_s)
+    assert all(one.layers[0].tp != other.layers[0].tp for (_, one), (_, other) in pairwise(near))
