@@ -2,10 +2,9 @@
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import exp
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,17 +19,7 @@ from darts_parallel.errors import UnsupportedError, one_line
 from darts_parallel.export import export_lines, export_plan, taken_by, write_export
 from darts_parallel.gradient import StepRecord
 from darts_parallel.plan import Plan, write_json
-from darts_parallel.planner import (
-    CHOSEN,
-    Planned,
-    Rental,
-    Rung,
-    Update,
-    Watcher,
-    ladder,
-    posterior,
-    sensitivity,
-)
+from darts_parallel.planner import CHOSEN, Planned, Rental, Rung, Update, Watcher, ladder, sensitivity
 from darts_parallel.planner import plan as find_plan
 from darts_parallel.problem import Problem, bill, choose
 from darts_parallel.report import Tracker, plan_dict, render, render_ending, render_ladder, trace_dict
@@ -40,10 +29,6 @@ def fail(sentence: str) -> NoReturn:
     """End the command with one sentence and exit status 2."""
     print(f"darts-parallel: {one_line(sentence)}", file=sys.stderr)
     raise SystemExit(2)
-
-
-def _rung_file(rung: Rung) -> str:
-    return "plan.json" if rung.name == CHOSEN else f"plan_{rung.name}.json"
 
 
 @dataclass
@@ -111,7 +96,7 @@ class Job(Watcher):
         self._refuse(planned.plan, cost)
         elasticities = self._sensitivity(planned.plan, problem)
         found = list(offers(problem, planned, cost.iteration_time_s))
-        rungs = {self.folder / _rung_file(rung): rung for rung in ladder(planned, self.problem)}
+        rungs = ladder(planned, self.problem)
         self._write(planned, cost, elasticities, found, rungs)
         words = {override.partition("=")[0] for override in self.overrides}
         if "model" in words and not words & JOBS:
@@ -152,16 +137,15 @@ class Job(Watcher):
         cost = evaluate(plan, self.problem)
         return cost.iteration_time_s if cost.feasible else float("inf")
 
-    def _print_trainers(self, problem: Problem, found: Sequence[Offer], rungs: Mapping[Path, Rung]) -> None:
+    def _print_trainers(self, problem: Problem, found: Sequence[Offer], rungs: Sequence[Rung]) -> None:
         """Print what each trainer makes of the job, and the commands to go on."""
-        known = posterior()
-        difference = None if known is None else exp(known.difference(problem)) - 1.0
         self.console.print(trainers_table(found, problem))
-        for line in trainer_sentences(found, difference, self.folder / "plan.json", self.overrides):
+        for line in trainer_sentences(found, problem, self.folder / "plan.json", self.overrides):
             self._print_line(line)
-        for file, rung in rungs.items():
+        for rung in rungs:
             if rung.name != CHOSEN:
-                self._print_line(f"{rung.name}: {start_command(problem, rung.plan, file)}")
+                start = start_command(problem, rung.plan, self.folder / rung.file)
+                self._print_line(f"{rung.name}: {start}")
 
     def _sensitivity(self, plan: Plan, problem: Problem) -> dict[str, float]:
         """Return what the plan's time depends on; nothing after Ctrl-C, which must not cost the plan."""
@@ -176,7 +160,7 @@ class Job(Watcher):
         cost: CostBreakdown,
         elasticities: dict[str, float],
         found: Sequence[Offer],
-        rungs: Mapping[Path, Rung],
+        rungs: Sequence[Rung],
     ) -> None:
         """Write the plan, those of its ladder, and what belongs to them."""
         result, problem = planned.result, planned.problem or self.problem
@@ -185,15 +169,12 @@ class Job(Watcher):
         data = plan_dict(problem, planned.plan, cost, result, planned.answers, elasticities)
         for name, content in planned.files.items():
             write_json(self.folder / name, content)
-        for file, rung in rungs.items():
+        for rung in rungs:
             if rung.name != CHOSEN:
                 own = evaluate(rung.plan, self.problem)
-                write_json(file, plan_dict(self.problem, rung.plan, own, None, []))
+                write_json(self.folder / rung.file, plan_dict(self.problem, rung.plan, own, None, []))
         data["trainers"] = {offer.name: offer.to_dict() for offer in found}
-        data["ladder"] = [
-            {"plan": file.name, "seconds": rung.seconds, "chance": rung.chance}
-            for file, rung in rungs.items()
-        ]
+        data["ladder"] = [{"plan": own.file, "seconds": own.seconds, "chance": own.chance} for own in rungs]
         write_json(self.folder / "plan.json", data | planned.entries())
         if problem.config.output.trace:
             write_json(self.folder / "plan.trace.json", trace_dict(planned.plan, problem))

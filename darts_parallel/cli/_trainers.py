@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from darts_parallel.cost import CostTable, without_dominated
 from darts_parallel.exact import find_uniform_plan
 from darts_parallel.export import model_refusals, refusals, taken_by
 from darts_parallel.plan import Plan, trainer_runs
-from darts_parallel.planner import Planned, out_of_memory
+from darts_parallel.planner import Planned, out_of_memory, posterior
 from darts_parallel.problem import Problem
 from darts_parallel.report import table_of
 
@@ -80,20 +81,20 @@ def trainers_table(found: Sequence[Offer], problem: Problem) -> Table:
 
 
 def trainer_sentences(
-    found: Sequence[Offer], difference: float | None, file: Path, given: Sequence[str]
+    found: Sequence[Offer], problem: Problem, file: Path, given: Sequence[str]
 ) -> list[str]:
     """Say how a trainer gets its plan, and what none that takes this one costs.
 
     Args:
-        difference: Relative seconds from which on the model tells two plans apart.
         file: Of the chosen plan.
         given: Overrides of the command.
     """
+    known = posterior()
     lines, others = [], [offer for offer in found if offer.plan is not None and not offer.takes]
     if any(offer.takes for offer in found):
         lines.append(f"this plan: darts-parallel plan={file} export=NAME")
-    elif others and difference is not None:
-        best = min(others, key=lambda offer: offer.slower)
+    elif others and known is not None:
+        best, difference = min(others, key=lambda offer: offer.slower), exp(known.difference(problem)) - 1.0
         if best.slower < difference:
             lines.append(
                 f"No trainer takes this plan, and it is faster than {best.name}'s own by "

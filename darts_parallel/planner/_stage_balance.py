@@ -21,7 +21,7 @@ SUM_WEIGHT = 1e5
 """How much more a second of the stages' sum counts than a squared second, by the slowest stage."""
 
 
-def balance_stages(plan: Plan, problem: Problem) -> Plan:
+def balance_stages(plan: Plan, problem: Problem, tolerance: float = TOLERANCE) -> Plan:
     """Cut the layers of a plan again: the same iteration time, and stages whose seconds differ least.
 
     Every layer keeps its strategy. Among the splits whose slowest stage is at most the plan's, the sum of
@@ -31,6 +31,7 @@ def balance_stages(plan: Plan, problem: Problem) -> Plan:
         plan: Legal for the problem; it must fit.
         problem: Priced by the closed form, without interleaving or offloading; of others the plan is
             returned as it is.
+        tolerance: Relative seconds that it may cost.
 
     Returns:
         The plan itself where no split is more even or the new one would be slower.
@@ -46,14 +47,14 @@ def balance_stages(plan: Plan, problem: Problem) -> Plan:
     except DeadlineError:  # too many layers to cut
         return plan
     slowest = float(cost.stage_seconds.max())
-    fast = seconds <= slowest * (1 + TOLERANCE)
+    fast = seconds <= slowest * (1 + tolerance)
     starts = stages.keep(fast).split_below(_spread(seconds[fast], slowest), np.inf)[1]
     if not starts:
         return plan
     new = evaluate_batch(table, replace(hard, first_layers=torch.tensor([starts])))
     before, after = float(cost.iteration_time[0]), float(new.iteration_time[0])
     squares = [float(c.stage_seconds.square().sum()) for c in (cost, new)]
-    if not bool(new.feasible[0]) or after > before * (1 + TOLERANCE) or squares[1] >= squares[0] * (1 - 1e-9):
+    if not bool(new.feasible[0]) or after > before * (1 + tolerance) or squares[1] >= squares[0] * (1 - 1e-9):
         return plan
     return replace(plan, boundaries=(*starts, len(plan.layers)))
 

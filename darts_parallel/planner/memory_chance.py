@@ -8,7 +8,7 @@ errors (`uncertainty.any_above`); where it is above the limit the memory is tigh
 fits the tightened problem, it is loosened as little as needed; the median peak fits always.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp, log
 from statistics import NormalDist
@@ -117,32 +117,24 @@ def _safest(
     raise error
 
 
-def ladder(planned: Planned, problem: Problem) -> tuple[Rung, ...]:
+def ladder(planned: Planned, problem: Problem) -> list[Rung]:
     """Return plans around the chosen one: the fastest whose median fits, itself, and a safe one.
 
     The others come from the exact methods, each within `RUNG_SECONDS`, where plans are checked at all.
     """
-    tight, result = planned.problem, planned.result
+    tight, result, config = planned.problem, planned.result, problem.config
     if tight is None or result is None or planned.out_of_memory is None:
-        return ()
-    chosen = Rung(CHOSEN, planned.plan, result.iteration_time_s, planned.out_of_memory)
-    found = [chosen]
-    config = problem.config
+        return []
+    found = [chosen := Rung(CHOSEN, planned.plan, result.iteration_time_s, planned.out_of_memory)]
     if config.verification.enabled and config.cost.pipeline == "closed_form" and config.space.offload is None:
-        found += _others(chosen, planned, problem)
-    return tuple(sorted(found, key=lambda rung: rung.seconds))
-
-
-def _others(chosen: Rung, planned: Planned, problem: Problem) -> Iterator[Rung]:
-    tight = planned.problem is not None and planned.problem.headroom > 0.0
-    tables = [without_dominated(table) for table in planned.tables]
-    fastest = _rung("fastest", replace(problem, headroom=0.0), tables, planned) if tight else None
-    if fastest is not None and fastest.seconds < chosen.seconds * (1.0 - 1e-9):
-        yield fastest
-    if chosen.chance > SAFE:
-        safe = _rung("safe", tightened(problem, SAFE), tables, None)
-        if safe is not None and safe.chance < chosen.chance and safe.seconds > chosen.seconds:
-            yield safe
+        tables = [without_dominated(table) for table in planned.tables]
+        if tight.headroom:
+            fastest = _rung("fastest", tightened(problem, 0.5), tables, planned)
+            found += [fastest] if fastest and fastest.seconds < chosen.seconds * (1.0 - 1e-9) else []
+        if chosen.chance > SAFE:
+            safe = _rung("safe", tightened(problem, SAFE), tables, None)
+            found += [safe] if safe and safe.chance < chosen.chance and safe.seconds > chosen.seconds else []
+    return sorted(found, key=lambda rung: rung.seconds)
 
 
 def _rung(name: str, problem: Problem, tables: Sequence[CostTable], known: Planned | None) -> Rung | None:

@@ -28,6 +28,11 @@ class Rung:
     chance: float
     """Probability that the job runs out of memory."""
 
+    @property
+    def file(self) -> str:
+        """Return the name of its file."""
+        return "plan.json" if self.name == CHOSEN else f"plan_{self.name}.json"
+
 
 @dataclass(frozen=True)
 class Planned:

@@ -1,6 +1,6 @@
 """The end of the report: what else is known of a plan, and where everything lies."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -26,7 +26,7 @@ def origin_lines(planned: Planned) -> Iterator[str]:
         yield planned.rental.label()
 
 
-def render_ladder(planned: Planned, rungs: Mapping[Path, Rung], console: Console) -> None:
+def render_ladder(planned: Planned, rungs: Sequence[Rung], console: Console) -> None:
     """Print the plans from the fastest to the safest by their files, where there are several.
 
     Where no plan keeps the chance of running out of memory, say what would help.
@@ -35,12 +35,12 @@ def render_ladder(planned: Planned, rungs: Mapping[Path, Rung], console: Console
         console.print(Text(f"{planned.warning}.", "red"))
     if len(rungs) < 2:
         return
-    chosen = next(rung.seconds for rung in rungs.values() if rung.name == CHOSEN)
+    chosen = next(rung.seconds for rung in rungs if rung.name == CHOSEN)
     table = table_of("\nLadder", ("plan", "left"), ("seconds", "right"), ("against chosen", "right"),
                      ("fits", "right"), ("file", "left"))  # fmt: skip
-    for file, rung in rungs.items():
+    for rung in rungs:
         change = "" if rung.name == CHOSEN else f"{100 * (rung.seconds / chosen - 1):+.1f} %"
-        table.add_row(rung.name, seconds(rung.seconds), change, percent(1.0 - rung.chance, 0), file.name)
+        table.add_row(rung.name, seconds(rung.seconds), change, percent(1.0 - rung.chance, 0), rung.file)
     console.print(table)
 
 
