@@ -35,9 +35,4 @@ from darts_parallel.errors import lazy_names
 if TYPE_CHECKING:
     from darts_parallel.bilevel.command import BilevelJob as BilevelJob
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "command": ("BilevelJob",),
-    },
-)
+__getattr__ = lazy_names(__name__, {"command": ("BilevelJob",)})

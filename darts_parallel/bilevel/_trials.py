@@ -53,11 +53,7 @@ def widest(pairs: Sequence[Pair]) -> dict[Pair, Pair]:
 
 
 def train_losses(
-    settings: BilevelSettings,
-    text: Tensor,
-    plan: Sequence[Candidate],
-    steps: int,
-    seed: int,
+    settings: BilevelSettings, text: Tensor, plan: Sequence[Candidate], steps: int, seed: int
 ) -> list[float]:
     """Train a plan from scratch; return the losses of all steps, nats.
 
@@ -73,11 +69,7 @@ def train_losses(
 
 
 def try_pairs(
-    settings: BilevelSettings,
-    text: Tensor,
-    forward: Sequence[Pair],
-    gradient: Sequence[Pair],
-    jobs: Jobs,
+    settings: BilevelSettings, text: Tensor, forward: Sequence[Pair], gradient: Sequence[Pair], jobs: Jobs
 ) -> TrialTable:
     """Try every number of bits at its widest group, all blocks by it, on several seeds.
 

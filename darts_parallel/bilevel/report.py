@@ -65,7 +65,7 @@ def costs(seeds: list[dict[str, Any]]) -> str:
     gaps = [100.0 * search["raw_gap"] for search in searches if search["raw_gap"] is not None]
     lines = [
         f"Searches: {len(searches)}, of {spread(steps, '.0f')} weight steps, trials included; "
-        f"{spread(seconds, '.1f')} s on this machine.",
+        f"{spread(seconds, '.1f')} s on this machine."
     ]
     if gaps:
         lines.append(

@@ -34,10 +34,7 @@ class ChoiceTensors:
 
     @staticmethod
     def build(
-        training: TrainingConfig,
-        counts: tuple[int, ...],
-        choices: tuple[LayerStrategy, ...],
-        cp: int = 1,
+        training: TrainingConfig, counts: tuple[int, ...], choices: tuple[LayerStrategy, ...], cp: int = 1
     ) -> "ChoiceTensors":
         """Return the tensors of `choices` for every number of micro-batches in `counts`."""
         tp = float_tensor([c.tp for c in choices])

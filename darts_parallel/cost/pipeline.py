@@ -33,10 +33,7 @@ class PipelineModel:
 
     @staticmethod
     def from_config(
-        config: CostConfig,
-        virtual_stages: int = 1,
-        schedule: str | None = None,
-        named: Sequence[str] = (),
+        config: CostConfig, virtual_stages: int = 1, schedule: str | None = None, named: Sequence[str] = ()
     ) -> "PipelineModel":
         """Return the model that the user chose.
 

@@ -15,13 +15,7 @@ from darts_parallel.cost import CostTable, PricedPlan, evaluate_batch, even_unif
 from darts_parallel.exact.bounds import OuterCosts, outer_lower_bounds, spread_bounds
 from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
-from darts_parallel.exact.result import (
-    OFFLOADING,
-    Check,
-    DeadlineError,
-    TableResult,
-    deadline_check,
-)
+from darts_parallel.exact.result import OFFLOADING, Check, DeadlineError, TableResult, deadline_check
 from darts_parallel.exact.segments import Array, Index, StageSegments
 
 FIRST_MARGIN = 0.002

@@ -12,10 +12,7 @@ from darts_parallel.export.megatron_layers import (
     require_first_recomputed,
     window_flags,
 )
-from darts_parallel.export.mixtures import (
-    megatron_model_flags,
-    megatron_recompute_modules,
-)
+from darts_parallel.export.mixtures import megatron_model_flags, megatron_recompute_modules
 from darts_parallel.plan import LayerStrategy
 from darts_parallel.problem import VOCABULARY_MULTIPLE
 

@@ -58,10 +58,7 @@ class SurrogateCost:
 
 
 def surrogate(
-    weights: RelaxedPlans,
-    table: CostTable,
-    sharpness: float | None = None,
-    paths: PathMemory | None = None,
+    weights: RelaxedPlans, table: CostTable, sharpness: float | None = None, paths: PathMemory | None = None
 ) -> SurrogateCost:
     """Price relaxed plans once; `Surrogate` keeps what many steps need of the table."""
     return Surrogate(table)(weights, sharpness, paths)

@@ -5,10 +5,7 @@ from collections.abc import Callable, Collection, Iterator
 from darts_parallel.config import MAMBA, ModelConfig
 
 PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
-    "hybrid_override_pattern": (
-        lambda c: c.hybrid_override_pattern is not None,
-        "layers of different kinds",
-    ),
+    "hybrid_override_pattern": (lambda c: c.hybrid_override_pattern is not None, "layers of different kinds"),
     "mamba_dt_rank": (
         lambda c: c.mamba_dt_rank is not None and MAMBA in (c.hybrid_override_pattern or ""),
         "Mamba-1 layers",

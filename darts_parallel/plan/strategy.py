@@ -8,13 +8,7 @@ from typing import Any
 
 from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE
 from darts_parallel.errors import PlanError
-from darts_parallel.plan._fields import (
-    comm_bits,
-    field,
-    node_order_of,
-    offload_of,
-    stage_span,
-)
+from darts_parallel.plan._fields import comm_bits, field, node_order_of, offload_of, stage_span
 from darts_parallel.schedules import (
     NAMES,
     PLACEMENTS,

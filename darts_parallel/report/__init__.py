@@ -23,9 +23,4 @@ from darts_parallel.report.trace import trace_dict as trace_dict
 if TYPE_CHECKING:
     from darts_parallel.report.plots import write_sweep_curve as write_sweep_curve
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "plots": ("write_sweep_curve",),
-    },
-)
+__getattr__ = lazy_names(__name__, {"plots": ("write_sweep_curve",)})

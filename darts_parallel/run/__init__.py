@@ -13,10 +13,5 @@ if TYPE_CHECKING:
     from darts_parallel.run.workers import Workers as Workers
 
 __getattr__ = lazy_names(
-    __name__,
-    {
-        "engine": ("Engine",),
-        "measure": ("timed_step",),
-        "workers": ("Workers",),
-    },
+    __name__, {"engine": ("Engine",), "measure": ("timed_step",), "workers": ("Workers",)}
 )

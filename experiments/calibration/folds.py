@@ -65,11 +65,7 @@ def folds(cases: Sequence[MeasuredCase], kind: str) -> dict[str, set[int]]:
 
 
 def cross_validate(
-    cases: Sequence[MeasuredCase],
-    parameters: Parameters,
-    optimum: Tensor,
-    found: Residuals,
-    kind: str,
+    cases: Sequence[MeasuredCase], parameters: Parameters, optimum: Tensor, found: Residuals, kind: str
 ) -> list[HeldOut]:
     """Predict every fold with parameters fitted to all others.
 
