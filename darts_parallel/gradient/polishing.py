@@ -22,8 +22,6 @@ MOST_EDGE_MOVES = 1_000
 """Moves of ranges of edges up to which all are tried; where there are more, single edges move."""
 MOST_RUNS = 20_000
 """Runs of layers times strategies up to which all are tried."""
-MOST_PAIRS = 40_000
-"""Changes of two layers of one device that are tried on all devices together; thinned evenly beyond that."""
 
 
 def polish(
@@ -31,7 +29,6 @@ def polish(
     plan: HardPlans,
     space_kind: str,
     *,
-    thorough: bool = True,
     evaluator: MoveEvaluator | None = None,
     visited: set[bytes] | None = None,
 ) -> tuple[HardPlans, float, int]:
@@ -42,7 +39,6 @@ def polish(
     Args:
         plan: One plan.
         space_kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
-        thorough: Whether to change two layers at once too, where the segment programs know no such stages.
         evaluator: Prices the plans of the table, and ends the descent early where it is out of budget; None:
             one that never is. A new one for every descent.
         visited: Plans that equal descents of this table came through, to which its own are added: where a
@@ -51,7 +47,7 @@ def polish(
     Returns:
         The plan, its seconds per iteration, and how many plans were evaluated.
     """
-    levels = _neighbourhoods(table, space_kind, thorough=thorough)
+    levels = _neighbourhoods(table, space_kind)
     by_runs = space_kind == "layerwise" and has_plain_stages(table) and not table.pipeline.simulated
     best = float(evaluate_batch(table, plan).iteration_time[0])
     evaluator = evaluator or MoveEvaluator(table)
@@ -88,13 +84,10 @@ def has_plain_stages(table: CostTable) -> bool:
     return table.virtual_stages == 1 and not table.offload
 
 
-def _neighbourhoods(
-    table: CostTable, space_kind: str, *, thorough: bool
-) -> list[Callable[[HardPlans], HardPlans]]:
+def _neighbourhoods(table: CostTable, space_kind: str) -> list[Callable[[HardPlans], HardPlans]]:
     """Return what a plan may change into, the cheapest neighbourhood first.
 
-    Changes of layers, runs, stages and stage boundaries; all boundaries again for the given strategies. Where
-    `thorough` and layer-wise also two changes at once, unless the segment programs can solve the table.
+    Changes of layers, runs, stages and stage boundaries; all boundaries again for the given strategies.
     """
     single, layerwise = has_plain_stages(table), space_kind == "layerwise"
     closed = single and not table.pipeline.simulated
@@ -105,8 +98,6 @@ def _neighbourhoods(
     ]
     if space_kind != "stagewise" and single:
         levels.append(lambda current: repartitioned(table, current))
-    if layerwise and thorough and not closed:
-        levels.append(lambda current: _pairs(table, current))
     return levels
 
 
@@ -222,32 +213,3 @@ def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:
     from_right = plan.choices[0][ends[new]]
     adopted = torch.where(new > old, from_left, from_right)
     return torch.where(new == old, plan.choices.expand_as(new), adopted)
-
-
-def _pairs(table: CostTable, plan: HardPlans) -> HardPlans:
-    """Return the plan with two layers of one device changed at once: one gives memory, the other takes it."""
-    devices = table.stage_device[plan.stages()[0]]
-    rows, limit = [plan.choices], MOST_PAIRS // table.pp
-    for device in range(table.pp):
-        members = _representatives(table, plan, torch.nonzero(devices == device).squeeze(1))
-        layer, choice = torch.cartesian_prod(torch.tensor(members), torch.arange(len(table.choices))).T
-        useful = table.allowed[plan.outer[0], choice] & (choice != plan.choices[0, layer])
-        layer, choice = layer[useful], choice[useful]
-        a, b = torch.triu_indices(len(layer), len(layer), offset=1)
-        pairs = torch.stack([a, b], 1)[layer[a] != layer[b]]
-        pairs = pairs[:: len(pairs) // limit + 1] if len(pairs) > limit else pairs
-        rows.append(plan.choices.repeat(len(pairs), 1).scatter_(1, layer[pairs], choice[pairs]))
-    return _with_choices(plan, torch.cat(rows))
-
-
-def _representatives(table: CostTable, plan: HardPlans, members: Tensor) -> list[int]:
-    """Return the layers of a device that differ in costs or strategy, at most two of each."""
-    outer, count = int(plan.outer[0]), dict[tuple[float, ...], int]()
-    chosen = []
-    for layer in members.tolist():
-        times = table.time[outer, 0, layer]
-        key = (int(plan.choices[0, layer]), float(times[table.allowed[outer]].sum()))
-        count[key] = count.get(key, 0) + 1
-        if count[key] <= 2:
-            chosen.append(layer)
-    return chosen

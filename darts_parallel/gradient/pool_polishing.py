@@ -98,11 +98,10 @@ def at_cut(bounds: SegmentBounds, starts: Sequence[int]) -> SegmentBounds:
 def polish_pool(
     pool: PlanPool, space_kind: str, config: SearchConfig, *, hurry: bool, bounds: Sequence[Tensor] = ()
 ) -> str | None:
-    """Polish the best plans quickly, then the best of those thoroughly; the best one first in a hurry.
+    """Polish the best plans by moves, then the best of those by programs; the best one first in a hurry.
 
-    Thoroughly means: by the exact solver's segment programs within `polish_labels`, else by all moves. With
-    as many labels together the programs then look at the outer choices that are still open: those whose
-    lower bound is below the best plan.
+    Those are the exact solver's segment programs within `polish_labels`. With as many labels together they then
+    look at the outer choices that are still open: those whose lower bound is below the best plan.
 
     Args:
         pool: Plans that the descent met.
@@ -137,7 +136,7 @@ def polish_starts(pool: PlanPool, space_kind: str, config: SearchConfig) -> None
     for entry in pool.by_outer()[:STARTS]:
         table = pool.tables[entry.table]
         if table.pipeline.simulated:
-            polisher.improve(entry, thorough=False, max_work=FIRST_WORK)
+            polisher.improve(entry, max_work=FIRST_WORK)
 
 
 @dataclass
@@ -161,15 +160,13 @@ class _PoolPolisher:
         return self.late
 
     def by_moves(self, *, hurry: bool) -> None:
-        """Descend from the best plans by cheap moves, in a hurry first from the best one by all."""
+        """Descend from the best plans by moves, in a hurry first from the best one."""
         for entry in self.pool.top(1 if hurry else 0):
-            # where no cheap move is left, those of other plans come before dear ones
-            if not self._is_local_optimum(entry):
-                self.improve(entry, thorough=True)
+            self.improve(entry)
         alternatives = self.pool.by_outer()[: ALTERNATIVES + 1]
         for entry in self.pool.top(self.config.polish_starts):
             if self._can_win(entry) or any(entry is other for other in alternatives):
-                self.improve(entry, thorough=False)
+                self.improve(entry)
 
     def _is_local_optimum(self, entry: PricedPlan) -> bool:
         """Return whether no cheap move makes a plan better."""
@@ -191,7 +188,7 @@ class _PoolPolisher:
             if not self._solved(number, outer, work, bound) and place == 0:
                 with suppress(DeadlineError):
                     self._solve_cut(entry)
-                self.improve(entry, thorough=True)
+                self.improve(entry)
         work = Work(self.config.polish_labels, self.stop)
         rows = ((b, n, outer) for n, own in enumerate(self.bounds) for outer, b in enumerate(own.tolist()))
         for bound, number, outer in sorted(rows):
@@ -199,19 +196,18 @@ class _PoolPolisher:
                 break
             self._solved(number, outer, work, bound)
 
-    def improve(self, entry: PricedPlan, *, thorough: bool, max_work: float = float("inf")) -> None:
+    def improve(self, entry: PricedPlan, max_work: float = float("inf")) -> None:
         """Descend from a plan by moves."""
         table = self.pool.tables[entry.table]
-        if not thorough and self._is_local_optimum(entry):
+        if self._is_local_optimum(entry):
             return
         # what an evaluator of simulated plans remembers may change its next move
-        alike = not thorough and not table.pipeline.simulated
+        alike = not table.pipeline.simulated
         evaluator = MoveEvaluator(table, self.stop, max_work)
         plan, _, evaluated = polish(
             table,
             entry.plan,
             self.space_kind,
-            thorough=thorough,
             evaluator=evaluator,
             visited=self.visited[entry.table] if alike else None,
         )

@@ -158,7 +158,7 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
         return None
     kind, times = problem.config.space.kind, list[float]()
     for own in (table, with_memory(table, _with_memory(problem, STEP))):
-        best, seconds, _ = polish(own, best, kind, thorough=False)
+        best, seconds, _ = polish(own, best, kind)
         times.append(seconds)
     return log(times[1] / times[0]) / log(STEP)
 

@@ -96,7 +96,7 @@ class NoDescent(GradientSearch):
         if entry.time < torch.inf:
             table = self.pool.tables[entry.table]
             plan, _, evaluated = polish(
-                table, entry.plan, self.space_kind, thorough=False, evaluator=MoveEvaluator(table, self.over)
+                table, entry.plan, self.space_kind, evaluator=MoveEvaluator(table, self.over)
             )
             self.pool.evaluated += evaluated
             self.pool.add(TablePlans(entry.table, plan))

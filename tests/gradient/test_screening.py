@@ -66,7 +66,7 @@ def test_a_polished_plan_of_a_simulated_pipeline_has_no_better_neighbour() -> No
     table = table_of("zero_bubble_h1")
     cost = evaluate_batch(table, plans := random_plans(table, 200, rng))
     start = plans[torch.nonzero(cost.feasible).flatten()[:1]]
-    plan, seconds, _ = polish(table, start, "uniform", thorough=False)
+    plan, seconds, _ = polish(table, start, "uniform")
     assert seconds <= float(evaluate_batch(table, start).iteration_time[0])
     changed = plan.choices.new_tensor(range(len(table.choices))).unsqueeze(1).expand(-1, table.num_layers)
     others = type(plan)(plan.outer.expand(len(changed)), changed, plan.first_layers.expand(len(changed), -1))
@@ -89,4 +89,4 @@ def test_the_best_known_plan_is_polished_before_the_descent_for_counted_work(
     assert plain.evaluated <= cut.evaluated < full.evaluated
     assert (again.best_time, again.evaluated) == (full.best_time, full.evaluated)
     assert full.best is not None
-    assert polish(table, full.best.plan, "layerwise", thorough=False)[1] == full.best.time
+    assert polish(table, full.best.plan, "layerwise")[1] == full.best.time
