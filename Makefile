@@ -18,7 +18,7 @@ fuzz: develop  ## random problems against an enumeration, bad values, kills; ARG
 define PAGES
 compare problems=core seeds=3 oracle_seconds=10 publish=true
 compare methods=[gradient_search] seeds=3 budget=60 oracle_seconds=20 publish=true
-compare_schedules seeds=3 publish=true
+compare_schedules publish=true
 ablate problems=[gpt2_tight,bert_uneven,toy_tight] seeds=3 publish=true
 benchmark publish=true
 mixtures seconds=60 publish=true

@@ -426,14 +426,14 @@ def dispatch(f, own, forward_first, gap, deep_first, keys):
     words, lengths = np.zeros((number, 3 * stages * count // number), np.int64), np.zeros(number, np.int64)
     end, ran = np.zeros((3 * stages, count)), np.zeros(3 * stages, np.int64)
     free, held, last = np.zeros(number), np.zeros(number), np.zeros(number, np.int64)
-    left = 3 * stages * count
+    left, mine = 3 * stages * count, np.zeros((number, stages // number), np.int64)
+    for device in range(number):
+        mine[device] = np.nonzero(devices == device)[0]
     while left:
         least, chosen = NEVER, -1
         for device in range(number):
             start, best, wanted, weight, short = NEVER, -1, -1e9, -1, False
-            for stage in range(stages):
-                if devices[stage] != device:
-                    continue
+            for stage in mine[device]:
                 if ran[2 * stages + stage] < ran[stages + stage]:
                     weight = 2 * stages + stage
                 for kind in range(2):
@@ -443,8 +443,8 @@ def dispatch(f, own, forward_first, gap, deep_first, keys):
                         continue
                     if kind == 0:
                         later = 0.0
-                        for other in range(stage + 1, stages):
-                            if devices[other] == device and before[other] > later:
+                        for other in mine[device]:
+                            if other > stage and before[other] > later:
                                 later = before[other]
                         if held[device] + before[stage] + later > own.room[device]:
                             short = True

@@ -242,7 +242,9 @@ def search_orders(
 
 
 BASES = 6
-"""Outer choices whose best plans get orders at first."""
+"""Outer choices whose best plans get orders at first, next to those of every placement."""
+ANNEALED = 5
+"""Best of these, whose orders are annealed."""
 ROUNDS = 12
 """Times that the best orders are annealed again."""
 LESS = 20
@@ -285,9 +287,18 @@ class OrderSearch:
         bases = [e for place, e in enumerate(entries) if place in places.values() or place < BASES]
         if not any(tables[e.table].pipeline.free for e in bases):
             passes //= LESS
+        begun: list[tuple[float, int, OrderProblem, list[Order]]] = []
         for entry in bases:
-            problem = OrderProblem(tables[entry.table], entry.outer[1], self.space_kind)
-            self._best(entry.table, problem, self.starts(problem, entry.plan), passes // 2 // len(bases))
+            table = tables[entry.table]
+            ruled = replace(table, pipeline=replace(table.pipeline, free=False))
+            for own in [table] + [ruled] * table.pipeline.free:
+                problem = OrderProblem(own, entry.outer[1], self.space_kind)
+                starts = self.starts(problem, entry.plan)
+                self._add(entry.table, problem, starts[:1])
+                begun += [(start.seconds, entry.table, problem, starts) for start in starts[:1]]
+        begun = sorted(begun, key=lambda job: job[0])[:ANNEALED]
+        for _, number, problem, starts in begun:
+            self._best(number, problem, starts, passes // 2 // len(begun))
         random = np.random.default_rng(self.seed)
         for _ in range(ROUNDS if self.found else 0):
             if self.stop():
@@ -301,7 +312,6 @@ class OrderSearch:
         """Improve orders, the best of them longer."""
         count = 2 ** (HALVINGS - 1)
         left = (starts * count)[:count]
-        self._add(number, problem, left[:1])
         while left and not self.stop():
             moves = max(passes // (HALVINGS * len(left) * problem.work), 1)
             left = sorted((self.improved(problem, order, moves) for order in left), key=_seconds)

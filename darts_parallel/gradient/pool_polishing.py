@@ -100,8 +100,8 @@ def polish_pool(
 ) -> str | None:
     """Polish the best plans by moves, then the best of those by programs; the best one first in a hurry.
 
-    Those are the exact solver's segment programs within `polish_labels`. With as many labels together they then
-    look at the outer choices that are still open: those whose lower bound is below the best plan.
+    Those are the exact solver's segment programs within `polish_labels`. With as many labels together they
+    then look at the outer choices that are still open: those whose lower bound is below the best plan.
 
     Args:
         pool: Plans that the descent met.

@@ -106,6 +106,22 @@ def test_annealing_finds_the_best_of_all_orders(
             assert min(found) == pytest.approx(best, rel=1e-12)
 
 
+def test_the_heuristic_closes_the_gap_of_zb_v_where_micro_batches_are_as_few_as_devices() -> None:
+    table = free_table(0, "zero_bubble_v", 8, 8)
+    shape, ones = table.forward.shape, torch.ones_like(table.forward)
+    ones[:, :, 16:] = 0.0  # one layer a stage counts
+    table = replace(
+        table, forward=ones, backward=2 * ones, weight_gradient=ones, sync=0 * ones,
+        reshard=0 * table.reshard, per_iteration=0 * table.static, p2p=0 * table.p2p,
+        capacity=torch.full((8,), 1e9).double(),
+    )  # fmt: skip
+    plan = HardPlans(torch.zeros(1).long(), torch.zeros(1, shape[2]).long(), torch.arange(16)[None])
+    table = replace(table, allowed=torch.ones_like(table.allowed), kind_allowed=None)
+    rule = float(evaluate_batch(table, plan).iteration_time[0])
+    best = OrderProblem(table, 0, "uniform").starts(plan)[0].seconds
+    assert (rule, best) == (62.0, 55.0)  # bubbles of 22.6 and 12.7 % of an iteration
+
+
 def test_a_searched_plan_is_no_slower_than_the_rules_and_its_file_says_every_pass(tmp_path: Path) -> None:
     overrides = [*TOY, *SHORT, "space.num_micro_batches=4"]
     problem = load_problem([*overrides, "space.schedules=[1f1b,searched]"])
