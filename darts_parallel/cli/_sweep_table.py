@@ -34,6 +34,8 @@ class SweepJob:
     measures: dict[str, float | None]
     degrees: str
     """dp/tp/pp; ranges where layers differ."""
+    scale: tuple[int, float] = (0, 0.0)
+    """GPUs, and tokens a second on all of them."""
 
     @staticmethod
     def read(folder: Path) -> "SweepJob":
@@ -48,7 +50,9 @@ class SweepJob:
             "seconds": search.get("seconds"),
         }
         degrees = [_range([layer[name] for layer in plan["layers"]]) for name in ("dp", "tp")]
-        return SweepJob(override_values(given), measures, "/".join([*degrees, str(plan["pp"])]))
+        gpus = sum(group["count"] * group["gpus"] for group in plan["cluster"]["nodes"])
+        scale = (gpus, plan["predicted"]["tokens_per_s"])
+        return SweepJob(override_values(given), measures, "/".join([*degrees, str(plan["pp"])]), scale)
 
 
 def _range(values: Sequence[int]) -> str:
@@ -78,7 +82,7 @@ def write_results(folder: Path, jobs: Sequence[SweepJob], console: Console) -> N
     rows = medians(jobs, columns)
     titles = [*columns, *(["seeds"] if SEED in keys else []), *TITLES.values(), "dp/tp/pp"]
     words = [_words(row, columns, seeds=SEED in keys) for row in rows]
-    over = ", medians over seeds" if SEED in keys else ""
+    over = ", medians over seeds + from the fastest to the slowest" if SEED in keys else ""
     console.print(filled_table(f"{len(jobs)} jobs{over}", titles, words, range(len(columns))))
     write_text(folder / "results.md", "\n".join([*markdown_table(titles, words, ()), ""]))
     measured = ([job.measures[name] for name in MEASURES] for job in jobs)
@@ -89,6 +93,13 @@ def write_results(folder: Path, jobs: Sequence[SweepJob], console: Console) -> N
     write_text(folder / "results.csv", csv_text([*keys, *MEASURES, "dp_tp_pp"], lines))
     for name in ("results.csv", "results.md"):
         console.print(f"table: {folder / name}", soft_wrap=True, highlight=False)
+    fastest = {
+        gpus: max(j.scale[1] for j in jobs if j.scale[0] == gpus) for gpus, _ in sorted(j.scale for j in jobs)
+    }
+    if len(fastest) > 1:
+        (first, least), *_ = fastest.items()
+        cells = [[f"{n}", f"{t:,.0f}", f"{100 * t * first / (n * least):.1f} %"] for n, t in fastest.items()]
+        console.print(filled_table("Scaling", ["GPUs", "tokens/s", "of linear"], cells, ()))
     numbers = [row[0][columns[0]] for row in rows] if len(columns) == 1 else []
     if len(numbers) > 1 and all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers):
         from darts_parallel.report import write_sweep_curve
@@ -119,6 +130,7 @@ def medians(jobs: Sequence[SweepJob], columns: Sequence[str]) -> list[Row]:
         for name in MEASURES:
             known = [v for job in members if (v := job.measures[name]) is not None and isfinite(v)]
             measures[name] = median(known) if known else None
+            measures[f"{name} spread"] = max(known) / min(known) - 1.0 if known and min(known) > 0 else None
         best = min(members, key=lambda job: job.measures["iteration_time_s"] or float("inf"))
         values = {key: members[0].overrides.get(key, "") for key in columns}
         rows.append((values, measures, best.degrees, len(members)))
@@ -132,6 +144,8 @@ def _words(row: Row, columns: Sequence[str], *, seeds: bool) -> list[str]:
         value = measures[name]
         percent = name in ("raw_gap", "gap")
         texts.append("-" if value is None else f"{100 * value + 0.0:.3f} %" if percent else f"{value:.5g}")
+        if seeds and name == "iteration_time_s" and (spread := measures[f"{name} spread"]) is not None:
+            texts[-1] += f" + {100 * spread:.2f} %"
     return [*texts, degrees]
 
 

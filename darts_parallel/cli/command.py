@@ -33,6 +33,7 @@ from darts_parallel.export import require_trainers
 from darts_parallel.plan import package_version, write_json
 from darts_parallel.planner import choose_nodes
 from darts_parallel.problem import Problem
+from darts_parallel.report import seconds as seconds_label
 
 FOLDERS = ("hydra.run.dir=", "hydra.sweep.")
 """Overrides by which a user chooses where a run writes."""
@@ -135,7 +136,10 @@ def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str], *, sw
         folder.require_writable()
         if swept:
             write_json(folder.path / OVERRIDES, given)
-        return Job(problem, folder.path, PipedConsole(), rental, given).run()
+        found = Job(problem, folder.path, PipedConsole(quiet=swept), rental, given).run()
+        if swept:
+            print(f"{folder.path.name}: {seconds_label(found)}", flush=True)
+        return found
     except BaseException:
         folder.restore()
         raise

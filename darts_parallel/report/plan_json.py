@@ -97,7 +97,10 @@ def _parallelism(plan: Plan, problem: Problem) -> dict[str, int | None]:
 def _search_dict(problem: Problem, result: SearchResult | None) -> dict[str, Any] | None:
     if result is None:
         return None
-    descended, best = result.gradient_iteration_time_s, result.iteration_time_s
+    descended = result.gradient_iteration_time_s
+    best = min(
+        result.iteration_time_s, descended or float("inf")
+    )  # a simpler plan may be taken than the best
     raw = result.raw_iteration_time_s if descended is not None else None
     return {
         "method": problem.config.search.method if problem.config.bilevel is None else result.method,

@@ -380,6 +380,8 @@ def _taken_steps(result: SearchResult, descended: float) -> str:
         return f"{word} {_number(seconds)} s ({100 * (seconds / final - 1) + 0.0:+.2f} %)"
 
     way = f"{step('raw', result.raw_iteration_time_s)} → {step('polished', descended)}"
+    if final > descended * (1.0 + 1e-9):
+        return f"{way}; taken: one of fewer strategies or more even stages, {_number(final)} s"
     if result.method == "gradient":
         return f"{way}; taken: the polished plan of the gradient search"
     name = result.method.replace("_", " ")

@@ -1,5 +1,6 @@
 import csv
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -55,8 +56,10 @@ def test_only_what_differs_is_swept_and_seeds_are_joined() -> None:
 
 def test_names_are_no_numbers_and_get_no_curve(tmp_path: Path) -> None:
     console = Console(file=StringIO(), width=100)
-    write_results(tmp_path, [job(1.0, a="x"), job(2.0, a="y")], console)
+    jobs = [replace(job(1.0, a="x"), scale=(8, 100.0)), replace(job(2.0, a="y"), scale=(16, 150.0))]
+    write_results(tmp_path, jobs, console)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results.csv", "results.md"]
+    assert "75.0 %" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_folders_have_no_slashes_and_no_endless_names() -> None:
