@@ -164,13 +164,22 @@ def report(rows: Sequence[MeasuredPlan], options: MeasuredOptions) -> Report:
 
 
 def figure_of(rows: Sequence[MeasuredPlan], correlation: float) -> Figure:
-    """Draw measured over predicted seconds, both logarithmic; bars span fastest to slowest step."""
-    figure = Figure(figsize=(7.0, 5.5), layout="constrained")
+    """Draw measured over predicted seconds, both logarithmic; bars span fastest to slowest step.
+
+    Points are numbered in the order of the rows, whose plans stand to the right.
+    """
+    figure = Figure(figsize=(10.0, 5.5), layout="constrained")
     axes = figure.subplots()
     predicted, measured = [row.predicted_s for row in rows], [row.measured_s for row in rows]
     below = [row.measured_s - row.fastest_s for row in rows]
     above = [row.slowest_s - row.measured_s for row in rows]
     axes.errorbar(predicted, measured, yerr=[below, above], fmt="o", color="#4878a8", capsize=2, markersize=4)
+    names = [f"{number}  {row.plan}" for number, row in enumerate(rows, 1)]
+    axes.text(1.02, 1.0, "\n".join(names), transform=axes.transAxes, va="top", fontsize=7, linespacing=1.6)
+    for number, point in enumerate(zip(predicted, measured, strict=True), 1):
+        side = 6 if number % 2 else -6  # close points are close in their order, too
+        axes.annotate(str(number), point, (side, 0), textcoords="offset points", fontsize=8,
+                      ha="left" if number % 2 else "right", va="center")  # fmt: skip
     low, high = min(predicted + measured), max(predicted + measured)
     axes.plot([low, high], [low, high], color="#8a8a8a", linewidth=0.8, linestyle="--", label="equal")
     labels = {"xlabel": "predicted s per iteration", "ylabel": "measured s per iteration"}

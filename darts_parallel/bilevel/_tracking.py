@@ -12,7 +12,7 @@ class BilevelTracker:
 
     Args:
         folder: Folder of the run.
-        settings: Settings of the search; variants and blocks get a chart each.
+        settings: Settings of the search.
     """
 
     def __init__(self, folder: Path, settings: BilevelSettings) -> None:
@@ -20,15 +20,6 @@ class BilevelTracker:
 
         self._settings = settings
         self._writer = SummaryWriter(log_dir=str(folder))
-        blocks = {
-            f"block {index}: log slowdown by few bits": ["Multiline", [f"log_slowdown/block_{index}/.*"]]
-            for index in range(settings.num_blocks)
-        }
-        variants = {
-            "test loss of all variants": ["Multiline", ["retrain_test/.*"]],
-            "training loss of all variants": ["Multiline", ["retrain_train/.*"]],
-        }
-        self._writer.add_custom_scalars({"blocks": blocks, "variants": variants})
 
     def record(self, record: BilevelRecord) -> None:
         """Write the curves of one step of the search."""

@@ -124,7 +124,7 @@ class BilevelJob(SeedWatcher):
         cost = evaluate(plan, here)
         render(here, result, plan, cost, checks, self.console)
         if self.tracker is not None and result is not None and not interrupted:
-            self.tracker.finish(result, plan, cost, checks)
+            self.tracker.finish(result, plan, cost)
         if data:
             self._print(write_report(self.folder))
         for name, path in (("plan", "plan.json"), ("trainings", "bilevel.csv"), ("report", "report.md")):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -18,11 +18,18 @@ from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import UnsupportedError, one_line
 from darts_parallel.export import export_lines, export_plan, taken_by, write_export
 from darts_parallel.gradient import StepRecord
-from darts_parallel.plan import Plan, write_json
+from darts_parallel.plan import Plan, write_json, write_text
 from darts_parallel.planner import CHOSEN, Planned, Rental, Rung, Update, Watcher, ladder, sensitivity
 from darts_parallel.planner import plan as find_plan
 from darts_parallel.problem import Problem, bill, choose
-from darts_parallel.report import Tracker, plan_dict, render, render_ending, render_ladder, trace_dict
+from darts_parallel.report import (
+    Tracker,
+    plan_dict,
+    render,
+    render_ending,
+    render_ladder,
+    report_page,
+)
 
 
 def fail(sentence: str) -> NoReturn:
@@ -97,20 +104,26 @@ class Job(Watcher):
         elasticities = self._sensitivity(planned.plan, problem)
         found = list(offers(problem, planned, cost.iteration_time_s))
         rungs = ladder(planned, self.problem)
-        self._write(planned, cost, elasticities, found, rungs)
+        data = self._write(planned, cost, elasticities, found, rungs)
         words = {override.partition("=")[0] for override in self.overrides}
         if "model" in words and not words & JOBS:
             self.say("training is the default job's: no file of that group has the model's name.")
         with self._plan_stands():
-            render(problem, planned.result, planned.plan, cost, planned.answers, self.console, elasticities,
-                   lambda plan: taken_by(problem, plan))  # fmt: skip
-            render_ladder(planned, rungs, self.console)
-            self._print_trainers(problem, found, rungs)
+            job = (problem, planned.result, planned.plan, cost, planned.answers)
+            tables = render(*job, self.console, elasticities, lambda plan: taken_by(problem, plan))
+            tables += [*render_ladder(planned, rungs, self.console), trainers_table(found, problem)]
+            self.console.print(tables[-1])
+            file = self.folder / "plan.json"
+            lines = [f"darts-parallel plan={file} --explain", f"darts-parallel tune {file} --top 3"]
+            if any(offer.takes for offer in found):
+                lines.insert(0, start_command(problem, planned.plan, file))
+            lines += self._next_lines(problem, found, rungs)
+            write_text(self.folder / "report.html", report_page(*job, data, tables, lines))
         render_ending(planned, problem, self.folder, self.console)
         if self.tracker is not None:
             with self._plan_stands(), self._curves():
                 # pictures take seconds: whoever waits for the plan has it by now
-                self.tracker.finish(planned.result, planned.plan, cost, planned.answers, elasticities)
+                self.tracker.finish(planned.result, planned.plan, cost, elasticities)
         if problem.config.export is not None:
             self._export(planned.plan, problem.config.export)
         return cost.iteration_time_s
@@ -137,15 +150,16 @@ class Job(Watcher):
         cost = evaluate(plan, self.problem)
         return cost.iteration_time_s if cost.feasible else float("inf")
 
-    def _print_trainers(self, problem: Problem, found: Sequence[Offer], rungs: Sequence[Rung]) -> None:
-        """Print what each trainer makes of the job, and the commands to go on."""
-        self.console.print(trainers_table(found, problem))
-        for line in trainer_sentences(found, problem, self.folder / "plan.json", self.overrides):
-            self._print_line(line)
+    def _next_lines(self, problem: Problem, found: Sequence[Offer], rungs: Sequence[Rung]) -> list[str]:
+        """Print and return the commands to go on."""
+        lines = trainer_sentences(found, problem, self.folder / "plan.json", self.overrides)
         for rung in rungs:
             if rung.name != CHOSEN:
                 start = start_command(problem, rung.plan, self.folder / rung.file)
-                self._print_line(f"{rung.name}: {start}")
+                lines.append(f"{rung.name}: {start}")
+        for line in lines:
+            self._print_line(line)
+        return lines
 
     def _sensitivity(self, plan: Plan, problem: Problem) -> dict[str, float]:
         """Return what the plan's time depends on; nothing after Ctrl-C, which must not cost the plan."""
@@ -161,8 +175,8 @@ class Job(Watcher):
         elasticities: dict[str, float],
         found: Sequence[Offer],
         rungs: Sequence[Rung],
-    ) -> None:
-        """Write the plan, those of its ladder, and what belongs to them."""
+    ) -> dict[str, Any]:
+        """Write the plan, those of its ladder, and what belongs to them; return what `plan.json` holds."""
         result, problem = planned.result, planned.problem or self.problem
         if result is not None and planned.interrupted:
             result = replace(result, stopped_by="user")
@@ -176,8 +190,7 @@ class Job(Watcher):
         data["trainers"] = {offer.name: offer.to_dict() for offer in found}
         data["ladder"] = [{"plan": own.file, "seconds": own.seconds, "chance": own.chance} for own in rungs]
         write_json(self.folder / "plan.json", data | planned.entries())
-        if problem.config.output.trace:
-            write_json(self.folder / "plan.trace.json", trace_dict(planned.plan, problem))
+        return data
 
     def _export(self, plan: Plan, target: str) -> None:
         """Write the plan for a trainer; one that cannot express it ends the command, the plan stands."""

@@ -225,8 +225,6 @@ class OutputConfig:
     """Files that the command leaves in the run directory besides `plan.json`."""
 
     tensorboard: bool = True
-    trace: bool = False
-    """Write `plan.trace.json`, the schedule of one iteration, for chrome://tracing and ui.perfetto.dev."""
     progress: bool = True
 
 

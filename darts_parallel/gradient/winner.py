@@ -27,7 +27,7 @@ class WinnerHistory:
     probabilities: Tensor
     """Weight of every layer's strategies, shape `(S, L, C)`, single precision."""
     memory: Tensor
-    """Expected bytes over capacity of every stage, `(S, pp)`."""
+    """Expected bytes of a device of every stage, without the framework's reserve, `(S, pp)`."""
     multipliers: Tensor
     """Multipliers of the memory constraints, `(S, pp)`."""
 
@@ -61,7 +61,7 @@ class Histories:
         self._pages = self._pages or [[] for _ in groups]
         self._steps.append(step)
         for pages, group, relaxed, cost in zip(self._pages, groups, weights, costs, strict=True):
-            memory = (cost.memory / cost.capacity).detach().float()
+            memory = cost.memory.detach().float()
             pages.append((relaxed.choices.detach().float(), memory, group.multipliers.float()))
 
     def keep(self, groups: Sequence[tuple[int, Tensor, Tensor]]) -> None:

@@ -9,6 +9,7 @@ from darts_parallel.report.explanation import explain as explain
 from darts_parallel.report.format import seconds as seconds
 from darts_parallel.report.format import size as size
 from darts_parallel.report.format import table_of as table_of
+from darts_parallel.report.html import report_page as report_page
 from darts_parallel.report.plan_json import plan_dict as plan_dict
 from darts_parallel.report.tables import csv_of as csv_of
 from darts_parallel.report.tables import csv_text as csv_text
@@ -18,7 +19,6 @@ from darts_parallel.report.tensorboard import Tracker as Tracker
 from darts_parallel.report.tensorboard import override_values as override_values
 from darts_parallel.report.tensorboard import write_scalars as write_scalars
 from darts_parallel.report.text import render as render
-from darts_parallel.report.trace import trace_dict as trace_dict
 
 if TYPE_CHECKING:
     from darts_parallel.report.plots import write_sweep_curve as write_sweep_curve

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from darts_parallel.planner import CHOSEN, Planned, Rung, StateTransfer
@@ -26,15 +27,15 @@ def origin_lines(planned: Planned) -> Iterator[str]:
         yield planned.rental.label()
 
 
-def render_ladder(planned: Planned, rungs: Sequence[Rung], console: Console) -> None:
-    """Print the plans from the fastest to the safest by their files, where there are several.
+def render_ladder(planned: Planned, rungs: Sequence[Rung], console: Console) -> list[Table]:
+    """Print, and return, a table of the plans from the fastest to the safest, where there are several.
 
     Where no plan keeps the chance of running out of memory, say what would help.
     """
     if planned.warning:
         console.print(Text(f"{planned.warning}.", "red"))
     if len(rungs) < 2:
-        return
+        return []
     chosen = next(rung.seconds for rung in rungs if rung.name == CHOSEN)
     table = table_of("\nLadder", ("plan", "left"), ("seconds", "right"), ("against chosen", "right"),
                      ("fits", "right"), ("file", "left"))  # fmt: skip
@@ -42,14 +43,15 @@ def render_ladder(planned: Planned, rungs: Sequence[Rung], console: Console) -> 
         change = "" if rung.name == CHOSEN else f"{100 * (rung.seconds / chosen - 1):+.1f} %"
         table.add_row(rung.name, seconds(rung.seconds), change, percent(1.0 - rung.chance, 0), rung.file)
     console.print(table)
+    return [table]
 
 
 def render_ending(planned: Planned, problem: Problem, folder: Path, console: Console) -> None:
     """Print where the plan comes from, the files of the run, and the explanation where it is asked for."""
     output = problem.config.output
     lines = [*origin_lines(planned), f"plan: {folder / 'plan.json'}"]
-    if output.trace:
-        lines.append(f"trace: {folder / 'plan.trace.json'} (ui.perfetto.dev opens it)")
+    if (page := folder / "report.html").exists():
+        lines.append(f"page: {page}")
     if output.tensorboard:
         lines.append(f"curves: tensorboard --logdir {folder / 'tensorboard'}")
     for line in lines:

@@ -121,7 +121,7 @@ def explain(problem: Problem, plan: Plan) -> Explanation:
         formula, source = bubble if name == "pipeline_bubble" else FORMULAS[name]
         iteration.append(Line(None, "all", name, formula, source, seconds))
     return Explanation(
-        memory=list(_memory_lines(problem, plan)),
+        memory=list(memory_lines(problem, plan)),
         micro_batch=list(_micro_batch_lines(problem, plan)),
         iteration=iteration,
         num_parameters=problem.model.num_parameters,
@@ -142,8 +142,10 @@ def _groups(problem: Problem, plan: Plan) -> Iterator[tuple[int, str, list[int]]
         yield stage, f"{count}{kind} {strategy.label()}", indices
 
 
-def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
+def memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
+    """Yield the bytes of a device by stage, layers and term."""
     table, hard, _ = hard_plan(plan, problem)
+    stages = plan.stage_of_layer
     chosen, in_flight, between = hard.choices[0], table.in_flight[0], torch.zeros(table.num_stages)
     if table.moments is not None:
         in_flight, between = held_at_most(table, hard)
@@ -157,8 +159,8 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
     added = list(plan_contributions(table, hard))
     for stage, words, indices in _groups(problem, plan):
         zero = _context(problem, plan, indices[0]).choices.zero_stage
+        groups = [group for i in indices for group in _shards(problem, plan, i)]
         for term, part in parts.items():
-            groups = (group for i in indices for group in _shards(problem, plan, i))
             total = sum(float(static_bytes(g.parameters, g.shards, zero, g.held(part))) for g in groups)
             yield _line(stage, words, term, float(_device(problem, plan, stage).state_factor) * total)
         chunks = plan.chunk_of_layer
@@ -169,7 +171,7 @@ def _memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         )
         yield _line(stage, words, "activations", kept)
     for stage in range(plan.pp):
-        mine = [i for i in range(len(chosen)) if plan.stage_of_layer[i] == stage]
+        mine = [i for i, own in enumerate(stages) if own == stage]
         largest = max(mine, key=lambda i: working[i])
         yield _line(stage, problem.model.layers[largest].name, "working", working[largest])
         yield from (_line(stage, "all", own.memory_name, float(own.memory[0, stage])) for own in added)

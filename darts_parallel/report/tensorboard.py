@@ -1,4 +1,4 @@
-"""TensorBoard: live curves of the search, then pictures and figures of the plan it found.
+"""TensorBoard: live curves of the search, then pictures of the whole of it.
 
 TensorBoard and matplotlib are imported where they are first needed: together they cost more than a second.
 The curves of a search that ends within `LIVE_AFTER` seconds are held until its plan is on the screen.
@@ -6,20 +6,18 @@ The curves of a search that ends within `LIVE_AFTER` seconds are held until its 
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from darts_parallel.cost import CostBreakdown
-from darts_parallel.exact import Verification
-from darts_parallel.gradient import SearchResult, StepRecord, WinnerHistory
+from darts_parallel.gradient import SearchResult, StepRecord
 from darts_parallel.plan import Plan
 from darts_parallel.planner import Intervals, intervals
 from darts_parallel.problem import Problem
-from darts_parallel.report.tables import markdown_table
-from darts_parallel.report.text import render_text
+from darts_parallel.report.journey import journey, memory_shares
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,11 +25,8 @@ if TYPE_CHECKING:
 
 LIVE_AFTER = 10.0
 """Seconds of a search from which on somebody may be watching: its curves are written as they come."""
-MOST_POINTS = 60
-"""Points of a curve."""
-NOTABLE = 0.01
-"""A strategy whose mean probability never reaches this gets no curve."""
-MOST_STAGES = 32
+NOTABLE = 2.0
+"""An outer choice gets a curve once it weighs this many times an even share."""
 
 
 class Tracker:
@@ -51,7 +46,7 @@ class Tracker:
         """Curves that are not written yet: values, step and the time of day."""
         self._step = 0
         self._outer: set[str] = set()
-        """Outer choices that the search was still in when it was last recorded."""
+        """Outer choices with a curve that the search was still in when it was last recorded."""
 
     @property
     def _writer(self) -> "SummaryWriter":
@@ -80,9 +75,10 @@ class Tracker:
         }
         # a choice that has left weighs nothing; said once, so that no curve is a single point
         weights = dict.fromkeys(self._outer, 0.0) | record.outer_weights
-        values |= {f"outer/{name}": value for name, value in weights.items()}
-        self._outer = set(record.outer_weights)
-        values |= {f"cost_terms/{name}": value for name, value in record.terms.items()}
+        notable = min(1.0, NOTABLE / max(len(record.outer_weights), 1))
+        kept = {name: value for name, value in weights.items() if value >= notable or name in self._outer}
+        values |= {f"outer/{name}": value for name, value in kept.items()}
+        self._outer = set(record.outer_weights) & set(kept)
         if self._opened is None and record.seconds < LIVE_AFTER:
             self._held.append((values, self._step, time.time()))
         else:
@@ -93,50 +89,36 @@ class Tracker:
         result: SearchResult | None,
         plan: Plan,
         cost: CostBreakdown,
-        verifications: Sequence[Verification],
         elasticities: dict[str, float] | None = None,
     ) -> None:
-        """Write the pictures, the text and the figures of the final plan.
+        """Write the pictures of the search, and name the final plan.
 
         Args:
             result: None where the plan was given and not searched.
             plan: The final plan.
             cost: Of that plan.
-            verifications: Answers of the baselines; may be empty.
             elasticities: What `sensitivity` says of the plan; may be missing.
         """
-        from darts_parallel.report.plots import gantt_figure, memory_figure, strategies_figure
-
-        self._text(result, plan, cost, verifications)
-        sure = _interval_scalars(intervals(plan, self.problem, cost, elasticities or {}))
-        self._figures(cost, _metrics(result, cost, verifications) | sure, elasticities or {})
-        if cost.stage_times_s:
-            self._picture("plan/schedule", gantt_figure(plan, cost, self.problem))
-        self._picture("plan/memory", memory_figure(cost))
-        self._picture("plan/strategies", strategies_figure(plan, self._names))
+        known = intervals(plan, self.problem, cost, elasticities or {})
+        words = plan.describe(self.problem.training.global_batch_size)
+        self._writer.add_text(
+            "plan", f"**{words}**; report.html in the run's folder has the rest", self._step
+        )
         if result is not None and result.history:
-            self._search(result, result.history, plan)
-        self._hyperparameters(result, cost)
+            self._search(result, plan, cost)
+        self._hyperparameters(result, plan, cost, known)
         self._writer.flush()
 
-    def _search(self, result: SearchResult, history: Sequence[StepRecord], plan: Plan) -> None:
-        """Write pictures and curves of the whole search, and the layout of its charts."""
-        from darts_parallel.report._plots_winner import journey_figure
-        from darts_parallel.report.plots import convergence_figure, probability_figure
+    def _search(self, result: SearchResult, plan: Plan, cost: CostBreakdown) -> None:
+        """Draw the whole search: lines in colours, whole, as no chart of TensorBoard shows them."""
+        from darts_parallel.report.plots import curves_figure, journey_figure
 
-        self._picture("search/convergence", convergence_figure(history))
-        self._picture(
-            "search/probabilities", probability_figure(history[-1], history[-1].rows or self._names)
-        )
-        charts = {
-            "outer choices": ["Multiline", ["outer/.*"]],
-            "seconds per iteration": ["Multiline", ["search/(surrogate|best)_time_s"]],
-        }
-        layout: dict[str, dict[str, list[Any]]] = {"search": charts}
-        if result.winner is not None and len(result.winner.steps) > 1:
-            self._picture("search/layers_by_steps", journey_figure(result.winner, plan, self._names))
-            layout["winner"] = write_winner(result.winner, self._scalars)
-        self._writer.add_custom_scalars(layout)
+        found, shares = journey(result, plan), None
+        if found is not None:
+            shares = memory_shares(found.winner.memory, plan, self.problem)
+            self._picture("search/layers_by_steps", journey_figure(found, plan, self._names))
+        final = [used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)]
+        self._picture("search/curves", curves_figure(result.history, found, shares, final))
 
     def forget(self) -> None:
         """Drop what is still held: a run that failed has no use for it, and perhaps no room."""
@@ -161,29 +143,9 @@ class Tracker:
 
         self._writer.add_image(tag, to_image(figure), self._step, dataformats="HWC")
 
-    def _text(
-        self,
-        result: SearchResult | None,
-        plan: Plan,
-        cost: CostBreakdown,
-        verifications: Sequence[Verification],
+    def _hyperparameters(
+        self, result: SearchResult | None, plan: Plan, cost: CostBreakdown, known: Intervals | None
     ) -> None:
-        line = plan.describe(self.problem.training.global_batch_size)
-        text = render_text(self.problem, result, plan, cost, verifications)
-        self._writer.add_text("plan", f"**{line}**\n\n```\n{text}```", self._step)
-
-    def _figures(
-        self, cost: CostBreakdown, metrics: dict[str, float], elasticities: dict[str, float]
-    ) -> None:
-        """Write all figures of the plan in one table: a chart of one point says nothing."""
-        rows = {**metrics, "tokens_per_s": cost.tokens_per_s, "mfu": cost.mfu}
-        rows |= {f"{name}, seconds": seconds for name, seconds in cost.breakdown_s.items()}
-        rows |= {f"sensitivity to {name}": change for name, change in elasticities.items()}
-        cells = [(name.replace("_", " "), f"{value:.6g}") for name, value in rows.items()]
-        lines = markdown_table(("figure", "value"), cells)
-        self._writer.add_text("figures", "\n".join(lines), self._step)
-
-    def _hyperparameters(self, result: SearchResult | None, cost: CostBreakdown) -> None:
         """Write the row of this run in the HPARAMS tab; nothing where nothing was changed.
 
         `SummaryWriter.add_hparams` would open a run of its own in a subfolder for it.
@@ -193,7 +155,8 @@ class Tracker:
         values = override_values(self.overrides)
         if not values:
             return
-        metrics = {f"metrics/{name}": value for name, value in _measures(result, cost).items()}
+        values["plan"] = plan.describe(self.problem.training.global_batch_size)
+        metrics = {f"metrics/{name}": value for name, value in _measures(result, cost, known).items()}
         file_writer = self._writer.file_writer
         assert file_writer is not None
         for summary in hparams(values, metrics):
@@ -224,9 +187,13 @@ def override_values(overrides: Sequence[str]) -> dict[str, bool | str | float | 
     return found
 
 
-def _measures(result: SearchResult | None, cost: CostBreakdown) -> dict[str, float]:
-    """Return what sweeps compare: seconds per iteration, gaps of raw and polished plan, seconds."""
-    measures = {"iteration_time_s": cost.iteration_time_s}
+def _measures(result: SearchResult | None, cost: CostBreakdown, known: Intervals | None) -> dict[str, float]:
+    """Return what sweeps compare: speed, memory of the fullest stage, chance, gaps, the search's seconds."""
+    shares = [used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)]
+    speed = {"iteration_time_s": cost.iteration_time_s, "tokens_per_s": cost.tokens_per_s, "mfu": cost.mfu}
+    measures = speed | {"memory_over_capacity": max(shares)}
+    if known is not None:
+        measures["out_of_memory_probability"] = known.any_out_of_memory
     if result is not None:
         measures["seconds"] = result.seconds
     if result is not None and result.gradient_iteration_time_s is not None:
@@ -239,52 +206,3 @@ def _measures(result: SearchResult | None, cost: CostBreakdown) -> dict[str, flo
 def _tag(name: str) -> str:
     """Replace the characters that TensorBoard's tags may not hold."""
     return "".join(c if c.isalnum() or c in "-/._" else "_" for c in name)
-
-
-def _metrics(
-    result: SearchResult | None, cost: CostBreakdown, verifications: Sequence[Verification]
-) -> dict[str, float]:
-    metrics = {"iteration_time_s": cost.iteration_time_s}
-    if result is not None:
-        metrics |= {"raw_iteration_time_s": result.raw_iteration_time_s, "search_seconds": result.seconds}
-    metrics |= {f"gap_{entry.name}": entry.gap for entry in verifications}
-    return {name: value for name, value in metrics.items() if isfinite(value)}
-
-
-def _interval_scalars(known: Intervals | None) -> dict[str, float]:
-    """Return the ends of the seconds, the largest end of the bytes, the chance of failure."""
-    if known is None:
-        return {}
-    return {
-        "iteration_time_low_s": known.iteration_time_s[0],
-        "iteration_time_high_s": known.iteration_time_s[1],
-        "memory_high_bytes": max(high for _, high in known.memory_bytes),
-        "out_of_memory_probability": known.any_out_of_memory,
-    }
-
-
-def write_winner(
-    winner: WinnerHistory, write: Callable[[dict[str, float], int], None]
-) -> dict[str, list[Any]]:
-    """Write all curves of the winning restart, and return the layout of their charts.
-
-    Args:
-        winner: Its history.
-        write: Writes the values of a step.
-    """
-    every = -(-len(winner.steps) // MOST_POINTS)
-    rows = sorted({*range(0, len(winner.steps), every), len(winner.steps) - 1})
-    curves: dict[str, list[float]] = {}
-    overall = winner.probabilities[rows].mean(1)
-    for choice in (overall.amax(0) >= NOTABLE).nonzero().flatten().tolist():
-        curves[f"strategy/{winner.choices[choice]}"] = overall[:, choice].tolist()
-    for group, values in (("memory", winner.memory), ("multiplier", winner.multipliers)):
-        for stage in range(min(values.shape[1], MOST_STAGES)):
-            curves[f"{group}/stage_{stage:02d}"] = values[rows, stage].tolist()
-    for place, row in enumerate(rows):
-        write({tag: values[place] for tag, values in curves.items()}, winner.steps[row])
-    return {
-        "strategies, mean over layers": ["Multiline", ["strategy/.*"]],
-        "memory over capacity": ["Multiline", ["memory/.*"]],
-        "memory multipliers": ["Multiline", ["multiplier/.*"]],
-    }

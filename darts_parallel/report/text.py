@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from io import StringIO
 from itertools import pairwise
 from math import exp, isfinite
 
@@ -146,8 +145,8 @@ def render(
     console: Console,
     elasticities: dict[str, float] | None = None,
     takers: Takers | None = None,
-) -> None:
-    """Print the report.
+) -> list[Table]:
+    """Print the report, and return its tables.
 
     Args:
         problem: What the plan is for.
@@ -159,43 +158,38 @@ def render(
         elasticities: What `sensitivity` says of the plan; may be missing.
         takers: Names the trainers that take a plan, of alternatives.
     """
+    shown: list[Table] = []
+
+    def show(table: Table) -> None:
+        shown.append(table)
+        console.print(table)
+
     with _legible(console):
         given = "given plan, not searched"
         known = given if result is None else claim(problem, cost, verifications)
         sure = intervals(plan, problem, cost, elasticities) if elasticities else None
         _headline(problem, plan, cost, known, console, sure)
-        console.print(_stage_table(problem, plan, cost, sure))
+        show(_stage_table(problem, plan, cost, sure))
         if plan.offload:
-            console.print(_offload_table(problem, plan))
-        console.print(_time_table(cost))
-        _sensitivity_line(elasticities or {}, console)
+            show(_offload_table(problem, plan))
+        show(_time_table(cost))
+        if strongest(elasticities or {}):
+            show(_sensitivity_table(elasticities or {}))
         if result is not None:
             _search_lines(result, console)
         if verifications:
-            _verification_lines(verifications, console)
+            show(_verification_table(verifications))
+            _verification_notes(verifications, console)
         if result is not None:
             others = alternatives_table(problem, result, plan, cost, sure, takers)
             if others is not None:
-                console.print(others)
+                show(others)
                 _print_indistinguishable(result, cost, sure, console)
             console.print()
         sentence = layerwise_sentence(problem, cost, verifications)
         if sentence is not None:
             console.print(Text(sentence[0].upper() + sentence[1:] + "."))
-
-
-def render_text(
-    problem: Problem,
-    result: SearchResult | None,
-    plan: Plan,
-    cost: CostBreakdown,
-    verifications: Sequence[Verification],
-) -> str:
-    """Return the report of `render` as plain text without colours."""
-    out = StringIO()
-    console = Console(file=out, width=PIPED_WIDTH, color_system=None, force_terminal=False)
-    render(problem, result, plan, cost, verifications, console)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return shown
 
 
 @contextmanager
@@ -344,12 +338,11 @@ def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:
     ]
 
 
-def _sensitivity_line(elasticities: dict[str, float], console: Console) -> None:
+def _sensitivity_table(elasticities: dict[str, float]) -> Table:
     table = table_of("\nTen percent more of", ("figure", "left"), ("time", "right"))
     for words, change in strongest(elasticities):
         table.add_row(escape(words), f"{100 * change:+.2f} %")
-    if table.row_count:
-        console.print(table)
+    return table
 
 
 def _search_lines(result: SearchResult, console: Console) -> None:
@@ -388,7 +381,7 @@ def _taken_steps(result: SearchResult, descended: float) -> str:
     return f"{way} → {name} {_number(final)} s; taken: the plan of {name}, which is better"
 
 
-def _verification_lines(verifications: Sequence[Verification], console: Console) -> None:
+def _verification_table(verifications: Sequence[Verification]) -> Table:
     table = table_of("\nVerification", ("baseline", "left"), ("space", "left"), ("s/iteration", "right"),
                      ("gap", "right"), ("claim", "left"), ("seconds", "right"),
                      ("plans", "right"))  # fmt: skip
@@ -398,7 +391,10 @@ def _verification_lines(verifications: Sequence[Verification], console: Console)
         count = f"{v.plans_evaluated:,}" if v.plans_evaluated < 1e6 else f"{v.plans_evaluated / 1e6:.1f} M"
         table.add_row(v.name.replace("_", " "), v.space, _number(v.iteration_time_s), gap, _baseline_claim(v),
                       f"{v.seconds:.1f}", count)  # fmt: skip
-    console.print(table)
+    return table
+
+
+def _verification_notes(verifications: Sequence[Verification], console: Console) -> None:
     for v in verifications:
         if v.note and v.note != _baseline_claim(v):
             console.print(f"{v.name.replace('_', ' ')}: {escape(v.note)}", style="dim", highlight=False)

@@ -6,6 +6,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from darts_parallel.report import csv_text
 from experiments.comparison.quantiles import quantile, read_curve
@@ -39,6 +40,10 @@ def curves_figure(runs: Sequence[MethodRun]) -> Figure:
         panel.set_title(name, fontsize=7, loc="left")
         panel.set(xscale="log", ylim=(-0.3 * SMALLEST, 1.5 * WORST))
         panel.set_yscale("symlog", linthresh=SMALLEST)
+        # the usual labels between decades overprint one another
+        panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=6))
+        panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        panel.xaxis.set_minor_formatter(NullFormatter())
         panel.tick_params(labelsize=6)
     for panel in panels[len(names) :]:
         panel.set_visible(False)

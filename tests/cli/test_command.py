@@ -47,7 +47,7 @@ def test_a_refused_run_leaves_the_files_of_an_earlier_one_alone(command: Command
     before = (command.folder / "here/plan.json").read_bytes()
     outcome = command(*TOY, "space.pp=3", "hydra.run.dir=here")
     assert outcome.status == 2
-    assert outcome.files == ("here", "here/plan.json")
+    assert outcome.files == ("here", "here/plan.json", "here/report.html")
     assert (command.folder / "here/plan.json").read_bytes() == before
 
 

@@ -70,7 +70,7 @@ def test_what_a_merge_would_swallow_is_refused(override: str, sentence: str) -> 
 
 def test_only_the_override_that_a_merge_would_swallow_is_named() -> None:
     """Values that say what they mean pass, whether it stands before or after one that does not."""
-    good = ["verification.enabled=1", "output.trace=0", "space.pp=4", "model=toy", "~plan"]
+    good = ["verification.enabled=1", "output.progress=0", "space.pp=4", "model=toy", "~plan"]
     with pytest.raises(ConfigError, match=r"^cluster\.devices=") as refused:
         refuse_silent_overrides([*good, "cluster.devices={}", *good])
     assert not any(override.partition("=")[0] in str(refused.value) for override in good[:-1])

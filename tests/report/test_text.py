@@ -1,23 +1,39 @@
+from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
+from darts_parallel.cost.evaluation import CostBreakdown
 from darts_parallel.exact.result import Verification
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.gradient.result import SearchResult
+from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem
 from darts_parallel.report.format import layer_ranges, run_lengths
 from darts_parallel.report.text import (
     MAX_ALTERNATIVES,
     claim,
     layerwise_sentence,
     render,
-    render_text,
     why_it_loses,
 )
 from tests.report.conftest import Found
 
 NAN, INF = float("nan"), float("inf")
+
+
+def render_text(
+    problem: Problem,
+    result: SearchResult | None,
+    plan: Plan,
+    cost: CostBreakdown,
+    verifications: Sequence[Verification],
+) -> str:
+    """The report as a pipe or a file gets it."""
+    out = StringIO()
+    render(problem, result, plan, cost, verifications, Console(file=out, width=80, color_system=None))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def entry(found: Found, space: str, factor: float, *, proven: bool = True, note: str = "") -> Verification:
@@ -60,9 +76,7 @@ def test_a_pipe_gets_100_columns_and_the_console_keeps_its_own_width(found: Foun
     assert console.width == 80
     out = console.file
     assert isinstance(out, StringIO)
-    printed = [line.rstrip() for line in out.getvalue().splitlines()]
-    expected = render_text(*found, [entry(found, "layerwise", 1.0)])
-    assert printed == expected.splitlines()
+    assert 80 < max(len(line.rstrip()) for line in out.getvalue().splitlines()) <= 100
 
 
 def test_a_given_plan_is_reported_without_a_search(found: Found) -> None:

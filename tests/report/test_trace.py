@@ -1,16 +1,11 @@
-import json
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from darts_parallel import evaluate, load_problem
-from darts_parallel.cli._job import Job
-from darts_parallel.plan.file import write_json
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report.trace import plan_timeline, trace_dict
+from darts_parallel.report.trace import plan_timeline
 from darts_parallel.schedules import find
 
 JOB = ["model=toy", "cluster=toy", "training=toy", "space.pp=4", "search.num_steps=5",
@@ -32,25 +27,16 @@ def uneven_plan(problem: Problem) -> Plan:
 
 
 @pytest.mark.parametrize("cost", COSTS)
-def test_a_trace_read_back_holds_every_pass_without_overlap_on_a_device(
-    tmp_path: Path, cost: list[str]
-) -> None:
+def test_a_timeline_holds_every_pass_without_overlap_on_a_device(cost: list[str]) -> None:
     problem = load_problem(JOB + cost)
-    plan = uneven_plan(problem)
-    write_json(tmp_path / "plan.trace.json", trace_dict(plan, problem))
-    trace = json.loads((tmp_path / "plan.trace.json").read_text())
-    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    orders = find(problem.config.cost.schedule).orders(4, 8)
-    shown = plan_timeline(plan, problem)
-    for device, order in enumerate(orders):
-        mine = [span for span in spans if span["pid"] == device]
-        assert [s["name"] for s in mine[: len(order)]] == [f"{o.kind}{o.micro_batch}" for o in order]
-        assert all(s["dur"] > 0 for s in mine)
-        assert all(a["ts"] + a["dur"] <= b["ts"] * (1 + 1e-12) for a, b in pairwise(mine))
-        forward = [s["dur"] for s in mine if s["cat"] == "forward"]
-        expected = 1e6 * float(shown.passes.forward[0, device])
-        assert forward == pytest.approx([expected] * 8, rel=1e-12)
-    assert trace["otherData"]["schedule"] == problem.config.cost.schedule
+    shown = plan_timeline(uneven_plan(problem), problem)
+    for device, order in enumerate(find(problem.config.cost.schedule).orders(4, 8)):
+        mine = [event for event in shown.events if event.device == device]
+        assert [event.operation for event in mine] == list(order)
+        assert all(a.end <= b.start * (1 + 1e-12) for a, b in pairwise(mine))
+        forward = [event.end - event.start for event in mine if event.operation.kind == "F"]
+        assert forward == pytest.approx([float(shown.passes.forward[0, device])] * 8, rel=1e-9)
+    assert shown.schedule == problem.config.cost.schedule
 
 
 @pytest.mark.parametrize("cost", COSTS[1:])
@@ -71,11 +57,3 @@ def test_without_synchronisation_blocking_passes_sum_to_the_stage_times() -> Non
     total = (passes.forward + passes.backward)[0]
     assert total.tolist() == pytest.approx(evaluate(plan, problem).stage_times_s, rel=1e-12)
     assert (passes.weight_gradient < passes.backward).all()
-
-
-def test_the_command_writes_the_trace_where_it_is_asked_to(tmp_path: Path) -> None:
-    for folder, extra in (("with", ["output.trace=true"]), ("without", [])):
-        (tmp_path / folder).mkdir()
-        Job(load_problem([*JOB, *extra]), tmp_path / folder, Console(quiet=True)).run()
-    assert json.loads((tmp_path / "with" / "plan.trace.json").read_text())["traceEvents"]
-    assert not (tmp_path / "without" / "plan.trace.json").exists()

@@ -1,0 +1,101 @@
+"""The whole search as pixels: which strategy leads in every layer at every step, and how clearly.
+
+Every picture takes its colours from here; matplotlib is not needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from darts_parallel.gradient import SearchResult, StepRecord, WinnerHistory
+from darts_parallel.plan import Plan
+from darts_parallel.problem import Problem
+
+COLOURS = ("#4878a8", "#e1973c", "#6a9a58", "#c23b3b", "#8465a8", "#7a5544", "#d27ab0", "#b0a83c", "#3ca3b0")
+OTHERS = "#777777"
+"""Strategies that lead less often than those with a colour of their own."""
+Pixels = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Journey:
+    """The winning restart over the recorded steps, S, of the layers, L."""
+
+    winner: WinnerHistory
+    colours: dict[str, str]
+    """Colour of a strategy, those that lead at the end and that the plan takes first."""
+    pixels: Pixels
+    """Red, green and blue from 0 to 1, shape `(L, S, 3)`; the paler, the less certain."""
+    plan: Pixels
+    """Of the plan, `(L, 1, 3)`."""
+    hardened: int | None
+    """Step from which on stage boundaries are whole layers in the seconds."""
+
+    @property
+    def end(self) -> int:
+        """Return the step at which the last recorded one ends."""
+        steps = self.winner.steps
+        return steps[-1] + (steps[-1] - steps[-2] if len(steps) > 1 else 1)
+
+    def legend(self) -> list[tuple[str, str]]:
+        """Return names and colours; strategies without a colour of their own in one entry."""
+        own = [(name, colour) for name, colour in self.colours.items() if colour != OTHERS]
+        others = len(self.colours) - len(own)
+        return own + ([(f"{others} more", OTHERS)] if others else [])
+
+
+def hardened_at(history: Sequence[StepRecord]) -> int | None:
+    """Return the first recorded step with whole layers in every stage; None: one stage, or from the start."""
+    hard = [r.step for r in history if r.schedules.hard_stages and r.pp > 1]
+    return hard[0] if hard and hard[0] > history[0].step else None
+
+
+def journey(result: SearchResult | None, plan: Plan) -> Journey | None:
+    """Return the picture of a search; None without a history of layers.
+
+    Args:
+        result: Of the search.
+        plan: The final plan.
+    """
+    winner = None if result is None else result.winner
+    if result is None or winner is None or winner.probabilities.shape[1] != len(plan.layers):
+        return None
+    probability, leader = (part.numpy() for part in winner.probabilities.max(-1))
+    counts = np.bincount(leader.ravel(), minlength=len(winner.choices))
+    labels, last = [layer.label() for layer in plan.layers], set(leader[-1].tolist())
+    order = sorted(np.flatnonzero(counts).tolist(), key=lambda c: (c not in last, -counts[c], c))
+    # what the plan takes comes first, whatever came before
+    common = sorted(labels, key=lambda label: -labels.count(label))
+    names = dict.fromkeys([*common, *(winner.choices[c] for c in order)])
+    colours = {name: COLOURS[i] if i < len(COLOURS) else OTHERS for i, name in enumerate(names)}
+    shades = np.array([_rgb(colours.get(name, OTHERS)) for name in winner.choices])
+    weight = probability[..., None]
+    pixels = (weight * shades[leader] + (1.0 - weight)).transpose(1, 0, 2).clip(0.0, 1.0)
+    final = np.array([[_rgb(colours[label])] for label in labels])
+    return Journey(winner, colours, pixels, final, hardened_at(result.history))
+
+
+def memory_shares(memory: Tensor, plan: Plan, problem: Problem) -> Pixels:
+    """Return shares of a device's memory as reports have them, `(S, pp)`, of bytes beyond its reserve."""
+    cluster, pp = problem.cluster.arranged(plan.node_order), memory.shape[1]
+    devices = [cluster.stage_group(k, pp).device for k in range(pp)]
+    reserved = np.array([float(device.reserved) for device in devices])
+    shares: Pixels = (memory.numpy() + reserved) / [float(device.memory) for device in devices]
+    return shares
+
+
+def _rgb(colour: str) -> tuple[float, ...]:
+    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+
+
+def thinned(count: int, limit: int) -> range:
+    """Return the places of every n-th of so many labels, so that at most `limit` stand."""
+    return range(0, count, -(-count // limit))
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return numbers of the blocks; whole names of all other layers (`mtp.0`)."""
+    return [name.removeprefix("layers.") for name in names]
