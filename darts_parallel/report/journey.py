@@ -30,7 +30,7 @@ class Journey:
     pixels: Pixels
     """Red, green and blue from 0 to 1, shape `(L, S, 3)`; the paler, the less certain."""
     plan: Pixels
-    """Of the plan, `(L, 1, 3)`."""
+    """Colours of the plan, `(L, 1, 3)`."""
     hardened: int | None
     """Step from which on stage boundaries are whole layers in the seconds."""
 
