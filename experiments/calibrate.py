@@ -68,10 +68,11 @@ def calibrate(options: CalibrationOptions) -> int:
     held_out: dict[str, list[HeldOut]] = {}
     for kind in options.cross_validate:
         held_out[kind] = cross_validate(cases, parameters, latent, found, kind)
-        print("\n".join(held_out_lines(kind, held_out[kind])))
         for part in PARTS:
             errors = fold_errors([h for h in held_out[kind] if h.part == part])
             summaries |= {(f"held out by {kind}", part): errors["all"]} if errors else {}
+    for kind in held_out:
+        print("\n".join(held_out_lines(kind, held_out)))
     rows = [(*name, *error.cells()) for name, error in summaries.items() if error.count]
     print("\n".join(markdown_table(("", "figure", "runs", *ERRORS), rows, (0, 1))))
     fitted = Calibrated.of_fit(parameters, latent, posterior(found, parameters))
@@ -130,7 +131,7 @@ def write_files(
     header = ("fold_kind", "fold", "file", "row", "figure", "measured", "predicted")
     rows = [
         (kind, h.fold, h.case.run.file, h.case.run.row, h.part,
-         *(f"{FIGURES[h.part][1] * value:.6g}" for value in (h.measured, h.predicted)))
+         *(f"{FIGURES.get(h.part, ('', 1.0))[1] * value:.6g}" for value in (h.measured, h.predicted)))
         for kind, held in held_out.items()
         for h in held
     ]  # fmt: skip

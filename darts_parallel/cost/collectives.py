@@ -1,10 +1,12 @@
 """Seconds of collectives and point-to-point messages by the alpha-beta model.
 
-Ring collectives: Thakur, Rabenseifner, Gropp 2005 (all-reduce: 2 (n-1)/n bytes over the slowest link
-and 2 (n-1) latencies). Groups that cross nodes run hierarchically: inside the node, between nodes,
-inside the node; where one NVLink switch joins several nodes (GB200 NVL72), all of them are the inside.
-Rings that use a link at the same time share its bandwidth (FASOP, HPDC'24, found errors of 52-379 %
-without this term and 0.24-11.5 % with it).
+Bytes as of ring collectives (Thakur, Rabenseifner, Gropp 2005: an all-reduce moves 2 (n-1)/n of them over the
+slowest link), latencies as of trees: 2 log2 n hops, which NCCL takes where latencies count (double binary
+trees; NVLS in an NVLink domain). The smaller of two algorithms' times would not be convex in the logarithms
+of bandwidth and latency, on which `darts_parallel.design` relies; a sum is. Groups that cross nodes run
+hierarchically: inside the node, between nodes, inside the node; where one NVLink switch joins several nodes
+(GB200 NVL72), all of them are the inside. Rings that use a link at the same time share its bandwidth (FASOP,
+HPDC'24, found errors of 52-379 % without this term and 0.24-11.5 % with it).
 """
 
 from dataclasses import dataclass, replace
@@ -75,7 +77,9 @@ def single_ring(group: RingGroup, where: Tensor) -> RingGroup:
     return replace(group, local=torch.where(crossing, 1.0, group.local))
 
 
-def reduce_scatter(size: Tensor, group: RingGroup, intra: Link, inter: Link) -> Tensor:
+def reduce_scatter(
+    size: Tensor, group: RingGroup, intra: Link, inter: Link, messages: Scalar = 1.0
+) -> Tensor:
     """Return the seconds to reduce-scatter, or to all-gather, a tensor over a group.
 
     Args:
@@ -83,20 +87,22 @@ def reduce_scatter(size: Tensor, group: RingGroup, intra: Link, inter: Link) -> 
         group: Shape of the groups, `(C,)`.
         intra: Link inside a node, per GPU unless shared.
         inter: Link between nodes, per node.
+        messages: Share of the latencies that the tensor pays: several of one bucket travel as one message.
 
     Returns:
         Seconds, shape of `size`.
     """
     d, n = group.local, group.nodes
     rings_inside = group.gpus / d if intra.shared else 1.0
-    inside = (d - 1) / d * size * rings_inside / intra.towards(d - 1) + (d - 1) * intra.latency
-    across = (n - 1) / n * (size / d) * group.gpus / inter.bandwidth + (n - 1) * inter.latency
-    return inside + across
+    inside = (d - 1) / d * size * rings_inside / intra.towards(d - 1)
+    across = (n - 1) / n * (size / d) * group.gpus / inter.bandwidth
+    latency = torch.log2(d) * intra.latency + torch.log2(n) * inter.latency
+    return inside + across + messages * latency
 
 
-def all_reduce(size: Tensor, group: RingGroup, intra: Link, inter: Link) -> Tensor:
+def all_reduce(size: Tensor, group: RingGroup, intra: Link, inter: Link, messages: Scalar = 1.0) -> Tensor:
     """Return the seconds to all-reduce a tensor of `size` bytes: a reduce-scatter and an all-gather."""
-    return 2.0 * reduce_scatter(size, group, intra, inter)
+    return 2.0 * reduce_scatter(size, group, intra, inter, messages)
 
 
 def p2p(size: Tensor, senders: int, link: Link, *, inside_node: bool) -> Tensor:

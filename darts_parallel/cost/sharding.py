@@ -19,6 +19,10 @@ from darts_parallel.cost.memory import StateBytes
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.problem import StageTopology
 
+BUCKET = 40e6
+"""Parameters whose gradients travel as one message, however many layers they are of (the default size of a
+bucket in Megatron-Core's DistributedDataParallelConfig); ZeRO-3 gathers layer by layer."""
+
 
 @dataclass(frozen=True)
 class ShardGroup:
@@ -96,12 +100,13 @@ def sharding_seconds(
         gradients = part.parameters * sent
         # a layer without parameters sends no message, and so has no latency
         there = part.parameters > 0
-        gathers = there * reduce_scatter(part.parameters * state.parameter, part.inner, *links)
+        messages = torch.where(zero == 3, 1.0, (part.parameters / BUCKET).clamp(max=1.0))
+        gathers = there * reduce_scatter(part.parameters * state.parameter, part.inner, *links, messages)
         gather = gather + (gathers * (zero == 3) if part.frozen else gathers)
         if part.frozen:
             continue
-        scatter = scatter + there * reduce_scatter(gradients, part.inner, *links)
-        replicas = replicas + there * all_reduce(gradients / part.shards, part.across, *links)
+        scatter = scatter + there * reduce_scatter(gradients, part.inner, *links, messages)
+        replicas = replicas + there * all_reduce(gradients / part.shards, part.across, *links, messages)
 
     def exposed_by(compute: Tensor, communication: Tensor) -> Tensor:
         return exposed(compute, communication, stage.device.overlap_exponent)

@@ -1,11 +1,10 @@
 """How sure an answer is: intervals of seconds and memory, and which plans cannot be told apart.
 
 The logarithm of a predicted figure is taken as normal. Its variance is that of the fitted parameters
-(Laplace posterior of `conf/calibrated.yaml` and `.npz`, through the elasticities of the plan; a device,
-framework or link without runs adds the prior's variance of its own deviation) plus that of what no parameter
-holds, read off measured runs that were held out, the nearest kind there is: runs of the device and framework,
-runs of the framework's other sources, or none of that framework (`spread` in the file). Intervals
-hold 80 % of held-out runs (`python -m experiments.calibrate` prints how many they hold).
+(Laplace posterior of `conf/calibrated.yaml` and `.npz`, widened as held-out runs ask for, through the
+elasticities of the plan; a device, framework or link without runs adds the prior's variance of its own
+deviation) plus that of what no parameter holds (`spread` in the file). Intervals hold 80 % of the runs of
+sources and families that were left out (`experiments/results/validation.md` tells how many they hold).
 """
 
 import io
@@ -32,8 +31,6 @@ NORMAL = 1.2815515655446004
 """Standard deviations of half of an 80 % interval."""
 DIRECTIONS, DRAWS = 6, 1024
 """Directions of the error of a job's memory that are integrated over, and points of the integral."""
-UNKNOWN = "family"
-"""Spread of a framework without any run."""
 EXPERTS = "experts"
 """Spreads of mixtures, within those of a figure."""
 BASE = "base"
@@ -48,7 +45,8 @@ LINKS = {
     "intra_efficiency": ("intra", "bandwidth"), "inter_efficiency": ("inter", "bandwidth"),
     "intra_latency_us": ("intra", "latency"), "inter_latency_us": ("inter", "latency"),
 }  # fmt: skip
-FAMILIES = {"a100_40": "a100", "a100_80": "a100", "v100_16": "v100", "h200": "h100"}
+FAMILIES = {"a100_40": "a100", "a100_80": "a100", "v100_16": "v100", "h200": "h100",
+            "mi325x": "mi300x", "mi355x": "mi350x"}  # fmt: skip
 """Devices whose fitted figures are one."""
 KINDS = {
     "intra": {150.0: "nvlink2", 300.0: "nvlink3", 450.0: "nvlink4", 900.0: "nvlink5"},
@@ -132,25 +130,14 @@ class Posterior:
             result = result + sd**2 * torch.outer(column, column)
         return result
 
-    def residual(self, part: str, device: str, framework: str, *, experts: bool = False) -> float:
-        """Return the standard deviation of what no parameter explains, for the nearest runs that there are.
+    def largest_residual(self, part: str, problem: Problem) -> float:
+        """Return the standard deviation of what no parameter explains; releases of mixtures differ more.
 
         Args:
             part: `seconds` or `memory`.
-            experts: Of a mixture, whose releases differ more than those of dense models.
         """
         spreads = self.spread[part]
-        if experts:
-            spreads = spreads.get(EXPERTS, spreads)
-        if not framework:
-            return float(spreads[UNKNOWN])
-        return float(spreads["places"].get(f"{device}+{framework}", spreads["source"]))
-
-    def largest_residual(self, part: str, problem: Problem) -> float:
-        """Return the largest `residual` of the devices of a problem."""
-        devices = {_family(group.device.name) for group in problem.cluster.groups}
-        name, experts = problem.software.name, problem.model.has_experts
-        return max(self.residual(part, device, name, experts=experts) for device in devices)
+        return float((spreads[EXPERTS] if problem.model.has_experts else spreads)["own"])
 
     def memory_spread(self, problem: Problem) -> float:
         """Return the standard deviation of the error of bytes that no parameter explains, above 0."""
@@ -179,10 +166,8 @@ class Posterior:
 
     def job_spread(self, problem: Problem) -> tuple[float, float]:
         """Return the standard deviations of what all plans of a job share, and of what is each plan's own."""
-        whole, experts = self.largest_residual("seconds", problem), problem.model.has_experts
-        # a place whose runs scatter less than plans of other jobs do tells its plans apart the better
-        spreads = self.spread["seconds"]
-        pair = spreads.get(EXPERTS, spreads).get("pair", whole) if experts else spreads.get("pair", whole)
+        whole, spreads = self.largest_residual("seconds", problem), self.spread["seconds"]
+        pair = (spreads[EXPERTS] if problem.model.has_experts else spreads).get("pair", whole)
         own = min(float(pair) / sqrt(2.0), whole)
         return sqrt(max(whole**2 - own**2, 0.0)), own
 

@@ -21,6 +21,8 @@ from darts_parallel.planner import BASE, correlation_bytes
 from experiments.calibration.parameters import QUANTITIES, Key, Parameters, Place
 
 SHIPPED = Path(config_dir()) / "calibrated.yaml"
+OF_MEMORY = ("reserved_GiB", "state_factor", "activation_factor")
+"""Quantities that bytes alone depend on."""
 
 
 @dataclass(frozen=True)
@@ -98,24 +100,30 @@ class Calibrated:
         """Write the file, with its provenance as comments.
 
         Args:
-            spread: Residual spreads (`folds.spreads`), for the intervals of answers.
+            spread: Widths (`folds.spreads`), for intervals; they widen the standard deviations.
         """
+        wider = {part: own.get("widening", 1.0) ** 0.5 for part, own in spread.items()}
+
+        def widen(quantity: str) -> float:
+            return float(wider.get("memory" if quantity in OF_MEMORY else "seconds", 1.0))
+
         quantities: dict[str, dict[str, Any]] = {}
         for q in QUANTITIES:
             quantities[q.name] = {
                 "meaning": q.meaning, "scale": "share" if q.share else {"above": q.above},
-                "prior": q.value, "prior_sd": dict(q.sd),
+                "prior": q.value,
+                "prior_sd": {scope: float(f"{sd * widen(q.name):.3g}") for scope, sd in q.sd.items()},
             }  # fmt: skip
         numbers = zip(self.keys, self.mean.tolist(), self.sd.tolist(), strict=True)
         for (quantity, scope, name), mean, sd in numbers:
-            pair = [float(f"{mean:.4g}"), float(f"{sd:.3g}")]
+            pair = [float(f"{mean:.4g}"), float(f"{sd * widen(quantity):.3g}")]
             if scope:
                 quantities[quantity].setdefault(scope, {})[name] = pair
             else:
                 quantities[quantity][BASE] = pair
         lines = [f"# {line}" for line in provenance]
         lines.append(
-            "# quantities: mean and standard deviation on the unbounded scale of each; correlation: .npz"
+            "# quantities: mean and widened standard deviation on the unbounded scale; correlation: .npz"
         )
         data = {"spread": spread, "quantities": quantities}
         style: dict[str, Any] = {"sort_keys": False, "default_flow_style": None, "width": 120}

@@ -1,21 +1,22 @@
 """Held-out predictions: parameters fitted without a whole model, source or framework family, tried on it.
 
-The posterior of the parameters does not explain everything: the variance of a prediction's logarithm is that
-of its parameters (Laplace) plus that of release, tuning, disturbance, structure. This residual spread is read
-off runs that were held out, in three steps of nearness: a framework family without any run, a source without
-any run, a device and framework with runs of their own. It is the smallest spread whose 80 % interval holds
-80 % of those runs, a fold counted as the root of its runs: what is asked for next is one more source, not one
-more run of the source with the most, and yet the runs of one source are not all alike.
+The posterior of the parameters (Laplace) does not explain everything: the variance of a prediction's
+logarithm is a multiple of theirs (`widening`: the model's form is wrong, too) plus that of release, tuning
+and disturbance (`own`). So a width grows with the distance from what was measured. The two are read off
+held-out runs: 80 % intervals shall hold 80 % of those of left-out sources and of left-out families, a fold
+counted as the root of its runs: what is asked for next is one more source, not one more run of the source
+with the most.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from darts_parallel.planner import EXPERTS, NORMAL
@@ -29,12 +30,24 @@ from experiments.calibration.ranking import SMALLEST_GROUP, job_of
 TOTALS = ("all dense", "all mixtures", "all")
 KINDS = {"model": "model", "source": "file", "family": "framework_family"}
 """Kinds of folds that are left out as a whole, and the field of a run that names them."""
+FIT = "fit"
 SHARE = 0.8
 """Share of the runs that an interval holds."""
-ENOUGH = 8
-"""Runs of a device and framework from which on their own spread counts more than the wider one."""
-FLOOR = 0.015
-"""Smallest spread: that of repeats is 1.0 % in the median and 4.6 % for nine of ten."""
+NEW = ("source", "family")
+"""Kinds that are like what is asked for next."""
+FLOOR = 0.05
+"""Smallest spread: repeats differ by 1.0 % in the median and 4.6 % for nine of ten."""
+OWN_SPREADS = tuple(float(f"{FLOOR * 1.08**n:.3g}") for n in range(30))
+WIDENINGS = tuple(float(f"{1.1**n:.3g}") for n in range(24))
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Width:
+    """Spread of a prediction's logarithm: the root of `own ** 2 + widening * variance of the parameters`."""
+
+    own: float
+    widening: float
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ class HeldOut:
     fold: str
     case: MeasuredCase
     part: str
-    """A name of `PARTS`."""
+    """A name of `PARTS`, or `FIT`: 1 where the plan is predicted to fit, or did."""
     predicted: float
     measured: float
     variance: float
@@ -54,6 +67,16 @@ class HeldOut:
     def error(self) -> float:
         """Return log(predicted / measured)."""
         return log(self.predicted / self.measured)
+
+    @property
+    def mixture(self) -> bool:
+        """Tell whether the run is of a mixture of experts."""
+        return self.case.problem.model.has_experts
+
+    @property
+    def total(self) -> str:
+        """Name of the runs of its kind, one of `TOTALS`."""
+        return TOTALS[self.mixture]
 
 
 def folds(cases: Sequence[MeasuredCase], kind: str) -> dict[str, set[int]]:
@@ -89,6 +112,8 @@ def cross_validate(
                 variance = float(slopes[i, part] @ covariance @ slopes[i, part])
                 predicted = float(getattr(prediction, part))
                 result.append(HeldOut(fold, cases[i], part, predicted, measured, variance))
+            ran = not cases[i].run.out_of_memory
+            result.append(HeldOut(fold, cases[i], FIT, float(prediction.fits), float(ran), 0.0))
     return result
 
 
@@ -96,47 +121,76 @@ def fold_errors(held: Sequence[HeldOut]) -> dict[str, ErrorSummary]:
     """Summarize the errors by fold, then of the runs that `TOTALS` names."""
     values: dict[str, list[HeldOut]] = defaultdict(list)
     for h in held:
-        for name in (h.fold, TOTALS[h.case.problem.model.has_experts], TOTALS[-1]):
+        for name in (h.fold, h.total, TOTALS[-1]):
             values[name].append(h)
     order = sorted(values, key=lambda name: (TOTALS.index(name) + 1 if name in TOTALS else 0, name))
     pairs = {name: [(h.predicted, h.measured) for h in values[name]] for name in order}
     return {name: summarise(*zip(*own, strict=True)) for name, own in pairs.items()}
 
 
-def spread(held: Sequence[HeldOut]) -> float:
-    """Find the smallest standard deviation, next to those of the parameters, whose interval holds `SHARE`.
+def width_of(held_out: Mapping[str, Sequence[HeldOut]], widenings: Sequence[float] = WIDENINGS) -> Width:
+    """Find the width whose 80 % intervals come closest to holding 80 % of the runs of every kind of fold.
 
-    A fold weighs as much as the root of the number of its runs.
+    A fold weighs as much as the root of the number of its runs; of equal widths the narrowest counts.
     """
-    if not held:
-        return FLOOR
-    runs = Counter(h.fold for h in held)
-    needed = sorted((max((h.error / NORMAL) ** 2 - h.variance, FLOOR**2), runs[h.fold] ** -0.5) for h in held)
-    inside = np.cumsum([weight for _, weight in needed])
-    return float(np.sqrt(needed[int(np.searchsorted(inside, SHARE * (1.0 - 1e-12) * inside[-1]))][0]))
+    kinds = []
+    for held in held_out.values():
+        runs = Counter(h.fold for h in held)
+        told = [((h.error / NORMAL) ** 2, h.variance, runs[h.fold] ** -0.5) for h in held]
+        kinds += [np.array(told).T] if told else []
+
+    def misfit(width: Width) -> float:
+        held = (weights @ (needed <= width.own**2 + width.widening * variances) / weights.sum()
+                for needed, variances, weights in kinds)  # fmt: skip
+        return sum((float(share) - SHARE) ** 2 for share in held)
+
+    return min((Width(own, widening) for widening in widenings for own in OWN_SPREADS), key=misfit)
 
 
-def by_place(near: Sequence[HeldOut], wide: float) -> dict[str, float]:
-    """Find the spreads of every device and framework with runs, drawn to that of all where there are few.
+def widths_of(held_out: Mapping[str, Sequence[HeldOut]]) -> tuple[Width, Width]:
+    """Find the widths of a figure of dense models and of mixtures, whose parameters are widened alike."""
+    told = {kind: held for kind, held in held_out.items() if kind in NEW} or held_out
+    both = ({kind: [h for h in held if h.mixture == own] for kind, held in told.items()}
+            for own in (False, True))  # fmt: skip
+    dense, mixtures = both
+    found = width_of(dense if any(dense.values()) else mixtures)
+    return found, width_of(mixtures, [found.widening]) if any(mixtures.values()) else found
 
-    Args:
-        near: Runs predicted with other runs of their own framework.
-        wide: Spread of all of them.
+
+def standardized(held_out: Mapping[str, Sequence[HeldOut]], kind: str, part: str) -> dict[str, Floats]:
+    """Divide the errors of left-out figures by the widths that the other folds give, by `TOTALS`."""
+    own = {name: [h for h in held if h.part == part] for name, held in held_out.items()}
+    found: dict[str, list[float]] = {total: [] for total in TOTALS}
+    for fold in dict.fromkeys(h.fold for h in own[kind]):
+        members = [h for h in own[kind] if h.fold == fold]
+        runs = {id(h.case) for h in members}
+        widths = widths_of({name: [h for h in held if id(h.case) not in runs] for name, held in own.items()})
+        for h in members:
+            width = widths[h.mixture]
+            score = h.error / (width.own**2 + width.widening * h.variance) ** 0.5
+            for total in (h.total, TOTALS[-1]):
+                found[total].append(score)
+    return {total: np.array(scores) for total, scores in found.items() if scores}
+
+
+def constant_mfu(held: Sequence[HeldOut]) -> list[HeldOut]:
+    """Predict seconds by one share of the peak for each device: the median of the other folds' runs of it.
+
+    A device without runs in other folds gets the median of all.
     """
-    groups: dict[str, list[HeldOut]] = defaultdict(list)
-    for h in near:
-        groups[Place.of_run(h.case.run).name("device+framework")].append(h)
-    result = {}
-    for name, members in sorted(groups.items()):
-        weight = len(members) / (len(members) + ENOUGH)
-        result[name] = float(np.exp(weight * np.log(spread(members)) + (1 - weight) * np.log(wide)))
+
+    def at_peak(h: HeldOut) -> float:
+        problem = h.case.problem
+        flops = problem.model.flops_per_token(problem.training.seq_len) * problem.tokens_per_iteration
+        return flops / (problem.cluster.num_devices * float(problem.cluster.groups[0].device.peak_flops))
+
+    peaks = [(h, h.case.run.devices[0], at_peak(h)) for h in held]
+    result = []
+    for h, device, seconds in peaks:
+        others = [(name, peak / o.measured) for o, name, peak in peaks if o.fold != h.fold]
+        shares = [share for name, share in others if name == device] or [share for _, share in others]
+        result.append(replace(h, predicted=seconds / float(np.median(shares))) if shares else h)
     return result
-
-
-def coverage(held: Sequence[HeldOut]) -> float:
-    """Count the share of held-out figures inside intervals whose spread was read off the other folds."""
-    spreads = {fold: spread([h for h in held if h.fold != fold]) for fold in {h.fold for h in held}}
-    return float(np.mean([abs(h.error) <= NORMAL * (h.variance + spreads[h.fold] ** 2) ** 0.5 for h in held]))
 
 
 def pair_spread(held: Sequence[HeldOut]) -> float:
@@ -158,31 +212,21 @@ def pair_spread(held: Sequence[HeldOut]) -> float:
 
 
 def spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:
-    """Find the residual spreads by figure: of a framework, of a source without runs, of known places.
+    """Find the widths by figure, as `planner/uncertainty.py` reads them.
 
-    Each is a standard deviation of log(predicted / measured) next to that of the parameters; `pair` that of
-    the difference of two plans of one measured job. Mixtures have spreads of their own (`experts`).
+    `own` is a standard deviation of log(predicted / measured) next to that of the parameters, `widening` the
+    factor of their variance, `pair` the spread of the difference of two plans of one measured job. Mixtures
+    have an `own` of their own (`experts`).
     """
-    dense, mixtures = (
-        _spreads({kind: [h for h in held if h.case.problem.model.has_experts == own]
-                  for kind, held in held_out.items()})
-        for own in (False, True)
-    )  # fmt: skip
-    for part, own in mixtures.items():
-        dense.setdefault(part, {})[EXPERTS] = own
-    return dense
-
-
-def _spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:
     result: dict[str, dict[str, Any]] = {}
     for part in PARTS:
         held = {kind: [h for h in own if h.part == part] for kind, own in held_out.items()}
         if not any(held.values()):
             continue
-        wide = {kind: round(spread(members), 4) for kind, members in held.items() if members}
-        known = next((held[kind] for kind in ("model", "source", "family") if held.get(kind)), [])
-        result[part] = {**wide, "places": {k: round(v, 4) for k, v in by_place(known, spread(known)).items()}}
+        dense, mixtures = widths_of(held)
         jobs = next((held[kind] for kind in ("source", "family", "model") if held.get(kind)), [])
-        if jobs and part == PARTS[0]:
-            result[part]["pair"] = round(pair_spread(jobs), 4)
+        result[part] = {"own": dense.own, "widening": dense.widening, EXPERTS: {"own": mixtures.own}}
+        for own, mixture in ((result[part], False), (result[part][EXPERTS], True)):
+            if part == PARTS[0]:
+                own["pair"] = round(pair_spread([h for h in jobs if h.mixture == mixture]), 4)
     return result

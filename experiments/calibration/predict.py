@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from darts_parallel.config import NARROW
@@ -22,6 +23,10 @@ NARROW_FIELD = "fp8_efficiency"
 """Field of a `Device` that holds the share of its job's precision below 16 bits."""
 OF_DEVICE = ("gemm_efficiency", "attention_efficiency", *NARROW_SHARES)
 """Shares that belong to a device: in a cluster of several kinds, those of the others stay as shipped."""
+ETHERNET_GBPS = 6.25
+"""10^9 bytes/s out of a node at which the efficiency of Ethernet was fitted (50 Gbit/s, AMP's T4 nodes)."""
+FILLED = 0.9
+"""Largest share of a slower link that its flows reach; the rest is framing and acknowledgements."""
 LINK_PREFIXES = ("intra_", "inter_")
 """First letters of the quantities of links; all others are fields of a device file."""
 
@@ -32,6 +37,8 @@ class Prediction:
 
     seconds: Tensor
     memory: Tensor
+    fits: bool
+    """The median peak of every device, all that the framework holds counted, is within its capacity."""
 
 
 def predict(case: MeasuredCase, values: Values) -> Prediction:
@@ -40,12 +47,15 @@ def predict(case: MeasuredCase, values: Values) -> Prediction:
     Args:
         values: By name, as `Parameters.values`; figures of the shipped device file stand for the rest.
     """
-    problem = replace(case.problem, cluster=with_parameters(case, values))
-    _, _, cost = hard_plan(case.plan, problem)
+    problem, plan = replace(case.problem, cluster=with_parameters(case, values)), case.plan
+    _, _, cost = hard_plan(plan, problem)
     shipped = case.problem.cluster.groups[0].device.reserved
     reserve = values[RESERVED] * GIB if RESERVED in values else shipped
     counted = case.run.memory_metric == DEVICE
-    return Prediction(cost.iteration_time[0], cost.memory[0].max() + reserve * counted)
+    devices = [problem.cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
+    room = torch.tensor([device.memory for device in devices]) - cost.memory[0].detach()
+    fits = bool((torch.as_tensor(reserve).detach() <= room).all())
+    return Prediction(cost.iteration_time[0], cost.memory[0].max() + reserve * counted, fits)
 
 
 def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
@@ -63,6 +73,10 @@ def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
 
     def link(old: Link, place: str) -> Link:
         efficiency, latency = values.get(f"{place}_efficiency"), values.get(f"{place}_latency_us")
+        if efficiency is not None and place == "inter" and float(old.bandwidth) < ETHERNET_GBPS * 1e9:
+            # one flow reaches a ceiling, whatever the link's rate: a slower link is filled
+            ceiling = torch.as_tensor(efficiency) * (ETHERNET_GBPS * 1e9 / float(old.bandwidth))
+            efficiency = ceiling.clamp(max=FILLED)
         return replace(
             old,
             bandwidth=old.bandwidth if efficiency is None else old.bandwidth * efficiency,

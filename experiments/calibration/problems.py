@@ -29,7 +29,7 @@ LATENCY_US = {"inside": 3.0, "between": 5.0}
 """Orders of magnitude of NCCL, before calibration."""
 NVLINK_DOMAINS = {"gb200": 72, "gb300": 72}
 """GPUs that one NVLink switch joins where that is more than a node (NVL72 racks)."""
-PEER_LINKS = {"mi300x": 7}
+PEER_LINKS = dict.fromkeys(("mi300x", "mi325x", "mi350x", "mi355x"), 7)
 """Links of a GPU, one to every other GPU of its node."""
 LORA_TARGETS = ("linear_qkv",)
 """Modules with adapters in NeMo 2's performance recipes

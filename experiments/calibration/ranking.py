@@ -1,9 +1,9 @@
 """Price a user's loss by trusting the model's order: rank correlation and regret in every measured job.
 
 Runs that differ only in their strategy are a job. Its regret of k trials is how much slower the fastest of
-the first k plans of an order is than the fastest measured one, as a fraction. Orders: the model's; a
-roofline's (peak rates, data-sheet links, no overhead: the structure alone); plans of the smallest tp x pp
-first, which is what one tries who knows nothing but what fits; and chance (the mean over all orders).
+the first k plans of an order is than the fastest measured one, as a fraction. Orders: the model's; plans of
+the smallest tp x pp first, which is what one tries who knows nothing but what fits; and chance (the mean over
+all orders).
 """
 
 from collections import defaultdict
@@ -12,29 +12,18 @@ from dataclasses import dataclass
 from math import comb, log2, nan
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from darts_parallel.report import csv_text
 from experiments.calibration.errors import spearman
-from experiments.calibration.predict import predict
 from experiments.calibration.problems import MeasuredCase
 from experiments.data.runs import MeasuredRun
 
 SMALLEST_GROUP = 4
 """Plans that a rank correlation needs to say anything."""
 TRIALS = (1, 3)
-MODEL, ROOFLINE, SMALLEST, CHANCE = "", "roofline", "smallest", "random"
+MODEL, SMALLEST, CHANCE = "", "smallest", "random"
 """Orders; that by the predictions which are validated has no prefix in its columns."""
-PEAK = {
-    "gemm_efficiency": 0.999, "attention_efficiency": 0.999, "gemm_half_size": 1e-6,
-    "misaligned_efficiency": 0.999, "fp8_efficiency": 0.999, "mxfp8_efficiency": 0.999,
-    "nvfp4_efficiency": 0.999, "memory_efficiency": 0.999, "streaming_factor": 1.0, "layer_overhead_us": 0.0,
-    "overlap_exponent": 2.0, "tp_hidden_share": 0.0, "intra_efficiency": 1.0, "inter_efficiency": 1.0,
-    "grouped_gemm_efficiency": 0.999, "all_to_all_efficiency": 0.999, "flex_gain": 1.0,
-    "permutation_factor": 1.0, "expert_overhead_us": 0.0,
-}  # fmt: skip
-"""The quantities of a roofline: every rate that of the data sheet."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +76,6 @@ def job_rankings(cases: Sequence[MeasuredCase], scores: Mapping[str, Sequence[fl
         for plans in jobs.values()
         if len(plans) >= SMALLEST_GROUP
     ]
-
-
-def roofline_seconds(cases: Sequence[MeasuredCase]) -> list[float]:
-    """Predict the seconds per iteration of every case at the rates of its data sheets (`PEAK`)."""
-    with torch.no_grad():
-        return [float(predict(case, PEAK).seconds) for case in cases]
 
 
 def _ranking(

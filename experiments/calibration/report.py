@@ -1,31 +1,40 @@
 """Write what a validation says: every row with its prediction, and the tables of its page."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import geometric_mean
+from itertools import product
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from darts_parallel.errors import DartsParallelError
+from darts_parallel.planner import NORMAL
 from darts_parallel.report import markdown_table
 from experiments.calibration.calibrated import Calibrated
-from experiments.calibration.errors import ErrorSummary, summarise
+from experiments.calibration.errors import summarise
 from experiments.calibration.fit import PARTS, measured_figures
-from experiments.calibration.folds import HeldOut, coverage, fold_errors
+from experiments.calibration.folds import (
+    FIT,
+    TOTALS,
+    Floats,
+    HeldOut,
+    constant_mfu,
+    fold_errors,
+    standardized,
+)
 from experiments.calibration.parameters import Place
 from experiments.calibration.predict import predict
 from experiments.calibration.problems import MeasuredCase, read_cases
 from experiments.calibration.ranking import (
     CHANCE,
     MODEL,
-    ROOFLINE,
     SMALLEST,
     TRIALS,
     JobRanking,
+    job_of,
     job_rankings,
     mean,
 )
@@ -33,11 +42,11 @@ from experiments.data.runs import MeasuredRun
 
 ERRORS = ("median %", "mean %", "bias %", "90 % below")
 ERROR_HEADER = ("source", "rows", "s: used", *ERRORS, "memory: used", *ERRORS)
-RANKING_HEADER = ("job", "plans", "Spearman", "model 1", "model 3", "roofline 1", "roofline 3", "smallest 1",
+RANKING_HEADER = ("job", "plans", "Spearman", "model 1", "model 3", "smallest 1",
                   "smallest 3", "chance 1", "chance 3")  # fmt: skip
 FIGURES = {"seconds": ("iteration_s", 1.0), "memory": ("memory_gb", 2.0**-30)}
 """Name and unit of a figure in tables and pictures: seconds, GiB."""
-MARKERS = "os^vDP*X<>"
+NOMINAL = (0.5, 0.8, 0.9, 0.95)
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,8 @@ class RowOutcome:
     measured_memory_gb: float | None = None
     predicted_memory_gb: float | None = None
     skipped: str = ""
+    fits: bool | None = None
+    """Whether the predicted peak is within the capacity."""
     run: MeasuredRun = field(kw_only=True, repr=False)
     case: MeasuredCase | None = field(default=None, repr=False)
 
@@ -75,7 +86,7 @@ def predict_runs(runs: Sequence[MeasuredRun], parameters: Calibrated) -> list[Ro
         except DartsParallelError as error:
             outcomes.append(replace(outcome, skipped=str(error)))
             continue
-        figures: dict[str, Any] = {"case": case}
+        figures: dict[str, Any] = {"case": case, "fits": found.fits}
         for part, measured in measured_figures(case).items():
             name, unit = FIGURES[part]
             figures[f"measured_{name}"] = unit * measured
@@ -102,7 +113,7 @@ def error_rows(outcomes: Sequence[RowOutcome]) -> list[tuple[str, ...]]:
 
 def ranking_rows(jobs: Sequence[JobRanking]) -> list[tuple[str, ...]]:
     """Write one line a job and one of means: plans, Spearman, regrets of one and of three trials by order."""
-    orders = [(order, k) for order in (MODEL, ROOFLINE, SMALLEST, CHANCE) for k in TRIALS]
+    orders = [(order, k) for order in (MODEL, SMALLEST, CHANCE) for k in TRIALS]
     lines = [(job.name, job.plans, [job]) for job in jobs]
     if jobs:
         lines.append((f"mean of {len(jobs)} jobs", sum(job.plans for job in jobs), list(jobs)))
@@ -113,14 +124,21 @@ def ranking_rows(jobs: Sequence[JobRanking]) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def held_out_lines(kind: str, held: Sequence[HeldOut]) -> list[str]:
+def held_out_lines(kind: str, held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
     """Write what a kind of fold says of the order of plans, and its table: every fold, then all."""
     rows: list[tuple[str, ...]] = []
+    held = held_out[kind]
     for part in PARTS:
-        own = [h for h in held if h.part == part]
+        scores, own = standardized(held_out, kind, part), [h for h in held if h.part == part]
         for fold, error in fold_errors(own).items():
-            share = f"{100 * coverage(own):.0f}" if fold == "all" else ""
-            rows.append((fold.removesuffix(".csv"), part, *error.cells(), share))
+            members = [h.case for h in own if fold in (h.fold, h.total, TOTALS[-1])]
+            plans = len({(case.plan, job_of(case.run)) for case in members})
+            share = f"{100 * _held(scores[fold], NORMAL):.0f}" if fold in scores else ""
+            rows.append((fold.removesuffix(".csv"), part, *error.cells(), share, str(plans)))
+        if part == PARTS[0]:
+            constant = fold_errors(constant_mfu(own))
+            rows += [(f"{fold}, one MFU a device", part, *constant[fold].cells(), "", "")
+                     for fold in TOTALS if fold in constant]  # fmt: skip
     timed = [h for h in held if h.part == PARTS[0]]
     jobs = job_rankings([h.case for h in timed], {MODEL: [h.predicted for h in timed]})
     summary = "No job has enough measured plans to rank."
@@ -133,21 +151,40 @@ def held_out_lines(kind: str, held: Sequence[HeldOut]) -> list[str]:
             f"{len(jobs)} jobs: Spearman {correlation:.2f}, regret of the first choice {first:.1f} %, "
             f"of the best of three {three:.2f} %, by chance {chance:.1f} %."
         )
-    header = (kind, "figure", "runs", *ERRORS, "80 % intervals hold %")
+    header = (kind, "figure", "runs", *ERRORS, "80 % intervals hold %", "distinct plans")
     return [f"Held out by {kind}. {summary}", "", *markdown_table(header, rows, (0, 1))]
 
 
-def worst_lines(outcomes: Sequence[RowOutcome], count: int) -> list[str]:
-    """List the rows whose seconds or bytes are furthest off."""
-    found = []
-    for o in outcomes:
-        for part in PARTS:
-            pair = o.pair(part)
-            if pair and o.case:
-                ratio, plan = pair[0] / pair[1], o.case.plan.describe(o.run.global_batch_size)
-                text = f"- {ratio:.2f} {part}: {o.file}:{o.row}, {o.model}, {plan}"
-                found.append((max(ratio, 1.0 / ratio), text))
-    return [text for _, text in sorted(found, key=lambda entry: -entry[0])[:count]]
+def _held(scores: Floats, half: float) -> float:
+    return float(np.mean(np.abs(scores) <= half))
+
+
+def coverage_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
+    """Write which share of the left-out runs intervals of a nominal share hold, by kind of fold."""
+    rows = []
+    for kind, part in product(held_out, PARTS):
+        for total, scores in standardized(held_out, kind, part).items():
+            shares = [f"{100 * _held(scores, NormalDist().inv_cdf(0.5 + n / 2)):.0f}" for n in NOMINAL]
+            above = f"{100 * float(np.mean(scores >= -NORMAL)):.0f}"
+            rows.append((kind, f"{part}, {total}", str(len(scores)), *shares, above))
+    header = ("left out", "figure", "runs", *(f"{100 * n:.0f} %" for n in NOMINAL), "below the 90 % bound %")
+    return ["Shares of runs inside intervals of a nominal share.", "", *markdown_table(header, rows, (0, 1))]
+
+
+def fit_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
+    """Write how many runs are said to fit, of those that ran and of those that ended for want of memory."""
+    rows = []
+    for kind, held in held_out.items():
+        fits = [h for h in held if h.part == FIT]
+        for total in TOTALS:
+            own = [h for h in fits if total in (h.total, TOTALS[-1])]
+            ran, out = ([h.predicted for h in own if h.measured == had] for had in (1.0, 0.0))
+            if ran:
+                refused = round(len(ran) - sum(ran))
+                share = f"{100 * refused / len(ran):.1f}"
+                rows.append((kind, total, *map(str, (len(ran), refused, share, len(out), round(sum(out))))))
+    header = ("left out", "runs", "ran", "refused", "refused %", "out of memory", "said to fit")
+    return ["Fit: the median peak is within the capacity.", "", *markdown_table(header, rows, (0, 1))]
 
 
 def skipped_lines(outcomes: Sequence[RowOutcome], other_files: Sequence[tuple[str, str]]) -> list[str]:
@@ -172,61 +209,3 @@ def skipped_summary(outcomes: Sequence[RowOutcome]) -> str:
         f"{sum(not o.run.has_figures for o in outcomes)} have no measured seconds or bytes; "
         f"{', '.join(shares) or 'none is expressible'}. Most frequent reasons: {most or 'none'}."
     )
-
-
-def repeat_errors(cases: Sequence[MeasuredCase]) -> ErrorSummary:
-    """Summarize the errors of a model that knew the geometric mean of every repeated plan's seconds.
-
-    Repeats are runs of equal model, devices, framework family, plan and job; plans that were measured once
-    are left out. A model of plans and hardware cannot be better than this on them.
-    """
-    groups: dict[object, list[float]] = defaultdict(list)
-    for case in cases:
-        if case.run.iteration_s is not None:
-            config = case.problem.config
-            model = replace(case.problem.model.config, name="")  # sources spell it differently
-            job = repr((case.run.framework_family, model, config.training, config.cluster))
-            groups[job, case.plan].append(case.run.iteration_s)
-    repeated = [own for own in groups.values() if len(own) > 1]
-    predicted = [geometric_mean(own) for own in repeated for _ in own]
-    return summarise(predicted, [seconds for own in repeated for seconds in own])
-
-
-def repeat_sentence(cases: Sequence[MeasuredCase]) -> str:
-    """Tell the errors of `repeat_errors`, dense models and mixtures apart; empty without a repeat."""
-    parts = []
-    for name, own in (("dense", False), ("mixture", True)):
-        found = repeat_errors([case for case in cases if case.problem.model.has_experts == own])
-        words = f"{found.count} {name} runs {100 * found.median:.1f} % median, {100 * found.mean:.1f} % mean"
-        parts += [words] if found.count else []
-    if not parts:
-        return ""
-    return (
-        "One plan of one job in several releases or on several days, against its own geometric mean, which "
-        f"no model of plans can beat: {'; '.join(parts)}."
-    )
-
-
-def scatter_figure(outcomes: Sequence[RowOutcome]) -> Figure:
-    """Draw predicted against measured figures: seconds to the left, memory to the right; the band is 10 %."""
-    figure = Figure(figsize=(12.0, 5.6), layout="constrained")
-    labels = ("seconds per iteration", "memory of the fullest device, GiB")
-    for axes, part, label in zip(figure.subplots(1, 2), PARTS, labels, strict=True):
-        axes.set(xlabel=f"measured {label}", ylabel=f"predicted {label}")
-        everything: list[float] = []
-        for index, file in enumerate(dict.fromkeys(o.file for o in outcomes)):
-            pairs = [pair for o in outcomes if o.file == file and (pair := o.pair(part))]
-            if pairs:
-                predicted, measured = np.array(pairs).T
-                axes.scatter(measured, predicted, s=14, alpha=0.7, marker=MARKERS[index % len(MARKERS)],
-                             color=f"C{index % 10}", label=file)  # fmt: skip
-                everything += [*predicted, *measured]
-        if everything:
-            ends = np.array([min(everything) / 1.3, max(everything) * 1.3])
-            axes.plot(ends, ends, color="black", linewidth=0.7)
-            axes.fill_between(ends, ends / 1.1, ends * 1.1, color="#dddddd", linewidth=0.0, zorder=0)
-            axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-        axes.grid(color="#eeeeee", linewidth=0.6)
-        axes.set_axisbelow(True)
-    figure.axes[0].legend(fontsize=7, frameon=False, loc="upper left")
-    return figure

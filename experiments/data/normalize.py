@@ -476,11 +476,12 @@ def _measured(row: TableRow, batch: int, seq_len: int, gpus: int) -> dict[str, A
         seconds = batch / samples
     # with a chunked loss the logits of a whole micro-batch, which the cost model holds, never exist
     memory = None if row.says("chunked_loss") else row.number("memory_gb")
-    if seconds is None and memory is None:
-        out = row.says("out_of_memory")
-        raise RowError("out of memory: nothing was measured" if out else "no seconds or memory measured")
-    metric = {"memory_metric": runs.ALLOCATED} if row.says("allocated") else {}
-    return {"iteration_s": seconds, "memory_GiB": memory, **metric}
+    out = seconds is None and memory is None and row.says("out_of_memory")
+    if seconds is None and memory is None and not out:
+        raise RowError("no seconds or memory measured")
+    kind: dict[str, Any] = {"memory_metric": runs.ALLOCATED} if row.says("allocated") else {}
+    kind |= {"out_of_memory": True, "has_figures": False} if out else {}
+    return {"iteration_s": seconds, "memory_GiB": memory, **kind}
 
 
 @dataclass

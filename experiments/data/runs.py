@@ -121,6 +121,8 @@ class MeasuredRun:
 
     iteration_s: float | None = None
     memory_GiB: float | None = None  # noqa: N815
+    out_of_memory: bool = False
+    """The run ended for want of memory, so that neither seconds nor bytes were measured."""
     memory_metric: str = DEVICE
     """Kind of memory that `memory_GiB` counts: `DEVICE` or `ALLOCATED`."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import log2
 from statistics import median
 
 import torch
@@ -63,7 +64,7 @@ def measure_link(
     named: list[tuple[str, int, float, float]] = []
     works: list[Callable[[], object]] = []
     for size in sizes:
-        ring, steps = (ranks - 1) / ranks * size * sharing, float(ranks - 1)
+        ring, steps = (ranks - 1) / ranks * size * sharing, log2(ranks)
         named += [("all-reduce", size, 2 * ring, 2 * steps), ("all-gather", size, ring, steps),
                   ("there and back", size, 2.0 * size * sharing, 2.0)]  # fmt: skip
         works += _works(machine, group, members, size)

@@ -14,19 +14,19 @@ def _group(local: int, nodes: int, gpus: int) -> RingGroup:
 
 def test_ring_all_reduce_inside_a_node() -> None:
     size = torch.tensor([1e9], dtype=torch.float64)
-    expected = 2 * 7 / 8 * 1e9 / 100e9 + 2 * 7 * 2e-6
+    expected = 2 * 7 / 8 * 1e9 / 100e9 + 2 * 3 * 2e-6
     assert float(all_reduce(size, _group(8, 1, 8), INTRA, INTER)) == pytest.approx(expected)
 
 
 def test_rings_share_a_nodes_link() -> None:
     size = torch.tensor([1e9], dtype=torch.float64)
     # 4 data-parallel groups of one rank a node (tp = 4): 4 rings over one link of 20 GB/s
-    expected = (3 / 4) * 1e9 * 4 / 20e9 + 3 * 10e-6
+    expected = (3 / 4) * 1e9 * 4 / 20e9 + 2 * 10e-6
     assert float(reduce_scatter(size, _group(1, 4, 4), INTRA, INTER)) == pytest.approx(expected)
     # one group of 4 ranks a node: each ring carries a quarter, so the link carries the tensor once
     whole = float(reduce_scatter(size, _group(4, 4, 4), INTRA, INTER))
-    inside = 3 / 4 * 1e9 / 100e9 + 3 * 2e-6
-    assert whole == pytest.approx(inside + (3 / 4) * 1e9 / 20e9 + 3 * 10e-6)
+    inside = 3 / 4 * 1e9 / 100e9 + 2 * 2e-6
+    assert whole == pytest.approx(inside + (3 / 4) * 1e9 / 20e9 + 2 * 10e-6)
 
 
 def test_a_shared_link_inside_a_node_is_divided_by_its_groups() -> None:
@@ -65,7 +65,7 @@ def test_stages_lie_on_consecutive_ranks() -> None:
 def test_one_ring_sends_the_whole_tensor_by_one_adapter() -> None:
     size = torch.tensor([1e9], dtype=torch.float64)
     group = single_ring(_group(8, 4, 8), torch.tensor([True]))
-    expected = 3 / 4 * 1e9 / (20e9 / 8) + 3 * 10e-6
+    expected = 3 / 4 * 1e9 / (20e9 / 8) + 2 * 10e-6
     assert float(reduce_scatter(size, group, INTRA, INTER)) == pytest.approx(expected)
     assert single_ring(_group(8, 1, 8), torch.tensor([True])) == _group(
         8, 1, 8

@@ -72,10 +72,10 @@ CORE = 4 * T * S * H / TP / (PEAK * 64 / (64 + HALF)) + 6 * 2 * T * S * HEADS / 
 NUMBERS = (12 * H**2 + 7 * H) / TP + 6 * H
 
 
-def ring(size: float) -> float:
+def ring(size: float, messages: float) -> float:
     """Reduce-scatter or all-gather over the 4 data-parallel ranks, 2 of each node; 4 rings leave a node."""
-    inside = size / 2 / INSIDE + INSIDE_LATENCY
-    return inside + (size / 2) / 2 * 4 / OUT + OUT_LATENCY
+    inside = size / 2 / INSIDE + messages * INSIDE_LATENCY
+    return inside + (size / 2) / 2 * 4 / OUT + messages * OUT_LATENCY
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,10 @@ def expected(zero: int, again: str, sp: bool) -> Expected:
     accumulation = own * (2 * GRADIENT + PARAMETER) / MEMORY
     forward = pass_forward + shown
     backward = 2 * pass_forward + accumulation + repeated + shown * (2 if again == "full" else 1)
-    gather, scatter = ring(PARAMETER * NUMBERS), ring(GRADIENT * NUMBERS)
+    # gradients travel in buckets of 40e6; ZeRO-3 gathers layer by layer
+    gather, scatter = (
+        ring(width * NUMBERS, 1.0 if zero == 3 else NUMBERS / 40e6) for width in (PARAMETER, GRADIENT)
+    )
     every_forward = exposed(forward, gather) if zero == 3 else 0.0
     sent = {2: scatter, 3: gather + scatter}.get(zero, 0.0)
     every_backward = exposed(backward, sent) if zero >= 2 else 0.0

@@ -9,6 +9,7 @@ import torch
 from darts_parallel.config.schema import COMM_BITS
 from darts_parallel.cost.collectives import RingGroup, all_reduce, reduce_scatter, split_group, wire_bytes
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
+from darts_parallel.cost.sharding import BUCKET
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
@@ -52,10 +53,11 @@ def test_hybrid_sharding_synchronises_in_two_hops() -> None:
     assert problem.model.layers[-1].parameters(256) == 0  # the loss sends nothing, not even a latency
     for layer in problem.model.layers[:-1]:
         count = torch.tensor([float(layer.parameters(256))], dtype=torch.float64)
-        # float32 gradients inside the node, their quarters between nodes, bf16 parameters back
-        total += float(reduce_scatter(4.0 * count, node, intra, inter))
-        total += float(all_reduce(4.0 * count / 4, across, intra, inter))
-        total += float(reduce_scatter(2.0 * count, node, intra, inter))
+        # float32 gradients inside the node, their quarters between nodes, bf16 parameters back, in buckets
+        links = (intra, inter, count / BUCKET)
+        total += float(reduce_scatter(4.0 * count, node, *links))
+        total += float(all_reduce(4.0 * count / 4, across, *links))
+        total += float(reduce_scatter(2.0 * count, node, *links))
     assert hybrid.breakdown_s["gradient_sync"] == pytest.approx(total, rel=1e-9)
 
 

@@ -20,7 +20,18 @@ TOY: dict[str, Any] = {
     "unit": "USD",
     "budget": 900.0,
     "options": {"two": {"overrides": ["cluster=toy"], "fixed": {"gpu": 10, "node": 5}}},
-    "jobs": [{"overrides": ["model=toy", "training=toy", "space=uniform", "space.zero_stage=1"]}],
+    # memory is a knob: plans fill it to the median of their peak
+    "jobs": [
+        {
+            "overrides": [
+                "model=toy",
+                "training=toy",
+                "space=uniform",
+                "space.zero_stage=1",
+                "space.out_of_memory=0.5",
+            ]
+        }
+    ],
     "knobs": {
         "device.peak_flops": {"price": 40, "exponent": 1.3},
         "device.memory": {"price": 30},

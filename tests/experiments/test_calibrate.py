@@ -21,11 +21,11 @@ from experiments.calibration.folds import (
     FLOOR,
     NORMAL,
     HeldOut,
-    by_place,
-    coverage,
+    constant_mfu,
     cross_validate,
     folds,
-    spread,
+    standardized,
+    width_of,
 )
 from experiments.calibration.parameters import QUANTITIES, Parameters, Place
 from experiments.calibration.predict import predict
@@ -105,7 +105,7 @@ def test_held_out_runs_are_predicted_without_their_own_measurement(tmp_path: Pat
     latent, found = fit(cases, parameters, max_nfev=20)
     assert folds(cases, "model").keys() == {"GPT-1024", "GPT-4096"}
     results = cross_validate(cases, parameters, latent, found, "model")
-    assert len(results) == 2 * len(cases)
+    assert [h.part for h in results] == ["seconds", "memory", "fit"] * len(cases)
     assert all(abs(held.error) < 0.05 for held in results if held.part == "seconds")
     everything = cross_validate(cases, parameters, latent, found, "source")
     with torch.no_grad():
@@ -206,23 +206,36 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> MeasuredCase:
     return cases_of(folder)[0]
 
 
-@pytest.mark.parametrize(("runs", "needed"), [(36, 0.0), (16, 0.1)])
-def test_a_fold_speaks_as_the_root_of_its_runs(case: MeasuredCase, runs: int, needed: float) -> None:
-    # one source is right in all its runs, one is 10 % off in its only one: six against one, four against one
-    held = [*[held_out(case, "many", 0.0)] * runs, held_out(case, "one", 0.1)]
-    held += [held_out(case, "three", 0.1)] * (runs == 16)
-    assert spread(held) == pytest.approx(max(needed / NORMAL, FLOOR))
+def test_a_fold_speaks_as_the_root_of_its_runs(case: MeasuredCase) -> None:
+    # one source is right in all its runs, others are far off in their only one: six against one are enough
+    for others, wide in ((1, False), (6, True)):
+        held = [held_out(case, "many", 0.0)] * 36
+        held += [held_out(case, f"one{n}", 0.3) for n in range(others)]
+        found = width_of({"source": held})
+        assert (found.own > 0.3 / NORMAL * 0.95) == wide
+        assert wide or found.own == FLOOR
 
 
-def test_spreads_hold_the_share_that_they_promise(case: MeasuredCase) -> None:
+def test_widths_hold_the_share_that_they_promise_and_grow_with_the_distance(case: MeasuredCase) -> None:
     rng = np.random.default_rng(0)
-    held = [held_out(case, f"fold{i % 7}", float(e), 0.02**2) for i, e in enumerate(rng.normal(0, 0.1, 700))]
-    width = spread(held)
-    assert width == pytest.approx((0.1**2 - 0.02**2) ** 0.5, rel=0.1)
-    assert coverage(held) == pytest.approx(0.8, abs=0.04)
-    few = by_place(held[:2], 0.5)["a100+default"]
-    many = by_place(held, 0.5)["a100+default"]
-    assert abs(np.log(many / width)) < abs(np.log(few / width))
+    held = {
+        kind: [held_out(replace(case), f"fold{i % 7}", rng.normal(0, (0.06**2 + 3 * v) ** 0.5), v)
+               for i in range(700)]
+        for kind, v in (("source", 0.05**2), ("family", 0.2**2))
+    }  # fmt: skip
+    found = width_of(held)
+    for v in (0.05**2, 0.2**2):
+        assert found.own**2 + found.widening * v == pytest.approx(0.06**2 + 3 * v, rel=0.3)
+    assert np.mean(np.abs(standardized(held, "family", "seconds")["all dense"]) < NORMAL) == pytest.approx(
+        0.8, abs=0.05
+    )
+
+
+def test_one_mfu_a_device_is_the_median_of_the_other_folds(case: MeasuredCase) -> None:
+    slow = [
+        replace(held_out(case, fold, 0.0), measured=seconds) for fold, seconds in (("a", 1.0), ("b", 4.0))
+    ]
+    assert [h.predicted for h in constant_mfu(slow)] == pytest.approx([4.0, 1.0])
 
 
 def test_error_figures_by_hand() -> None:

@@ -9,9 +9,9 @@ import torch
 from darts_parallel.errors import ConfigError
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.parameters import Parameters, Place
-from experiments.calibration.predict import predict
+from experiments.calibration.predict import predict, with_parameters
 from experiments.calibration.problems import MeasuredCase, build_case
-from experiments.calibration.report import predict_runs, repeat_errors, repeat_sentence
+from experiments.calibration.report import predict_runs
 from experiments.data import normalize
 from experiments.data.normalize import NormalizeOptions, read_folder
 from experiments.data.runs import ALTERNATE, SHIPPED, MeasuredRun, read_runs, write_runs
@@ -71,7 +71,7 @@ def test_validation_writes_one_line_a_row(tmp_path: Path, capsys: pytest.Capture
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
     write_rows(data / "a.csv", [{"memory_gb": "20"}, {"iteration_s": "-1"}, {"micro_batch": "8", "dp": "4"}])
-    write_rows(data / "b.csv", [{"model": "GPT-other"}])
+    write_rows(data / "b.csv", [{"hidden": "65536", "ffn": "", "iteration_s": "", "oom": "yes"}])
     assert validate(ValidationOptions(data=str(data), out=str(out))) == 0
     with (out / "validation.csv").open() as stream:
         rows = list(csv.DictReader(stream))
@@ -79,6 +79,7 @@ def test_validation_writes_one_line_a_row(tmp_path: Path, capsys: pytest.Capture
     assert [bool(r["skipped"]) for r in rows] == [False, True, True, False]
     assert float(rows[0]["measured_iteration_s"]) == 0.5
     assert float(rows[0]["predicted_memory_gb"]) > 0
+    assert [r["fits"] for r in rows] == ["True", "", "", "False"]
     assert not rows[1]["predicted_iteration_s"]
     printed = capsys.readouterr().out
     assert "a.csv:3: iteration_s=-1 must be above 0" in printed
@@ -188,6 +189,15 @@ def test_nodes_of_several_kinds_are_groups_of_their_own(gpu: str, kinds: list[tu
     assert [(group.device.name, group.count) for group in groups] == kinds
 
 
+def test_a_slow_ethernet_is_filled_and_a_fast_one_is_not() -> None:
+    shares = {"inter_efficiency": torch.tensor(0.25)}
+    rates = []
+    for rate in (10, 50, 100):
+        case = build_case(run_of(notes=f"inter-node {rate} Gbit/s"))
+        rates.append(float(with_parameters(case, shares).inter_node.bandwidth) / 1e9)
+    assert rates == pytest.approx([0.9 * 1.25, 0.25 * 6.25, 0.25 * 12.5])
+
+
 def test_racks_are_one_domain_and_narrow_precisions_keep_their_names() -> None:
     for gpu, precision in (("GB200", "MXFP8"), ("GB300", "NVFP4")):
         run = run_of(gpu=gpu, gpus_per_node="4", precision=precision)
@@ -231,16 +241,6 @@ def test_what_the_allocator_counts_is_not_what_a_device_loses() -> None:
     assert run_of(memory_gb="40", notes="TRL, chunked loss").memory_GiB is None
 
 
-def test_repeats_of_one_plan_bound_what_any_model_of_plans_can_know() -> None:
-    once, again, other = (build_case(run_of(iteration_s=s, notes=n)) for s, n in
-                          (("1.0", "25.02"), ("4.0", "26.04"), ("3.0", "26.04")))  # fmt: skip
-    alone = build_case(run_of(micro_batch="4", num_microbatches="", iteration_s="9"))
-    found = repeat_errors([once, again, alone])
-    assert (found.count, found.mean) == (2, pytest.approx((1.0 + 0.5) / 2))  # 2 s against 1 s and 4 s
-    assert "3 dense runs" in repeat_sentence([once, again, other, alone])
-    assert repeat_sentence([once, alone]) == ""
-
-
 @pytest.mark.parametrize(
     ("cells", "name"),
     [
@@ -275,6 +275,6 @@ def test_the_shipped_runs_are_whole_and_have_sources() -> None:
     assert write_runs(runs) == SHIPPED.read_text(encoding="utf-8")
     assert all(run.source for run in runs)
     used = [run for run in runs if not run.skipped]
-    assert all(run.iteration_s or run.memory_GiB for run in used)
+    assert all(run.iteration_s or run.memory_GiB or run.out_of_memory for run in used)
     for run in used[::40]:
         assert isinstance(build_case(run), MeasuredCase)

@@ -11,7 +11,7 @@ from darts_parallel.problem.problem import load_problem
 SHORT = ["search.num_steps=2", "search.num_restarts=1", "search.polish=false"]
 TIGHT = [
     ["model=toy", "cluster=toy", "training=toy", "cluster.devices.toy.memory_GiB=0.01"],
-    ["model=llama2_70b", "training=llama2_70b", "model.num_layers=40", "cluster=h100_1x8", "space=uniform"],
+    ["model=llama2_70b", "training=llama2_70b", "model.num_layers=56", "cluster=h100_1x8", "space=uniform"],
     [
         "model=llama2_7b",
         "training=llama2_7b",

@@ -170,7 +170,7 @@ class GroupedExperts(nn.Module):
 
 def test_expert_parallelism_with_its_two_all_to_alls() -> None:
     """Groups of tokens split as their data is; experts split; an all-to-all between, each way and pass."""
-    plan = planned(lambda: GroupedExperts(1024, 8), (8, 512, 1024), (8, 512, 8, 128), ends="free")
+    plan = planned(lambda: GroupedExperts(4096, 8), (8, 512, 4096), (8, 512, 8, 128), ends="free")
     moved = kinds(plan)
     assert moved["forward", "all_to_all"] == 2
     assert moved["backward", "all_to_all"] == 2

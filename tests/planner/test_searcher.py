@@ -99,7 +99,7 @@ def test_without_descent_all_products_are_scored(method: str) -> None:
 
 
 def test_what_cannot_run_is_named_with_its_reason() -> None:
-    planned = plan(load_problem([*JOB, "search=exact", "cluster.devices.a10.memory_GiB=7.6"]))
+    planned = plan(load_problem([*JOB, "search=exact", "cluster.devices.a10.memory_GiB=2.8"]))
     reasons = {
         (row["dp"], row["tp"], row["pp"]): row["reason"]
         for row in planned.files["configurations.json"]["configurations"]
@@ -116,7 +116,7 @@ def test_where_no_product_runs_one_sentence_says_so(method: str) -> None:
         plan(load_problem(tiny))
     # the even stages that the closed form knows need more than the best ones
     with pytest.raises(InfeasibleError, match=r"try cost=analytic\.$"):
-        plan(load_problem([*JOB, f"search={method}", "cluster.devices.a10.memory_GiB=7.4"]))
+        plan(load_problem([*JOB, f"search={method}", "cluster.devices.a10.memory_GiB=2.55"]))
 
 
 def test_pins_that_the_closed_form_cannot_price_are_refused() -> None:

@@ -51,16 +51,6 @@ def test_the_chance_of_running_out_of_memory_falls_with_more_of_it() -> None:
     assert chances[2] < 0.2
 
 
-def test_a_mixed_cluster_is_as_uncertain_as_its_least_known_device() -> None:
-    given = ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_a100_mixed"]
-    problem, shipped = load_problem(given), posterior()
-    assert shipped is not None
-    spread = {"seconds": {**shipped.spread["seconds"], "places": {"a10+nemo": 0.3, "a100+nemo": 0.1}}}
-    own = replace(shipped, spread={**shipped.spread, **spread})
-    whole, single = own.job_spread(replace(problem, software=replace(problem.software, name="nemo")))
-    assert whole**2 + single**2 == pytest.approx(0.3**2)
-
-
 def test_covariances_add_the_prior_of_what_has_no_runs() -> None:
     shipped = posterior()
     assert shipped is not None

@@ -36,6 +36,9 @@ ROUTER_KEPT = 8.0
 """Bytes per token and expert that the router keeps for backward: logits and probabilities in float32."""
 MAP_BYTES = 8.0
 """Bytes per routed row of the map that undoes the permutation."""
+USUAL_LOCAL = 16.0
+"""Experts of a rank at which half of the launches are of a layer (router, permutation, dispatch) and half one
+by one of its experts; `expert_overhead_us` is the time of both there."""
 BUFFERS = 2.0
 """Copies of the routed rows that the dispatcher holds while it works: sent and received."""
 
@@ -118,7 +121,8 @@ class ExpertTerm(CostTerm):
             shown = (exposed(hidden_by, sent, exponent), exposed(BACKWARD_FACTOR * hidden_by, sent, exponent))
         if stage.measured is not None:  # measured times hold the launches already
             return shown
-        launches = stage.launches * device.expert_overhead
+        local = _experts(layer).count / stage.choices.ep
+        launches = stage.launches * device.expert_overhead * (1.0 + local / USUAL_LOCAL) / 2.0
         return (
             shown[0] + launch_gap(compute[0] + shown[0], launches),
             shown[1] + launch_gap(compute[1] + shown[1], BACKWARD_FACTOR * launches),
