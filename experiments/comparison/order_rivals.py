@@ -16,6 +16,8 @@ class HeuristicOrder(OrderSearch):
 
     def starts(self, problem: OrderProblem, plan: HardPlans) -> list[Order]:
         """Return its orders, the best first."""
+        if not problem.free:
+            return problem.starts(plan)
         first = np.append(plan.first_layers[0].numpy(), problem.table.num_layers)
         return sorted(problem.heuristic(first, plan.choices[0].numpy()), key=lambda order: order.seconds)
 
@@ -37,6 +39,8 @@ class PerturbedGradient(OrderSearch):
 
     def improved(self, problem: OrderProblem, order: Order, moves: int) -> Order:
         """Return the best order that the decoded keys give."""
+        if not problem.free:
+            return order
         random = np.random.default_rng(int(self.state[0]))
         self.state += np.uint64(1)
         ended = problem.ends(order)
