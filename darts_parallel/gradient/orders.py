@@ -144,8 +144,25 @@ class OrderProblem:
             if placed and rule.chunk_refusal(chunks) is None and rule.count_refusal(pp, count) is None:
                 passes = find(rule.code(pp, count, chunks)).orders(pp, count, chunks)
                 found.append(self.order(passes, *stages))
+                found += [self.leaner(found[-1])] if self.free and found[-1].seconds == np.inf else []
                 found += [self.order([list(_split(row)) for row in passes], *stages)] if self.free else []
         return sorted((order for order in found if order.seconds < np.inf), key=lambda order: order.seconds)
+
+    def leaner(self, order: Order) -> Order:
+        """Return an order with strategies that keep less, layer by layer of full devices, until it fits."""
+        f, choices, numbers = self.figures, order.choices.copy(), np.arange(self.table.num_layers)
+        devices = f.devices[np.searchsorted(order.first, numbers, side="right") - 1]
+        kept = np.where(f.legal.all(0), f.before + f.between, np.inf)
+        for _ in range(len(choices) if self.space_kind == "layerwise" else 0):
+            stages, _ = self.stages(order.first, choices)
+            held = zip(order.words, order.lengths, stages.room, strict=True)
+            own = (stages.before, stages.between)
+            full = [d for d, (word, n, room) in enumerate(held) if not self.kernel.fits(word, n, *own, room)]
+            saved = (kept[numbers, choices] - kept.min(1)) * np.isin(devices, full[:1])
+            if not full or saved.max() <= 0:
+                break
+            choices[saved.argmax()] = kept[saved.argmax()].argmin()
+        return self.timed(order.words, order.lengths, order.first, choices)
 
     def heuristic(self, first: Indices, choices: Indices) -> list[Order]:
         """Return the orders of `_order_kernel.dispatch` under its parameters."""
@@ -285,8 +302,8 @@ class OrderSearch:
             table = tables[entry.table]
             places.setdefault((table.pp, table.num_stages, find(table.pipeline.schedule).folded), place)
         bases = [e for place, e in enumerate(entries) if place in places.values() or place < BASES]
-        if not any(tables[e.table].pipeline.free for e in bases):
-            passes //= LESS
+        free = any(tables[e.table].pipeline.free for e in bases)
+        passes = passes if free else passes // LESS
         begun: list[tuple[float, int, OrderProblem, list[Order]]] = []
         for entry in bases:
             table = tables[entry.table]
@@ -298,7 +315,8 @@ class OrderSearch:
                 begun += [(start.seconds, entry.table, problem, starts) for start in starts[:1]]
         begun = sorted(begun, key=lambda job: job[0])[:ANNEALED]
         for _, number, problem, starts in begun:
-            self._best(number, problem, starts, passes // 2 // len(begun))
+            less = LESS if free and not problem.free else 2
+            self._best(number, problem, starts, passes // less // len(begun))
         random = np.random.default_rng(self.seed)
         for _ in range(ROUNDS if self.found else 0):
             if self.stop():
