@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from baselines._incumbent import Incumbent
+from baselines._planner import Incumbent
 from darts_parallel.cost import CostTable, HardPlans
 from darts_parallel.exact import Array, OuterCosts, StageSegments
 from darts_parallel.plan import LayerStrategy

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from baselines._incumbent import Incumbent
-from baselines._planner import on_tables
+from baselines._planner import Incumbent, on_tables
 from baselines._stage_costs import OuterChoice, cheapest_split, outer_choices
 from darts_parallel.exact import Array, Index, StageSegments, lower_bound
 

@@ -7,8 +7,7 @@ found out when it is run, here when it is evaluated. Placement: our ranks are in
 choice on nodes of one kind. No ZeRO; recomputation is a candidate, as in the Megatron-LM that AMP runs.
 """
 
-from baselines._incumbent import Incumbent
-from baselines._planner import on_tables
+from baselines._planner import Incumbent, on_tables
 from baselines._stage_costs import OuterChoice, cheapest_split, outer_choices, plain
 from darts_parallel.config import RECOMPUTE
 from darts_parallel.exact import ChosenStages

@@ -11,10 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from baselines._chains import Chains, PlanSpace
-from baselines._incumbent import Incumbent
-from baselines._moves import MoveWeights, RandomMoves
-from baselines._planner import on_tables
+from baselines._moves import Chains, MoveWeights, PlanSpace, RandomMoves
+from baselines._planner import Incumbent, on_tables
 
 CHAINS = 64
 """Plans that anneal side by side."""

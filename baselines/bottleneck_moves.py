@@ -7,8 +7,7 @@ is taken while one helps. The outer choices take turns, best first.
 
 import torch
 
-from baselines._incumbent import Incumbent
-from baselines._planner import on_tables
+from baselines._planner import Incumbent, on_tables
 from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, even_uniform_plans, unit_starts
 
 

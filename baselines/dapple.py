@@ -7,8 +7,7 @@ Restricted to our plans: stages are equally replicated, devices are placed in no
 parallelism and no ZeRO where the space leaves that free.
 """
 
-from baselines._incumbent import Incumbent
-from baselines._planner import on_tables
+from baselines._planner import Incumbent, on_tables
 from baselines._stage_costs import cheapest_split, outer_choices, plain
 from darts_parallel.config import RECOMPUTE
 from darts_parallel.exact import ChosenStages

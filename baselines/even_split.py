@@ -3,8 +3,7 @@
 What Megatron-LM and torchtitan do where the user gives no layout (Narayanan et al. 2021, arXiv 2104.04473).
 """
 
-from baselines._incumbent import Incumbent
-from baselines._planner import on_tables
+from baselines._planner import Incumbent, on_tables
 from darts_parallel.cost import even_uniform_plans
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from scipy.optimize import OptimizeResult, differential_evolution
 
-from baselines._chains import Chains, PlanSpace
-from baselines._incumbent import Incumbent
-from baselines._planner import on_tables
+from baselines._moves import Chains, PlanSpace
+from baselines._planner import Incumbent, on_tables
 from darts_parallel.exact import Array
 
 POPULATION = 128

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from baselines._incumbent import Incumbent
-from baselines._planner import on_tables
+from baselines._planner import Incumbent, on_tables
 from darts_parallel.cost import CostTable, HardPlans, unit_starts
 
 Floats = NDArray[np.float64]

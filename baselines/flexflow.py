@@ -13,10 +13,8 @@ import math
 
 import torch
 
-from baselines._chains import Chains, PlanSpace
-from baselines._incumbent import Incumbent
-from baselines._moves import MoveWeights, RandomMoves
-from baselines._planner import on_tables
+from baselines._moves import Chains, MoveWeights, PlanSpace, RandomMoves
+from baselines._planner import Incumbent, on_tables
 from baselines.annealing import best_starts, metropolis, uphill
 
 CHAINS = 64

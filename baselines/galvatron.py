@@ -10,8 +10,7 @@ before strategies are known.
 
 import numpy as np
 
-from baselines._incumbent import Incumbent
-from baselines._planner import on_tables
+from baselines._planner import Incumbent, on_tables
 from baselines._stage_costs import OuterChoice, bottleneck_split, outer_choices
 from darts_parallel.cost import even_uniform_plans
 from darts_parallel.exact import ChosenStages, DeadlineError, OuterChoiceSolver, SegmentBounds, outer_bound

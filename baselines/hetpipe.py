@@ -9,8 +9,7 @@ the layers alike, and stage k of each has the same kind of GPU (the paper's equa
 cluster of one kind this is PipeDream's plan chosen by throughput. No tensor parallelism, no recomputation.
 """
 
-from baselines._incumbent import Incumbent
-from baselines._planner import on_tables
+from baselines._planner import Incumbent, on_tables
 from baselines._stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
 from darts_parallel.exact import ChosenStages
 

@@ -8,8 +8,7 @@ No ZeRO and no sequence parallelism where the space leaves that free: they came 
 
 import torch
 
-from baselines._incumbent import Incumbent
-from baselines._planner import on_tables
+from baselines._planner import Incumbent, on_tables
 from baselines._stage_costs import plain, plain_tables
 from darts_parallel.config import RECOMPUTE
 from darts_parallel.cost import even_uniform_plans

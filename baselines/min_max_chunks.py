@@ -2,8 +2,7 @@
 
 import torch
 
-from baselines._incumbent import Incumbent
-from baselines._planner import on_tables
+from baselines._planner import Incumbent, on_tables
 from darts_parallel.exact import balanced
 
 

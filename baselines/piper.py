@@ -9,8 +9,7 @@ leaves that free.
 
 import numpy as np
 
-from baselines._incumbent import Incumbent
-from baselines._planner import on_tables
+from baselines._planner import Incumbent, on_tables
 from baselines._stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
 from darts_parallel.exact import Array, ChosenStages, segment_max
 

@@ -2,10 +2,8 @@
 
 import torch
 
-from baselines._chains import PlanSpace
-from baselines._incumbent import Incumbent
-from baselines._moves import MoveWeights, RandomMoves
-from baselines._planner import on_tables
+from baselines._moves import MoveWeights, PlanSpace, RandomMoves
+from baselines._planner import Incumbent, on_tables
 
 BATCH = 256
 """Plans priced at once."""

@@ -7,13 +7,13 @@ package is built on them: lossy communication, the batch size, and the measured 
 from typing import TYPE_CHECKING
 
 from darts_parallel.bilevel.conclusion import BilevelPlan as BilevelPlan
+from darts_parallel.bilevel.conclusion import find_learned_optimum as find_learned_optimum
 from darts_parallel.bilevel.conclusion import uniform_plan as uniform_plan
 from darts_parallel.bilevel.data import load_corpus as load_corpus
 from darts_parallel.bilevel.jobs import Jobs as Jobs
 from darts_parallel.bilevel.joint_space import FIRST_BLOCK as FIRST_BLOCK
 from darts_parallel.bilevel.joint_space import JointSpace as JointSpace
 from darts_parallel.bilevel.joint_space import at_bits as at_bits
-from darts_parallel.bilevel.learned_optimum import find_learned_optimum as find_learned_optimum
 from darts_parallel.bilevel.loop import BilevelSearch as BilevelSearch
 from darts_parallel.bilevel.protocol import Maker as Maker
 from darts_parallel.bilevel.protocol import Protocol as Protocol

@@ -17,7 +17,7 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from darts_parallel.bilevel._candidates import EXACT, Candidate
+from darts_parallel.bilevel._log_slowdown import EXACT, Candidate
 from darts_parallel.bilevel._measurements import log_delay
 from darts_parallel.bilevel._quantize import Pair
 from darts_parallel.bilevel._trainer import WeightTrainer

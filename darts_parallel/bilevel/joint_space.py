@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darts_parallel.bilevel._candidates import Candidate
+from darts_parallel.bilevel._log_slowdown import Candidate
 from darts_parallel.bilevel._quantize import Pair
 from darts_parallel.bilevel.settings import refuse_unsearched
 from darts_parallel.cost import LOSSLESS, CostTable, HardPlans, build_tables, canonical, without_dominated

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from darts_parallel.bilevel._candidates import EXACT, Candidate
-from darts_parallel.bilevel._log_slowdown import LogSlowdown
+from darts_parallel.bilevel._log_slowdown import EXACT, Candidate, LogSlowdown
 from darts_parallel.bilevel._measurements import nats_per_efold
-from darts_parallel.bilevel._mixture import gradient_shortfall, slopes
 from darts_parallel.bilevel._quantize import Pair
 from darts_parallel.bilevel._relaxed_plans import UpperLevel, UpperStep
-from darts_parallel.bilevel._trainer import Mixture, WeightStep, WeightTrainer
+from darts_parallel.bilevel._trainer import Mixture, WeightStep, WeightTrainer, gradient_shortfall, slopes
 from darts_parallel.bilevel._trials import GradientShares, TrialTable, try_pairs
 from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.jobs import Jobs

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from darts_parallel.bilevel._tracking import BilevelTracker
 from darts_parallel.bilevel.conclusion import (
     BilevelPlan,
     Conclusion,
@@ -22,7 +21,7 @@ from darts_parallel.bilevel.conclusion import (
 from darts_parallel.bilevel.data import Corpus
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.loop import BilevelRecord, BilevelSearch
-from darts_parallel.bilevel.report import write_report
+from darts_parallel.bilevel.report import BilevelTracker, write_report
 from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Training, Trainings, digest
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.cost import LOSSLESS, evaluate

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from darts_parallel.bilevel._candidates import EXACT, Candidate
+from darts_parallel.bilevel._log_slowdown import EXACT, Candidate
 from darts_parallel.bilevel._trainer import WeightTrainer
 from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.jobs import Jobs

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from darts_parallel.cost import CostTable
-from darts_parallel.exact._chain import Chain, PathCounts, weights_behind
-from darts_parallel.exact._folded import DeviceCosts, FoldedSplits
+from darts_parallel.exact._chain import Chain, DeviceCosts, FoldedSplits, PathCounts, weights_behind
 from darts_parallel.exact._pareto import price_grid
 from darts_parallel.exact.bounds import ROUNDING, outer_lower_bounds
 from darts_parallel.exact.result import DeadlineError

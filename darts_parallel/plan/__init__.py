@@ -14,9 +14,9 @@ from darts_parallel.plan.file import write_bytes as write_bytes
 from darts_parallel.plan.file import write_json as write_json
 from darts_parallel.plan.file import write_text as write_text
 from darts_parallel.plan.legality import check_plan as check_plan
+from darts_parallel.plan.legality import parts_beyond as parts_beyond
 from darts_parallel.plan.legality import refuse_model as refuse_model
 from darts_parallel.plan.legality import refuse_unexecutable as refuse_unexecutable
-from darts_parallel.plan.model_parts import parts_beyond as parts_beyond
 from darts_parallel.plan.space import OuterSpace as OuterSpace
 from darts_parallel.plan.space import admits as admits
 from darts_parallel.plan.space import layer_choices as layer_choices

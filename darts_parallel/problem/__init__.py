@@ -14,14 +14,14 @@ from darts_parallel.problem.cluster import NodeGroup as NodeGroup
 from darts_parallel.problem.cluster import Scalar as Scalar
 from darts_parallel.problem.cluster import StageTopology as StageTopology
 from darts_parallel.problem.cluster import memory_unit as memory_unit
-from darts_parallel.problem.experts import Experts as Experts
-from darts_parallel.problem.layer_profiles import Profiles as Profiles
-from darts_parallel.problem.layer_profiles import read_profiles as read_profiles
 from darts_parallel.problem.layer_spec import AttentionCore as AttentionCore
+from darts_parallel.problem.layer_spec import Experts as Experts
 from darts_parallel.problem.layer_spec import Gemm as Gemm
 from darts_parallel.problem.layer_spec import LayerSpec as LayerSpec
 from darts_parallel.problem.layer_spec import weights as weights
 from darts_parallel.problem.measured_times import MeasuredTimes as MeasuredTimes
+from darts_parallel.problem.measured_times import Profiles as Profiles
+from darts_parallel.problem.measured_times import read_profiles as read_profiles
 from darts_parallel.problem.model import VOCABULARY_MULTIPLE as VOCABULARY_MULTIPLE
 from darts_parallel.problem.model import Model as Model
 from darts_parallel.problem.orders import node_orders as node_orders

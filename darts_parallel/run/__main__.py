@@ -20,8 +20,14 @@ from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.plan import Plan, write_json
 from darts_parallel.problem import Problem
-from darts_parallel.run.hardware import LocalMachine, device_for, require_torch
-from darts_parallel.run.launch import joined, refused_by_the_first, require_processes
+from darts_parallel.run.launch import (
+    LocalMachine,
+    device_for,
+    joined,
+    refused_by_the_first,
+    require_processes,
+    require_torch,
+)
 from darts_parallel.run.settings import RunSettings, load
 
 if TYPE_CHECKING:
@@ -55,7 +61,7 @@ def run(settings: RunSettings) -> int:
     with suppress(UnsupportedError):  # what the cost model cannot price still runs
         cost = evaluate(plan, problem)
     console = Console()
-    from darts_parallel.run._report import outcome_dict, render
+    from darts_parallel.run.measure import outcome_dict, render
 
     described = plan.describe(problem.training.global_batch_size)
     console.print(

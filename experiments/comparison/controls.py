@@ -9,9 +9,8 @@ from functools import cached_property
 
 import torch
 
-from baselines._chains import PlanSpace
-from baselines._incumbent import Incumbent
-from baselines._moves import RandomMoves
+from baselines._moves import PlanSpace, RandomMoves
+from baselines._planner import Incumbent
 from baselines.annealing import WEIGHTS
 from darts_parallel.cost import HardPlans, PricedPlan
 from darts_parallel.gradient import (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from baselines import SCHEDULE_PLANNERS
-from baselines._incumbent import Incumbent
+from baselines._planner import Incumbent
 from darts_parallel.config import SearchConfig, load_config, require_at_least
 from darts_parallel.cost import CostTable, even_uniform_plans
 from darts_parallel.exact import TableResult, simulated_lower_bound

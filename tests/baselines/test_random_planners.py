@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from baselines import annealing, evolution, flexflow, random_search
-from baselines._chains import Chains, PlanSpace
-from baselines._incumbent import Incumbent
-from baselines._moves import MoveWeights, RandomMoves
+from baselines._moves import Chains, MoveWeights, PlanSpace, RandomMoves
+from baselines._planner import Incumbent
 from baselines.annealing import metropolis
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import CostTable

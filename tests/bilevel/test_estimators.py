@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from darts_parallel.bilevel import transformer
-from darts_parallel.bilevel._candidates import Candidate
-from darts_parallel.bilevel._mixture import gradient_shortfall, slopes
+from darts_parallel.bilevel._log_slowdown import Candidate
 from darts_parallel.bilevel._quantize import BLOCK
-from darts_parallel.bilevel._trainer import WeightTrainer, differentiate
+from darts_parallel.bilevel._trainer import WeightTrainer, differentiate, gradient_shortfall, slopes
 from darts_parallel.bilevel._trials import (
     GradientShares,
     behind,

@@ -5,13 +5,13 @@ import torch
 
 from darts_parallel.bilevel._log_slowdown import LogSlowdown
 from darts_parallel.bilevel._relaxed_plans import UpperLevel, price_plans
+from darts_parallel.bilevel.conclusion import find_learned_optimum
 from darts_parallel.bilevel.joint_space import (
     FIRST_BLOCK,
     JointSpace,
     with_bits,
     with_fixed_bits,
 )
-from darts_parallel.bilevel.learned_optimum import find_learned_optimum
 from darts_parallel.config.schema import SearchConfig
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans

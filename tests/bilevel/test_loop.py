@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from darts_parallel.bilevel.conclusion import conclude, fixed_bits_optimum, verify
-from darts_parallel.bilevel.learned_optimum import find_learned_optimum
+from darts_parallel.bilevel.conclusion import conclude, find_learned_optimum, fixed_bits_optimum, verify
 from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.cost.evaluation import evaluate

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from darts_parallel.bilevel import command as bilevel_command
-from darts_parallel.bilevel._candidates import Candidate
+from darts_parallel.bilevel._log_slowdown import Candidate
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.bilevel.report import COLUMNS, median_time

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from darts_parallel.bilevel._candidates import Candidate
+from darts_parallel.bilevel._log_slowdown import Candidate
 from darts_parallel.bilevel._quantize import lossy_sum
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.retrain import Training, retrain

@@ -8,7 +8,7 @@ from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.cost.pipeline import in_flight
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import PlanError
-from darts_parallel.exact._enumeration import brute_force
+from darts_parallel.exact.simulated import brute_force
 from darts_parallel.gradient.descent import search
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.planner.methods import check

@@ -10,9 +10,9 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact._enumeration import brute_force
 from darts_parallel.exact._pareto import pareto
 from darts_parallel.exact.layerwise import find_layerwise_plan
+from darts_parallel.exact.simulated import brute_force
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
 from tests.support.optima import assert_same_optimum

@@ -8,8 +8,8 @@ import torch
 
 from darts_parallel.cost import build_tables
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.exact._enumeration import brute_force
 from darts_parallel.exact.result import deadline_check
+from darts_parallel.exact.simulated import brute_force
 from darts_parallel.exact.uniform import find_uniform_plan, uniform_bounds
 from darts_parallel.problem import load_problem
 from tests.support.random_tables import random_table
@@ -53,7 +53,7 @@ def test_alternatives_are_the_best_configurations_in_order() -> None:
 
 
 def test_a_space_that_is_not_tiny_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("darts_parallel.exact._enumeration.MAX_PLANS", 100)
+    monkeypatch.setattr("darts_parallel.exact.simulated.MAX_PLANS", 100)
     with pytest.raises(ValueError, match="more than 100 plans"):
         brute_force([random_table(1, pp=1, num_layers=6)], "layerwise")
 

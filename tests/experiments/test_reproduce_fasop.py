@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.problem.layer_profiles import FORWARD_FILE, read_profiles
+from darts_parallel.problem.measured_times import FORWARD_FILE, read_profiles
 from experiments import reproduce_fasop
 from experiments.reproduce_fasop import (
     SHIPPED,

@@ -12,7 +12,7 @@ from darts_parallel.export import export_plan
 from darts_parallel.plan.strategy import LayerStrategy as Strategy
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.problem import Problem
-from darts_parallel.run._reference import Reference
+from darts_parallel.run._verify import Reference
 from tests.support.processes import run_program, run_ranks
 from tests.support.running import LLAMA, MIXTURE, tiny, uniform
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem.layer_profiles import FORWARD_FILE, MULTIPLIER_FILE, read_profiles
+from darts_parallel.problem.measured_times import FORWARD_FILE, MULTIPLIER_FILE, read_profiles
 
 LAYERS = """source,model,gpu,tp,layer_index,layer_kind,forward_s
 S,tiny,A10 (AWS g5),1,0,embedding,0.001

@@ -4,7 +4,7 @@ import pytest
 
 from darts_parallel.config.layer_pattern import expert_pattern
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.problem.experts import mlp_of
+from darts_parallel.problem.layer_spec import mlp_of
 from darts_parallel.problem.model import Model
 from darts_parallel.problem.problem import load_problem
 

@@ -23,7 +23,7 @@ from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.run.__main__ import main
-from darts_parallel.run.hardware import LocalMachine, device_for, require_torch
+from darts_parallel.run.launch import LocalMachine, device_for, require_torch
 from darts_parallel.run.workers import GroupError, Workers, preloaded, process_group
 from experiments import measured_vs_predicted
 from tests.support.processes import torchrun

@@ -4,8 +4,8 @@ from torch.nn import functional
 
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.run._chunks import LOSS
-from darts_parallel.run._loss import cross_entropy_sum, global_batch, part_of_rank
 from darts_parallel.run._transformer import build_layer, empty_layer
+from darts_parallel.run.engine import cross_entropy_sum, global_batch, part_of_rank
 from tests.support.running import LLAMA, tiny
 
 

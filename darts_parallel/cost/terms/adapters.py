@@ -1,4 +1,4 @@
-"""Low-rank adapters: their products, and the parameters that alone are trained (`problem/_adapters.py`)."""
+"""Low-rank adapters: their products, and the parameters that alone are trained (`problem/model.py`)."""
 
 from typing import ClassVar
 
