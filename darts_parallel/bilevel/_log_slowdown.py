@@ -1,4 +1,4 @@
-"""What of a plan affects the loss, and its price in steps: log steps to the target relative to 16 bits."""
+"""The part of a plan that affects the loss, and its price in steps: log steps relative to 16 bits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
