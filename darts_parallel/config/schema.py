@@ -153,8 +153,8 @@ class SpaceConfig:
     executable: bool = False
     """Only what `darts_parallel.run` executes."""
     trainer: str | None = one_of(None, EXPORTS)
-    """Only what this trainer runs, one of `EXPORTS`; but for `torch` the space is `uniform`. The group
-    `trainer` sets it."""
+    """Only what this trainer runs, one of `EXPORTS`; but for `torch` and `galvatron` the space is `uniform`.
+    The group `trainer` sets it."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -170,7 +170,7 @@ class SpaceConfig:
         if self.trainer is not None:
             if read_trainer(self.trainer).executable:
                 self.executable, self.cp = True, self.cp or 1
-            else:
+            elif not read_trainer(self.trainer).layerwise:
                 self.kind = "uniform"  # one strategy for all layers is what the others run
         if self.executable:
             self.node_orders = "given"  # ranks are numbered by whoever starts the processes
@@ -310,6 +310,9 @@ class Config:
 
     def _check_together(self) -> None:
         self._check_adapters()
+        if self.space is not MISSING and self.space.trainer and self.model.num_experts:
+            layerwise = self.abilities(self.space.trainer).executable
+            self.space.kind = self.space.kind if layerwise else "uniform"  # its mixtures have one strategy
         longest = self.model.max_seq_len
         rule = f"be at most model.max_seq_len={longest}"
         require(self.training.seq_len <= longest, f"training.seq_len={self.training.seq_len}", rule, longest)

@@ -25,7 +25,7 @@ from darts_parallel.plan.degrees import (
 )
 from darts_parallel.plan.legality import refuse_model, sequence_divides
 from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.plan.trainers import trainer_runs
+from darts_parallel.plan.trainers import trainer_parts, trainer_runs
 from darts_parallel.problem import Problem, node_orders, orders_are_all
 from darts_parallel.schedules import CLOSED_FORM, SEARCHED, find, usual_schedule
 
@@ -239,7 +239,8 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
             outer = _outer_space(problem, pp, cp, virtual_stage, schedule)
             if outer is not None:
                 orders = node_orders(problem.cluster, pp, mode)
-                result += [replace(outer, node_order=order) for order in orders]
+                parts = trainer_parts(problem, outer.choices)
+                result += [replace(outer, choices=c, node_order=o) for c in parts for o in orders]
     if not result and problem.model.has_experts and space.trainer is None:
         raise ConfigError(
             f"space.ep={space.ep} and space.etp={space.etp} must have a product that divides the GPUs of a "

@@ -74,3 +74,20 @@ def trainer_runs(problem: Problem, pp: int, cp: int, schedule: str, strategy: La
         and min(strategy.tp_comm_bits, strategy.grad_comm_bits) == max(COMM_BITS)
         and not any(lack.holds(given) for lack in rules.lacks)
     )
+
+
+def trainer_parts(problem: Problem, choices: tuple[LayerStrategy, ...]) -> list[tuple[LayerStrategy, ...]]:
+    """Return the strategies that the trainer's layers may have next to each other, in sets that hold all.
+
+    A trainer of layer-wise plans (`whole_ends: always`, Galvatron) has one switch for sequence parallelism,
+    and one type of data parallelism next to ZeRO-3.
+    """
+    name, kind = problem.config.space.trainer, problem.config.space.kind
+    if name is None or kind == "uniform" or problem.config.abilities(name).whole_ends != "always":
+        return [choices]
+    parts = [
+        tuple(own for own in choices if own.sequence_parallel in (own.tp > 1 and switch, False)
+              and (own.tp == 1 or own.sequence_parallel == switch) and own.zero_stage in (usual, 3))
+        for switch in (True, False) for usual in (0, 2)
+    ]  # fmt: skip
+    return [own for own in dict.fromkeys(parts) if own and not any(set(own) < set(other) for other in parts)]

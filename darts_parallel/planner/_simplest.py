@@ -90,3 +90,18 @@ def neighbours(plan: Plan, tables: Sequence[CostTable]) -> Iterator[tuple[float,
             other = plans.to_plan(row, table)
             if other.schedule_name == plan.schedule_name:
                 yield float(seconds[row]), other
+
+
+def with_one_end(plan: Plan, others: Sequence[Plan], problem: Problem) -> Plan:
+    """Return the plan whose embedding, head and loss share a strategy, where its trainer wants that.
+
+    Of the plan's own strategies the one with which it is fastest, or the fastest of others that have one.
+    """
+    name = problem.config.space.trainer
+    if name is None or problem.config.abilities(name).whole_ends != "always":
+        return plan
+    pairs = [*zip(problem.model.layers, plan.layers, strict=True)]
+    plans = [replace(plan, layers=tuple(layer if spec.recomputable else own for spec, layer in pairs))
+             for own in dict.fromkeys(plan.layers)]  # fmt: skip
+    fitting = [own for own in (*plans, *others) if _within(own, problem, float("inf"))]
+    return min(fitting, key=lambda own: float(hard_plan(own, problem)[2].iteration_time[0]), default=plan)

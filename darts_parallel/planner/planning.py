@@ -10,7 +10,7 @@ from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import Plan, read_own_problem, read_plan
 from darts_parallel.planner._searcher import product_session
 from darts_parallel.planner._session import Session
-from darts_parallel.planner._simplest import NEIGHBOURS, TIE, neighbours, simplest
+from darts_parallel.planner._simplest import NEIGHBOURS, TIE, neighbours, simplest, with_one_end
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.memory_chance import tightened, within_chance
 from darts_parallel.planner.methods import CHECKS, METHODS, ORDERS, run_phases, search_result
@@ -70,10 +70,12 @@ def _searched(problem: Problem, rental: Rental | None, old: Plan | None, watcher
         result = rental.instead_of(result)
     if config.cost.knows_stages:
         chosen = result.plan
+        others = [answer.plan for answer in session.answers.values() if answer.plan is not None]
+        uniform = [own for own in others if own.within("uniform")]
         if config.search.method != "exact":
-            others = [answer.plan for answer in session.answers.values() if answer.plan is not None]
-            chosen = simplest(chosen, [own for own in others if own.within("uniform")], problem)
+            chosen = simplest(chosen, uniform, problem)
         chosen = balance_stages(chosen, problem, *([] if config.search.method == "exact" else [TIE]))
+        chosen = with_one_end(chosen, uniform, problem)
         if chosen != result.plan:
             seconds = evaluate(chosen, problem).iteration_time_s
             result = replace(result, plan=chosen, iteration_time_s=seconds)

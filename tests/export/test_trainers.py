@@ -11,6 +11,7 @@ from darts_parallel.export import TARGETS, export_plan, require_trainers, taken_
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.plan.trainers import facts
+from darts_parallel.planner import plan as find_plan
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.export_plans import LLAMA, MIXTURE, TOY
 
@@ -31,10 +32,13 @@ def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]
         same = problem.config.space.kind == "uniform"
         mixed = [c for c, m in pairs if m == micro_batches and (c == strategy or not same)]
         cuts = sorted(rng.sample(units, space.pp * space.virtual_stages - 1))
+        own = [rng.choice(mixed) for _ in range(layers)]
+        if problem.config.trainer.whole_ends == "always":  # embedding, head and loss share a strategy
+            own[-2:] = own[:1] * 2
         plan = Plan(
             micro_batches,
             (0, *cuts, layers),
-            tuple(rng.choice(mixed) for _ in range(layers)),
+            tuple(own),
             cp=space.cp,
             virtual_stages=space.virtual_stages,
         )
@@ -47,7 +51,7 @@ def test_every_plan_of_a_trainers_space_is_exported(trainer: str) -> None:
     problem = load_problem([*MODELS[trainer], *FREE, f"trainer={trainer}"])
     config = problem.config
     assert (config.space.trainer, config.export, config.trainer.name) == (trainer, trainer, trainer)
-    assert config.space.kind == ("layerwise" if trainer == "torch" else "uniform")
+    assert config.space.kind == ("layerwise" if config.trainer.layerwise else "uniform")
     assert config.training.software in (config.trainer.software or [None])
     for plan in random_plans(problem, random.Random(trainer), 40):
         assert export_plan(problem, plan, trainer).files
@@ -134,3 +138,19 @@ def test_a_trainer_with_pins_that_it_never_runs_is_refused() -> None:
         outer_spaces(load_problem([*MIXTURE, "space.trainer=deepspeed", "space.pp=2"]))
     with pytest.raises(ConfigError, match=r"space\.trainer=megatrn must be one of"):
         load_problem([*TOY, "space.trainer=megatrn"])
+
+
+def test_galvatrons_own_search_is_layerwise_and_its_runtime_takes_what_it_finds() -> None:
+    small = ["search.num_steps=20", "search.num_restarts=4", "space.num_micro_batches=[2,4]"]
+    problem = load_problem([*TOY, *small, "trainer=galvatron", "cluster.devices.toy.memory_GiB=0.16"])
+    for space in outer_spaces(problem):
+        assert len({c.sequence_parallel for c in space.choices if c.tp > 1}) <= 1
+        assert not {0, 2} <= {c.zero_stage for c in space.choices if c.dp > 1}
+    found = find_plan(problem)
+    assert problem.config.space.kind == "layerwise"
+    assert export_plan(problem, found.plan, "galvatron").files
+    uniform = find_plan(load_problem([*TOY, *small, "trainer=galvatron", "space.kind=uniform",
+                                 "cluster.devices.toy.memory_GiB=0.16"]))  # fmt: skip
+    assert found.result is not None
+    assert uniform.result is not None
+    assert found.result.iteration_time_s <= uniform.result.iteration_time_s * (1 + 2e-3)
