@@ -22,10 +22,4 @@ if TYPE_CHECKING:
     from darts_parallel.graph.execute import PlanRun as PlanRun
     from darts_parallel.graph.execute import RankMesh as RankMesh
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "command": ("main",),
-        "execute": ("PlanRun", "RankMesh"),
-    },
-)
+__getattr__ = lazy_names(__name__, {"command": ("main",), "execute": ("PlanRun", "RankMesh")})

@@ -320,11 +320,7 @@ def _inner_steps(
 
 
 def _fans(
-    graph: ModuleGraph,
-    mesh: DeviceMeshSpec,
-    width: int,
-    groups: list[ChoiceGroup],
-    group_of: dict[str, int],
+    graph: ModuleGraph, mesh: DeviceMeshSpec, width: int, groups: list[ChoiceGroup], group_of: dict[str, int]
 ) -> Iterator[Fan]:
     """Yield a fan for every tensor that may cost something, equal ones of repeated blocks together."""
     found: dict[tuple[int, int, tuple[tuple[int, int], ...]], list[str]] = defaultdict(list)

@@ -10,13 +10,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from darts_parallel.errors import ConfigError
-from darts_parallel.graph._layouts import (
-    DeviceMeshSpec,
-    State,
-    Step,
-    forward_state,
-    gradient_state,
-)
+from darts_parallel.graph._layouts import DeviceMeshSpec, State, Step, forward_state, gradient_state
 from darts_parallel.graph._programme import GIB, GraphProgramme, ProgrammeAnswer
 from darts_parallel.graph._rules import is_known
 from darts_parallel.graph._space import GraphSpace, OperatorChoice, build_space

@@ -74,7 +74,7 @@ def report_lines(planned: PlannedGraph) -> list[str]:
     shape = " x ".join(map(str, mesh.ranks))
     lines = [
         f"captured: {len(graph.computing)} operators of {len({op.op for op in graph.computing})} kinds in "
-        f"{graph.seconds:.1f} s; {len(plan.space.groups)} choices on a mesh of {shape} ({mesh.cluster.name})",
+        f"{graph.seconds:.1f} s; {len(plan.space.groups)} choices on a mesh of {shape} ({mesh.cluster.name})"
     ]
     if planned.unknown:
         names = Counter(op.op for op in planned.unknown)

@@ -29,10 +29,6 @@ ROUNDS = 4
 """Searches at most, each with less memory than the one before."""
 LEAST = 0.02
 """Least tightening, of the logarithm of the memory."""
-SETTLED = 8
-"""Rounds in which the memory that is used and its spread settle."""
-LOOSENED = 6
-"""Halvings of the way to the tightest memory that some plan fits."""
 RUNG_SECONDS = 1.0
 """Seconds that the exact methods have for another plan of the ladder."""
 
@@ -47,7 +43,7 @@ def tightened(problem: Problem, chance: float | None = None) -> Problem:
     if known is None or chance >= 0.5 or not problem.config.cost.knows_stages:
         return replace(problem, headroom=0.0)
     distance = 0.0
-    for _ in range(SETTLED):  # the less is used, the more of it is the software's reserve
+    for _ in range(8):  # settles: the less is used, the more of it is the software's reserve
         distance = _quantile(chance) * known.largest_memory_spread(problem, exp(-distance))
     return _moved(problem, distance)
 
@@ -98,7 +94,7 @@ def _safest(
     if not tight.headroom:
         raise error
     low, high, tables = 0.0, -log(1.0 - tight.headroom), build_tables(tight)
-    for _ in range(LOOSENED):
+    for _ in range(6):  # halves the way to the tightest memory that some plan fits
         middle = (low + high) / 2.0
         own = _moved(problem, middle)
         fits = any_fits(own, [with_memory(table, own) for table in tables])
