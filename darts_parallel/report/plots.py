@@ -176,5 +176,8 @@ def write_sweep_curve(path: Path, key: str, points: Sequence[tuple[float, dict[s
     low, high = min(values), max(values)
     if low > 0 and high / low >= 16:
         axes.set_xscale("log")
+        shown = [values[i] for i in thinned(len(values), 12)]
+        axes.set_xticks(shown, [f"{value:g}" for value in shown])
+        axes.set_xticks([], minor=True)
     axes.set_title(f"Sweep over {key}", loc="left")
     figure.savefig(path)
