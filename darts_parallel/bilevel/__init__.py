@@ -4,8 +4,6 @@ Exact parallelism does not change the loss. Three things do couple a plan with t
 package is built on them: lossy communication, the batch size, and the measured speed of learning.
 """
 
-from typing import TYPE_CHECKING
-
 from darts_parallel.bilevel.conclusion import BilevelPlan as BilevelPlan
 from darts_parallel.bilevel.conclusion import find_learned_optimum as find_learned_optimum
 from darts_parallel.bilevel.conclusion import uniform_plan as uniform_plan
@@ -15,6 +13,7 @@ from darts_parallel.bilevel.joint_space import FIRST_BLOCK as FIRST_BLOCK
 from darts_parallel.bilevel.joint_space import JointSpace as JointSpace
 from darts_parallel.bilevel.joint_space import at_bits as at_bits
 from darts_parallel.bilevel.loop import BilevelSearch as BilevelSearch
+from darts_parallel.bilevel.protocol import BilevelJob as BilevelJob
 from darts_parallel.bilevel.protocol import Maker as Maker
 from darts_parallel.bilevel.protocol import Protocol as Protocol
 from darts_parallel.bilevel.protocol import SeedPlan as SeedPlan
@@ -30,9 +29,3 @@ from darts_parallel.bilevel.settings import TransformerShape as TransformerShape
 from darts_parallel.bilevel.transformer import Weights as Weights
 from darts_parallel.bilevel.transformer import block as block
 from darts_parallel.bilevel.transformer import initial_weights as initial_weights
-from darts_parallel.errors import lazy_names
-
-if TYPE_CHECKING:
-    from darts_parallel.bilevel.command import BilevelJob as BilevelJob
-
-__getattr__ = lazy_names(__name__, {"command": ("BilevelJob",)})

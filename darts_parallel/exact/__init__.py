@@ -18,7 +18,6 @@ from darts_parallel.exact.result import Curve as Curve
 from darts_parallel.exact.result import DeadlineError as DeadlineError
 from darts_parallel.exact.result import TableResult as TableResult
 from darts_parallel.exact.result import Verification as Verification
-from darts_parallel.exact.schedule_bounds import simulated_lower_bound as simulated_lower_bound
 from darts_parallel.exact.segments import Array as Array
 from darts_parallel.exact.segments import Index as Index
 from darts_parallel.exact.segments import StageSegments as StageSegments
@@ -26,4 +25,5 @@ from darts_parallel.exact.segments import segment_max as segment_max
 from darts_parallel.exact.simulated import MAX_PRICED_PLANS as MAX_PRICED_PLANS
 from darts_parallel.exact.simulated import find_simulated_plan as find_simulated_plan
 from darts_parallel.exact.simulated import number_of_plans as number_of_plans
+from darts_parallel.exact.simulated import simulated_lower_bound as simulated_lower_bound
 from darts_parallel.exact.uniform import find_uniform_plan as find_uniform_plan

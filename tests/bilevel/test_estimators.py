@@ -7,15 +7,15 @@ from darts_parallel.bilevel import transformer
 from darts_parallel.bilevel._log_slowdown import Candidate
 from darts_parallel.bilevel._quantize import BLOCK
 from darts_parallel.bilevel._trainer import WeightTrainer, differentiate, gradient_shortfall, slopes
-from darts_parallel.bilevel._trials import (
+from darts_parallel.bilevel.data import sample
+from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.loop import (
     GradientShares,
     behind,
     middle_of_read,
     train_losses,
     try_pairs,
 )
-from darts_parallel.bilevel.data import sample
-from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.transformer import initial_weights, mixed_loss, plan_loss
 from tests.support.bilevel_tiny import corpus, tiny_settings
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from darts_parallel.bilevel import command as bilevel_command
+from darts_parallel.bilevel import protocol
 from darts_parallel.bilevel._log_slowdown import Candidate
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.loop import BilevelSearch
@@ -40,7 +40,7 @@ ARGUMENTS = [
 @pytest.fixture(autouse=True)
 def small_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands read the tests' corpus instead of the whole library."""
-    for module in (bilevel, bilevel_command):
+    for module in (bilevel, protocol):
         monkeypatch.setattr(module, "load_corpus", corpus)
 
 

@@ -10,15 +10,15 @@ from darts_parallel.cost.pipeline import PipelineModel, in_flight
 from darts_parallel.cost.table import CostTable
 from darts_parallel.exact._chain import weights_behind
 from darts_parallel.exact.bounds import outer_lower_bounds
-from darts_parallel.exact.schedule_bounds import (
+from darts_parallel.exact.simulated import (
     _mixture,
+    brute_force,
     chain_bound,
     folded_bound,
     folded_splits,
     packed_bound,
     simulated_lower_bound,
 )
-from darts_parallel.exact.simulated import brute_force
 from darts_parallel.schedules import find
 from tests.support.random_tables import random_table
 

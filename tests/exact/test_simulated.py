@@ -2,8 +2,7 @@ import pytest
 
 from darts_parallel import evaluate, load_problem, search
 from darts_parallel.cost.table import build_tables
-from darts_parallel.exact.schedule_bounds import simulated_lower_bound
-from darts_parallel.exact.simulated import find_simulated_plan, number_of_plans
+from darts_parallel.exact.simulated import find_simulated_plan, number_of_plans, simulated_lower_bound
 from darts_parallel.planner.methods import check
 
 TINY = ["model=toy", "cluster=toy", "training=toy", "cost.pipeline=simulated", "space=uniform",
@@ -66,8 +65,8 @@ def test_bounds_end_with_their_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += 1.0
         return 1e9
 
-    monkeypatch.setattr("darts_parallel.exact.schedule_bounds.monotonic", lambda: now[0])
-    monkeypatch.setattr("darts_parallel.exact.schedule_bounds.chain_bound", slow_bound)
+    monkeypatch.setattr("darts_parallel.exact.simulated.monotonic", lambda: now[0])
+    monkeypatch.setattr("darts_parallel.exact.simulated.chain_bound", slow_bound)
     assert sum(table.num_outer for table in tables) > 3
     simulated_lower_bound(tables, "layerwise", seconds=2.5)
     assert len(asked) == 3

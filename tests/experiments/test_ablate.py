@@ -12,7 +12,7 @@ from darts_parallel.config.options import parse
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError
-from darts_parallel.exact.schedule_bounds import simulated_lower_bound
+from darts_parallel.exact.simulated import simulated_lower_bound
 from darts_parallel.gradient.descent import GradientSearch, search_tables
 from darts_parallel.problem.problem import load_problem
 from experiments import ablate
