@@ -120,8 +120,7 @@ def problem_of(count: int, slowdown: float = 1.0) -> Problem:
         rates = {key: getattr(device, key) / slowdown for key in ("peak_flops", "memory_bandwidth")}
         return replace(device, **rates, layer_overhead=device.layer_overhead * slowdown)
 
-    groups = tuple(replace(group, device=slower(group.device)) for group in plain.cluster.groups)
-    return replace(plain, cluster=replace(plain.cluster, groups=groups))
+    return plain.with_devices(slower)
 
 
 def problem_run(count: int, base: MeasuredSchedule) -> tuple[Problem, float]:

@@ -19,8 +19,6 @@ from darts_parallel.cost.compute import exposed as exposed
 from darts_parallel.cost.compute import gemm_seconds as gemm_seconds
 from darts_parallel.cost.compute import products_seconds as products_seconds
 from darts_parallel.cost.compute import stream_seconds as stream_seconds
-from darts_parallel.cost.critical_paths import Criticalities as Criticalities
-from darts_parallel.cost.critical_paths import PathMemory as PathMemory
 from darts_parallel.cost.evaluation import BatchCost as BatchCost
 from darts_parallel.cost.evaluation import CostBreakdown as CostBreakdown
 from darts_parallel.cost.evaluation import TableReading as TableReading
@@ -59,8 +57,10 @@ from darts_parallel.cost.searcher import SearcherModel as SearcherModel
 from darts_parallel.cost.searcher import products as products
 from darts_parallel.cost.sharding import ShardGroup as ShardGroup
 from darts_parallel.cost.sharding import accumulation_seconds as accumulation_seconds
+from darts_parallel.cost.simulation import Criticalities as Criticalities
 from darts_parallel.cost.simulation import Event as Event
 from darts_parallel.cost.simulation import PassSeconds as PassSeconds
+from darts_parallel.cost.simulation import PathMemory as PathMemory
 from darts_parallel.cost.simulation import critical_operations as critical_operations
 from darts_parallel.cost.simulation import pass_ends as pass_ends
 from darts_parallel.cost.simulation import simulated_seconds as simulated_seconds

@@ -74,7 +74,9 @@ def _memory_that_fits(problem: Problem, lightest: "_Lightest") -> list[str]:
             if excess > 0:
                 more = excess / (1.0 - problem.margin)
                 wanted[device.name] = _rounded_up(float(device.memory + more) / GIB)
-        problem = _with_memory(problem, wanted)
+        problem = problem.with_devices(
+            lambda own: replace(own, memory=wanted[own.name] * GIB) if own.name in wanted else own
+        )
         lightest = _lightest_of_all(build_tables(problem), problem.config.space.kind)
         if lightest.excess <= 0:
             sizes = {name: f"{size:.{_digits(size)}f}" for name, size in wanted.items()}
@@ -91,17 +93,6 @@ def _rounded_up(size: float) -> float:
     """Return the next larger size with few digits."""
     steps = 10.0 ** _digits(size)
     return ceil(size * steps) / steps
-
-
-def _with_memory(problem: Problem, sizes: dict[str, float]) -> Problem:
-    """Return the problem with other memory (GiB) on the GPUs of these names."""
-    groups = tuple(
-        replace(group, device=replace(group.device, memory=sizes[group.device.name] * GIB))
-        if group.device.name in sizes
-        else group
-        for group in problem.cluster.groups
-    )
-    return replace(problem, cluster=replace(problem.cluster, groups=groups))
 
 
 @dataclass(frozen=True)

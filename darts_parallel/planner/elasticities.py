@@ -157,7 +157,8 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
     if not bool(evaluate_batch(table, best).feasible[0]):
         return None
     kind, times = problem.config.space.kind, list[float]()
-    for own in (table, with_memory(table, _with_memory(problem, STEP))):
+    larger = problem.with_devices(lambda device: replace(device, memory=device.memory * STEP))
+    for own in (table, with_memory(table, larger)):
         best, seconds, _ = polish(own, best, kind)
         times.append(seconds)
     return log(times[1] / times[0]) / log(STEP)
@@ -176,11 +177,3 @@ def _useful_space(plan: Plan, problem: Problem) -> OuterSpace:
             counts = tuple(sorted({*space.num_micro_batches, *own.num_micro_batches}))
             return replace(own, num_micro_batches=counts, choices=tuple(dict.fromkeys(own.choices + useful)))
     return own
-
-
-def _with_memory(problem: Problem, factor: float) -> Problem:
-    cluster = problem.cluster
-    groups = tuple(
-        replace(g, device=replace(g.device, memory=g.device.memory * factor)) for g in cluster.groups
-    )
-    return replace(problem, cluster=replace(cluster, groups=groups))

@@ -1,7 +1,7 @@
 """A verified plan, and what `plan.json` and the end of the report say with it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from darts_parallel.cost import CostTable
@@ -66,7 +66,7 @@ class Planned:
         """Return what `plan.json` holds with the plan."""
         found: dict[str, Any] = {}
         if self.moves is not None and self.result is not None:
-            found["replan"] = {"from": self.source, "seconds": self.result.seconds, **self.moves.to_dict()}
+            found["replan"] = {"from": self.source, "seconds": self.result.seconds, **asdict(self.moves)}
         if self.rental is not None:
             found["rental"] = self.rental.to_dict()
         return found

@@ -32,14 +32,6 @@ class StateTransfer:
     restored_bytes: float
     """Needed, and on no surviving GPU: from a checkpoint."""
 
-    def to_dict(self) -> dict[str, float]:
-        """Return the entry in `plan.json`."""
-        return {
-            "kept_bytes": self.kept_bytes,
-            "moved_bytes": self.moved_bytes,
-            "restored_bytes": self.restored_bytes,
-        }
-
 
 def moved_state(old_plan: Plan, old: Problem, new_plan: Plan, new: Problem) -> StateTransfer:
     """Return the bytes that a change of plan moves.

@@ -333,11 +333,9 @@ def _with_doubled(problem: Problem, factor: str) -> Problem:
     """Return the problem with twice a factor of its devices; remembered: the report asks three times."""
     known: dict[str, Problem] = problem.priced
     if factor not in known:
-        groups = tuple(
-            replace(g, device=replace(g.device, **{factor: 2.0 * float(getattr(g.device, factor))}))  # type: ignore[arg-type]
-            for g in problem.cluster.groups
+        known[factor] = problem.with_devices(
+            lambda device: replace(device, **{factor: 2.0 * float(getattr(device, factor))})  # type: ignore[arg-type]
         )
-        known[factor] = replace(problem, cluster=replace(problem.cluster, groups=groups))
     return known[factor]
 
 

@@ -1,11 +1,12 @@
 """The problem: model x cluster x training job x space x cost model, frozen."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from darts_parallel.config import Config, TrainingConfig, load_config
-from darts_parallel.problem.cluster import Cluster
+from darts_parallel.problem.cluster import Cluster, Device
 from darts_parallel.problem.measured_times import MeasuredTimes, read_measured
 from darts_parallel.problem.model import Model
 from darts_parallel.problem.referee import check_import
@@ -66,6 +67,11 @@ class Problem:
     def tokens_per_iteration(self) -> int:
         """Tokens of one optimizer step."""
         return self.training.global_batch_size * self.training.seq_len
+
+    def with_devices(self, change: Callable[[Device], Device]) -> "Problem":
+        """Return the problem with changed devices in all node groups."""
+        groups = tuple(replace(group, device=change(group.device)) for group in self.cluster.groups)
+        return replace(self, cluster=replace(self.cluster, groups=groups))
 
 
 def _model(config: Config) -> Model:

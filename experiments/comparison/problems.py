@@ -106,11 +106,7 @@ def tight(problem: Problem) -> Problem:
         for table, plans in zip(tables, lightest_plans(tables, "layerwise"), strict=True)
     ]
     peak = float(torch.stack(peaks).min())
-    groups = tuple(
-        replace(group, device=replace(group.device, memory=TIGHTNESS * peak + group.device.reserved))
-        for group in problem.cluster.groups
-    )
-    return replace(problem, cluster=replace(problem.cluster, groups=groups))
+    return problem.with_devices(lambda device: replace(device, memory=TIGHTNESS * peak + device.reserved))
 
 
 def uneven(tables: Sequence[CostTable], seed: int) -> tuple[CostTable, ...]:

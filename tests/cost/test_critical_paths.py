@@ -5,10 +5,11 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost import simulation
-from darts_parallel.cost.critical_paths import Criticalities, PathMemory
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.simulation import (
+    Criticalities,
     PassSeconds,
+    PathMemory,
     critical_operations,
     simulated_seconds,
     timeline,
