@@ -11,9 +11,10 @@ in between are left out, and the result is exact. Where that never happens every
 
 As a linear cost the seconds are a maximum over paths of sums of passes. How often the longest path takes
 each stage's forward, backward, weight pass, message and synchronisation is the gradient of the seconds in
-them: their criticality. Held fixed, these counts make the cost linear in the stages' seconds. Since every path
-is a lower bound of the longest one, the largest of several remembered paths is a lower bound too, exact where
-one of them was taken (a cutting-plane model, Kelley 1960, The cutting-plane method for solving convex programs).
+them: their criticality. Held fixed, these counts make the cost linear in the stages' seconds. Since every
+path is a lower bound of the longest one, the largest of several remembered paths is a lower bound too, exact
+where one of them was taken (a cutting-plane model, Kelley 1960, The cutting-plane method for solving convex
+programs).
 """
 
 from collections.abc import Iterator
