@@ -27,7 +27,7 @@ BRANCHES = {"export": "plan", "graph": "exact", "run": "cost", "bilevel": "repor
 """Packages beside the stack, and the last layer that each may see; `bilevel` without `planner`."""
 LATE = ("matplotlib", "tensorboard", "torch.utils.tensorboard", "torch.distributed", "scipy", "resource",
         "transformers", "darts_parallel.report.plots", "darts_parallel.report._plots",
-        "darts_parallel.run.", "darts_parallel.config._meta_model")  # fmt: skip
+        "darts_parallel.run.", "darts_parallel.bilevel.", "darts_parallel.config._meta_model")  # fmt: skip
 """Name what functions may import, next to the names that a face imports late: slow, or missing on
 some machines."""
 FILES = sorted([*ROOT.glob("darts_parallel/**/*.py"), *ROOT.glob("baselines/**/*.py")])
