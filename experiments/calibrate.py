@@ -21,11 +21,10 @@ from darts_parallel.config import config_dir, require_at_least, require_members,
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan import write_text
 from darts_parallel.report import csv_text, markdown_table
-from experiments.calibration.calibrated import SHIPPED, Calibrated
+from experiments.calibration.calibrated import SHIPPED, Calibrated, Parameters, Place
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, Residuals, fit, posterior
 from experiments.calibration.folds import KINDS, HeldOut, cross_validate, fold_errors, spreads
-from experiments.calibration.parameters import Parameters, Place
 from experiments.calibration.preset_files import write_presets
 from experiments.calibration.problems import MeasuredCase, read_cases
 from experiments.calibration.report import ERRORS, FIGURES, held_out_lines

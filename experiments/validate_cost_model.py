@@ -20,12 +20,10 @@ from pathlib import Path
 
 from darts_parallel.config import require_members, run_main
 from darts_parallel.report import markdown_table
-from experiments.calibration.calibrated import SHIPPED, Calibrated
+from experiments.calibration.calibrated import SHIPPED, Calibrated, Parameters, Place
 from experiments.calibration.fit import residuals
-from experiments.calibration.folds import KINDS, cross_validate
-from experiments.calibration.parameters import Parameters, Place
+from experiments.calibration.folds import KINDS, MODEL, cross_validate, job_rankings, rankings_csv
 from experiments.calibration.problems import MeasuredCase
-from experiments.calibration.ranking import MODEL, job_rankings, rankings_csv
 from experiments.calibration.report import (
     ERROR_HEADER,
     RANKING_HEADER,

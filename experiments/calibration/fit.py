@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from experiments.calibration.parameters import Parameters, Place
+from experiments.calibration.calibrated import Parameters, Place
 from experiments.calibration.predict import predict
 from experiments.calibration.problems import MeasuredCase
 

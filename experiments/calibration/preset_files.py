@@ -9,8 +9,7 @@ from darts_parallel.config import config_dir
 from darts_parallel.plan import write_text
 from darts_parallel.planner import FAMILIES, KINDS
 from darts_parallel.problem import ANY, HABITS
-from experiments.calibration.calibrated import Calibrated
-from experiments.calibration.parameters import QUANTITIES, Place, Quantity
+from experiments.calibration.calibrated import QUANTITIES, Calibrated, Place, Quantity
 from experiments.calibration.predict import LINK_PREFIXES
 from experiments.data.table import frameworks
 

@@ -13,31 +13,28 @@ import torch
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.planner import NORMAL
 from darts_parallel.report import markdown_table
-from experiments.calibration.calibrated import Calibrated
+from experiments.calibration.calibrated import Calibrated, Place
 from experiments.calibration.errors import summarise
 from experiments.calibration.fit import PARTS, measured_figures
 from experiments.calibration.folds import (
-    FIT,
-    TOTALS,
-    Floats,
-    HeldOut,
-    constant_mfu,
-    fold_errors,
-    standardized,
-)
-from experiments.calibration.parameters import Place
-from experiments.calibration.predict import predict
-from experiments.calibration.problems import MeasuredCase, read_cases
-from experiments.calibration.ranking import (
     CHANCE,
+    FIT,
     MODEL,
     SMALLEST,
+    TOTALS,
     TRIALS,
+    Floats,
+    HeldOut,
     JobRanking,
+    constant_mfu,
+    fold_errors,
     job_of,
     job_rankings,
     mean,
+    standardized,
 )
+from experiments.calibration.predict import predict
+from experiments.calibration.problems import MeasuredCase, read_cases
 from experiments.data.runs import MeasuredRun
 
 ERRORS = ("median %", "mean %", "bias %", "90 % below")

@@ -14,24 +14,26 @@ from darts_parallel.config.schema import config_dir
 from darts_parallel.planner.uncertainty import read_correlation
 from experiments import calibrate as command
 from experiments.calibrate import CalibrationOptions
-from experiments.calibration.calibrated import SHIPPED, Calibrated
+from experiments.calibration.calibrated import QUANTITIES, SHIPPED, Calibrated, Parameters, Place
 from experiments.calibration.errors import spearman, summarise
 from experiments.calibration.fit import Residuals, fit, posterior, residuals
 from experiments.calibration.folds import (
     FLOOR,
+    MODEL,
     NORMAL,
     HeldOut,
     constant_mfu,
     cross_validate,
     folds,
+    job_rankings,
+    rankings_csv,
+    regret,
     standardized,
     width_of,
 )
-from experiments.calibration.parameters import QUANTITIES, Parameters, Place
 from experiments.calibration.predict import predict
 from experiments.calibration.preset_files import MARK, three_digits, write_presets
 from experiments.calibration.problems import MeasuredCase
-from experiments.calibration.ranking import MODEL, job_rankings, rankings_csv, regret
 from tests.support.measured_files import cases_of, write_rows
 
 FITTED = tuple(

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from darts_parallel.errors import ConfigError
-from experiments.calibration.calibrated import Calibrated
-from experiments.calibration.parameters import Parameters, Place
+from experiments.calibration.calibrated import Calibrated, Parameters, Place
 from experiments.calibration.predict import predict, with_parameters
 from experiments.calibration.problems import MeasuredCase, build_case
 from experiments.calibration.report import predict_runs
