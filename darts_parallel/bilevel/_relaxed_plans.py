@@ -13,8 +13,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from darts_parallel.bilevel._log_slowdown import Candidate, LogSlowdown
-from darts_parallel.bilevel.joint_space import FIRST_BLOCK, JointSpace
+from darts_parallel.bilevel.joint_space import FIRST_BLOCK, Candidate, JointSpace, LogSlowdown
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import HardPlans, evaluate_batch
 from darts_parallel.gradient import (

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from darts_parallel.bilevel._log_slowdown import Candidate
 from darts_parallel.bilevel._measurements import NoiseScale, squared_norms
 from darts_parallel.bilevel._quantize import (
     GradientReducer,
@@ -24,6 +23,7 @@ from darts_parallel.bilevel._quantize import (
     unflatten_layer,
 )
 from darts_parallel.bilevel.data import sample
+from darts_parallel.bilevel.joint_space import Candidate
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.transformer import Weights, initial_weights, plan_loss
 from darts_parallel.cost import LOSSLESS

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 
-from darts_parallel.bilevel._log_slowdown import Candidate, LogSlowdown
 from darts_parallel.bilevel._relaxed_plans import JointPlan, price_plans
 from darts_parallel.bilevel.joint_space import (
     EXACT_BITS,
     FIRST_BLOCK,
     Bits,
+    Candidate,
     JointSpace,
+    LogSlowdown,
     at_batch,
     with_bits,
     with_fixed_bits,

@@ -20,14 +20,13 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from darts_parallel.bilevel._log_slowdown import EXACT, Candidate, LogSlowdown
 from darts_parallel.bilevel._measurements import log_delay, nats_per_efold
 from darts_parallel.bilevel._quantize import Pair
 from darts_parallel.bilevel._relaxed_plans import UpperLevel, UpperStep
 from darts_parallel.bilevel._trainer import Mixture, WeightStep, WeightTrainer, gradient_shortfall, slopes
 from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.joint_space import JointSpace
+from darts_parallel.bilevel.joint_space import EXACT, Candidate, JointSpace, LogSlowdown
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.transformer import Weights, mixed_loss
 from darts_parallel.cost import LOSSLESS

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from darts_parallel.bilevel._log_slowdown import EXACT, Candidate
 from darts_parallel.bilevel._trainer import WeightTrainer
 from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.joint_space import EXACT, Candidate
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.transformer import plan_loss
 from darts_parallel.plan import write_json

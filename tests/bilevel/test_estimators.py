@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from darts_parallel.bilevel import transformer
-from darts_parallel.bilevel._log_slowdown import Candidate
 from darts_parallel.bilevel._quantize import BLOCK
 from darts_parallel.bilevel._trainer import WeightTrainer, differentiate, gradient_shortfall, slopes
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.joint_space import Candidate
 from darts_parallel.bilevel.loop import (
     GradientShares,
     behind,

@@ -3,12 +3,12 @@ from math import log
 import pytest
 import torch
 
-from darts_parallel.bilevel._log_slowdown import LogSlowdown
 from darts_parallel.bilevel._relaxed_plans import UpperLevel, price_plans
 from darts_parallel.bilevel.conclusion import find_learned_optimum
 from darts_parallel.bilevel.joint_space import (
     FIRST_BLOCK,
     JointSpace,
+    LogSlowdown,
     with_bits,
     with_fixed_bits,
 )

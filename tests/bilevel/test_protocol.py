@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from darts_parallel.bilevel import protocol
-from darts_parallel.bilevel._log_slowdown import Candidate
 from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.joint_space import Candidate
 from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.bilevel.report import COLUMNS, median_time
 from darts_parallel.bilevel.retrain import Retrained, Training, crossing, retrain, smoothed

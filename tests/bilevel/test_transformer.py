@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from darts_parallel.bilevel._log_slowdown import Candidate
 from darts_parallel.bilevel._quantize import lossy_sum
 from darts_parallel.bilevel.data import sample
+from darts_parallel.bilevel.joint_space import Candidate
 from darts_parallel.bilevel.retrain import Training, retrain
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.transformer import (
