@@ -15,6 +15,7 @@ from darts_parallel.errors import UnsupportedError as UnsupportedError
 from darts_parallel.export import require_trainers
 from darts_parallel.gradient import SearchResult as SearchResult
 from darts_parallel.gradient import search as search
+from darts_parallel.graph import ModuleGraph as ModuleGraph
 from darts_parallel.plan import LayerStrategy as LayerStrategy
 from darts_parallel.plan import Plan as Plan
 from darts_parallel.planner import Planned as Planned

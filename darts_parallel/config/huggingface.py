@@ -105,7 +105,7 @@ def resolve_path(
     """
     model = composed.get("model")
     path = model.get("path") if isinstance(model, DictConfig) else None
-    if path is None:
+    if path is None or model.get("inputs") is not None:
         return composed
     imported = read_file(str(path))
     if check is not None:

@@ -16,7 +16,10 @@ class ModelConfig:
 
     name: str = MISSING
     path: str | None = None
-    """A Hugging Face config.json to take the sizes from (`model=hf`); null once they are taken."""
+    """A Hugging Face config.json to take the sizes from (`model=hf`); null once they are taken. With `inputs`
+    the function that makes a block: `package.file:make_block` (`model=module`)."""
+    inputs: Any = None
+    """Shapes of a block's inputs, `[sequences, tokens, hidden_size]` first; null: blocks as the keys say."""
     num_layers: int = ranged(MISSING, 1, 1024)
     """Transformer blocks; with `num_encoder_layers` the first of them form the encoder."""
     hidden_size: int = ranged(MISSING)

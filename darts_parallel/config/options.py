@@ -50,7 +50,7 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
         known = next((e for e in (error, error.__cause__) if isinstance(e, DartsParallelError)), None)
         raise known or ConfigError(config_sentence(error, arguments, kind)) from None
     except YAMLError:
-        raise ConfigError(f"{' '.join(arguments)} cannot be read; check its brackets and quotes.") from None
+        raise ConfigError(f"{' '.join(arguments)} cannot be read; try closed brackets and quotes.") from None
     assert isinstance(options, kind)
     for entry in fields(defaults):
         value, default = getattr(options, entry.name), getattr(defaults, entry.name)

@@ -191,9 +191,10 @@ def _tensor_parallel_seconds(stage: StageContext, layer: LayerSpec, full: Tensor
     collective = all_reduce(sent * elements, ring, *stage.links)
     exact = all_reduce(stage.width * elements, ring, *stage.links)
     shown = 1.0 - stage.device.tp_hidden_share
-    forward = shown * layer.tp_collectives * collective
+    forward = shown * stage.measured_figure(layer, "tp_forward", layer.tp_collectives * collective)
     # only the forward sums are rounded: those of backward are gradients of the straight-through estimate
-    return forward, shown * layer.tp_collectives_backward * exact + torch.where(full, forward, 0.0)
+    backward = stage.measured_figure(layer, "tp_backward", layer.tp_collectives_backward * exact)
+    return forward, shown * backward + torch.where(full, forward, 0.0)
 
 
 def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,4 +233,5 @@ def _activations(
     # a block's input, which full recomputation keeps, is one tensor whatever the framework
     exact = ("full",) if layer.recomputable else ()
     stored = {kind: x if kind in exact else device.activation_factor * x for kind, x in formula.items()}
-    return stored | {"none": stage.measured_figure(layer, "saved", stored["none"])}
+    none = stage.measured_figure(layer, "saved", stored["none"])
+    return stored | {"none": none} | ({"selective": none} if layer.captured else {})

@@ -77,5 +77,6 @@ class StageContext:
         if self.measured is None:
             return otherwise
         sizes = self.choices.tokens / self.training.seq_len
-        known = self.measured.figures(self.device.name, layer.kind, self.choices.tp, sizes, name)
+        degrees = self.choices.tp, self.choices.sequence_shards
+        known = self.measured.figures(self.device.name, layer.kind, degrees, sizes, name)
         return otherwise if known is None else known

@@ -7,19 +7,33 @@ and prices; `programme` proves the optimum and `descent` searches it by gradient
 from typing import TYPE_CHECKING
 
 from darts_parallel.errors import lazy_names
-from darts_parallel.graph.capture import load_module as load_module
-from darts_parallel.graph.capture import make_inputs as make_inputs
-from darts_parallel.graph.descent import DescentOptions as DescentOptions
 from darts_parallel.graph.operators import ModuleGraph as ModuleGraph
-from darts_parallel.graph.plan import GraphPlan as GraphPlan
-from darts_parallel.graph.plan import PlannedGraph as PlannedGraph
-from darts_parallel.graph.plan import make_mesh as make_mesh
-from darts_parallel.graph.plan import plan_module as plan_module
-from darts_parallel.graph.report import graph_dict as graph_dict
+from darts_parallel.problem import LAYER_SOURCES
 
 if TYPE_CHECKING:
+    from darts_parallel.graph.capture import load_module as load_module
+    from darts_parallel.graph.capture import make_inputs as make_inputs
     from darts_parallel.graph.command import main as main
+    from darts_parallel.graph.descent import DescentOptions as DescentOptions
     from darts_parallel.graph.execute import PlanRun as PlanRun
     from darts_parallel.graph.execute import RankMesh as RankMesh
+    from darts_parallel.graph.layers import captured_block as captured_block
+    from darts_parallel.graph.plan import GraphPlan as GraphPlan
+    from darts_parallel.graph.plan import PlannedGraph as PlannedGraph
+    from darts_parallel.graph.plan import make_mesh as make_mesh
+    from darts_parallel.graph.plan import plan_module as plan_module
+    from darts_parallel.graph.report import graph_dict as graph_dict
 
-__getattr__ = lazy_names(__name__, {"command": ("main",), "execute": ("PlanRun", "RankMesh")})
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "capture": ("load_module", "make_inputs"),
+        "command": ("main",),
+        "descent": ("DescentOptions",),
+        "execute": ("PlanRun", "RankMesh"),
+        "layers": ("captured_block",),
+        "plan": ("GraphPlan", "PlannedGraph", "make_mesh", "plan_module"),
+        "report": ("graph_dict",),
+    },
+)
+LAYER_SOURCES["inputs"] = lambda config, cluster: __getattr__("captured_block")(config, cluster)

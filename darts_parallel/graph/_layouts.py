@@ -16,14 +16,14 @@ ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather"
 REDUCE_SCATTER, ALL_TO_ALL = "reduce_scatter", "all_to_all"
 
 
-def forward_of(state: str) -> str:
-    """Return the placement of a tensor: `S0`, `R` or `P`."""
-    return REPLICATED if state == VARYING else state
+def forward_state(state: State) -> State:
+    """Return the placements of a tensor on all axes: `S0`, `R` or `P`."""
+    return tuple(REPLICATED if one == VARYING else one for one in state)
 
 
-def gradient_of(state: str) -> str:
-    """Return the placement of its gradient: that of a sum is whole, that of a shared input is a sum."""
-    return {PARTIAL: REPLICATED, VARYING: PARTIAL}.get(state, state)
+def gradient_state(state: State) -> State:
+    """Return the placements of its gradient: that of a sum is whole, that of a shared input is a sum."""
+    return tuple({PARTIAL: REPLICATED, VARYING: PARTIAL}.get(one, one) for one in state)
 
 
 def collective(source: str, target: str) -> str | None:
@@ -145,13 +145,3 @@ class DeviceMeshSpec:
     def move_seconds(self, source: State, target: State, size: float) -> float:
         """Return the seconds from one placement to another."""
         return sum(self.seconds(step) for step in self.steps(source, target, size))
-
-
-def forward_state(state: State) -> State:
-    """Return the placements of a tensor on all axes."""
-    return tuple(map(forward_of, state))
-
-
-def gradient_state(state: State) -> State:
-    """Return the placements of its gradient on all axes."""
-    return tuple(map(gradient_of, state))

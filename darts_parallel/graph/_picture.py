@@ -18,27 +18,29 @@ LARGEST = 160
 def picture(planned: PlannedGraph) -> str:
     """Return the drawing of a plan as the text of an SVG file.
 
-    Views, relays, parameters and what needs no gradient are left out; edges go around them.
+    Views, relays, parameters and what needs no gradient are left out; edges go around them. A box stands one
+    row below the lowest of its producers.
     """
     boxes = _boxes(planned)
     edges = _edges(planned, {op.name for op in boxes})
-    level = _levels(boxes, edges)
-    rows: dict[int, list[GraphOperator]] = defaultdict(list)
+    rows: dict[int, list[str]] = defaultdict(list)
+    level: dict[str, int] = {}
     for op in boxes:
-        rows[level[op.name]].append(op)
+        level[op.name] = 1 + max((level[a] for a, b in edges if b == op.name), default=-1)
+        rows[level[op.name]].append(op.name)
     widest = max((len(row) for row in rows.values()), default=1)
-    place = {}
-    for y, row in rows.items():
-        shift = (widest - len(row)) * (WIDTH + GAP_X) / 2.0
-        for x, op in enumerate(row):
-            place[op.name] = (MARGIN + shift + x * (WIDTH + GAP_X), MARGIN + y * (HEIGHT + GAP_Y))
-    labels = _labels(planned, boxes)
-    colours = {label: COLOURS[k % len(COLOURS)] for k, label in enumerate(labels)}
+    place = {
+        name: (MARGIN + (x + (widest - len(row)) / 2.0) * (WIDTH + GAP_X), MARGIN + y * (HEIGHT + GAP_Y))
+        for y, row in rows.items() for x, name in enumerate(row)
+    }  # fmt: skip
+    label = {op.name: " · ".join(planned.plan.choice(op).labels) for op in boxes}
+    split = dict.fromkeys(one for one in label.values() if one.replace("none", "").strip(" ·*"))
+    colours = {one: COLOURS[k % len(COLOURS)] for k, one in enumerate(split)}
     drawn = [_edge(place[a], place[b], text) for (a, b), text in edges.items()]
-    drawn += [_box(place[op.name], op, _label(planned, op), colours) for op in boxes]
+    drawn += [_box(place[op.name], op, label[op.name], colours) for op in boxes]
     width = 2 * MARGIN + widest * (WIDTH + GAP_X)
-    height = 2 * MARGIN + (max(rows, default=0) + 1) * (HEIGHT + GAP_Y) + 24 * (len(labels) // 4 + 1)
-    drawn += [_legend(k, label, colours[label], height) for k, label in enumerate(labels)]
+    height = 2 * MARGIN + len(rows) * (HEIGHT + GAP_Y) + 24 * (len(colours) // 4 + 1)
+    drawn += [_legend(k, one, colour, height) for k, (one, colour) in enumerate(colours.items())]
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         'font-family="sans-serif" font-size="11">',
@@ -75,27 +77,6 @@ def _edges(planned: PlannedGraph, boxes: set[str]) -> dict[tuple[str, str], list
         for name in op.outputs:
             origin[name] = arriving
     return edges
-
-
-def _levels(boxes: list[GraphOperator], edges: dict[tuple[str, str], list[str]]) -> dict[str, int]:
-    """Return the row of every box: one below the lowest of its producers."""
-    above: dict[str, list[str]] = defaultdict(list)
-    for a, b in edges:
-        above[b].append(a)
-    level: dict[str, int] = {}
-    for op in boxes:
-        level[op.name] = 1 + max((level[a] for a in above[op.name]), default=-1)
-    return level
-
-
-def _label(planned: PlannedGraph, op: GraphOperator) -> str:
-    return " · ".join(planned.plan.choice(op).labels)
-
-
-def _labels(planned: PlannedGraph, boxes: list[GraphOperator]) -> list[str]:
-    """Return the distinct labels of split operators."""
-    found = dict.fromkeys(_label(planned, op) for op in boxes)
-    return [label for label in found if label.replace("none", "").strip(" ·*")]
 
 
 def _box(place: tuple[float, float], op: GraphOperator, label: str, colours: dict[str, str]) -> str:

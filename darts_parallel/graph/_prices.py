@@ -6,6 +6,7 @@ once and writes what leaves it. Backward takes twice the forward pass, fused att
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -36,7 +37,8 @@ LINEAR = frozenset(LINEAR_NAMES.split())
 PRODUCTS = ("linear", "mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d")
 GROUPED = ("grouped_mm_fallback", "_grouped_mm", "grouped_mm")
 SOFTMAXES = ("softmax", "_softmax", "log_softmax", "_log_softmax")
-KEEPS_OUTPUT = (*SOFTMAXES, "scaled_dot_product_attention")
+ATTENTION = "scaled_dot_product_attention"
+KEEPS_OUTPUT = (*SOFTMAXES, ATTENTION)
 Shape = tuple[int, ...]
 
 
@@ -72,9 +74,11 @@ class Kernels:
     def base(self, name: str) -> str:
         """Return the value that a view is a view of."""
         op, _ = self.graph.producers[name]
-        while op.inputs and (op.op in VIEWS or op.op == RELAY):
-            name = op.inputs[0]
-            op, _ = self.graph.producers[name]
+        if op.inputs and (op.op in VIEWS or op.op == RELAY):
+            return self.base(op.inputs[0])
+        if op.op == "clone":  # fused attention writes the heads of a token next to each other
+            base = self.base(op.inputs[0])
+            return base if self.graph.producers[base][0].op == ATTENTION else name
         return name
 
     def materialized(self, name: str) -> bool:
@@ -110,7 +114,7 @@ class Kernels:
         if op.op in LINEAR or not any(values[name].needs_grad for name in op.outputs):
             return (), ()
         outputs = (0,) if op.op in KEEPS_OUTPUT else ()
-        if outputs and op.op != "scaled_dot_product_attention":
+        if outputs and op.op != ATTENTION:
             return (), outputs
         slots = range(len(op.inputs))
         if op.op in ("linear", "mul", "mm", "bmm", "matmul") and len(op.inputs) >= 2:
@@ -165,7 +169,7 @@ def operator_seconds(
     op: GraphOperator,
     use: KernelUse,
     graph: ModuleGraph,
-    shapes: tuple[list[Shape], list[Shape]],
+    shapes: Sequence[list[Shape]],
     device: Device,
     width: int,
     training: bool = True,
@@ -195,7 +199,7 @@ def operator_seconds(
             device.grouped_gemm_efficiency
         )
         return (1 + min(grads, 2)) * inputs[1][0] * product
-    if op.op == "scaled_dot_product_attention" and len(inputs[0]) >= 3:
+    if op.op == ATTENTION and len(inputs[0]) >= 3:
         q, k = inputs[:2]
         heads = q[-3]
         core = AttentionCore(heads, k[-3], q[-1], bool(op.argument("is_causal", False)))

@@ -89,7 +89,7 @@ class GraphProgramme:
         self.cost.extend(float(c) for c in costs)
         return first
 
-    def _tied(self) -> np.ndarray:
+    def tied_costs(self) -> np.ndarray:
         """Return the costs with `TIE` for collectives and split parameters."""
         costs = np.array(self.cost)
         costs[self.whole :] += TIE * (costs[self.whole :] > 0)
@@ -153,7 +153,7 @@ class GraphProgramme:
         relaxed = self._run(costs, 0, limit)
         if relaxed.status == INFEASIBLE:
             raise InfeasibleError(_memory_sentence(self.space))
-        answer = self._run(self._tied(), 1, limit)
+        answer = self._run(self.tied_costs(), 1, limit)
         if answer.status == INFEASIBLE:
             raise InfeasibleError(_memory_sentence(self.space))
         if answer.x is None:
@@ -169,17 +169,22 @@ class GraphProgramme:
             time.perf_counter() - began, len(self.cost),
         )  # fmt: skip
 
-    def _run(self, costs: np.ndarray, integrality: int, limit: float) -> Any:
-        from scipy.optimize import Bounds, LinearConstraint, milp
+    def constraints(self) -> tuple[Any, np.ndarray, np.ndarray]:
+        """Return the sparse matrix of all rows, and the least and largest value of each."""
         from scipy.sparse import csr_array
 
         values, rows, columns = self.rows.data
         matrix = csr_array((values, (rows, columns)), shape=(len(self.rows.low), len(self.cost)))
+        return matrix, np.array(self.rows.low), np.array(self.rows.high)
+
+    def _run(self, costs: np.ndarray, integrality: int, limit: float) -> Any:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
         whole = np.zeros(len(self.cost))
         whole[: self.whole] = integrality
         return milp(
             costs / UNIT,
-            constraints=LinearConstraint(matrix, self.rows.low, self.rows.high),
+            constraints=LinearConstraint(*self.constraints()),
             integrality=whole,
             bounds=Bounds(0.0, 1.0),
             options={"time_limit": limit, "mip_rel_gap": 1e-9},

@@ -42,15 +42,42 @@ class RuleCall:
     outputs: list[tuple[int, ...]]
     ranks: int
 
-    def dim(self, name: str, default: int | None, rank: int) -> int | None:
-        """Return a dimension, counted from the front."""
-        value = self.op.argument(name, default)
-        return None if value is None else int(value) % max(rank, 1)
+    def dim(self, name: str, rank: int) -> int:
+        """Return a dimension, the first by default, counted from the front."""
+        return int(self.op.argument(name, 0)) % max(rank, 1)
 
 
 Rule = Callable[[RuleCall], Iterator[Split]]
 LINEAR_ALONG = ("repeat_interleave", "slice", "split", "split_with_sizes", "chunk", "cat", "flip", "roll")
 """Operators along a dimension (the first by default) that partial sums go through."""
+_PASSING = (
+    "add sub neg clone alias detach contiguous lift_fresh_copy _to_copy to relay view reshape _unsafe_view "
+    "flatten unflatten squeeze permute transpose t unsqueeze expand tril triu pad constant_pad_nd select "
+    "unbind stack sum mean"
+)
+PASSING = frozenset((*LINEAR_ALONG, *_PASSING.split()))
+"""All linear operators: partial sums of their tensors go through."""
+LABELS = {"b": "batch", "c": "columns", "e": "experts", "g": "groups", "k": "inner", "n": "channels",
+          "r": "rows", "v": "vocabulary", "B": "batch", "R": "rows"}  # fmt: skip
+"""Names of the letters of `SIGNATURES`."""
+_POOLS = (
+    "max_pool1d max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d upsample_nearest2d "
+    "upsample_bilinear2d max_pool2d_with_indices"
+)
+SIGNATURES = {
+    "linear": "Rk,ck,+c->Rc",
+    **dict.fromkeys(("mm", "bmm", "matmul"), "Brk,Bkc->Brc"),
+    **dict.fromkeys(("addmm", "baddbmm"), "+Brc,Brk,Bkc->Brc"),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "bkX,ckX,+c->bcX"),
+    "grouped convolution": "bgX,gX,g->bgX",
+    "group_norm": "bgX,g,g->bgX",
+    "embedding": "vc,R->Rc",
+    **dict.fromkeys(("grouped_mm_fallback", "_grouped_mm", "grouped_mm"), "Xk,ekc,X->Xc"),
+    **dict.fromkeys(_POOLS.split(), "bnX->bnX"),
+}
+"""Dimensions of inputs and output, a letter each: `B` and `R` any number of them, aligned at the right, `X`
+any number that stay whole; `+`: the tensor is added. What the output lacks is summed over. Of experts (sorted
+rows with their own weights) a rank computes the rows of its own ones and leaves zeros for the others."""
 
 
 def shard(dim: int) -> str:
@@ -70,9 +97,46 @@ def named(
     return Split(label, tuple(map(state_of, inputs)), tuple(map(state_of, outputs)), **more)
 
 
-def _linear_through(call: RuleCall) -> Split:
-    """Return the split of a linear operator of one tensor: a partial sum goes through."""
-    return Split("partial", (PARTIAL,) * len(call.inputs), (PARTIAL,) * len(call.outputs))
+def _spelled(term: str, rank: int) -> list[str]:
+    """Name every dimension of a tensor: those of `Rk` in three dimensions are R2, R1 and k."""
+    found = next((c for c in term if c.isupper()), "")
+    if not found:
+        return list(term)[-rank:] if rank else []
+    before, after = term.split(found)
+    count = rank - len(before) - len(after)
+    return [*before, *(f"{found}{count - d}" for d in range(count)), *after][-rank:]
+
+
+def signed(call: RuleCall) -> Iterator[Split]:
+    """Yield every letter of an operator's signature, or of the equation of an einsum."""
+    kind, groups = call.op.op, int(call.op.argument("num_groups", call.op.argument("groups", 1)))
+    signature = str(call.op.argument("equation", SIGNATURES.get(kind))).replace(" ", "")
+    if kind.startswith("conv") and groups > 1:
+        signature = SIGNATURES["grouped convolution"]
+    left, arrow, right = signature.partition("->")
+    terms, labels = left.split(","), LABELS
+    if kind == "einsum":
+        labels = {}
+        distinct = all(len(set(term)) == len(term) for term in (*terms, right))
+        if not arrow or not distinct or not (left.replace(",", "") + right).islower():
+            return
+    scaled = call.op.argument("beta", 1) != 1 or call.op.argument("alpha", 1) != 1
+    ranks = [len(shape) for shape in call.inputs]
+    if scaled or (kind == "matmul" and min(ranks) < 2) or ("grouped_mm" in kind and ranks != [2, 3, 1]):
+        return
+    spelled = [_spelled(t.strip("+"), len(s)) for t, s in zip(terms, call.inputs, strict=False)]
+    out = _spelled(right, len(call.outputs[0]))
+    for letter in dict.fromkeys([*out, *(one for term in spelled for one in term)]):
+        places: list[int | str | None] = []
+        sizes = [s[t.index(letter)] for s, t in zip(call.inputs, spelled, strict=True) if letter in t]
+        for term, names, shape in zip(terms, spelled, call.inputs, strict=False):
+            there = letter in names and (shape[names.index(letter)] > 1 or max(sizes) == 1)
+            added = PARTIAL if term.startswith("+") and letter not in out else None
+            places.append(names.index(letter) if there else added)
+        if not letter.startswith("X") and (labels.get(letter) != "groups" or groups % call.ranks == 0):
+            made = out.index(letter) if letter in out else PARTIAL
+            number = str(out.index(letter)) if letter[1:] else ""
+            yield named(labels.get(letter[0], letter[0]) + number, places, [made] * len(call.outputs))
 
 
 def pointwise(call: RuleCall) -> Iterator[Split]:
@@ -84,23 +148,17 @@ def pointwise(call: RuleCall) -> Iterator[Split]:
             own = d - (len(out) - len(shape))
             places.append(own if own >= 0 and shape[own] == out[d] else None)
         yield named(f"d{d}", places, [d] * len(call.outputs))
-    kind = call.op.op
-    tensors = len(call.inputs)
-    if kind in ("add", "sub") and tensors == 2:
-        yield _linear_through(call)
-    elif kind == "mul" or (kind == "div" and not call.op.argument("rounding_mode")):
+    kind, tensors = call.op.op, len(call.inputs)
+    if kind == "mul" or (kind == "div" and not call.op.argument("rounding_mode")):
         for k in range(tensors if kind == "mul" else 1):
             states = tuple(PARTIAL if j == k else VARYING for j in range(tensors))
             yield Split("partial", states, (PARTIAL,))
-    elif kind in ("neg", "_to_copy", "clone", "alias") and tensors == 1:
-        yield _linear_through(call)
 
 
 def same_dims(call: RuleCall) -> Iterator[Split]:
-    """Yield every dimension of a copy."""
-    for d in range(len(call.outputs[0])):
-        yield named(f"d{d}", [d], [d])
-    yield _linear_through(call)
+    """Yield every dimension of a copy, or of a tensor made in the shape of another."""
+    if call.inputs[0] == call.outputs[0]:
+        yield from _mapped(call, [(d, d) for d in range(len(call.outputs[0]))])
 
 
 def reshape_groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -132,14 +190,12 @@ def reshaped(call: RuleCall) -> Iterator[Split]:
         second = next((k for k in right if new[k] > 1), None)
         if first is not None and second is not None:
             yield named(f"d{second}", [first], [second])
-    yield _linear_through(call)
 
 
 def _mapped(call: RuleCall, pairs: Sequence[tuple[int, int]]) -> Iterator[Split]:
-    """Yield pairs of a dimension of the input and the same one of all outputs."""
+    """Yield pairs of a dimension of all inputs and the same one of all outputs."""
     for old, new in pairs:
-        yield named(f"d{new}", [old], [new] * len(call.outputs))
-    yield _linear_through(call)
+        yield named(f"d{new}", [old] * len(call.inputs), [new] * len(call.outputs))
 
 
 def permuted(call: RuleCall) -> Iterator[Split]:
@@ -155,63 +211,30 @@ def permuted(call: RuleCall) -> Iterator[Split]:
 
 
 def unsqueezed(call: RuleCall) -> Iterator[Split]:
-    """Yield the dimensions beside the new one."""
-    new = call.dim("dim", 0, len(call.outputs[0]))
-    assert new is not None
+    """Yield the dimensions beside the new one, along which tensors may be stacked."""
+    new = call.dim("dim", len(call.outputs[0]))
     return _mapped(call, [(d, d + (d >= new)) for d in range(len(call.inputs[0]))])
 
 
-def expanded(call: RuleCall) -> Iterator[Split]:
-    """Yield the dimensions that stay, and those that are repeated."""
-    old, new = call.inputs[0], call.outputs[0]
-    for d in range(len(new)):
-        own = d - (len(new) - len(old))
-        yield named(f"d{d}", [own if own >= 0 and old[own] == new[d] else None], [d])
-    yield _linear_through(call)
-
-
 def along(call: RuleCall) -> Iterator[Split]:
-    """Yield all dimensions but the one that an operator works along, where sizes are equal in all tensors."""
+    """Yield all dimensions but those that an operator works along, where sizes are equal in all tensors."""
     shape, kind = call.inputs[0], call.op.op
     given = call.op.argument("dims", call.op.argument("dim", 0 if kind in LINEAR_ALONG else -1))
+    given = (-1, -2) if kind in ("tril", "triu") else () if kind in ("pad", "constant_pad_nd") else given
     if given is None:
         return
-    whole = {int(d) % max(len(shape), 1) for d in (given if isinstance(given, list) else [given])}
-    for d in set(range(len(shape))) - whole:
-        if all(len(s) == len(shape) and s[d] == shape[d] for s in call.inputs + call.outputs):
-            yield named(f"d{d}", [d] * len(call.inputs), [d] * len(call.outputs))
-    if kind in LINEAR_ALONG:
-        yield _linear_through(call)
-
-
-def triangular(call: RuleCall) -> Iterator[Split]:
-    """Yield the dimensions before a matrix of which a triangle is kept."""
-    return _mapped(call, [(d, d) for d in range(len(call.inputs[0]) - 2)])
-
-
-def padded(call: RuleCall) -> Iterator[Split]:
-    """Yield the dimensions that padding leaves as they are."""
-    for d, size in enumerate(call.inputs[0]):
-        if size == call.outputs[0][d]:
-            yield named(f"d{d}", [d], [d])
-    if not call.op.argument("value"):
-        yield _linear_through(call)
+    whole = {int(d) % max(len(shape), 1) for d in (given if isinstance(given, (list, tuple)) else [given])}
+    tensors = call.inputs + call.outputs
+    free = [d for d in range(len(shape)) if d not in whole]
+    yield from _mapped(
+        call, [(d, d) for d in free if all(len(s) == len(shape) and s[d] == shape[d] for s in tensors)]
+    )
 
 
 def selected(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions beside the one of which an entry is taken (select, unbind)."""
-    gone = call.dim("dim", 0, len(call.inputs[0]))
-    assert gone is not None
+    gone = call.dim("dim", len(call.inputs[0]))
     return _mapped(call, [(d, d - (d > gone)) for d in range(len(call.inputs[0])) if d != gone])
-
-
-def stacked(call: RuleCall) -> Iterator[Split]:
-    """Yield the dimensions beside the one along which tensors are stacked."""
-    new = call.dim("dim", 0, len(call.outputs[0]))
-    assert new is not None
-    for d in range(len(call.inputs[0])):
-        yield named(f"d{d}", [d] * len(call.inputs), [d + (d >= new)])
-    yield _linear_through(call)
 
 
 def reduced(call: RuleCall) -> Iterator[Split]:
@@ -230,58 +253,6 @@ def reduced(call: RuleCall) -> Iterator[Split]:
             yield named(f"d{d}", [d], [new] * len(call.outputs))
         elif kind in ("sum", "mean"):
             yield named(f"d{d}", [d], [PARTIAL])
-    if kind in ("sum", "mean"):
-        yield _linear_through(call)
-
-
-def _first(count: int, *places: int | str | None) -> Sequence[int | str | None]:
-    return places[:count]
-
-
-def linear(call: RuleCall) -> Iterator[Split]:
-    """Yield rows, columns and the inner dimension of `x @ w.T + b`."""
-    x, rank = call.inputs[0], len(call.inputs[0])
-    bias = len(call.inputs) > 2
-    for d in range(rank - 1):
-        yield named(f"rows{d}", [d, None, None][: 2 + bias], [d])
-    yield named("columns", [None, 0, 0][: 2 + bias], [rank - 1])
-    if x:
-        yield named("inner", _first(2 + bias, rank - 1, 1, PARTIAL), [PARTIAL])
-
-
-def products(call: RuleCall) -> Iterator[Split]:
-    """Yield batch, rows, columns and the inner dimension of mm, bmm, matmul."""
-    a, b = call.inputs[:2]
-    out = len(call.outputs[0])
-    if len(a) < 2 or len(b) < 2:
-        return
-    for d in range(out - 2):
-        places = []
-        for shape in (a, b):
-            own = d - (out - len(shape))
-            places.append(own if own >= 0 and shape[own] == call.outputs[0][d] else None)
-        yield named(f"batch{d}", places, [d])
-    yield named("rows", [len(a) - 2, None], [out - 2])
-    yield named("columns", [None, len(b) - 1], [out - 1])
-    yield named("inner", [len(a) - 1, len(b) - 2], [PARTIAL])
-
-
-def added_products(call: RuleCall) -> Iterator[Split]:
-    """Yield the dimensions of addmm and baddbmm with factors of one."""
-    bias, a, b = call.inputs
-    if call.op.argument("beta", 1) != 1 or call.op.argument("alpha", 1) != 1:
-        return
-    out = call.outputs[0]
-
-    def place(d: int) -> int | None:
-        own = d - (len(out) - len(bias))
-        return own if own >= 0 and bias[own] == out[d] else None
-
-    for d in range(len(out) - 2):
-        yield named(f"batch{d}", [place(d), d, d], [d])
-    yield named("rows", [place(len(out) - 2), len(a) - 2, None], [len(out) - 2])
-    yield named("columns", [place(len(out) - 1), None, len(b) - 1], [len(out) - 1])
-    yield named("inner", [PARTIAL, len(a) - 1, len(b) - 2], [PARTIAL])
 
 
 def attention(call: RuleCall) -> Iterator[Split]:
@@ -314,46 +285,12 @@ def normalized(call: RuleCall) -> Iterator[Split]:
         yield named(f"d{d}", [d, *[None] * (len(call.inputs) - 1)], [d] * len(call.outputs))
 
 
-def group_normalized(call: RuleCall) -> Iterator[Split]:
-    """Yield batch, and channels where every rank has whole groups."""
-    yield named("batch", [0, *[None] * (len(call.inputs) - 1)], [0])
-    if int(call.op.argument("num_groups", 1)) % call.ranks == 0:
-        yield named("channels", [1, *[0] * (len(call.inputs) - 1)], [1])
-
-
 def batch_normalized(call: RuleCall) -> Iterator[Split]:
     """Yield channels, and the batch where running statistics are used."""
     rest = [REPLICATED] * (len(call.outputs) - 1)
     yield named("channels", [1, *[0] * (len(call.inputs) - 1)], [1, *rest])
     if not call.op.argument("training", False):
         yield named("batch", [0, *[None] * (len(call.inputs) - 1)], [0, *rest])
-
-
-def convolution(call: RuleCall) -> Iterator[Split]:
-    """Yield batch, output and input channels, and groups of a convolution."""
-    bias, groups = len(call.inputs) > 2, int(call.op.argument("groups", 1))
-    count = 2 + bias
-    yield named("batch", [0, None, None][:count], [0])
-    if groups == 1:
-        yield named("columns", [None, 0, 0][:count], [1])
-        yield named("inner", _first(count, 1, 1, PARTIAL), [PARTIAL])
-    elif groups % call.ranks == 0:
-        yield named("groups", [1, 0, 0][:count], [1])
-
-
-def channelwise(call: RuleCall) -> Iterator[Split]:
-    """Yield batch and channels of pooling and upsampling."""
-    for d in range(min(2, len(call.inputs[0]) - 1)):
-        yield named(f"d{d}", [d], [d] * len(call.outputs))
-
-
-def embedding(call: RuleCall) -> Iterator[Split]:
-    """Yield positions, features and, masked and summed, the rows of the table."""
-    index = call.inputs[1]
-    for d in range(len(index)):
-        yield named(f"rows{d}", [None, d], [d])
-    yield named("columns", [1, None], [len(index)])
-    yield named("vocabulary", [0, None], [PARTIAL])
 
 
 def cross_entropy(call: RuleCall) -> Iterator[Split]:
@@ -365,15 +302,6 @@ def cross_entropy(call: RuleCall) -> Iterator[Split]:
         else:
             yield named("rows", [0, 0], [0])
         yield named("vocabulary", [1, None], [REPLICATED])
-
-
-def gathered(call: RuleCall) -> Iterator[Split]:
-    """Yield the dimensions beside the one that gather and scatter work along."""
-    shape = call.inputs[0]
-    whole = call.dim("dim", 0, len(shape))
-    for d in range(len(shape)):
-        if d != whole and all(len(s) == len(shape) and s[d] == shape[d] for s in call.inputs + call.outputs):
-            yield named(f"d{d}", [d] * len(call.inputs), [d])
 
 
 def indexed(call: RuleCall) -> Iterator[Split]:
@@ -393,72 +321,30 @@ def indexed(call: RuleCall) -> Iterator[Split]:
 
 def index_selected(call: RuleCall) -> Iterator[Split]:
     """Yield the rows taken and the other dimensions of index_select."""
-    at = call.dim("dim", 0, len(call.inputs[0]))
+    at = call.dim("dim", len(call.inputs[0]))
     for d in range(len(call.inputs[0])):
         yield named(f"d{d}", [None if d == at else d, d - d if d == at else None], [d])
 
 
-def grouped_products(call: RuleCall) -> Iterator[Split]:
-    """Yield experts, columns and the inner dimension of products of sorted rows with their own weights.
-
-    Split by experts a rank computes the rows of its own ones and leaves zeros for the others: a partial sum.
-    """
-    if len(call.inputs) == 3 and len(call.inputs[0]) == 2 and len(call.inputs[1]) == 3:
-        yield named("experts", [None, 0, None], [PARTIAL])
-        yield named("columns", [None, 2, None], [1])
-        yield named("inner", [1, 1, None], [PARTIAL])
-
-
-def einsum(call: RuleCall) -> Iterator[Split]:
-    """Yield every letter of an einsum of distinct letters."""
-    left, arrow, right = str(call.op.argument("equation")).replace(" ", "").partition("->")
-    terms = left.split(",")
-    if not arrow or "." in left or any(len(set(term)) != len(term) for term in (*terms, right)):
-        return
-    for letter in sorted(set(left) - {","}):
-        out = right.index(letter) if letter in right else PARTIAL
-        yield named(letter, [term.index(letter) if letter in term else None for term in terms], [out])
-
-
-def constant_like(call: RuleCall) -> Iterator[Split]:
-    """Yield every dimension of a tensor made in the shape of another."""
-    if call.inputs and call.inputs[0] == call.outputs[0]:
-        for d in range(len(call.outputs[0])):
-            yield named(f"d{d}", [d], [d])
-
-
 _FAMILIES: dict[Rule, str] = {
-    pointwise: "__and__ __or__ __xor__ where masked_fill dropout",
-    same_dims: "clone alias detach contiguous lift_fresh_copy _to_copy to relay",
+    signed: " ".join(name for name in SIGNATURES if " " not in name) + " einsum",
+    pointwise: "__and__ __or__ __xor__ where masked_fill dropout expand",
+    same_dims: "clone alias detach contiguous lift_fresh_copy _to_copy to relay zeros_like ones_like "
+    "full_like empty_like",
     reshaped: "view reshape _unsafe_view flatten unflatten squeeze",
     permuted: "permute transpose t",
-    unsqueezed: "unsqueeze",
-    expanded: "expand",
+    unsqueezed: "unsqueeze stack",
     along: "softmax _softmax log_softmax _log_softmax cumsum sort topk slice split split_with_sizes chunk "
-    "cat repeat_interleave flip roll logcumsumexp diff glu",
-    triangular: "tril triu",
-    padded: "pad constant_pad_nd",
+    "cat repeat_interleave flip roll logcumsumexp diff glu tril triu pad constant_pad_nd gather scatter "
+    "scatter_add",
     selected: "select unbind",
-    stacked: "stack",
     reduced: "sum mean amax amin max min var std var_mean argmax argmin all any prod logsumexp",
-    linear: "linear",
-    products: "mm bmm matmul",
-    added_products: "addmm baddbmm",
     attention: "scaled_dot_product_attention",
     normalized: "layer_norm rms_norm native_layer_norm",
-    group_normalized: "group_norm",
     batch_normalized: "batch_norm _native_batch_norm_legit_no_training",
-    convolution: "conv1d conv2d conv3d",
-    channelwise: "max_pool2d avg_pool2d adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d "
-    "max_pool1d avg_pool1d adaptive_avg_pool1d max_pool2d_with_indices",
-    embedding: "embedding",
     cross_entropy: "cross_entropy_loss",
-    gathered: "gather scatter scatter_add",
     indexed: "index",
     index_selected: "index_select",
-    grouped_products: "grouped_mm_fallback _grouped_mm grouped_mm",
-    einsum: "einsum",
-    constant_like: "zeros_like ones_like full_like empty_like",
 }
 RULES: dict[str, Rule] = {name: rule for rule, names in _FAMILIES.items() for name in names.split()}
 CREATORS = ("arange", "full", "zeros", "ones", "empty", "scalar_tensor", "new_ones", "new_zeros", "new_full",
@@ -482,7 +368,10 @@ def splits(op: GraphOperator, graph: ModuleGraph, ranks: int) -> list[Split]:
     if rule is None or not op.inputs:
         return []
     call = RuleCall(op, graph.shapes(op.inputs), graph.shapes(op.outputs), ranks)
-    return [split for split in dict.fromkeys(rule(call)) if _divides(split, call)]
+    found = list(rule(call))
+    if op.op in PASSING and not op.argument("value") and (op.op not in ("add", "sub") or len(op.inputs) == 2):
+        found.append(Split("partial", (PARTIAL,) * len(call.inputs), (PARTIAL,) * len(call.outputs)))
+    return [split for split in dict.fromkeys(found) if _divides(split, call)]
 
 
 def _divides(split: Split, call: RuleCall) -> bool:

@@ -8,6 +8,7 @@ producer's.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -60,7 +61,6 @@ class OperatorChoice:
 class ChoiceGroup:
     """Equal operators of repeated blocks, which choose together."""
 
-    name: str
     operators: tuple[GraphOperator, ...]
     choices: tuple[OperatorChoice, ...]
 
@@ -94,15 +94,6 @@ class Fan:
         """Number of equal tensors."""
         return len(self.values)
 
-    def produces(self, assignment: Sequence[int]) -> State:
-        """Return the state that the producer makes."""
-        return self.produced[self.of_choice[0][assignment[self.producer[0]]]]
-
-    def demands(self, assignment: Sequence[int]) -> list[State]:
-        """Return the state that every consumer wants."""
-        pairs = zip(self.of_choice[1:], self.consumers, strict=True)
-        return [self.demanded[array[assignment[g]]] for array, (g, _) in pairs]
-
 
 @dataclass(frozen=True)
 class KeptTensor:
@@ -110,6 +101,8 @@ class KeptTensor:
 
     bytes: float
     users: tuple[tuple[int, tuple[int, ...]], ...]
+    weight: bool
+    """States of a parameter."""
 
 
 @dataclass
@@ -122,7 +115,7 @@ class GraphSpace:
     groups: list[ChoiceGroup]
     group_of: dict[str, int]
     fans: list[Fan]
-    kept: list[KeptTensor]
+    kernels: Kernels
     memory: float | None = None
     """Bytes that states of parameters and kept tensors may take on a rank; None: any."""
     seconds: list[np.ndarray] = field(init=False)
@@ -130,6 +123,28 @@ class GraphSpace:
 
     def __post_init__(self) -> None:
         self.seconds = [np.array([c.seconds for c in g.choices]) * len(g.operators) for g in self.groups]
+
+    @cached_property
+    def kept(self) -> list[KeptTensor]:
+        """States of parameters and tensors of backward; one tensor in one layout is kept once."""
+        graph = self.graph
+        items: dict[tuple[str, float], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        for op in graph.operators:
+            use, group = self.kernels.uses[op.name], self.group_of[op.name]
+            for k, choice in enumerate(self.groups[group].choices):
+                slots = [(op.inputs[s], choice.inputs[s]) for s in use.kept_inputs]
+                slots += [(op.outputs[s], choice.outputs[s]) for s in use.kept_outputs]
+                if op.op == PARAMETER:
+                    slots = [(op.outputs[0], choice.outputs[0])]
+                for name, state in slots:
+                    items[self.kernels.base(name), local_share(state, self.mesh.ranks)][group].add(k)
+        found = []
+        for (name, share), users in items.items():
+            value, weight = graph.values[name], graph.producers[name][0].op == PARAMETER
+            size = STATE_BYTES * value.elements if weight else value.bytes(self.width)
+            held = tuple((g, tuple(sorted(ks))) for g, ks in users.items())
+            found.append(KeptTensor(size * share, held, weight))
+        return found
 
     def choice(self, assignment: Sequence[int], op: GraphOperator) -> OperatorChoice:
         """Return what an operator chooses."""
@@ -152,11 +167,14 @@ class GraphSpace:
         compute = sum(float(s[k]) for s, k in zip(self.seconds, assignment, strict=True))
         return compute + sum(self.fan_seconds(fan, assignment) for fan in self.fans)
 
-    def memory_bytes(self, assignment: Sequence[int]) -> float:
-        """Return the bytes of parameters' states and tensors kept for backward on a rank."""
-        return sum(
-            item.bytes for item in self.kept if any(assignment[g] in choices for g, choices in item.users)
-        )
+    def memory_bytes(self, assignment: Sequence[int], *, weights: bool = True) -> float:
+        """Return the bytes of tensors kept for backward on a rank, and of parameters' states (`weights`)."""
+        items = [item for item in self.kept if weights or not item.weight]
+        return sum(item.bytes for item in items if any(assignment[g] in ks for g, ks in item.users))
+
+    def local_shapes(self, op: GraphOperator, choice: OperatorChoice) -> list[list[tuple[int, ...]]]:
+        """Return the shapes of a rank's parts of an operator's inputs and outputs."""
+        return _local_shapes(op, self.graph, (choice.inputs, choice.outputs), self.mesh)
 
 
 def build_space(
@@ -175,24 +193,22 @@ def build_space(
         width: Bytes of a floating element.
         memory: Bytes that a rank may take; None: any.
         ends: `replicated`, or `free`: the module's inputs and outputs of one shape share one placement,
-            which may be a split (blocks that follow each other).
+            which may be a split (blocks that follow each other); `d1` splits dimension 1 of all of them.
     """
     kernels, keys = Kernels(graph), repeated_keys(graph)
     members: dict[str, list[GraphOperator]] = defaultdict(list)
     for op in graph.operators:
-        at_end = ends == "free" and op.op in (INPUT, OUTPUT)
-        shape = graph.values[(op.inputs + op.outputs)[0]].shape
-        floating = graph.values[(op.inputs + op.outputs)[0]].floating
-        members[f"ends {shape}" if at_end and floating else keys[op.name]].append(op)
+        value = graph.values[(op.inputs + op.outputs)[0]]
+        at_end = ends == "free" and op.op in (INPUT, OUTPUT) and value.floating
+        members[f"ends {value.shape}" if at_end else keys[op.name]].append(op)
     groups: list[ChoiceGroup] = []
     group_of: dict[str, int] = {}
-    for name, operators in members.items():
+    for operators in members.values():
         choices = _choices(operators[0], graph, mesh, width, kernels, ends)
         group_of |= {op.name: len(groups) for op in operators}
-        groups.append(ChoiceGroup(name, tuple(operators), tuple(choices)))
+        groups.append(ChoiceGroup(tuple(operators), tuple(choices)))
     fans = list(_fans(graph, mesh, width, groups, group_of))
-    kept = list(_kept(graph, mesh, width, groups, group_of, kernels)) if memory is not None else []
-    return GraphSpace(graph, mesh, width, groups, group_of, fans, kept, memory)
+    return GraphSpace(graph, mesh, width, groups, group_of, fans, kernels, memory)
 
 
 def repeated_keys(graph: ModuleGraph) -> dict[str, str]:
@@ -223,10 +239,8 @@ def repeated_keys(graph: ModuleGraph) -> dict[str, str]:
         parts = paths[op.name].split(".")
         spelled = [leader.get(".".join(parts[: k + 1]), part) for k, part in enumerate(parts)]
         counts[paths[op.name], op.op] += 1
-        name = (
-            op.target if op.op in (PARAMETER, CONSTANT, INPUT, OUTPUT) else str(counts[paths[op.name], op.op])
-        )
-        name = name.rpartition(".")[2] if op.op == PARAMETER else name
+        name = op.target if op.op in (CONSTANT, INPUT, OUTPUT) else str(counts[paths[op.name], op.op])
+        name = op.target.rpartition(".")[2] if op.op == PARAMETER else name
         keys[op.name] = f"{'.'.join(spelled)}:{op.op}:{name}"
     return keys
 
@@ -248,17 +262,8 @@ def _choices(
         if not all(map(places_differ, inputs + outputs)):
             continue
         inner = tuple(_inner_steps(op, graph, combined, mesh))
-        shapes = (
-            [
-                local_shape(graph.values[n].shape, s, mesh.ranks)
-                for n, s in zip(op.inputs, inputs, strict=True)
-            ],
-            [
-                local_shape(graph.values[n].shape, s, mesh.ranks)
-                for n, s in zip(op.outputs, outputs, strict=True)
-            ],
-        )
-        seconds = operator_seconds(op, kernels.uses[op.name], graph, shapes, mesh.device, width)
+        own = _local_shapes(op, graph, (inputs, outputs), mesh)
+        seconds = operator_seconds(op, kernels.uses[op.name], graph, own, mesh.device, width)
         seconds += sum(mesh.seconds(step) for _, step in inner)
         heads = tuple(s.group_heads for s in combined)
         choice = OperatorChoice(tuple(s.label for s in combined), inputs, outputs, seconds, inner, heads)
@@ -266,15 +271,24 @@ def _choices(
     return list(known.values())
 
 
+def _local_shapes(
+    op: GraphOperator, graph: ModuleGraph, states: tuple[tuple[State, ...], ...], mesh: DeviceMeshSpec
+) -> list[list[tuple[int, ...]]]:
+    pairs = [zip(names, own, strict=True) for names, own in zip((op.inputs, op.outputs), states, strict=True)]
+    return [[local_shape(graph.values[n].shape, s, mesh.ranks) for n, s in pair] for pair in pairs]
+
+
 def _axis_splits(op: GraphOperator, graph: ModuleGraph, ranks: int, ends: str) -> list[Split]:
     """Return an operator's splits over one axis, with no gradient where a tensor has none."""
-    found = [Split("none", (REPLICATED,) * len(op.inputs), (REPLICATED,) * len(op.outputs))]
+    counts = len(op.inputs), len(op.outputs)
+    found = [Split("none", (REPLICATED,) * counts[0], (REPLICATED,) * counts[1])]
     tensors = op.inputs + op.outputs
     shape = graph.values[tensors[0]].shape if tensors else ()
     whole = [d for d in range(len(shape)) if shape[d] % ranks == 0 and shape[d] >= ranks]
-    counts = len(op.inputs), len(op.outputs)
-    if op.op in (PARAMETER, RELAY) or (op.op in (INPUT, OUTPUT) and ends == "free"):
+    if op.op in (PARAMETER, RELAY) or (op.op in (INPUT, OUTPUT) and ends != "replicated"):
         found += [Split(f"d{d}", (shard(d),) * counts[0], (shard(d),) * counts[1]) for d in whole]
+    if op.op in (INPUT, OUTPUT) and graph.values[tensors[0]].floating:
+        found = [split for split in found if split.label == ends] or found
     if op.op == RELAY:
         found += [Split(s, (s,), (s,)) for s in (VARYING, PARTIAL)]
     if op.op not in (PARAMETER, INPUT, CONSTANT, OUTPUT, RELAY):
@@ -361,32 +375,3 @@ def _demanded(
     states = [[choice.inputs[slot] for choice in groups[g].choices] for g, slot in ends]
     known = list(dict.fromkeys(state for one in states for state in one))
     return known, [np.array([known.index(state) for state in one]) for one in states]
-
-
-def _kept(
-    graph: ModuleGraph,
-    mesh: DeviceMeshSpec,
-    width: int,
-    groups: list[ChoiceGroup],
-    group_of: dict[str, int],
-    kernels: Kernels,
-) -> Iterator[KeptTensor]:
-    """Yield the states of parameters and the tensors of backward; one tensor in one layout is kept once."""
-    items: dict[tuple[str, float], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-    for op in graph.operators:
-        use, group = kernels.uses[op.name], group_of[op.name]
-        for k, choice in enumerate(groups[group].choices):
-            slots = [(op.inputs[s], choice.inputs[s]) for s in use.kept_inputs]
-            slots += [(op.outputs[s], choice.outputs[s]) for s in use.kept_outputs]
-            if op.op == PARAMETER:
-                slots = [(op.outputs[0], choice.outputs[0])]
-            for name, state in slots:
-                items[kernels.base(name), local_share(state, mesh.ranks)][group].add(k)
-    for (name, share), users in items.items():
-        value = graph.values[name]
-        size = STATE_BYTES * value.elements if _is_parameter(graph, name) else value.bytes(width)
-        yield KeptTensor(size * share, tuple((g, tuple(sorted(ks))) for g, ks in users.items()))
-
-
-def _is_parameter(graph: ModuleGraph, name: str) -> bool:
-    return graph.producers[name][0].op == PARAMETER

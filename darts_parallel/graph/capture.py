@@ -49,42 +49,43 @@ SOURCE_KINDS = {
 }
 
 
-def load_module(path: str) -> nn.Module:
+def load_module(path: str, key: str = "module") -> nn.Module:
     """Import `package.file:make_block` and call it on the meta device; this runs the user's code.
+
+    Args:
+        key: Where the path stands in the configuration, for messages.
 
     Errors:
         ConfigError: no such file or function, or it makes no module.
     """
     name, colon, function = path.partition(":")
     if not colon or not name or not function:
-        raise ConfigError(
-            f"module={path} must name a file and a function; try module=package.file:make_block."
-        )
+        raise ConfigError(f"{key}={path} must name a file and a function; try {key}=package.file:make_block.")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         imported = importlib.import_module(name)
     except Exception as error:  # the user's file runs here
         raise ConfigError(
-            f"module={path}: {name} cannot be imported ({type(error).__name__}: {error}); try a file that "
+            f"{key}={path}: {name} cannot be imported ({type(error).__name__}: {error}); try a file that "
             f"python -c 'import {name}' runs in this folder."
         ) from error
     make = getattr(imported, function, None)
     if not callable(make):
         known = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
         raise ConfigError(
-            f"module={path}: {name} has no function {function}; try one of {', '.join(known) or 'its own'}."
+            f"{key}={path}: {name} has no function {function}; try one of {', '.join(known) or 'its own'}."
         )
     try:
         with torch.device("meta"):
             made = make()
     except Exception as error:
         raise ConfigError(
-            f"module={path}: {function}() fails ({type(error).__name__}: {error}); try a function without "
+            f"{key}={path}: {function}() fails ({type(error).__name__}: {error}); try a function without "
             "arguments that also runs on the meta device."
         ) from error
     if not isinstance(made, nn.Module):
-        raise ConfigError(f"module={path} must return a torch.nn.Module; try a function that makes one.")
+        raise ConfigError(f"{key}={path} must return a torch.nn.Module; try a function that makes one.")
     return made
 
 

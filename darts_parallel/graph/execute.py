@@ -284,7 +284,7 @@ class PlanRun:
 
     def _group_norm(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Any:
         """Normalize the groups of this rank's channels."""
-        groups = self._own_groups(op, choice, "num_groups", "channels")
+        groups = self._own_groups(op, choice, "num_groups", "groups")
         return op.call(tensors[0], groups, *(*tensors[1:], None, None)[:2], float(op.argument("eps", 1e-5)))
 
     def _conv1d(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Any:

@@ -41,15 +41,8 @@ class PlannedCollective:
 
     def entry(self) -> dict[str, Any]:
         """Return the collective as `graph.json` lists it."""
-        return {
-            "name": self.name,
-            "kind": self.step.kind,
-            "bytes": self.step.bytes,
-            "of": self.of,
-            "pass": self.when,
-            "axis": self.step.axis,
-            "seconds": self.seconds,
-        }
+        about = {"of": self.of, "pass": self.when, "axis": self.step.axis, "seconds": self.seconds}
+        return {"name": self.name, "kind": self.step.kind, "bytes": self.step.bytes, **about}
 
 
 @dataclass(frozen=True)

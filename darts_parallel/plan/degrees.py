@@ -67,7 +67,8 @@ def legal_tensor_degrees(problem: Problem) -> list[int]:
         ConfigError: `cost=profiled`, and none of them was measured.
     """
     config = problem.model.config
-    heads = (config.num_heads, config.num_kv_heads or config.num_heads, *_state_space_heads(problem))
+    heads: tuple[int, ...] = (config.num_heads, config.num_kv_heads or config.num_heads)
+    heads = () if problem.model.block else (*heads, *_state_space_heads(problem))
     sizes = _node_sizes(problem)
     legal = [
         tp
@@ -127,6 +128,8 @@ def context_degrees(problem: Problem) -> list[int]:
     """
     parts = 2 if problem.model.config.causal else 1
     length, heads = problem.training.seq_len, _state_space_heads(problem)[:1]
+    if problem.model.block is not None:  # operator plans have whole sequences
+        return [1]
     return [
         cp
         for cp in divisors(problem.cluster.num_devices)

@@ -10,6 +10,7 @@ from darts_parallel.plan.strategy import LayerStrategy, Plan, degrees
 from darts_parallel.problem import Problem
 
 PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
+    "inputs": (lambda c: c.inputs is not None, "blocks of your own"),
     "hybrid_override_pattern": (lambda c: c.hybrid_override_pattern is not None, "layers of different kinds"),
     "mamba_dt_rank": (
         lambda c: c.mamba_dt_rank is not None and MAMBA in (c.hybrid_override_pattern or ""),

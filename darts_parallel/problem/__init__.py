@@ -14,11 +14,13 @@ from darts_parallel.problem.cluster import NodeGroup as NodeGroup
 from darts_parallel.problem.cluster import Scalar as Scalar
 from darts_parallel.problem.cluster import StageTopology as StageTopology
 from darts_parallel.problem.cluster import memory_unit as memory_unit
+from darts_parallel.problem.layer_sources import LAYER_SOURCES as LAYER_SOURCES
 from darts_parallel.problem.layer_spec import AttentionCore as AttentionCore
 from darts_parallel.problem.layer_spec import Experts as Experts
 from darts_parallel.problem.layer_spec import Gemm as Gemm
 from darts_parallel.problem.layer_spec import LayerSpec as LayerSpec
 from darts_parallel.problem.layer_spec import weights as weights
+from darts_parallel.problem.measured_times import Measured as Measured
 from darts_parallel.problem.measured_times import MeasuredTimes as MeasuredTimes
 from darts_parallel.problem.measured_times import Profiles as Profiles
 from darts_parallel.problem.measured_times import read_profiles as read_profiles

@@ -215,6 +215,9 @@ class LayerSpec:
     adapter_parameters: int = 0
     """Weights of `adapters` divided by `tp`."""
     replicated_adapter_parameters: int = 0
+    captured: bool = False
+    """Its seconds and bytes are those of operator plans (`problem/layer_sources.py`): no part of it is
+    computed again alone."""
     parts: tuple[RecomputedPart, ...] = ()
     """Parts that `training.recompute_modules` can name besides the attention core and the experts."""
 

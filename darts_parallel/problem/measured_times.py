@@ -222,11 +222,17 @@ class Measured:
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     saved: tuple[float, ...] | None = None
+    tp_forward: tuple[float, ...] | None = None
+    """Seconds of the collectives of tensor parallelism."""
+    tp_backward: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Measurements of one model, by device name, kind of layer and tensor-parallel degree."""
+    """Measurements of one model, by device name, kind of layer and tensor-parallel degree.
+
+    A kind with `+sp` behind it has the figures of strategies with sequence parallelism.
+    """
 
     path: str
     by_device: Mapping[str, Mapping[tuple[str, int], Measured]]
@@ -237,7 +243,9 @@ class MeasuredTimes:
         sets = [{tp for _, tp in entries} for entries in self.by_device.values()]
         return tuple(sorted(set.intersection(*sets)))
 
-    def figures(self, device: str, kind: str, tp: Tensor, sizes: Tensor, name: str) -> Tensor | None:
+    def figures(
+        self, device: str, kind: str, degrees: tuple[Tensor, Tensor], sizes: Tensor, name: str
+    ) -> Tensor | None:
         """Return a field of `Measured` of one micro-batch, `(O, C)`, or None where it was not measured.
 
         Linear between measured sizes, proportional beyond the largest, constant below the smallest.
@@ -245,11 +253,15 @@ class MeasuredTimes:
         Args:
             device: Name of the device.
             kind: Of the layer.
-            tp: Degrees, shape `(C,)`.
+            degrees: `tp` and ranks that share the sequence outside its region, each of shape `(C,)`.
             sizes: Sequences of a micro-batch, shape `(O, C)`.
-            name: `forward`, `backward` or `saved`.
+            name: Of the field.
         """
-        rows = [self.by_device[device].get((kind, int(degree))) for degree in tp.tolist()]
+        entries, pairs = self.by_device[device], zip(*(d.tolist() for d in degrees), strict=True)
+        rows = [
+            entries.get((f"{kind}+sp" if shards > 1 else kind, int(tp)), entries.get((kind, int(tp))))
+            for tp, shards in pairs
+        ]
         known = [(row.sizes, getattr(row, name)) for row in rows if row is not None]
         if len(known) < len(rows) or any(values is None for _, values in known):
             return None

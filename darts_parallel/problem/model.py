@@ -88,6 +88,8 @@ class Model:
     lora_rank: int = 0
     """Rank of the adapters that alone are trained; 0: everything is."""
     lora_targets: tuple[str, ...] = ()
+    block: LayerSpec | None = None
+    """Every block, where a layer source describes it and no key of the model."""
 
     @cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -97,7 +99,8 @@ class Model:
         for index in range(config.num_layers):
             if config.num_encoder_layers and index == config.num_encoder_layers:
                 chain.append(_embedding(config, "decoder_embedding"))
-            chain.append(_block(config, index, self.fused_attention))
+            own = self.block and replace(self.block, name=f"layers.{index}")
+            chain.append(own or _block(config, index, self.fused_attention))
         chain += [_prediction(config, depth, self.fused_attention) for depth in range(config.mtp_num_layers)]
         layers = (*chain, _head(config), _loss(config))
         if self.lora_rank:

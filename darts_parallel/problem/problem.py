@@ -7,6 +7,8 @@ from typing import Any
 
 from darts_parallel.config import Config, TrainingConfig, load_config
 from darts_parallel.problem.cluster import Cluster, Device
+from darts_parallel.problem.layer_sources import captured_block
+from darts_parallel.problem.layer_spec import LayerSpec
 from darts_parallel.problem.measured_times import MeasuredTimes, read_measured
 from darts_parallel.problem.model import Model
 from darts_parallel.problem.referee import check_import
@@ -34,14 +36,10 @@ class Problem:
         software = read_software(config.training.software)
         bits = config.training.gradient_bits or software.gradient_bits
         software = replace(software, gradient_bits=bits)
-        return Problem(
-            config=config,
-            model=_model(config),
-            cluster=Cluster.from_config(config.cluster, config.training.precision, software),
-            training=config.training,
-            software=software,
-            measured=_measured(config) if config.cost.name == "profiled" else None,
-        )
+        cluster = Cluster.from_config(config.cluster, config.training.precision, software)
+        measured = _measured(config) if config.cost.name == "profiled" else None
+        block, measured = captured_block(config, cluster) or (None, measured)
+        return Problem(config, _model(config, block), cluster, config.training, measured, software)
 
     @cached_property
     def priced(self) -> dict[Any, Any]:
@@ -74,12 +72,12 @@ class Problem:
         return replace(self, cluster=replace(self.cluster, groups=groups))
 
 
-def _model(config: Config) -> Model:
+def _model(config: Config, block: LayerSpec | None) -> Model:
     """Build the chain; its ends are joined for trainers that keep embedding and head with a block."""
     training, hybrid = config.training, config.model.hybrid_override_pattern is not None
     ends = "never" if config.space.trainer is None else config.abilities(config.space.trainer).whole_ends
     joined, targets = ends == "always" or (hybrid and ends == "hybrids"), tuple(training.lora_targets)
-    return Model(config.model, training.fused_attention, joined, training.lora_rank, targets)
+    return Model(config.model, training.fused_attention, joined, training.lora_rank, targets, block)
 
 
 def _measured(config: Config) -> MeasuredTimes:

@@ -233,7 +233,7 @@ def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float]
     tokens, tp = stage.choices.tokens, stage.choices.tp
     if stage.measured is not None:
         sizes = tokens / training.seq_len
-        if stage.measured.figures(device.name, layer.kind, tp, sizes, "forward") is not None:
+        if stage.measured.figures(device.name, layer.kind, (tp, tp), sizes, "forward") is not None:
             return None
     fused, eight_bit = training.fused_attention, training.fp8_dot_product_attention
     cores = (

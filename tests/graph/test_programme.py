@@ -5,7 +5,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,8 @@ from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._rules import reshape_groups
 from darts_parallel.graph._space import GraphSpace, build_space
 from darts_parallel.graph.capture import capture, make_inputs
-from darts_parallel.graph.command import read_request, run_request
-from darts_parallel.graph.descent import MeanFieldCost
+from darts_parallel.graph.command import run_request
+from darts_parallel.graph.descent import descend
 from darts_parallel.graph.plan import make_mesh, plan_module
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.layer_spec import Gemm
@@ -63,15 +62,14 @@ def test_the_programme_is_as_fast_as_every_plan_that_can_be_counted(hidden: int)
     assert answer.lp_seconds <= best * (1.0 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_mean_field_of_certain_choices_is_the_plans_cost(seed: int) -> None:
-    one = space(512, memory=2.0**40)
-    rng = np.random.default_rng(seed)
-    plan = [int(rng.integers(len(group.choices))) for group in one.groups]
-    cost = MeanFieldCost(one)
-    certain = torch.zeros(1, len(cost.compute), dtype=torch.float64)
-    certain[0, torch.tensor(cost.first[:-1] + np.array(plan))] = 1.0
-    assert float(cost(certain)[0]) == pytest.approx(one.total_seconds(plan), rel=1e-6)
+@pytest.mark.parametrize(("hidden", "memory"), [(512, None), (2048, None), (2048, 0.012)])
+def test_the_descent_on_pairs_ends_at_the_programme(hidden: int, memory: float | None) -> None:
+    """The issue asks for 0.5 %; the local polytope holds the optimum."""
+    one = space(hidden, 4, memory=memory and memory * hidden / 512 * 2.0**30)
+    answer, best = descend(one), GraphProgramme(one).solve()
+    assert answer.fits
+    assert best.seconds * (1.0 - 1e-6) <= answer.seconds <= best.seconds * 1.005
+    assert answer.seconds == one.total_seconds(answer.assignment)
 
 
 def test_megatrons_template_costs_what_the_projects_formulas_say() -> None:
@@ -140,7 +138,7 @@ def test_the_command_writes_what_outside_checks_read(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     arguments = ["module=user_block:make", "inputs=[[8,64]]", "mesh=[2]", f"hydra.run.dir={tmp_path / 'run'}"]
-    lines = run_request(read_request(arguments))
+    lines = run_request(arguments)
     data = json.loads((tmp_path / "run/graph.json").read_text())
     wanted = {"operators", "collectives", "raw_s", "improved_s", "lp_s", "claim", "unknown_operators"}
     assert wanted <= set(data)
@@ -157,11 +155,9 @@ def test_the_command_writes_what_outside_checks_read(tmp_path: Path, monkeypatch
     [
         (["inputs=[[2]]"], "module must be given"),
         (["module=a:b"], "inputs must be given"),
-        (["module=a:b", "inputs=3"], "list of shapes"),
-        (["module=a:b", "inputs=[[2]]", "mesh=4"], "try \\[4\\]"),
-        (["module=a:b", "inputs=[[2]]", "memory=-1"], "above 0"),
-        (["module=a:b", "inputs=[[2]]", "ends=half"], "replicated, free"),
-        (["module=a:b", "inputs=[[2]]", "wrong=1"], "not a key"),
+        (["module=a:b", "inputs=[[2]]", "memory=-1"], "at least"),
+        (["module=a:b", "inputs=[[2]]", "ends=half"], "one of replicated, free"),
+        (["module=a:b", "inputs=[[2]]", "wrong=1"], "not an option"),
         (["module=a:b", "inputs=[[2]", "mesh=[2]"], "cannot be read"),
         (["module=json", "inputs=[[2]]"], "package.file:make_block"),
         (["module=json:nothing", "inputs=[[2]]"], "has no function nothing"),
@@ -177,6 +173,6 @@ def test_the_command_writes_what_outside_checks_read(tmp_path: Path, monkeypatch
 )
 def test_bad_input_is_one_sentence(arguments: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        run_request(read_request(arguments))
+        run_request(arguments)
     assert str(caught.value).count("\n") == 0
     assert "try" in str(caught.value)

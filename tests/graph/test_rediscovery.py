@@ -204,7 +204,7 @@ def test_repeated_blocks_share_their_choice_and_multiply_their_seconds() -> None
 
 
 def test_descent_is_never_below_the_programme() -> None:
-    plan = planned(lambda: PlainBlock(1024), (1, 2048, 1024), descent=DescentOptions(steps=60, restarts=2))
+    plan = planned(lambda: PlainBlock(1024), (1, 2048, 1024), descent=DescentOptions(steps=60))
     assert plan.descent is not None
     assert plan.descent.rounded_seconds >= plan.descent.seconds >= plan.plan.seconds * (1.0 - 1e-6)
     assert plan.plan.seconds >= plan.programme.lp_seconds * (1.0 - 1e-9)

@@ -1,0 +1,57 @@
+"""Captured blocks in the main problem."""
+
+from itertools import product
+
+import pytest
+
+from darts_parallel import LayerStrategy, Plan, Problem, evaluate, load_problem, plan
+from darts_parallel.errors import DartsParallelError
+from darts_parallel.export import require_trainers
+
+JOB = ["cluster=h100_1x8", "cluster.nodes.0.gpus=2", "training=llama3_8b", "training.seq_len=4096",
+       "training.global_batch_size=16"]  # fmt: skip
+OWN = ["model=module", "model.path=tests.graph.llama_block:LlamaBlock", "model.inputs=[[1,4096,4096]]",
+       "model.num_layers=4", "model.hidden_size=4096", "model.vocab_size=128256"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def captured() -> Problem:
+    pytest.importorskip("transformers")
+    return load_problem([*JOB, *OWN])
+
+
+def test_llamas_block_agrees_with_the_preset(captured: Problem) -> None:
+    """Seconds to 4 %, bytes to 0.5 % and, with gathered inputs kept, 2 %, where the issue asks for 10."""
+    preset = load_problem([*JOB, "model=llama3_8b", "model.num_layers=4"])
+    ours, theirs = captured.model.layers[1], preset.model.layers[1]
+    assert ours.parameters(0) == theirs.parameters(0)
+    assert captured.model.flops_per_token(4096) == pytest.approx(preset.model.flops_per_token(4096))
+    for (tp, sp), recompute, size in product([(1, False), (2, False), (2, True)], ["none", "full"], [1, 4]):
+        chain = (LayerStrategy(tp, 2 // tp, 1, recompute, sp),) * preset.num_layers
+        given = Plan(16 * tp // 2 // size, (0, preset.num_layers), chain)
+        ours, theirs = evaluate(given, captured), evaluate(given, preset)
+        assert ours.iteration_time_s == pytest.approx(theirs.iteration_time_s, rel=0.04), given
+        assert ours.memory_bytes == pytest.approx(theirs.memory_bytes, rel=0.02 if sp else 5e-3), given
+
+
+def test_a_stack_of_blocks_is_planned_and_proven(captured: Problem) -> None:
+    planned = plan(captured)
+    assert planned.plan.cp == 1
+    assert {layer.tp for layer in planned.plan.layers} <= {1, 2}
+    assert evaluate(planned.plan, captured).feasible
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("model.inputs=[[1,64,4096]]", r"try \[\[1, 4096, 4096\]\]"),
+        ("model.path=tests.graph.llama_block:Nothing", "has no function Nothing"),
+        ("training.precision=fp8", "try bf16"),
+        ("training.lora_rank=4", "try training.lora_rank=0"),
+        ("export=torchtitan", "blocks of your own"),
+    ],
+)
+def test_what_a_block_cannot_be_is_one_sentence(change: str, words: str) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(DartsParallelError, match=words):
+        require_trainers(load_problem([*JOB, *OWN, change]))
