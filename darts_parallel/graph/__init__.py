@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from darts_parallel.graph.plan import make_mesh as make_mesh
     from darts_parallel.graph.plan import plan_module as plan_module
     from darts_parallel.graph.report import graph_dict as graph_dict
+    from darts_parallel.graph.script import plan_script as plan_script
 
 __getattr__ = lazy_names(
     __name__,
@@ -34,6 +35,7 @@ __getattr__ = lazy_names(
         "layers": ("captured_block",),
         "plan": ("GraphPlan", "PlannedGraph", "make_mesh", "plan_module"),
         "report": ("graph_dict",),
+        "script": ("plan_script",),
     },
 )
 LAYER_SOURCES["inputs"] = lambda config, cluster: __getattr__("captured_block")(config, cluster)

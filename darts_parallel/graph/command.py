@@ -15,6 +15,7 @@ from darts_parallel.graph.capture import load_module, make_inputs
 from darts_parallel.graph.descent import DescentOptions
 from darts_parallel.graph.plan import ENDS, make_mesh, plan_module
 from darts_parallel.graph.report import graph_dict, report_lines
+from darts_parallel.graph.script import plan_script
 from darts_parallel.plan import write_json, write_text
 from darts_parallel.problem import Cluster
 
@@ -33,7 +34,7 @@ Importing the module runs its code.
   ends=replicated|free           free: inputs and outputs of one shape share a placement, maybe a split
   descent=true                   search by gradient descent too, and compare
   time_limit=60                  seconds of each programme
-  hydra.run.dir=FOLDER           gets graph.json and graph.svg (default: outputs/DATE/TIME)
+  hydra.run.dir=FOLDER           gets graph.json, graph.svg, parallel_plan.py (default: outputs/DATE/TIME)
 
 Options, with their defaults:
 """
@@ -63,7 +64,7 @@ class GraphRequest:
 
 
 def run_request(arguments: Sequence[str]) -> list[str]:
-    """Plan the module, write `graph.json` and `graph.svg`, and return the lines of the report.
+    """Plan the module, write its files, and return the lines of the report.
 
     Errors:
         ConfigError: a key that does not exist, a value that breaks a rule, or none where one is needed.
@@ -78,9 +79,9 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     config = load_config([*default, *job])
     precision = config.training.precision
     mesh = make_mesh(Cluster.from_config(config.cluster, precision), tuple(request.mesh) or None)
-    inputs = make_inputs(request.inputs)
+    module, inputs = load_module(request.module), make_inputs(request.inputs)
     planned = plan_module(
-        load_module(request.module), inputs, mesh, precision=precision, memory=request.memory,
+        module, inputs, mesh, precision=precision, memory=request.memory,
         ends=request.ends, time_limit=request.time_limit,
         descent=DescentOptions(seed=request.seed) if request.descent else None,
     )  # fmt: skip
@@ -89,6 +90,8 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "graph.json", graph_dict(planned))
     write_text(folder / "graph.svg", picture(planned))
+    if (script := plan_script(planned, module, inputs)) is not None:
+        write_text(folder / "parallel_plan.py", script)
     return [*report_lines(planned), f"files: {folder}"]
 
 

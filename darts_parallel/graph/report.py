@@ -139,12 +139,16 @@ def tensor_parallel_plan(planned: PlannedGraph) -> dict[str, str]:
 
     Indices of repeated layers are `*`; layers whose copies differ keep theirs.
     """
+    linear = [op for op in planned.graph.computing if op.op == "linear" and op.module]
+    return merged({op.module: STYLES.get(planned.plan.choice(op).labels[-1], "") for op in linear})
+
+
+def merged(by_module: dict[str, str]) -> dict[str, str]:
+    """Return styles by module with `*` for the indices of repeated ones; empty styles are left out."""
     styles: dict[str, dict[str, str]] = defaultdict(dict)
-    for op in planned.graph.computing:
-        label = planned.plan.choice(op).labels[-1]
-        if op.op == "linear" and op.module:
-            pattern = ".".join("*" if part.isdigit() else part for part in op.module.split("."))
-            styles[pattern][op.module] = STYLES.get(label, "")
+    for module, style in by_module.items():
+        pattern = ".".join("*" if part.isdigit() else part for part in module.split("."))
+        styles[pattern][module] = style
     found: dict[str, str] = {}
     for pattern, modules in styles.items():
         alike = len(set(modules.values())) == 1
