@@ -21,7 +21,7 @@ def captured() -> Problem:
 
 
 def test_llamas_block_agrees_with_the_preset(captured: Problem) -> None:
-    """Seconds to 4 %, bytes to 0.5 % and, with gathered inputs kept, 2 %, where the issue asks for 10."""
+    """Seconds and bytes of every strategy to 3 %, parameters and FLOP exactly."""
     preset = load_problem([*JOB, "model=llama3_8b", "model.num_layers=4"])
     ours, theirs = captured.model.layers[1], preset.model.layers[1]
     assert ours.parameters(0) == theirs.parameters(0)
@@ -30,8 +30,8 @@ def test_llamas_block_agrees_with_the_preset(captured: Problem) -> None:
         chain = (LayerStrategy(tp, 2 // tp, 1, recompute, sp),) * preset.num_layers
         given = Plan(16 * tp // 2 // size, (0, preset.num_layers), chain)
         ours, theirs = evaluate(given, captured), evaluate(given, preset)
-        assert ours.iteration_time_s == pytest.approx(theirs.iteration_time_s, rel=0.04), given
-        assert ours.memory_bytes == pytest.approx(theirs.memory_bytes, rel=0.02 if sp else 5e-3), given
+        assert ours.iteration_time_s == pytest.approx(theirs.iteration_time_s, rel=0.03), given
+        assert ours.memory_bytes == pytest.approx(theirs.memory_bytes, rel=0.03), given
 
 
 def test_a_stack_of_blocks_is_planned_and_proven(captured: Problem) -> None:

@@ -64,7 +64,7 @@ def test_the_programme_is_as_fast_as_every_plan_that_can_be_counted(hidden: int)
 
 @pytest.mark.parametrize(("hidden", "memory"), [(512, None), (2048, None), (2048, 0.012)])
 def test_the_descent_on_pairs_ends_at_the_programme(hidden: int, memory: float | None) -> None:
-    """The issue asks for 0.5 %; the local polytope holds the optimum."""
+    """Half a percent at most: the local polytope holds the optimum."""
     one = space(hidden, 4, memory=memory and memory * hidden / 512 * 2.0**30)
     answer, best = descend(one), GraphProgramme(one).solve()
     assert answer.fits
