@@ -44,8 +44,8 @@ def captured_block(config: Config, cluster: Cluster) -> tuple[LayerSpec, Measure
     wanted = [job.seq_len, model.hidden_size]
     if len(first) != 3 or first[1:] != wanted:
         raise ConfigError(
-            f"model.inputs={model.inputs} must begin with [sequences, training.seq_len, model.hidden_size]; try "
-            f"[{[1, *wanted]}]."
+            f"model.inputs={model.inputs} must begin with [sequences, training.seq_len, model.hidden_size]; "
+            f"try [{[1, *wanted]}]."
         )
     launches = 0.0 if job.cuda_graphs == "full_iteration" else 1.0
     times, spec = {}, None
