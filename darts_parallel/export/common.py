@@ -14,7 +14,7 @@ from darts_parallel.schedules import SEARCHED
 
 BLOCKS = (
     "block", "encoder", "decoder", "sliding_block", "mamba", "attention", "sliding_attention", "mlp",
-    "experts", "sliding_experts",
+    "experts", "sliding_experts", "module",
 )  # fmt: skip
 """Kinds of layer that trainers count as layers."""
 FULL_BITS = max(COMM_BITS)

@@ -79,7 +79,7 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     config = load_config([*default, *job])
     precision = config.training.precision
     mesh = make_mesh(Cluster.from_config(config.cluster, precision), tuple(request.mesh) or None)
-    module, inputs = load_module(request.module), make_inputs(request.inputs)
+    inputs, module = make_inputs(request.inputs), load_module(request.module)
     planned = plan_module(
         module, inputs, mesh, precision=precision, memory=request.memory,
         ends=request.ends, time_limit=request.time_limit,

@@ -79,10 +79,10 @@ def test_a_folder_of_forward_times_counts_backward_twice_and_applies_multipliers
     assert measured is not None
     tp, sizes = torch.ones(3).double(), torch.tensor([[1.0, 2.5, 8.0]]).double()
     for name, expected in (("forward", [0.01, 0.02, 0.06]), ("backward", [0.02, 0.04, 0.12])):
-        found = measured.figures("toy", "block", tp, sizes, name)
+        found = measured.figures("toy", "block", (tp, tp), sizes, name)
         assert found is not None
         assert found[0].tolist() == pytest.approx(expected)
-        assert measured.figures("toy", "head", tp, sizes, name) is None
+        assert measured.figures("toy", "head", (tp, tp), sizes, name) is None
 
 
 @pytest.mark.parametrize(
