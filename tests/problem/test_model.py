@@ -46,7 +46,9 @@ MIXTURES = {
 
 @pytest.mark.parametrize("name", [*PUBLISHED, *NEARLY, *MIXTURES])
 def test_presets_have_the_published_parameters(name: str) -> None:
-    model = Model(load_config([f"model={name}", "training.seq_len=64"]).model, True)
+    model = Model(
+        load_config([f"model={name}", "training.seq_len=64", "training.precision=bf16"]).model, True
+    )
     if name in NEARLY:
         assert model.num_parameters == pytest.approx(NEARLY[name][0], rel=NEARLY[name][1])
     elif name in PUBLISHED:
