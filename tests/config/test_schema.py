@@ -125,7 +125,7 @@ def stems(group: str) -> list[str]:
     return sorted(path.stem for path in (Path(config_dir()) / group).glob("*.yaml"))
 
 
-MODELS = [name for name in stems("model") if name != "hf"]
+MODELS = [name for name in stems("model") if name not in ("hf", "module")]
 CLUSTERS = stems("cluster")
 PRESETS = list(zip(islice(cycle(MODELS), max(len(MODELS), len(CLUSTERS))), cycle(CLUSTERS), strict=False))
 
