@@ -1,6 +1,7 @@
 """Calibration recovers the parameters that made the data; error figures are what they say."""
 
 import math
+import re
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -147,6 +148,12 @@ def test_calibration_rewrites_the_devices_of_data_sheets_and_no_invented_one(tmp
         assert text.split(MARK)[0] == shipped[name].split(MARK)[0]
     for file in (tmp_path / "cluster").iterdir():
         assert not any(f"device: {name}," in file.read_text() for name in invented), file.stem
+    for file in tmp_path.glob(
+        "[dc]*/*.yaml"
+    ):  # a device or a cluster that the last fit did not rewrite is stale
+        conf = Path(config_dir()) / file.relative_to(tmp_path)
+        mine, theirs = (re.sub(rf"{MARK}.*", "", f.read_text()) for f in (file, conf))
+        assert mine == theirs, file.stem
 
 
 def test_shipped_parameters_are_physical() -> None:
