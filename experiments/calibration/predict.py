@@ -9,7 +9,8 @@ from torch import Tensor
 
 from darts_parallel.config import NARROW
 from darts_parallel.cost import hard_plan
-from darts_parallel.problem import GIB, Cluster, Link, NodeGroup
+from darts_parallel.plan import Plan
+from darts_parallel.problem import GIB, Cluster, Link, NodeGroup, Problem
 from experiments.calibration.problems import MeasuredCase
 from experiments.data.runs import DEVICE
 
@@ -38,7 +39,11 @@ class Prediction:
     seconds: Tensor
     memory: Tensor
     fits: bool
-    """The median peak of every device, all that the framework holds counted, is within its capacity."""
+    """The median peak of every device, all that the framework holds counted, is within its capacity.
+
+    Of a run whose source does not print its recomputation: with full recomputation, which needs the
+    least; seconds and memory are those without.
+    """
 
 
 def predict(case: MeasuredCase, values: Values) -> Prediction:
@@ -52,10 +57,19 @@ def predict(case: MeasuredCase, values: Values) -> Prediction:
     shipped = case.problem.cluster.groups[0].device.reserved
     reserve = values[RESERVED] * GIB if RESERVED in values else shipped
     counted = case.run.memory_metric == DEVICE
-    devices = [problem.cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
-    room = torch.tensor([device.memory for device in devices]) - cost.memory[0].detach()
-    fits = bool((torch.as_tensor(reserve).detach() <= room).all())
+    held = torch.as_tensor(reserve).detach()
+    fits = _fits(problem, plan, cost.memory[0], held)
+    if not fits and not case.run.prints("recompute"):
+        fullest = replace(plan, layers=tuple(replace(s, recompute="full") for s in plan.layers))
+        fits = _fits(problem, fullest, hard_plan(fullest, problem)[2].memory[0], held)
     return Prediction(cost.iteration_time[0], cost.memory[0].max() + reserve * counted, fits)
+
+
+def _fits(problem: Problem, plan: Plan, memory: Tensor, reserve: Tensor) -> bool:
+    """Tell whether the bytes of every stage, `(pp,)`, leave room for what the framework holds."""
+    devices = [problem.cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
+    room = torch.tensor([device.memory for device in devices]) - memory.detach()
+    return bool((reserve <= room).all())
 
 
 def with_parameters(case: MeasuredCase, values: Values) -> Cluster:

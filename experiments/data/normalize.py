@@ -19,7 +19,7 @@ from darts_parallel.plan import write_text
 from darts_parallel.problem import Model
 from experiments.comparison.layouts import chunks_of
 from experiments.data import runs
-from experiments.data.runs import MeasuredRun, Sizes, architecture_of, preset_sizes, write_runs
+from experiments.data.runs import NOT_PRINTED, MeasuredRun, Sizes, architecture_of, preset_sizes, write_runs
 from experiments.data.table import RowError, TableRow, first, framework_of, read_tables, usual, word_tables
 
 STATED = ("dp", "micro_batch", "num_microbatches", "global_batch", "heads", "vocab", "zero", "recompute",
@@ -73,7 +73,7 @@ def normalized(row: TableRow, siblings: Sequence[TableRow]) -> MeasuredRun:
 def _note(row: TableRow) -> str:
     absent = [key for key in STATED if re.match(r"(not stated.*|unknown.*)?$", row.words(key))]
     origin = next((key for key in (*SECONDS, "mfu_pct") if row.text(key)), "iteration_s")
-    told = [f"not printed: {' '.join(absent)}"] if absent else []
+    told = [NOT_PRINTED + " ".join(absent)] if absent else []
     return "; ".join(told + ([f"seconds from {origin}"] if origin != "iteration_s" else []))
 
 

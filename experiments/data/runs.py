@@ -23,6 +23,8 @@ recomputation, which repeats every second matrix product (torchtitan, `activatio
 DEVICE, ALLOCATED = "device", "allocated"
 """Memory metrics: total device usage, which is what runs out; the allocator's peak or a formula, in which
 neither context nor communication buffers nor unused blocks are."""
+NOT_PRINTED = "not printed: "
+"""Begin of a note; names of cells follow, up to a semicolon."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,10 @@ class MeasuredRun:
             f"{self.model}, {self.hidden_size} x {self.num_layers}, batch {self.global_batch_size}, "
             f"{self.gpus} x {self.gpu}, {self.printed_precision or self.precision}, {self.framework}"
         )
+
+    def prints(self, cell: str) -> bool:
+        """Tell whether the source prints a cell, one of `normalize.STATED`."""
+        return cell not in self.note.partition(NOT_PRINTED)[2].partition(";")[0].split()
 
     @property
     def memory_bytes(self) -> float | None:

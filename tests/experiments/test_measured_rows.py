@@ -277,3 +277,15 @@ def test_the_shipped_runs_are_whole_and_have_sources() -> None:
     assert all(run.iteration_s or run.memory_GiB or run.out_of_memory for run in used)
     for run in used[::40]:
         assert isinstance(build_case(run), MeasuredCase)
+
+
+def test_a_run_whose_recomputation_is_not_printed_is_refused_where_full_does_not_fit(tmp_path: Path) -> None:
+    large = {"layers": "48", "hidden": "4096", "micro_batch": "8", "num_microbatches": "1", "tp": "8",
+             "dp": "1", "global_batch": "8", "seq_len": "8192"}  # fmt: skip
+    rows = [large | told for told in ({}, {"recompute": "full"}, {"recompute": "not stated"},
+                                      {"recompute": "not stated", "layers": "240"})]  # fmt: skip
+    write_rows(tmp_path / "a.csv", rows)
+    outcomes = predict_runs(read_folder(str(tmp_path))[0], Calibrated.read())
+    assert [outcome.fits for outcome in outcomes] == [False, True, True, False]
+    assert outcomes[2].predicted_memory_gb == outcomes[0].predicted_memory_gb
+    assert outcomes[2].predicted_iteration_s == outcomes[0].predicted_iteration_s
