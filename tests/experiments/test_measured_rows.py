@@ -280,7 +280,7 @@ def test_the_shipped_runs_are_whole_and_have_sources() -> None:
 
 
 def test_a_run_whose_recomputation_is_not_printed_is_refused_where_full_does_not_fit(tmp_path: Path) -> None:
-    large = {"layers": "48", "hidden": "4096", "micro_batch": "8", "num_microbatches": "1", "tp": "8",
+    large = {"layers": "84", "hidden": "4096", "micro_batch": "8", "num_microbatches": "1", "tp": "8",
              "dp": "1", "global_batch": "8", "seq_len": "8192"}  # fmt: skip
     rows = [large | told for told in ({}, {"recompute": "full"}, {"recompute": "not stated"},
                                       {"recompute": "not stated", "layers": "240"})]  # fmt: skip
