@@ -26,14 +26,17 @@ validate_cost_model held_out=[source,model,family] publish=true
 reproduce_fasop publish=true
 replay_traces publish=true
 schedule_ratios publish=true
-measured_vs_predicted publish=true
+answers publish=true
+profile name=here
+measured_vs_predicted cluster=outputs/measured/cluster/here.yaml publish=true
 bilevel bilevel.seeds=[0,1,2] bilevel.retrain_seeds=2 random_plans=2 publish=true
 endef
 export PAGES
 
 pages: develop  ## every page of results, with the seconds that each takes; ARGS=compare: those of one command alone
 	@echo "$$PAGES" | grep "^$(ARGS)" | while read -r page; do began=$$(date +%s); set -f; \
-	$(VENV)/bin/python -m experiments.$$page < /dev/null || exit 1; \
+	case $$page in profile*) run="torchrun --nproc-per-node 2";; *) run=python;; esac; \
+	$(VENV)/bin/$$run -m experiments.$$page < /dev/null || exit 1; \
 	echo "$$(($$(date +%s) - began)) s: $$page"; done
 	@test -n "$(ARGS)" || $(VENV)/bin/python -m tests.fuzz --problems 500 --publish
 
