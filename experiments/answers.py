@@ -107,12 +107,13 @@ def read_answer(problem: str, trainer: str, found: dict[str, Any], seconds: floa
     """Read a plan file."""
     predicted, degrees = found["predicted"], found["parallelism"]
     low, high = predicted["iteration_time_interval_s"]
-    plan = " · ".join(f"{key} {degrees[key]}" for key in ("dp", "tp", "pp") if degrees[key]) or "layer-wise"
+    equal = " · ".join(f"{key} {degrees[key]}" for key in ("dp", "tp", "pp") if degrees[key])
     chosen = predicted["iteration_time_s"]
     rungs = (f"{100 * (rung['seconds'] / chosen - 1):+.1f} % ({100 * (1 - rung['chance']):.0f} %)"
              for rung in found["ladder"] if rung["plan"] != "plan.json")  # fmt: skip
+    batches = f"{degrees['micro_batch_size'] or 'layer-wise'} × {found['num_micro_batches']}"
     return Answer(
-        problem, trainer, f"{plan} · {degrees['micro_batch_size']} × {found['num_micro_batches']}", chosen,
+        problem, trainer, f"{equal} · {batches}", chosen,
         (high - low) / (2 * chosen), 1 - predicted["out_of_memory_probability"], ", ".join(rungs), seconds,
     )  # fmt: skip
 
