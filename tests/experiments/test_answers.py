@@ -11,14 +11,14 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_is_what_the_command_answers(toy: None) -> None:
-    (row,) = answers.answer(("toy", "megatron", 100.0))
+    (row,) = answers.answer(("toy", "none", 100.0))
     assert row.plan.startswith("dp "), row.reason
     assert row.fits >= 1 - answers.WHOLE
     assert 0 < row.half_width < 1
     assert row.iteration_time_s < row.command_s
-    text = answers.report([row, replace(row, trainer="none", fits=0.5)]).text
+    text = answers.report([row, replace(row, trainer="torch", fits=0.5)]).text
     assert "2 of 2 pairs have a plan" in text
-    assert "1 of them: toy for none." in text
+    assert "1 of them: toy for torch." in text
 
 
 def test_a_trainer_that_takes_nothing_is_named_with_the_reason(toy: None) -> None:
