@@ -40,7 +40,7 @@ PROBLEMS = {
 """Arguments of the command, by the name of a job."""
 TRAINERS = ("none", "megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "galvatron", "torch")
 EARLIER = Path(__file__).parent / "data" / "answers_923a01c.csv"
-"""The same jobs by the command of commit 923a01c, whose rule was that the median peak fits."""
+"""Answers of commit 923a01c to the same jobs; its rule was that the median peak fits."""
 WHOLE = 0.2
 """Chance of running out that the command asks for by default."""
 
