@@ -61,7 +61,7 @@ class AnswerOptions(StudyOptions):
 
 
 @dataclass(frozen=True)
-class Answer:
+class TrainerAnswer:
     """Hold what one command answers."""
 
     problem: str
@@ -80,7 +80,7 @@ class Answer:
     """Why there is no plan."""
 
 
-def answer(task: tuple[str, str, float]) -> list[Answer]:
+def answer(task: tuple[str, str, float]) -> list[TrainerAnswer]:
     """Run one command in a process of its own and read its plan file.
 
     Args:
@@ -94,16 +94,16 @@ def answer(task: tuple[str, str, float]) -> list[Answer]:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
         except subprocess.TimeoutExpired:
-            return [Answer(problem, trainer, reason=f"no answer within {limit:g} s")]
+            return [TrainerAnswer(problem, trainer, reason=f"no answer within {limit:g} s")]
         seconds = time.monotonic() - began
         if done.returncode:
             reason = " ".join((done.stderr or done.stdout).split())
-            return [Answer(problem, trainer, command_s=seconds, reason=reason[:120])]
+            return [TrainerAnswer(problem, trainer, command_s=seconds, reason=reason[:120])]
         found = json.loads(Path(folder, "run", "plan.json").read_text(encoding="utf-8"))
     return [read_answer(problem, trainer, found, seconds)]
 
 
-def read_answer(problem: str, trainer: str, found: dict[str, Any], seconds: float) -> Answer:
+def read_answer(problem: str, trainer: str, found: dict[str, Any], seconds: float) -> TrainerAnswer:
     """Read a plan file."""
     predicted, degrees = found["predicted"], found["parallelism"]
     low, high = predicted["iteration_time_interval_s"]
@@ -112,13 +112,13 @@ def read_answer(problem: str, trainer: str, found: dict[str, Any], seconds: floa
     rungs = (f"{100 * (rung['seconds'] / chosen - 1):+.1f} % ({100 * (1 - rung['chance']):.0f} %)"
              for rung in found["ladder"] if rung["plan"] != "plan.json")  # fmt: skip
     batches = f"{degrees['micro_batch_size'] or 'layer-wise'} × {found['num_micro_batches']}"
-    return Answer(
+    return TrainerAnswer(
         problem, trainer, f"{equal} · {batches}", chosen,
         (high - low) / (2 * chosen), 1 - predicted["out_of_memory_probability"], ", ".join(rungs), seconds,
     )  # fmt: skip
 
 
-def report(rows: Sequence[Answer]) -> Report:
+def report(rows: Sequence[TrainerAnswer]) -> Report:
     """Return a line a job and trainer, those that take nothing in a list of their own."""
     earlier: dict[tuple[str, str], dict[str, str]] = {}
     if EARLIER.is_file():
