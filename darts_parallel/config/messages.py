@@ -30,7 +30,10 @@ def error_sentence(error: BaseException, overrides: Sequence[str] = ()) -> str |
     for known in (error, error.__cause__):
         if isinstance(known, DartsParallelError):
             return str(known)
-    if _from_libraries(error):
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    raiser = next((name for name in reversed(names) if name.startswith((*LIBRARIES, *OWN))), "")
+    raised_there = raiser.startswith(LIBRARIES) and not isinstance(error, OSError)
+    if raised_there or type(error).__module__.startswith(LIBRARIES):
         return config_sentence(error, overrides)
     if isinstance(error, OSError):
         rule = f"output: {error.filename or 'standard output'} cannot be written ({error.strerror})"
@@ -38,15 +41,6 @@ def error_sentence(error: BaseException, overrides: Sequence[str] = ()) -> str |
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return "search: this machine has too little memory for it; lower search.num_restarts or pin space.pp."
     return None
-
-
-def _from_libraries(error: BaseException) -> bool:
-    """Whether one of `LIBRARIES` raised the error."""
-    if type(error).__module__.startswith(LIBRARIES):
-        return True
-    names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
-    raisers = ["", *(name for name in names if name.startswith((*LIBRARIES, *OWN)))]
-    return raisers[-1].startswith(LIBRARIES) and not isinstance(error, OSError)
 
 
 def config_sentence(error: BaseException, overrides: Sequence[str] = (), schema: Any = Config) -> str:
@@ -77,10 +71,7 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
     near = get_close_matches(name, names, n=1, cutoff=0.0)[0]
     if group.startswith("model/"):
         group, _, owner = group.partition("/")
-        name, near = (
-            f"{owner}/{name}",
-            f"{near}, or model=hf model.path=config.json of a copy on this machine",
-        )
+        name, near = f"{owner}/{name}", f"{near}, or model=hf model.path=config.json of a local copy"
     rule = f"must name a file of the group {group}: {', '.join(names)}"
     if extra := PLUGINS.get(config.removeprefix("hydra/")):
         rule = "needs a Hydra plugin that is not installed"
@@ -107,8 +98,7 @@ def _value_sentence(error: errors.OmegaConfBaseException, given: dict[str, str],
         place = dotted.rpartition(".")[0]
         first = f"{place}.0{key.removeprefix(dotted)}={given[key]}"
         return f"{shown} must change an entry that {place} has, counted from 0; try {first}."
-    value = given.get(key, str(error.value))
-    holder = error.object_type
+    value, holder = given.get(key, str(error.value)), error.object_type
     kind = type_at(str(error.key), holder) if is_dataclass(holder) else type_at(dotted, schema)
     return f"{key}={value} {_must_be(kind, value)}"
 
@@ -150,10 +140,9 @@ def _text_sentence(text: str, given: dict[str, str], schema: Any) -> str:
         optional = [n for n, (_, kind) in enumerate(walk(key, schema), 1) if type(None) in get_args(kind)]
         whole = ".".join(key.split(".")[: optional[0]]) if optional else key
         entries, *rest = re.split(r"\.\d+\.", whole)
-        if rest:
-            first = f"{entries}=[{{..., {rest[0]}: {{...}}}}]"
-            return f"{key}={value} cannot be set, because {whole} is null; try all entries whole, {first}."
-        if whole != key:
-            return f"{key}={value} cannot be set, because {whole} is null; try giving {whole} a value first."
+        first = f"all entries whole, {entries}=[{{..., {rest[0]}: {{...}}}}]" if rest else ""
+        if rest or whole != key:
+            way = first or f"giving {whole} a value first"
+            return f"{key}={value} cannot be set, because {whole} is null; try {way}."
     text = re.sub(r" See https?://\S+ for details\.?| (full_key|reference_type|object_type)[:=].*$", "", text)
     return text if text.endswith(".") else f"{text}."

@@ -192,10 +192,8 @@ class ProductSearch:
 
     def _first_logits(self, settings: SearchConfig) -> Tensor:
         """Draw noise, and one preferred owner of every factor of every restart."""
-        rng, shape = (
-            torch.Generator().manual_seed(settings.seed),
-            (settings.num_restarts, len(self.factors), 3),
-        )
+        rng = torch.Generator().manual_seed(settings.seed)
+        shape = (settings.num_restarts, len(self.factors), 3)
         logits = settings.initial_noise * torch.randn(shape, generator=rng, dtype=torch.float64)
         preferred = torch.randint(3, (*shape[:2], 1), generator=rng)
         strength = torch.full((*shape[:2], 1), settings.initial_preference).double()

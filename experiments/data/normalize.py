@@ -124,9 +124,7 @@ def _known_sizes(row: TableRow) -> Sizes | None:
         return None
     try:
         known = first("mixtures", row.words("model"))
-        sizes = (
-            _own_sizes(row) if known is None else dict(known.get("sizes") or preset_sizes(known["preset"]))
-        )
+        sizes = dict(known.get("sizes") or preset_sizes(known["preset"])) if known else _own_sizes(row)
         layers = row.count("layers")
     except RowError:
         return None
@@ -150,11 +148,8 @@ def _dense_layers(row: TableRow) -> int:
 
 def _own_sizes(row: TableRow) -> Sizes:
     """Read the sizes of a mixture without a public name, from the cells that a Llama-like block needs."""
-    keys = {
-        **EXPERT_CELLS, "num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads",
-        "vocab_size": "vocab",
-    }  # fmt: skip
-    found: Sizes = {key: row.count(cell) for key, cell in keys.items()}
+    keys = {"num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads", "vocab_size": "vocab"}
+    found: Sizes = {key: row.count(cell) for key, cell in (EXPERT_CELLS | keys).items()}
     if None in found.values() or found["num_experts"] < 2:
         return {}
     shared, width = row.count("shared_experts") or 0, found["moe_ffn_hidden_size"]
@@ -283,10 +278,8 @@ def _degrees(row: TableRow) -> dict[str, int]:
         raise RowError("n_gpus and dp are missing")
     dp = (gpus or 0) // (tp * pp * cp) if dp is None else dp
     degrees = {"dp": dp, "tp": tp, "pp": pp, "cp": cp}
-    if gpus and prod(degrees.values()) != gpus:
-        raise RowError(
-            f"dp({dp}) * tp({tp}) * pp({pp}) * cp({cp}) = {prod(degrees.values())} is not n_gpus={gpus}"
-        )
+    if gpus and (product := prod(degrees.values())) != gpus:
+        raise RowError(f"dp({dp}) * tp({tp}) * pp({pp}) * cp({cp}) = {product} is not n_gpus={gpus}")
     return degrees
 
 
