@@ -178,7 +178,7 @@ def report_lines(design: Design, answer: Answer, found: dict[str, Any]) -> list[
 def upgrade_lines(path: str, out: Path) -> list[str]:
     """Write what upgrades of a plan's own cluster are worth, and return the lines of the report."""
     problem = Problem.from_config(required_config(path))
-    given = read_plan(path, problem)
+    given = read_plan(path, problem.model)
     seconds, found = evaluate(given, problem).iteration_time_s, upgrades(given, problem)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "upgrades.json", [asdict(upgrade) for upgrade in found])

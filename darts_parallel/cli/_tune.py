@@ -32,7 +32,7 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
     settings = problem.config.tune
     source = str(settings["from"])
     trials = read_trials(problem, settings["measured"])
-    state = tune(problem, read_plan(source, problem, "tune.from"), trials)
+    state = tune(problem, read_plan(source, problem.model, "tune.from"), trials)
     batch = problem.training.global_batch_size
     best, following = state.proposals[0], state.next(int(settings["top"]))
     entries = []
@@ -87,7 +87,7 @@ def read_trials(problem: Problem, measured: Any) -> list[Trial]:
                 f"{place} must say seconds, or oom: true where it ran out of memory; try "
                 f"{{plan: {row['plan']}, seconds: 1.2}}."
             )
-        plan = read_plan(str(row["plan"]), problem, f"{place}.plan")
+        plan = read_plan(str(row["plan"]), problem.model, f"{place}.plan")
         evaluate(plan, problem)  # refuses a plan of another cluster or batch
         trials.append(Trial(str(row["plan"]), plan, seconds, None if memory is None else memory * GIB))
     return trials

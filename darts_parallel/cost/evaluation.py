@@ -9,14 +9,14 @@ from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.layer_costs import CONTEXT, MESSAGES, TIME_TERMS
 from darts_parallel.cost.memory import ROUNDING
 from darts_parallel.cost.pipeline import pipeline_seconds
-from darts_parallel.cost.searcher import searcher_breakdown
+from darts_parallel.cost.searcher import SearcherModel
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable, build_table
 from darts_parallel.cost.terms import plan_contributions, terms_of
 from darts_parallel.cost.terms.offload import summed
 from darts_parallel.plan import Plan, plan_space
 from darts_parallel.plan import check_plan as check_plan
-from darts_parallel.problem import Problem
+from darts_parallel.problem import Model, Problem
 
 REMEMBERED = 64
 """Plans whose tables a problem keeps."""
@@ -210,12 +210,12 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     table, hard, cost = hard_plan(plan, problem)
     cluster = problem.cluster.arranged(plan.node_order)
     if problem.config.cost.knows_stages:
-        parts = _breakdown(table, hard, cost, _time_terms(problem, plan.cp))
+        parts = _breakdown(table, hard, cost, _time_terms(problem.model, plan.cp))
         seconds = float(cost.iteration_time[0])
         stage_times = tuple(cost.stage_seconds[0].tolist())
     else:
         # the analytic seconds of the stages would contradict its total
-        parts = searcher_breakdown(problem, plan)
+        parts = SearcherModel.of(problem.model, cluster, problem.training).breakdown(plan)
         seconds, stage_times = sum(parts.values()), ()
     devices = [cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
     reserved = torch.tensor([device.reserved for device in devices], dtype=torch.float64)
@@ -268,9 +268,9 @@ def _hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batc
     return table, hard, evaluate_batch(table, hard)
 
 
-def _time_terms(problem: Problem, cp: int) -> list[str]:
+def _time_terms(model: Model, cp: int) -> list[str]:
     """Return the causes that a model can have at a context-parallel degree."""
-    sent = {term.message for layer in problem.model.kinds[0] for term in terms_of(layer)}
+    sent = {term.message for layer in model.kinds[0] for term in terms_of(layer)}
     present = (sent - {CONTEXT}) | ({CONTEXT} if cp > 1 else set())
     return [name for name in TIME_TERMS if name in present or name not in MESSAGES]
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from darts_parallel.config import TrainingConfig
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.plan import Plan, divisors
-from darts_parallel.problem import Problem
+from darts_parallel.problem import Cluster, Model
 
 CONSTANTS = {
     "BASE_EFF": 0.35,
@@ -56,21 +57,20 @@ class SearcherModel:
     """The least data-parallel degree that leaves the node; infinite where none does."""
 
     @staticmethod
-    def of(problem: Problem) -> "SearcherModel":
-        """Read a problem.
+    def of(model: Model, cluster: Cluster, training: TrainingConfig) -> "SearcherModel":
+        """Read a job.
 
         Errors:
-            UnsupportedError: its nodes differ.
+            UnsupportedError: the nodes differ.
         """
-        if not problem.cluster.homogeneous:
+        if not cluster.homogeneous:
             raise UnsupportedError(
-                f"cost=searcher must have nodes of one type, and cluster={problem.cluster.name} mixes them; "
+                f"cost=searcher must have nodes of one type, and cluster={cluster.name} mixes them; "
                 "try cost=analytic."
             )
-        group, training, model = problem.cluster.groups[0], problem.training, problem.model
-        width = 4 if training.precision == "fp32" else 2
-        tokens, devices = problem.tokens_per_iteration, problem.cluster.num_devices
-        wide = [degree for degree in divisors(devices) if degree > group.gpus]
+        group, width = cluster.groups[0], 4 if training.precision == "fp32" else 2
+        tokens = training.global_batch_size * training.seq_len
+        wide = [degree for degree in divisors(cluster.num_devices) if degree > group.gpus]
         return SearcherModel(
             flops=model.flops_per_token(training.seq_len) * tokens,
             peak=group.device.peak_flops,
@@ -78,7 +78,7 @@ class SearcherModel:
             activation=float(tokens * model.config.hidden_size * width),
             collectives=sum(layer.tp_collectives + layer.tp_collectives_backward for layer in model.layers),
             inside=group.intra_node.bandwidth,
-            between=problem.cluster.inter_node.bandwidth,
+            between=cluster.inter_node.bandwidth,
             gpus=group.gpus,
             beyond=float(min(wide, default=float("inf"))),
         )
@@ -112,18 +112,17 @@ class SearcherModel:
         terms = self.terms(*torch.tensor(degrees, dtype=torch.float64).unbind(1))
         return [dict(zip(terms, row, strict=True)) for row in torch.stack(list(terms.values()), 1).tolist()]
 
+    def breakdown(self, plan: Plan) -> dict[str, float]:
+        """Return the seconds per iteration by cause of a plan whose layers all agree on (dp, tp).
 
-def searcher_breakdown(problem: Problem, plan: Plan) -> dict[str, float]:
-    """Return the seconds per iteration by cause of a plan whose layers all agree on (dp, tp).
-
-    Errors:
-        PlanError: the plan mixes degrees, or has one that the model does not know.
-    """
-    degrees = {(layer.dp, layer.tp) for layer in plan.layers}
-    if len(degrees) > 1 or plan.cp > 1 or plan.virtual_stages > 1:
-        raise PlanError(
-            "plan: cost=searcher must have one (dp, tp) for all layers, cp=1 and virtual_stages=1, and the "
-            f"plan has {len(degrees)}, cp={plan.cp} and virtual_stages={plan.virtual_stages}; "
-            "try cost=analytic."
-        )
-    return SearcherModel.of(problem).breakdowns([(*degrees.pop(), plan.pp)])[0]
+        Errors:
+            PlanError: the plan mixes degrees, or has one that the model does not know.
+        """
+        degrees = {(layer.dp, layer.tp) for layer in plan.layers}
+        if len(degrees) > 1 or plan.cp > 1 or plan.virtual_stages > 1:
+            raise PlanError(
+                "plan: cost=searcher must have one (dp, tp) for all layers, cp=1 and virtual_stages=1, and "
+                f"the plan has {len(degrees)}, cp={plan.cp} and virtual_stages={plan.virtual_stages}; "
+                "try cost=analytic."
+            )
+        return self.breakdowns([(*degrees.pop(), plan.pp)])[0]

@@ -257,11 +257,11 @@ def build_tables(problem: Problem, spaces: Sequence[OuterSpace] | None = None) -
     return build_placed([(problem, space) for space in (outer_spaces(problem) if spaces is None else spaces)])
 
 
-def with_memory(table: CostTable, problem: Problem) -> CostTable:
-    """Return the table with the memory of a problem that differs in nothing else."""
-    cluster = problem.cluster.arranged(table.node_order)
+def with_memory(table: CostTable, cluster: Cluster, margin: float) -> CostTable:
+    """Return the table with the memory of a cluster that differs in nothing else, `margin` of it free."""
+    cluster = cluster.arranged(table.node_order)
     stages = [cluster.stage_topology(k, table.pp) for k in range(table.pp)]
-    return replace(table, capacity=capacities(cluster, stages, problem.margin))
+    return replace(table, capacity=capacities(cluster, stages, margin))
 
 
 def build_table(problem: Problem, space: OuterSpace) -> CostTable:
@@ -357,9 +357,11 @@ def _table(
     costs = all_layer_costs(problem.model, space.pp, stages)
     distinct, layout = layouts(space.choices)
     tokens = ChoiceTensors.build(problem.training, space.num_micro_batches, tuple(distinct), space.cp).tokens
-    allowed = [[micro_batch_legal(problem, m, c) for c in space.choices] for m in space.num_micro_batches]
+    pins, batch = problem.config.space, problem.training.global_batch_size
+    allowed = [[micro_batch_legal(pins, batch, m, c) for c in space.choices] for m in space.num_micro_batches]
     once = {name: stack(costs, name) for name in ("gradient_sync", "optimizer")}
-    admitted = torch.tensor([[admits(problem, kind.group, c) for c in space.choices] for kind in kinds])
+    sizes = [problem.cluster.groups[kind.group].gpus for kind in kinds]
+    admitted = torch.tensor([[admits(gpus, c) for c in space.choices] for gpus in sizes])
     places = [(kind.group, max(kind.counts)) for kind in kinds]
     empty, extra, cluster = torch.zeros(0, dtype=torch.long), dict[str, Any](), problem.cluster
     for term in TERMS:

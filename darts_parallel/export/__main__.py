@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = parser.parse_args(arguments)
         problem = read_own_problem(given.plan)
-        plan = read_plan(given.plan, problem)
+        plan = read_plan(given.plan, problem.model)
         check_plan(plan, problem)
         exported = export_plan(problem, plan, given.to)
         paths = write_export(exported, Path(given.plan).parent, given.output)

@@ -111,7 +111,9 @@ def _check_stages(job: Request) -> None:
     first, last = job.chunks[0], job.chunks[-1]
     if not (first.num_blocks and last.num_blocks):
         place = "first" if not first.num_blocks else "last"
-        below = [pp for pp in legal_pipeline_degrees(job.problem) if pp < job.plan.pp]
+        below = [
+            pp for pp in legal_pipeline_degrees(job.problem.model, job.problem.cluster) if pp < job.plan.pp
+        ]
         fewer = max(below, default=job.plan.pp)
         job.refuse(
             f"the {place} stage holds no block, and its embedding and head go with the outermost blocks",

@@ -91,7 +91,7 @@ def _check(job: Request) -> None:
         job.refuse(f"training.precision={precision}, and the program {why}", "training.precision=bf16")
     job.settle()
     try:
-        refuse_model(job.problem)
+        refuse_model(job.problem.model, job.problem.training)
     except UnsupportedError as error:
         what, _, way = str(error).removesuffix(".").partition("; try ")
         raise job.refuse(what, way) from None

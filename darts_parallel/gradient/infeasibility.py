@@ -11,7 +11,7 @@ from darts_parallel.cost import ROUNDING, CostTable, build_tables, evaluate_batc
 from darts_parallel.errors import DartsParallelError, InfeasibleError
 from darts_parallel.exact import outer_lower_bounds
 from darts_parallel.plan import tensor_degrees, wider_tensor_degrees
-from darts_parallel.problem import GIB, Device, Problem, memory_unit
+from darts_parallel.problem import GIB, Cluster, Device, Problem, memory_unit
 
 ROUNDS = 6
 """Times that the memory of the GPUs is raised until some plan fits."""
@@ -39,7 +39,7 @@ def explain_infeasible(
     """
     space = problem.config.space
     lightest = _lightest_of_all(tables, space.kind)
-    device = max(lightest.devices(problem).items(), key=lambda entry: entry[1])[0]
+    device = max(lightest.devices(problem.cluster).items(), key=lambda entry: entry[1])[0]
     unit, size = memory_unit(device.memory)
     whole = (1.0 - problem.margin) * device.memory / size
     needed = whole + lightest.excess / size
@@ -70,7 +70,7 @@ def _memory_that_fits(problem: Problem, lightest: "_Lightest") -> list[str]:
     """
     wanted: dict[str, float] = {}
     for _ in range(ROUNDS):
-        for device, excess in lightest.devices(problem).items():
+        for device, excess in lightest.devices(problem.cluster).items():
             if excess > 0:
                 more = excess / (1.0 - problem.margin)
                 wanted[device.name] = _rounded_up(float(device.memory + more) / GIB)
@@ -111,12 +111,12 @@ class _Lightest:
         """Return bytes of the stage that overshoots most."""
         return float(self.over.max())
 
-    def devices(self, problem: Problem) -> dict[Device, float]:
+    def devices(self, cluster: Cluster) -> dict[Device, float]:
         """Return the most that a stage on each type of GPU overshoots, in bytes."""
         table, found = self.table, dict[Device, float]()
         if table is None:
-            return {problem.cluster.groups[0].device: self.excess}
-        cluster = problem.cluster.arranged(table.node_order)
+            return {cluster.groups[0].device: self.excess}
+        cluster = cluster.arranged(table.node_order)
         for stage, excess in enumerate(self.over.tolist()):
             device = cluster.stage_group(stage % table.pp, table.pp).device
             found[device] = max(excess, found.get(device, excess))
@@ -135,13 +135,13 @@ def _lightest_of_all(tables: Sequence[CostTable], space_kind: str) -> _Lightest:
     return best
 
 
-def any_fits(problem: Problem, tables: Sequence[CostTable]) -> bool:
+def any_fits(tables: Sequence[CostTable], space_kind: str) -> bool:
     """Return whether the lightest plan of some outer choice fits the memory."""
-    return _lightest_of_all(tables, problem.config.space.kind).excess <= 0
+    return _lightest_of_all(tables, space_kind).excess <= 0
 
 
 def _fits(problem: Problem) -> bool:
-    return any_fits(problem, build_tables(problem))
+    return any_fits(build_tables(problem), problem.config.space.kind)
 
 
 def _nodes_that_fit(problem: Problem) -> int | None:

@@ -1,17 +1,18 @@
 """Expert-parallel and expert tensor-parallel degrees that a problem admits."""
 
+from darts_parallel.config import SpaceConfig
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.plan.degrees import divisors
+from darts_parallel.plan.degrees import divisors, node_sizes
 from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.problem import Experts, Problem
+from darts_parallel.problem import Cluster, Experts, Model
 
 
-def expert_layer(problem: Problem) -> Experts | None:
+def expert_layer(model: Model) -> Experts | None:
     """Return the experts of the model's expert layers, which are all alike; None for a dense model."""
-    return next((layer.experts for layer in problem.model.layers if layer.experts is not None), None)
+    return next((layer.experts for layer in model.layers if layer.experts is not None), None)
 
 
-def legal_expert_degrees(problem: Problem, stage_devices: int) -> list[tuple[int, int]]:
+def legal_expert_degrees(model: Model, cluster: Cluster, stage_devices: int) -> list[tuple[int, int]]:
     """Return the pairs `(ep, etp)` that the experts admit on a stage, pinned or not.
 
     Megatron-LM's rules: ep divides the experts, etp their width, and etp * ep the devices of the stage, which
@@ -20,10 +21,9 @@ def legal_expert_degrees(problem: Problem, stage_devices: int) -> list[tuple[int
     Args:
         stage_devices: GPUs of a stage, `tp * cp * dp`.
     """
-    experts = expert_layer(problem)
+    experts, sizes = expert_layer(model), node_sizes(cluster)
     if experts is None:
         return [(1, 1)]
-    sizes = [problem.cluster.groups[kind].gpus for kind in problem.cluster.types]
     return [
         (ep, etp)
         for etp in divisors(stage_devices)
@@ -33,25 +33,26 @@ def legal_expert_degrees(problem: Problem, stage_devices: int) -> list[tuple[int
     ]
 
 
-def expert_degrees(problem: Problem, stage_devices: int) -> list[tuple[int, int]]:
+def expert_degrees(
+    space: SpaceConfig, model: Model, cluster: Cluster, stage_devices: int
+) -> list[tuple[int, int]]:
     """Return the pairs of `legal_expert_degrees` that the pins allow."""
-    space = problem.config.space
     ep, etp = space.pinned("ep"), space.pinned("etp")
     return [
         pair
-        for pair in legal_expert_degrees(problem, stage_devices)
+        for pair in legal_expert_degrees(model, cluster, stage_devices)
         if (ep is None or pair[0] in ep) and (etp is None or pair[1] in etp)
     ]
 
 
-def require_expert_pins(problem: Problem) -> None:
+def require_expert_pins(space: SpaceConfig, model: Model, cluster: Cluster) -> None:
     """Refuse pinned expert degrees that no stage admits.
 
     Errors:
         ConfigError: names the key, its value, the rule and the closest valid value.
     """
-    devices, experts = problem.cluster.num_devices, expert_layer(problem)
-    legal = [pair for size in divisors(devices) for pair in legal_expert_degrees(problem, size)]
+    devices, experts = cluster.num_devices, expert_layer(model)
+    legal = [pair for size in divisors(devices) for pair in legal_expert_degrees(model, cluster, size)]
     rules = {"ep": "be 1, since the model has no experts", "etp": "be 1, since the model has no experts"}
     if experts is not None:
         rules = {
@@ -59,7 +60,7 @@ def require_expert_pins(problem: Problem) -> None:
             "etp": f"divide the experts' width {experts.width} and the GPUs of a node",
         }
     for place, key in enumerate(("ep", "etp")):
-        pinned = problem.config.space.pinned(key)
+        pinned = space.pinned(key)
         members = sorted({pair[place] for pair in legal})
         if pinned is not None and not set(pinned) & set(members):
             near = min(members, key=lambda member: (abs(member - pinned[0]), member))
@@ -67,17 +68,17 @@ def require_expert_pins(problem: Problem) -> None:
             raise ConfigError(f"space.{key}={pinned[0]} must {rules[key]} (legal: {names}); try {near}.")
 
 
-def check_experts(name: str, strategy: LayerStrategy, problem: Problem, size: int) -> None:
+def check_experts(name: str, strategy: LayerStrategy, model: Model, cluster: Cluster, size: int) -> None:
     """Refuse expert degrees that the experts or the stage of `size` GPUs do not admit in Megatron-LM.
 
     Errors:
         PlanError: names the layer, its degrees, the rule and the closest valid ones.
     """
-    legal = legal_expert_degrees(problem, size)
+    legal = legal_expert_degrees(model, cluster, size)
     if (strategy.ep, strategy.etp) not in legal:
         near = min(legal, key=lambda pair: abs(pair[1] - strategy.etp) + abs(pair[0] - strategy.ep))
         rule = "be 1, since the model has no experts"
-        experts = expert_layer(problem)
+        experts = expert_layer(model)
         if experts is not None:
             rule = (
                 f"divide the {experts.count} experts, their width {experts.width} and, as a product, the "
@@ -87,7 +88,7 @@ def check_experts(name: str, strategy: LayerStrategy, problem: Problem, size: in
             f"plan: {name} has ep={strategy.ep} and etp={strategy.etp}, which must {rule}; try "
             f"ep={near[0]} and etp={near[1]}."
         )
-    if not problem.model.has_experts:
+    if not model.has_experts:
         return
     if strategy.tp > 1 and not strategy.sequence_parallel:
         raise PlanError(

@@ -2,9 +2,9 @@
 
 from math import isqrt
 
-from darts_parallel.config import MAMBA
+from darts_parallel.config import MAMBA, SpaceConfig
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem import Cluster, Problem, tensor_divided
+from darts_parallel.problem import Cluster, MeasuredTimes, Model, Problem, tensor_divided
 
 MOST_FREE_CHUNKS = 2
 """Chunks a device that a free choice tries although they cannot be equal."""
@@ -18,9 +18,9 @@ def divisors(number: int) -> list[int]:
     return small + [number // d for d in reversed(small) if d * d != number]
 
 
-def legal_pipeline_degrees(problem: Problem) -> list[int]:
+def legal_pipeline_degrees(model: Model, cluster: Cluster) -> list[int]:
     """Return the degrees whose stages are of one node type each and hold a layer at least, pinned or not."""
-    cluster, units = problem.cluster, pipeline_units(problem)
+    units = pipeline_units(model)
     return [pp for pp in divisors(cluster.num_devices) if pp <= units and node_orders_exist(cluster, pp)]
 
 
@@ -30,9 +30,9 @@ def node_orders_exist(cluster: Cluster, pp: int) -> bool:
     return cluster.homogeneous or all(total % size == 0 for total in cluster.type_devices.values())
 
 
-def pipeline_units(problem: Problem) -> int:
+def pipeline_units(model: Model) -> int:
     """Return the layers that can begin a stage; the loss stays with the head."""
-    return sum(not layer.fused_to_previous for layer in problem.model.layers)
+    return sum(not layer.fused_to_previous for layer in model.layers)
 
 
 def tensor_degrees(problem: Problem) -> list[int]:
@@ -41,23 +41,24 @@ def tensor_degrees(problem: Problem) -> list[int]:
     Groups that cross nodes pay off where nodes are small (one GPU a node), or where nothing else fits.
     """
     pinned = problem.config.space.pinned("tp") or ()
-    limit = widest_tensor_degree(problem)
-    return [tp for tp in legal_tensor_degrees(problem) if tp <= limit or tp in pinned]
+    legal = legal_tensor_degrees(problem.model, problem.cluster, problem.measured)
+    return [tp for tp in legal if tp <= widest_tensor_degree(problem.cluster) or tp in pinned]
 
 
-def widest_tensor_degree(problem: Problem) -> int:
+def widest_tensor_degree(cluster: Cluster) -> int:
     """Return the largest tensor-parallel degree that is tried where none is pinned."""
-    return max(*_node_sizes(problem), USUAL_NODE)
+    return max(*node_sizes(cluster), USUAL_NODE)
 
 
 def wider_tensor_degrees(problem: Problem) -> list[int]:
     """Return legal tensor-parallel degrees that a search without a pin leaves out."""
     if problem.config.space.pinned("tp") is not None:
         return []
-    return [tp for tp in legal_tensor_degrees(problem) if tp > widest_tensor_degree(problem)]
+    legal = legal_tensor_degrees(problem.model, problem.cluster, problem.measured)
+    return [tp for tp in legal if tp > widest_tensor_degree(problem.cluster)]
 
 
-def legal_tensor_degrees(problem: Problem) -> list[int]:
+def legal_tensor_degrees(model: Model, cluster: Cluster, measured: MeasuredTimes | None) -> list[int]:
     """Return tensor-parallel degrees that a plan may have.
 
     They divide the heads, the KV heads and those of state spaces, divide the nodes of some type or consist
@@ -66,33 +67,31 @@ def legal_tensor_degrees(problem: Problem) -> list[int]:
     Errors:
         ConfigError: `cost=profiled`, and none of them was measured.
     """
-    config = problem.model.config
+    config, sizes = model.config, node_sizes(cluster)
     heads: tuple[int, ...] = (config.num_heads, config.num_kv_heads or config.num_heads)
-    heads = () if problem.model.block else (*heads, *_state_space_heads(problem))
-    sizes = _node_sizes(problem)
+    heads = () if model.block else (*heads, *_state_space_heads(model))
     legal = [
         tp
-        for tp in divisors(problem.cluster.num_devices)
+        for tp in divisors(cluster.num_devices)
         if all(n % tp == 0 for n in heads) and any(size % tp == 0 or tp % size == 0 for size in sizes)
     ]
-    if problem.measured is None:
+    if measured is None:
         return legal
-    known = problem.measured.degrees
+    known = measured.degrees
     if not set(legal) & set(known):
         raise ConfigError(
-            f"cost.profile={problem.measured.path} must measure a legal tensor-parallel degree "
+            f"cost.profile={measured.path} must measure a legal tensor-parallel degree "
             f"({', '.join(map(str, legal))}), but holds {', '.join(map(str, known)) or 'none'}; "
             f"try {legal[0]}."
         )
     return [tp for tp in legal if tp in known]
 
 
-def batch_note(problem: Problem) -> str:
+def batch_note(devices: int, batch: int) -> str:
     """Say how far a global batch that divides badly over the GPUs bounds data parallelism; else empty.
 
     Replicas are never idle: what the batch cannot use goes to the other degrees.
     """
-    devices, batch = problem.cluster.num_devices, problem.training.global_batch_size
     most = max(dp for dp in divisors(devices) if batch % dp == 0)
     if 2 * most > min(devices, batch):
         return ""
@@ -104,44 +103,42 @@ def batch_note(problem: Problem) -> str:
     )
 
 
-def virtual_stage_counts(problem: Problem, pp: int) -> list[int]:
+def virtual_stage_counts(space: SpaceConfig, model: Model, pp: int) -> list[int]:
     """Return stages that a device may hold: 1, and without a pin only numbers that divide the blocks evenly.
 
     More than one need a pipeline (pp > 1) and a layer for every stage. Trainers cut the blocks evenly
     (Megatron-LM), so a free choice tries those numbers only.
     """
-    space, blocks = problem.config.space, problem.model.config.num_layers
-    pinned = space.pinned("virtual_stages")
-    most = pipeline_units(problem) // pp if pp > 1 else 1
+    pinned, blocks = space.pinned("virtual_stages"), model.config.num_layers
+    most = pipeline_units(model) // pp if pp > 1 else 1
     if space.schedules is not None and pinned == (1,):
         # chunks of any number of layers, as many a device as its share of the layers fills well
         return [v for v in range(1, most + 1) if v == 1 or v <= MOST_FREE_CHUNKS or blocks % (pp * v) == 0]
     return [v for v in range(1, most + 1) if v == 1 or pinned is not None or blocks % (pp * v) == 0]
 
 
-def context_degrees(problem: Problem) -> list[int]:
+def context_degrees(model: Model, devices: int, seq_len: int) -> list[int]:
     """Return context-parallel degrees, pinned or not: sequences divide into equal, equally expensive parts.
 
     Under a causal mask every rank takes one chunk from the front and one from the back, so that all
     have the same attention to compute (Megatron-LM; Llama 3, arXiv 2407.21783, section 3.3.2): twice
     the degree must divide the sequence. Groups may cross nodes.
     """
-    parts = 2 if problem.model.config.causal else 1
-    length, heads = problem.training.seq_len, _state_space_heads(problem)[:1]
-    if problem.model.block is not None:  # operator plans have whole sequences
+    parts, heads = 2 if model.config.causal else 1, _state_space_heads(model)[:1]
+    if model.block is not None:  # operator plans have whole sequences
         return [1]
     return [
         cp
-        for cp in divisors(problem.cluster.num_devices)
-        if cp == 1 or (length % (parts * cp) == 0 and all(n % cp == 0 for n in heads))
+        for cp in divisors(devices)
+        if cp == 1 or (seq_len % (parts * cp) == 0 and all(n % cp == 0 for n in heads))
     ]
 
 
-def _state_space_heads(problem: Problem) -> tuple[int, ...]:
+def _state_space_heads(model: Model) -> tuple[int, ...]:
     """Return the heads, and groups of them, of the model's state-space layers; none without such layers."""
-    config = problem.model.config
-    return tensor_divided(config) if MAMBA in (config.hybrid_override_pattern or "") else ()
+    return tensor_divided(model.config) if MAMBA in (model.config.hybrid_override_pattern or "") else ()
 
 
-def _node_sizes(problem: Problem) -> list[int]:
-    return [problem.cluster.groups[kind].gpus for kind in problem.cluster.types]
+def node_sizes(cluster: Cluster) -> list[int]:
+    """Return the GPUs of a node of every type."""
+    return [cluster.groups[kind].gpus for kind in cluster.types]

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from darts_parallel.config import Config, to_config
 from darts_parallel.errors import DartsParallelError, PlanError, read_text
 from darts_parallel.plan.strategy import SCHEMA, Plan
-from darts_parallel.problem import Problem
+from darts_parallel.problem import Model, Problem
 
 ONCE = ("plan", "export", "tune", "replan")
 """Root keys that say how a plan came about, and nothing of its problem."""
@@ -56,7 +56,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise DartsParallelError(f"output: {path} cannot be written ({error.strerror}).") from None
 
 
-def read_plan(path: str, problem: Problem, key: str = "plan") -> Plan:
+def read_plan(path: str, model: Model, key: str = "plan") -> Plan:
     """Read the plan of a `plan.json` that was made for the same model.
 
     Args:
@@ -72,14 +72,14 @@ def read_plan(path: str, problem: Problem, key: str = "plan") -> Plan:
         plan = Plan.from_dict(data)
     except PlanError as error:
         raise PlanError(f"{key}={path}: {str(error).removeprefix('plan: ')}") from None
-    model = data.get("model")
-    name = model.get("name") if isinstance(model, dict) else None
-    if name is not None and name != problem.model.config.name:
+    made_for = data.get("model")
+    name = made_for.get("name") if isinstance(made_for, dict) else None
+    if name is not None and name != model.config.name:
         raise PlanError(
-            f"{key}={path} was made for model={name}, but this problem has "
-            f"model={problem.model.config.name}; try model={name}."
+            f"{key}={path} was made for model={name}, but this problem has model={model.config.name}; "
+            f"try model={name}."
         )
-    for index, (layer, spec) in enumerate(zip(data["layers"], problem.model.layers, strict=False)):
+    for index, (layer, spec) in enumerate(zip(data["layers"], model.layers, strict=False)):
         if layer.get("name", spec.name) != spec.name:
             raise PlanError(
                 f"{key}={path}: layers[{index}].name={layer['name']!r} must be the model's; try {spec.name}."

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Collection, Iterator
 
-from darts_parallel.config import COMM_BITS, MAMBA, CostConfig, ModelConfig, read_trainer
+from darts_parallel.config import COMM_BITS, MAMBA, CostConfig, ModelConfig, TrainingConfig, read_trainer
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.plan._expert_degrees import check_experts
 from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees
 from darts_parallel.plan.strategy import LayerStrategy, Plan, degrees
-from darts_parallel.problem import Problem
+from darts_parallel.problem import Cluster, Model, Problem
 
 PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "inputs": (lambda c: c.inputs is not None, "blocks of your own"),
@@ -63,13 +63,14 @@ def check_plan(plan: Plan, problem: Problem) -> None:
     if devices % plan.pp:
         near = min(divisors(devices), key=lambda d: abs(d - plan.pp))
         raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; try {near}.")
-    if plan.cp not in (contexts := context_degrees(problem)):
+    contexts = context_degrees(problem.model, devices, problem.training.seq_len)
+    if plan.cp not in contexts:
         near = min(contexts, key=lambda cp: abs(cp - plan.cp))
         raise PlanError(
             f"plan: cp={plan.cp} must divide the {devices} GPUs and, twice where attention is causal, "
             f"training.seq_len={problem.training.seq_len}; try {near}."
         )
-    _check_placement(plan, problem)
+    _check_placement(plan, problem.cluster)
     for first in plan.boundaries[1:-1]:
         if layers[first].fused_to_previous:
             raise PlanError(
@@ -86,13 +87,13 @@ def check_plan(plan: Plan, problem: Problem) -> None:
         _check_strategy(name, strategy, plan, problem, gpus)
 
 
-def _check_placement(plan: Plan, problem: Problem) -> None:
+def _check_placement(plan: Plan, cluster: Cluster) -> None:
     """Refuse an order of the nodes that does not name every node once.
 
     No search proposes a stage that mixes node types; a given plan may have one, which its slowest member
     decides (`Cluster.stage_topology`).
     """
-    nodes = len(problem.cluster.node_types)
+    nodes = len(cluster.node_types)
     if plan.node_order and sorted(plan.node_order) != list(range(nodes)):
         raise PlanError(
             f"plan: node_order={list(plan.node_order)} must name each of the {nodes} nodes once; try "
@@ -122,8 +123,9 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
             f"plan: {name} has shard_size={strategy.shard_size}, which must divide its "
             f"{strategy.dp * plan.cp} data-parallel ranks; try {near}."
         )
-    check_experts(name, strategy, problem, size)
-    legal = [tp for tp in legal_tensor_degrees(problem) if gpus % tp == 0 or tp % gpus == 0]
+    check_experts(name, strategy, problem.model, problem.cluster, size)
+    every = legal_tensor_degrees(problem.model, problem.cluster, problem.measured)
+    legal = [tp for tp in every if gpus % tp == 0 or tp % gpus == 0]
     if strategy.tp not in legal:
         near = min(legal, key=lambda tp: abs(tp - strategy.tp))
         raise PlanError(
@@ -154,7 +156,7 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
         PlanError: the plan does not belong to the problem.
         UnsupportedError: names what cannot run and the nearest plan that can.
     """
-    refuse_model(problem)
+    refuse_model(problem.model, problem.training)
     if plan.cp > 1:
         raise UnsupportedError(f"plan: cp={plan.cp} cannot run here yet; try 1 (space.cp=1).")
     if plan.node_order:
@@ -168,20 +170,20 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
             "plan: it keeps shares of activations or optimizer state in host memory, which nothing here "
             "moves; try space.offload=null."
         )
-    _refuse_blocks(plan, problem)
+    _refuse_blocks(plan, problem.config.cost.lossy_block)
     for spec, strategy in zip(problem.model.layers, plan.layers, strict=True):
         dense = spec.name.startswith("layers.") and spec.experts is None
         _refuse_bits(spec.name, strategy, block=dense)
-        if strategy.sequence_parallel and not sequence_divides(problem, strategy.tp):
+        if strategy.sequence_parallel and problem.training.seq_len % strategy.tp:
             raise UnsupportedError(
                 f"plan: {spec.name} has sequence_parallel=true with tp={strategy.tp}, which must divide "
                 f"training.seq_len={problem.training.seq_len}; try sequence_parallel=false."
             )
 
 
-def _refuse_blocks(plan: Plan, problem: Problem) -> None:
+def _refuse_blocks(plan: Plan, block: int) -> None:
     """Refuse few bits in blocks of another size than those that are sent here."""
-    block, sent = problem.config.cost.lossy_block, CostConfig.lossy_block
+    sent = CostConfig.lossy_block
     lossy = any(min(own.tp_comm_bits, own.grad_comm_bits) < max(COMM_BITS) for own in plan.layers)
     if lossy and block != sent:
         raise UnsupportedError(
@@ -217,13 +219,13 @@ def _refuse_bits(name: str, strategy: LayerStrategy, *, block: bool) -> None:
         )
 
 
-def refuse_model(problem: Problem) -> None:
+def refuse_model(model: Model, training: TrainingConfig) -> None:
     """Refuse a model that `darts_parallel.run` does not build.
 
     Errors:
         UnsupportedError: names the key.
     """
-    config = problem.model.config
+    config = model.config
     for key in ("num_encoder_layers", "relative_position_buckets", "multi_latent_attention"):
         value = getattr(config, key)
         if value:
@@ -231,10 +233,9 @@ def refuse_model(problem: Problem) -> None:
                 f"model={config.name} has model.{key}={value}, and only one chain of blocks can run here; "
                 "try 0."
             )
-    if problem.training.lora_rank:
+    if training.lora_rank:
         raise UnsupportedError(
-            f"training.lora_rank={problem.training.lora_rank} cannot run here, where every weight is "
-            "trained; try 0."
+            f"training.lora_rank={training.lora_rank} cannot run here, where every weight is trained; try 0."
         )
     experts = config.num_experts is not None
     unbuilt = [key for key, _ in parts_beyond(config, read_trainer("torch").model_parts)]
@@ -245,8 +246,3 @@ def refuse_model(problem: Problem) -> None:
             f"model={config.name} has model.{key}={getattr(config, key)}, which no block that can run here "
             f"has; try {'null' if near is None else str(near).lower()}."
         )
-
-
-def sequence_divides(problem: Problem, tp: int) -> bool:
-    """Return whether sequence parallelism gives every rank an equal run of the sequence."""
-    return problem.training.seq_len % tp == 0

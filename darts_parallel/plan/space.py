@@ -10,23 +10,24 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE
+from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE, SpaceConfig
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan._expert_degrees import expert_degrees, require_expert_pins
 from darts_parallel.plan.degrees import (
     context_degrees,
     divisors,
     legal_pipeline_degrees,
+    node_sizes,
     pipeline_units,
     tensor_degrees,
     virtual_stage_counts,
     wider_tensor_degrees,
     widest_tensor_degree,
 )
-from darts_parallel.plan.legality import refuse_model, sequence_divides
+from darts_parallel.plan.legality import refuse_model
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.plan.trainers import trainer_parts, trainer_runs
-from darts_parallel.problem import Problem, node_orders, orders_are_all
+from darts_parallel.problem import Cluster, Model, Problem, node_orders, orders_are_all
 from darts_parallel.schedules import CLOSED_FORM, SEARCHED, find, usual_schedule
 
 KEYS = ("pp", "virtual_stages", "tp", "cp", "dp", "num_micro_batches", "micro_batch_size")
@@ -45,7 +46,7 @@ def require_legal_pins(problem: Problem) -> None:
     if not legal:
         near = _nearest_batch(problem, batch, {})
         raise ConfigError(
-            f"training.global_batch_size={batch} must be a multiple of some dp with {_product(problem)} = "
+            f"training.global_batch_size={batch} must be a multiple of some dp with {_product(space)} = "
             f"{problem.cluster.num_devices} GPUs; try {near}."
         )
     pins = {key: values for key in KEYS if (values := space.pinned(key)) is not None}
@@ -61,25 +62,25 @@ def require_legal_pins(problem: Problem) -> None:
         raise ConfigError(_contradiction(problem, pins, legal))
 
 
-def require_pure_stages(problem: Problem) -> None:
+def require_pure_stages(model: Model, cluster: Cluster) -> None:
     """Refuse a cluster whose nodes cannot be ordered into equal stages of one node type each.
 
     Errors:
         ConfigError: names the GPUs of the node types and the closest valid number of nodes.
     """
-    cluster, units = problem.cluster, pipeline_units(problem)
-    if legal_pipeline_degrees(problem):
+    if legal_pipeline_degrees(model, cluster):
         return
     sizes = [f"{n} x {cluster.groups[kind].device.name}" for kind, n in cluster.type_devices.items()]
     raise ConfigError(
         f"cluster.nodes of {cluster.name} ({', '.join(sizes)}) must divide into equal stages of one node "
-        f"type each, at most {units} for model={problem.model.config.name}; try {_nearest_nodes(problem)}."
+        f"type each, at most {pipeline_units(model)} for model={model.config.name}; "
+        f"try {_nearest_nodes(model, cluster)}."
     )
 
 
-def _nearest_nodes(problem: Problem) -> str:
+def _nearest_nodes(model: Model, cluster: Cluster) -> str:
     """Return the smallest change of one node group that gives a legal pipeline degree."""
-    groups, cluster = problem.cluster.groups, problem.cluster
+    groups = cluster.groups
     changes = sorted(
         ((d, i) for i in range(len(groups)) for d in range(-64, 65) if d), key=lambda x: abs(x[0])
     )
@@ -88,7 +89,7 @@ def _nearest_nodes(problem: Problem) -> str:
         if count < 1:
             continue
         changed = (*groups[:index], replace(groups[index], count=count), *groups[index + 1 :])
-        if legal_pipeline_degrees(replace(problem, cluster=replace(cluster, groups=changed))):
+        if legal_pipeline_degrees(model, replace(cluster, groups=changed)):
             return f"cluster.nodes[{index}].count={count}"
     return "node groups of equal numbers of GPUs"
 
@@ -104,20 +105,22 @@ def _combinations(problem: Problem, batch: int) -> Iterator[Combination]:
 
 def _degrees(problem: Problem) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield every `(pp, virtual_stages, tp, cp, dp)` that fills the devices; rare ones if asked for."""
-    space = problem.config.space
-    contexts = [1] if space.pinned("cp") == (1,) else context_degrees(problem)
-    for pp, tp, cp in product(legal_pipeline_degrees(problem), tensor_degrees(problem), contexts):
-        dp, rest = divmod(problem.cluster.num_devices // pp, tp * cp)
+    space, model, devices = problem.config.space, problem.model, problem.cluster.num_devices
+    all_cp = space.pinned("cp") != (1,)
+    contexts = context_degrees(model, devices, problem.training.seq_len) if all_cp else [1]
+    degrees = legal_pipeline_degrees(model, problem.cluster)
+    for pp, tp, cp in product(degrees, tensor_degrees(problem), contexts):
+        dp, rest = divmod(devices // pp, tp * cp)
         if dp and not rest:
-            virtual_stage = (
-                [1] if space.pinned("virtual_stages") == (1,) else virtual_stage_counts(problem, pp)
+            several = space.pinned("virtual_stages") != (1,)
+            yield from (
+                (pp, v, tp, cp, dp) for v in (virtual_stage_counts(space, model, pp) if several else [1])
             )
-            yield from ((pp, v, tp, cp, dp) for v in virtual_stage)
 
 
-def _product(problem: Problem) -> str:
+def _product(space: SpaceConfig) -> str:
     """Return the product of the degrees, for messages."""
-    return "dp * tp * pp" if problem.config.space.pinned("cp") == (1,) else "dp * cp * tp * pp"
+    return "dp * tp * pp" if space.pinned("cp") == (1,) else "dp * cp * tp * pp"
 
 
 def _agrees(combination: Combination, pins: dict[str, Any], besides: str = "") -> bool:
@@ -130,14 +133,16 @@ def _nearest(value: int, members: list[int]) -> int:
 
 def _one_pin(problem: Problem, key: str, value: int, members: list[int]) -> str:
     devices, batch = problem.cluster.num_devices, problem.training.global_batch_size
+    units = pipeline_units(problem.model)
     rules = {
-        "pp": f"divide the {devices} GPUs and leave every stage one of the {pipeline_units(problem)} layers",
+        "pp": f"divide the {devices} GPUs and leave every stage one of the {units} layers",
         "tp": f"divide the heads, the KV heads, the GPUs of a node and the {devices} GPUs",
-        "virtual_stages": f"leave each of pp * virtual_stages stages one of the {pipeline_units(problem)} "
-        "layers, with pp > 1 and num_micro_batches a multiple of pp",
+        "virtual_stages": f"leave each of pp * virtual_stages stages one of the {units} layers, with pp > 1 "
+        "and num_micro_batches a multiple of pp",
         "cp": f"divide the {devices} GPUs and, twice where attention is causal, training.seq_len="
         f"{problem.training.seq_len}",
-        "dp": f"divide training.global_batch_size={batch} and make {_product(problem)} = {devices} GPUs",
+        "dp": f"divide training.global_batch_size={batch} and make {_product(problem.config.space)} = "
+        f"{devices} GPUs",
         "num_micro_batches": f"divide training.global_batch_size={batch}",
         "micro_batch_size": f"divide training.global_batch_size={batch}",
     }
@@ -159,7 +164,7 @@ def _contradiction(problem: Problem, pins: dict[str, Any], legal: list[Combinati
         ways.append(f"training.global_batch_size={near}")
     names = ", ".join(f"space.{key}={_show(values)}" for key, values in pins.items())
     return (
-        f"{names} contradict each other: {_product(problem)} must be the {devices} GPUs and "
+        f"{names} contradict each other: {_product(problem.config.space)} must be the {devices} GPUs and "
         f"dp * num_micro_batches * micro_batch_size must be training.global_batch_size={batch}; "
         f"try {' or '.join(ways) or 'pin fewer of them'}."
     )
@@ -226,40 +231,40 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
         ConfigError: the pins leave no legal product; names the key and the nearest value.
         UnsupportedError: `space.executable` holds for a model that cannot run.
     """
-    if problem.config.space.executable:
-        refuse_model(problem)
-    require_pure_stages(problem)
+    space, model, cluster = problem.config.space, problem.model, problem.cluster
+    if space.executable:
+        refuse_model(model, problem.training)
+    require_pure_stages(model, cluster)
     require_legal_pins(problem)
-    require_expert_pins(problem)
-    space, result = problem.config.space, []
-    mode = space.node_orders
-    context = [cp for cp in context_degrees(problem) if _allowed(space.pinned("cp"), cp)]
-    for pp, cp in product(pipeline_degrees(problem), context):
-        for virtual_stage, schedule in schedule_choices(problem, pp):
+    require_expert_pins(space, model, cluster)
+    result = []
+    legal_cp = context_degrees(model, cluster.num_devices, problem.training.seq_len)
+    context = [cp for cp in legal_cp if _allowed(space.pinned("cp"), cp)]
+    for pp, cp in product(pipeline_degrees(space, model, cluster), context):
+        for virtual_stage, schedule in schedule_choices(space, model, pp):
             outer = _outer_space(problem, pp, cp, virtual_stage, schedule)
             if outer is not None:
-                orders = node_orders(problem.cluster, pp, mode)
-                parts = trainer_parts(problem, outer.choices)
+                orders = node_orders(cluster, pp, space.node_orders)
+                parts = trainer_parts(problem.config, outer.choices)
                 result += [replace(outer, choices=c, node_order=o) for c in parts for o in orders]
-    if not result and problem.model.has_experts and space.trainer is None:
+    if not result and model.has_experts and space.trainer is None:
         raise ConfigError(
             f"space.ep={space.ep} and space.etp={space.etp} must have a product that divides the GPUs of a "
             "stage that the other pins allow, with sequence parallelism where tp is above 1 and shard_size=0;"
             " try space.ep=null."
         )
-    _require_shard_sizes(problem, result)
+    _require_shard_sizes(space.pinned("shard_size"), result)
     if not result:
         pin = f"trainer={space.trainer}" if space.trainer else f"schedules={space.schedules}"
         raise ConfigError(
             f"space.{pin} runs no plan that the other pins of the space allow on "
-            f"{problem.cluster.num_devices} GPUs; try space.{pin.partition('=')[0]}=null, or fewer pins."
+            f"{cluster.num_devices} GPUs; try space.{pin.partition('=')[0]}=null, or fewer pins."
         )
     return result
 
 
-def _require_shard_sizes(problem: Problem, spaces: list[OuterSpace]) -> None:
+def _require_shard_sizes(pinned: tuple[int, ...] | None, spaces: list[OuterSpace]) -> None:
     """Refuse sharding groups that no choice of `spaces` has, next to which only ZeRO 0 would be left."""
-    pinned = problem.config.space.pinned("shard_size")
     if pinned is None or 0 in pinned:
         return
     ranks = {choice.dp * space.cp for space in spaces for choice in space.choices}
@@ -278,28 +283,26 @@ def left_out(problem: Problem) -> tuple[str, ...]:
 
     A claim over the space holds without it.
     """
-    found = []
+    found, space, cluster = [], problem.config.space, problem.cluster
     if wider_tensor_degrees(problem):
-        found.append(f"tp above {widest_tensor_degree(problem)} (space.tp)")
-    mode = problem.config.space.node_orders
-    if not all(orders_are_all(problem.cluster, pp, mode) for pp in pipeline_degrees(problem)):
+        found.append(f"tp above {widest_tensor_degree(cluster)} (space.tp)")
+    degrees = pipeline_degrees(space, problem.model, cluster)
+    if not all(orders_are_all(cluster, pp, space.node_orders) for pp in degrees):
         found.append("node orders that mix the types (space.node_orders)")
     return tuple(found)
 
 
-def pipeline_degrees(problem: Problem) -> list[int]:
+def pipeline_degrees(space: SpaceConfig, model: Model, cluster: Cluster) -> list[int]:
     """Return the pipeline degrees that the pins allow."""
-    pinned = problem.config.space.pinned("pp")
-    return [pp for pp in legal_pipeline_degrees(problem) if _allowed(pinned, pp)]
+    return [pp for pp in legal_pipeline_degrees(model, cluster) if _allowed(space.pinned("pp"), pp)]
 
 
-def schedule_choices(problem: Problem, pp: int) -> list[tuple[int, str | None]]:
+def schedule_choices(space: SpaceConfig, model: Model, pp: int) -> list[tuple[int, str | None]]:
     """Return stages a device and schedules that a pipeline of `pp` devices may have.
 
     A single device takes equally long whatever the order of passes: it has the schedule of one stage a device
     that holds the fewest micro-batches, of equals the first listed.
     """
-    space = problem.config.space
     pinned, named = space.pinned("virtual_stages"), space.pinned("schedules")
     if named is not None and SEARCHED in named:
         # a table of each placement, where the search of orders begins
@@ -307,7 +310,7 @@ def schedule_choices(problem: Problem, pp: int) -> list[tuple[int, str | None]]:
         first = STARTS if pp > 1 else (CLOSED_FORM,)
         like = {(find(name).chunks, find(name).folded) for name in listed}
         named = (*listed, *(name for name in first if (find(name).chunks, find(name).folded) not in like))
-    counts = virtual_stage_counts(problem, pp)
+    counts = virtual_stage_counts(space, model, pp)
     if named is None:
         return [(virtual_stage, None) for virtual_stage in counts if _allowed(pinned, virtual_stage)]
     plain = [name for name in named if find(name).chunks == 1]
@@ -324,7 +327,7 @@ def schedule_choices(problem: Problem, pp: int) -> list[tuple[int, str | None]]:
                 for virtual_stage in counts
                 if virtual_stage > 1 and _allowed(several, virtual_stage)
             ]
-        elif fixed > 1 and pipeline_units(problem) >= fixed * pp:
+        elif fixed > 1 and pipeline_units(model) >= fixed * pp:
             result.append((fixed, name))
     return result
 
@@ -341,7 +344,7 @@ def _outer_space(
         for choice in layer_choices(problem, problem.cluster.num_devices // pp, cp)
         if trainer_runs(problem, pp, cp, name if name in (space.schedules or [name]) else SEARCHED, choice)
     )
-    if not all(any(admits(problem, kind, c) for c in choices) for kind in problem.cluster.types):
+    if not all(any(admits(gpus, c) for c in choices) for gpus in node_sizes(problem.cluster)):
         return None
     pinned = space.pinned("num_micro_batches")
     order = find(name)
@@ -350,7 +353,7 @@ def _outer_space(
         for m in divisors(batch)
         if (pinned is None or m in pinned)
         and order.count_refusal(pp, m) is None
-        and any(micro_batch_legal(problem, m, c) for c in choices)
+        and any(micro_batch_legal(space, batch, m, c) for c in choices)
     )
     offload = tuple(space.pinned("offload") or ())
     return (
@@ -370,7 +373,7 @@ def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator
     stages = space.pinned("zero_stage") or (0, 1, 2, 3)
     recompute = space.pinned("recompute") or RECOMPUTE
     parallel = space.pinned("sequence_parallel") or (False, True)
-    experts = expert_degrees(problem, stage_devices)
+    experts = expert_degrees(space, problem.model, problem.cluster, stage_devices)
     for tp in tensor_degrees(problem):
         if stage_devices % (tp * cp) or not _allowed(space.pinned("tp"), tp):
             continue
@@ -380,7 +383,7 @@ def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator
         ranks = dp * cp
         # experts have replicas of their own, edp of them: the stages mean nothing where neither has any
         zero = [z for z in stages if ranks > 1 or (tp > 1 and problem.model.has_experts) or z == 0] or [0]
-        divides = tp > 1 and (not space.executable or sequence_divides(problem, tp))
+        divides = tp > 1 and (not space.executable or problem.training.seq_len % tp == 0)
         sequence = [s for s in parallel if divides or not s] or [False]
         if problem.model.has_experts:  # Megatron-LM's rule: experts take tokens that are split over tp
             sequence = [s for s in sequence if s == (tp > 1)]
@@ -401,18 +404,14 @@ def shard_sizes(pinned: tuple[int, ...] | None, ranks: int) -> list[int]:
     return [size for size in legal if size in pinned or (size == 0 and ranks in pinned)]
 
 
-def micro_batch_legal(problem: Problem, num_micro_batches: int, choice: LayerStrategy) -> bool:
+def micro_batch_legal(space: SpaceConfig, batch: int, num_micro_batches: int, choice: LayerStrategy) -> bool:
     """Return whether the global batch divides into whole micro-batches of an allowed size."""
-    ranks = num_micro_batches * choice.dp
-    if problem.training.global_batch_size % ranks:
-        return False
-    size = problem.training.global_batch_size // ranks
-    return _allowed(problem.config.space.pinned("micro_batch_size"), size)
+    size, rest = divmod(batch, num_micro_batches * choice.dp)
+    return not rest and _allowed(space.pinned("micro_batch_size"), size)
 
 
-def admits(problem: Problem, group: int, choice: LayerStrategy) -> bool:
-    """Return whether nodes of `group` run `choice`: tensor-parallel groups divide nodes or join them."""
-    gpus = problem.cluster.groups[group].gpus
+def admits(gpus: int, choice: LayerStrategy) -> bool:
+    """Return whether nodes of `gpus` GPUs run `choice`: tensor-parallel groups divide nodes or join them."""
     return gpus % choice.tp == 0 or choice.tp % gpus == 0
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from darts_parallel.config import COMM_BITS, MAMBA, Trainer
+from darts_parallel.config import COMM_BITS, MAMBA, Config, Trainer
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem import Problem
 from darts_parallel.schedules import NAMES, SEARCHED
@@ -76,14 +76,14 @@ def trainer_runs(problem: Problem, pp: int, cp: int, schedule: str, strategy: La
     )
 
 
-def trainer_parts(problem: Problem, choices: tuple[LayerStrategy, ...]) -> list[tuple[LayerStrategy, ...]]:
+def trainer_parts(config: Config, choices: tuple[LayerStrategy, ...]) -> list[tuple[LayerStrategy, ...]]:
     """Return the strategies that the trainer's layers may have next to each other, in sets that hold all.
 
     A trainer of layer-wise plans (`whole_ends: always`, Galvatron) has one switch for sequence parallelism,
     and one type of data parallelism next to ZeRO-3.
     """
-    name, kind = problem.config.space.trainer, problem.config.space.kind
-    if name is None or kind == "uniform" or problem.config.abilities(name).whole_ends != "always":
+    name, kind = config.space.trainer, config.space.kind
+    if name is None or kind == "uniform" or config.abilities(name).whole_ends != "always":
         return [choices]
     parts = [
         tuple(own for own in choices if own.sequence_parallel in (own.tp > 1 and switch, False)

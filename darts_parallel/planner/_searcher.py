@@ -58,7 +58,7 @@ def product_session(problem: Problem, watcher: Watcher | None = None) -> Session
         raise UnsupportedError("cost=searcher knows uncut sequences; try space.cp=1 space.virtual_stages=1.")
     tables = build_tables(problem, spaces)
     found = {product: plan for table in tables for product, plan in runnable(table).items()}
-    search = ProductSearch(problem, SearcherModel.of(problem), found)
+    search = ProductSearch(problem, SearcherModel.of(problem.model, problem.cluster, problem.training), found)
     methods = (Method("gradient", search.descend), Method("exhaustive", search.score_all))
     session = Session.of(problem, {method.name: method for method in methods}, watcher, tables, SPACE)
     session.budgets["verification.max_seconds"] = float("inf")
@@ -132,7 +132,7 @@ class ProductSearch:
         self.price(products(self.problem.cluster.num_devices))
         running = self.running()
         if not running:
-            if not any_fits(self.problem, session.tables):
+            if not any_fits(session.tables, config.space.kind):
                 raise explain_infeasible(self.problem, session.tables)
             raise InfeasibleError(
                 "memory: cost=searcher knows uniform plans with even stages alone, and none of them fits "

@@ -158,7 +158,7 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
         return None
     kind, times = problem.config.space.kind, list[float]()
     larger = problem.with_devices(lambda device: replace(device, memory=device.memory * STEP))
-    for own in (table, with_memory(table, larger)):
+    for own in (table, with_memory(table, larger.cluster, larger.margin)):
         best, seconds, _ = polish(own, best, kind)
         times.append(seconds)
     return log(times[1] / times[0]) / log(STEP)

@@ -97,7 +97,8 @@ def _safest(
     for _ in range(6):  # halves the way to the tightest memory that some plan fits
         middle = (low + high) / 2.0
         own = _moved(problem, middle)
-        fits = any_fits(own, [with_memory(table, own) for table in tables])
+        own_tables = [with_memory(table, own.cluster, own.margin) for table in tables]
+        fits = any_fits(own_tables, own.config.space.kind)
         low, high = (middle, high) if fits else (low, middle)
     for distance in (low, low / 2.0, 0.0):
         own = _moved(problem, distance)
@@ -140,7 +141,7 @@ def _rung(name: str, problem: Problem, tables: Sequence[CostTable], known: Plann
         tables: Costs, whatever their memory.
         known: A plan that is feasible there, which bounds the search.
     """
-    own = [with_memory(table, problem) for table in tables]
+    own = [with_memory(table, problem.cluster, problem.margin) for table in tables]
     session = Session(own, problem.config.space.kind, problem.config.search, problem, methods=METHODS)
     session.result = None if known is None else known.result
     session.budgets = {CHECKS.budget: RUNG_SECONDS}

@@ -40,11 +40,11 @@ def plan(problem: Problem, *, rental: Rental | None = None, watcher: Watcher | N
     """
     config = problem.config
     if config.plan is not None:
-        return Planned(read_plan(config.plan, problem))
+        return Planned(read_plan(config.plan, problem.model))
     if rental is None:
         problem, rental = choose_nodes(problem)
     source = config.replan.get("from")
-    old = None if source is None else read_plan(source, problem, "replan.from")
+    old = None if source is None else read_plan(source, problem.model, "replan.from")
     if old is not None and not config.cost.knows_stages:
         raise ConfigError(
             "replan.from must go with cost=analytic or profiled, since cost=searcher knows no stages; "

@@ -252,7 +252,7 @@ def _headline(
         figures = f"an average framework's figures (trainer={config.trainer.name})"
     batch = f"{training.global_batch_size:,} × {training.seq_len:,} tokens"
     console.print(Text(f"{batch} · {training.precision} · {training.optimizer} · {figures}"))
-    note = batch_note(problem)
+    note = batch_note(problem.cluster.num_devices, training.global_batch_size)
     if note:
         console.print(Text(note))
     if not cost.feasible:

@@ -128,7 +128,7 @@ def launched(path: Path, seed: int = 0, timeout_s: float = 600.0) -> Iterator["E
     with refused_by_the_first():
         require_torch()
         problem = read_own_problem(str(path))
-        plan = read_plan(str(path), problem)
+        plan = read_plan(str(path), problem.model)
         refuse_unexecutable(plan, problem)
         require_processes(problem.cluster.num_devices, started=True)
     from darts_parallel.run.engine import Engine

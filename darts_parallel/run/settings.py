@@ -52,7 +52,7 @@ def load(settings: RunSettings) -> tuple[Problem, Plan]:
         raise PlanError("plan is missing; try plan=plan.json, which darts-parallel writes.")
     config = _in_float32(required_config(settings.plan))
     problem = measured_cluster(Problem.from_config(config), settings.cluster)
-    plan = read_plan(settings.plan, problem)
+    plan = read_plan(settings.plan, problem.model)
     refuse_unexecutable(plan, problem)
     return problem, plan
 

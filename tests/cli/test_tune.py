@@ -60,7 +60,7 @@ def test_the_loop_closes_on_this_machine(
         for number in (1, 2):
             path = command.folder / f"tried/plan_{number}.json"
             problem = read_own_problem(str(path))
-            outcome = workers.run(execute, problem, read_plan(str(path), problem), settings, "cpu")[0]
+            outcome = workers.run(execute, problem, read_plan(str(path), problem.model), settings, "cpu")[0]
             assert outcome.measurement is not None
             assert outcome.measurement.iteration_time_s > 0.0  # how long is a matter of the machine's load
             predicted = json.loads(path.read_text())["predicted"]["iteration_time_s"]

@@ -181,7 +181,7 @@ def test_dispatch_takes_the_published_seconds(cluster: tuple[str, int], measured
     alone = [f"{device}.all_to_all_efficiency=0.7", f"{device}.flex_gain=1.25"]
     problem = load_problem(["model=deepseek_v3", f"cluster={name}", f"cluster.nodes.0.count={nodes}", *alone])
     topology = problem.cluster.stage_topology(0, 1)
-    experts = expert_layer(problem)
+    experts = expert_layer(problem.model)
     assert experts is not None
     choices = ChoiceTensors.build(problem.training, (1,), (LayerStrategy(1, 64, ep=64),))
     stage = StageContext.build(problem, topology, choices)

@@ -23,6 +23,10 @@ def searcher_problem() -> Problem:
     return load_problem(["model=toy", "cluster=toy", "training=toy", "cost=searcher"])
 
 
+def read(problem: Problem) -> SearcherModel:
+    return SearcherModel.of(problem.model, problem.cluster, problem.training)
+
+
 def extra_collectives(problem: Problem) -> int:
     """Those of embedding, head and loss."""
     total = sum(layer.tp_collectives + layer.tp_collectives_backward for layer in problem.model.layers)
@@ -42,7 +46,7 @@ def extra_collectives(problem: Problem) -> int:
 def test_every_term_is_the_reports_formula(
     searcher_problem: Problem, dp: int, tp: int, pp: int, efficiency: float, link: float
 ) -> None:
-    (terms,) = SearcherModel.of(searcher_problem).breakdowns([(dp, tp, pp)])
+    (terms,) = read(searcher_problem).breakdowns([(dp, tp, pp)])
     compute = FLOPS / (1e12 * dp * tp * efficiency) / (0.60 if pp > 1 else 1.0)
     assert terms["compute"] == pytest.approx(compute, rel=1e-12)
     assert terms["gradient_sync"] == pytest.approx(2 * (dp - 1) / dp * GRADIENTS / link, rel=1e-12)
@@ -63,7 +67,7 @@ def test_the_products_are_all_products(devices: int) -> None:
 
 def test_evaluate_reads_the_same_model(searcher_problem: Problem) -> None:
     plan = Plan(4, (0, 3, 7), (LayerStrategy(2, 2),) * 7)
-    (terms,) = SearcherModel.of(searcher_problem).breakdowns([(2, 2, 2)])
+    (terms,) = read(searcher_problem).breakdowns([(2, 2, 2)])
     cost = evaluate(plan, searcher_problem)
     assert cost.breakdown_s == terms
     assert cost.iteration_time_s == pytest.approx(sum(terms.values()), rel=1e-12)

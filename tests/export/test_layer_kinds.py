@@ -125,5 +125,6 @@ def test_wrappers_take_the_model_that_the_user_brings_but_for_divided_state_spac
 
 @pytest.mark.parametrize("overrides", [HYBRID, WINDOWS, ROTARY, [*TOY, "model.position_offset=2"]])
 def test_what_cannot_run_here_says_so(overrides: list[str]) -> None:
+    problem = load_problem(overrides)
     with pytest.raises(UnsupportedError, match="which no block that can run here has"):
-        refuse_model(load_problem(overrides))
+        refuse_model(problem.model, problem.training)

@@ -151,5 +151,6 @@ def test_plans_name_schedules_that_fit_them() -> None:
 def test_one_device_has_the_lightest_schedule_in_every_order_of_the_list() -> None:
     for names in ("gpipe,1f1b", "1f1b,gpipe", "zero_bubble_h1,gpipe,1f1b"):
         problem = load_problem([*TOY, f"space.schedules=[{names}]"])
-        assert schedule_choices(problem, 1) == [(1, "1f1b")]
-    assert schedule_choices(load_problem([*TOY, "space.schedules=[gpipe]"]), 1) == [(1, "gpipe")]
+        assert schedule_choices(problem.config.space, problem.model, 1) == [(1, "1f1b")]
+    problem = load_problem([*TOY, "space.schedules=[gpipe]"])
+    assert schedule_choices(problem.config.space, problem.model, 1) == [(1, "gpipe")]

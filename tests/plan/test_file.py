@@ -28,7 +28,7 @@ def written(folder: Path, data: Any) -> str:
 
 def test_a_written_plan_is_read_back(toy_problem: Problem, tmp_path: Path) -> None:
     write_json(tmp_path / "plan.json", content(toy_problem))
-    assert read_plan(str(tmp_path / "plan.json"), toy_problem) == PLAN
+    assert read_plan(str(tmp_path / "plan.json"), toy_problem.model) == PLAN
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
@@ -72,7 +72,7 @@ def test_a_broken_or_foreign_file_is_refused_with_its_path(
 ) -> None:
     path = written(tmp_path, text)
     with pytest.raises(PlanError) as caught:
-        read_plan(path, toy_problem)
+        read_plan(path, toy_problem.model)
     assert str(caught.value).startswith(f"plan={path}")
     assert "; try " in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -84,17 +84,17 @@ def test_a_binary_a_missing_and_a_truncated_file_are_refused(toy_problem: Proble
     (tmp_path / "half").write_text(text[: len(text) // 2])
     for name in ("binary", "half", "missing", "."):
         with pytest.raises(PlanError, match="; try "):
-            read_plan(str(tmp_path / name), toy_problem)
+            read_plan(str(tmp_path / name), toy_problem.model)
 
 
 def test_a_plan_of_another_model_is_refused(toy_problem: Problem, tmp_path: Path) -> None:
     path = written(tmp_path, content(toy_problem))
     with pytest.raises(PlanError, match="made for model=toy, but this problem has model=gpt2_xl"):
-        read_plan(path, load_problem(["model=gpt2_xl", "training=gpt2_xl"]))
+        read_plan(path, load_problem(["model=gpt2_xl", "training=gpt2_xl"]).model)
     renamed = content(toy_problem)
     renamed["layers"][1]["name"] = "encoder.0"
     with pytest.raises(PlanError, match=r"layers\[1\]\.name='encoder.0'.*try layers\.0\."):
-        read_plan(written(tmp_path, renamed), toy_problem)
+        read_plan(written(tmp_path, renamed), toy_problem.model)
 
 
 def test_the_seed_reports_model_states_no_stage_seconds() -> None:

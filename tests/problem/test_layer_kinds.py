@@ -124,11 +124,11 @@ def test_the_copy_of_the_table_weighs_on_the_stage_of_the_module() -> None:
 
 
 def test_state_spaces_limit_tensor_and_context_parallelism_to_their_heads() -> None:
-    assert legal_tensor_degrees(load_problem(HYBRID)) == [1, 2, 4]
-    assert legal_tensor_degrees(load_problem([*HYBRID, "model.mamba_num_groups=2"])) == [1, 2]
-    assert context_degrees(
-        load_problem([*HYBRID, "model.mamba_num_heads=6", "model.mamba_num_groups=2"])
-    ) == [1, 2]
+    for more, degrees in (((), [1, 2, 4]), (("model.mamba_num_groups=2",), [1, 2])):
+        problem = load_problem([*HYBRID, *more])
+        assert legal_tensor_degrees(problem.model, problem.cluster, None) == degrees
+    problem = load_problem([*HYBRID, "model.mamba_num_heads=6", "model.mamba_num_groups=2"])
+    assert context_degrees(problem.model, problem.cluster.num_devices, problem.training.seq_len) == [1, 2]
 
 
 def test_context_parallelism_costs_a_scan_two_exchanges() -> None:
