@@ -26,7 +26,7 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 
     for outer in outer_choices(incumbent):
         table = incumbent.tables[outer.table]
-        if table.offload:  # the program does not place anything in host memory
+        if table.host:  # the program does not place anything in host memory
             continue
         every = SegmentBounds.build(outer.costs, "layerwise")
         bound = outer_bound(table, outer.outer, "layerwise")

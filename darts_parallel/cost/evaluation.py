@@ -1,6 +1,6 @@
 """The true cost: reads a cost table for hard plans, one or thousands at a time."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,12 +8,11 @@ from torch import Tensor
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.layer_costs import CONTEXT, MESSAGES, TIME_TERMS
 from darts_parallel.cost.memory import ROUNDING
-from darts_parallel.cost.pipeline import pipeline_seconds
+from darts_parallel.cost.pipeline import pipeline_seconds, summed
 from darts_parallel.cost.searcher import SearcherModel
 from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable, build_table
 from darts_parallel.cost.terms import plan_contributions, terms_of
-from darts_parallel.cost.terms.offload import summed
 from darts_parallel.plan import Plan, plan_space
 from darts_parallel.plan import check_plan as check_plan
 from darts_parallel.problem import Model, Problem
@@ -115,8 +114,7 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
 
     Args:
         table: Costs of their pipeline degree.
-        plans: B plans. Where they may offload they do so by the table's fractions, or by the least with
-            which they fit.
+        plans: B plans. Where they may offload they do so by the given shares, or by the least that fit.
     """
     reading = table_reading(table, plans)
     stage_seconds, sync_seconds = reading.stage_seconds, reading.sync
@@ -263,8 +261,6 @@ def _hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batc
         choices=torch.tensor([[index[layer] for layer in plan.layers]]),
         first_layers=torch.tensor([plan.boundaries[:-1]]),
     )
-    if plan.offload:
-        table = replace(table, fractions=torch.tensor(plan.offload, dtype=torch.float64))
     return table, hard, evaluate_batch(table, hard)
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
+from darts_parallel.cost.pipeline import summed
 from darts_parallel.cost.table import CostTable
-from darts_parallel.cost.terms.offload import summed
+from darts_parallel.cost.terms.offload import without_offloadable_memory
 
 BISECTIONS = 30
 
@@ -20,7 +21,7 @@ def lightest_plans(tables: Sequence[CostTable], space_kind: str) -> list[HardPla
     Stages are filled to an equal share of their capacity, found by bisection.
     """
     kinds = ("uniform", "stagewise") if space_kind == "stagewise" else (space_kind,)
-    free = [table.without_offloadable_memory() for table in tables]
+    free = [without_offloadable_memory(table) for table in tables]
     return [HardPlans.concatenate([_lightest(table, kind) for kind in kinds]) for table in free]
 
 

@@ -83,6 +83,11 @@ def by_device(values: Tensor, devices: Tensor, pp: int) -> Tensor:
     return values.new_zeros(*values.shape[:-1], pp).index_add(-1, devices, values)
 
 
+def summed(values: Tensor, places: Tensor, count: int) -> Tensor:
+    """Return values `(B, N)` added up by their place, shape `(B, count)`."""
+    return values.new_zeros(len(values), count).scatter_add(1, places, values)
+
+
 def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = CLOSED_FORM, chunks: int = 1) -> Tensor:
     """Return micro-batches whose activations every stage holds, shape `(O, K)` (`Schedule.in_flight`)."""
     counts = num_micro_batches.tolist()

@@ -30,9 +30,11 @@ def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
 def _costs_like(table: CostTable, outer: int, choices: torch.Tensor) -> torch.Tensor:
     """Return strategies of the layout and the costs of every layer's own `(L,)`, shape `(L, C)`."""
     costs = (table.forward, table.backward, table.sync, table.per_iteration, table.static, table.activation,
-             table.working, table.host_transfer, table.state_transfer, table.state)  # fmt: skip
+             table.working)  # fmt: skip
+    if (host := table.host) is not None:
+        costs += (host.transfer, host.state_transfer, host.state)
     shape = (-1, table.num_layers, len(table.choices))
-    figures = torch.cat([values[outer].reshape(shape) for values in costs if values is not None])
+    figures = torch.cat([values[outer].reshape(shape) for values in costs])
     own = figures[:, torch.arange(len(choices)), choices].unsqueeze(-1)
     return (figures == own).all(0) & (table.layout == table.layout[choices].unsqueeze(1))
 
@@ -56,7 +58,7 @@ def without_dominated(table: CostTable) -> CostTable:
     micro-batch is shorter (a shorter backward hides less of it): the sum over stages loses the one,
     the largest synchronisation gains at most the other.
     """
-    if table.offload:
+    if table.host is not None:
         return table  # less memory at more seconds of transfer: nothing is dominated in everything
     if table.pipeline.simulated or table.virtual_stages > 1:
         # a longest path falls with each pass by itself

@@ -6,7 +6,7 @@ given as tensors.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -21,6 +21,7 @@ from darts_parallel.cost.memory import capacities
 from darts_parallel.cost.pipeline import PipelineModel, by_device, held_fields
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms import TERMS
+from darts_parallel.cost.terms.offload import HostMemory
 from darts_parallel.plan import LayerStrategy, OuterSpace, admits, micro_batch_legal, outer_spaces
 from darts_parallel.problem import BoundaryTopology, Cluster, Model, Problem, StageTopology, order_label
 from darts_parallel.schedules import USUAL, find
@@ -121,18 +122,8 @@ class CostTable:
     """Nodes along the pipeline; empty: in rank order."""
     order_name: str = ""
     """Label of the nodes' order; empty where all nodes are equal."""
-    offload: tuple[str, ...] = ()
-    """Tensors of which a share may lie in host memory; where none may, all that follows is None."""
-    host_transfer: Tensor | None = field(default=None, metadata={"axes": "OQLC"})
-    """Seconds of all activations of one micro-batch over the host link, one way."""
-    state: Tensor | None = field(default=None, metadata={"axes": "OLC"})
-    """Bytes of optimizer state, part of `static`."""
-    state_transfer: Tensor | None = field(default=None, metadata={"axes": "OQLC"})
-    """Seconds of that state over the host link, in and out at once."""
-    overlap: Tensor | None = field(default=None, metadata={"axes": "Q"})
-    """Exponent of the overlap of transfers and computation."""
-    fractions: Tensor | None = None
-    """Shares of activations and of optimizer state in host memory, `(pp, 2)`; None: the least that fit."""
+    host: HostMemory | None = field(default=None, metadata={"axes": "OQLC"})
+    """Shares of tensors that plans may keep in host memory; None where they may not."""
 
     @cached_property
     def pp(self) -> int:
@@ -226,18 +217,8 @@ class CostTable:
 
     def _along(self, axis: str, index: Tensor) -> "CostTable":
         """Return the table with only the members `index` of an axis."""
-        return replace(self, **{
-            item.name: _taken(getattr(self, item.name), item.metadata["axes"].index(axis), index)
-            for item in fields(self) if axis in item.metadata.get("axes", "")
-        })  # fmt: skip
-
-    def without_offloadable_memory(self) -> "CostTable":
-        """Return the optimistic copy without offloadable tensors: its bounds hold for any share of them."""
-        if self.state is None:
-            return self
-        static = self.static - self.state if "optimizer" in self.offload else self.static
-        activation = self.activation * ("activation" not in self.offload)
-        return replace(self, static=static, activation=activation, offload=(), state=None)
+        taken: CostTable = _taken(self, "", axis, index)
+        return taken
 
     def runs(self, kinds: Tensor, choices: Tensor) -> Tensor:
         """Return whether stages of `kinds` can run `choices`, bool, of their common shape."""
@@ -245,11 +226,18 @@ class CostTable:
         return torch.ones_like(choices, dtype=torch.bool) if own is None else own[kinds, choices]
 
 
-def _taken(value: Any, axis: int, index: Tensor) -> Any:
-    """Return the members `index` of an axis of a tensor, of every tensor of a dict, or None of None."""
+def _taken(value: Any, axes: str, axis: str, index: Tensor) -> Any:
+    """Return the members `index` of an axis of a tensor, of all in a dict or a record, or None of None."""
+    if is_dataclass(value):
+        own = {
+            item.name: item.metadata["axes"]
+            for item in fields(value)
+            if axis in item.metadata.get("axes", "")
+        }
+        return replace(value, **{n: _taken(getattr(value, n), a, axis, index) for n, a in own.items()})
     if isinstance(value, dict):
-        return {name: part.index_select(axis, index) for name, part in value.items()}
-    return None if value is None else value.index_select(axis, index)
+        return {name: _taken(part, axes, axis, index) for name, part in value.items()}
+    return None if value is None else value.index_select(axes.index(axis), index)
 
 
 def build_tables(problem: Problem, spaces: Sequence[OuterSpace] | None = None) -> list[CostTable]:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.cost import CostTable
+from darts_parallel.cost import CostTable, without_offloadable_memory
 from darts_parallel.exact._pareto import price_grids
 from darts_parallel.exact.result import DeadlineError
 from darts_parallel.exact.segments import Array as Array
@@ -174,7 +174,7 @@ def outer_lower_bounds(
     Returns:
         Seconds, shape `(O,)`; infinite where no plan fits the memory.
     """
-    table = table.without_offloadable_memory()
+    table = without_offloadable_memory(table)
     if table.virtual_stages > 1 or table.pipeline.simulated:
         return _work_bounds(table, space_kind, late)
     bounds = quick_lower_bounds(table)

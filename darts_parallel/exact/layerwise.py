@@ -71,7 +71,7 @@ def find_layerwise_plan(
     """
     if space_kind not in SPACES:
         raise ValueError(f"space_kind={space_kind} must be one of {', '.join(SPACES)}.")
-    if any(table.offload for table in tables):
+    if any(table.host for table in tables):
         floor = min(float(outer_lower_bounds(table, space_kind).min()) for table in tables)
         return TableResult(None, floor, False, 0, note=OFFLOADING)
     if space_kind == "uniform":

@@ -26,7 +26,7 @@ from time import monotonic
 import numpy as np
 import torch
 
-from darts_parallel.cost import CostTable, HardPlans, PricedPlan, evaluate_batch
+from darts_parallel.cost import CostTable, HardPlans, PricedPlan, evaluate_batch, without_offloadable_memory
 from darts_parallel.exact._chain import Chain, DeviceCosts, FoldedSplits, PathCounts, weights_behind
 from darts_parallel.exact._pareto import price_grid
 from darts_parallel.exact.bounds import ROUNDING, outer_lower_bounds
@@ -236,7 +236,7 @@ def simulated_lower_bound(
         deadline: `time.monotonic()` at which they end in any case.
     """
     deadline = min(monotonic() + seconds, deadline)
-    tables = [any_order(table.without_offloadable_memory()) for table in tables]
+    tables = [any_order(without_offloadable_memory(table)) for table in tables]
     bounds = [
         (float(bound), 0, number, outer)
         for number, table in enumerate(tables)
@@ -351,7 +351,7 @@ def find_simulated_plan(
         price: Returns the simulated seconds of a plan; infinite where it does not fit or is not in the space.
         deadline: `time.monotonic()` after which bounds are not improved any more.
     """
-    if any(table.offload for table in tables):
+    if any(table.host for table in tables):
         floor = simulated_lower_bound(tables, space_kind, deadline=deadline)
         return TableResult(None, floor, False, 0, note=OFFLOADING).verification(tables, 0.0)
     if number_of_plans(tables, space_kind) <= MAX_PRICED_PLANS:

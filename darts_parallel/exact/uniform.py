@@ -45,7 +45,7 @@ def find_uniform_plan(
     Returns:
         The best plan; `alternatives` holds the `count` best configurations, the best plan first.
     """
-    if any(table.offload for table in tables):
+    if any(table.host for table in tables):
         lowest = min(float(outer_lower_bounds(table, "uniform").min()) for table in tables)
         return TableResult(None, lowest, False, 0, note=OFFLOADING)
     check, closed = deadline_check(deadline), _quick_bounds(tables)

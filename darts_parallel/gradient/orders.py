@@ -359,4 +359,4 @@ class OrderSearch:
 
 def _knows(table: CostTable) -> bool:
     """Return whether the programmes price the plans of a table."""
-    return table.pipeline.simulated and table.pp > 1 and not table.offload
+    return table.pipeline.simulated and table.pp > 1 and table.host is None

@@ -81,7 +81,7 @@ def plan_key(plan: HardPlans) -> bytes:
 
 def has_plain_stages(table: CostTable) -> bool:
     """Return whether a device has one stage and nothing lies in host memory, as segment programs need it."""
-    return table.virtual_stages == 1 and not table.offload
+    return table.virtual_stages == 1 and table.host is None
 
 
 def _neighbourhoods(table: CostTable, space_kind: str) -> list[Callable[[HardPlans], HardPlans]]:

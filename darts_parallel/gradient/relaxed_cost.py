@@ -17,14 +17,13 @@ from darts_parallel.cost import (
     CostTable,
     PassSeconds,
     PathMemory,
-    exposed,
+    lengthening,
     pipeline_seconds,
     simulated_seconds,
 )
 from darts_parallel.gradient.relaxation import smooth_max
 
 PASSES = ("forward", "backward", "weight_gradient")
-TRANSFERS = ("host_transfer", "state_transfer")
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,14 @@ class Surrogate:
     """Price relaxed plans of one table: at one-hot weights and exact maxima it equals `evaluate_batch`."""
 
     def __init__(self, table: CostTable) -> None:
-        by_kind = ["time", "sync", *(PASSES if table.pipeline.simulated or table.offload else ())]
-        by_kind += [name for name in TRANSFERS if getattr(table, name) is not None]
-        plain = ["per_iteration", "static", "activation", *(["state"] if table.state is not None else [])]
-        columns = [getattr(table, name).permute(0, 2, 3, 1) for name in by_kind]
-        columns += [getattr(table, name).unsqueeze(-1) for name in (*plain, "working")]
+        passes = PASSES if table.pipeline.simulated or table.host else ()
+        by_kind = {name: getattr(table, name) for name in ("time", "sync", *passes)}
+        plain = {name: getattr(table, name) for name in ("per_iteration", "static", "activation")}
+        if (host := table.host) is not None:
+            by_kind |= {"transfer": host.transfer, "state_transfer": host.state_transfer}
+            plain["state"] = host.state
+        columns = [values.permute(0, 2, 3, 1) for values in by_kind.values()]
+        columns += [values.unsqueeze(-1) for values in (*plain.values(), table.working)]
         layouts = torch.nn.functional.one_hot(table.layout, table.num_layouts).double()
         self.table, self._names = table, (*by_kind, *plain)
         self._widths = [column.shape[-1] for column in columns[:-1]]
@@ -105,14 +107,15 @@ class Surrogate:
         }
         inside, across = self._neighbour_seconds(weights.stages, layouts)
         seconds = stage["time"] + inside
-        if fractions is not None:
-            extra_seconds = self._transfers(stage, fractions)
+        if fractions is not None and table.host is not None:
+            passes = (stage["forward"], stage["backward"])
+            extra_seconds = lengthening(table, table.host, fractions, stage["transfer"], passes)
             for name, extra in zip(("forward", "backward"), extra_seconds, strict=True):
                 stage[name], seconds = stage[name] + extra, seconds + extra
         if table.pipeline.blocking:
             seconds = seconds + torch.nn.functional.pad(across, (1, 0))
         syncs = table.by_device(stage["sync"])
-        if fractions is not None and table.state_transfer is not None:
+        if fractions is not None:
             syncs = syncs + fractions[..., OPTIMIZER] * table.by_device(stage["state_transfer"])
         if table.pipeline.simulated:
             total, sync = self._simulated(stage, inside, across, syncs, paths)
@@ -150,16 +153,6 @@ class Surrogate:
         crossing = (before[..., :-1] * after[..., 1:]).transpose(-1, -2) @ p2p
         return inside, _of_kind(crossing, self._boundary_kind)
 
-    def _transfers(self, stage: dict[str, Tensor], fractions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return seconds by which activations sent to the host lengthen forward and backward, `(O, R, K)`."""
-        table = self.table
-        assert table.overlap is not None
-        sent = fractions[..., ACTIVATION][..., table.stage_device] * stage["host_transfer"]
-        exponent = table.overlap[table.stage_kind]
-        # a stage that no layer has any weight in divides nothing by zero
-        forward, backward = (stage[name].clamp(min=1e-30) for name in ("forward", "backward"))
-        return exposed(forward, sent, exponent), exposed(backward, sent, exponent)
-
     def _simulated(
         self,
         stage: dict[str, Tensor],
@@ -193,7 +186,7 @@ class Surrogate:
         table, fractions = self.table, weights.fractions
         flying = table.in_flight.unsqueeze(1) * stage["activation"]
         away: Tensor | float = 0.0
-        if fractions is not None and table.state is not None:
+        if fractions is not None:
             sent = fractions[..., ACTIVATION]
             away = fractions[..., OPTIMIZER] * table.by_device(stage["state"])
             flying = (1.0 - sent[..., table.stage_device]) * flying

@@ -87,7 +87,7 @@ class RestartBatch:
             table.num_outer, restarts, table.num_stages, generator=generator, dtype=torch.float64
         )
         return RestartBatch(
-            fraction_logits=_first_fractions(noise[..., : table.pp]) if table.offload else None,
+            fraction_logits=_first_fractions(noise[..., : table.pp]) if table.host else None,
             table=table,
             space_kind=space_kind,
             logits=logits.requires_grad_(),
@@ -154,8 +154,8 @@ class RestartBatch:
         if self.space_kind == "stagewise":
             rows = stages @ rows
         fractions = None
-        if self.fraction_logits is not None:
-            free = torch.tensor([kind in table.offload for kind in OFFLOADS])
+        if self.fraction_logits is not None and table.host is not None:
+            free = torch.tensor([kind in table.host.kinds for kind in OFFLOADS])
             fractions = torch.sigmoid(self.fraction_logits) * free
         return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages, fractions)
 

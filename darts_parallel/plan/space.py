@@ -211,6 +211,8 @@ class OuterSpace:
     """Pipeline schedule; None: `cost.schedule`, or `interleaved` where a device holds several stages."""
     offload: tuple[str, ...] = ()
     """Tensors of which a share may lie in host memory (`OFFLOADS`)."""
+    shares: tuple[tuple[float, float], ...] = ()
+    """Those shares on every device where they are given; empty: the least that fit."""
 
 
 def plan_space(plan: Plan) -> OuterSpace:
@@ -219,6 +221,7 @@ def plan_space(plan: Plan) -> OuterSpace:
     return OuterSpace(
         plan.pp, (plan.num_micro_batches,), choices, plan.cp, plan.virtual_stages,
         node_order=plan.node_order, schedule=plan.schedule, offload=OFFLOADS if plan.offload else (),
+        shares=plan.offload,
     )  # fmt: skip
 
 

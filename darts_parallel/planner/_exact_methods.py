@@ -70,7 +70,7 @@ def _simulated(session: Session, name: str, space_kind: str, deadline: float) ->
 
 
 def _unable(session: Session) -> str:
-    if any(table.offload for table in session.tables):
+    if any(table.host for table in session.tables):
         return "no exact method knows shares in host memory (space.offload)"
     if any(table.pipeline.free for table in session.tables):
         return "no exact method knows all orders of passes (searched)"

@@ -75,7 +75,7 @@ def neighbours(plan: Plan, tables: Sequence[CostTable]) -> Iterator[tuple[float,
     mine = (plan.pp, plan.cp, plan.node_order, plan.virtual_stages)
     degrees = {(layer.dp, layer.tp) for layer in plan.layers[1:2]} if len(set(plan.layers)) == 1 else set()
     for table in tables:
-        if (table.pp, table.cp, table.node_order, table.virtual_stages) != mine or table.offload:
+        if (table.pp, table.cp, table.node_order, table.virtual_stages) != mine or table.host:
             continue
         outer = (table.num_micro_batches == plan.num_micro_batches).nonzero().flatten().tolist()
         plans = even_uniform_plans(table)

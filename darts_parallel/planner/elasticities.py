@@ -90,12 +90,11 @@ def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, dict[str, flo
     """
     table, hard, _ = hard_plan(plan, problem)
     shares = torch.tensor(plan.offload, dtype=torch.float64, requires_grad=True)
-    cost = evaluate_batch(replace(table, fractions=shares), hard)
+    assert table.host is not None
+    cost = evaluate_batch(replace(table, host=replace(table.host, fractions=shares)), hard)
     slopes = []
-    for value in (
-        cost.iteration_time[0],
-        cost.memory.sum(),
-    ):  # a share changes the memory of its device alone
+    # a share changes the memory of its device alone
+    for value in (cost.iteration_time[0], cost.memory.sum()):
         (slope,) = torch.autograd.grad(value, [shares], retain_graph=True)
         slopes.append(slope.tolist())
     return [

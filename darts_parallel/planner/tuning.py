@@ -119,7 +119,7 @@ def tune(problem: Problem, first: Plan, trials: Sequence[Trial]) -> Tuning:
 def _candidates(problem: Problem, first: Plan, trials: Sequence[Trial]) -> list[Plan]:
     """Return the best plans of the uniform space, the plan that was found, and all that were tried."""
     tables = build_tables(problem)
-    if problem.config.cost.pipeline == "simulated" or any(table.offload for table in tables):
+    if problem.config.cost.pipeline == "simulated" or any(table.host for table in tables):
         found = _cut_again(tables)
     else:
         found = find_uniform_plan(tables, count=CANDIDATES).alternatives

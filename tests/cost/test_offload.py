@@ -7,9 +7,10 @@ import torch
 
 from darts_parallel.config.schema import OFFLOADS
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.table import CostTable
-from darts_parallel.cost.terms.offload import OffloadedPlans
+from darts_parallel.cost.terms.offload import HostMemory, OffloadedPlans
 from darts_parallel.errors import ConfigError, InfeasibleError, PlanError, UnsupportedError
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.layerwise import find_layerwise_plan
@@ -33,12 +34,19 @@ def offloading(seed: int, *kinds: str, simulated: bool = False, factor: float = 
     return replace(
         table,
         pipeline=model if simulated else table.pipeline,
-        offload=kinds or OFFLOADS,
-        host_transfer=sent / factor,
-        state=0.6 * table.static,
-        state_transfer=state / factor,
-        overlap=torch.full((table.forward.shape[1],), 1.6, dtype=torch.float64),
+        host=HostMemory(
+            kinds=kinds or OFFLOADS,
+            transfer=sent / factor,
+            state=0.6 * table.static,
+            state_transfer=state / factor,
+            overlap=torch.full((table.forward.shape[1],), 1.6, dtype=torch.float64),
+        ),
     )
+
+
+def offloaded(table: CostTable, plans: HardPlans) -> OffloadedPlans:
+    assert table.host is not None
+    return OffloadedPlans.of(table, table.host, plans)
 
 
 @pytest.mark.parametrize("simulated", [False, True])
@@ -56,7 +64,7 @@ def test_the_share_of_one_kind_is_the_least_that_fits(kind: str) -> None:
     for seed in range(6):
         table = offloading(seed, kind)
         plans = random_plans(table, 20, torch.Generator().manual_seed(seed))
-        own = OffloadedPlans.of(table, plans)
+        own = offloaded(table, plans)
         shares = own.fractions()
         memory, less = own.memory(shares), own.memory((shares - 1e-6).clamp(min=0.0))
         inside = (shares.sum(-1) > 1e-6) & (shares.sum(-1) < 1.0)
@@ -70,7 +78,7 @@ def test_no_mixture_of_two_kinds_on_a_grid_is_cheaper_for_its_device() -> None:
     for seed in range(3):
         table = replace(offloading(seed), in_flight=torch.full((2, 2), 3.0, dtype=torch.float64))
         plans = random_plans(table, 8, torch.Generator().manual_seed(seed))
-        own = OffloadedPlans.of(table, plans)
+        own = offloaded(table, plans)
         best, found = own.fractions(), own.fractions()[..., 0]
         seconds = own._seconds(found)
         fits = own.memory(best) <= table.capacity * (1 + 1e-9)
@@ -87,10 +95,11 @@ def test_more_host_bandwidth_or_memory_is_never_worse(simulated: bool) -> None:
         slow, fast = (offloading(seed, simulated=simulated, factor=factor) for factor in (1.0, 1.7))
         roomy = replace(slow, capacity=1.1 * slow.capacity)
         plans = random_plans(slow, 20, torch.Generator().manual_seed(seed))
-        one_kind = {
-            name: evaluate_batch(replace(table, offload=("activation",)), plans)
-            for name, table in (("slow", slow), ("fast", fast), ("roomy", roomy))
-        }
+        one_kind = {}
+        for name, table in (("slow", slow), ("fast", fast), ("roomy", roomy)):
+            assert table.host is not None
+            host = replace(table.host, kinds=("activation",))
+            one_kind[name] = evaluate_batch(replace(table, host=host), plans)
         fits = one_kind["slow"].feasible
         for name in ("fast", "roomy"):
             assert bool(one_kind[name].feasible[fits].all())

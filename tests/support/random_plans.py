@@ -27,9 +27,8 @@ def one_hot(plans: HardPlans, table: CostTable) -> RelaxedPlans:
     choices = torch.nn.functional.one_hot(plans.choices, len(table.choices)).double()
     stages = torch.nn.functional.one_hot(plans.stages(), table.num_stages).double()
     fractions = None
-    if table.offload:
-        own = OffloadedPlans.of(table, plans)
-        fractions = own.fractions().unsqueeze(1)
+    if table.host is not None:
+        fractions = OffloadedPlans.of(table, table.host, plans).fractions().unsqueeze(1)
     return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1), fractions)
 
 

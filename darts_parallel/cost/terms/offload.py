@@ -14,13 +14,14 @@ seconds are convex in the share of activations (golden section).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from darts_parallel.cost.compute import exposed
+from darts_parallel.cost.pipeline import summed
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import CostTerm, PlanContribution
 from darts_parallel.errors import UnsupportedError
@@ -36,6 +37,34 @@ ACTIVATION, OPTIMIZER = range(2)
 SECTIONS = 32
 """Golden sections: the share of activations is then known to 1e-6."""
 GOLDEN = (5**0.5 - 1) / 2
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Figures of a cost table whose plans may keep tensors in host memory; axes as in `CostTable`."""
+
+    kinds: tuple[str, ...]
+    """Tensors of which a share may lie there (`OFFLOADS`)."""
+    transfer: Tensor = field(metadata={"axes": "OQLC"})
+    """Seconds of all activations of one micro-batch over the host link, one way."""
+    state: Tensor = field(metadata={"axes": "OLC"})
+    """Bytes of optimizer state, part of the table's `static`."""
+    state_transfer: Tensor = field(metadata={"axes": "OQLC"})
+    """Seconds of that state over the host link, in and out at once."""
+    overlap: Tensor = field(metadata={"axes": "Q"})
+    """Exponent of the overlap of transfers and computation."""
+    fractions: Tensor | None = None
+    """Shares of activations and of optimizer state in host memory, `(pp, 2)`; None: the least that fit."""
+
+
+def without_offloadable_memory(table: "CostTable") -> "CostTable":
+    """Return the optimistic copy without offloadable tensors: its bounds hold for any share of them."""
+    if (host := table.host) is None:
+        return table
+    static = table.static - host.state if "optimizer" in host.kinds else table.static
+    return replace(
+        table, static=static, activation=table.activation * ("activation" not in host.kinds), host=None
+    )
 
 
 class OffloadTerm(CostTerm):
@@ -64,19 +93,21 @@ class OffloadTerm(CostTerm):
         if not space.offload:
             return {}
         state, exponents = costs("state"), [stage.device.overlap_exponent for stage in stages]
-        return {
-            "offload": space.offload,
-            "host_transfer": host_seconds(stages, costs("activation")),
-            "state": state.amax(1),
-            "state_transfer": host_seconds(stages, state),
-            "overlap": torch.stack([torch.as_tensor(exponent) for exponent in exponents]).double(),
-        }
+        host = HostMemory(
+            kinds=space.offload,
+            transfer=host_seconds(stages, costs("activation")),
+            state=state.amax(1),
+            state_transfer=host_seconds(stages, state),
+            overlap=torch.stack([torch.as_tensor(exponent) for exponent in exponents]).double(),
+            fractions=torch.tensor(space.shares, dtype=torch.float64) if space.shares else None,
+        )
+        return {"host": host}
 
     def plan_cost(self, table: "CostTable", plans: "HardPlans") -> PlanContribution | None:
         """Price plans that offload by the table's fractions, or by the least with which they fit."""
-        if not table.offload:
+        if table.host is None:
             return None
-        offloaded = OffloadedPlans.of(table, plans)
+        offloaded = OffloadedPlans.of(table, table.host, plans)
         shares = offloaded.fractions()
         forward, backward = offloaded.lengthening(shares)
         relief = offloaded.memory(shares) - offloaded.memory(torch.zeros_like(shares))
@@ -88,6 +119,7 @@ class OffloadedPlans:
     """Bytes that B hard plans of K stages hold, and seconds that they send."""
 
     table: "CostTable"
+    host: HostMemory
     static: Tensor
     """Static bytes of every device, `(B, pp)`."""
     state: Tensor
@@ -112,11 +144,8 @@ class OffloadedPlans:
     """Micro-batches, `(B,)`."""
 
     @staticmethod
-    def of(table: "CostTable", plans: "HardPlans") -> "OffloadedPlans":
-        """Read plans from their table, whose plans may offload."""
-        assert table.state is not None
-        assert table.state_transfer is not None
-        assert table.host_transfer is not None
+    def of(table: "CostTable", host: HostMemory, plans: "HardPlans") -> "OffloadedPlans":
+        """Read plans from their table and what it knows of the host's memory."""
         row, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
         choices, stages = plans.choices, plans.stages()
         device, kinds = table.stage_device[stages], table.stage_kind[stages]
@@ -127,14 +156,15 @@ class OffloadedPlans:
 
         return OffloadedPlans(
             table=table,
+            host=host,
             static=summed(table.static[row, layers, choices], device, table.pp),
-            state=summed(table.state[row, layers, choices], device, table.pp),
+            state=summed(host.state[row, layers, choices], device, table.pp),
             kept=summed(table.in_flight[row, stages] * activation, device, table.pp),
-            state_seconds=summed(table.state_transfer[row, kinds, layers, choices], device, table.pp),
+            state_seconds=summed(host.state_transfer[row, kinds, layers, choices], device, table.pp),
             activation=activation,
             working=table.working[row, layers, choices],
             device=device,
-            transfer=by_stage(table.host_transfer),
+            transfer=by_stage(host.transfer),
             forward=by_stage(table.forward),
             backward=by_stage(table.backward),
             counts=table.num_micro_batches[plans.outer],
@@ -148,11 +178,7 @@ class OffloadedPlans:
 
     def lengthening(self, fractions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the seconds by which transfers lengthen forward and backward, `(B, K)` each."""
-        table = self.table
-        sent = fractions[..., ACTIVATION][:, table.stage_device] * self.transfer
-        assert table.overlap is not None
-        exponent = table.overlap[table.stage_kind]
-        return exposed(self.forward, sent, exponent), exposed(self.backward, sent, exponent)
+        return lengthening(self.table, self.host, fractions, self.transfer, (self.forward, self.backward))
 
     def update(self, fractions: Tensor) -> Tensor:
         """Return the seconds that every device's optimizer step takes longer, `(B, pp)`."""
@@ -160,14 +186,13 @@ class OffloadedPlans:
 
     def fractions(self) -> Tensor:
         """Return the table's fractions, or the least with which plans fit, `(B, pp, 2)`."""
-        given = self.table.fractions
+        given = self.host.fractions
         return self.least() if given is None else given.expand(len(self.static), -1, -1)
 
     @torch.no_grad()
     def least(self) -> Tensor:
         """Return the least fractions with which plans fit, or that need least, `(B, pp, 2)`."""
-        kinds = self.table.offload
-        none = torch.zeros_like(self.static)
+        kinds, none = self.host.kinds, torch.zeros_like(self.static)
         if "activation" not in kinds:
             return torch.stack([none, self._state_needed(none)], -1)
         most = self._activations_needed(self.static)
@@ -212,16 +237,29 @@ class OffloadedPlans:
 
 def offloaded_shares(table: "CostTable", plan: "HardPlans") -> tuple[tuple[float, float], ...]:
     """Return the shares that every device offloads of one plan; empty where there are none."""
-    if not table.offload:
+    if table.host is None:
         return ()
-    found = OffloadedPlans.of(table, plan).fractions()[0]
+    found = OffloadedPlans.of(table, table.host, plan).fractions()[0]
     return tuple((a, b) for a, b in found.tolist()) if bool((found > 0).any()) else ()
 
 
-def summed(values: Tensor, places: Tensor, count: int) -> Tensor:
-    """Return values `(B, N)` added up by their place, shape `(B, count)`."""
-    zeros = torch.zeros(len(values), count, dtype=values.dtype)
-    return zeros.scatter_add(1, places, values)
+def lengthening(
+    table: "CostTable", host: HostMemory, fractions: Tensor, transfer: Tensor, passes: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the seconds by which activations on their way lengthen forward and backward, `(..., K)` each.
+
+    Args:
+        fractions: Shares in host memory, `(..., pp, 2)`.
+        transfer: Seconds of the activations of every stage over the host link, `(..., K)`.
+        passes: Seconds of every stage's layers forward and backward, `(..., K)` each.
+    """
+    sent, exponent = (
+        fractions[..., ACTIVATION][..., table.stage_device] * transfer,
+        host.overlap[table.stage_kind],
+    )
+    # a stage that no layer has any weight in divides nothing by zero
+    forward, backward = (exposed(seconds.clamp(min=1e-30), sent, exponent) for seconds in passes)
+    return forward, backward
 
 
 def host_seconds(stages: Sequence[StageContext], numbers: Tensor) -> Tensor:
