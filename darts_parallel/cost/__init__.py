@@ -15,9 +15,8 @@ from darts_parallel.cost.compute import ATTENTION_HALF_SIZE as ATTENTION_HALF_SI
 from darts_parallel.cost.compute import BACKWARD_FACTOR as BACKWARD_FACTOR
 from darts_parallel.cost.compute import FUSED_BACKWARD_FACTOR as FUSED_BACKWARD_FACTOR
 from darts_parallel.cost.compute import attention_seconds as attention_seconds
-from darts_parallel.cost.compute import exposed as exposed
+from darts_parallel.cost.compute import forward_kernels as forward_kernels
 from darts_parallel.cost.compute import gemm_seconds as gemm_seconds
-from darts_parallel.cost.compute import products_seconds as products_seconds
 from darts_parallel.cost.compute import stream_seconds as stream_seconds
 from darts_parallel.cost.evaluation import BatchCost as BatchCost
 from darts_parallel.cost.evaluation import CostBreakdown as CostBreakdown
@@ -39,7 +38,6 @@ from darts_parallel.cost.layer_costs import shard_groups as shard_groups
 from darts_parallel.cost.lightest import lightest_plans as lightest_plans
 from darts_parallel.cost.memory import ROUNDING as ROUNDING
 from darts_parallel.cost.memory import StateBytes as StateBytes
-from darts_parallel.cost.memory import capacities as capacities
 from darts_parallel.cost.memory import padded_vocabulary as padded_vocabulary
 from darts_parallel.cost.memory import parameters_per_rank as parameters_per_rank
 from darts_parallel.cost.memory import state_bytes as state_bytes

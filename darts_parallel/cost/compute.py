@@ -139,28 +139,37 @@ def attention_seconds(
     return products + stream_seconds(passes, device)
 
 
+def forward_kernels(stage: StageContext, layer: LayerSpec) -> dict[str, list[Scalar]]:
+    """Return the seconds of every kernel of a layer's forward pass, by what it does, each `(O, C)`."""
+    device, training, width = stage.device, stage.training, stage.width
+    tokens, tp = stage.choices.tokens, stage.choices.tp
+    elements = layer.replicated_elements / stage.choices.sequence_shards + layer.sharded_elements / tp
+    cores = [
+        attention_seconds(
+            core, tokens, training.seq_len, tp, device,
+            fused=training.fused_attention, width=width, eight_bit=training.fp8_dot_product_attention,
+        )
+        for core in layer.cores
+    ]  # fmt: skip
+    return {
+        "attention": [*cores],
+        "streaming kernels": [stream_seconds(device.streaming_factor * width * tokens * elements, device)],
+        "matrix products": [gemm_seconds(gemm, tokens, tp, device, width) for gemm in layer.gemms],
+        "launch overhead": [stage.launches * device.layer_overhead],
+    }
+
+
 def computation_seconds(stage: StageContext, layer: LayerSpec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the seconds of a micro-batch without the terms of `cost/terms` and messages, each `(O, C)`.
 
     Returns:
         Forward, backward, the part of forward that is attention's, and the weights' gradients.
     """
-    device, training, width = stage.device, stage.training, stage.width
-    tokens, tp, shards = stage.choices.tokens, stage.choices.tp, stage.choices.sequence_shards
-    core = torch.zeros_like(tokens)
-    for attention in layer.cores:
-        core = core + attention_seconds(
-            attention, tokens, training.seq_len, tp, device,
-            fused=training.fused_attention, width=width, eight_bit=training.fp8_dot_product_attention,
-        )  # fmt: skip
-    elements = layer.replicated_elements / shards + layer.sharded_elements / tp
-    forward = core + stream_seconds(device.streaming_factor * width * tokens * elements, device)
-    for gemm in layer.gemms:
-        forward = forward + gemm_seconds(gemm, tokens, tp, device, width)
-    forward = forward + stage.launches * device.layer_overhead
-    extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if training.fused_attention else 0.0
+    kernels, none = forward_kernels(stage, layer), torch.zeros_like(stage.choices.tokens)
+    forward = sum((one for alike in kernels.values() for one in alike), none)
+    core, weights = sum(kernels["attention"], none), sum(kernels["matrix products"], none)
+    extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if stage.training.fused_attention else 0.0
     backward = BACKWARD_FACTOR * forward + extra * core
-    weights = products_seconds(layer.gemms, tokens, tp, device, width)
     if layer.frozen:  # of a frozen product, backward has the gradient of the input alone
         return forward, backward - weights, core, torch.zeros_like(weights)
     # the products of a weight's gradient have the sizes of its forward product in another order

@@ -11,12 +11,10 @@ from darts_parallel.planner.methods import solve as solve
 from darts_parallel.planner.node_choice import Rental as Rental
 from darts_parallel.planner.planning import choose_nodes as choose_nodes
 from darts_parallel.planner.planning import plan as plan
-from darts_parallel.planner.replanning import replan as replan
 from darts_parallel.planner.result import CHOSEN as CHOSEN
 from darts_parallel.planner.result import Planned as Planned
 from darts_parallel.planner.result import Rung as Rung
 from darts_parallel.planner.state_moves import StateTransfer as StateTransfer
-from darts_parallel.planner.state_moves import moved_state as moved_state
 from darts_parallel.planner.tuning import Proposal as Proposal
 from darts_parallel.planner.tuning import Trial as Trial
 from darts_parallel.planner.tuning import Tuning as Tuning

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 from darts_parallel.errors import lazy_names
 from darts_parallel.report.ending import render_ending as render_ending
 from darts_parallel.report.ending import render_ladder as render_ladder
-from darts_parallel.report.explanation import explain as explain
 from darts_parallel.report.format import seconds as seconds
-from darts_parallel.report.format import size as size
 from darts_parallel.report.format import table_of as table_of
 from darts_parallel.report.html import report_page as report_page
 from darts_parallel.report.plan_json import plan_dict as plan_dict

@@ -20,16 +20,14 @@ from darts_parallel.cost import (
     StageContext,
     StateBytes,
     accumulation_seconds,
-    attention_seconds,
     evaluate,
+    forward_kernels,
     hard_plan,
     held_at_most,
     neighbour_seconds,
     plan_contributions,
-    products_seconds,
     shard_groups,
     static_bytes,
-    stream_seconds,
     terms_of,
 )
 from darts_parallel.cost import FORMULAS as TERM_FORMULAS
@@ -229,29 +227,11 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
 def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float] | None:
     """Return the compute seconds of a layer by what its kernels do; None where they are measured."""
     layer, stage = problem.model.layers[index], _context(problem, plan, index)
-    device, training, width = stage.device, stage.training, stage.width
-    tokens, tp = stage.choices.tokens, stage.choices.tp
-    if stage.measured is not None:
-        sizes = tokens / training.seq_len
-        if stage.measured.figures(device.name, layer.kind, (tp, tp), sizes, "forward") is not None:
-            return None
-    fused, eight_bit = training.fused_attention, training.fp8_dot_product_attention
-    cores = (
-        attention_seconds(
-            core, tokens, training.seq_len, tp, device, fused=fused, width=width, eight_bit=eight_bit
-        )
-        for core in layer.cores
-    )
-    elements = layer.replicated_elements / stage.choices.sequence_shards + layer.sharded_elements / tp
-    streamed = stream_seconds(device.streaming_factor * width * tokens * elements, device)
-    parts = {
-        "matrix products": float(products_seconds(layer.gemms, tokens, tp, device, width)),
-        "attention": sum(float(core) for core in cores),
-        "streaming kernels": float(streamed),
-        "launch overhead": stage.launches * float(device.layer_overhead),
-    }
+    if stage.measured_figure(layer, "forward", unknown := torch.zeros(())) is not unknown:
+        return None
+    parts = {name: sum(map(float, alike)) for name, alike in forward_kernels(stage, layer).items()}
     seconds = {name: (1.0 + BACKWARD_FACTOR) * value for name, value in parts.items()}
-    extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if fused else 0.0
+    extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if stage.training.fused_attention else 0.0
     seconds["attention"] += extra * parts["attention"]
     if layer.frozen:
         seconds["matrix products"] -= parts["matrix products"]
