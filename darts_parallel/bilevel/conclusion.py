@@ -317,9 +317,7 @@ def search_result(search: BilevelSearch, found: Conclusion, history: Sequence[St
         history: Records of its logit steps.
     """
     raw, gap = found.raw or found.chosen, found.raw_gap
-    words = (
-        "the logits' own plan" if gap is not None and gap < 1e-9 else "the optimum of the learned objective"
-    )
+    words = "the logits' own plan" if gap is not None and gap < 1e-9 else "the learned objective's optimum"
     why = f"{words}, least learned time to target" if search.priced else "nothing is known yet of few bits"
     return SearchResult(
         plan=found.chosen.plan,

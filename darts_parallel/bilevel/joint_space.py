@@ -53,9 +53,8 @@ class Candidate:
     def training_key(self) -> str:
         """Name the part that affects the loss: plans of equal names train equally."""
         sums = f"tp{self.tp} b{self.tp_comm_bits}" if self.forward_pair[1] < LOSSLESS else "exact sums"
-        sent = (
-            f"dp{self.dp} g{self.grad_comm_bits}" if self.gradient_pair[1] < LOSSLESS else "exact gradients"
-        )
+        lossy = self.gradient_pair[1] < LOSSLESS
+        sent = f"dp{self.dp} g{self.grad_comm_bits}" if lossy else "exact gradients"
         return f"{sums}, {sent}"
 
 

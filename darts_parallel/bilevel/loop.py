@@ -313,9 +313,8 @@ class BilevelSearch:
         if exchange is not None:
             exact = next(i for i, (_, bits) in enumerate(pairs) if bits == max(b for _, b in pairs))
             nats = (found.by_pair - found.by_pair[:, exact : exact + 1]).double()
-            lacking = gradient_shortfall(
-                self.trainer, found.by_weight, outcome.mean, self.space.gradient_pairs
-            )
+            gains = (found.by_weight, outcome.mean, self.space.gradient_pairs)
+            lacking = gradient_shortfall(self.trainer, *gains)
             self.log_slowdown = replace(self.log_slowdown, forward=nats / exchange, gradient=lacking)
         return found.loss
 

@@ -77,9 +77,7 @@ def _without_verb(given: list[str], top: str | None) -> list[str]:
     place = 0 if verb is None else given.index(verb)
     rest = given if verb is None else given[:place] + given[place + 1 :]
     key = f"{verb}.from" if verb in VERBS else "plan"
-    degrees = [
-        f"space.{argument}" if argument.partition("=")[0] in DEGREES else argument for argument in rest
-    ]
+    degrees = [f"space.{given}" if given.partition("=")[0] in DEGREES else given for given in rest]
     if rest[place:] and "=" not in rest[place] and (verb is not None or rest[place].endswith(".json")):
         rest = [*rest[:place], f"{key}={rest[place]}", *rest[place + 1 :]]
     elif verb == "price" and degrees != rest:  # the user's own degrees: their best plan, whatever its chance

@@ -139,15 +139,13 @@ def quoted(name: str) -> str:
 def require_printable(key: str, text: str) -> None:
     """Refuse control, separating, direction and surrogate characters (all but printable ones and spaces)."""
     if len(text) > LONGEST:
-        raise ConfigError(
-            f"{key} has {len(text)} characters and must have at most {LONGEST}; try its beginning."
-        )
+        raise ConfigError(f"{key} has {len(text)} characters and must have {LONGEST} at most; try its start.")
     if text.isprintable():
         return
-    near = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    near = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:60]
     shown = ascii(text) if len(text) < 60 else f"{text[:60]!a}..."
     raise ConfigError(
-        f"{key}={shown} must hold printable characters only, without line breaks; try {near[:60]!a}."
+        f"{key}={shown} must hold printable characters only, without line breaks; try {near!a}."
     )
 
 

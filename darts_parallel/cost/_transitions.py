@@ -24,7 +24,7 @@ def stored_bytes(
     elements = torch.tensor([float(layer.output_elements) for layer in layers[:-1]], dtype=torch.float64)
     # logits are divided by tp whatever the layout of the hidden state
     shards = [
-        [c.tp if c.sequence_parallel or layer.kind == "head" else 1 for c in layouts] for layer in layers[:-1]
+        [c.tp if c.sequence_parallel or own.kind == "head" else 1 for c in layouts] for own in layers[:-1]
     ]
     per_rank = elements.unsqueeze(1) / torch.tensor(shards, dtype=torch.float64)
     return tokens.unsqueeze(1) * per_rank * width

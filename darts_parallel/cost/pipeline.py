@@ -50,9 +50,8 @@ class PipelineModel:
         # next to the closed form of 1F1B, so that plans differ by their passes alone
         together = closed and simulated and name == usual
         free = SEARCHED in named
-        return PipelineModel(
-            simulated, name, config.p2p == "blocking", together, free, free and name not in named
-        )
+        start, blocking = free and name not in named, config.p2p == "blocking"
+        return PipelineModel(simulated, name, blocking, together, free, start)
 
 
 def pipeline_seconds(

@@ -91,9 +91,8 @@ def _dominated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         parts: Each `(N, C)`. Few pairs outlive the first rows, so that only those are compared further.
     """
     size = parts[0].shape[1]
-    left, right = (
-        index.flatten() for index in torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
-    )
+    places = torch.arange(size)
+    left, right = (index.flatten() for index in torch.meshgrid(places, places, indexing="ij"))
     for part in parts:
         # a few rows that differ from each other
         for row in sorted({0, len(part) // 2, len(part) - 1}):

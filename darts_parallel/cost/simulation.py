@@ -224,9 +224,7 @@ def critical_operations(
     paths, _ = _critical_paths(graph, end, start, graph.last[[awaited]], np.zeros(1, dtype=np.int64))
     on_path = graph.operations[paths[paths < len(graph)]].tolist()
     kinds = find(schedule).kinds
-    return frozenset(
-        Operation(kinds[kind], stage, batch) for kind, stage, batch in on_path if kind != NOTHING
-    )
+    return frozenset(Operation(kinds[kind], s, batch) for kind, s, batch in on_path if kind != NOTHING)
 
 
 def _growing(schedule: str, pp: int, num_micro_batches: int) -> Iterator[int]:

@@ -229,11 +229,8 @@ class CostTable:
 def _taken(value: Any, axes: str, axis: str, index: Tensor) -> Any:
     """Return the members `index` of an axis of a tensor, of all in a dict or a record, or None of None."""
     if is_dataclass(value):
-        own = {
-            item.name: item.metadata["axes"]
-            for item in fields(value)
-            if axis in item.metadata.get("axes", "")
-        }
+        axes_of = {item.name: item.metadata.get("axes", "") for item in fields(value)}
+        own = {name: axes for name, axes in axes_of.items() if axis in axes}
         return replace(value, **{n: _taken(getattr(value, n), a, axis, index) for n, a in own.items()})
     if isinstance(value, dict):
         return {name: _taken(part, axes, axis, index) for name, part in value.items()}

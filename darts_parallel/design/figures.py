@@ -53,9 +53,7 @@ def places(name: str, cluster: Cluster) -> list[int | None]:
         )
     alike = [group.device.name for group in groups].count(groups[index].device.name)
     if figure.startswith("device") and alike > 1:
-        raise ConfigError(
-            f"{rule} a group with a device of its own, which others do not share; try {figure}."
-        )
+        raise ConfigError(f"{rule} a group with a device of its own, which no other shares; try {figure}.")
     if network and groups[index].inter_node is None:
         raise ConfigError(f"{rule} a group with an inter_node link of its own; try {figure}.")
     return [index]

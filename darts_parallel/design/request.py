@@ -200,7 +200,6 @@ def _number(place: str, value: Any, least: Any = None) -> float:
     """Return a number above 0, or one from 0 on where that is the least."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
     if not good or value < 0 or (value == 0 and least != 0.0):
-        raise ConfigError(
-            f"{place}={value} must be a number {'from 0 on' if least == 0 else 'above 0'}; try 1.0."
-        )
+        rule = "from 0 on" if least == 0 else "above 0"
+        raise ConfigError(f"{place}={value} must be a number {rule}; try 1.0.")
     return float(value)

@@ -139,10 +139,8 @@ class LayerStructure:
                 inside[1:-1] = penalties(costs.reshard[kind : kind + 1]) * weight
                 before[1:-1] = penalties(costs.p2p.swapaxes(-1, -2)) if len(costs.p2p) else 0.0
             groups = self.groups
-            self._entered[kind] = (
-                groups.largest(before[groups.begins]),
-                groups.largest(inside[groups.stops]),
-            )
+            ends = before[groups.begins], inside[groups.stops]
+            self._entered[kind] = groups.largest(ends[0]), groups.largest(ends[1])
         return self._entered[kind]
 
     @cached_property
@@ -283,9 +281,8 @@ class _NodeOffsets:
         final = np.zeros(groups.node.shape, dtype=bool)
         final[first, end] = True
         chosen = final[groups.begins, groups.stops]
-        return _NodeOffsets(
-            before, inside, groups.largest_of(chosen, structure.boundary[groups.stops[chosen]])
-        )
+        largest = groups.largest_of(chosen, structure.boundary[groups.stops[chosen]])
+        return _NodeOffsets(before, inside, largest)
 
     def growing(self, node: int) -> Array | None:
         """Return penalty between states (first, current) of labels that may still grow."""

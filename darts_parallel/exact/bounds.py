@@ -284,9 +284,8 @@ class SegmentGrid:
         """Find the distinct segments."""
         members = np.unique(costs.layer_class, return_index=True)[1]
         stages = StageSegments.legal(costs.pp, costs.fused_to_previous)
-        return SegmentGrid(
-            costs, space_kind, *_distinct_segments(tuple(costs.layer_class.tolist())), members, stages
-        )
+        segments = _distinct_segments(tuple(costs.layer_class.tolist()))
+        return SegmentGrid(costs, space_kind, *segments, members, stages)
 
     def lower_bounds(self, time: float = 0.0, sync: float = 0.0, per_iteration: float = 0.0) -> Array:
         """Bound of `time * t + sync * y + per_iteration * o` of every stage and segment that fits the memory.
@@ -301,9 +300,8 @@ class SegmentGrid:
         """
         costs, stages = self.costs, self.stages
         signatures, of_stage = costs.stage_signatures
-        objective = (time * costs.time + sync * costs.sync + per_iteration * costs.per_iteration)[
-            :, self.members
-        ]
+        objective = time * costs.time + sync * costs.sync + per_iteration * costs.per_iteration
+        objective = objective[:, self.members]
         # what a kind cannot run is priced out, so that bounds are those of the legal strategies
         if not costs.kind_allowed.all():
             objective = objective + objective.max() * len(costs.layer_class) * ~costs.kind_allowed[:, None, :]

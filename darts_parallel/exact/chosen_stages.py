@@ -37,9 +37,8 @@ class WaySums:
         self._inside, self._time = inside_sums(pairs), prefix_sums(costs.time[:, layers, ways])
         self._sync = prefix_sums(costs.sync[:, layers, ways])
         self._per_iteration = prefix_sums(costs.per_iteration[layers, ways])
-        self._static, self._activation = (
-            prefix_sums(x[layers, ways]) for x in (costs.static, costs.activation)
-        )
+        self._static = prefix_sums(costs.static[layers, ways])
+        self._activation = prefix_sums(costs.activation[layers, ways])
 
     def seconds(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:
         """Return the seconds of one micro-batch, the boundary before the stage left out."""

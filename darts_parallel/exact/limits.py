@@ -105,9 +105,8 @@ class SegmentBounds:
                 new_sync = np.maximum(now.sync, (now.mixed - now.rates[:, None] * room).max(axis=0))
                 mixed = ((now.mixed - room_sync) / now.rates[:, None]).max(axis=0)
                 new_seconds = np.maximum(now.seconds, mixed)
-            tighter = replace(
-                now, seconds=new_seconds, summed=np.maximum(now.summed, new_seconds), sync=new_sync
-            )
+            summed = np.maximum(now.summed, new_seconds)
+            tighter = replace(now, seconds=new_seconds, summed=summed, sync=new_sync)
             now = tighter.keep(kept)
             done = now.completions()
             if not kept.any() or (kept.all() and sweep > 1):

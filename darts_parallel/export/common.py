@@ -342,9 +342,8 @@ class Request:
             own, seconds = self.price(self.plan), self.price(usual)
         except DartsParallelError:
             return ""
-        costs = (
-            f"takes {seconds:.4g} s instead of {own:.4g} s" if seconds < inf else "does not fit the memory"
-        )
+        slower = f"takes {seconds:.4g} s instead of {own:.4g} s"
+        costs = slower if seconds < inf else "does not fit the memory"
         return f"; the closest rule, {usual.schedule_name} with the same stages, {costs}"
 
 

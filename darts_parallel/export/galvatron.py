@@ -47,10 +47,8 @@ def settings(job: Request) -> dict[str, Any]:
     outer = _outer(job)
     default = _default_type(job, outer)
     # its runtime takes 1 for what the JSON leaves out
-    degrees = {
-        "ep_sizes_enc": _text(s.ep for s in blocks),
-        "tp_of_ep_sizes_enc": _text(s.etp for s in blocks),
-    }
+    ep, etp = _text(s.ep for s in blocks), _text(s.etp for s in blocks)
+    degrees = {"ep_sizes_enc": ep, "tp_of_ep_sizes_enc": etp}
     return {
         "pp_deg": plan.pp,
         "tp_sizes_enc": _text(strategy.tp for strategy in blocks),
@@ -92,9 +90,7 @@ def _default_type(job: Request, outer: LayerStrategy) -> str:
     shared = (s for s in [outer, *job.blocks] if facts(problem, plan.pp, plan.cp, s)["copies"] > 1)
     stages = {s.zero_stage for s in shared} - {1, 3}
     if len(stages) > 1:
-        job.refuse(
-            "zero_stage 0 and 2 in one plan, and default_dp_type is one for all", "space.zero_stage=[2,3]"
-        )
+        job.refuse("zero_stage 0 and 2, and default_dp_type is one for all", "space.zero_stage=[2,3]")
     return DEFAULT_TYPE.get(min(stages, default=0), "ddp")
 
 
@@ -111,9 +107,8 @@ def _check_stages(job: Request) -> None:
     first, last = job.chunks[0], job.chunks[-1]
     if not (first.num_blocks and last.num_blocks):
         place = "first" if not first.num_blocks else "last"
-        below = [
-            pp for pp in legal_pipeline_degrees(job.problem.model, job.problem.cluster) if pp < job.plan.pp
-        ]
+        legal = legal_pipeline_degrees(job.problem.model, job.problem.cluster)
+        below = [pp for pp in legal if pp < job.plan.pp]
         fewer = max(below, default=job.plan.pp)
         job.refuse(
             f"the {place} stage holds no block, and its embedding and head go with the outermost blocks",

@@ -109,9 +109,8 @@ def write_export(exported: Exported, folder: Path, main: Path | None = None) -> 
         raise ConfigError(f"--output={main} must lie in a folder that exists; try {main.name}.")
     paths = []
     for index, (name, text) in enumerate(exported.files.items()):
-        path = (
-            main if main is not None and index == 0 else (main.parent if main is not None else folder) / name
-        )
+        beside = folder if main is None else main.parent
+        path = main if main is not None and index == 0 else beside / name
         write_text(path, text)
         paths.append(path)
     return paths

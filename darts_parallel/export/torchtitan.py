@@ -124,9 +124,8 @@ def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     }
     if plan.pp > 1:
         # an order in a CSV still needs a class, which decides where the stages lie
-        placement = (
-            "ZBVZeroBubble" if plan.passes.folded else find(usual_schedule(plan.virtual_stages)).pytorch
-        )
+        usual = find(usual_schedule(plan.virtual_stages)).pytorch
+        placement = "ZBVZeroBubble" if plan.passes.folded else usual
         values["pipeline_parallel_schedule"] = plan.passes.pytorch or placement
         values["module_fqns_per_model_part"] = [_modules(chunk) for chunk in job.chunks]
     return values

@@ -126,9 +126,8 @@ class _Changes:
         working = costs.working
         largest = _range_max(working, self.first, self.last + 1)
         now = working[self.layers, self.chosen][:, None]
-        others = np.maximum(
-            _range_max(now, self.begins, self.first), _range_max(now, self.last + 1, self.ends)
-        )
+        before, behind = _range_max(now, self.begins, self.first), _range_max(now, self.last + 1, self.ends)
+        others = np.maximum(before, behind)
         memory = held[self.stage][:, None] + self._added(kept) + np.maximum(largest, others)
         fits = memory <= costs.capacity[self.stage][:, None] * (1 + ROUNDING)
         fits &= table.allowed[self.outer].numpy() & costs.kind_allowed[costs.stage_kind[self.stage]]
@@ -148,9 +147,8 @@ def _entering(seconds: Array, pair: Index, held: Index, every: Index) -> Array:
 def _leaving(seconds: Array, pair: Index, held: Index, every: Index) -> Array:
     """Return seconds `(N, C)` that another layout before `pair` adds."""
     after = held[pair + 1]
-    return np.asarray(
-        seconds[pair[:, None], every, after[:, None]] - seconds[pair, held[pair], after][:, None]
-    )
+    left, reached = seconds[pair, held[pair], after], seconds[pair[:, None], every, after[:, None]]
+    return np.asarray(reached - left[:, None])
 
 
 def _largest_but(values: Array, place: Index, count: int) -> Array:

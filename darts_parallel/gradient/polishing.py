@@ -103,9 +103,8 @@ def _neighbourhoods(table: CostTable, space_kind: str) -> list[Callable[[HardPla
 
 def _moves(table: CostTable, plan: HardPlans, space_kind: str, *, edges: str) -> HardPlans:
     """Change strategies as in the space `space_kind`, boundaries as in `edges`, and the outer choice."""
-    strategies = {"uniform": _whole, "stagewise": _per_stage, "layerwise": _every_run}[space_kind](
-        table, plan
-    )
+    change = {"uniform": _whole, "stagewise": _per_stage, "layerwise": _every_run}[space_kind]
+    strategies = change(table, plan)
     parts = [plan, strategies, *_edge_moves(table, plan, edges)]
     outer = HardPlans(
         torch.arange(table.num_outer),

@@ -102,9 +102,8 @@ class Surrogate:
         sizes = [sum(self._widths), 1, table.num_layouts]
         figures, working, layouts = torch.split(expected, sizes, dim=-1)
         sums = torch.split(weights.stages.transpose(-1, -2) @ figures, self._widths, dim=-1)
-        stage = {
-            name: _of_kind(values, self._stage_kind) for name, values in zip(self._names, sums, strict=True)
-        }
+        read = zip(self._names, sums, strict=True)
+        stage = {name: _of_kind(values, self._stage_kind) for name, values in read}
         inside, across = self._neighbour_seconds(weights.stages, layouts)
         seconds = stage["time"] + inside
         if fractions is not None and table.host is not None:

@@ -83,9 +83,8 @@ class RestartBatch:
         turn = torch.arange(restarts) % table.allowed.sum(1, keepdim=True)
         preferred = order.gather(1, turn).view(table.num_outer, restarts, 1, 1).expand(-1, -1, rows, -1)
         logits.scatter_add_(-1, preferred, torch.full(shape, config.initial_preference, dtype=torch.float64))
-        noise = torch.randn(
-            table.num_outer, restarts, table.num_stages, generator=generator, dtype=torch.float64
-        )
+        sizes = (table.num_outer, restarts, table.num_stages)
+        noise = torch.randn(sizes, generator=generator, dtype=torch.float64)
         return RestartBatch(
             fraction_logits=_first_fractions(noise[..., : table.pp]) if table.host else None,
             table=table,

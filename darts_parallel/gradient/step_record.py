@@ -53,9 +53,8 @@ class LeadingPlan:
         """Return the one of the lowest merit; all sequences in the order of the groups, merits `(O, R)`."""
         lead = min(range(len(groups)), key=lambda index: float(merits[index].min()))
         outer, restart = divmod(int(merits[lead].argmin()), merits[lead].shape[1])
-        return LeadingPlan(
-            groups[lead], weights[lead], costs[lead], float(merits[lead].min()), outer, restart
-        )
+        least = float(merits[lead].min())
+        return LeadingPlan(groups[lead], weights[lead], costs[lead], least, outer, restart)
 
     def record(
         self,

@@ -57,9 +57,8 @@ def comm_bits(layer: dict[str, Any], key: str, place: str) -> int:
     bits = int(field(layer, key, int, place=place, default=max(COMM_BITS)))
     if bits not in COMM_BITS:
         near = min(COMM_BITS, key=lambda legal: abs(legal - bits))
-        raise PlanError(
-            f"plan: {place}{key}={bits} must be one of {', '.join(map(str, COMM_BITS))}; try {near}."
-        )
+        legal = ", ".join(map(str, COMM_BITS))
+        raise PlanError(f"plan: {place}{key}={bits} must be one of {legal}; try {near}.")
     return bits
 
 

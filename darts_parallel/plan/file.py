@@ -108,9 +108,7 @@ def required_config(path: str, key: str = "plan") -> Config:
     """
     config = own_config(path, key=key)
     if config is None:
-        raise PlanError(
-            f"{key}={path}: the field config is missing; try a plan.json as the command writes it."
-        )
+        raise PlanError(f"{key}={path}: the field config is missing; try a plan.json of the command.")
     return config
 
 

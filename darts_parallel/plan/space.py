@@ -81,9 +81,8 @@ def require_pure_stages(model: Model, cluster: Cluster) -> None:
 def _nearest_nodes(model: Model, cluster: Cluster) -> str:
     """Return the smallest change of one node group that gives a legal pipeline degree."""
     groups = cluster.groups
-    changes = sorted(
-        ((d, i) for i in range(len(groups)) for d in range(-64, 65) if d), key=lambda x: abs(x[0])
-    )
+    places = ((change, i) for i in range(len(groups)) for change in range(-64, 65) if change)
+    changes = sorted(places, key=lambda place: abs(place[0]))
     for change, index in changes:
         count = groups[index].count + change
         if count < 1:
@@ -113,9 +112,8 @@ def _degrees(problem: Problem) -> Iterator[tuple[int, int, int, int, int]]:
         dp, rest = divmod(devices // pp, tp * cp)
         if dp and not rest:
             several = space.pinned("virtual_stages") != (1,)
-            yield from (
-                (pp, v, tp, cp, dp) for v in (virtual_stage_counts(space, model, pp) if several else [1])
-            )
+            stages = virtual_stage_counts(space, model, pp) if several else [1]
+            yield from ((pp, v, tp, cp, dp) for v in stages)
 
 
 def _product(space: SpaceConfig) -> str:

@@ -235,9 +235,7 @@ class Plan:
             away = {"offload": shares} if shares else {}
             stages.append({"layers": [first, end], "ranks": own} | numbered | away)
         left_out = () if experts else ("ep", "etp")
-        strategies = [
-            {key: value for key, value in asdict(s).items() if key not in left_out} for s in self.layers
-        ]
+        strategies = [{k: value for k, value in asdict(s).items() if k not in left_out} for s in self.layers]
         layers = [{"name": n, **strategy} for n, strategy in zip(names, strategies, strict=True)]
         rule, order = self.passes, dict[str, Any]()
         if isinstance(rule, Searched):

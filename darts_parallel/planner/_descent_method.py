@@ -17,9 +17,8 @@ def descend(session: Session, deadline: float) -> None:
             update(record.step, f"best {record.best_time_s:.4f} s/iteration")
             session.watcher.record(record)
 
-        found = search_tables(
-            session.tables, session.space_kind, settings, settings.seed, on_record=on_record
-        )
+        given = (session.tables, session.space_kind, settings, settings.seed)
+        found = search_tables(*given, on_record=on_record)
     if (
         found is None
         and session.problem is not None

@@ -62,9 +62,7 @@ def run_phases(session: Session, phases: Sequence[Phase]) -> None:
             raise
         session.interrupted = True
         if session.result is not None:
-            session.watcher.say(
-                "verification interrupted: the plan stands, unverified by what is missing below."
-            )
+            session.watcher.say("verification interrupted: the plan stands, unverified by what is missing.")
 
 
 def _run(session: Session, phase: Phase) -> None:

@@ -115,9 +115,8 @@ def carried_over(plan: Plan, table: CostTable, space_kind: str) -> HardPlans:
     """
     starts = _scaled_starts(plan, table)
     stages = torch.searchsorted(starts, torch.arange(table.num_layers), right=True) - 1
-    runs = table.runs(
-        table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.num_stages, -1)
-    )
+    every = torch.arange(len(table.choices)).expand(table.num_stages, -1)
+    runs = table.runs(table.stage_kind.unsqueeze(1), every)
     distinct = {s: torch.tensor([_distance(s, c) for c in table.choices]) for s in set(plan.layers)}
     distance = torch.stack([distinct[s] for s in plan.layers])
     if space_kind == "uniform":

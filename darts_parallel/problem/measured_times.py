@@ -62,9 +62,8 @@ class Profiles:
             ConfigError: it was not measured.
         """
         model = matching_name("model", model, {m for m, _, _ in self.layers}, self.path)
-        gpu = matching_name(
-            f"gpu of model {model}", gpu, {g for m, g, _ in self.layers if m == model}, self.path
-        )
+        gpus = {g for m, g, _ in self.layers if m == model}
+        gpu = matching_name(f"gpu of model {model}", gpu, gpus, self.path)
         degrees = sorted(degree for m, g, degree in self.layers if (m, g) == (model, gpu))
         if tp not in degrees:
             near = min(degrees, key=lambda degree: abs(degree - tp))
@@ -101,9 +100,8 @@ def matching_name(key: str, name: str, known: Collection[str], path: str) -> str
         if _plain(candidate.partition(" (")[0]) in (plain, plain + "gb"):
             return candidate
     near = get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
-    raise ConfigError(
-        f"{key}={name} must be one of {', '.join(sorted(known))}, which {path} measured; try {near}."
-    )
+    names = ", ".join(sorted(known))
+    raise ConfigError(f"{key}={name} must be one of {names}, which {path} measured; try {near}.")
 
 
 def _plain(name: str) -> str:

@@ -266,9 +266,8 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
             name = "" if stage is None else str(stage)
             for line in mine:
                 value = f"{line.value / scale:.{digits}f}"
-                table.add_row(
-                    name, line.layers, line.term.replace("_", " "), value, line.formula, line.source
-                )
+                term = line.term.replace("_", " ")
+                table.add_row(name, line.layers, term, value, line.formula, line.source)
             total = f"{sum(line.value for line in mine) / scale:.{digits}f}"
             table.add_row(name, "", "sum", total, "", "", style="bold")
         console.print(table)

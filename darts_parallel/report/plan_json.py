@@ -132,7 +132,6 @@ def _placed(plan: Plan, names: tuple[str, ...], problem: Problem) -> dict[str, A
     """Return the plan with the ranks that its node order gives each stage, and its schedule."""
     cluster = problem.cluster.arranged(plan.node_order)
     model = PipelineModel.from_config(problem.config.cost, plan.virtual_stages, plan.schedule)
-    placed = plan.to_dict(
-        names, cluster.num_devices, cluster.pipeline_ranks, experts=problem.model.has_experts
-    )
+    has_experts = problem.model.has_experts
+    placed = plan.to_dict(names, cluster.num_devices, cluster.pipeline_ranks, experts=has_experts)
     return placed | {"schedule": find(model.schedule).name}

@@ -23,9 +23,8 @@ def filled_table(
     title: str, header: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)
 ) -> Table:
     """Return a table for the terminal; headers of numbers have a word a line."""
-    columns = (
-        (name, "left") if i in left else (name.replace(" ", "\n"), "right") for i, name in enumerate(header)
-    )
+    numbers = [name.replace(" ", "\n") for name in header]
+    columns = ((name, "left") if i in left else (numbers[i], "right") for i, name in enumerate(header))
     table = table_of(title, *columns)
     for row in rows:
         table.add_row(*row)

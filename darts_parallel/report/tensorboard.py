@@ -101,9 +101,8 @@ class Tracker:
         """
         known = intervals(plan, self.problem, cost, elasticities or {})
         words = plan.describe(self.problem.training.global_batch_size)
-        self._writer.add_text(
-            "plan", f"**{words}**; report.html in the run's folder has the rest", self._step
-        )
+        told = f"**{words}**; report.html in the run's folder has the rest"
+        self._writer.add_text("plan", told, self._step)
         if result is not None and result.history:
             self._search(result, plan, cost)
         self._hyperparameters(result, plan, cost, known)

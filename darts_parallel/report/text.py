@@ -314,9 +314,8 @@ def _time_table(cost: CostBreakdown) -> Table:
         share = seconds / cost.iteration_time_s
         style = "dim" if seconds == 0 else ""
         bar = "█" * round(40 * share)
-        table.add_row(
-            term_words(name), _number(seconds, cost.iteration_time_s), _percent(share), bar, style=style
-        )
+        cells = (term_words(name), _number(seconds, cost.iteration_time_s), _percent(share), bar)
+        table.add_row(*cells, style=style)
     table.add_row("total", _number(cost.iteration_time_s), "100.0 %", "", style="bold")
     return table
 
@@ -328,9 +327,7 @@ def effect(elasticity: float) -> float:
 
 def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:
     """Name the figures that matter most, and what 10 % more of each does to the seconds."""
-    changes = sorted(
-        ((effect(value), name) for name, value in elasticities.items()), key=lambda e: -abs(e[0])
-    )
+    changes = sorted(((effect(x), name) for name, x in elasticities.items()), key=lambda e: -abs(e[0]))
     return [
         (name.removeprefix("devices.").replace(".", " ").replace("_", " "), change)
         for change, name in changes[:MOST_SHOWN]

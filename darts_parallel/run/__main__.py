@@ -64,9 +64,8 @@ def run(settings: RunSettings) -> int:
     from darts_parallel.run.measure import outcome_dict, render
 
     described = plan.describe(problem.training.global_batch_size)
-    console.print(
-        f"{problem.model.config.name} on {world} processes ({device}): {described}\n", highlight=False
-    )
+    job = f"{problem.model.config.name} on {world} processes ({device})"
+    console.print(f"{job}: {described}\n", highlight=False)
     render(outcome, cost, console)
     if settings.output:
         write_json(Path(settings.output), outcome_dict(outcome, cost))

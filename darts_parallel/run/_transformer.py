@@ -71,9 +71,8 @@ class ScaledDotProduct(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend with queries of shape `(B, heads, T, D)`, keys and values of `(B, kv heads, T, D)`."""
         with nullcontext() if self.fused else sdpa_kernel(SDPBackend.MATH):
-            return functional.scaled_dot_product_attention(
-                query, key, value, is_causal=self.causal, enable_gqa=True
-            )
+            attend = functional.scaled_dot_product_attention
+            return attend(query, key, value, is_causal=self.causal, enable_gqa=True)
 
 
 class Attention(nn.Module):

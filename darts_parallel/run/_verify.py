@@ -239,11 +239,8 @@ class Reference:
 def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> tuple[float, float, float]:
     """Predict bytes of parameters, gradients and optimizer state on a rank of `stage`, in float32."""
     state = state_bytes("fp32", problem.training.optimizer)
-    parts = (
-        StateBytes(state.parameter, 0, 0),
-        StateBytes(0, state.gradient, 0),
-        StateBytes(0, 0, state.optimizer),
-    )
+    own = (state.parameter, 0, 0), (0, state.gradient, 0), (0, 0, state.optimizer)
+    parts = tuple(StateBytes(*sizes) for sizes in own)
     sums = [0.0, 0.0, 0.0]
     for index, spec in enumerate(problem.model.layers):
         if plan.stage_of_layer[index] != stage:

@@ -196,9 +196,8 @@ class Workers:
             DartsParallelError: what a rank raised as such, or that a process died or did not answer.
         """
         try:
-            answers = [
-                _submitted(pool, rank, *self._group, job, *arguments) for rank, pool in enumerate(self._pools)
-            ]
+            group = (*self._group, job, *arguments)
+            answers = [_submitted(pool, rank, *group) for rank, pool in enumerate(self._pools)]
             done, running = wait(answers, return_when=FIRST_EXCEPTION)
             if any(answer.exception() for answer in done):
                 done |= wait(running, GRACE_S).done

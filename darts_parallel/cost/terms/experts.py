@@ -75,9 +75,8 @@ class ExpertTerm(CostTerm):
         router = gemm_seconds(
             Gemm(experts.count, h, "replicated"), tokens, torch.ones_like(stage.choices.tp), device, width
         ) + stream_seconds(ROUTER_PASSES * FLOAT32 * tokens * experts.count, device)
-        permutation = stream_seconds(
-            PERMUTED[training.moe_token_dispatcher_type] * width * load * copies * h, device
-        )
+        touched = PERMUTED[training.moe_token_dispatcher_type] * width * load * copies * h
+        permutation = stream_seconds(touched, device)
         routing = device.permutation_factor * (router + permutation)
         activation = device.streaming_factor * stream_seconds(width * rows * inner, device)
         products = _grouped_seconds(stage, experts, rows)

@@ -62,9 +62,8 @@ def without_offloadable_memory(table: "CostTable") -> "CostTable":
     if (host := table.host) is None:
         return table
     static = table.static - host.state if "optimizer" in host.kinds else table.static
-    return replace(
-        table, static=static, activation=table.activation * ("activation" not in host.kinds), host=None
-    )
+    activation = table.activation * ("activation" not in host.kinds)
+    return replace(table, static=static, activation=activation, host=None)
 
 
 class OffloadTerm(CostTerm):
@@ -253,10 +252,8 @@ def lengthening(
         transfer: Seconds of the activations of every stage over the host link, `(..., K)`.
         passes: Seconds of every stage's layers forward and backward, `(..., K)` each.
     """
-    sent, exponent = (
-        fractions[..., ACTIVATION][..., table.stage_device] * transfer,
-        host.overlap[table.stage_kind],
-    )
+    sent = fractions[..., ACTIVATION][..., table.stage_device] * transfer
+    exponent = host.overlap[table.stage_kind]
     # a stage that no layer has any weight in divides nothing by zero
     forward, backward = (exposed(seconds.clamp(min=1e-30), sent, exponent) for seconds in passes)
     return forward, backward
