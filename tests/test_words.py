@@ -17,6 +17,7 @@ FILES = [p for d in FOLDERS for p in sorted(ROOT.glob(f"{d}/**/*.py")) if "golde
 SETTINGS = [*sorted(ROOT.glob("conf/**/*.yaml")), ROOT / "pyproject.toml", ROOT / "Makefile"]
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
 VERBLESS = re.compile(r"(Of|By|What|That|Whose|The same)\b")
+NOUN = re.compile(r"(The|An?|One|Whether|Which|Where)\b|`")
 PRIVATE = re.compile(r"\b(bettered|mended|dearest|begin_near|LEFT_BEHIND|nearest legal)\b", re.IGNORECASE)
 OTHERS = {
     "AutoModel", "BertForMaskedLM", "DistributedDataParallel", "GPT2Config", "LlamaConfig", "NanotronModel",
@@ -62,6 +63,16 @@ def known_names() -> set[str]:
 def test_no_docstring_begins_without_a_verb() -> None:
     broken = [f"{place} {text[:40]!r}" for place, text in docstrings() if VERBLESS.match(text)]
     assert broken == [], "\n".join(broken)
+
+
+def test_what_a_function_does_is_said_by_a_verb() -> None:
+    found = []
+    for file in (f for f in FILES if f.relative_to(ROOT).parts[0] in FOLDERS[:3]):
+        for node in (n for n in ast.walk(tree(file)) if isinstance(n, ast.FunctionDef)):
+            quantity = any("property" in ast.unparse(one) for one in node.decorator_list)
+            if not quantity and NOUN.match(ast.get_docstring(node) or ""):
+                found.append(f"{file.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert found == []
 
 
 def test_no_class_name_stands_twice() -> None:

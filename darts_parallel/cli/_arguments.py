@@ -90,7 +90,7 @@ def _without_verb(given: list[str], top: str | None) -> list[str]:
 
 
 def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments for Hydra, and those that change keys of a plan's own configuration.
+    """Return the arguments for Hydra, and those that change keys of a plan's own configuration.
 
     Hydra would look for their keys in what it composes, whose cluster may have fewer node groups. Where the
     group itself is given (`cluster=...`), they belong to that.

@@ -67,7 +67,7 @@ class RunFolder:
             os.close(lock)
 
     def _locked(self, named: bool) -> int | None:
-        """A lock on the folder; None where a run holds it, or left a result in one that nobody chose."""
+        """Lock the folder; return None where a run holds it, or left a result in one that nobody chose."""
         if not named and self._finished():
             return None
         handle = os.open(self.path, os.O_RDONLY)
@@ -81,7 +81,7 @@ class RunFolder:
         return handle
 
     def _finished(self) -> bool:
-        """Whether a file that is no trace of a beginning is there."""
+        """Return whether a file that is no trace of a beginning is there."""
         return any(
             path.is_file()
             for entry in self.path.glob("[!.]*")

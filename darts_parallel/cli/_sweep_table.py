@@ -39,7 +39,7 @@ class SweepJob:
 
     @staticmethod
     def read(folder: Path) -> "SweepJob":
-        """From a job's folder."""
+        """Read a job from its folder."""
         plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         given = json.loads((folder / OVERRIDES).read_text(encoding="utf-8"))
         search = plan["search"] or {}
@@ -110,7 +110,7 @@ def write_results(folder: Path, jobs: Sequence[SweepJob], console: Console) -> N
 
 
 def swept_keys(jobs: Sequence[SweepJob]) -> list[str]:
-    """Keys of which two jobs have different values, in the order in which they were given."""
+    """Return keys of which two jobs have different values, in the order in which they were given."""
     every = list(dict.fromkeys(key for job in jobs for key in job.overrides))
     return [key for key in every if len({str(job.overrides.get(key, "")) for job in jobs}) > 1]
 
@@ -120,7 +120,7 @@ Row = tuple[dict[str, Value], dict[str, float | None], str, int]
 
 
 def medians(jobs: Sequence[SweepJob], columns: Sequence[str]) -> list[Row]:
-    """Jobs that differ by their seeds alone as one row, in the order of the sweep."""
+    """Join jobs that differ by their seeds alone in one row, in the order of the sweep."""
     groups: dict[tuple[str, ...], list[SweepJob]] = {}
     for job in jobs:
         groups.setdefault(tuple(str(job.overrides.get(key, "")) for key in columns), []).append(job)
@@ -150,7 +150,7 @@ def _words(row: Row, columns: Sequence[str], *, seeds: bool) -> list[str]:
 
 
 def sweep_folder(number: int, overrides: Sequence[str]) -> str:
-    """The folder of a job: its number and its overrides, without characters that folders may not have."""
+    """Name the folder of a job by its number and its overrides, in characters that folders may have."""
     text = ",".join(override.lstrip("+") for override in overrides)
     name = "".join(c if c.isalnum() or c in "-_.,=+[]" else "_" for c in text)
     # what is swept usually stands last

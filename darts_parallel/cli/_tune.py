@@ -60,7 +60,7 @@ def _plan_file(problem: Problem, proposal: Proposal) -> dict[str, Any]:
 
 
 def read_trials(problem: Problem, measured: Any) -> list[Trial]:
-    """The trials of `tune.measured`: a list of mappings, or a CSV file with their keys as columns.
+    """Read the trials of `tune.measured`: a list of mappings, or a CSV file with their keys as columns.
 
     Args:
         measured: None, a path, or `[{plan: FILE, seconds: 1.2}, {plan: FILE, oom: true}]`; `memory_gb` is

@@ -48,7 +48,7 @@ class PipedConsole(Console):
 
 
 def main() -> None:
-    """Entry point: exit status 0, or 2 with one sentence for an error that the user can correct."""
+    """Run the command: exit status 0, or 2 with one sentence for an error that the user can correct."""
     if sys.argv[1:2] == ["graph"]:
         from darts_parallel.graph import main as plan_graph
 
@@ -92,14 +92,14 @@ def main() -> None:
 
 
 def _print_whatever_comes() -> None:
-    """Where standard output has an encoding of few signs (cp1252, ascii), print `?` for the others."""
+    """Print `?` for signs that the encoding of standard output (cp1252, ascii) lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
 
 
 def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> float:
-    """One job of the command; returns the seconds per iteration, which sweepers minimise.
+    """Run one job of the command; return the seconds per iteration, which sweepers minimise.
 
     A refused job ends the command here: Hydra would print its own lines about an exception.
 
@@ -129,7 +129,7 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
 
 
 def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str], *, swept: bool) -> float:
-    """The job in its folder, which is as before where the job ends without a result."""
+    """Run the job in its folder, which is as before where the job ends without a result."""
     try:
         problem, rental = choose_nodes(Problem.from_config(job_config(composed, given)))
         require_trainers(problem)

@@ -143,7 +143,7 @@ def _file_times() -> frozenset[tuple[Path, int]]:
 
 @lru_cache(maxsize=256)
 def _composed_groups(groups: tuple[str, ...], file_times: frozenset[tuple[Path, int]]) -> bytes:
-    """Pickled: to copy OmegaConf's nodes takes seven times as long as to read them."""
+    """Compose groups, pickled: to copy OmegaConf's nodes takes seven times as long as to read them."""
     return pickle.dumps(compose_whole(list(groups)))
 
 

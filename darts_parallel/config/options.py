@@ -22,7 +22,7 @@ READER_LEFT = 141
 
 
 def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
-    """Options of a dataclass, changed by `key=value` arguments; dots reach into nested ones.
+    """Return options of a dataclass, changed by `key=value` arguments; dots reach into nested ones.
 
     Args:
         kind: A dataclass whose fields all have defaults.

@@ -193,7 +193,7 @@ class SpaceConfig:
             require(isinstance(value, bool), f"space.sequence_parallel={value}", "be true or false", "true")
 
     def pinned(self, key: str) -> tuple[Any, ...] | None:
-        """The values that the user allows for `key`, or None where all are."""
+        """Return the values that the user allows for `key`, or None where all are."""
         value = getattr(self, key)
         if value is None:
             return None

@@ -243,7 +243,7 @@ def _staged_bound(table: CostTable, outer: int, space_kind: str) -> float:
 
 
 def lower_bound(costs: OuterCosts, space_kind: str, known: float = float("inf")) -> float:
-    """Lower bound on the seconds of any feasible plan of one outer choice; see `outer_lower_bounds`."""
+    """Bound the seconds of any feasible plan of one outer choice from below; see `outer_lower_bounds`."""
     rest, grid = costs.num_micro_batches - 1.0, SegmentGrid.build(costs, space_kind)
     stages, seconds = grid.stages, grid.lower_bounds(time=1.0)
     least_sum = stages.least_sum(seconds)

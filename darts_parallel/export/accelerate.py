@@ -38,7 +38,7 @@ PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "no"}
 
 
 def export(job: Request) -> Exported:
-    """`accelerate.yaml` and `accelerate_plan.py`.
+    """Write `accelerate.yaml` and `accelerate_plan.py`.
 
     Errors:
         UnsupportedError: accelerate cannot express it.
@@ -72,12 +72,12 @@ def _notes(job: Request, strategy: LayerStrategy) -> list[str]:
 
 
 def _fsdp(job: Request, strategy: LayerStrategy) -> bool:
-    """Whether FSDP2 is needed: state is sharded over several ranks; else they replicate all (DDP)."""
+    """Return whether FSDP2 is needed: state is sharded over several ranks; else they replicate all (DDP)."""
     return strategy.zero_stage > 0 and strategy.dp * job.plan.cp > 1
 
 
 def parallelism(job: Request, strategy: LayerStrategy) -> dict[str, int]:
-    """Fields of `ParallelismConfig`; their product is the number of processes."""
+    """Return the fields of `ParallelismConfig`; their product is the number of processes."""
     replicas, sharded = job.shard_degrees(strategy)
     return {
         "dp_replicate_size": replicas,
@@ -88,7 +88,7 @@ def parallelism(job: Request, strategy: LayerStrategy) -> dict[str, int]:
 
 
 def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    """The YAML."""
+    """Return the content of the YAML."""
     devices = job.problem.cluster.num_devices
     fsdp = _fsdp(job, strategy)
     nodes, _ = job.nodes

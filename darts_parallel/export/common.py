@@ -103,7 +103,7 @@ class Request:
         return [strategy for layer, strategy in pairs if layer.kind in BLOCKS]
 
     def micro_batch_size(self, strategy: LayerStrategy) -> int:
-        """Sequences of a micro-batch on one data-parallel rank."""
+        """Return the sequences of a micro-batch on one data-parallel rank."""
         return self.problem.training.global_batch_size // (strategy.dp * self.plan.num_micro_batches)
 
     @property
@@ -114,11 +114,11 @@ class Request:
         return sum(group.count for group in groups), sizes.pop() if len(sizes) == 1 else None
 
     def sharded_over(self, strategy: LayerStrategy) -> int:
-        """Ranks (data- and context-parallel) over which a strategy shards its state; 1 without ZeRO."""
+        """Return the data- and context-parallel ranks that share a strategy's state; 1 without ZeRO."""
         return (strategy.shard_size or strategy.dp * self.plan.cp) if strategy.zero_stage else 1
 
     def shard_degrees(self, strategy: LayerStrategy) -> tuple[int, int]:
-        """Replicas and shards of a mesh that shards over `shards * cp` ranks.
+        """Return the replicas and shards of a mesh that shards over `shards * cp` ranks.
 
         Errors:
             UnsupportedError: a sharding group is no multiple of the context-parallel group (at `settle`).
@@ -135,7 +135,7 @@ class Request:
         return strategy.dp * cp // sharded, sharded // cp
 
     def headline(self) -> list[str]:
-        """Two lines of comment for a file, each behind `#`: which job, which plan.
+        """Return two lines of comment for a file, each behind `#`: which job, which plan.
 
         Never the first two lines of a Python file, where a comment can name another encoding (PEP 263),
         and never inside a string that a name could close.
@@ -198,7 +198,7 @@ class Request:
         return UnsupportedError(f"{self.key}={self.target}: {what}; {'; '.join(near)}.")
 
     def shared(self, layers: Iterable[tuple[str, LayerStrategy, Sequence[str]]], why: str) -> LayerStrategy:
-        """The strategy of the first of some layers; a field in which another one differs is refused.
+        """Return the strategy of the first of some layers; a field in which another one differs is refused.
 
         Args:
             layers: Name and strategy of each, and the fields that it shares.
@@ -214,7 +214,7 @@ class Request:
         return first
 
     def uniform(self) -> LayerStrategy:
-        """The one strategy of all layers, recomputation apart (see `recompute`).
+        """Return the one strategy of all layers, recomputation apart (see `recompute`).
 
         A layer without parameters (the loss) may name any ZeRO stage.
         """
@@ -240,7 +240,7 @@ class Request:
         return self.shared(rows, "the experts of this trainer have one degree") if rows else None
 
     def recompute(self) -> str:
-        """The recomputation that all blocks share.
+        """Return the recomputation that all blocks share.
 
         Errors:
             UnsupportedError: blocks differ.
@@ -348,7 +348,7 @@ class Request:
 
 
 def _joined(ways: list[str]) -> str:
-    """Overrides of several ways out as one: lists of one key are cut down to what all of them allow."""
+    """Join overrides of several ways out: lists of one key are cut down to what all of them allow."""
     values: dict[str, list[str]] = {}
     for way in ways:
         for override in way.partition(" or ")[0].split():

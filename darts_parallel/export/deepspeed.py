@@ -17,7 +17,7 @@ QUANTIZED_GRADIENT_BITS = 4
 
 
 def export(job: Request) -> Exported:
-    """`deepspeed.json`, and `deepspeed_pipeline.py` where the plan has several stages.
+    """Write `deepspeed.json`, and `deepspeed_pipeline.py` where the plan has several stages.
 
     Errors:
         UnsupportedError: DeepSpeed cannot express it.
@@ -36,7 +36,7 @@ def export(job: Request) -> Exported:
 
 
 def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    """The JSON."""
+    """Return the content of the JSON."""
     training, plan = job.problem.training, job.plan
     values: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": job.micro_batch_size(strategy),
@@ -62,7 +62,7 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
 
 
 def _pipeline(job: Request) -> str:
-    """A `PipelineModule` whose stages are the plan's; the loss is no layer of it but its `loss_fn`."""
+    """Write a `PipelineModule` whose stages are the plan's; the loss is no layer of it but its `loss_fn`."""
     layers = len(job.problem.model.layers) - 1
     parts = [min(boundary, layers) for boundary in job.plan.boundaries]
     interval = int(job.recompute() == "full")

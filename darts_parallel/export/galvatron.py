@@ -17,7 +17,7 @@ DEFAULT_TYPE = {0: "ddp", 2: "zero2"}
 
 
 def export(job: Request) -> Exported:
-    """`galvatron.json`.
+    """Write `galvatron.json`.
 
     Errors:
         UnsupportedError: Galvatron's runtime cannot express it.
@@ -42,7 +42,7 @@ def export(job: Request) -> Exported:
 
 
 def settings(job: Request) -> dict[str, Any]:
-    """The JSON."""
+    """Return the content of the JSON."""
     plan, blocks = job.plan, job.blocks
     outer = _outer(job)
     default = _default_type(job, outer)
@@ -75,7 +75,7 @@ def _text(values: Iterable[int]) -> str:
 
 
 def _outer(job: Request) -> LayerStrategy:
-    """The strategy that embedding, head and loss share."""
+    """Return the strategy that embedding, head and loss share."""
     pairs = zip(job.problem.model.layers, job.plan.layers, strict=True)
     rows = [
         (layer.name, own, ("tp",) if layer.kind == "loss" else ("tp", "zero_stage"))
@@ -117,7 +117,7 @@ def _check_stages(job: Request) -> None:
 
 
 def _sequence_parallel(job: Request) -> bool:
-    """Whether layers with tensor parallelism divide the sequence too: a switch of the whole runtime."""
+    """Return whether layers with tensor parallelism divide the sequence: a switch of the runtime."""
     flags = {strategy.sequence_parallel for strategy in job.plan.layers if strategy.tp > 1}
     if len(flags) > 1:
         job.refuse(

@@ -22,7 +22,7 @@ FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
 
 
 def export(job: Request) -> Exported:
-    """The launch script `megatron.sh`.
+    """Write the launch script `megatron.sh`.
 
     Errors:
         UnsupportedError: Megatron-LM has no flags for it.
@@ -136,7 +136,7 @@ def _pipeline_flags(job: Request) -> list[Flag]:
 
 
 def layout(chunks: tuple[ChunkContent, ...]) -> str:
-    """The stages in Megatron-LM's words, e.g. `Et*3|t*4|t*2L`."""
+    """Return the stages in Megatron-LM's words, e.g. `Et*3|t*4|t*2L`."""
     texts = []
     for chunk in chunks:
         blocks = "" if chunk.num_blocks == 0 else "t" if chunk.num_blocks == 1 else f"t*{chunk.num_blocks}"
@@ -165,7 +165,7 @@ def _zero_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
 
 
 def _recompute_flags(job: Request) -> list[Flag]:
-    """Full recomputation counts the first layers of every chunk; blocks are equal, so only counts matter."""
+    """Count the first layers of every chunk that are recomputed: blocks are equal, so only counts matter."""
     kinds = {strategy.recompute for strategy in job.blocks}
     if kinds == {"none"}:
         return []

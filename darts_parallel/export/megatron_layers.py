@@ -15,7 +15,7 @@ CONVOLUTION, CHUNK = 4, 128
 
 
 def hybrid_flags(job: Request) -> list[Flag]:
-    """The pattern with its segments, and the sizes of its state spaces; none for other models.
+    """Return the pattern with its segments, and the sizes of its state spaces; none for other models.
 
     Errors:
         UnsupportedError: sizes that its mixer cannot have, or a segment without a layer.
@@ -41,7 +41,7 @@ def hybrid_flags(job: Request) -> list[Flag]:
 
 
 def segments(job: Request) -> str:
-    """The hybrid pattern cut at the plan's stages, e.g. `M-M*|M-M-`."""
+    """Cut the hybrid pattern at the plan's stages, e.g. `M-M*|M-M-`."""
     pattern, parts = job.model.hybrid_override_pattern or "", []
     for chunk in job.chunks:
         if chunk.num_blocks == 0 or (chunk.mtp > 0) != (chunk.head and job.model.mtp_num_layers > 0):
@@ -55,7 +55,7 @@ def segments(job: Request) -> str:
 
 
 def window_flags(job: Request) -> list[Flag]:
-    """Sliding windows: Megatron-LM counts the tokens before a query, Hugging Face the query with them."""
+    """Return sliding windows: Megatron-LM counts the tokens before a query, Hugging Face the query, too."""
     config = job.model
     if config.sliding_window is None:
         return []
@@ -68,7 +68,7 @@ def window_flags(job: Request) -> list[Flag]:
 
 
 def prediction_flags(job: Request) -> list[Flag]:
-    """Modules of multi-token prediction; a hybrid has them in its pattern."""
+    """Return modules of multi-token prediction; a hybrid has them in its pattern."""
     count = job.model.mtp_num_layers
     return [("mtp-num-layers", count)] if count and job.model.hybrid_override_pattern is None else []
 

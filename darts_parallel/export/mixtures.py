@@ -9,7 +9,7 @@ Flag = tuple[str, str | int | float | None]
 
 
 def megatron_model_flags(job: Request) -> list[Flag]:
-    """Sizes of experts and of multi-head latent attention, and how tokens reach the experts.
+    """Return sizes of experts and of multi-head latent attention, and how tokens reach the experts.
 
     Errors:
         UnsupportedError: a router's bias apart from those of the products.
@@ -82,7 +82,7 @@ def _score_flags(config: ModelConfig, dispatcher: str) -> dict[str, Any]:
 
 
 def layer_frequency(config: ModelConfig) -> str | int:
-    """Which layers have experts, as Megatron-LM reads it: a number, or runs of a Python list."""
+    """Say which layers have experts, as Megatron-LM reads it: a number, or runs of a Python list."""
     pattern = [int(has) for has in expert_pattern(config)]
     if all(pattern):
         return 1

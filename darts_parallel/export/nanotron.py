@@ -18,7 +18,7 @@ DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def export(job: Request) -> Exported:
-    """`nanotron.yaml`.
+    """Write `nanotron.yaml`.
 
     Errors:
         UnsupportedError: nanotron cannot express it.
@@ -57,7 +57,7 @@ def _blocks(job: Request, index: int) -> int:
 
 
 def stages(config: ModelConfig, pp: int) -> list[int]:
-    """Blocks of each stage as nanotron cuts them; -1 marks a cut that puts the head on an earlier stage."""
+    """Count the blocks of each stage as nanotron cuts them; -1: the cut puts the head on an earlier stage."""
     heads = config.num_heads * (config.head_dim or config.hidden_size // config.num_heads)
     ffn = config.ffn_hidden_size or 4 * config.hidden_size
     block = 4 * heads * config.hidden_size + 3 * ffn * config.hidden_size
@@ -77,7 +77,7 @@ def stages(config: ModelConfig, pp: int) -> list[int]:
 
 
 def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    """The YAML."""
+    """Return the content of the YAML."""
     training, plan, config = job.problem.training, job.plan, job.model
     return {
         "general": {"project": "darts-parallel", "run": config.name, "seed": 42},

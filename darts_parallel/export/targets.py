@@ -76,7 +76,7 @@ def require_trainers(problem: Problem) -> None:
 
 
 def _plain(problem: Problem) -> Plan:
-    """Data parallelism alone, which every trainer runs."""
+    """Return data parallelism alone, which every trainer runs."""
     ranks = problem.cluster.num_devices
     return Plan(1, (0, problem.num_layers), (LayerStrategy(1, ranks),) * problem.num_layers)
 

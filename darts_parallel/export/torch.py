@@ -57,7 +57,7 @@ NAME = "train_torch"
 
 
 def export(job: Request) -> Exported:
-    """The program `train_torch.py` and its plan `train_torch.json`.
+    """Write the program `train_torch.py` and its plan `train_torch.json`.
 
     Errors:
         UnsupportedError: `darts_parallel.run` cannot execute it.

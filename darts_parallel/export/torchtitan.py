@@ -17,7 +17,7 @@ MIXED_PARAMETER = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def export(job: Request) -> Exported:
-    """The module `torchtitan_plan.py` with the function `apply_plan`.
+    """Write the module `torchtitan_plan.py` with the function `apply_plan`.
 
     Errors:
         UnsupportedError: torchtitan has no fields for it.
@@ -59,7 +59,7 @@ def export(job: Request) -> Exported:
 
 
 def _head(job: Request, recompute: bool) -> list[str]:
-    """The module down to the function's first lines, which refuse a model of another depth."""
+    """Write the module down to the function's first lines, which refuse a model of another depth."""
     lines = [
         '"""torchtitan configuration of a plan, for release 0.3.0 and for main of 2026.',
         "",
@@ -110,7 +110,7 @@ def _check(job: Request) -> None:
 
 
 def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    """Fields of its `ParallelismConfig`."""
+    """Return the fields of its `ParallelismConfig`."""
     plan, (replicas, sharded) = job.plan, job.shard_degrees(strategy)
     values: dict[str, Any] = {
         "data_parallel_replicate_degree": replicas,
@@ -137,7 +137,7 @@ def _modules(chunk: ChunkContent) -> list[str]:
 
 
 def _batch_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    """Sequences, as release 0.3.0 counts them: a pipeline cuts the local batch into micro-batches."""
+    """Return sequences, as release 0.3.0 counts them: a pipeline cuts the local batch into micro-batches."""
     training, size = job.problem.training, job.micro_batch_size(strategy)
     return {
         "local_batch_size": size * job.plan.num_micro_batches if job.plan.pp > 1 else size,
@@ -147,7 +147,7 @@ def _batch_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
 
 
 def _token_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    """Tokens, as main counts them."""
+    """Return tokens, as main counts them."""
     training = job.problem.training
     return {
         "num_tokens_per_microbatch_per_dp_rank": job.micro_batch_size(strategy) * training.seq_len,

@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from darts_parallel.config import ATTENTION, MAMBA, SYMBOLS, ModelConfig, symbol, windowed
-from darts_parallel.problem.layer_spec import AttentionCore, Gemm, LayerSpec, RecomputedPart, mlp_of, weights
+from darts_parallel.problem.layer_spec import (
+    AttentionCore,
+    Experts,
+    Gemm,
+    LayerSpec,
+    RecomputedPart,
+    mlp_of,
+    weights,
+)
 from darts_parallel.problem.state_space import state_space
 
 NORMED = ("linear_qkv", "linear_fc1")
@@ -201,50 +209,63 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
     window = config.sliding_window if attentions and windowed(config, index) else None
     latent = config.multi_latent_attention and attentions
     attention = _latent(config) if latent else _attention(config, attentions)
-    inputs = (2 if config.gated_mlp else 1) * ffn
-    mlp = (Gemm(inputs, h, "column", "linear_fc1"), Gemm(h, ffn, "row", "linear_fc2")) if ffn else ()
+    mlp = _mlp(config, ffn, experts)
     masked = config.causal and kind != "encoder"
     core, *indexer = attention.cores
     cores = (replace(core, causal=masked, window=window), replace(core, causal=False))[:attentions]
     out_bias = config.linear_bias if config.attention_output_bias is None else config.attention_output_bias
-    mlp_bias = config.linear_bias if config.mlp_bias is None else config.mlp_bias
-    row_bias = h * (attentions * out_bias + bool(ffn) * mlp_bias)
+    own = h * attentions * out_bias + attention.replicated_parameters + mlp.replicated_parameters
     sublayers = attentions + (bool(ffn) or experts is not None)
     norms = config.block_norms if config.block_norms is not None and char is None else sublayers
     mask = 1 if config.dropout else 0
-    router = config.activation_parameters * bool(ffn)
-    if experts is not None:
-        router += experts.router_parameters + h * bool(ffn and config.moe_shared_expert_gate)
     # the experts' tokens leave and enter sequence-parallel, without a collective of the tp group
     collectives = attentions + bool(ffn)
-    dense = "mlp" if experts is None else "shared_experts"
-    mlp_bytes = 2.0 * (inputs + ffn)
-    parts = (RecomputedPart(dense, mlp, sharded_activation_bytes=mlp_bytes),) if ffn else ()
     # one norm's output may feed two products
     fed = min(norms, sublayers)
     normed = RecomputedPart("layernorm", replicated_activation_bytes=2.0 * fed * h)
     return LayerSpec(
         name=f"layers.{index}",
         kind=kind if window is None else f"sliding_{kind}",
-        gemms=attention.gemms + mlp,
+        gemms=attention.gemms + mlp.gemms,
         cores=(*cores, *indexer),
-        sharded_parameters=attention.sharded_parameters + weights(mlp) + inputs * mlp_bias,
-        replicated_parameters=row_bias + norms * _norm(config) + attention.replicated_parameters + router,
+        sharded_parameters=attention.sharded_parameters + mlp.sharded_parameters,
+        replicated_parameters=own + norms * _norm(config),
         # norm: read, write; dropout and residual of a sublayer: two reads, one write
         replicated_elements=(2.0 * norms + 3.0 * sublayers) * h + attention.replicated_elements,
-        sharded_elements=float(inputs + ffn) + attention.sharded_elements,
+        sharded_elements=mlp.sharded_elements + attention.sharded_elements,
         # norm inputs, product inputs (2 bytes each), dropout masks (1 byte)
         replicated_activation_bytes=(2.0 * (norms + fed) + mask * sublayers) * h
         + attention.replicated_activation_bytes,
-        # the attention's tensors; MLP pre-activations and the second product's input
-        sharded_activation_bytes=attention.sharded_activation_bytes + mlp_bytes,
+        sharded_activation_bytes=attention.sharded_activation_bytes + mlp.sharded_activation_bytes,
         score_bytes=0.0 if fused else (4.0 + mask) * config.num_heads * attentions,
         tp_collectives=collectives,
         tp_collectives_backward=collectives,
         output_elements=2 * h if decoder else h,
         recomputable=True,
         experts=experts,
-        parts=(*attention.parts, *parts, normed),
+        parts=(*attention.parts, *mlp.parts, normed),
+    )
+
+
+def _mlp(config: ModelConfig, ffn: int, experts: Experts | None) -> LayerSpec:
+    """Describe the dense MLP of a block, or the shared experts and the router next to routed ones."""
+    h, inputs = config.hidden_size, (2 if config.gated_mlp else 1) * ffn
+    gemms = (Gemm(inputs, h, "column", "linear_fc1"), Gemm(h, ffn, "row", "linear_fc2")) if ffn else ()
+    bias = config.linear_bias if config.mlp_bias is None else config.mlp_bias
+    router = config.activation_parameters * bool(ffn)
+    if experts is not None:
+        router += experts.router_parameters + h * bool(ffn and config.moe_shared_expert_gate)
+    # pre-activations and the second product's input
+    kept, name = 2.0 * (inputs + ffn), "mlp" if experts is None else "shared_experts"
+    return LayerSpec(
+        name="",
+        kind="",
+        gemms=gemms,
+        sharded_parameters=weights(gemms) + inputs * bias,
+        replicated_parameters=h * bool(ffn) * bias + router,
+        sharded_elements=float(inputs + ffn),
+        sharded_activation_bytes=kept,
+        parts=(RecomputedPart(name, gemms, sharded_activation_bytes=kept),) if ffn else (),
     )
 
 
