@@ -112,14 +112,10 @@ def sharding_seconds(
         return exposed(compute, communication, stage.device.overlap_exponent)
 
     per_forward = torch.where(zero == 3, exposed_by(forward, gather), none)
-    per_backward = torch.where(
-        zero == 3,
-        exposed_by(backward, gather + scatter),
-        torch.where(zero == 2, exposed_by(backward, scatter), none),
-    )
-    last = exposed_by(
-        backward, torch.where(zero == 0, 2.0 * scatter, torch.where(zero == 1, scatter, 0.0) + replicas)
-    )
+    scattered = torch.where(zero == 2, exposed_by(backward, scatter), none)
+    per_backward = torch.where(zero == 3, exposed_by(backward, gather + scatter), scattered)
+    sharded = torch.where(zero == 1, scatter, 0.0) + replicas
+    last = exposed_by(backward, torch.where(zero == 0, 2.0 * scatter, sharded))
     gathered = torch.where((zero == 1) | (zero == 2), exposed_by(forward, gather), none)
     stages = stage.cluster.num_devices / sum(stage.topology.counts)
     share = stages * parts[0].parameters / stage.model.num_parameters * choices.tp

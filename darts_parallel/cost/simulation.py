@@ -155,20 +155,14 @@ def _continued(rows: Tensor, graph: Graph, periods: int, length: int) -> Tensor:
 
 
 def simulated_seconds(
-    passes: PassSeconds,
-    sync: Tensor,
-    num_micro_batches: Tensor,
-    pp: int,
-    model: PipelineModel,
-    *,
-    whole: bool = False,
+    passes: PassSeconds, sync: Tensor, counts: Tensor, pp: int, model: PipelineModel, *, whole: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the seconds of an iteration in which every device synchronises once its last backward has ended.
 
     Args:
         passes: Of B plans.
         sync: Gradient synchronisation and optimizer of every device, `(B, pp)`.
-        num_micro_batches: Shape `(B,)`.
+        counts: Micro-batches, `(B,)`.
         pp: Devices.
         model: Schedule and kind of message.
         whole: As in `device_ends`.
@@ -178,8 +172,8 @@ def simulated_seconds(
     """
     passes = passes.blocking() if model.blocking else passes
     ends = torch.zeros_like(sync)
-    for count in sorted(set(num_micro_batches.tolist())):
-        index = torch.nonzero(num_micro_batches == count).squeeze(1)
+    for count in sorted(set(counts.tolist())):
+        index = torch.nonzero(counts == count).squeeze(1)
         some = device_ends(passes[index], model.schedule, pp, count, whole=whole)
         ends = ends.index_copy(0, index, some)
     if model.together:
@@ -378,13 +372,7 @@ class Criticalities:
 
     @staticmethod
     def of(
-        passes: PassSeconds,
-        sync: Tensor,
-        num_micro_batches: Tensor,
-        pp: int,
-        model: PipelineModel,
-        *,
-        whole: bool = False,
+        passes: PassSeconds, sync: Tensor, counts: Tensor, pp: int, model: PipelineModel, whole: bool = False
     ) -> "Criticalities":
         """Count those of one longest path of each plan; arguments as in `simulated_seconds`.
 
@@ -392,9 +380,8 @@ class Criticalities:
         """
         leaves = [row.detach().clone().requires_grad_() for row in (*vars(passes).values(), sync)]
         with torch.enable_grad():
-            total, _ = simulated_seconds(
-                PassSeconds(*leaves[:4]), leaves[4], num_micro_batches, pp, model, whole=whole
-            )
+            some = PassSeconds(*leaves[:4])
+            total, _ = simulated_seconds(some, leaves[4], counts, pp, model, whole=whole)
         given = torch.autograd.grad(total.sum(), leaves, allow_unused=True)
         return Criticalities(
             *(torch.zeros_like(leaf) if row is None else row for leaf, row in zip(leaves, given, strict=True))
@@ -423,19 +410,19 @@ class PathMemory:
     paths: list[Criticalities] = field(default_factory=list, init=False)
 
     def seconds(
-        self, passes: PassSeconds, sync: Tensor, num_micro_batches: Tensor, pp: int, model: PipelineModel
+        self, passes: PassSeconds, sync: Tensor, counts: Tensor, pp: int, model: PipelineModel
     ) -> tuple[Tensor, Tensor]:
         """Return the seconds of an iteration along the longest remembered path, differentiable.
 
         Args:
-            passes, sync, num_micro_batches, pp, model: As in `simulated_seconds`, of the same B plans at
+            passes, sync, counts, pp, model: As in `simulated_seconds`, of the same B plans at
                 every call.
 
         Returns:
             Seconds, and the synchronisation among them, each `(B,)`. Exact in steps that simulate.
         """
         if self.steps % self.every == 0:
-            newest = Criticalities.of(passes, sync, num_micro_batches, pp, model)
+            newest = Criticalities.of(passes, sync, counts, pp, model)
             self.paths = [*self.paths[1 - self.keep :], newest] if self.keep > 1 else [newest]
         self.steps += 1
         values = torch.stack([path.seconds(passes, sync) for path in self.paths])

@@ -7,6 +7,7 @@ and what is still below the best plans so far is solved exactly.
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
+from math import inf
 
 import numpy as np
 import torch
@@ -28,11 +29,7 @@ TOLERANCE = 1e-12
 
 
 def find_uniform_plan(
-    tables: Sequence[CostTable],
-    incumbent: float = float("inf"),
-    deadline: float | None = None,
-    *,
-    count: int = 1,
+    tables: Sequence[CostTable], incumbent: float = inf, deadline: float | None = None, *, count: int = 1
 ) -> TableResult:
     """Return the optimal uniform plan over all tables, and the best of the next configurations.
 

@@ -218,15 +218,8 @@ class Request:
 
         A layer without parameters (the loss) may name any ZeRO stage.
         """
-        names = (
-            "tp",
-            "dp",
-            "sequence_parallel",
-            "zero_stage",
-            "shard_size",
-            "tp_comm_bits",
-            "grad_comm_bits",
-        )
+        bits = ("tp_comm_bits", "grad_comm_bits")
+        names = ("tp", "dp", "sequence_parallel", "zero_stage", "shard_size", *bits)
         pairs = zip(self.problem.model.layers, self.plan.layers, strict=True)
         vocabulary = self.model.vocab_size
         rows = ((x.name, own, names if x.parameters(vocabulary) else names[:3]) for x, own in pairs)

@@ -173,12 +173,9 @@ def _recompute_flags(job: Request) -> list[Flag]:
         return [("recompute-granularity", "selective"), *megatron_recompute_modules(job)]
     if "selective" in kinds:
         job.refuse("recompute=selective for some blocks only, and its granularity is one for all")
+    full: Flag = ("recompute-granularity", "full")
     if kinds == {"full"}:
-        return [
-            ("recompute-granularity", "full"),
-            ("recompute-method", "uniform"),
-            ("recompute-num-layers", 1),
-        ]
+        return [full, ("recompute-method", "uniform"), ("recompute-num-layers", 1)]
     require_first_recomputed(job)
     counts = []
     for chunk in job.chunks:
@@ -187,7 +184,7 @@ def _recompute_flags(job: Request) -> list[Flag]:
     most = max(counts)
     if any(count != min(most, chunk.num_blocks) for count, chunk in zip(counts, job.chunks, strict=True)):
         job.refuse(f"recompute=full for {counts} blocks by stage, and --recompute-num-layers is one for all")
-    return [("recompute-granularity", "full"), ("recompute-method", "block"), ("recompute-num-layers", most)]
+    return [full, ("recompute-method", "block"), ("recompute-num-layers", most)]
 
 
 def _model_flags(job: Request) -> list[Flag]:

@@ -238,11 +238,8 @@ class GradientSearch:
 
     def _thin(self, merits: list[Tensor]) -> None:
         """Keep the better half of the restarts, and the outer choices that can still win, most likely."""
-        self._keep(
-            merits,
-            [max(merit.shape[1] // 2, 1) for merit in merits],
-            PRUNE_MARGIN * self.config.num_steps / self.step,
-        )
+        half = [max(merit.shape[1] // 2, 1) for merit in merits]
+        self._keep(merits, half, PRUNE_MARGIN * self.config.num_steps / self.step)
 
     def _drop_excluded(self, merits: list[Tensor]) -> None:
         """Drop the outer choices that cannot win: how they go on changes nothing for the others."""

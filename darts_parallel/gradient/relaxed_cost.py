@@ -153,23 +153,18 @@ class Surrogate:
         return inside, _of_kind(crossing, self._boundary_kind)
 
     def _simulated(
-        self,
-        stage: dict[str, Tensor],
-        inside: Tensor,
-        across: Tensor,
-        syncs: Tensor,
-        paths: PathMemory | None,
+        self, stage: dict[str, Tensor], inside: Tensor, across: Tensor, sync: Tensor, paths: PathMemory | None
     ) -> tuple[Tensor, Tensor]:
         """Return seconds until all stages are done, and what synchronisation adds to them, `(O, R)`."""
         table, size = self.table, inside.shape[:2]
         forward, backward, weight = (stage[name].flatten(0, 1) for name in PASSES)
-        half, syncs = inside.flatten(0, 1) / 2, syncs.flatten(0, 1)
+        half, sync = inside.flatten(0, 1) / 2, sync.flatten(0, 1)
         passes = PassSeconds(forward + half, backward + half, weight, across.flatten(0, 1) / 2)
         counts = table.num_micro_batches.repeat_interleave(size[1])
         if paths is not None:
-            total, awaited = paths.seconds(passes, syncs, counts, table.pp, table.pipeline)
+            total, awaited = paths.seconds(passes, sync, counts, table.pp, table.pipeline)
         else:
-            total, ends = simulated_seconds(passes, syncs, counts, table.pp, table.pipeline)
+            total, ends = simulated_seconds(passes, sync, counts, table.pp, table.pipeline)
             awaited = total - ends.amax(1)
         return total.view(size), awaited.view(size)
 

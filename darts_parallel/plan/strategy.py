@@ -209,23 +209,18 @@ class Plan:
         return parts
 
     def to_dict(
-        self,
-        names: tuple[str, ...],
-        num_devices: int,
-        ranks: Sequence[int] | None = None,
-        *,
-        experts: bool = False,
+        self, names: Sequence[str], devices: int, ranks: Sequence[int] | None = None, *, experts: bool = False
     ) -> dict[str, Any]:
         """Return the plan's part of `plan.json`: stages with their ranks, and a strategy per layer.
 
         Args:
             names: Of the layers.
-            num_devices: Of the cluster.
+            devices: Of the cluster.
             ranks: Ranks in the order of the pipeline; needed where the plan has a `node_order`.
             experts: The model has experts: every layer names its `ep` and `etp`.
         """
-        size = num_devices // self.pp
-        ranks = range(num_devices) if ranks is None else ranks
+        size = devices // self.pp
+        ranks = range(devices) if ranks is None else ranks
         stages = []
         for chunk, (first, end) in enumerate(pairwise(self.boundaries)):
             lap, stage = chunk // self.pp, self.chunk_devices[chunk]

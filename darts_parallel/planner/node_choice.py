@@ -52,12 +52,8 @@ class Rental:
 
     def instead_of(self, result: SearchResult) -> SearchResult:
         """Return the search's result with this plan, which is faster."""
-        return replace(
-            result,
-            plan=self.plan,
-            iteration_time_s=self.iteration_time_s,
-            method="uniform plan that chose the nodes",
-        )
+        method = "uniform plan that chose the nodes"
+        return replace(result, plan=self.plan, iteration_time_s=self.iteration_time_s, method=method)
 
 
 MOST_CHOICES = 4096

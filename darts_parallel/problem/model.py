@@ -153,18 +153,14 @@ class Model:
 
         Frozen weights have no gradient, which is a third of a product's FLOP.
         """
+        products, vocabulary = (g for layer in self.layers for g in layer.gemms), self.config.vocab_size
         matmul = sum(
-            gemm.in_features * (self.config.vocab_size if gemm.split == "vocabulary" else gemm.out_features)
-            for layer in self.layers
-            for gemm in layer.gemms
+            g.in_features * (vocabulary if g.split == "vocabulary" else g.out_features) for g in products
         )
         for experts in (layer.experts for layer in self.layers if layer.experts is not None):
             matmul += experts.hidden * (experts.count + experts.top_k * (experts.inputs + experts.width))
-        scores = sum(
-            2 * core.heads * core.head_dim * core.keys(seq_len)
-            for layer in self.layers
-            for core in layer.cores
-        )
+        cores = (core for layer in self.layers for core in layer.cores)
+        scores = sum(2 * core.heads * core.head_dim * core.keys(seq_len) for core in cores)
         scans = sum(layer.scan.flops for layer in self.layers if layer.scan is not None)
         trained = 4.0 * matmul + 6.0 * self.num_trained_parameters if self.lora_rank else 6.0 * matmul
         return trained + 6.0 * scores + 3.0 * scans

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from darts_parallel.gradient import StepRecord
 from darts_parallel.plan import Plan
 from darts_parallel.report.format import term_words
-from darts_parallel.report.journey import COLOURS, OTHERS, Journey, hardened_at, short_names, thinned
+from darts_parallel.report.journey import COLOURS, OTHERS, Journey, Pixels, hardened_at, short_names, thinned
 
 MOST_ROWS = 42
 MOST_LINES = len(COLOURS)
@@ -74,10 +74,7 @@ def _mark_hardening(axes: Axes, step: int | None) -> None:
 
 
 def curves_figure(
-    history: Sequence[StepRecord],
-    search: Journey | None,
-    shares: NDArray[np.float64] | None,
-    final: Sequence[float],
+    history: Sequence[StepRecord], search: Journey | None, shares: Pixels | None, final: Sequence[float]
 ) -> Figure:
     """Plot the search: seconds, their causes, outer choices, strategies and memory, each line in a colour.
 

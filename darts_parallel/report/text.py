@@ -220,12 +220,7 @@ def _print_indistinguishable(
 
 
 def _headline(
-    problem: Problem,
-    plan: Plan,
-    cost: CostBreakdown,
-    known: str,
-    console: Console,
-    sure: Intervals | None = None,
+    problem: Problem, plan: Plan, cost: CostBreakdown, known: str, console: Console, sure: Intervals | None
 ) -> None:
     config = problem.config
     size = f"{problem.model.num_parameters:,} parameters"
