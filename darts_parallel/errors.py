@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -51,6 +52,14 @@ def one_line(sentence: str) -> str:
     text = "".join(s if s.isprintable() else ascii(s)[1:-1] for s in " ".join(sentence.split()))
     half = MOST_SAID // 2
     return text if len(text) <= MOST_SAID else f"{text[:half]} ... {text[-half:]}"
+
+
+def closest(value: object, members: Iterable[Any]) -> Any:
+    """Return the member nearest to a number, of two the smaller, or spelled most like a text."""
+    known = list(members)
+    if isinstance(value, (int, float)):
+        return min(known, key=lambda member: (abs(member - value), member))
+    return get_close_matches(str(value), [str(member) for member in known], n=1, cutoff=0.0)[0]
 
 
 def read_text(path: str | Path) -> str:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from typing import Any, get_args, get_origin
+
+from darts_parallel.errors import closest
 
 
 def all_keys(schema: Any, prefix: str = "") -> list[str]:
@@ -68,7 +69,7 @@ def closest_key(key: str, schema: Any) -> str:
     else:
         return place
     names = [_name(candidate) for candidate in candidates]
-    return candidates[names.index(get_close_matches(name, names, n=1, cutoff=0.0)[0])]
+    return candidates[names.index(closest(name, names))]
 
 
 def _name(key: str) -> str:

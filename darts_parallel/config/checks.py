@@ -8,13 +8,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import field, fields, is_dataclass
-from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
 from omegaconf import MISSING
 
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, closest
 
 _BARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]*")
 LONGEST = 4096
@@ -83,7 +82,7 @@ def require(valid: bool, setting: str, rule: str, near: Any) -> None:
 def require_divisor(key: str, value: int, whole_key: str, whole: int) -> None:
     """Refuse `value` of `key` where it does not divide `whole`, the value of `whole_key`."""
     if whole % value:
-        near = min((d for d in range(1, whole + 1) if whole % d == 0), key=lambda d: (abs(d - value), d))
+        near = closest(value, (d for d in range(1, whole + 1) if whole % d == 0))
         require(False, f"{key}={value}", f"divide {whole_key}={whole}", near)
 
 
@@ -110,14 +109,9 @@ def require_within(key: str, value: float, least: float, most: float) -> None:
 
 def require_member(key: str, value: Any, members: tuple[Any, ...]) -> None:
     """Refuse `value` of `key` that is none of `members` (at least one), naming the closest one."""
-    if value in members:
-        return
-    if isinstance(value, (int, float)):
-        near = min(members, key=lambda member: abs(member - value))
-    else:
-        near = get_close_matches(str(value), [str(member) for member in members], n=1, cutoff=0.0)[0]
-    names = ", ".join(str(member) for member in members)
-    raise ConfigError(f"{key}={value} must be one of {names}; try {near}.")
+    if value not in members:
+        names = ", ".join(str(member) for member in members)
+        raise ConfigError(f"{key}={value} must be one of {names}; try {closest(value, members)}.")
 
 
 def require_members(key: str, values: Iterable[Any], members: tuple[Any, ...]) -> None:

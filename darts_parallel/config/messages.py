@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, get_args, get_origin
@@ -13,7 +12,7 @@ from omegaconf import errors
 
 from darts_parallel.config._keys import closest_key, type_at, walk
 from darts_parallel.config.schema import Config, config_dir
-from darts_parallel.errors import DartsParallelError
+from darts_parallel.errors import DartsParallelError, closest
 
 LIBRARIES = ("hydra", "omegaconf", "yaml", "antlr4", "argparse")
 """Packages whose errors are about the configuration."""
@@ -66,9 +65,9 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
     groups = sorted(path.name for path in Path(config_dir()).iterdir() if path.is_dir())
     names = sorted(options or [path.stem for path in (Path(config_dir()) / group).glob("*.yaml")])
     if not names:
-        near = get_close_matches(group, groups, n=1, cutoff=0.0)[0]
+        near = closest(group, groups)
         return f"{group}={name}: {group} must be one of the groups {', '.join(groups)}; try {near}."
-    near = get_close_matches(name, names, n=1, cutoff=0.0)[0]
+    near = closest(name, names)
     if group.startswith("model/"):
         group, _, owner = group.partition("/")
         name, near = f"{owner}/{name}", f"{near}, or model=hf model.path=config.json of a local copy"
@@ -110,7 +109,7 @@ def _must_be(kind: Any, value: str) -> str:
         keys = ", ".join(entry.name for entry in fields(kind)) if is_dataclass(kind) else ""
         return f"must be a mapping; try one {f'with the keys {keys}' if keys else 'such as {bf16: 125.0}'}."
     if kind is bool:
-        near = get_close_matches(value, ["true", "false"], n=1, cutoff=0.0)[0]
+        near = closest(value, ["true", "false"])
     elif kind in (int, float):
         number = re.match(r"-?\d{1,15}(\.\d+)?([eE][+-]?\d)?(?!\d)", value)
         near = "1" if number is None else str(round(float(number[0]))) if kind is int else number[0]

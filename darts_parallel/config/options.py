@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
@@ -14,7 +13,14 @@ from yaml import YAMLError
 from darts_parallel.config._keys import all_keys
 from darts_parallel.config.checks import require, require_at_least
 from darts_parallel.config.messages import config_sentence
-from darts_parallel.errors import INTERRUPTED, ConfigError, DartsParallelError, begin_command, one_line
+from darts_parallel.errors import (
+    INTERRUPTED,
+    ConfigError,
+    DartsParallelError,
+    begin_command,
+    closest,
+    one_line,
+)
 
 Options = TypeVar("Options")
 READER_LEFT = 141
@@ -35,7 +41,7 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if key not in keys:
-            near = get_close_matches(key, keys, n=1, cutoff=0.0)[0]
+            near = closest(key, keys)
             raise ConfigError(f"{argument} is not an option; try {near}.")
         if not equals or not value:
             raise ConfigError(f"{argument} has no value; write {key}=VALUE.")

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from omegaconf import OmegaConf
 
 from darts_parallel.config import config_dir
 from darts_parallel.design.figures import FIGURES, MEMORY, figure_of, places, reference
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, closest
 from darts_parallel.problem import Problem, load_problem
 
 UNITS = ("gpu", "node", "cluster")
@@ -95,7 +94,7 @@ def read_design(name: str, folder: Path | None = None, changes: dict[str, Any] |
     folder = Path(config_dir()) / "design" if folder is None else folder
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     if name not in names:
-        near = (get_close_matches(name, names, n=1, cutoff=0.0) or ["buyers"])[0]
+        near = closest(name, names or ["buyers"])
         raise ConfigError(f"design={name} must be one of {', '.join(names)}; try {near}.")
     try:
         raw = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
@@ -178,7 +177,7 @@ def _fields(place: str, raw: Any, rules: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{place}={raw} must hold keys; try {', '.join(rules)}.")
     for key in raw:
         if key not in rules:
-            near = get_close_matches(str(key), rules, n=1, cutoff=0.0)[0]
+            near = closest(str(key), rules)
             raise ConfigError(f"{place}.{key} is not a key ({', '.join(rules)}); try {near}.")
     found = {}
     for key, rule in rules.items():

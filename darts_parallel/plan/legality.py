@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 
 from darts_parallel.config import COMM_BITS, MAMBA, CostConfig, ModelConfig, TrainingConfig, read_trainer
-from darts_parallel.errors import PlanError, UnsupportedError
+from darts_parallel.errors import PlanError, UnsupportedError, closest
 from darts_parallel.plan._expert_degrees import check_experts
 from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees
 from darts_parallel.plan.strategy import LayerStrategy, Plan, degrees
@@ -61,11 +61,11 @@ def check_plan(plan: Plan, problem: Problem) -> None:
     if plan.virtual_stages > 1:
         _check_chunks(plan)
     if devices % plan.pp:
-        near = min(divisors(devices), key=lambda d: abs(d - plan.pp))
+        near = closest(plan.pp, divisors(devices))
         raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; try {near}.")
     contexts = context_degrees(problem.model, devices, problem.training.seq_len)
     if plan.cp not in contexts:
-        near = min(contexts, key=lambda cp: abs(cp - plan.cp))
+        near = closest(plan.cp, contexts)
         raise PlanError(
             f"plan: cp={plan.cp} must divide the {devices} GPUs and, twice where attention is causal, "
             f"training.seq_len={problem.training.seq_len}; try {near}."
@@ -117,8 +117,7 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
             f"try dp={max(size // (strategy.tp * plan.cp), 1)}."
         )
     if strategy.shard_size and (strategy.dp * plan.cp) % strategy.shard_size:
-        legal_sizes = divisors(strategy.dp * plan.cp)
-        near = min(legal_sizes, key=lambda size: abs(size - strategy.shard_size))
+        near = closest(strategy.shard_size, divisors(strategy.dp * plan.cp))
         raise PlanError(
             f"plan: {name} has shard_size={strategy.shard_size}, which must divide its "
             f"{strategy.dp * plan.cp} data-parallel ranks; try {near}."
@@ -127,7 +126,7 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
     every = legal_tensor_degrees(problem.model, problem.cluster, problem.measured)
     legal = [tp for tp in every if gpus % tp == 0 or tp % gpus == 0]
     if strategy.tp not in legal:
-        near = min(legal, key=lambda tp: abs(tp - strategy.tp))
+        near = closest(strategy.tp, legal)
         raise PlanError(
             f"plan: {name} has tp={strategy.tp}, which must divide the heads, the KV heads and the GPUs "
             f"of a node (or consist of whole nodes); try {near}."

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE, SpaceConfig
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, closest
 from darts_parallel.plan._expert_degrees import expert_degrees, require_expert_pins
 from darts_parallel.plan.degrees import (
     context_degrees,
@@ -125,10 +125,6 @@ def _agrees(combination: Combination, pins: dict[str, Any], besides: str = "") -
     return all(combination[key] in values for key, values in pins.items() if key != besides)
 
 
-def _nearest(value: int, members: list[int]) -> int:
-    return min(members, key=lambda member: (abs(member - value), member))
-
-
 def _one_pin(problem: Problem, key: str, value: int, members: list[int]) -> str:
     devices, batch = problem.cluster.num_devices, problem.training.global_batch_size
     units = pipeline_units(problem.model)
@@ -145,7 +141,7 @@ def _one_pin(problem: Problem, key: str, value: int, members: list[int]) -> str:
         "micro_batch_size": f"divide training.global_batch_size={batch}",
     }
     names = ", ".join(map(str, members[:12])) + (", ..." if len(members) > 12 else "")
-    near = _nearest(value, members)
+    near = closest(value, members)
     return f"space.{key}={value} must {rules[key]} (legal: {names}); try {near}."
 
 
@@ -156,7 +152,7 @@ def _contradiction(problem: Problem, pins: dict[str, Any], legal: list[Combinati
     for key, values in pins.items():
         members = sorted({c[key] for c in legal if _agrees(c, pins, besides=key)})
         if members:
-            ways.append(f"space.{key}={_nearest(values[0], members)}")
+            ways.append(f"space.{key}={closest(values[0], members)}")
     near = _nearest_batch(problem, batch, pins)
     if near is not None:
         ways.append(f"training.global_batch_size={near}")
@@ -185,7 +181,7 @@ def _nearest_batch(problem: Problem, batch: int, pins: dict[str, Any]) -> int | 
                 continue
             unit = dp * (m or (pp if virtual_stage > 1 else 1)) * (size or 1)
             nearest.append(unit if m and size else max(round(batch / unit), 1) * unit)
-    return _nearest(batch, nearest) if nearest else None
+    return closest(batch, nearest) if nearest else None
 
 
 STARTS = ("zero_bubble_h1", "zero_bubble_v")
@@ -272,7 +268,7 @@ def _require_shard_sizes(pinned: tuple[int, ...] | None, spaces: list[OuterSpace
     if any(1 < size <= number and number % size == 0 for size in pinned for number in ranks):
         return
     legal = sorted({size for number in ranks for size in divisors(number) if size > 1})
-    other = f", or {min(legal, key=lambda size: abs(size - pinned[0]))}" if legal else ""
+    other = f", or {closest(pinned[0], legal)}" if legal else ""
     raise ConfigError(
         f"space.shard_size={pinned[0] if len(pinned) == 1 else list(pinned)} must divide a data-parallel "
         f"degree that the other pins allow; try 0, which shards over all its ranks{other}."

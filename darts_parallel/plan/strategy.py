@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
 from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE
-from darts_parallel.errors import PlanError
+from darts_parallel.errors import PlanError, closest
 from darts_parallel.plan._fields import comm_bits, field, node_order_of, offload_of, stage_span
 from darts_parallel.schedules import (
     NAMES,
@@ -304,7 +303,7 @@ def _schedule(data: dict[str, Any]) -> str | None:
 def _check_schedule(name: str, plan: Plan) -> None:
     known = name if name.startswith(f"{SEARCHED}:") else name in NAMES
     if not known:
-        near = get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
+        near = closest(name, NAMES)
         raise PlanError(f"plan: schedule={name!r} must be one of {', '.join(NAMES)}; try {near}.")
     rule = find(name)
     if isinstance(rule, Searched):
@@ -352,7 +351,7 @@ def _layer(layer: Any, index: int) -> LayerStrategy:
         etp=field(layer, "etp", int, minimum=1, place=place, default=1),
     )
     if strategy.zero_stage > 3 or strategy.recompute not in RECOMPUTE:
-        near = get_close_matches(strategy.recompute, RECOMPUTE, n=1, cutoff=0.0)[0]
+        near = closest(strategy.recompute, RECOMPUTE)
         raise PlanError(
             f"plan: layers[{index}] has zero_stage={strategy.zero_stage} and "
             f"recompute={strategy.recompute}, which must be 0-3 and one of {', '.join(RECOMPUTE)}; "

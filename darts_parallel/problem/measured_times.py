@@ -12,7 +12,6 @@ import csv
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from math import isfinite, nan
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, closest
 
 FORWARD_FILE = "layer_forward_seconds.csv"
 MULTIPLIER_FILE = "micro_batch_multipliers.csv"
@@ -66,7 +65,7 @@ class Profiles:
         gpu = matching_name(f"gpu of model {model}", gpu, gpus, self.path)
         degrees = sorted(degree for m, g, degree in self.layers if (m, g) == (model, gpu))
         if tp not in degrees:
-            near = min(degrees, key=lambda degree: abs(degree - tp))
+            near = closest(tp, degrees)
             raise ConfigError(f"{self.path}: tp={tp} of model {model} on {gpu} must be measured; try {near}.")
         return self.layers[model, gpu, tp]
 
@@ -99,7 +98,7 @@ def matching_name(key: str, name: str, known: Collection[str], path: str) -> str
     for candidate in sorted(known):
         if _plain(candidate.partition(" (")[0]) in (plain, plain + "gb"):
             return candidate
-    near = get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
+    near = closest(name, sorted(known))
     names = ", ".join(sorted(known))
     raise ConfigError(f"{key}={name} must be one of {names}, which {path} measured; try {near}.")
 

@@ -7,7 +7,6 @@ device and a framework together: the file holds what the framework adds to the l
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from math import exp, log
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import yaml
 
 from darts_parallel.config import DeviceConfig, config_dir
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, closest
 
 ANY = "any"
 """Key of an offset for devices on which the framework has no runs."""
@@ -73,7 +72,7 @@ def read_software(name: str | None) -> Software:
         return COMMON
     names = software_names()
     if name not in names:
-        near = get_close_matches(name, names, n=1, cutoff=0.0)[0]
+        near = closest(name, names)
         raise ConfigError(f"training.software={name} must be null or one of {', '.join(names)}; try {near}.")
     text = (Path(config_dir()) / "software" / f"{name}.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = yaml.safe_load(text) or {}  # type: ignore[no-untyped-call]
