@@ -139,7 +139,7 @@ def attention_seconds(
     return products + stream_seconds(passes, device)
 
 
-def forward_kernels(stage: StageContext, layer: LayerSpec) -> dict[str, list[Scalar]]:
+def forward_kernels(stage: StageContext, layer: LayerSpec) -> dict[str, list[Tensor]]:
     """Return the seconds of every kernel of a layer's forward pass, by what it does, each `(O, C)`."""
     device, training, width = stage.device, stage.training, stage.width
     tokens, tp = stage.choices.tokens, stage.choices.tp
@@ -152,10 +152,10 @@ def forward_kernels(stage: StageContext, layer: LayerSpec) -> dict[str, list[Sca
         for core in layer.cores
     ]  # fmt: skip
     return {
-        "attention": [*cores],
+        "attention": cores,
         "streaming kernels": [stream_seconds(device.streaming_factor * width * tokens * elements, device)],
         "matrix products": [gemm_seconds(gemm, tokens, tp, device, width) for gemm in layer.gemms],
-        "launch overhead": [stage.launches * device.layer_overhead],
+        "launch overhead": [torch.as_tensor(stage.launches * device.layer_overhead, dtype=torch.float64)],
     }
 
 

@@ -29,12 +29,11 @@ def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
 
 def _costs_like(table: CostTable, outer: int, choices: torch.Tensor) -> torch.Tensor:
     """Return strategies of the layout and the costs of every layer's own `(L,)`, shape `(L, C)`."""
-    costs = (table.forward, table.backward, table.sync, table.per_iteration, table.static, table.activation,
-             table.working)  # fmt: skip
+    costs = [table.forward, table.backward, table.sync, table.per_iteration, table.static, table.activation]
     if (host := table.host) is not None:
-        costs += (host.transfer, host.state_transfer, host.state)
+        costs += [host.transfer, host.state_transfer, host.state]
     shape = (-1, table.num_layers, len(table.choices))
-    figures = torch.cat([values[outer].reshape(shape) for values in costs])
+    figures = torch.cat([values[outer].reshape(shape) for values in (*costs, table.working)])
     own = figures[:, torch.arange(len(choices)), choices].unsqueeze(-1)
     return (figures == own).all(0) & (table.layout == table.layout[choices].unsqueeze(1))
 

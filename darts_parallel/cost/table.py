@@ -6,7 +6,7 @@ given as tensors.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -228,7 +228,7 @@ class CostTable:
 
 def _taken(value: Any, axes: str, axis: str, index: Tensor) -> Any:
     """Return the members `index` of an axis of a tensor, of all in a dict or a record, or None of None."""
-    if is_dataclass(value):
+    if isinstance(value, (CostTable, HostMemory)):
         axes_of = {item.name: item.metadata.get("axes", "") for item in fields(value)}
         own = {name: axes for name, axes in axes_of.items() if axis in axes}
         return replace(value, **{n: _taken(getattr(value, n), a, axis, index) for n, a in own.items()})
