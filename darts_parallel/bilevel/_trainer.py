@@ -158,11 +158,8 @@ class WeightTrainer:
     def preconditioner(self) -> Weights:
         """Return the factors by which Adam scales gradients: one tensor for each weight."""
         root = (1.0 - BETAS[1] ** max(self.optimizer.steps, 1)) ** 0.5
-        squares = [square for _, square in self.optimizer.moments]
-        return {
-            name: 1.0 / (square.sqrt() / root + EPSILON)
-            for name, square in zip(self.weights, squares, strict=True)
-        }
+        squares = zip(self.weights, (square for _, square in self.optimizer.moments), strict=True)
+        return {name: 1.0 / (square.sqrt() / root + EPSILON) for name, square in squares}
 
 
 MixedLoss = Callable[[Weights, Tensor, Tensor], Tensor]
@@ -204,10 +201,8 @@ def slopes(
     ahead = leaves
     if step is not None:
         inner = torch.autograd.grad(loss(leaves, train, pairs), tuple(leaves.values()), create_graph=True)
-        ahead = {
-            name: weight - step[name] * gradient
-            for (name, weight), gradient in zip(leaves.items(), inner, strict=True)
-        }
+        pairs_of = zip(leaves.items(), inner, strict=True)
+        ahead = {name: weight - step[name] * gradient for (name, weight), gradient in pairs_of}
     value = loss(ahead, validation, pairs)
     by_pair, *by_weight = torch.autograd.grad(value, (pairs, *ahead.values()))
     return Slopes(float(value.detach()), by_pair, dict(zip(ahead, by_weight, strict=True)))

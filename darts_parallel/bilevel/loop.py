@@ -93,19 +93,14 @@ def try_pairs(
     plans |= {("gradient", pair): Candidate(1, pair[0], grad_comm_bits=pair[1]) for pair in sent.values()}
     steps = settings.trial_steps
     seeds = [settings.seed + NEXT_SEED * index for index in range(settings.trial_seeds)]
-    arguments = [
-        (settings, text, (candidate,) * settings.num_blocks, steps, seed)
-        for candidate in plans.values()
-        for seed in seeds
-    ]
+    blocks = [(candidate,) * settings.num_blocks for candidate in plans.values()]
+    arguments = [(settings, text, own, steps, seed) for own in blocks for seed in seeds]
     losses = jobs.map(train_losses, arguments)
     curves = {key: [next(losses) for _ in seeds] for key in plans}
     exact = curves["exact", (1, LOSSLESS)]
     together = [mean(step) for step in zip(*exact, strict=True)]
-    slowdown = {
-        key: log_delay(together, mean(map(behind, curve, exact)), middle_of_read(steps))
-        for key, curve in curves.items()
-    }
+    late, middle = {key: mean(map(behind, own, exact)) for key, own in curves.items()}, middle_of_read(steps)
+    slowdown = {key: log_delay(together, delay, middle) for key, delay in late.items()}
     return TrialTable(
         {pair: slowdown["forward", wide] for pair, wide in sums.items()},
         {pair: slowdown["gradient", wide] for pair, wide in sent.items()},

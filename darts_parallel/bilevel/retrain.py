@@ -186,11 +186,8 @@ class Trainings:
         trainings = [training.canonicalized(settings) for training in wanted]
         keys = [training.key(settings) for training in trainings]
         paths = [self.folder / f"{digest(key)}.json" for key in keys]
-        missing = {
-            path: (key, training)
-            for path, key, training in zip(paths, keys, trainings, strict=True)
-            if not path.exists()
-        }
+        wanted_files = zip(paths, keys, trainings, strict=True)
+        missing = {path: (key, training) for path, key, training in wanted_files if not path.exists()}
         curves = self.jobs.map(retrain, [(own, settings, self.corpus) for _, own in missing.values()])
         for done, (path, (key, _)) in enumerate(missing.items(), 1):
             write_json(path, key | asdict(next(curves)))

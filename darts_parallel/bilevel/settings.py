@@ -54,9 +54,8 @@ def shape_of(problem: Problem) -> TransformerShape:
                 f"model.{key}={value} must be {wanted}, as only GPT blocks are trained and measured here; "
                 f"try {wanted}."
             )
-    return TransformerShape(
-        config.num_layers, config.hidden_size, config.num_heads, problem.training.seq_len, config.vocab_size
-    )
+    sizes = (config.num_layers, config.hidden_size, config.num_heads)
+    return TransformerShape(*sizes, problem.training.seq_len, config.vocab_size)
 
 
 @dataclass

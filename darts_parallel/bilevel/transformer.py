@@ -44,11 +44,8 @@ def initial_weights(shape: TransformerShape, generator: torch.Generator) -> Weig
             f"{index}.up": normal(h**-0.5, h, shape.ffn_width),
             f"{index}.down": normal(residual_std, shape.ffn_width, h),
         }
-    return weights | {
-        "norm": torch.ones(h),
-        "shift": torch.zeros(h),
-        "head": normal(INITIAL_STD, h, shape.vocab_size),
-    }
+    head = normal(INITIAL_STD, h, shape.vocab_size)
+    return weights | {"norm": torch.ones(h), "shift": torch.zeros(h), "head": head}
 
 
 def attention_partials(weights: Weights, index: int, state: Tensor, ranks: int) -> Tensor:

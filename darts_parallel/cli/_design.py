@@ -182,10 +182,8 @@ def upgrade_lines(path: str, out: Path) -> list[str]:
     seconds, found = evaluate(given, problem).iteration_time_s, upgrades(given, problem)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "upgrades.json", [asdict(upgrade) for upgrade in found])
-    rows = [
-        (u.figure, f"{u.before:.4g}", u.to, f"{u.after:.4g}", f"{u.saved:.2%}", f"{u.replanned:.2%}")
-        for u in found
-    ]
+    figures = [(u.figure, f"{u.before:.4g}", u.to, f"{u.after:.4g}") for u in found]
+    rows = [(*told, f"{u.saved:.2%}", f"{u.replanned:.2%}") for told, u in zip(figures, found, strict=True)]
     header = ("figure", "now", "upgrade", "then", "this plan saves", "planned anew saves")
     told = f"{path}: {seconds:.4g} s an iteration; planned anew: among even uniform plans"
     return [told, *markdown_table(header, rows, (0, 2))]

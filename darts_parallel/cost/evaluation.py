@@ -126,9 +126,8 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
     else:
         end = pipeline_seconds(stage_seconds, counts)
         total, ends = end + sync_seconds.amax(1), end.unsqueeze(1).expand_as(device_seconds)
-    return BatchCost(
-        total + reading.per_iteration, device_seconds, sync_seconds, ends, reading.memory, reading.feasible
-    )
+    total = total + reading.per_iteration
+    return BatchCost(total, device_seconds, sync_seconds, ends, reading.memory, reading.feasible)
 
 
 def pass_seconds(

@@ -33,10 +33,7 @@ def _lightest(table: CostTable, space_kind: str) -> HardPlans:
             continue
         in_flight = table.in_flight[outer].view(-1, 1, 1)
         need = table.static[outer] + in_flight * table.activation[outer] + table.working[outer] / 2
-        legal = table.runs(
-            table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.num_stages, -1)
-        )
-        legal = legal.all(0, keepdim=True) if space_kind == "uniform" else legal
+        legal = table.runnable.all(0, keepdim=True) if space_kind == "uniform" else table.runnable
         need = need.masked_fill(~(table.allowed[outer] & legal).unsqueeze(1), torch.inf)
         size, choice = need.min(-1)
         if space_kind != "layerwise":

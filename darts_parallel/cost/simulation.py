@@ -59,10 +59,8 @@ class PassSeconds:
 
     def blocking(self) -> "PassSeconds":
         """Add messages to the passes of the later stage, which they occupy in both directions."""
-        waits = torch.nn.functional.pad(self.message, (1, 0))
-        return PassSeconds(
-            self.forward + waits, self.backward + waits, self.weight_gradient, torch.zeros_like(self.message)
-        )
+        waits, none = torch.nn.functional.pad(self.message, (1, 0)), torch.zeros_like(self.message)
+        return PassSeconds(self.forward + waits, self.backward + waits, self.weight_gradient, none)
 
     def rows(self, split: bool) -> Tensor:
         """Return all seconds one below the other, `(5 S, B)`: F, B, W, messages, a row of zeros, whole B."""
@@ -383,9 +381,8 @@ class Criticalities:
             some = PassSeconds(*leaves[:4])
             total, _ = simulated_seconds(some, leaves[4], counts, pp, model, whole=whole)
         given = torch.autograd.grad(total.sum(), leaves, allow_unused=True)
-        return Criticalities(
-            *(torch.zeros_like(leaf) if row is None else row for leaf, row in zip(leaves, given, strict=True))
-        )
+        rows = zip(leaves, given, strict=True)
+        return Criticalities(*(torch.zeros_like(leaf) if row is None else row for leaf, row in rows))
 
     def seconds(self, passes: PassSeconds, sync: Tensor) -> Tensor:
         """Return the seconds along the paths, at most those of the schedule, `(B,)`."""

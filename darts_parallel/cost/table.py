@@ -220,6 +220,12 @@ class CostTable:
         taken: CostTable = _taken(self, "", axis, index)
         return taken
 
+    @cached_property
+    def runnable(self) -> Tensor:
+        """Strategies that every stage can run, bool, `(K, C)`."""
+        every = torch.arange(len(self.choices)).expand(self.num_stages, -1)
+        return self.runs(self.stage_kind.unsqueeze(1), every)
+
     def runs(self, kinds: Tensor, choices: Tensor) -> Tensor:
         """Return whether stages of `kinds` can run `choices`, bool, of their common shape."""
         own = self.kind_allowed
@@ -287,10 +293,8 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
         PipelineModel.from_config(problem.config.cost, s.virtual_stages, s.schedule, named * (s.pp > 1))
         for s in spaces
     ]
-    edges = [
-        _boundaries(cluster, model.schedule, space.pp, space.virtual_stages)
-        for cluster, model, space in zip(clusters, models, spaces, strict=True)
-    ]
+    placed_models = zip(clusters, models, spaces, strict=True)
+    edges = [_boundaries(c, model.schedule, s.pp, s.virtual_stages) for c, model, s in placed_models]
     boundaries = list(dict.fromkeys(boundary for own in edges for boundary in own if boundary is not None))
     whole = replace(spaces[0], num_micro_batches=counts)
     first = _table(problem, whole, kinds, boundaries)

@@ -189,13 +189,11 @@ class Chain:
             [values[outer].detach() for values in (table.forward, table.backward, table.weight_gradient,
                                                    table.sync)]
         ).masked_fill(~legal[:, None, :], torch.inf)  # fmt: skip
-        per_iteration = (
-            table.per_iteration[outer].detach().masked_fill(~table.allowed[outer], torch.inf).amin(-1).sum()
-        )
+        paid = table.per_iteration[outer].detach().masked_fill(~table.allowed[outer], torch.inf)
         across = table.p2p[outer].detach().amin((-1, -2))[table.boundary_kind] / 2
         need = table.static[outer] + table.in_flight[outer].view(-1, 1, 1) * table.activation[outer]
         return Chain(
-            table, outer, rows.numpy(), _room(table, outer), across.numpy(), float(per_iteration),
+            table, outer, rows.numpy(), _room(table, outer), across.numpy(), float(paid.amin(-1).sum()),
             need.detach().numpy(), table.capacity.detach().numpy(),
         )  # fmt: skip
 

@@ -129,10 +129,7 @@ def _quick_bounds(tables: Sequence[CostTable]) -> dict[tuple[int, int], tuple[In
     for number, table in enumerate(tables):
         if table.virtual_stages > 1:
             continue
-        everywhere = table.runs(
-            table.stage_kind.unsqueeze(1), torch.arange(len(table.choices)).expand(table.num_stages, -1)
-        )
-        outer, choice = torch.nonzero(table.allowed & everywhere.all(0), as_tuple=True)
+        outer, choice = torch.nonzero(table.allowed & table.runnable.all(0), as_tuple=True)
         seconds, sync, per_iteration = (
             values.detach()[outer, :, choice]
             for values in (table.time.amin(1), table.sync.amin(1), table.per_iteration)
@@ -171,9 +168,8 @@ def _split_bounds(costs: OuterCosts, choices: Index) -> Array:
     seconds = np.where(stages.fits(), stages.seconds(), np.inf)
     unfit = np.isinf(seconds)
     both = rest * np.where(unfit, 0.0, seconds) + sync
-    largest_sync, joint = (
-        segments.before(np.where(unfit, np.inf, values), np.maximum)[-1, -1] for values in (sync, both)
-    )
+    fitting = (np.where(unfit, np.inf, values) for values in (sync, both))
+    largest_sync, joint = (segments.before(values, np.maximum)[-1, -1] for values in fitting)
     least, slowest = (segments.before(seconds, join)[-1, -1] for join in (np.add, np.maximum))
     # infinite least sums say that nothing fits
     apart = rest * np.where(np.isinf(slowest), 0.0, slowest) + largest_sync

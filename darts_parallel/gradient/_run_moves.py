@@ -138,10 +138,8 @@ class _Changes:
 
 def _entering(seconds: Array, pair: Index, held: Index, every: Index) -> Array:
     """Return seconds `(N, C)` that another layout after `pair` adds to those of all pairs `(L - 1, Y, Y)`."""
-    return np.asarray(
-        seconds[pair[:, None], held[pair][:, None], every]
-        - seconds[pair, held[pair], held[pair + 1]][:, None]
-    )
+    entered = seconds[pair[:, None], held[pair][:, None], every]
+    return np.asarray(entered - seconds[pair, held[pair], held[pair + 1]][:, None])
 
 
 def _leaving(seconds: Array, pair: Index, held: Index, every: Index) -> Array:

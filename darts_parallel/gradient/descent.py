@@ -200,10 +200,8 @@ class GradientSearch:
         schedules = self.schedules()
         self.optimizer.zero_grad()
         weights = [group.relax(schedules, self.gumbel) for group in self.groups]
-        costs = [
-            group.price(relaxed, schedules.sharpness, group.paths)
-            for group, relaxed in zip(self.groups, weights, strict=True)
-        ]
+        pairs = zip(self.groups, weights, strict=True)
+        costs = [group.price(own, schedules.sharpness, group.paths) for group, own in pairs]
         losses = [group.loss(cost, self.config) for group, cost in zip(self.groups, costs, strict=True)]
         merits = [group.merit(cost) for group, cost in zip(self.groups, costs, strict=True)]
         self.outer_logits.find_slope(torch.cat([merit.amin(1) for merit in merits]))

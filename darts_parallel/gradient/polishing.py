@@ -138,10 +138,8 @@ def _runs(table: CostTable, plan: HardPlans) -> NDArray[np.int64]:
     Where that is too many, only single layers, pairs, and runs at either end of a stage.
     """
     starts = plan.first_layers[0].tolist()
-    spans = [
-        np.add(np.triu_indices(end - first), [[first], [first + 1]])
-        for first, end in pairwise([*starts, table.num_layers])
-    ]
+    stages = pairwise([*starts, table.num_layers])
+    spans = [np.add(np.triu_indices(end - first), [[first], [first + 1]]) for first, end in stages]
     runs = np.concatenate(spans, axis=1).T
     if len(runs) * len(table.choices) > MOST_RUNS:
         ends = [*starts, table.num_layers]

@@ -116,9 +116,8 @@ class RestartBatch:
             for position, outer in enumerate(self.outer_index.tolist()):
                 for index in torch.nonzero(plans.outer == outer).flatten()[:1].tolist():
                     starts, choices = plans.first_layers[index], plans.choices[index]
-                    rows = {"uniform": choices[:1], "stagewise": choices[starts], "layerwise": choices}[
-                        self.space_kind
-                    ]
+                    by_kind = {"uniform": choices[:1], "stagewise": choices[starts], "layerwise": choices}
+                    rows = by_kind[self.space_kind]
                     logits = self.logits[position, :near]
                     logits.sub_(logits.amax(-1, keepdim=True).clamp(min=0.0))
                     wanted = rows.view(1, -1, 1).expand(near, -1, -1)

@@ -127,11 +127,8 @@ def context_degrees(model: Model, devices: int, seq_len: int) -> list[int]:
     parts, heads = 2 if model.config.causal else 1, _state_space_heads(model)[:1]
     if model.block is not None:  # operator plans have whole sequences
         return [1]
-    return [
-        cp
-        for cp in divisors(devices)
-        if cp == 1 or (seq_len % (parts * cp) == 0 and all(n % cp == 0 for n in heads))
-    ]
+    whole = (cp for cp in divisors(devices) if cp == 1 or seq_len % (parts * cp) == 0)
+    return [cp for cp in whole if all(n % cp == 0 for n in heads)]
 
 
 def _state_space_heads(model: Model) -> tuple[int, ...]:

@@ -353,11 +353,8 @@ def _outer_space(
         and any(micro_batch_legal(space, batch, m, c) for c in choices)
     )
     offload = tuple(space.pinned("offload") or ())
-    return (
-        OuterSpace(pp, counts, choices, cp, virtual_stages, schedule=schedule, offload=offload)
-        if counts
-        else None
-    )
+    outer = OuterSpace(pp, counts, choices, cp, virtual_stages, schedule=schedule, offload=offload)
+    return outer if counts else None
 
 
 def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator[LayerStrategy]:

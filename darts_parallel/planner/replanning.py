@@ -115,15 +115,14 @@ def carried_over(plan: Plan, table: CostTable, space_kind: str) -> HardPlans:
     """
     starts = _scaled_starts(plan, table)
     stages = torch.searchsorted(starts, torch.arange(table.num_layers), right=True) - 1
-    every = torch.arange(len(table.choices)).expand(table.num_stages, -1)
-    runs = table.runs(table.stage_kind.unsqueeze(1), every)
     distinct = {s: torch.tensor([_distance(s, c) for c in table.choices]) for s in set(plan.layers)}
     distance = torch.stack([distinct[s] for s in plan.layers])
     if space_kind == "uniform":
         distance = distance.sum(0, keepdim=True).expand_as(distance)
     elif space_kind == "stagewise":
         distance = torch.zeros(table.num_stages, len(table.choices)).index_add(0, stages, distance)[stages]
-    legal = runs.all(0).expand(table.num_layers, -1) if space_kind == "uniform" else runs[stages]
+    uniform = table.runnable.all(0).expand(table.num_layers, -1)
+    legal = uniform if space_kind == "uniform" else table.runnable[stages]
     rows, outers = [], []
     for outer in range(table.num_outer):
         masked = distance.masked_fill(~(legal & table.allowed[outer]), torch.inf)

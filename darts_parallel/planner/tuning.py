@@ -104,12 +104,10 @@ def tune(problem: Problem, first: Plan, trials: Sequence[Trial]) -> Tuning:
     proposals = []
     for i in range(len(plans)):
         if fits[i]:
-            middle, half = costs[i].iteration_time_s * exp(mean[i]), exp(NORMAL * float(variance[i]) ** 0.5)
-            proposals.append(
-                Proposal(
-                    plans[i], costs[i].iteration_time_s, middle, (middle / half, middle * half), len(tried[i])
-                )
-            )
+            seconds, half = costs[i].iteration_time_s, exp(NORMAL * float(variance[i]) ** 0.5)
+            middle = seconds * exp(mean[i])
+            around = (middle / half, middle * half)
+            proposals.append(Proposal(plans[i], seconds, middle, around, len(tried[i])))
     ratios = [error for _, error in _errors(costs, tried)]
     scale = exp(sum(ratios) / len(ratios)) if ratios else 1.0
     ranked = tuple(sorted(proposals, key=lambda proposal: proposal.expected_s))

@@ -116,10 +116,8 @@ class Model:
         if not self.whole_ends:
             return layers
         ends = (1, *range(len(layers) - 2 - config.mtp_num_layers, len(layers) - 1))  # first block, mtp, head
-        return tuple(
-            replace(layer, fused_to_previous=layer.fused_to_previous or i in ends)
-            for i, layer in enumerate(layers)
-        )
+        fused = [layer.fused_to_previous or i in ends for i, layer in enumerate(layers)]
+        return tuple(replace(layer, fused_to_previous=own) for layer, own in zip(layers, fused, strict=True))
 
     @cached_property
     def kinds(self) -> tuple[tuple[LayerSpec, ...], tuple[int, ...]]:

@@ -277,15 +277,10 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown, sure: Interv
         ranks = rank_ranges(cluster.pipeline_ranks[k * size : (k + 1) * size])
         if not cluster.homogeneous:
             ranks = f"{ranks} {escape(cluster.stage_group(k, plan.pp).device.name)}"
-        pace = [
-            Text(_number(seconds, slowest), "bold" if seconds == slowest else "")
-            for seconds in cost.stage_times_s[k : k + 1]
-        ]
-        layers = "; ".join(
-            layer_ranges(names[first:end]) + kind_counts(kinds, first, end)
-            for first, end in chunks[k :: plan.pp]
-        )
-        strategies = run_lengths([s for first, end in chunks[k :: plan.pp] for s in plan.layers[first:end]])
+        mine, times = chunks[k :: plan.pp], cost.stage_times_s[k : k + 1]
+        pace = [Text(_number(seconds, slowest), "bold" if seconds == slowest else "") for seconds in times]
+        layers = "; ".join(layer_ranges(names[a:b]) + kind_counts(kinds, a, b) for a, b in mine)
+        strategies = run_lengths([s for first, end in mine for s in plan.layers[first:end]])
         chance = [f"{100 * sure.out_of_memory[k]:.0f} %"] if risky and sure is not None else []
         table.add_row(str(k), ranks, layers, strategies, *pace, memory, *chance)
     return table
@@ -344,9 +339,8 @@ def _search_lines(result: SearchResult, console: Console) -> None:
         who = "" if descended is not None else f"{result.method.replace('_', ' ')}: "
         console.print(f"{who}{result.why}", highlight=False, markup=False)
     if descended is None:
-        console.print(
-            f"{result.plans_evaluated:,} plans or parts of plans in {result.seconds:.1f} s", highlight=False
-        )
+        plans = f"{result.plans_evaluated:,} plans or parts of plans"
+        console.print(f"{plans} in {result.seconds:.1f} s", highlight=False)
         return
     console.print(_taken_steps(result, descended), highlight=False)
     stopped = STOPPED[result.stopped_by]

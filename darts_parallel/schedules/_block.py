@@ -94,10 +94,8 @@ def _placed(schedule: BuildingBlock, pp: int, count: int) -> tuple[tuple[Step, .
             while time in row:
                 time += 1
             row[time], series.ended[batch] = (series, batch), time
-    return tuple(
-        tuple((series.kind, series.half, batch) for series, batch in (row[time] for time in sorted(row)))
-        for row in slots
-    )
+    rows = ([row[time] for time in sorted(row)] for row in slots)
+    return tuple(tuple((series.kind, series.half, batch) for series, batch in row) for row in rows)
 
 
 def _series(device: int, ended: Ends, pp: int) -> dict[tuple[str, int], Series]:
