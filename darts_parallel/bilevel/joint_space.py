@@ -159,11 +159,8 @@ def exchange_choices(table: CostTable, choices: Sequence[LayerStrategy], source:
 def at_bits(strategy: LayerStrategy, bits: Bits) -> LayerStrategy:
     """Set other bits; groups of one rank send nothing and stay at 16."""
     sums, sent = bits
-    return replace(
-        strategy,
-        tp_comm_bits=sums if strategy.tp > 1 else LOSSLESS,
-        grad_comm_bits=sent if strategy.dp > 1 else LOSSLESS,
-    )
+    sums, sent = sums if strategy.tp > 1 else LOSSLESS, sent if strategy.dp > 1 else LOSSLESS
+    return replace(strategy, tp_comm_bits=sums, grad_comm_bits=sent)
 
 
 def with_fixed_bits(table: CostTable, bits: Sequence[Bits]) -> CostTable:
@@ -273,10 +270,8 @@ class JointSpace:
     def bits_of(self, plan: Plan) -> tuple[Bits, ...]:
         """Return the bits of every layer of a plan; layers around the blocks have 16."""
         inside = range(FIRST_BLOCK, FIRST_BLOCK + self.num_blocks)
-        return tuple(
-            (layer.tp_comm_bits, layer.grad_comm_bits) if index in inside else EXACT_BITS
-            for index, layer in enumerate(plan.layers)
-        )
+        own = ((layer.tp_comm_bits, layer.grad_comm_bits) for layer in plan.layers)
+        return tuple(bits if index in inside else EXACT_BITS for index, bits in enumerate(own))
 
     def of_batch(self, batch: int) -> list[int]:
         """Return the numbers of the tables of a global batch size."""

@@ -187,9 +187,8 @@ class BilevelSearch:
         logit_steps = max(settings.num_steps - settings.warmup_steps, 1)
         self.upper = UpperLevel(self.space, config, logit_steps, self.generator)
         self.trainer = WeightTrainer(settings, settings.global_batch_size, settings.seed)
-        self.log_slowdown = LogSlowdown.zero(
-            self.space.forward_pairs, self.space.gradient_pairs, settings.num_blocks, settings.batches
-        )
+        pairs = (self.space.forward_pairs, self.space.gradient_pairs)
+        self.log_slowdown = LogSlowdown.zero(*pairs, settings.num_blocks, settings.batches)
         self.shares = GradientShares(settings.decay)
         self.trials: TrialTable | None = None
         self.curve: list[tuple[int, float]] = []

@@ -156,13 +156,8 @@ class Protocol:
         finally:
             if tracker is not None:
                 tracker.close()
-        return {
-            "seed": settings.seed,
-            "settings": self._mark(settings),
-            "plan": plan.plan_dict(),
-            "search": _search_dict(plan),
-            "runs": rows,
-        }
+        asked = {"seed": settings.seed, "settings": self._mark(settings)}
+        return asked | {"plan": plan.plan_dict(), "search": _search_dict(plan), "runs": rows}
 
     def _search(self, settings: BilevelSettings, tracker: BilevelTracker | None) -> SeedPlan:
         """Search and verify; after Ctrl-C conclude from what is known."""

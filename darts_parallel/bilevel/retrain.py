@@ -65,10 +65,8 @@ class Retrained:
 
 def smoothed(curve: Curve) -> Curve:
     """Return running means of the last `SMOOTHED` losses, at the steps of the last of them."""
-    return tuple(
-        (step, sum(loss for _, loss in curve[max(i + 1 - SMOOTHED, 0) : i + 1]) / min(i + 1, SMOOTHED))
-        for i, (step, _) in enumerate(curve)
-    )
+    runs = [[loss for _, loss in curve[max(end - SMOOTHED, 0) : end]] for end in range(1, len(curve) + 1)]
+    return tuple((step, sum(run) / len(run)) for (step, _), run in zip(curve, runs, strict=True))
 
 
 def crossing(curve: Curve, target: float) -> float | None:

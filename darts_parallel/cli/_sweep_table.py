@@ -85,17 +85,14 @@ def write_results(folder: Path, jobs: Sequence[SweepJob], console: Console) -> N
     over = ", medians over seeds + from the fastest to the slowest" if SEED in keys else ""
     console.print(filled_table(f"{len(jobs)} jobs{over}", titles, words, range(len(columns))))
     write_text(folder / "results.md", "\n".join([*markdown_table(titles, words, ()), ""]))
-    measured = ([job.measures[name] for name in MEASURES] for job in jobs)
-    lines = [
-        [*(job.overrides.get(key, "") for key in keys), *values, job.degrees]
-        for job, values in zip(jobs, measured, strict=True)
-    ]
+    swept = [[job.overrides.get(key, "") for key in keys] for job in jobs]
+    measured = ([*(job.measures[name] for name in MEASURES), job.degrees] for job in jobs)
+    lines = [[*values, *figures] for values, figures in zip(swept, measured, strict=True)]
     write_text(folder / "results.csv", csv_text([*keys, *MEASURES, "dp_tp_pp"], lines))
     for name in ("results.csv", "results.md"):
         console.print(f"table: {folder / name}", soft_wrap=True, highlight=False)
-    fastest = {
-        gpus: max(j.scale[1] for j in jobs if j.scale[0] == gpus) for gpus, _ in sorted(j.scale for j in jobs)
-    }
+    scales = sorted(job.scale for job in jobs)
+    fastest = {gpus: max(speed for count, speed in scales if count == gpus) for gpus, _ in scales}
     if len(fastest) > 1:
         (first, least), *_ = fastest.items()
         cells = [[f"{n}", f"{t:,.0f}", f"{100 * t * first / (n * least):.1f} %"] for n, t in fastest.items()]

@@ -171,10 +171,9 @@ def neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tup
     boundary = table.boundary_kind[(later - 1).clamp(min=0)]
     across = of_kind(table.p2p, boundary)
     none = torch.zeros_like(inside)
-    return (
-        summed(torch.where(cut, none, inside), later, table.num_stages),
-        summed(torch.where(cut, across, none), later, table.num_stages)[:, 1:],
-    )
+    parts = (torch.where(cut, none, inside), torch.where(cut, across, none))
+    within, crossing = (summed(part, later, table.num_stages) for part in parts)
+    return within, crossing[:, 1:]
 
 
 @dataclass(frozen=True)

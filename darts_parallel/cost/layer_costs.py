@@ -163,12 +163,8 @@ def _micro_batch_seconds(
     none = torch.zeros_like(core)
     again = torch.where(full, forward_pass, torch.where(selective, part, none))
     forward_tp, backward_tp = _tensor_parallel_seconds(stage, layer, full)
-    terms = {
-        "compute": forward_pass + back,
-        "recompute": again,
-        "tensor_parallel": forward_tp + backward_tp,
-        **dict.fromkeys(MESSAGES, none),
-    }
+    terms = {"compute": forward_pass + back, "recompute": again, "tensor_parallel": forward_tp + backward_tp}
+    terms |= dict.fromkeys(MESSAGES, none)
     forward, backward = forward_pass + forward_tp, back + again + backward_tp
     for name, module, (there, in_backward) in messages:
         repeated = full | selective if module in modules else full

@@ -40,10 +40,8 @@ class Prices:
     @staticmethod
     def of(knobs: Sequence[Knob]) -> "Prices":
         """Return the prices of knobs."""
-        price, exponent, low, high = (
-            np.array([getattr(knob, name) for knob in knobs], dtype=float)
-            for name in ("price", "exponent", "low", "high")
-        )
+        rows = [(knob.price, knob.exponent, knob.low, knob.high) for knob in knobs]
+        price, exponent, low, high = np.array(rows, dtype=float).reshape(-1, 4).T
         return Prices(price, exponent, np.log(low), np.log(high))
 
     def cost(self, z: Array) -> Array:

@@ -55,11 +55,8 @@ class LabelLimits:
         seconds, per_iteration, sync = values[:, :3].T
         if self.total is not None:
             return values[:, :3] @ self.total[:, None]
-        columns = (
-            [seconds, seconds + sync]
-            if not per_iteration.any()
-            else [seconds, seconds + per_iteration, seconds + per_iteration + sync]
-        )
+        paid = seconds + per_iteration
+        columns = [seconds, paid, paid + sync] if per_iteration.any() else [seconds, seconds + sync]
         return np.stack(columns, axis=1)
 
 

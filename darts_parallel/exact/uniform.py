@@ -130,10 +130,8 @@ def _quick_bounds(tables: Sequence[CostTable]) -> dict[tuple[int, int], tuple[In
         if table.virtual_stages > 1:
             continue
         outer, choice = torch.nonzero(table.allowed & table.runnable.all(0), as_tuple=True)
-        seconds, sync, per_iteration = (
-            values.detach()[outer, :, choice]
-            for values in (table.time.amin(1), table.sync.amin(1), table.per_iteration)
-        )
+        figures = (table.time.amin(1), table.sync.amin(1), table.per_iteration)
+        seconds, sync, per_iteration = (values.detach()[outer, :, choice] for values in figures)
         bounds = spread_bounds(seconds, sync, per_iteration, table.num_micro_batches[outer], table.pp)
         for own in torch.unique(outer).tolist():
             result[number, own] = choice[outer == own].numpy(), bounds[outer == own].numpy()

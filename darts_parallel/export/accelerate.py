@@ -79,12 +79,8 @@ def _fsdp(job: Request, strategy: LayerStrategy) -> bool:
 def parallelism(job: Request, strategy: LayerStrategy) -> dict[str, int]:
     """Return the fields of `ParallelismConfig`; their product is the number of processes."""
     replicas, sharded = job.shard_degrees(strategy)
-    return {
-        "dp_replicate_size": replicas,
-        "dp_shard_size": sharded,
-        "tp_size": strategy.tp,
-        "cp_size": job.plan.cp,
-    }
+    data = {"dp_replicate_size": replicas, "dp_shard_size": sharded}
+    return data | {"tp_size": strategy.tp, "cp_size": job.plan.cp}
 
 
 def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
@@ -117,9 +113,8 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
     if not _replicas_only(job, strategy):
-        values["parallelism_config"] = {
-            f"parallelism_config_{name}": size for name, size in parallelism(job, strategy).items()
-        }
+        sizes = parallelism(job, strategy).items()
+        values["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes}
     return values
 
 

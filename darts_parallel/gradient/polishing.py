@@ -106,12 +106,8 @@ def _moves(table: CostTable, plan: HardPlans, space_kind: str, *, edges: str) ->
     change = {"uniform": _whole, "stagewise": _per_stage, "layerwise": _every_run}[space_kind]
     strategies = change(table, plan)
     parts = [plan, strategies, *_edge_moves(table, plan, edges)]
-    outer = HardPlans(
-        torch.arange(table.num_outer),
-        plan.choices.expand(table.num_outer, -1),
-        plan.first_layers.expand(table.num_outer, -1),
-    )
-    return HardPlans.concatenate([*parts, outer])
+    rest = (values.expand(table.num_outer, -1) for values in (plan.choices, plan.first_layers))
+    return HardPlans.concatenate([*parts, HardPlans(torch.arange(table.num_outer), *rest)])
 
 
 def _with_choices(plan: HardPlans, choices: Tensor) -> HardPlans:

@@ -38,11 +38,8 @@ def expert_degrees(
 ) -> list[tuple[int, int]]:
     """Return the pairs of `legal_expert_degrees` that the pins allow."""
     ep, etp = space.pinned("ep"), space.pinned("etp")
-    return [
-        pair
-        for pair in legal_expert_degrees(model, cluster, stage_devices)
-        if (ep is None or pair[0] in ep) and (etp is None or pair[1] in etp)
-    ]
+    legal = legal_expert_degrees(model, cluster, stage_devices)
+    return [pair for pair in legal if (ep is None or pair[0] in ep) and (etp is None or pair[1] in etp)]
 
 
 def require_expert_pins(space: SpaceConfig, model: Model, cluster: Cluster) -> None:

@@ -36,10 +36,10 @@ EXPERTS = "experts"
 BASE = "base"
 METRIC = "device"
 """Memory metric that answers speak of: total device usage."""
-FIGURES = {
-    "layer_overhead_us": "layer_overhead", "expert_overhead_us": "expert_overhead",
-    "reserved_GiB": "reserved",
-}  # fmt: skip
+PLACE = ("device", "framework", "intra", "inter", "memory_metric")
+"""Parts of a place that scopes name."""
+FIGURES = {"layer_overhead_us": "layer_overhead", "expert_overhead_us": "expert_overhead",
+           "reserved_GiB": "reserved"}  # fmt: skip
 """Fields of a `Device` by quantity, where they differ."""
 LINKS = {
     "intra_efficiency": ("intra", "bandwidth"), "inter_efficiency": ("inter", "bandwidth"),
@@ -108,14 +108,8 @@ class Posterior:
         known = torch.zeros(len(rows), len(self.keys), dtype=torch.float64)
         others: dict[tuple[str, str, str], Tensor] = {}
         for row, slopes in enumerate(rows):
-            for (quantity, device, framework, intra, inter), slope in slopes.items():
-                place = {
-                    "device": device,
-                    "framework": framework,
-                    "intra": intra,
-                    "inter": inter,
-                    "memory_metric": METRIC,
-                }
+            for (quantity, *where), slope in slopes.items():
+                place = dict(zip(PLACE, (*where, METRIC), strict=True))
                 for scope in self.quantities[quantity]["prior_sd"]:
                     name = "" if scope == BASE else "+".join(place[part] for part in scope.split("+"))
                     key = (quantity, "" if scope == BASE else scope, name)

@@ -48,12 +48,8 @@ class BuildingBlock(Folded):
         bottom = (pp - 1) * down + 1
         top = bottom + (pp - 1) * up + 1 + self.loss_waits(pp)
         again = top + (pp - 1) * back_down + self.turn
-        return {
-            ("F", 0): device * down,
-            ("F", 1): bottom + far * up,
-            ("B", 1): top + device * back_down,
-            ("B", 0): again + far * back_up,
-        }
+        forward = {("F", 0): device * down, ("F", 1): bottom + far * up}
+        return forward | {("B", 1): top + device * back_down, ("B", 0): again + far * back_up}
 
 
 class Series:
@@ -83,10 +79,8 @@ def _placed(schedule: BuildingBlock, pp: int, count: int) -> tuple[tuple[Step, .
     move_together(slots, [held(row) for row in slots], [-1] * pp)
     last = [max(time for time, (series, _) in row.items() if series.kind == "F") for row in slots]
     # weights leave the drain, and come back where its backward passes leave slots free
-    drained = [
-        [row.pop(time) for time in sorted(row) if time > end and row[time][0].kind == "W"]
-        for row, end in zip(slots, last, strict=True)
-    ]
+    ends = zip(slots, last, strict=True)
+    drained = [[row.pop(t) for t in sorted(row) if t > end and row[t][0].kind == "W"] for row, end in ends]
     move_together(slots, None, last)
     for row, entries, end in zip(slots, drained, last, strict=True):
         for series, batch in entries:
