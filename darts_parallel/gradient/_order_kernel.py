@@ -1,8 +1,9 @@
 """Compiled programmes on orders of passes: timing, the longest path, annealing along it, and a heuristic.
 
 Micro-batches are alike, so the passes of a stage and kind may run in their order (exchange any two that do
-not: nothing starts later), and a device's order is a word over symbols `kind * S + stage`; kinds are F, I, W
-and the whole B, in this order. The j-th time that a symbol stands in a word it is micro-batch j.
+not: nothing starts later), and a device's order is a word over symbols `kind * S + stage`; kinds are F, I and
+W, in this order. The j-th time that a symbol stands in a word it is micro-batch j. Where backward passes are
+whole, I is all of them, and no W is in any word.
 """
 
 from typing import NamedTuple
@@ -47,7 +48,7 @@ class Figures(NamedTuple):
     flying: Array
     """Micro-batches of stages where the order stays; else zeros, `(S,)`."""
     sources: Indices
-    """Symbol of the pass that gives the input of every symbol, its whole B as I; -1: none, `(4 S,)`."""
+    """Symbol of the pass that gives the input of every symbol; -1: none, `(3 S,)`."""
     batches: int
     blocking: bool
     space: int
@@ -58,43 +59,37 @@ class Stages(NamedTuple):
     """Figures of the stages of a plan."""
 
     seconds: Array
-    """Seconds of a pass, by symbol, `(4 S,)`."""
+    """Seconds of a pass, by symbol, `(3 S,)`."""
     waits: Array
-    """Seconds of the message that brings its input, `(4 S,)`."""
+    """Seconds of the message that brings its input, `(3 S,)`."""
     after: Array
     """Seconds of a device behind its last pass, `(P,)`."""
-    before: Array
-    """Bytes of a micro-batch before its backward, `(S,)`."""
-    between: Array
-    """Bytes between the two parts of its backward, `(S,)`."""
+    more: Array
+    """Bytes that a device holds more after a pass than before it, by symbol, `(3 S,)`."""
     room: Array
-    """Bytes of a device for both, `(P,)`."""
+    """Bytes of a device for what it so holds, `(P,)`."""
 
     @staticmethod
     def empty(stages: int, devices: int) -> "Stages":
         """Return figures to fill."""
-        sizes = (4 * stages, 4 * stages, devices, stages, stages, devices)
+        sizes = (3 * stages, 3 * stages, devices, 3 * stages, devices)
         return Stages(*(np.zeros(size) for size in sizes))
 
 
 @njit(cache=True)
-def retime(words, lengths, seconds, waits, sources, after, count, end):
+def retime(words, lengths, stages, sources, end):
     """Return the seconds until all devices have synchronised; `NEVER` where some pass waits for ever.
 
     Args:
         words: Symbols of every device in order, `(P, N)`; `lengths` `(P,)` of them are read.
-        seconds, waits: Of a pass, and of the message that brings its input, by symbol, `(4 S,)`.
-        sources: Symbol of the pass that gives the input, its whole B as I; -1: none, `(4 S,)`.
-        after: Seconds of a device behind its last pass, `(P,)`.
-        count: Micro-batches.
-        end: Filled: ends of the passes, whole B as I, `(3 S, m)`.
+        stages: Their seconds.
+        sources: Symbol of the pass that gives the input; -1: none, `(3 S,)`.
+        end: Filled: ends of the passes, `(3 S, m)`.
     """
-    devices, symbols = len(words), len(seconds)
-    stages = symbols // 4
+    devices, ran = len(words), np.zeros(len(sources), np.int64)
     places, free = np.zeros(devices, np.int64), np.zeros(devices)
-    ran = np.zeros(symbols, np.int64)
-    left = lengths.sum()
-    while left:
+    left, before = lengths.sum(), -1
+    while left and left != before:
         before = left
         for device in range(devices):
             place, now = places[device], free[device]
@@ -102,45 +97,35 @@ def retime(words, lengths, seconds, waits, sources, after, count, end):
                 symbol = words[device, place]
                 batch, giver = ran[symbol], sources[symbol]
                 if giver >= 0:
-                    whole = giver + 2 * stages if stages <= giver < 2 * stages else giver
-                    if ran[giver] + (ran[whole] if whole != giver else 0) <= batch:
+                    if ran[giver] <= batch:
                         break
-                    ready = end[giver, batch] + waits[symbol]
-                    if ready > now:
-                        now = ready
-                now += seconds[symbol]
-                row = symbol - 2 * stages if symbol >= 3 * stages else symbol
-                end[row, batch] = now
+                    now = max(now, end[giver, batch] + stages.waits[symbol])
+                now += stages.seconds[symbol]
+                end[symbol, batch] = now
                 ran[symbol] = batch + 1
                 place += 1
                 left -= 1
             places[device], free[device] = place, now
-        if left == before:
-            return NEVER
-    return (free + after).max()
+    return NEVER if left else (free + stages.after).max()
 
 
 @njit(cache=True)
-def critical(words, lengths, waits, sources, after, count, end, path):
+def critical(words, lengths, stages, sources, end, path):
     """Fill `path` `(passes, 2)` with device and place of the passes of a longest path, its end first.
 
     Other arguments as of `retime`, which has filled them. Returns the number of passes.
     """
-    stages, devices = len(waits) // 4, len(words)
-    batches = np.zeros((devices, words.shape[1]), np.int64)
-    ran = np.zeros(4 * stages, np.int64)
-    places = np.zeros((3 * stages, count, 2), np.int64)
+    batches, ran = np.zeros_like(words), np.zeros(len(sources), np.int64)
+    places = np.zeros((*end.shape, 2), np.int64)
     device, latest = 0, -1.0
-    for own in range(devices):
+    for own in range(len(words)):
         for place in range(lengths[own]):
             symbol = words[own, place]
-            batches[own, place] = ran[symbol]
-            row = symbol - 2 * stages if symbol >= 3 * stages else symbol
-            places[row, ran[symbol], 0], places[row, ran[symbol], 1] = own, place
+            batch = batches[own, place] = ran[symbol]
+            places[symbol, batch, 0], places[symbol, batch, 1] = own, place
             ran[symbol] += 1
-        row = words[own, lengths[own] - 1]
-        row = row - 2 * stages if row >= 3 * stages else row
-        ended = end[row, batches[own, lengths[own] - 1]] + after[own]
+        last = lengths[own] - 1
+        ended = end[words[own, last], batches[own, last]] + stages.after[own]
         if ended > latest:
             device, latest = own, ended
     place, number = lengths[device] - 1, 0
@@ -148,15 +133,9 @@ def critical(words, lengths, waits, sources, after, count, end, path):
         path[number, 0], path[number, 1] = device, place
         number += 1
         symbol, batch = words[device, place], batches[device, place]
-        ready, giver = 0.0, sources[symbol]
-        if giver >= 0:
-            ready = end[giver, batch] + waits[symbol]
-        ahead = 0.0
-        if place > 0:
-            row = words[device, place - 1]
-            row = row - 2 * stages if row >= 3 * stages else row
-            ahead = end[row, batches[device, place - 1]]
-        if place > 0 and ahead >= ready:
+        giver = sources[symbol]
+        ready = end[giver, batch] + stages.waits[symbol] if giver >= 0 else 0.0
+        if place > 0 and end[words[device, place - 1], batches[device, place - 1]] >= ready:
             place -= 1
         elif giver >= 0:
             device, place = places[giver, batch, 0], places[giver, batch, 1]
@@ -165,19 +144,11 @@ def critical(words, lengths, waits, sources, after, count, end, path):
 
 
 @njit(cache=True)
-def fits(word, length, before, between, room):
-    """Return whether a device has room for what stages hold before and between their backward passes."""
-    stages, held = len(before), 0.0
-    for place in range(length):
-        kind, stage = word[place] // stages, word[place] % stages
-        if kind == 0:
-            held += before[stage]
-        elif kind == 1:
-            held += between[stage] - before[stage]
-        elif kind == 2:
-            held -= between[stage]
-        else:
-            held -= before[stage]
+def fits(word, more, room):
+    """Return whether a device has room for what it holds after every pass."""
+    held = 0.0
+    for symbol in word:
+        held += more[symbol]
         if held > room:
             return False
     return True
@@ -212,8 +183,7 @@ def price(f, first, choices, stages):
     stages.after[:], stages.room[:] = 0.0, f.capacity
     for stage in range(number):
         kind, device = f.kinds[stage], f.devices[stage]
-        forward, backward, weight, message = 0.0, 0.0, 0.0, 0.0
-        stages.before[stage], stages.between[stage] = 0.0, 0.0
+        forward, backward, weight, message, before, between = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
         for layer in range(first[stage], first[stage + 1]):
             choice = choices[layer]
             if not f.legal[kind, choice]:
@@ -222,8 +192,8 @@ def price(f, first, choices, stages):
             backward += f.backward[kind, layer, choice]
             weight += f.weight[kind, layer, choice]
             stages.after[device] += f.sync[kind, layer, choice]
-            stages.before[stage] += f.before[layer, choice]
-            stages.between[stage] += f.between[layer, choice]
+            before += f.before[layer, choice]
+            between += f.between[layer, choice]
             stages.room[device] -= f.static[layer, choice] + f.flying[stage] * f.activation[layer, choice]
             largest[device] = max(largest[device], f.working[layer, choice])
             once += f.per_iteration[layer, choice]
@@ -236,11 +206,11 @@ def price(f, first, choices, stages):
                     message = f.p2p[f.boundaries[stage - 1], layer - 1, a, b] / 2
         if f.blocking:
             forward, backward, message = forward + message, backward + message, 0.0
-        stages.seconds[stage], stages.seconds[number + stage] = forward, backward - weight
-        stages.seconds[2 * number + stage], stages.seconds[3 * number + stage] = weight, backward
+        stages.seconds[stage::number] = forward, backward - weight, weight
+        stages.more[stage::number] = before, between - before, -between
         stages.waits[stage] = message
         if stage:
-            stages.waits[number + stage - 1] = stages.waits[3 * number + stage - 1] = message
+            stages.waits[number + stage - 1] = message
     stages.room[:] = (stages.room - largest) * (1 + ROOM)
     return once
 
@@ -248,42 +218,32 @@ def price(f, first, choices, stages):
 @njit(cache=True)
 def timed(f, words, lengths, stages, once, end):
     """Return the seconds of an iteration; `NEVER` where an order does not fit or waits for itself."""
-    if once >= NEVER:
-        return NEVER
     for device in range(len(words)):
-        if not fits(words[device], lengths[device], stages.before, stages.between, stages.room[device]):
+        word = words[device, : lengths[device]]
+        if once >= NEVER or not fits(word, stages.more, stages.room[device]):
             return NEVER
-    return (
-        retime(words, lengths, stages.seconds, stages.waits, f.sources, stages.after, f.batches, end) + once
-    )
+    return retime(words, lengths, stages, f.sources, end) + once
 
 
 @njit(cache=True)
-def move_pass(word, length, place, other, state, at, to):
+def move_pass(word, place, other, state):
     """Exchange two passes of a device, or put one at the other's place, alone or for all micro-batches."""
+    first, second = word[place], word[other]
     if draw(state) < 0.3:
-        first, second, a, b, own, near = word[place], word[other], 0, 0, 0, 0
-        for i in range(length):
-            if word[i] == first:
-                at[a] = i
-                own = a if i == place else own
-                a += 1
-            if word[i] == second:
-                to[b] = i
-                near = b if i == other else near
-                b += 1
-        begin = int(draw(state) * a) if draw(state) < 0.5 else 0
-        for i in range(begin, a):
-            j = i + near - own
-            if 0 <= j < b and (at[i] < to[j]) == (place < other):
+        at, to = np.flatnonzero(word == first), np.flatnonzero(word == second)
+        ahead = np.searchsorted(to, other) - np.searchsorted(at, place)
+        begin = int(draw(state) * len(at)) if draw(state) < 0.5 else 0
+        for i in range(begin, len(at)):
+            j = i + ahead
+            if 0 <= j < len(to) and (at[i] < to[j]) == (place < other):
                 word[at[i]], word[to[j]] = second, first
     elif draw(state) < 0.5:
-        word[place], word[other] = word[other], word[place]
+        word[place], word[other] = second, first
     else:
-        symbol, step = word[place], 1 if other > place else -1
+        step = 1 if other > place else -1
         for i in range(place, other, step):
             word[i] = word[i + step]
-        word[other] = symbol
+        word[other] = first
 
 
 @njit(cache=True)
@@ -348,63 +308,118 @@ def anneal(f, words, lengths, first, choices, current, trial, moves, heat, share
     Returns:
         Seconds of the best.
     """
-    number, end = len(f.kinds), np.zeros((3 * len(f.kinds), f.batches))
-    path = np.zeros((lengths.sum() + 1, 2), np.int64)
+    end, path = np.zeros((len(f.sources), f.batches)), np.zeros((lengths.sum() + 1, 2), np.int64)
     now, edges, ways = words.copy(), first.copy(), choices.copy()
-    kept, at, to = (
-        np.zeros(words.shape[1], np.int64),
-        np.zeros(f.batches, np.int64),
-        np.zeros(f.batches, np.int64),
-    )
-    old_edges, old_ways = first.copy(), choices.copy()
-    once = price(f, edges, ways, current)
+    old, old_edges, old_ways = words[0].copy(), first.copy(), choices.copy()
+    once = fresh = price(f, edges, ways, current)
     value = timed(f, now, lengths, current, once, end)
     if value >= NEVER:
         return value
-    on_path = critical(now, lengths, current.waits, f.sources, current.after, f.batches, end, path)
+    on_path = critical(now, lengths, current, f.sources, end, path)
     best, scale, tries, asked = value, value * heat, 0, 0
     while asked < moves and tries < 3 * moves:
         tries += 1
-        chosen = int(draw(state) * on_path)
-        device, place = path[chosen, 0], path[chosen, 1]
+        device, place = path[int(draw(state) * on_path)]
         if blind:
             device = int(draw(state) * len(words))
             place = int(draw(state) * lengths[device])
-        layers, found = draw(state) < share, NEVER
+        layers, found, word = draw(state) < share, NEVER, now[device, : lengths[device]]
         if layers:
-            fresh, old_edges[:], old_ways[:] = once, edges, ways
-            if move_layers(f, edges, ways, now[device, place] % number, state):
+            old_edges[:], old_ways[:] = edges, ways
+            if move_layers(f, edges, ways, word[place] % len(f.kinds), state):
                 fresh = price(f, edges, ways, trial)
                 found = timed(f, now, lengths, trial, fresh, end)
         else:
             reach = 1 + int(draw(state) * draw(state) * 8)
             other = place - reach if draw(state) < 0.5 else place + reach
-            if other < 0 or other >= lengths[device] or now[device, other] == now[device, place]:
+            if other < 0 or other >= len(word) or word[other] == word[place]:
                 continue
-            kept[:] = now[device]
-            move_pass(now[device], lengths[device], place, other, state, at, to)
-            if fits(now[device], lengths[device], current.before, current.between, current.room[device]):
-                found = once + retime(
-                    now, lengths, current.seconds, current.waits, f.sources, current.after, f.batches, end
-                )
+            old[:] = now[device]
+            move_pass(word, place, other, state)
+            if fits(word, current.more, current.room[device]):
+                found = once + retime(now, lengths, current, f.sources, end)
         asked += found < NEVER
-        limit = value - scale * 0.001 ** (asked / moves) * np.log(1.0 - draw(state))
-        if found <= limit:
+        if found <= value - scale * 0.001 ** (asked / moves) * np.log(1.0 - draw(state)):
             value = found
             if layers:
                 once, current, trial = fresh, trial, current
-            on_path = critical(now, lengths, current.waits, f.sources, current.after, f.batches, end, path)
+            on_path = critical(now, lengths, current, f.sources, end, path)
             if value < best:
                 best, words[:], first[:], choices[:] = value, now, edges, ways
         elif layers:
             edges[:], ways[:] = old_edges, old_ways
         else:
-            now[device] = kept
+            now[device] = old
     return best
 
 
+class Written(NamedTuple):
+    """An order that is being written: what has run, and how the devices stand."""
+
+    end: Array
+    """Ends of the passes, `(3 S, m)`."""
+    ran: Indices
+    """Passes of every symbol, `(3 S,)`."""
+    free: Array
+    """Seconds at which a device has ended its last pass, `(P,)`."""
+    held: Array
+    """Bytes that it holds, `(P,)`."""
+    last: Indices
+    """Kind of its last pass, F or I, `(P,)`."""
+
+
 @njit(cache=True)
-def dispatch(f, own, forward_first, gap, deep_first, keys):
+def first_ready(f, own, done, device, later, ahead, deep_first, keys):
+    """Return the forward or input-gradient pass that a device can begin first.
+
+    Args:
+        done: What is written.
+        later: Bytes that a forward pass leaves free, `(S,)`.
+        ahead, deep_first, keys: As of `dispatch`.
+
+    Returns:
+        Seconds at which it begins, its symbol (-1: none is ready), its rank, whether memory is short.
+    """
+    stages, start, best, wanted, short = len(f.kinds), NEVER, -1, -1e9, False
+    for stage in range(stages):
+        for kind in range(2):
+            symbol = kind * stages + stage
+            batch, giver = done.ran[symbol], f.sources[symbol]
+            waits = batch == f.batches or (giver >= 0 and done.ran[giver] <= batch)
+            if f.devices[stage] != device or waits:
+                continue
+            spared = 0.0 if kind else later[stage]
+            if done.held[device] + own.more[symbol] + spared > own.room[device]:
+                short = short or kind == 0
+                continue
+            ready = max(done.end[giver, batch] + own.waits[symbol] if giver >= 0 else 0.0, done.free[device])
+            first = ahead == 1 or (ahead == 2 and done.last[device] > 0)
+            rank = 0.5 if kind else 1.0 * first + (0.01 if deep_first else -0.01) * stage / stages
+            rank = -keys[symbol, batch] if len(keys) else rank
+            if ready < start - 1e-12 or (ready <= start + 1e-12 and rank > wanted):
+                start, best, wanted = ready, symbol, rank
+    return start, best, wanted, short
+
+
+@njit(cache=True)
+def next_pass(f, own, done, device, later, ahead, gap, deep_first, keys):
+    """Return when a device begins its next pass, and its symbol; -1: it must wait for others."""
+    stages, weight = len(f.kinds), -1
+    start, best, wanted, short = first_ready(f, own, done, device, later, ahead, deep_first, keys)
+    for stage in range(stages):
+        if f.devices[stage] == device and done.ran[2 * stages + stage] < done.ran[stages + stage]:
+            weight = 2 * stages + stage
+    if weight >= 0 and best >= 0:
+        idle = start - done.free[device]
+        fills = idle > gap * own.seconds[weight] or (short and best >= stages and gap < 1)
+        if len(keys):
+            fills = idle > 0 or keys[weight, done.ran[weight]] < -wanted
+        return (done.free[device], weight) if fills else (start, best)
+    return (done.free[device], weight) if weight >= 0 else (start, best)
+
+
+@njit(cache=True)
+def dispatch(f, own, ahead, gap, deep_first, keys):
     """Write an order pass by pass as the heuristic of Qi et al. 2023 (arXiv 2401.10241, section 3.1) does.
 
     Devices run forward passes within their memory until a backward one is there, then both in turn; weights'
@@ -413,7 +428,7 @@ def dispatch(f, own, forward_first, gap, deep_first, keys):
 
     Args:
         f, own: Figures of the problem and of its stages.
-        forward_first: 1: a ready forward pass precedes a backward one; 0: it follows; 2: both in turn.
+        ahead: 1: a ready forward pass precedes a backward one; 0: it follows; 2: both in turn.
         gap: Idle seconds, as a share of those of the weights' gradient, that this one fills.
         deep_first: Whether forward passes of later stages come first.
         keys: Which ready pass comes first in place of all this, the least, `(3 S, m)`; none: no entries.
@@ -421,65 +436,28 @@ def dispatch(f, own, forward_first, gap, deep_first, keys):
     Returns:
         Symbols of every device, `(P, passes)`; the length of each is 0 where the memory is too small.
     """
-    stages, number, devices, count = len(f.kinds), len(f.capacity), f.devices, f.batches
-    before, between = own.before, own.between
-    words, lengths = np.zeros((number, 3 * stages * count // number), np.int64), np.zeros(number, np.int64)
-    end, ran = np.zeros((3 * stages, count)), np.zeros(3 * stages, np.int64)
-    free, held, last = np.zeros(number), np.zeros(number), np.zeros(number, np.int64)
-    left, mine = 3 * stages * count, np.zeros((number, stages // number), np.int64)
-    for device in range(number):
-        mine[device] = np.nonzero(devices == device)[0]
-    while left:
+    stages, number, symbols = len(f.kinds), len(f.capacity), len(f.sources)
+    words, lengths = np.zeros((number, symbols * f.batches // number), np.int64), np.zeros(number, np.int64)
+    ran, last, later = np.zeros(symbols, np.int64), np.zeros(number, np.int64), np.zeros(stages)
+    done = Written(np.zeros((symbols, f.batches)), ran, np.zeros(number), np.zeros(number), last)
+    for stage in range(stages):
+        for other in range(stage + 1, stages):
+            if f.devices[other] == f.devices[stage]:
+                later[stage] = max(later[stage], own.more[other])
+    for _ in range(symbols * f.batches):
         least, chosen = NEVER, -1
         for device in range(number):
-            start, best, wanted, weight, short = NEVER, -1, -1e9, -1, False
-            for stage in mine[device]:
-                if ran[2 * stages + stage] < ran[stages + stage]:
-                    weight = 2 * stages + stage
-                for kind in range(2):
-                    symbol = kind * stages + stage
-                    batch, giver = ran[symbol], f.sources[symbol]
-                    if batch == count or (giver >= 0 and ran[giver] <= batch):
-                        continue
-                    if kind == 0:
-                        later = 0.0
-                        for other in mine[device]:
-                            if other > stage and before[other] > later:
-                                later = before[other]
-                        if held[device] + before[stage] + later > own.room[device]:
-                            short = True
-                            continue
-                    elif held[device] + between[stage] - before[stage] > own.room[device]:
-                        short = True
-                        continue
-                    ready = end[giver, batch] + own.waits[symbol] if giver >= 0 else 0.0
-                    ready = max(ready, free[device])
-                    first = forward_first == 1 or (forward_first == 2 and last[device] > 0)
-                    rank = 0.5 if kind else 1.0 * first + (0.01 if deep_first else -0.01) * stage / stages
-                    rank = -keys[symbol, batch] if len(keys) else rank
-                    if ready < start - 1e-12 or (ready <= start + 1e-12 and rank > wanted):
-                        start, best, wanted = ready, symbol, rank
-            if weight >= 0:
-                fills = start - free[device] > gap * own.seconds[weight] or (
-                    short and best >= stages and gap < 1
-                )
-                if len(keys) and best >= 0:
-                    fills = start > free[device] or keys[weight, ran[weight]] < -wanted
-                if best < 0 or fills:
-                    start, best = free[device], weight
+            start, best = next_pass(f, own, done, device, later, ahead, gap, deep_first, keys)
             if best >= 0 and start < least:
                 least, chosen = start, best
         if chosen < 0:
             return words, np.zeros(number, np.int64)
         kind, stage = chosen // stages, chosen % stages
-        device = devices[stage]
-        end[chosen, ran[chosen]] = free[device] = least + own.seconds[chosen]
-        ran[chosen] += 1
+        device = f.devices[stage]
+        done.end[chosen, done.ran[chosen]] = done.free[device] = least + own.seconds[chosen]
+        done.ran[chosen] += 1
         words[device, lengths[device]] = chosen
         lengths[device] += 1
-        left -= 1
-        last[device] = kind if kind < 2 else last[device]
-        held[device] += before[stage] if kind == 0 else 0.0
-        held[device] += between[stage] - before[stage] if kind == 1 else 0.0
-        held[device] -= between[stage] if kind == 2 else 0.0
+        done.last[device] = kind if kind < 2 else done.last[device]
+        done.held[device] += own.more[chosen]
     return words, lengths

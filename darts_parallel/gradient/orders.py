@@ -5,7 +5,8 @@ path changes places with another one of its device; a stage of the path loses a 
 `_order_kernel` is compiled where it is used, so that other searches start without the compiler.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -24,7 +25,9 @@ from darts_parallel.schedules import NAMES, PLACEMENTS, Operation, find, order_c
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 State = NDArray[np.uint64]
-KINDS = "FIWB"
+KINDS = "FIW"
+KINDS_OF = ({"F": (0,), "B": (1,)}, {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)})
+"""Kinds of the passes that a letter stands for, with whole and with split backward passes."""
 HALVINGS = 4
 """Times that the worse half of the starts is left, with as many moves for all that stay."""
 HEAT = 3e-3
@@ -47,6 +50,8 @@ class Order:
     """First layer of every stage, and L, `(S + 1,)`."""
     choices: Indices
     """Strategies of layers, `(L,)`."""
+    split: bool
+    """Backward passes are in two parts."""
     seconds: float
     """Infinite where it does not fit or waits for itself."""
 
@@ -65,27 +70,33 @@ class OrderProblem:
         return import_module("darts_parallel.gradient._order_kernel")
 
     @cached_property
-    def figures(self) -> Any:
-        """Return the costs as the programmes read them."""
+    def figures(self) -> tuple[Any, Any]:
+        """Return the costs as the programmes read them, of whole and of split backward passes."""
         table, number, at = self.table, np.arange(self.table.num_stages), self.outer
         assert table.before is not None
-        kept = [table.before, table.for_weights] if self.free else [torch.zeros_like(table.static)] * 2
-        layers = [table.forward, table.backward, table.weight_gradient, table.sync, table.per_iteration]
-        layers += [table.static, *kept, table.working, table.activation, table.reshard, table.p2p]
+        none = torch.zeros_like(table.static)
+        whole = [table.forward, table.backward, torch.zeros_like(table.backward), table.sync,
+                 table.per_iteration, table.static, table.before if self.free else none, none,
+                 table.working, table.activation, table.reshard, table.p2p]  # fmt: skip
+        split = list(whole)
+        split[2], split[7] = table.weight_gradient, table.for_weights if self.free else none
         legal = table.allowed[at].expand(table.forward.shape[1], -1)
         legal = legal if table.kind_allowed is None else legal & table.kind_allowed
-        arrays = [values[at].detach() for values in layers] + [legal, table.layout, table.fused_to_previous]
-        arrays += [table.capacity, table.stage_kind, table.boundary_kind, table.stage_device]
-        arrays += [table.in_flight[at] * (not self.free)]
+        rest = [legal, table.layout, table.fused_to_previous, table.capacity, table.stage_kind]
+        rest += [table.boundary_kind, table.stage_device, table.in_flight[at] * (not self.free)]
         stages, last = len(number), number == len(number) - 1
         backward = np.where(last, number, stages + number + 1)
-        return self.kernel.Figures(
-            *(np.ascontiguousarray(values.numpy()) for values in arrays),
-            sources=np.concatenate([number - 1, backward, stages + number, backward]),
-            batches=int(table.num_micro_batches[at]),
-            blocking=table.pipeline.blocking,
-            space=SPACES.index(self.space_kind),
-        )
+        found = [
+            self.kernel.Figures(
+                *(np.ascontiguousarray(v.numpy()) for v in [v[at].detach() for v in layers] + rest),
+                sources=np.concatenate([number - 1, backward, stages + number]),
+                batches=int(table.num_micro_batches[at]),
+                blocking=table.pipeline.blocking,
+                space=SPACES.index(self.space_kind),
+            )
+            for layers in (whole, split)
+        ]
+        return found[0], found[1]
 
     @property
     def free(self) -> bool:
@@ -98,91 +109,83 @@ class OrderProblem:
         batches = int(self.table.num_micro_batches[self.outer])
         return 3 * (self.table.num_stages * batches + self.table.num_layers) + MOVE
 
-    def timed(self, words: Indices, lengths: Indices, first: Indices, choices: Indices) -> Order:
+    def timed(self, words: Indices, lengths: Indices, first: Indices, choices: Indices, split: bool) -> Order:
         """Return the order with its seconds."""
-        found, (stages, once) = (
-            np.zeros((3 * self.table.num_stages, self.figures.batches)),
-            self.stages(first, choices),
-        )
-        seconds = self.kernel.timed(self.figures, words, lengths, stages, once, found)
-        return Order(words, lengths, first, choices, seconds if seconds < self.kernel.NEVER else np.inf)
+        order = Order(words, lengths, first, choices, split, np.inf)
+        seconds, _ = self.run(order)
+        return replace(order, seconds=seconds) if seconds < self.kernel.NEVER else order
 
-    def ends(self, order: Order) -> Array:
-        """Return the seconds at which the passes of an order end, by symbol and micro-batch, `(3 S, m)`."""
-        end, (stages, once) = (
-            np.zeros((3 * self.table.num_stages, self.figures.batches)),
-            self.stages(order.first, order.choices),
-        )
-        self.kernel.timed(self.figures, order.words, order.lengths, stages, once, end)
-        return end
+    def run(self, order: Order) -> tuple[float, Array]:
+        """Return the seconds of an order, and those at which its passes end, `(3 S, m)`."""
+        figures, (stages, once) = self.figures[order.split], self.stages(order)
+        end = np.zeros((len(figures.sources), figures.batches))
+        return self.kernel.timed(figures, order.words, order.lengths, stages, once, end), end
 
-    def stages(self, first: Indices, choices: Indices) -> tuple[Any, float]:
-        """Return the figures of stages, and the seconds that are paid once."""
+    def stages(self, order: Order) -> tuple[Any, float]:
+        """Return the figures of an order's stages, and the seconds that are paid once."""
         stages = self.kernel.Stages.empty(self.table.num_stages, self.table.pp)
-        return stages, self.kernel.price(self.figures, first, choices, stages)
+        return stages, self.kernel.price(self.figures[order.split], order.first, order.choices, stages)
 
-    def order(self, passes: Sequence[Sequence[Operation]], first: Indices, choices: Indices) -> Order:
+    def order(
+        self, passes: Sequence[Sequence[Operation]], first: Indices, choices: Indices, split: bool
+    ) -> Order:
         """Return the passes of devices as words, those of a stage and kind in the order of micro-batches."""
         rows = [
-            [KINDS.index(kind) * self.table.num_stages + stage for kind, stage, _ in row] for row in passes
+            [kind * self.table.num_stages + stage for name, stage, _ in row for kind in KINDS_OF[split][name]]
+            for row in passes
         ]
         words = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
         for word, row in zip(words, rows, strict=True):
             word[: len(row)] = row
-        return self.timed(words, np.array([len(row) for row in rows]), first, choices)
+        return self.timed(words, np.array([len(row) for row in rows]), first, choices, split)
 
     def starts(self, plan: HardPlans) -> list[Order]:
         """Return the orders of all rules of the placement that fit, split and whole, and the heuristic's.
 
         Where the order stays it is the only one.
         """
-        table, chunks, count = self.table, self.table.virtual_stages, self.figures.batches
+        table, chunks = self.table, self.table.virtual_stages
+        pp, count = table.pp, self.figures[0].batches
         stages = np.append(plan.first_layers[0].numpy(), table.num_layers), plan.choices[0].numpy()
-        pp, found = table.pp, self.heuristic(*stages) if self.free else []
+        found = self.heuristic(*stages) if self.free else []
         for rule in map(find, NAMES if self.free else [table.pipeline.schedule]):
             placed = rule.devices(pp, table.num_stages) == tuple(table.stage_device.tolist())
             if placed and rule.chunk_refusal(chunks) is None and rule.count_refusal(pp, count) is None:
                 passes = find(rule.code(pp, count, chunks)).orders(pp, count, chunks)
-                found.append(self.order(passes, *stages))
+                found.append(self.order(passes, *stages, rule.split))
                 found += [self.leaner(found[-1])] if self.free and found[-1].seconds == np.inf else []
-                found += [self.order([list(_split(row)) for row in passes], *stages)] if self.free else []
-        return sorted((order for order in found if order.seconds < np.inf), key=lambda order: order.seconds)
+                found += [self.order(passes, *stages, True)] if self.free else []
+        return sorted((order for order in found if order.seconds < np.inf), key=_seconds)
 
     def leaner(self, order: Order) -> Order:
         """Return an order with strategies that keep less, layer by layer of full devices, until it fits."""
-        f, choices, numbers = self.figures, order.choices.copy(), np.arange(self.table.num_layers)
+        f, choices, numbers = self.figures[1], order.choices.copy(), np.arange(self.table.num_layers)
         devices = f.devices[np.searchsorted(order.first, numbers, side="right") - 1]
         kept = np.where(f.legal.all(0), f.before + f.between, np.inf)
         for _ in range(len(choices) if self.space_kind == "layerwise" else 0):
-            stages, _ = self.stages(order.first, choices)
-            held = zip(order.words, order.lengths, stages.room, strict=True)
-            own = (stages.before, stages.between)
-            full = [d for d, (word, n, room) in enumerate(held) if not self.kernel.fits(word, n, *own, room)]
+            stages, _ = self.stages(replace(order, choices=choices))
+            held = enumerate(zip(order.words, order.lengths, stages.room, strict=True))
+            full = [d for d, (word, n, room) in held if not self.kernel.fits(word[:n], stages.more, room)]
             saved = (kept[numbers, choices] - kept.min(1)) * np.isin(devices, full[:1])
             if not full or saved.max() <= 0:
                 break
             choices[saved.argmax()] = kept[saved.argmax()].argmin()
-        return self.timed(order.words, order.lengths, order.first, choices)
+        return self.timed(order.words, order.lengths, order.first, choices, order.split)
 
     def heuristic(self, first: Indices, choices: Indices) -> list[Order]:
         """Return the orders of `_order_kernel.dispatch` under its parameters."""
         ways = product((0, 1, 2), (0.0, 0.5, 1.0), (False, True))
-        found = [self.dispatched(first, choices, np.zeros((0, 0)), *way) for way in ways]
+        found = [self.dispatched(first, choices, np.zeros((0, 0)), way) for way in ways]
         return [order for order in found if order.seconds < np.inf]
 
     def dispatched(
-        self,
-        first: Indices,
-        choices: Indices,
-        keys: Array,
-        ahead: int = 0,
-        gap: float = 0.0,
-        deep: bool = False,
+        self, first: Indices, choices: Indices, keys: Array, way: tuple[int, float, bool] = (0, 0.0, False)
     ) -> Order:
-        """Return the order of `_order_kernel.dispatch`; arguments as there."""
-        stages, _ = self.stages(first, choices)
-        words, lengths = self.kernel.dispatch(self.figures, stages, ahead, gap, deep, keys)
-        found = self.timed(words, lengths, first, choices)
+        """Return the order of `_order_kernel.dispatch`, `way` and `keys` as there."""
+        none = np.zeros((0, 0), dtype=np.int64)
+        stages, _ = self.stages(Order(none, none, first, choices, True, np.inf))
+        words, lengths = self.kernel.dispatch(self.figures[1], stages, *way, keys)
+        found = self.timed(words, lengths, first, choices, True)
         return found if lengths.all() else replace(found, seconds=np.inf)
 
     def annealed(
@@ -202,18 +205,19 @@ class OrderProblem:
         sizes = (self.table.num_stages, self.table.pp)
         work = [self.kernel.Stages.empty(*sizes) for _ in range(2)]
         found = self.kernel.anneal(
-            self.figures, words, order.lengths, first, choices, *work, moves, HEAT, share, blind, state
-        )
-        return Order(words, order.lengths, first, choices, float(found))
+            self.figures[order.split], words, order.lengths, first, choices, *work, moves, HEAT, share, blind,
+            state,
+        )  # fmt: skip
+        return Order(words, order.lengths, first, choices, order.split, float(found))
 
     def code(self, order: Order) -> str:
         """Return the code of an order (`schedules.Searched`)."""
-        rows = []
+        rows, kinds = [], KINDS if order.split else "FB"
         for word, length in zip(order.words.tolist(), order.lengths.tolist(), strict=True):
-            ran, texts = dict.fromkeys(word, 0), []
+            ran, texts = Counter[int](), []
             for symbol in word[:length]:
                 kind, stage = divmod(symbol, self.table.num_stages)
-                texts.append(f"{stage}{KINDS[kind]}{ran[symbol]}")
+                texts.append(f"{stage}{kinds[kind]}{ran[symbol]}")
                 ran[symbol] += 1
             rows.append(texts)
         return order_code(PLACEMENTS[find(self.table.pipeline.schedule).folded], rows)
@@ -221,12 +225,6 @@ class OrderProblem:
 
 def _seconds(order: Order) -> float:
     return order.seconds
-
-
-def _split(row: Sequence[Operation]) -> Iterator[Operation]:
-    """Yield the passes of a device with every whole backward pass in its two parts."""
-    for entry in row:
-        yield from [entry] if entry.kind != "B" else [entry._replace(kind="I"), entry._replace(kind="W")]
 
 
 def search_orders(

@@ -134,11 +134,9 @@ class DeviceMeshSpec:
         """
         found, now = [], list(source)
         for axis, old, new in axis_moves(source, target):
-            kind = collective(old, new)
-            if kind is not None:
-                others = [(now[a], self.ranks[a]) for a in range(len(now)) if a != axis]
-                states, ranks = tuple(o[0] for o in others), tuple(o[1] for o in others)
-                found.append(Step(axis, kind, size * local_share(states, ranks)))
+            now[axis] = REPLICATED
+            if (kind := collective(old, new)) is not None:
+                found.append(Step(axis, kind, size * local_share(tuple(now), self.ranks)))
             now[axis] = new
         return found
 

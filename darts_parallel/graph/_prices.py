@@ -19,27 +19,25 @@ from darts_parallel.cost import (
     gemm_seconds,
     stream_seconds,
 )
-from darts_parallel.graph.operators import OUTPUT, RELAY, SOURCES, GraphOperator, ModuleGraph
+from darts_parallel.graph._rules import Shape, spelled
+from darts_parallel.graph.operators import OUTPUT, RELAY, SOURCES, GraphOperator, ModuleGraph, kinds
 from darts_parallel.problem import AttentionCore, Device, Gemm
 
-VIEW_NAMES = (
+VIEWS = kinds(
     "view _unsafe_view unsqueeze squeeze permute transpose t expand slice select split split_with_sizes "
     "chunk unbind alias detach flatten unflatten"
 )
-FUSED_NAMES = "mean sum amax amin max min var all any _to_copy clone cat stack pad constant_pad_nd reshape"
-LINEAR_NAMES = "add sub neg _to_copy clone cat stack mean sum pad constant_pad_nd index index_select reshape"
-VIEWS = frozenset(VIEW_NAMES.split())
 """Operators that move nothing."""
-FUSED = frozenset(FUSED_NAMES.split())
+FUSED = kinds("mean sum amax amin max min var all any _to_copy clone cat stack pad constant_pad_nd reshape")
 """Operators, besides the pointwise ones, that join a neighbour's kernel."""
-LINEAR = frozenset(LINEAR_NAMES.split())
+LINEAR = kinds("add sub neg _to_copy clone cat stack mean sum pad constant_pad_nd index index_select reshape")
 """Operators whose backward needs none of their tensors (whole numbers aside)."""
+FREE = frozenset((*VIEWS, *SOURCES, OUTPUT, RELAY))
+"""Operators that take no time."""
 PRODUCTS = ("linear", "mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d")
 GROUPED = ("grouped_mm_fallback", "_grouped_mm", "grouped_mm")
 SOFTMAXES = ("softmax", "_softmax", "log_softmax", "_log_softmax")
 ATTENTION = "scaled_dot_product_attention"
-KEEPS_OUTPUT = (*SOFTMAXES, ATTENTION)
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -58,32 +56,29 @@ class Kernels:
     def __init__(self, graph: ModuleGraph) -> None:
         self.graph = graph
         self._users: dict[str, list[GraphOperator]] = defaultdict(list)
+        self.base: dict[str, str] = {}
+        """The value that every value is a view of, or itself."""
         for op in graph.operators:
+            base = self.base[op.inputs[0]] if op.inputs else ""
+            # fused attention writes the heads of a token next to each other
+            written = op.op == "clone" and graph.producers[base][0].op == ATTENTION
+            viewed = base and (op.op in VIEWS or op.op == RELAY or written)
+            self.base |= {name: base if viewed else name for name in op.outputs}
             if op.op not in VIEWS and op.op != RELAY:
                 for name in op.inputs:
-                    self._users[self.base(name)].append(op)
+                    self._users[self.base[name]].append(op)
         self._kernel: dict[str, str] = {}
         self._read: set[tuple[str, str]] = set()
         for op in graph.operators:
             self._kernel.setdefault(op.name, op.name)
             for name in op.inputs:
                 if not self.materialized(name):
-                    self._join(self.graph.producers[self.base(name)][0].name, op.name)
+                    self._join(self.graph.producers[self.base[name]][0].name, op.name)
         self.uses = {op.name: self._use(op) for op in graph.operators}
-
-    def base(self, name: str) -> str:
-        """Return the value that a view is a view of."""
-        op, _ = self.graph.producers[name]
-        if op.inputs and (op.op in VIEWS or op.op == RELAY):
-            return self.base(op.inputs[0])
-        if op.op == "clone":  # fused attention writes the heads of a token next to each other
-            base = self.base(op.inputs[0])
-            return base if self.graph.producers[base][0].op == ATTENTION else name
-        return name
 
     def materialized(self, name: str) -> bool:
         """Return whether a value is written to memory: not where one kernel makes and uses it."""
-        base = self.base(name)
+        base = self.base[name]
         users = self._users[base]
         return not (_fusible(self.graph.producers[base][0]) and len(users) == 1 and _fusible(users[0]))
 
@@ -97,11 +92,11 @@ class Kernels:
 
     def _use(self, op: GraphOperator) -> KernelUse:
         """Say what an operator reads, writes and keeps; a kernel reads a value once."""
-        if op.op in VIEWS or op.op in (*SOURCES, OUTPUT, RELAY):
+        if op.op in FREE:
             return KernelUse((), (), (), ())
         kernel, reads = self._find(op.name), []
         for k, name in enumerate(op.inputs):
-            mark = kernel, self.base(name)
+            mark = kernel, self.base[name]
             if self.materialized(name) and mark not in self._read:
                 self._read.add(mark)
                 reads.append(k)
@@ -113,17 +108,16 @@ class Kernels:
         values = self.graph.values
         if op.op in LINEAR or not any(values[name].needs_grad for name in op.outputs):
             return (), ()
-        outputs = (0,) if op.op in KEEPS_OUTPUT else ()
-        if outputs and op.op != ATTENTION:
-            return (), outputs
-        slots = range(len(op.inputs))
+        if op.op in SOFTMAXES:
+            return (), (0,)
+        slots = list(range(len(op.inputs)))
         if op.op in ("linear", "mul", "mm", "bmm", "matmul") and len(op.inputs) >= 2:
             # an input is needed for the gradient of the other one
-            slots = [k for k in (0, 1) if values[op.inputs[1 - k]].needs_grad]  # type: ignore[assignment]
-        return tuple(k for k in slots if self._keeps(op, op.inputs[k])), outputs
+            slots = [k for k in (0, 1) if values[op.inputs[1 - k]].needs_grad]
+        return tuple(k for k in slots if self._keeps(op, op.inputs[k])), (0,) * (op.op == ATTENTION)
 
     def _keeps(self, op: GraphOperator, name: str) -> bool:
-        base = self.base(name)
+        base = self.base[name]
         producer = self.graph.producers[base][0]
         if producer.op in SOURCES and producer.op != "input":
             return False
@@ -134,42 +128,33 @@ def _fusible(op: GraphOperator) -> bool:
     return op.pointwise or op.op in FUSED
 
 
-def product_shape(op: GraphOperator, inputs: list[Shape], outputs: list[Shape]) -> tuple[float, Gemm, int]:
+def product_shape(op: GraphOperator, inputs: Sequence[Shape], output: Shape) -> tuple[float, Gemm, int]:
     """Return the rows, weights and number of equal matrix products that an operator is, of local shapes."""
-    if op.op == "linear":
-        return float(prod(inputs[0][:-1])), Gemm(inputs[1][0], inputs[1][1], "column"), 1
     if op.op.startswith("conv"):
         groups = max(inputs[0][1] // inputs[1][1], 1)
-        rows = outputs[0][0] * prod(outputs[0][2:])
-        return float(rows), Gemm(max(inputs[1][0] // groups, 1), prod(inputs[1][1:]), "column"), groups
-    if op.op == "einsum":
-        return _einsum_shape(op, inputs, outputs)
-    a, b = inputs[-2:]
-    if len(b) == 2:
-        return float(prod(a[:-1])), Gemm(b[1], b[0], "column"), 1
-    batch = prod(outputs[0][:-2])
-    return float(a[-2] if len(a) > 1 else 1), Gemm(b[-1], b[-2] if len(b) > 1 else 1, "column"), batch
-
-
-def _einsum_shape(op: GraphOperator, inputs: list[Shape], outputs: list[Shape]) -> tuple[float, Gemm, int]:
-    """Read an einsum of two tensors as batched products."""
-    left, _, right = str(op.argument("equation")).replace(" ", "").partition("->")
-    terms = left.split(",")
-    sizes = {letter: size for term, shape in zip(terms, inputs, strict=True) for letter, size in
-             zip(term, shape, strict=True)}  # fmt: skip
-    first, second = (*terms, "")[:2]
-    batch = prod(sizes[c] for c in first if c in second and c in right)
-    rows = prod(sizes[c] for c in first if c not in second)
-    columns = prod(sizes[c] for c in second if c not in first)
-    inner = prod(sizes[c] for c in first if c in second and c not in right)
-    return float(rows), Gemm(columns, inner, "column"), batch
+        weights = Gemm(max(inputs[1][0] // groups, 1), prod(inputs[1][1:]), "column")
+        return float(output[0] * prod(output[2:])), weights, groups
+    terms, names, out = spelled(op, inputs, output)
+    factors = [k for k, term in enumerate(terms) if not term.startswith("+")]
+    a, b = ([*(names[k] for k in factors), []])[:2]
+    b = ["k"] if op.op == "matmul" and len(b) == 1 else b
+    sizes: dict[str, int] = defaultdict(int)
+    for k in factors:
+        for letter, size in zip(names[k], inputs[k], strict=False):
+            sizes[letter] = max(sizes[letter], size)
+    batch = [c for c in out if (c in a and c in b) or (c[0] == "B" and len(b) > 2)]
+    inner = [c for c in a if c in b and c not in out]
+    rows, columns = ([c for c in own if c not in (*other, *batch)] for own, other in ((a, b), (b, a)))
+    count = {name: prod(sizes[c] for c in own) for name, own in
+             (("batch", batch), ("inner", inner), ("rows", rows), ("columns", columns))}  # fmt: skip
+    return float(count["rows"]), Gemm(count["columns"], count["inner"], "column"), count["batch"]
 
 
 def operator_seconds(
     op: GraphOperator,
     use: KernelUse,
     graph: ModuleGraph,
-    shapes: Sequence[list[Shape]],
+    shapes: tuple[Sequence[Shape], Sequence[Shape]],
     device: Device,
     width: int,
     training: bool = True,
@@ -185,25 +170,22 @@ def operator_seconds(
     values = graph.values
     grads = sum(values[name].needs_grad for name in op.inputs) if training else 0
     one = torch.ones((), dtype=torch.float64)
-    if op.op in VIEWS or op.op in (*SOURCES, OUTPUT, RELAY):
+    if op.op in FREE:
         return 0.0
     if op.op in PRODUCTS and len(op.inputs) >= 2:
-        rows, gemm, count = product_shape(op, inputs, outputs)
-        passes = 1 + min(sum(values[name].needs_grad for name in _factors(op)) if training else 0, 2)
+        rows, gemm, count = product_shape(op, inputs, outputs[0])
+        factors = op.inputs[1:3] if op.op in ("addmm", "baddbmm") else op.inputs[:2]
+        passes = 1 + sum(values[name].needs_grad for name in factors) * training
         return passes * count * float(gemm_seconds(gemm, one * rows, one, device, width))
     if op.op in GROUPED and len(inputs) >= 2 and len(inputs[1]) == 3:
-        experts = graph.values[op.inputs[1]].shape[0]
-        gemm = Gemm(inputs[1][2], inputs[1][1], "column")
-        per_expert = one * max(inputs[0][0] / experts, 1.0)
-        product = float(gemm_seconds(gemm, per_expert, one, device, width)) / float(
-            device.grouped_gemm_efficiency
-        )
-        return (1 + min(grads, 2)) * inputs[1][0] * product
+        experts, inner, columns = inputs[1]
+        rows = max(inputs[0][0] / values[op.inputs[1]].shape[0], 1.0)
+        seconds = float(gemm_seconds(Gemm(columns, inner, "column"), one * rows, one, device, width))
+        return (1 + min(grads, 2)) * experts * seconds / float(device.grouped_gemm_efficiency)
     if op.op == ATTENTION and len(inputs[0]) >= 3:
         q, k = inputs[:2]
-        heads = q[-3]
-        core = AttentionCore(heads, k[-3], q[-1], bool(op.argument("is_causal", False)))
-        tokens = one * (prod(q[:-1]) / heads)
+        core = AttentionCore(q[-3], k[-3], q[-1], bool(op.argument("is_causal", False)))
+        tokens = one * (prod(q[:-1]) / q[-3])
         seconds = float(attention_seconds(core, tokens, k[-2], one, device, fused=True, width=width))
         return seconds * (1.0 + (FUSED_BACKWARD_FACTOR if grads else 0.0))
     moved = sum(_bytes(graph, op.inputs[k], inputs[k], width) for k in use.reads if not _gathers(op, k))
@@ -212,11 +194,6 @@ def operator_seconds(
         moved += _bytes(graph, op.outputs[0], outputs[0], width)  # the rows that are read
     seconds = float(stream_seconds(device.streaming_factor * one * moved, device))
     return seconds * (1.0 + (BACKWARD_FACTOR if grads else 0.0))
-
-
-def _factors(op: GraphOperator) -> tuple[str, ...]:
-    """Return the two factors of a product."""
-    return op.inputs[1:3] if op.op in ("addmm", "baddbmm") else op.inputs[:2]
 
 
 def _gathers(op: GraphOperator, slot: int) -> bool:

@@ -14,6 +14,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -50,33 +51,17 @@ class ProgrammeAnswer:
     variables: int
 
 
-class _Rows:
-    """Rows of a sparse constraint matrix."""
-
-    def __init__(self) -> None:
-        self.data: tuple[list[float], list[int], list[int]] = ([], [], [])
-        self.low: list[float] = []
-        self.high: list[float] = []
-
-    def add(self, columns: Sequence[int], values: Sequence[float], low: float, high: float) -> None:
-        """Add `low <= values . x[columns] <= high`."""
-        self.data[0].extend(values)
-        self.data[1].extend([len(self.low)] * len(columns))
-        self.data[2].extend(columns)
-        self.low.append(low)
-        self.high.append(high)
-
-
 class GraphProgramme:
     """The programme of a space."""
 
     def __init__(self, space: GraphSpace) -> None:
         self.space = space
-        self.rows = _Rows()
         self.cost: list[float] = []
+        self.rows: list[tuple[Sequence[int], Sequence[float], float, float]] = []
+        """Columns, their factors, and the least and largest value of every row."""
         self.first = [self._new(seconds) for seconds in space.seconds]
         for group, seconds in zip(self.first, space.seconds, strict=True):
-            self.rows.add(range(group, group + len(seconds)), [1.0] * len(seconds), 1.0, 1.0)
+            self.rows.append((range(group, group + len(seconds)), [1.0] * len(seconds), 1.0, 1.0))
         self.whole = len(self.cost)
         for fan in space.fans:
             self._fan(fan)
@@ -88,6 +73,10 @@ class GraphProgramme:
         first = len(self.cost)
         self.cost.extend(float(c) for c in costs)
         return first
+
+    def _at_least(self, column: int, others: Sequence[int]) -> None:
+        """Demand that a variable is no smaller than a sum of others."""
+        self.rows.append(([column, *others], [1.0, *[-1.0] * len(others)], 0.0, np.inf))
 
     def tied_costs(self) -> np.ndarray:
         """Return the costs with `TIE` for collectives and split parameters."""
@@ -101,43 +90,38 @@ class GraphProgramme:
 
     def _fan(self, fan: Fan) -> None:
         """Join a producer to every consumer by their common distribution."""
-        makes, wants = fan.forward.shape[0], len(fan.demanded)
-        alone = len(fan.consumers) == 1
-        paid = fan.count * (fan.forward[:, fan.placement_of] + fan.backward[:, fan.gradient_of])
-        shared = [] if alone else [
-            (self._new(fan.count * costs.reshape(-1)), costs.shape[1], index)
-            for costs, index in ((fan.forward, fan.placement_of), (fan.backward, fan.gradient_of))
-        ]  # fmt: skip
-        for array, (group, _) in zip(fan.of_choice[1:], fan.consumers, strict=True):
-            used = sorted(set(array.tolist()))
+        makes, alone = len(fan.moves[0][0]), len(fan.consumers) == 1
+        paid = fan.count * sum(seconds[:, layout] for seconds, layout in fan.moves)
+        shared = []
+        for seconds, layout in fan.moves * (not alone):
+            first = self._new(fan.count * seconds.reshape(-1))
+            shared.append((first + np.arange(seconds.size).reshape(seconds.shape), layout))
+        for array, group in zip(fan.of_choice[1:], fan.consumers, strict=True):
+            used = np.unique(array)
             first = self._new(paid[:, used].reshape(-1) if alone else np.zeros(makes * len(used)))
             grid = first + np.arange(makes * len(used)).reshape(makes, len(used))
             for p in range(makes):
-                self._marginal(grid[p], fan.producer[0], np.flatnonzero(fan.of_choice[0] == p))
+                self._marginal(grid[p], fan.producer, np.flatnonzero(fan.of_choice[0] == p))
             for column, d in enumerate(used):
                 self._marginal(grid[:, column], group, np.flatnonzero(array == d))
-            for start, width, index in shared:
-                for p in range(makes):
-                    for target in range(width):
-                        cells = [grid[p, c] for c, d in enumerate(used) if index[d] == target]
-                        if cells and self.cost[start + p * width + target] > 0:
-                            columns = [start + p * width + target, *cells]
-                            self.rows.add(columns, [1.0, *[-1.0] * len(cells)], 0.0, np.inf)
-        assert wants
+            for once, index in shared:
+                for (p, target), variable in np.ndenumerate(once):
+                    cells = grid[p, index[used] == target].tolist()
+                    if cells and self.cost[variable] > 0:
+                        self._at_least(int(variable), cells)
 
     def _marginal(self, cells: np.ndarray, group: int, choices: np.ndarray) -> None:
         columns = [*cells.tolist(), *(self.first[group] + choices).tolist()]
-        self.rows.add(columns, [1.0] * len(cells) + [-1.0] * len(choices), 0.0, 0.0)
+        self.rows.append((columns, [1.0] * len(cells) + [-1.0] * len(choices), 0.0, 0.0))
 
     def _memory(self, memory: float) -> None:
         """Bound the bytes that are kept, each item once (in GiB, which scales the row)."""
         first = self._new(np.zeros(len(self.space.kept)))
         for k, item in enumerate(self.space.kept):
             for group, choices in item.users:
-                columns = [first + k, *(self.first[group] + c for c in choices)]
-                self.rows.add(columns, [1.0, *[-1.0] * len(choices)], 0.0, np.inf)
+                self._at_least(first + k, [self.first[group] + c for c in choices])
         sizes = [item.bytes / GIB for item in self.space.kept]
-        self.rows.add(range(first, first + len(sizes)), sizes, -np.inf, memory / GIB)
+        self.rows.append((range(first, first + len(sizes)), sizes, -np.inf, memory / GIB))
 
     def solve(self, limit: float = 60.0) -> ProgrammeAnswer:
         """Solve the relaxation, and the integer programme where that is not whole.
@@ -160,22 +144,29 @@ class GraphProgramme:
             raise InfeasibleError(
                 f"time_limit={limit:g}: HiGHS found no plan in {limit:g} s; try a longer time_limit."
             )
-        ends = [*self.first[1:], self.whole]
-        picks = [int(answer.x[a:b].argmax()) for a, b in zip(self.first, ends, strict=True)]
+        picks = self.rounded(answer.x)
         lower = float(relaxed.fun) * UNIT if relaxed.fun is not None else 0.0
         seconds = self.space.total_seconds(picks)
         return ProgrammeAnswer(
-            tuple(picks), seconds, lower, seconds <= lower * (1.0 + INTEGRAL), answer.status == OPTIMAL,
+            picks, seconds, lower, seconds <= lower * (1.0 + INTEGRAL), answer.status == OPTIMAL,
             time.perf_counter() - began, len(self.cost),
         )  # fmt: skip
+
+    def rounded(self, values: np.ndarray) -> tuple[int, ...]:
+        """Return the likeliest choice of every group."""
+        ends = [*self.first, self.whole]
+        return tuple(int(values[a:b].argmax()) for a, b in pairwise(ends))
 
     def constraints(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """Return the sparse matrix of all rows, and the least and largest value of each."""
         from scipy.sparse import csr_array
 
-        values, rows, columns = self.rows.data
-        matrix = csr_array((values, (rows, columns)), shape=(len(self.rows.low), len(self.cost)))
-        return matrix, np.array(self.rows.low), np.array(self.rows.high)
+        columns, values, low, high = zip(*self.rows, strict=True)
+        ends = np.cumsum([0, *map(len, columns)])
+        matrix = csr_array(
+            (list(chain(*values)), list(chain(*columns)), ends), shape=(len(columns), len(self.cost))
+        )
+        return matrix, np.array(low), np.array(high)
 
     def _run(self, costs: np.ndarray, integrality: int, limit: float) -> Any:
         from scipy.optimize import Bounds, LinearConstraint, milp

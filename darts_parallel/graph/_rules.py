@@ -13,13 +13,19 @@ A rule yields `Split`s. Splitting one named dimension over a mesh axis gives eve
 An operator without a rule has no split: it is replicated, and reported.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
-from darts_parallel.graph.operators import GraphOperator, ModuleGraph, TensorArgument
+from torch.fx import Node
+
+from darts_parallel.graph.operators import GraphOperator, ModuleGraph, kinds
 
 REPLICATED, VARYING, PARTIAL = "R", "R*", "P"
+Shape = tuple[int, ...]
+Place = int | str | None
+"""Dimension of a tensor that is split, or a state; None: the tensor lacks the dimension."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,6 @@ class Split:
     label: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    group_heads: bool = False
-    """Each rank takes the key-value heads of its query heads out of whole ones."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +42,24 @@ class RuleCall:
     """An operator with the shapes of its tensors and the ranks that would share it."""
 
     op: GraphOperator
-    inputs: list[tuple[int, ...]]
-    outputs: list[tuple[int, ...]]
+    inputs: list[Shape]
+    outputs: list[Shape]
     ranks: int
 
-    def dim(self, name: str, rank: int) -> int:
-        """Return a dimension, the first by default, counted from the front."""
-        return int(self.op.argument(name, 0)) % max(rank, 1)
+    def dims(self, rank: int | None = None) -> list[int]:
+        """Return the dimensions that the operator is told, counted from the front; where none is, all."""
+        rank = len(self.inputs[0]) if rank is None else rank
+        told = self.op.argument("dims", self.op.argument("dim"))
+        told = [told] if isinstance(told, int) else told or range(rank)
+        return sorted(int(d) % max(rank, 1) for d in told)
 
 
 Rule = Callable[[RuleCall], Iterator[Split]]
-LINEAR_ALONG = ("repeat_interleave", "slice", "split", "split_with_sizes", "chunk", "cat", "flip", "roll")
-"""Operators along a dimension (the first by default) that partial sums go through."""
-_PASSING = (
+PASSING = kinds(
     "add sub neg clone alias detach contiguous lift_fresh_copy _to_copy to relay view reshape _unsafe_view "
     "flatten unflatten squeeze permute transpose t unsqueeze expand tril triu pad constant_pad_nd select "
-    "unbind stack sum mean"
+    "unbind stack sum mean repeat_interleave slice split split_with_sizes chunk cat flip roll"
 )
-PASSING = frozenset((*LINEAR_ALONG, *_PASSING.split()))
 """All linear operators: partial sums of their tensors go through."""
 LABELS = {"b": "batch", "c": "columns", "e": "experts", "g": "groups", "k": "inner", "n": "channels",
           "r": "rows", "v": "vocabulary", "B": "batch", "R": "rows"}  # fmt: skip
@@ -85,16 +89,13 @@ def shard(dim: int) -> str:
     return f"S{dim}"
 
 
-def state_of(dim: int | str | None) -> str:
-    """Return the state of a dimension; None: the tensor lacks it."""
-    return VARYING if dim is None else shard(dim) if isinstance(dim, int) else dim
-
-
-def named(
-    label: str, inputs: Sequence[int | str | None], outputs: Sequence[int | str | None], **more: bool
-) -> Split:
+def named(label: str, inputs: Iterable[Place], outputs: Iterable[Place]) -> Split:
     """Return the split of a named dimension from its place in every tensor."""
-    return Split(label, tuple(map(state_of, inputs)), tuple(map(state_of, outputs)), **more)
+
+    def state(place: Place) -> str:
+        return VARYING if place is None else shard(place) if isinstance(place, int) else place
+
+    return Split(label, tuple(map(state, inputs)), tuple(map(state, outputs)))
 
 
 def _spelled(term: str, rank: int) -> list[str]:
@@ -107,95 +108,91 @@ def _spelled(term: str, rank: int) -> list[str]:
     return [*before, *(f"{found}{count - d}" for d in range(count)), *after][-rank:]
 
 
+def spelled(
+    op: GraphOperator, inputs: Sequence[Shape], output: Shape
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """Return the terms of an operator's signature, and the names of its tensors' dimensions."""
+    kind = op.op
+    if kind.startswith("conv") and int(op.argument("groups", 1)) > 1:
+        kind = "grouped convolution"
+    signature = str(op.argument("equation", SIGNATURES.get(kind))).replace(" ", "")
+    left, _, right = signature.partition("->")
+    terms = left.split(",")
+    names = [_spelled(t.strip("+"), len(shape)) for t, shape in zip(terms, inputs, strict=False)]
+    return terms, names, _spelled(right, len(output))
+
+
 def signed(call: RuleCall) -> Iterator[Split]:
     """Yield every letter of an operator's signature, or of the equation of an einsum."""
     kind, groups = call.op.op, int(call.op.argument("num_groups", call.op.argument("groups", 1)))
-    signature = str(call.op.argument("equation", SIGNATURES.get(kind))).replace(" ", "")
-    if kind.startswith("conv") and groups > 1:
-        signature = SIGNATURES["grouped convolution"]
-    left, arrow, right = signature.partition("->")
-    terms, labels = left.split(","), LABELS
+    equation, labels = str(call.op.argument("equation", "->")).replace(" ", ""), LABELS
     if kind == "einsum":
         labels = {}
-        distinct = all(len(set(term)) == len(term) for term in (*terms, right))
-        if not arrow or not distinct or not (left.replace(",", "") + right).islower():
+        terms = equation.replace("->", ",").split(",")
+        if "->" not in equation or not "".join(terms).islower() or any(len(set(t)) < len(t) for t in terms):
             return
     scaled = call.op.argument("beta", 1) != 1 or call.op.argument("alpha", 1) != 1
     ranks = [len(shape) for shape in call.inputs]
     if scaled or (kind == "matmul" and min(ranks) < 2) or ("grouped_mm" in kind and ranks != [2, 3, 1]):
         return
-    spelled = [_spelled(t.strip("+"), len(s)) for t, s in zip(terms, call.inputs, strict=False)]
-    out = _spelled(right, len(call.outputs[0]))
-    for letter in dict.fromkeys([*out, *(one for term in spelled for one in term)]):
-        places: list[int | str | None] = []
-        sizes = [s[t.index(letter)] for s, t in zip(call.inputs, spelled, strict=True) if letter in t]
-        for term, names, shape in zip(terms, spelled, call.inputs, strict=False):
-            there = letter in names and (shape[names.index(letter)] > 1 or max(sizes) == 1)
+    terms, names, out = spelled(call.op, call.inputs, call.outputs[0])
+    for letter in dict.fromkeys(chain(out, *names)):
+        if letter.startswith("X") or (labels.get(letter) == "groups" and groups % call.ranks):
+            continue
+        places: list[Place] = []
+        sizes = [dict(zip(own, shape, strict=True)).get(letter, 0)
+                 for own, shape in zip(names, call.inputs, strict=True)]  # fmt: skip
+        for term, own, size in zip(terms, names, sizes, strict=False):
             added = PARTIAL if term.startswith("+") and letter not in out else None
-            places.append(names.index(letter) if there else added)
-        if not letter.startswith("X") and (labels.get(letter) != "groups" or groups % call.ranks == 0):
-            made = out.index(letter) if letter in out else PARTIAL
-            number = str(out.index(letter)) if letter[1:] else ""
-            yield named(labels.get(letter[0], letter[0]) + number, places, [made] * len(call.outputs))
+            places.append(own.index(letter) if size > 1 or (size and max(sizes) == 1) else added)
+        made = out.index(letter) if letter in out else PARTIAL
+        number = str(out.index(letter)) if letter[1:] else ""
+        yield named(labels.get(letter[0], letter[0]) + number, places, [made] * len(call.outputs))
 
 
 def pointwise(call: RuleCall) -> Iterator[Split]:
     """Yield every dimension of the output, as broadcasting aligns the inputs, and sums that go through."""
     out = call.outputs[0]
     for d in range(len(out)):
-        places = []
-        for shape in call.inputs:
-            own = d - (len(out) - len(shape))
-            places.append(own if own >= 0 and shape[own] == out[d] else None)
+        own = [d - (len(out) - len(shape)) for shape in call.inputs]
+        places = [k if k >= 0 and s[k] == out[d] else None for k, s in zip(own, call.inputs, strict=True)]
         yield named(f"d{d}", places, [d] * len(call.outputs))
     kind, tensors = call.op.op, len(call.inputs)
     if kind == "mul" or (kind == "div" and not call.op.argument("rounding_mode")):
         for k in range(tensors if kind == "mul" else 1):
-            states = tuple(PARTIAL if j == k else VARYING for j in range(tensors))
-            yield Split("partial", states, (PARTIAL,))
+            yield named("partial", [PARTIAL if j == k else None for j in range(tensors)], [PARTIAL])
+
+
+def _mapped(call: RuleCall, pairs: Iterable[tuple[int, int]]) -> Iterator[Split]:
+    """Yield pairs of a dimension of all inputs and the same one of all outputs."""
+    for old, new in pairs:
+        yield named(f"d{new}", [old] * len(call.inputs), [new] * len(call.outputs))
 
 
 def same_dims(call: RuleCall) -> Iterator[Split]:
     """Yield every dimension of a copy, or of a tensor made in the shape of another."""
     if call.inputs[0] == call.outputs[0]:
-        yield from _mapped(call, [(d, d) for d in range(len(call.outputs[0]))])
+        yield from _mapped(call, ((d, d) for d in range(len(call.outputs[0]))))
 
 
 def reshape_groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the smallest groups of dimensions of input and output with equal products."""
     i = j = 0
     while i < len(old) or j < len(new):
-        left, right = [], []
-        if i < len(old):
-            left.append(i)
-            i += 1
-        if j < len(new):
-            right.append(j)
-            j += 1
-        while prod(old[k] for k in left) != prod(new[k] for k in right):
-            if prod(old[k] for k in left) < prod(new[k] for k in right):
-                left.append(i)
-                i += 1
-            else:
-                right.append(j)
-                j += 1
-        yield left, right
+        a, b = i + 1, j + 1
+        while (left := prod(old[i:a])) != (right := prod(new[j:b])):
+            a, b = (a + 1, b) if left < right else (a, b + 1)
+        yield list(range(i, min(a, len(old)))), list(range(j, min(b, len(new))))
+        i, j = a, b
 
 
 def reshaped(call: RuleCall) -> Iterator[Split]:
     """Yield the leading dimension of every group that a view joins or parts."""
     old, new = call.inputs[0], call.outputs[0]
     for left, right in reshape_groups(old, new):
-        first = next((k for k in left if old[k] > 1), None)
-        second = next((k for k in right if new[k] > 1), None)
-        if first is not None and second is not None:
-            yield named(f"d{second}", [first], [second])
-
-
-def _mapped(call: RuleCall, pairs: Sequence[tuple[int, int]]) -> Iterator[Split]:
-    """Yield pairs of a dimension of all inputs and the same one of all outputs."""
-    for old, new in pairs:
-        yield named(f"d{new}", [old] * len(call.inputs), [new] * len(call.outputs))
+        first = [k for k in left if old[k] > 1][:1]
+        second = [k for k in right if new[k] > 1][:1]
+        yield from _mapped(call, zip(first, second, strict=False))
 
 
 def permuted(call: RuleCall) -> Iterator[Split]:
@@ -207,52 +204,30 @@ def permuted(call: RuleCall) -> Iterator[Split]:
     elif rank >= 2:
         a, b = (int(call.op.argument(name, d)) % rank for d, name in enumerate(("dim0", "dim1")))
         order[a], order[b] = order[b], order[a]
-    return _mapped(call, [(old, new) for new, old in enumerate(order)])
-
-
-def unsqueezed(call: RuleCall) -> Iterator[Split]:
-    """Yield the dimensions beside the new one, along which tensors may be stacked."""
-    new = call.dim("dim", len(call.outputs[0]))
-    return _mapped(call, [(d, d + (d >= new)) for d in range(len(call.inputs[0]))])
+    return _mapped(call, ((old, new) for new, old in enumerate(order)))
 
 
 def along(call: RuleCall) -> Iterator[Split]:
     """Yield all dimensions but those that an operator works along, where sizes are equal in all tensors."""
     shape, kind = call.inputs[0], call.op.op
-    given = call.op.argument("dims", call.op.argument("dim", 0 if kind in LINEAR_ALONG else -1))
-    given = (-1, -2) if kind in ("tril", "triu") else () if kind in ("pad", "constant_pad_nd") else given
-    if given is None:
-        return
-    whole = {int(d) % max(len(shape), 1) for d in (given if isinstance(given, (list, tuple)) else [given])}
-    tensors = call.inputs + call.outputs
-    free = [d for d in range(len(shape)) if d not in whole]
-    yield from _mapped(
-        call, [(d, d) for d in free if all(len(s) == len(shape) and s[d] == shape[d] for s in tensors)]
-    )
+    whole = [] if kind in ("pad", "constant_pad_nd") else call.dims()
+    whole = [len(shape) - 2, len(shape) - 1] if kind in ("tril", "triu") else whole
+    for d, size in enumerate(shape):
+        if d not in whole and all(len(s) == len(shape) and s[d] == size for s in call.inputs + call.outputs):
+            yield from _mapped(call, [(d, d)])
 
 
-def selected(call: RuleCall) -> Iterator[Split]:
-    """Yield the dimensions beside the one of which an entry is taken (select, unbind)."""
-    gone = call.dim("dim", len(call.inputs[0]))
-    return _mapped(call, [(d, d - (d > gone)) for d in range(len(call.inputs[0])) if d != gone])
-
-
-def reduced(call: RuleCall) -> Iterator[Split]:
-    """Yield the dimensions that stay; sums and means of a split dimension are partial."""
-    shape, kind = call.inputs[0], call.op.op
-    if len(call.inputs) > 1:  # the larger or smaller of two tensors
+def around(call: RuleCall) -> Iterator[Split]:
+    """Yield the dimensions beside those that are reduced, taken away or put in; sums of one are partial."""
+    if call.op.op in ("max", "min") and len(call.inputs) > 1:  # of two tensors
         yield from pointwise(call)
         return
-    dims = call.op.argument("dim")
-    dims = list(range(len(shape))) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
-    gone = sorted(int(d) % max(len(shape), 1) for d in dims)
-    keep = bool(call.op.argument("keepdim", False))
-    for d in range(len(shape)):
-        if d not in gone:
-            new = d if keep else d - sum(g < d for g in gone)
-            yield named(f"d{d}", [d], [new] * len(call.outputs))
-        elif kind in ("sum", "mean"):
-            yield named(f"d{d}", [d], [PARTIAL])
+    old, new = len(call.inputs[0]), len(call.outputs[0])
+    there = call.dims(max(old, new))
+    for k, d in enumerate(d for d in range(max(old, new)) if d not in there):
+        yield from _mapped(call, [(d if old >= new else k, d if new >= old else k)])
+    if call.op.op in ("sum", "mean"):
+        yield from (named(f"d{d}", [d], [PARTIAL]) for d in there)
 
 
 def attention(call: RuleCall) -> Iterator[Split]:
@@ -263,25 +238,22 @@ def attention(call: RuleCall) -> Iterator[Split]:
     q, k = call.inputs[0], call.inputs[1]
     rank, masks = len(q), call.inputs[3:]
 
-    def states(d: int, kv: int | None) -> list[int | None]:
+    def places(d: int, kv: int | None) -> list[Place]:
         own = [d - (rank - len(mask)) for mask in masks]
         return [d, kv, kv, *(k if k >= 0 and m[k] == q[d] else None for k, m in zip(own, masks, strict=True))]
 
     for d in range(rank - 2):
         heads = d == rank - 3
-        if heads and q[d] != k[d] and k[d] % call.ranks:
-            if call.ranks % k[d] == 0:
-                yield named("heads", states(d, None), [d], group_heads=True)
-            continue
-        yield named("heads" if heads else f"batch{d}", states(d, d), [d])
+        shares = heads and q[d] != k[d] and k[d] % call.ranks != 0
+        if not shares or call.ranks % k[d] == 0:
+            yield named("heads" if heads else f"batch{d}", places(d, None if shares else d), [d])
     if not call.op.argument("is_causal", False):
-        yield named("queries", states(rank - 2, None), [rank - 2])
+        yield named("queries", places(rank - 2, None), [rank - 2])
 
 
 def normalized(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions before those that layer_norm and rms_norm normalize."""
-    shape = call.inputs[0]
-    for d in range(len(shape) - len(call.op.argument("normalized_shape"))):
+    for d in range(len(call.inputs[0]) - len(call.op.argument("normalized_shape"))):
         yield named(f"d{d}", [d, *[None] * (len(call.inputs) - 1)], [d] * len(call.outputs))
 
 
@@ -296,34 +268,27 @@ def batch_normalized(call: RuleCall) -> Iterator[Split]:
 def cross_entropy(call: RuleCall) -> Iterator[Split]:
     """Yield rows (partial mean or sum) and the vocabulary of a plain cross-entropy of `(rows, classes)`."""
     plain = len(call.inputs) == 2 and call.op.argument("label_smoothing", 0.0) == 0.0
-    if len(call.inputs[0]) == 2 and len(call.inputs[1]) == 1 and plain:
-        if call.op.argument("reduction", 1) in (1, 2):
-            yield named("rows", [0, 0], [PARTIAL])
-        else:
-            yield named("rows", [0, 0], [0])
+    if [len(shape) for shape in call.inputs] == [2, 1] and plain:
+        yield named("rows", [0, 0], [PARTIAL if call.op.argument("reduction", 1) in (1, 2) else 0])
         yield named("vocabulary", [1, None], [REPLICATED])
 
 
 def indexed(call: RuleCall) -> Iterator[Split]:
     """Yield the rows taken and the other dimensions, where one dimension is indexed by whole numbers."""
-    slots = call.op.argument("indices", [])
-    places = [k for k, one in enumerate(slots) if isinstance(one, TensorArgument)]
-    if len(places) != 1 or len(call.inputs) != 2:
-        return
-    at, index = places[0], call.inputs[1]
-    for d in range(len(call.inputs[0])):
-        if d != at:
-            yield named(f"d{d}", [d, None], [d if d < at else d + len(index) - 1])
-    for d in range(len(index)):
-        yield named(f"rows{d}", [None, d], [at + d])
-    yield Split("partial", (PARTIAL, VARYING), (PARTIAL,))
+    places = [k for k, one in enumerate(call.op.argument("indices", [])) if isinstance(one, Node)]
+    if len(places) == 1 and len(call.inputs) == 2:
+        at, taken = places[0], len(call.inputs[1])
+        for d in range(len(call.inputs[0])):
+            if d != at:
+                yield named(f"d{d}", [d, None], [d if d < at else d + taken - 1])
+        yield from (named(f"rows{d}", [None, d], [at + d]) for d in range(taken))
+        yield named("partial", [PARTIAL, None], [PARTIAL])
 
 
 def index_selected(call: RuleCall) -> Iterator[Split]:
     """Yield the rows taken and the other dimensions of index_select."""
-    at = call.dim("dim", len(call.inputs[0]))
     for d in range(len(call.inputs[0])):
-        yield named(f"d{d}", [None if d == at else d, d - d if d == at else None], [d])
+        yield named(f"d{d}", [None, 0] if d in call.dims() else [d, None], [d])
 
 
 _FAMILIES: dict[Rule, str] = {
@@ -333,12 +298,11 @@ _FAMILIES: dict[Rule, str] = {
     "full_like empty_like",
     reshaped: "view reshape _unsafe_view flatten unflatten squeeze",
     permuted: "permute transpose t",
-    unsqueezed: "unsqueeze stack",
     along: "softmax _softmax log_softmax _log_softmax cumsum sort topk slice split split_with_sizes chunk "
     "cat repeat_interleave flip roll logcumsumexp diff glu tril triu pad constant_pad_nd gather scatter "
     "scatter_add",
-    selected: "select unbind",
-    reduced: "sum mean amax amin max min var std var_mean argmax argmin all any prod logsumexp",
+    around: "sum mean amax amin max min var std var_mean argmax argmin all any prod logsumexp select unbind "
+    "unsqueeze stack",
     attention: "scaled_dot_product_attention",
     normalized: "layer_norm rms_norm native_layer_norm",
     batch_normalized: "batch_norm _native_batch_norm_legit_no_training",
@@ -347,8 +311,10 @@ _FAMILIES: dict[Rule, str] = {
     index_selected: "index_select",
 }
 RULES: dict[str, Rule] = {name: rule for rule, names in _FAMILIES.items() for name in names.split()}
-CREATORS = ("arange", "full", "zeros", "ones", "empty", "scalar_tensor", "new_ones", "new_zeros", "new_full",
-            "linspace", "eye", "tril_indices", "lift_fresh_copy")  # fmt: skip
+CREATORS = kinds(
+    "arange full zeros ones empty scalar_tensor new_ones new_zeros new_full linspace eye tril_indices "
+    "lift_fresh_copy"
+)
 """Operators that make constants: known, whole on every rank."""
 
 
@@ -370,16 +336,12 @@ def splits(op: GraphOperator, graph: ModuleGraph, ranks: int) -> list[Split]:
     call = RuleCall(op, graph.shapes(op.inputs), graph.shapes(op.outputs), ranks)
     found = list(rule(call))
     if op.op in PASSING and not op.argument("value") and (op.op not in ("add", "sub") or len(op.inputs) == 2):
-        found.append(Split("partial", (PARTIAL,) * len(call.inputs), (PARTIAL,) * len(call.outputs)))
+        found.append(named("partial", [PARTIAL] * len(call.inputs), [PARTIAL] * len(call.outputs)))
     return [split for split in dict.fromkeys(found) if _divides(split, call)]
 
 
 def _divides(split: Split, call: RuleCall) -> bool:
     """Return whether every split dimension divides evenly, and rows of a table too."""
-    states = [*zip(split.inputs, call.inputs, strict=True), *zip(split.outputs, call.outputs, strict=True)]
-    for state, shape in states:
-        if state.startswith("S"):
-            d = int(state[1:])
-            if d >= len(shape) or shape[d] % call.ranks or shape[d] < call.ranks:
-                return False
-    return True
+    states = zip(split.inputs + split.outputs, call.inputs + call.outputs, strict=True)
+    sizes = [(shape, int(state[1:])) for state, shape in states if state.startswith("S")]
+    return all(d < len(s) and s[d] and s[d] % call.ranks == 0 for s, d in sizes)

@@ -5,9 +5,9 @@ distinct placement once; backward the gradients of equal placement are summed be
 producer's.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
@@ -25,7 +25,7 @@ from darts_parallel.graph._layouts import (
     places_differ,
 )
 from darts_parallel.graph._prices import Kernels, operator_seconds
-from darts_parallel.graph._rules import PARTIAL, REPLICATED, VARYING, Split, shard, splits
+from darts_parallel.graph._rules import PARTIAL, REPLICATED, VARYING, Shape, Split, shard, splits
 from darts_parallel.graph.operators import (
     CONSTANT,
     INPUT,
@@ -54,7 +54,6 @@ class OperatorChoice:
     """Forward and backward on a rank, collectives inside the operator included."""
     inner: tuple[tuple[str, Step], ...] = ()
     """Collectives inside the operator: pass and step."""
-    group_heads: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,27 +71,17 @@ class Fan:
     Index arrays say which state a choice of the producer, or of a consumer, means.
     """
 
-    values: tuple[str, ...]
-    producer: tuple[int, int]
-    """Group and output index."""
-    consumers: tuple[tuple[int, int], ...]
-    """Groups and input indices."""
-    produced: tuple[State, ...]
-    demanded: tuple[State, ...]
+    count: int
+    """Number of equal tensors."""
+    producer: int
+    """Group of the operator that makes it."""
+    consumers: tuple[int, ...]
+    """Groups."""
     of_choice: tuple[np.ndarray, ...]
-    """For the producer, then every consumer: index into `produced` or `demanded` by choice."""
-    forward: np.ndarray
-    """Seconds from a produced state to a demanded placement, `(produced, placements)`."""
-    backward: np.ndarray
-    """Seconds from a gradient's placement to that of the producer, `(produced, gradients)`."""
-    placement_of: np.ndarray
-    """Placement index of every demanded state."""
-    gradient_of: np.ndarray
-
-    @property
-    def count(self) -> int:
-        """Number of equal tensors."""
-        return len(self.values)
+    """For the producer, then every consumer: index of the state that it makes or demands, by choice."""
+    moves: tuple[tuple[np.ndarray, np.ndarray], ...]
+    """For the tensor and its gradient: seconds between produced states and layouts, `(produced, layouts)`,
+    and the layout of every demanded state. Each layout is paid once."""
 
 
 @dataclass(frozen=True)
@@ -107,22 +96,53 @@ class KeptTensor:
 
 @dataclass
 class GraphSpace:
-    """All choices of a graph on a mesh."""
+    """All choices of a graph on a mesh, with their seconds, and what every tensor's moves take."""
 
     graph: ModuleGraph
     mesh: DeviceMeshSpec
-    width: int
-    groups: list[ChoiceGroup]
-    group_of: dict[str, int]
-    fans: list[Fan]
-    kernels: Kernels
+    width: int = 2
+    """Bytes of a floating element."""
     memory: float | None = None
     """Bytes that states of parameters and kept tensors may take on a rank; None: any."""
-    seconds: list[np.ndarray] = field(init=False)
-    """Seconds of every group by choice, all its operators."""
+    ends: str = "replicated"
+    """`replicated`, or `free`: the module's inputs and outputs of one shape share one placement, which may be
+    a split (blocks that follow each other); `d1` splits dimension 1 of all of them."""
 
-    def __post_init__(self) -> None:
-        self.seconds = [np.array([c.seconds for c in g.choices]) * len(g.operators) for g in self.groups]
+    @cached_property
+    def kernels(self) -> Kernels:
+        """Which operators share a kernel."""
+        return Kernels(self.graph)
+
+    @cached_property
+    def groups(self) -> list[ChoiceGroup]:
+        """Operators that choose together, with their choices."""
+        keys, members = repeated_keys(self.graph), defaultdict[str, list[GraphOperator]](list)
+        for op in self.graph.operators:
+            value = self.graph.values[(op.inputs + op.outputs)[0]]
+            at_end = self.ends == "free" and op.op in (INPUT, OUTPUT) and value.floating
+            members[f"ends {value.shape}" if at_end else keys[op.name]].append(op)
+        return [ChoiceGroup(tuple(ops), tuple(self._choices(ops[0]))) for ops in members.values()]
+
+    @cached_property
+    def group_of(self) -> dict[str, int]:
+        """Group of every operator by name."""
+        return {op.name: k for k, group in enumerate(self.groups) for op in group.operators}
+
+    @cached_property
+    def seconds(self) -> list[np.ndarray]:
+        """Seconds of every group by choice, all its operators."""
+        return [np.array([c.seconds for c in g.choices]) * len(g.operators) for g in self.groups]
+
+    @cached_property
+    def fans(self) -> list[Fan]:
+        """Every tensor that may cost something, equal ones of repeated blocks together."""
+        found: dict[tuple[int, int, tuple[tuple[int, int], ...]], list[str]] = defaultdict(list)
+        for name, users in self.graph.consumers.items():
+            producer, index = self.graph.producers[name]
+            ends = tuple((self.group_of[op.name], slot) for op, slot in users)
+            found[self.group_of[producer.name], index, ends].append(name)
+        fans = (self._fan(names, *key) for key, names in found.items())
+        return [fan for fan in fans if any(seconds.any() for seconds, _ in fan.moves)]
 
     @cached_property
     def kept(self) -> list[KeptTensor]:
@@ -137,7 +157,7 @@ class GraphSpace:
                 if op.op == PARAMETER:
                     slots = [(op.outputs[0], choice.outputs[0])]
                 for name, state in slots:
-                    items[self.kernels.base(name), local_share(state, self.mesh.ranks)][group].add(k)
+                    items[self.kernels.base[name], local_share(state, self.mesh.ranks)][group].add(k)
         found = []
         for (name, share), users in items.items():
             value, weight = graph.values[name], graph.producers[name][0].op == PARAMETER
@@ -153,14 +173,10 @@ class GraphSpace:
 
     def fan_seconds(self, fan: Fan, assignment: Sequence[int]) -> float:
         """Return the seconds that a tensor's moves take, forward and backward."""
-        p = fan.of_choice[0][assignment[fan.producer[0]]]
-        demanded = [
-            array[assignment[g]] for array, (g, _) in zip(fan.of_choice[1:], fan.consumers, strict=True)
-        ]
-        placements = {fan.placement_of[d] for d in demanded}
-        gradients = {fan.gradient_of[d] for d in demanded}
-        moves = sum(fan.forward[p, f] for f in placements) + sum(fan.backward[p, g] for g in gradients)
-        return fan.count * float(moves)
+        ends = zip(fan.of_choice, (fan.producer, *fan.consumers), strict=True)
+        p, *demanded = (array[assignment[group]] for array, group in ends)
+        paid = (seconds[p, k] for seconds, layout in fan.moves for k in {layout[d] for d in demanded})
+        return fan.count * float(sum(paid))
 
     def total_seconds(self, assignment: Sequence[int]) -> float:
         """Return the seconds of a step under a choice for every group."""
@@ -172,43 +188,106 @@ class GraphSpace:
         items = [item for item in self.kept if weights or not item.weight]
         return sum(item.bytes for item in items if any(assignment[g] in ks for g, ks in item.users))
 
-    def local_shapes(self, op: GraphOperator, choice: OperatorChoice) -> list[list[tuple[int, ...]]]:
-        """Return the shapes of a rank's parts of an operator's inputs and outputs."""
-        return _local_shapes(op, self.graph, (choice.inputs, choice.outputs), self.mesh)
+    def excess_bytes(self, assignment: Sequence[int]) -> float:
+        """Return the bytes by which a choice for every group passes the memory."""
+        return 0.0 if self.memory is None else max(self.memory_bytes(assignment) - self.memory, 0.0)
+
+    def local_shapes(self, names: Sequence[str], states: Sequence[State]) -> list[Shape]:
+        """Return the shapes of a rank's parts of values."""
+        pairs = zip(names, states, strict=False)
+        return [local_shape(self.graph.values[name].shape, state, self.mesh.ranks) for name, state in pairs]
+
+    def operator_seconds(self, op: GraphOperator, inputs: Sequence[State], outputs: Sequence[State],
+                         training: bool = True) -> float:  # fmt: skip
+        """Return the seconds of an operator in some states on a rank, backward too where it is `training`."""
+        shapes = self.local_shapes(op.inputs, inputs), self.local_shapes(op.outputs, outputs)
+        return operator_seconds(
+            op, self.kernels.uses[op.name], self.graph, shapes, self.mesh.device, self.width, training
+        )
+
+    def _choices(self, op: GraphOperator) -> list[OperatorChoice]:
+        """Return the distinct choices of an operator on all axes."""
+        known: dict[tuple[object, ...], OperatorChoice] = {}
+        for combined in product(*(self._splits(op, ranks) for ranks in self.mesh.ranks)):
+            inputs = tuple(tuple(s.inputs[k] for s in combined) for k in range(len(op.inputs)))
+            outputs = tuple(tuple(s.outputs[k] for s in combined) for k in range(len(op.outputs)))
+            if op.op in (INPUT, OUTPUT):  # one list for both: they may choose together
+                inputs = outputs = inputs + outputs
+            if (inputs, outputs) not in known and all(map(places_differ, inputs + outputs)):
+                inner = tuple(self._inner_steps(op, combined))
+                seconds = self.operator_seconds(op, inputs, outputs)
+                seconds += sum(self.mesh.seconds(step) for _, step in inner)
+                labels = tuple(s.label for s in combined)
+                known[inputs, outputs] = OperatorChoice(labels, inputs, outputs, seconds, inner)
+        return list(known.values())
+
+    def _splits(self, op: GraphOperator, ranks: int) -> list[Split]:
+        """Return an operator's splits over one axis, with no gradient where a tensor has none."""
+        names, values = op.inputs + op.outputs, self.graph.values
+
+        def alike(label: str, state: str) -> Split:
+            return Split(label, (state,) * len(op.inputs), (state,) * len(op.outputs))
+
+        found, first = [alike("none", REPLICATED)], values[names[0]]
+        whole = [d for d, size in enumerate(first.shape) if size and size % ranks == 0]
+        if op.op in (PARAMETER, RELAY) or (op.op in (INPUT, OUTPUT) and self.ends != "replicated"):
+            found += [alike(f"d{d}", shard(d)) for d in whole]
+        if op.op in (INPUT, OUTPUT) and first.floating:
+            found = [split for split in found if split.label == self.ends] or found
+        if op.op == RELAY:
+            found += [alike(state, state) for state in (VARYING, PARTIAL)]
+        if op.op not in (PARAMETER, INPUT, CONSTANT, OUTPUT, RELAY):
+            found += splits(op, self.graph, ranks)
+            if any(values[name].needs_grad for name in op.outputs):
+                found.append(alike("none*", VARYING))
+        plain = []
+        for split in found:
+            pairs = list(zip(names, split.inputs + split.outputs, strict=True))
+            if all(values[name].floating or state != PARTIAL for name, state in pairs):
+                states = tuple(s if values[n].needs_grad or s != VARYING else REPLICATED for n, s in pairs)
+                plain.append(Split(split.label, states[: len(op.inputs)], states[len(op.inputs) :]))
+        return plain
+
+    def _inner_steps(self, op: GraphOperator, combined: tuple[Split, ...]) -> Iterator[tuple[str, Step]]:
+        """Yield the collectives inside an operator: of a cross-entropy, in float32.
+
+        Split by vocabulary: the rows' maxima, sums of exponentials and target logits. A mean over split rows:
+        the number of targets that count.
+        """
+        if op.op != "cross_entropy_loss":
+            return
+        rows, ranks = self.graph.values[op.inputs[1]].elements, self.mesh.ranks
+        for axis, split in enumerate(combined):
+            others = [n for a, n in enumerate(ranks) if a != axis and combined[a].label == "rows"]
+            if split.label == "vocabulary":
+                yield from [("forward", Step(axis, ALL_REDUCE, 4.0 * rows / np.prod(others or [1])))] * 3
+            elif split.label == "rows" and op.argument("reduction", 1) == 1:
+                yield "forward", Step(axis, ALL_REDUCE, 4.0)
+
+    def _fan(self, names: list[str], group: int, index: int, ends: tuple[tuple[int, int], ...]) -> Fan:
+        """Price the moves of equal tensors from a producer to its consumers."""
+        value, mesh = self.graph.values[names[0]], self.mesh
+        made = [choice.outputs[index] for choice in self.groups[group].choices]
+        wants = [[choice.inputs[slot] for choice in self.groups[g].choices] for g, slot in ends]
+        produced, demanded = _distinct(made), _distinct([state for one in wants for state in one])
+        size, sends = value.bytes(self.width), value.needs_grad
+        ahead, back = ([layout(state) for state in demanded] for layout in (forward_state, gradient_state))
+        there = [[mesh.move_seconds(forward_state(p), k, size) for k in _distinct(ahead)] for p in produced]
+        again = [
+            [mesh.move_seconds(k, gradient_state(p), size) * sends for k in _distinct(back)] for p in produced
+        ]
+        moves = [(np.array(s), _index(k, _distinct(k))) for s, k in ((there, ahead), (again, back))]
+        of_choice = (_index(made, produced), *(_index(one, demanded) for one in wants))
+        return Fan(len(names), group, tuple(g for g, _ in ends), of_choice, tuple(moves))
 
 
-def build_space(
-    graph: ModuleGraph,
-    mesh: DeviceMeshSpec,
-    width: int = 2,
-    *,
-    memory: float | None = None,
-    ends: str = "replicated",
-) -> GraphSpace:
-    """List every operator's choices with their seconds, and every tensor's moves.
+def _distinct(states: Iterable[State]) -> list[State]:
+    return list(dict.fromkeys(states))
 
-    Args:
-        graph: The captured module.
-        mesh: Ranks and links.
-        width: Bytes of a floating element.
-        memory: Bytes that a rank may take; None: any.
-        ends: `replicated`, or `free`: the module's inputs and outputs of one shape share one placement,
-            which may be a split (blocks that follow each other); `d1` splits dimension 1 of all of them.
-    """
-    kernels, keys = Kernels(graph), repeated_keys(graph)
-    members: dict[str, list[GraphOperator]] = defaultdict(list)
-    for op in graph.operators:
-        value = graph.values[(op.inputs + op.outputs)[0]]
-        at_end = ends == "free" and op.op in (INPUT, OUTPUT) and value.floating
-        members[f"ends {value.shape}" if at_end else keys[op.name]].append(op)
-    groups: list[ChoiceGroup] = []
-    group_of: dict[str, int] = {}
-    for operators in members.values():
-        choices = _choices(operators[0], graph, mesh, width, kernels, ends)
-        group_of |= {op.name: len(groups) for op in operators}
-        groups.append(ChoiceGroup(tuple(operators), tuple(choices)))
-    fans = list(_fans(graph, mesh, width, groups, group_of))
-    return GraphSpace(graph, mesh, width, groups, group_of, fans, kernels, memory)
+
+def _index(states: Iterable[State], known: list[State]) -> np.ndarray:
+    """Return the place of every state among the known ones."""
+    return np.array([known.index(state) for state in states])
 
 
 def repeated_keys(graph: ModuleGraph) -> dict[str, str]:
@@ -218,160 +297,27 @@ def repeated_keys(graph: ModuleGraph) -> dict[str, str]:
     operators on equal shapes in equal order.
     """
     paths = {
-        op.name: op.module if op.op != PARAMETER else op.target.rpartition(".")[0] for op in graph.operators
+        op.name: op.target.rpartition(".")[0] if op.op == PARAMETER else op.module for op in graph.operators
     }
-    bodies: dict[tuple[str, str], list[tuple[object, ...]]] = defaultdict(list)
+    bodies: dict[tuple[str, ...], list[object]] = defaultdict(list)
     for op in graph.operators:
         parts = paths[op.name].split(".")
         for k, part in enumerate(parts):
             if part.isdigit() and op.op != RELAY:  # the last block's output has one consumer less
                 shapes = tuple(graph.shapes(op.inputs + op.outputs))
-                rest = ".".join(parts[k + 1 :])
-                bodies[".".join(parts[:k]), part].append((rest, op.op, shapes))
-    first: dict[tuple[str, tuple[tuple[object, ...], ...]], str] = {}
-    leader: dict[str, str] = {}
-    for (prefix, part), body in bodies.items():
-        if len(body) >= SMALLEST_BLOCK:
-            leader[f"{prefix}.{part}".lstrip(".")] = first.setdefault((prefix, tuple(body)), part)
+                bodies[tuple(parts[: k + 1])].append((parts[k + 1 :], op.op, shapes))
+    first: dict[tuple[object, ...], str] = {}
+    leader = {
+        path: first.setdefault((path[:-1], str(body)), path[-1])
+        for path, body in bodies.items() if len(body) >= SMALLEST_BLOCK
+    }  # fmt: skip
     keys: dict[str, str] = {}
-    counts: dict[tuple[str, str], int] = defaultdict(int)
+    counts: Counter[tuple[str, str]] = Counter()
     for op in graph.operators:
-        parts = paths[op.name].split(".")
-        spelled = [leader.get(".".join(parts[: k + 1]), part) for k, part in enumerate(parts)]
-        counts[paths[op.name], op.op] += 1
-        name = op.target if op.op in (CONSTANT, INPUT, OUTPUT) else str(counts[paths[op.name], op.op])
+        path, parts = paths[op.name], paths[op.name].split(".")
+        spelled = [leader.get(tuple(parts[: k + 1]), part) for k, part in enumerate(parts)]
+        counts[path, op.op] += 1
+        name = op.target if op.op in (CONSTANT, INPUT, OUTPUT) else str(counts[path, op.op])
         name = op.target.rpartition(".")[2] if op.op == PARAMETER else name
         keys[op.name] = f"{'.'.join(spelled)}:{op.op}:{name}"
     return keys
-
-
-def _choices(
-    op: GraphOperator, graph: ModuleGraph, mesh: DeviceMeshSpec, width: int, kernels: Kernels, ends: str
-) -> list[OperatorChoice]:
-    """Return the distinct choices of an operator on all axes."""
-    known: dict[tuple[object, ...], OperatorChoice] = {}
-    axes = [_axis_splits(op, graph, ranks, ends) for ranks in mesh.ranks]
-    if op.op in (INPUT, OUTPUT):  # one list for both: they may choose together
-        states = [tuple((s.inputs + s.outputs)[0] for s in combined) for combined in product(*axes)]
-        labels = [tuple(s.label for s in combined) for combined in product(*axes)]
-        pairs = [(a, b) for a, b in zip(labels, states, strict=True) if places_differ(b)]
-        return [OperatorChoice(label, (state,), (state,), 0.0) for label, state in pairs]
-    for combined in product(*axes):
-        inputs = tuple(tuple(s.inputs[k] for s in combined) for k in range(len(op.inputs)))
-        outputs = tuple(tuple(s.outputs[k] for s in combined) for k in range(len(op.outputs)))
-        if not all(map(places_differ, inputs + outputs)):
-            continue
-        inner = tuple(_inner_steps(op, graph, combined, mesh))
-        own = _local_shapes(op, graph, (inputs, outputs), mesh)
-        seconds = operator_seconds(op, kernels.uses[op.name], graph, own, mesh.device, width)
-        seconds += sum(mesh.seconds(step) for _, step in inner)
-        heads = tuple(s.group_heads for s in combined)
-        choice = OperatorChoice(tuple(s.label for s in combined), inputs, outputs, seconds, inner, heads)
-        known.setdefault((inputs, outputs), choice)
-    return list(known.values())
-
-
-def _local_shapes(
-    op: GraphOperator, graph: ModuleGraph, states: tuple[tuple[State, ...], ...], mesh: DeviceMeshSpec
-) -> list[list[tuple[int, ...]]]:
-    pairs = [zip(names, own, strict=True) for names, own in zip((op.inputs, op.outputs), states, strict=True)]
-    return [[local_shape(graph.values[n].shape, s, mesh.ranks) for n, s in pair] for pair in pairs]
-
-
-def _axis_splits(op: GraphOperator, graph: ModuleGraph, ranks: int, ends: str) -> list[Split]:
-    """Return an operator's splits over one axis, with no gradient where a tensor has none."""
-    counts = len(op.inputs), len(op.outputs)
-    found = [Split("none", (REPLICATED,) * counts[0], (REPLICATED,) * counts[1])]
-    tensors = op.inputs + op.outputs
-    shape = graph.values[tensors[0]].shape if tensors else ()
-    whole = [d for d in range(len(shape)) if shape[d] % ranks == 0 and shape[d] >= ranks]
-    if op.op in (PARAMETER, RELAY) or (op.op in (INPUT, OUTPUT) and ends != "replicated"):
-        found += [Split(f"d{d}", (shard(d),) * counts[0], (shard(d),) * counts[1]) for d in whole]
-    if op.op in (INPUT, OUTPUT) and graph.values[tensors[0]].floating:
-        found = [split for split in found if split.label == ends] or found
-    if op.op == RELAY:
-        found += [Split(s, (s,), (s,)) for s in (VARYING, PARTIAL)]
-    if op.op not in (PARAMETER, INPUT, CONSTANT, OUTPUT, RELAY):
-        found += splits(op, graph, ranks)
-        if any(graph.values[name].needs_grad for name in op.outputs):
-            found.append(Split("none*", (VARYING,) * counts[0], (VARYING,) * counts[1]))
-    return [split for split in (_without_gradients(one, op, graph) for one in found) if split is not None]
-
-
-def _without_gradients(split: Split, op: GraphOperator, graph: ModuleGraph) -> Split | None:
-    """Return the split with plain states for tensors without gradient; None for a sum of whole numbers."""
-
-    def plain(names: tuple[str, ...], states: tuple[str, ...]) -> tuple[str, ...]:
-        pairs = zip(names, states, strict=True)
-        return tuple(REPLICATED if s == VARYING and not graph.values[n].needs_grad else s for n, s in pairs)
-
-    tensors = zip(op.inputs + op.outputs, split.inputs + split.outputs, strict=True)
-    if any(state == PARTIAL and not graph.values[name].floating for name, state in tensors):
-        return None
-    return Split(
-        split.label, plain(op.inputs, split.inputs), plain(op.outputs, split.outputs), split.group_heads
-    )
-
-
-def _inner_steps(
-    op: GraphOperator, graph: ModuleGraph, combined: tuple[Split, ...], mesh: DeviceMeshSpec
-) -> Iterator[tuple[str, Step]]:
-    """Yield the collectives inside an operator: of a cross-entropy, in float32.
-
-    Split by vocabulary: the rows' maxima, sums of exponentials and target logits. A mean over split rows:
-    the number of targets that count.
-    """
-    if op.op != "cross_entropy_loss":
-        return
-    rows = graph.values[op.inputs[1]].elements
-    for axis, split in enumerate(combined):
-        others = [n for a, n in enumerate(mesh.ranks) if a != axis and combined[a].label == "rows"]
-        if split.label == "vocabulary":
-            for _ in range(3):
-                yield "forward", Step(axis, ALL_REDUCE, 4.0 * rows / np.prod(others or [1]))
-        elif split.label == "rows" and op.argument("reduction", 1) == 1:
-            yield "forward", Step(axis, ALL_REDUCE, 4.0)
-
-
-def _fans(
-    graph: ModuleGraph, mesh: DeviceMeshSpec, width: int, groups: list[ChoiceGroup], group_of: dict[str, int]
-) -> Iterator[Fan]:
-    """Yield a fan for every tensor that may cost something, equal ones of repeated blocks together."""
-    found: dict[tuple[int, int, tuple[tuple[int, int], ...]], list[str]] = defaultdict(list)
-    for name, users in graph.consumers.items():
-        producer, index = graph.producers[name]
-        ends = tuple((group_of[op.name], slot) for op, slot in users)
-        found[group_of[producer.name], index, ends].append(name)
-    for key, names in found.items():
-        group, index, ends = key
-        value = graph.values[names[0]]
-        produced, of_producer = _distinct([c.outputs[index] for c in groups[group].choices])
-        demanded, of_users = _demanded(groups, ends)
-        placements, placement_of = _distinct([forward_state(s) for s in demanded])
-        gradients, gradient_of = _distinct([gradient_state(s) for s in demanded])
-        size, grad = value.bytes(width), value.needs_grad
-        forward = np.array(
-            [[mesh.move_seconds(forward_state(p), f, size) for f in placements] for p in produced]
-        )
-        backward = np.array(
-            [[mesh.move_seconds(g, gradient_state(p), size) * grad for g in gradients] for p in produced]
-        )
-        if forward.any() or backward.any():
-            yield Fan(
-                tuple(names), (group, index), ends, tuple(produced), tuple(demanded),
-                (of_producer, *of_users), forward, backward, placement_of, gradient_of,
-            )  # fmt: skip
-
-
-def _distinct(states: Sequence[State]) -> tuple[list[State], np.ndarray]:
-    """Return the distinct states, and the index of every one among them."""
-    known = list(dict.fromkeys(states))
-    return known, np.array([known.index(state) for state in states])
-
-
-def _demanded(
-    groups: list[ChoiceGroup], ends: Sequence[tuple[int, int]]
-) -> tuple[list[State], list[np.ndarray]]:
-    states = [[choice.inputs[slot] for choice in groups[g].choices] for g, slot in ends]
-    known = list(dict.fromkeys(state for one in states for state in one))
-    return known, [np.array([known.index(state) for state in one]) for one in states]

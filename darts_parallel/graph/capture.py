@@ -2,10 +2,11 @@
 
 import importlib
 import logging
+import operator
 import sys
 import time
 import warnings
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
+from torch.fx.node import map_arg
 from torch.fx.operator_schemas import normalize_function
 
 from darts_parallel.errors import ConfigError, UnsupportedError
@@ -30,23 +32,18 @@ from darts_parallel.graph.operators import (
     GraphOperator,
     GraphValue,
     ModuleGraph,
-    TensorArgument,
+    kinds,
 )
 
 DTYPES = {"float": torch.float32, "long": torch.long, "int": torch.int32, "bool": torch.bool}
 """Element types that an input can name behind its shape."""
-SKIPPED = ("_assert_tensor_metadata", "_assert_async", "sym_constrain_range_for_size", "_assert_scalar")
-CUTTING = (
-    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "detach",
-    "argmax", "argmin", "sign", "floor", "ceil", "round",
-)  # fmt: skip
+CUTTING = kinds(
+    "zeros_like ones_like full_like empty_like new_zeros new_ones new_full detach argmax argmin sign floor "
+    "ceil round"
+)
 """Operators whose outputs have no gradient, besides those with integers."""
-SOURCE_KINDS = {
-    InputKind.PARAMETER: PARAMETER,
-    InputKind.BUFFER: CONSTANT,
-    InputKind.CONSTANT_TENSOR: CONSTANT,
-    InputKind.USER_INPUT: INPUT,
-}
+SOURCE_KINDS = {InputKind.PARAMETER: PARAMETER, InputKind.USER_INPUT: INPUT}
+"""Kinds of sources; further ones are constants."""
 
 
 def load_module(path: str, key: str = "module") -> nn.Module:
@@ -190,156 +187,127 @@ def capture(
 
 
 class _GraphBuilder:
-    """Turns torch's graph into a `ModuleGraph`, node by node."""
+    """Turns torch's graph into a `ModuleGraph`: first back from the outputs, then node by node."""
 
     def __init__(self, exported: ExportedProgram, tied: dict[str, str]) -> None:
-        self.exported = exported
-        self.tied = tied
-        """First name of every parameter: tied ones are one."""
+        """Name the sources.
+
+        Args:
+            tied: First name of every parameter: tied ones are one.
+        """
+        signature, self.nodes = exported.graph_signature, list(exported.graph.nodes)
+        self.specs = dict(zip(self.nodes, signature.input_specs, strict=False))
+        self.renamed: dict[str, str] = {}
+        """What later operators read in the place of a value: the parameter that it is tied to, or a relay."""
+        targets = {spec.target: node.name for node, spec in self.specs.items()}
+        for node, spec in self.specs.items():
+            first = targets.get(tied.get(spec.target, spec.target), node.name)
+            if spec.kind == InputKind.PARAMETER and first != node.name:
+                self.renamed[node.name] = first
         self.operators: list[GraphOperator] = []
         self.values: dict[str, GraphValue] = {}
-        self.names: dict[Node, str] = {}
-        self.tuples: dict[Node, list[str]] = {}
+        users = {getattr(spec.arg, "name", None) for spec in signature.output_specs
+                 if spec.kind.name == "USER_OUTPUT"}  # fmt: skip
+        returned: Any = self.nodes[-1].args[0]
+        found = [one for one in returned if isinstance(one, Node) and one.name in users and _tensors(one)]
+        self.outputs = [one for one in found if self._is_loss(one)] or found
+        self.uses, self.felt = self._reach(self.outputs)
 
     def build(self) -> ModuleGraph:
-        """Visit all nodes, then give every tensor of several consumers a relay."""
-        specs = iter(self.exported.graph_signature.input_specs)
-        for node in self.exported.graph.nodes:
-            if node.op == "placeholder":
-                self._source(node, next(specs))
-            elif node.op == "call_function":
+        """Add the sources, the operators that an output needs, and the outputs."""
+        for node in self.nodes:
+            if node in self.specs:
+                self._source(node, self.specs[node])
+            elif any(self.uses[name] for name in _tensors(node)) and node.target is not operator.getitem:
                 self._call(node)
-            elif node.op == "output":
-                self._outputs(node)
-        return _with_relays(_without_dead(ModuleGraph(tuple(self.operators), self.values)))
+        for k, one in enumerate(self.outputs):
+            self._add(GraphOperator(f"output.{k}", OUTPUT, (self._name(one),), (), target=one.name))
+        return ModuleGraph(tuple(self.operators), self.values)
 
-    def _value(self, name: str, tensor: Tensor, needs_grad: bool) -> str:
-        floating = tensor.dtype.is_floating_point
-        shape = tuple(int(size) for size in tensor.shape)
-        self.values[name] = GraphValue(name, shape, floating, tensor.element_size(), needs_grad and floating)
-        return name
+    def _name(self, node: Node) -> str:
+        """Return the name of the value that a node is."""
+        picks = node.target is operator.getitem
+        name = f"{node.args[0]}.{node.args[1]}" if picks else node.name
+        return self.renamed.get(name, name)
+
+    def _reach(self, outputs: Sequence[Node]) -> tuple[Counter[str], set[str]]:
+        """Return how often values are used on the way to outputs, and those with a gradient from there."""
+        uses = Counter(map(self._name, outputs))
+        felt = set(uses)
+        for node in reversed(self.nodes):
+            made = {name: tensor for name, tensor in _tensors(node).items() if uses[name]}
+            if node.op == "call_function" and made and node.target is not operator.getitem:
+                sources = [self._name(one) for one in _sources(node)]
+                uses.update(sources)
+                passes = any(name in felt and one.dtype.is_floating_point for name, one in made.items())
+                felt.update(sources if passes and _kind(node.target) not in CUTTING else ())
+        return uses, felt
+
+    def _is_loss(self, node: Node) -> bool:
+        """Return whether an output is a number with a gradient; the plan is of such ones alone."""
+        (tensor,), (_, felt) = _tensors(node).values(), self._reach([node])
+        trained = (one for one, spec in self.specs.items() if spec.kind in SOURCE_KINDS)
+        known = {name: one for source in trained for name, one in _tensors(source).items()}
+        trains = any(one.dtype.is_floating_point and name in felt for name, one in known.items())
+        return trains and tensor.dtype.is_floating_point and not tensor.shape
 
     def _source(self, node: Node, spec: Any) -> None:
-        tensor = node.meta.get("val")
-        if not isinstance(tensor, Tensor):
-            return
         kind = SOURCE_KINDS.get(spec.kind, CONSTANT)
-        known = {op.target: op.name for op in self.operators if op.op == PARAMETER}
-        if kind == PARAMETER and self.tied.get(spec.target, spec.target) in known:
-            self.names[node] = known[self.tied[spec.target]]
-            return
-        self.names[node] = self._value(node.name, tensor, kind in (PARAMETER, INPUT))
-        target = spec.target if kind != INPUT else node.name
-        self.operators.append(GraphOperator(node.name, kind, (), (node.name,), target=str(target)))
+        tensors = _tensors(node)
+        if tensors and node.name not in self.renamed and (kind != CONSTANT or self.uses[node.name]):
+            target = str(node.name if kind == INPUT else spec.target)
+            op = GraphOperator(node.name, kind, (), tuple(tensors), target=target)
+            self._add(op, tensors, trained=kind != CONSTANT)
 
     def _call(self, node: Node) -> None:
-        target = node.target
-        if getattr(target, "__name__", "") == "getitem":
-            source, index = node.args
-            self.names[node] = self.tuples[source][index]  # type: ignore[index]
-            return
-        kind = _kind(target)
-        if kind in SKIPPED:
-            return
-        inputs: list[str] = []
-        args = self._argument(node.args, inputs)
-        given = args, {name: self._argument(value, inputs) for name, value in node.kwargs.items()}
-        arguments = _named_arguments(target, *given)
-        grad = kind not in CUTTING and any(self.values[name].needs_grad for name in inputs)
-        made = node.meta.get("val")
-        tensors = (
-            [made] if isinstance(made, Tensor) else [one for one in made or () if isinstance(one, Tensor)]
-        )
-        if isinstance(made, Tensor):
-            outputs = [self._value(node.name, made, grad)]
-            self.names[node] = outputs[0]
-        else:
-            outputs = [self._value(f"{node.name}.{k}", one, grad) for k, one in enumerate(tensors)]
-            self.tuples[node] = outputs
-        pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
-        names = tuple(inputs), tuple(outputs)
-        path = _module_path(node)
-        self.operators.append(
-            GraphOperator(node.name, kind, *names, arguments, pointwise, path, target, given)
-        )
+        kind, tensors = _kind(node.target), _tensors(node)
+        inputs = tuple(self._name(one) for one in _sources(node))
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        given: Any = normalize_function(node.target, node.args, node.kwargs, None, None, True)  # type: ignore
+        op = GraphOperator(
+            node.name, kind, inputs, tuple(tensors), str(stack[-1][0]) if stack else "",
+            pointwise=torch.Tag.pointwise in getattr(node.target, "tags", ()),
+            arguments=given.kwargs if given else {}, node=node,
+        )  # fmt: skip
+        trained = kind not in CUTTING and any(self.values[name].needs_grad for name in inputs)
+        self._add(op, tensors, trained)
 
-    def _argument(self, value: Any, inputs: list[str]) -> Any:
-        """Put places in the place of tensors, and note the tensors."""
-        if isinstance(value, Node):
-            if value not in self.names:
-                return None
-            inputs.append(self.names[value])
-            return TensorArgument(len(inputs) - 1)
-        if isinstance(value, (list, tuple)):
-            return [self._argument(one, inputs) for one in value]
-        return value
+    def _add(
+        self, op: GraphOperator, tensors: dict[str, Tensor] | None = None, trained: bool = False
+    ) -> None:
+        """Append an operator with its values, and relays of them.
 
-    def _outputs(self, node: Node) -> None:
-        """Add an output for every tensor that the module returns; where one is a loss, for losses alone."""
-        users = {spec.arg.name for spec in self.exported.graph_signature.output_specs
-                 if spec.kind.name == "USER_OUTPUT" and hasattr(spec.arg, "name")}  # fmt: skip
-        returned: Any = node.args[0]
-        found = [one for one in returned if isinstance(one, Node) and one in self.names and one.name in users]
-        losses = [one for one in found if self._is_loss(self.values[self.names[one]])]
-        for one in losses or found:
-            name = f"output.{sum(op.op == OUTPUT for op in self.operators)}"
-            self.operators.append(GraphOperator(name, OUTPUT, (self.names[one],), (), target=one.name))
+        A value with a gradient and several consumers gets a copy that may lie in another layout: so an
+        all-reduce can become a reduce-scatter and all-gathers, with operators on the shards between.
+        """
+        self.operators.append(op)
+        for name, tensor in (tensors or {}).items():
+            floating = tensor.dtype.is_floating_point
+            grad, shape = trained and floating and name in self.felt, tuple(map(int, tensor.shape))
+            value = self.values[name] = GraphValue(name, shape, floating, tensor.element_size(), grad)
+            if self.uses[name] > 1 and grad and value.elements > 1 and op.op != PARAMETER:
+                relay = self.renamed[name] = f"{name}.relay"
+                self.values[relay] = replace(value, name=relay)
+                self.operators.append(GraphOperator(relay, RELAY, (name,), (relay,), op.module))
 
-    @staticmethod
-    def _is_loss(value: GraphValue) -> bool:
-        return value.needs_grad and not value.shape
+
+def _tensors(node: Node) -> dict[str, Tensor]:
+    """Return the tensors that a node makes by name; those of a tuple are numbered."""
+    made = node.meta.get("val")
+    if isinstance(made, Tensor):
+        return {node.name: made}
+    parts = made if isinstance(made, (tuple, list)) else ()
+    return {f"{node.name}.{k}": one for k, one in enumerate(parts) if isinstance(one, Tensor)}
+
+
+def _sources(node: Node) -> list[Node]:
+    """Return the tensors that a node reads in the order of its arguments."""
+    found: list[Node] = []
+    map_arg((node.args, node.kwargs), found.append)
+    return [one for one in found if isinstance(one.meta.get("val"), Tensor)]
 
 
 def _kind(target: Any) -> str:
     """Return torch's name of an operator without namespace and overload."""
     parts = str(target).split(".")
     return parts[1] if len(parts) > 1 else parts[0]
-
-
-def _named_arguments(target: Any, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by the names of torch's schema."""
-    normal = normalize_function(target, tuple(args), kwargs, None, None, True)
-    return {f"argument{k}": v for k, v in enumerate(args)} | kwargs if normal is None else dict(normal.kwargs)
-
-
-def _module_path(node: Node) -> str:
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]) if stack else ""
-
-
-def _without_dead(graph: ModuleGraph) -> ModuleGraph:
-    """Leave out operators that no output needs, and gradients that do not come from one."""
-    needed: set[str] = set()
-    felt: set[str] = set()
-    kept = []
-    for op in reversed(graph.operators):
-        if op.op in (OUTPUT, PARAMETER, INPUT) or needed & set(op.outputs):
-            needed.update(op.inputs)
-            kept.append(op)
-            if op.op == OUTPUT or any(graph.values[n].needs_grad and n in felt for n in op.outputs):
-                felt.update(op.inputs)
-    values = {n: replace(v, needs_grad=v.needs_grad and n in felt) for n, v in graph.values.items()}
-    return replace(graph, operators=tuple(reversed(kept)), values=values)
-
-
-def _with_relays(graph: ModuleGraph) -> ModuleGraph:
-    """Give a tensor with a gradient and several consumers a copy that may lie in another layout.
-
-    An all-reduce can so become a reduce-scatter and all-gathers, with operators on the shards between.
-    """
-    values, operators = dict(graph.values), []
-    renamed: dict[str, str] = {}
-    fans: dict[str, int] = defaultdict(int)
-    for op in graph.operators:
-        for name in op.inputs:
-            fans[name] += 1
-    for op in graph.operators:
-        operators.append(replace(op, inputs=tuple(renamed.get(name, name) for name in op.inputs)))
-        for name in op.outputs:
-            value = graph.values[name]
-            if fans[name] > 1 and value.needs_grad and value.elements > 1 and op.op != PARAMETER:
-                relay = f"{name}.relay"
-                renamed[name] = relay
-                values[relay] = replace(value, name=relay)
-                operators.append(GraphOperator(relay, RELAY, (name,), (relay,), module=op.module))
-    return replace(graph, operators=tuple(operators), values=values)

@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -64,9 +63,8 @@ def descend(space: GraphSpace, options: DescentOptions | None = None) -> Descent
     likely = sorted(rounded, key=lambda plan: _merit(space, plan))
     better = [coordinate_descent(space, plan) for plan in likely[:POLISHED]]
     best = min(better, key=lambda plan: _merit(space, plan))
-    fits = space.memory is None or space.memory_bytes(best) <= space.memory
     return DescentAnswer(
-        tuple(best), space.total_seconds(likely[0]), space.total_seconds(best), fits,
+        tuple(best), space.total_seconds(likely[0]), space.total_seconds(best), not space.excess_bytes(best),
         time.perf_counter() - began,
     )  # fmt: skip
 
@@ -76,7 +74,7 @@ def _rounded(
 ) -> Iterator[tuple[int, ...]]:
     """Yield the likeliest choices of one descent, and those of its mean since the last ones."""
     matrix, low, high = programme.constraints()
-    costs, ends = programme.tied_costs(), [*programme.first, programme.whole]
+    costs = programme.tied_costs()
     costs = costs / costs[: programme.whole].mean().clip(1e-30)
     step, reach = 1.0 / abs(matrix).sum(0).clip(1e-9) / balance, balance / abs(matrix).sum(1).clip(1e-9)
     now, mean = rng.random(len(costs)) * 0.1, np.zeros(len(costs))
@@ -87,15 +85,13 @@ def _rounded(
         multipliers = reach * (above - above.clip(low, high))
         now, mean = then, mean + then
         if k % options.check == 0 or k == options.steps:
-            for found in (now, mean):
-                yield tuple(int(found[a:b].argmax()) for a, b in pairwise(ends))
+            yield from map(programme.rounded, (now, mean))
             mean = np.zeros(len(costs))
 
 
 def _merit(space: GraphSpace, plan: Sequence[int]) -> tuple[float, float]:
     """Return bytes above the memory, then seconds: smaller is better."""
-    excess = 0.0 if space.memory is None else max(space.memory_bytes(plan) - space.memory, 0.0)
-    return excess, space.total_seconds(plan)
+    return space.excess_bytes(plan), space.total_seconds(plan)
 
 
 def coordinate_descent(space: GraphSpace, start: Sequence[int], sweeps: int = 50) -> list[int]:
@@ -108,23 +104,19 @@ def coordinate_descent(space: GraphSpace, start: Sequence[int], sweeps: int = 50
     plan = list(start)
     fans: dict[int, list[Fan]] = defaultdict(list)
     for fan in space.fans:
-        for group in {fan.producer[0], *(g for g, _ in fan.consumers)}:
+        for group in {fan.producer, *fan.consumers}:
             fans[group].append(fan)
+
+    def merit(group: int, choice: int, now: int) -> tuple[float, float, bool, int]:
+        plan[group] = choice
+        moves = sum(space.fan_seconds(fan, plan) for fan in fans[group])
+        return space.excess_bytes(plan), float(space.seconds[group][choice]) + moves, choice != now, choice
+
     for _ in range(sweeps):
-        changed = False
+        before = list(plan)
         for group, seconds in enumerate(space.seconds):
-            now, best = plan[group], None
-            for k in range(len(seconds)):
-                plan[group] = k
-                moves = sum(space.fan_seconds(fan, plan) for fan in fans[group])
-                excess = 0.0
-                if space.memory is not None:
-                    excess = max(space.memory_bytes(plan) - space.memory, 0.0)
-                merit = (excess, float(seconds[k]) + moves, k != now, k)
-                best = merit if best is None or merit < best else best
-            assert best is not None
-            plan[group] = best[3]
-            changed |= best[3] != now
-        if not changed:
+            now = plan[group]
+            plan[group] = min(merit(group, choice, now) for choice in range(len(seconds)))[-1]
+        if plan == before:
             break
     return plan

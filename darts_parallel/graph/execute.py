@@ -14,27 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.fx import Node
+from torch.fx.node import map_aggregate
 from torch.nn import functional
 
 from darts_parallel.graph._layouts import (
     State,
     axis_moves,
-    collective,
     forward_state,
     gradient_state,
     local_shape,
 )
 from darts_parallel.graph._rules import PARTIAL, REPLICATED
 from darts_parallel.graph._space import OperatorChoice
-from darts_parallel.graph.operators import (
-    CONSTANT,
-    INPUT,
-    OUTPUT,
-    PARAMETER,
-    RELAY,
-    GraphOperator,
-    TensorArgument,
-)
+from darts_parallel.graph.operators import INPUT, OUTPUT, RELAY, SOURCES, GraphOperator
 from darts_parallel.graph.plan import GraphPlan
 
 RESHAPES = ("view", "_unsafe_view", "reshape", "expand")
@@ -69,18 +62,16 @@ class RankMesh:
         """Bring a local tensor from one placement of an axis to another."""
         if old == new:
             return local
-        count, rank = self.ranks[axis], self.mesh.get_local_rank(axis)
-        if collective(old, new) is not None:
-            own = self.mesh if self.mesh.ndim == 1 else self.mesh[self.mesh.mesh_dim_names[axis]]  # type: ignore
-            whole = DTensor.from_local(local.contiguous(), own, [placement(old, reduction)], run_check=False)
-            return whole.redistribute(placements=[placement(new, reduction)]).to_local()
-        if old == REPLICATED and new == PARTIAL:  # the first rank has the sum
+        rank = self.mesh.get_local_rank(axis)
+        if new == PARTIAL and old == REPLICATED:  # the first rank has the sum
             return local if rank == 0 else torch.zeros_like(local)
-        if old == REPLICATED:
-            return local.chunk(count, int(new[1:]))[rank].contiguous()
-        parts = [torch.zeros_like(local)] * count
-        parts[rank] = local
-        return torch.cat(parts, int(old[1:]))
+        if new == PARTIAL:
+            parts = [torch.zeros_like(local)] * self.ranks[axis]
+            parts[rank] = local
+            return torch.cat(parts, int(old[1:]))
+        own = self.mesh if self.mesh.ndim == 1 else self.mesh[self.mesh.mesh_dim_names[axis]]  # type: ignore
+        whole = DTensor.from_local(local.contiguous(), own, [placement(old, reduction)], run_check=False)
+        return whole.redistribute(placements=[placement(new, reduction)]).to_local().contiguous()
 
     def part(self, whole: Tensor, state: State) -> Tensor:
         """Return a rank's part of a whole tensor."""
@@ -97,7 +88,9 @@ class FanMove(torch.autograd.Function):
         """Return a local tensor for every wanted state; equal placements are reached once."""
         ctx.mesh, ctx.made, ctx.wanted = mesh, made, wanted
         ctx.set_materialize_grads(False)
-        return fan_out(mesh, made, wanted, local)
+        source, targets = forward_state(made), list(map(forward_state, wanted))
+        reached = {target: mesh.move(local, source, target) for target in dict.fromkeys(targets)}
+        return tuple(reached[target].view_as(reached[target]) for target in targets)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -110,45 +103,6 @@ class FanMove(torch.autograd.Function):
         target = gradient_state(ctx.made)
         moved = [ctx.mesh.move(gradient, key, target) for key, gradient in sums.items()]
         return None, None, None, sum(moved[1:], moved[0]) if moved else None
-
-
-def fan_out(mesh: RankMesh, made: State, wanted: list[State], local: Tensor) -> tuple[Tensor, ...]:
-    """Return a local tensor for every wanted state."""
-    reached: dict[State, Tensor] = {}
-    for state in wanted:
-        key = forward_state(state)
-        if key not in reached:
-            reached[key] = mesh.move(local, forward_state(made), key)
-    return tuple(reached[forward_state(state)].view_as(reached[forward_state(state)]) for state in wanted)
-
-
-class VocabularyLoss(torch.autograd.Function):
-    """Cross-entropy of rows whose classes are split: maxima, sums and target logits are reduced."""
-
-    @staticmethod
-    def forward(ctx: Any, mesh: RankMesh, axis: int, ignored: int, logits: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of every row, 0 where the target is `ignored`."""
-        size, rank = logits.shape[1], mesh.mesh.get_local_rank(axis)
-        top = mesh.move_axis(logits.detach().amax(1), axis, PARTIAL, REPLICATED, "max")
-        exponentials = torch.exp(logits - top[:, None])
-        total = mesh.move_axis(exponentials.sum(1), axis, PARTIAL, REPLICATED)
-        own = target - rank * size
-        inside = (own >= 0) & (own < size)
-        place = torch.where(inside, own, 0)
-        picked = torch.where(inside, logits.gather(1, place[:, None])[:, 0], 0.0)
-        picked = mesh.move_axis(picked, axis, PARTIAL, REPLICATED)
-        counted = target != ignored
-        ctx.save_for_backward(exponentials / total[:, None], place, inside & counted, counted)
-        return torch.where(counted, torch.log(total) + top - picked, 0.0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return probabilities minus the target's indicator."""
-        probabilities, place, inside, counted = ctx.saved_tensors
-        scale = torch.where(counted, gradients[0], 0.0)
-        result = probabilities * scale[:, None]
-        result.scatter_add_(1, place[:, None], -torch.where(inside, scale, 0.0)[:, None])
-        return None, None, None, result, None
 
 
 @dataclass
@@ -187,7 +141,7 @@ class PlanRun:
         for op in self.plan.space.graph.operators:
             if op.op == OUTPUT:
                 outputs[op.target] = self._inputs(op)[0]
-            elif op.op in (PARAMETER, CONSTANT, INPUT):
+            elif op.op in SOURCES:
                 whole = inputs[op.target] if op.op == INPUT else self.state[op.target]
                 self._keep(op, self._leaf(op, whole))
             else:
@@ -209,10 +163,8 @@ class PlanRun:
         if name not in self.plan.space.graph.consumers:
             return
         made, wanted = self.plan.produced(name), self.plan.demands(name)
-        if tensor.requires_grad and self.plan.space.graph.values[name].needs_grad:
-            tensors = FanMove.apply(self.mesh, made, wanted, tensor)  # type: ignore[no-untyped-call]
-        else:
-            tensors = fan_out(self.mesh, made, wanted, tensor)
+        local = tensor if self.plan.space.graph.values[name].needs_grad else tensor.detach()
+        tensors = FanMove.apply(self.mesh, made, wanted, local)  # type: ignore[no-untyped-call]
         self.wanted[name] = dict(zip(wanted, tensors, strict=True))
 
     def _inputs(self, op: GraphOperator) -> list[Tensor]:
@@ -230,39 +182,46 @@ class PlanRun:
             return tensors[0].expand(shape) if op.op == "expand" else tensors[0].reshape(shape)
         return self.called(op, tensors)
 
-    def called(self, op: GraphOperator, tensors: list[Tensor]) -> Any:
-        """Call torch's function on local tensors and this device."""
+    def called(self, op: GraphOperator, tensors: list[Tensor], **changed: Any) -> Any:
+        """Call torch's function on local tensors and this device, with other values of some arguments."""
+        given = iter(tensors)
 
-        def filled(value: Any) -> Any:
-            if isinstance(value, TensorArgument):
-                return tensors[value.index]
-            if isinstance(value, torch.device):
-                return torch.device(self.mesh.mesh.device_type)
-            return [filled(one) for one in value] if isinstance(value, list) else value
+        def local(value: Any) -> Any:
+            if isinstance(value, Node):
+                return next(given) if isinstance(value.meta.get("val"), Tensor) else None
+            return torch.device(self.mesh.mesh.device_type) if isinstance(value, torch.device) else value
 
-        return op.call(*filled(op.given[0]), **{name: filled(value) for name, value in op.given[1].items()})
+        args, named = map_aggregate((op.node.args, op.node.kwargs), local)
+        args = [changed.get(name, value) for name, value in zip(op.arguments, args, strict=False)]
+        return op.node.target(*args, **named)
+
+    def _first(self, axis: int, size: int) -> int:
+        """Return where the part of this rank begins along an axis, for parts of a size."""
+        return self.mesh.mesh.get_local_rank(axis) * size
+
+    def _summed(self, local: Tensor, axis: int) -> Tensor:
+        """Return the sum over an axis, whose gradient every rank has."""
+        whole = (REPLICATED,) * len(self.mesh.ranks)
+        partial = (*whole[:axis], PARTIAL, *whole[axis + 1 :])
+        return FanMove.apply(self.mesh, partial, [whole], local)[0]  # type: ignore[no-untyped-call, no-any-return]
 
     def _mean(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Tensor:
         """Return the mean of a part as its share of the whole mean."""
+        ends = zip(choice.inputs[0], choice.outputs[0], self.mesh.ranks, strict=True)
+        share = prod(count for given, made, count in ends if given.startswith("S") and made == PARTIAL)
         mean: Tensor = self.called(op, tensors)
-        for axis, state in enumerate(choice.inputs[0]):
-            if state.startswith("S") and choice.outputs[0][axis] == PARTIAL:
-                mean = mean / self.mesh.ranks[axis]
-        return mean
+        return mean / share
 
-    def _embedding(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Tensor:
+    def _embedding(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Any:
         """Look up the rows that this rank has; zeros for the others."""
-        table, index = tensors
-        padding = int(op.argument("padding_idx", -1))
         if "vocabulary" not in choice.labels:
-            return functional.embedding(index, table, padding if padding >= 0 else None)
-        axis = choice.labels.index("vocabulary")
-        rows = table.shape[0]
-        own = index - rows * self.mesh.mesh.get_local_rank(axis)
-        inside = (own >= 0) & (own < rows)
-        pad = padding - rows * self.mesh.mesh.get_local_rank(axis)
-        known = pad if padding >= 0 and 0 <= pad < rows else None
-        found = functional.embedding(torch.where(inside, own, 0), table, known)
+            return self.called(op, tensors)
+        table, index = tensors
+        rows, first = len(table), self._first(choice.labels.index("vocabulary"), len(table))
+        inside = (index >= first) & (index < first + rows)
+        padding = int(op.argument("padding_idx", -1)) - first
+        known = padding if 0 <= padding < rows else None
+        found = functional.embedding(torch.where(inside, index - first, 0), table, known)
         return torch.where(inside[..., None], found, 0.0)
 
     def _cross_entropy_loss(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Tensor:
@@ -270,8 +229,7 @@ class PlanRun:
         logits, target = tensors[:2]
         ignored, reduction = int(op.argument("ignore_index", -100)), int(op.argument("reduction", 1))
         if "vocabulary" in choice.labels:
-            axis = choice.labels.index("vocabulary")
-            rows: Tensor = VocabularyLoss.apply(self.mesh, axis, ignored, logits, target)  # type: ignore
+            rows = self._vocabulary_rows(choice.labels.index("vocabulary"), ignored, logits, target)
         else:
             rows = functional.cross_entropy(logits, target, reduction="none", ignore_index=ignored)
         if reduction == 0:
@@ -282,31 +240,32 @@ class PlanRun:
                 count = self.mesh.move_axis(count, axis, PARTIAL, REPLICATED)
         return rows.sum() / count if reduction == 1 else rows.sum()
 
-    def _group_norm(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Any:
-        """Normalize the groups of this rank's channels."""
-        groups = self._own_groups(op, choice, "num_groups", "groups")
-        return op.call(tensors[0], groups, *(*tensors[1:], None, None)[:2], float(op.argument("eps", 1e-5)))
+    def _vocabulary_rows(self, axis: int, ignored: int, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of rows whose classes are split: maxima, sums and target logits are reduced."""
+        own = target - self._first(axis, logits.shape[1])
+        inside = (own >= 0) & (own < logits.shape[1])
+        top = self.mesh.move_axis(logits.detach().amax(1), axis, PARTIAL, REPLICATED, "max")
+        total = self._summed(torch.exp(logits - top[:, None]).sum(1), axis)
+        picked = logits.gather(1, torch.where(inside, own, 0)[:, None])[:, 0]
+        picked = self._summed(torch.where(inside, picked, 0.0), axis)
+        return torch.where(target != ignored, torch.log(total) + top - picked, 0.0)
 
-    def _conv1d(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Any:
-        """Convolve the groups of this rank."""
-        groups = self._own_groups(op, choice, "groups", "groups")
-        sizes = [op.argument(name) for name in ("stride", "padding", "dilation")]
-        return op.call(*tensors[:2], (*tensors[2:], None)[0], *sizes, groups)
+    def _grouped(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Any:
+        """Convolve or normalize the groups of this rank."""
+        ranks = (n for label, n in zip(choice.labels, self.mesh.ranks, strict=True) if label == "groups")
+        name = "num_groups" if op.op == "group_norm" else "groups"
+        return self.called(op, tensors, **{name: int(op.argument(name, 1)) // prod(ranks)})
 
-    _conv2d = _conv3d = _conv1d
-
-    def _own_groups(self, op: GraphOperator, choice: OperatorChoice, name: str, label: str) -> int:
-        ranks = (n for split, n in zip(choice.labels, self.mesh.ranks, strict=True) if split == label)
-        return int(op.argument(name, 1)) // prod(ranks)
+    _conv1d = _conv2d = _conv3d = _group_norm = _grouped
 
     def _scaled_dot_product_attention(
         self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]
     ) -> Any:
         """Attend with this rank's heads; of whole key-value heads it takes those of its queries."""
         q, k, v, *rest = tensors
-        for axis, chosen in enumerate(choice.group_heads):
-            if chosen:
-                own = self.mesh.mesh.get_local_rank(axis) * k.shape[-3] // self.mesh.ranks[axis]
+        for axis, label in enumerate(choice.labels):
+            if label == "heads" and not choice.inputs[1][axis].startswith("S"):
+                own = self._first(axis, k.shape[-3]) // self.mesh.ranks[axis]
                 k, v = (tensor.narrow(-3, own, 1) for tensor in (k, v))
         return self.called(op, [q, k, v, *rest])
 
@@ -315,9 +274,8 @@ class PlanRun:
         if "experts" not in choice.labels:
             return self.called(op, tensors)
         rows, weights, ends = tensors
-        first = self.mesh.mesh.get_local_rank(choice.labels.index("experts")) * weights.shape[0]
-        start = int(ends[first - 1]) if first else 0
-        stop = int(ends[first + weights.shape[0] - 1])
-        own = (ends[first : first + weights.shape[0]] - start).to(ends.dtype)
-        made = self.called(op, [rows[start:stop], weights, own])
-        return functional.pad(made, (0, 0, start, rows.shape[0] - stop))
+        first = self._first(choice.labels.index("experts"), len(weights))
+        bounds = functional.pad(ends, (1, 0))[first : first + len(weights) + 1]
+        start, stop = int(bounds[0]), int(bounds[-1])
+        made = self.called(op, [rows[start:stop], weights, (bounds[1:] - start).to(ends.dtype)])
+        return functional.pad(made, (0, 0, start, len(rows) - stop))

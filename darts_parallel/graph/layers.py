@@ -12,9 +12,8 @@ from functools import lru_cache
 from darts_parallel.config import Config
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.graph._layouts import DeviceMeshSpec, local_share
-from darts_parallel.graph._prices import operator_seconds
 from darts_parallel.graph._programme import GraphProgramme
-from darts_parallel.graph._space import GraphSpace, build_space
+from darts_parallel.graph._space import GraphSpace
 from darts_parallel.graph.capture import capture, load_module, make_inputs
 from darts_parallel.graph.operators import PARAMETER, ModuleGraph
 from darts_parallel.graph.plan import WIDTHS, GraphPlan
@@ -76,7 +75,7 @@ def _on_device(
     for tp in (n for n in range(1, gpus + 1) if gpus % n == 0):
         for kind, ends in ((KIND, "replicated"), (f"{KIND}+sp", "d1"))[: 1 + (tp > 1)]:
             mesh = DeviceMeshSpec((tp,) * (tp > 1), cluster)
-            small, large = (build_space(graph, mesh, WIDTHS[precision], ends=ends) for graph in graphs)
+            small, large = (GraphSpace(graph, mesh, WIDTHS[precision], ends=ends) for graph in graphs)
             plan = GraphPlan(small, GraphProgramme(small).solve().assignment)
             rows = [_figures(one, launches) for one in (plan, GraphPlan(large, _transferred(plan, large)))]
             rows.append([b + (b - a) * (FAR - 2.0) for a, b in zip(*rows, strict=True)])
@@ -99,11 +98,9 @@ def _figures(plan: GraphPlan, launches: float) -> list[float]:
     """Return seconds forward and backward, kept bytes, seconds of collectives forward and backward."""
     space, whole, forward = plan.space, 0.0, 0.0
     for op in space.graph.computing:
-        choice, use = plan.choice(op), space.kernels.uses[op.name]
+        choice = plan.choice(op)
         whole += choice.seconds - sum(space.mesh.seconds(step) for _, step in choice.inner)
-        forward += operator_seconds(
-            op, use, space.graph, space.local_shapes(op, choice), space.mesh.device, space.width, False
-        )
+        forward += space.operator_seconds(op, choice.inputs, choice.outputs, training=False)
     kept = space.memory_bytes(plan.assignment, weights=False)
     # gradients of weights that all ranks have are summed once an iteration, with those of data parallelism
     sent = [c for c in plan.collectives if (c.of, c.when) != (PARAMETER, "backward")]

@@ -11,6 +11,11 @@ PARAMETER, CONSTANT, INPUT, OUTPUT, RELAY = "parameter", "constant", "input", "o
 SOURCES = (PARAMETER, CONSTANT, INPUT)
 
 
+def kinds(names: str) -> frozenset[str]:
+    """Return the kinds of operators that a text lists."""
+    return frozenset(names.split())
+
+
 @dataclass(frozen=True)
 class GraphValue:
     """A tensor between operators."""
@@ -33,30 +38,23 @@ class GraphValue:
 
 
 @dataclass(frozen=True)
-class TensorArgument:
-    """The place of a tensor among an operator's arguments: `index` counts the operator's inputs."""
-
-    index: int
-
-
-@dataclass(frozen=True)
 class GraphOperator:
-    """One operator, its tensors by name and its other arguments by the schema's names."""
+    """One operator: its tensors by name, and its arguments by the names of torch's schema."""
 
     name: str
     op: str
     """Kind: torch's name without namespace and overload, or one of `SOURCES`, `OUTPUT`, `RELAY`."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    arguments: dict[str, Any] = field(default_factory=dict, hash=False, compare=False)
-    pointwise: bool = False
     module: str = ""
     """Path of the module that called it, joined by points."""
-    call: Any = field(default=None, hash=False, compare=False)
-    """The function of torch, with what it was called with: positional arguments, and others by name."""
-    given: tuple[list[Any], dict[str, Any]] = field(default=([], {}), hash=False, compare=False)
     target: str = ""
     """Name of a parameter, buffer or input as the module spells it."""
+    pointwise: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict, hash=False, compare=False)
+    """Tensors are nodes of torch's graph."""
+    node: Any = field(default=None, hash=False, compare=False)
+    """The call in torch's graph."""
 
     def argument(self, name: str, default: Any = None) -> Any:
         """Return a plain argument; a list without torch's own types."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.graph._layouts import DeviceMeshSpec, State, Step, forward_state, gradient_state
 from darts_parallel.graph._programme import GIB, GraphProgramme, ProgrammeAnswer
 from darts_parallel.graph._rules import is_known
-from darts_parallel.graph._space import GraphSpace, OperatorChoice, build_space
+from darts_parallel.graph._space import GraphSpace, OperatorChoice
 from darts_parallel.graph.capture import capture
 from darts_parallel.graph.descent import DescentAnswer, DescentOptions, descend
 from darts_parallel.graph.operators import PARAMETER, GraphOperator, ModuleGraph
@@ -125,16 +126,14 @@ def make_mesh(cluster: Cluster, ranks: tuple[int, ...] | None = None) -> DeviceM
         ConfigError: more than two axes, an axis of one rank, or more ranks than GPUs.
     """
     chosen = ranks or (cluster.groups[0].gpus,)
-    count = 1
     for size in chosen:
         if isinstance(size, bool) or not isinstance(size, int) or size < 2:
             raise ConfigError(f"mesh={list(chosen)}: the axis {size} must have two ranks or more; try [2].")
-        count *= size
     if len(chosen) > MOST_AXES:
         raise ConfigError(f"mesh={list(chosen)} must have one or two axes; try {list(chosen[:MOST_AXES])}.")
-    if count > cluster.num_devices:
+    if prod(chosen) > cluster.num_devices:
         raise ConfigError(
-            f"mesh={list(chosen)} has {count} ranks and cluster={cluster.name} has "
+            f"mesh={list(chosen)} has {prod(chosen)} ranks and cluster={cluster.name} has "
             f"{cluster.num_devices} GPUs; try [{cluster.num_devices}]."
         )
     return DeviceMeshSpec(tuple(chosen), cluster)
@@ -175,9 +174,7 @@ def plan_module(
     if ends not in ENDS:
         raise ConfigError(f"ends={ends} must be one of {', '.join(ENDS)}; try replicated.")
     graph, exported = capture(module, inputs, kwargs)
-    space = build_space(
-        graph, mesh, WIDTHS[precision], memory=None if memory is None else memory * GIB, ends=ends
-    )
+    space = GraphSpace(graph, mesh, WIDTHS[precision], None if memory is None else memory * GIB, ends)
     answer = GraphProgramme(space).solve(time_limit)
     searched = None if descent is None else descend(space, descent)
     plan = GraphPlan(space, answer.assignment)

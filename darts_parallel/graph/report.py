@@ -8,6 +8,13 @@ from darts_parallel.graph.operators import OUTPUT, RELAY, SOURCES
 from darts_parallel.graph.plan import PlannedGraph
 
 MIB = 2.0**20
+DESCENT = {
+    "raw_s": "seconds",
+    "rounded_s": "rounded_seconds",
+    "raw_fits": "fits",
+    "descent_s": "search_seconds",
+}
+"""What `graph.json` calls the fields of `DescentAnswer`."""
 SPELLED = {"R": "Replicate", VARYING: "Replicate", "P": "Partial"}
 
 
@@ -43,27 +50,24 @@ def graph_dict(planned: PlannedGraph) -> dict[str, Any]:
             "outputs": [[spelled(s) for s in state] for state in choice.outputs],
             "seconds": choice.seconds,
         })  # fmt: skip
-    unknown = planned.unknown
+    found = {key: getattr(descent, name, None) for key, name in DESCENT.items()}
     return {
         "mesh": list(plan.space.mesh.ranks),
         "cluster": plan.space.mesh.cluster.name,
         "operators": operators,
         "collectives": [one.entry() for one in plan.collectives],
-        "raw_s": None if descent is None else descent.seconds,
-        "rounded_s": None if descent is None else descent.rounded_seconds,
-        "raw_fits": None if descent is None else descent.fits,
+        **found,
         "improved_s": plan.seconds,
         "lp_s": programme.lp_seconds,
         "claim": claim(planned),
         "proven": programme.proven,
-        "unknown_operators": sorted({op.op for op in unknown}),
-        "unknown_count": len(unknown),
+        "unknown_operators": sorted({op.op for op in planned.unknown}),
+        "unknown_count": len(planned.unknown),
         "computing_operators": len(planned.graph.computing),
         "choice_groups": len(plan.space.groups),
         "tp_plan": tensor_parallel_plan(planned),
         "capture_s": planned.graph.seconds,
         "programme_s": programme.solve_seconds,
-        "descent_s": None if descent is None else descent.search_seconds,
     }
 
 
@@ -77,19 +81,19 @@ def report_lines(planned: PlannedGraph) -> list[str]:
         f"{graph.seconds:.1f} s; {len(plan.space.groups)} choices on a mesh of {shape} ({mesh.cluster.name})"
     ]
     if planned.unknown:
-        names = Counter(op.op for op in planned.unknown)
-        said = ", ".join(f"{name} ({count})" for name, count in names.most_common())
+        names = Counter(op.op for op in planned.unknown).most_common()
+        said = ", ".join(f"{name} ({count})" for name, count in names)
         lines.append(f"replicated, since they have no rule: {said}")
-    lines += [f"  {line}" for line in _split_lines(planned)]
-    lines += _collective_lines(planned)
+    lines += [*_split_lines(planned), *_collective_lines(planned)]
     lines.append(
         f"improved: {1e3 * plan.seconds:.4f} ms a step, forward and backward; linear programme: "
         f"{1e3 * programme.lp_seconds:.4f} ms ({programme.variables} variables, "
         f"{programme.solve_seconds:.1f} s); {claim(planned)}"
     )
     if descent is not None:
-        above = 100.0 * (descent.seconds / plan.seconds - 1.0)
-        rounded = 100.0 * (descent.rounded_seconds / plan.seconds - 1.0)
+        above, rounded = (
+            100.0 * (s / plan.seconds - 1.0) for s in (descent.seconds, descent.rounded_seconds)
+        )
         fits = "" if descent.fits else ", over the memory"
         lines.append(
             f"raw: {1e3 * descent.seconds:.4f} ms, {above:.2f} % above ({rounded:.2f} % before coordinate "
@@ -100,20 +104,17 @@ def report_lines(planned: PlannedGraph) -> list[str]:
 
 def _split_lines(planned: PlannedGraph) -> list[str]:
     """List what the operators with most seconds split, equal ones of repeated blocks in one line."""
-    rows = []
-    for group, index in zip(planned.plan.space.groups, planned.plan.assignment, strict=True):
-        op, choice = group.operators[0], group.choices[index]
-        if op.op in (*SOURCES, OUTPUT, RELAY):
-            continue
-        rows.append((choice.seconds * len(group.operators), op, choice, len(group.operators)))
-    total = sum(row[0] for row in rows) or 1.0
-    lines = []
-    for seconds, op, choice, count in sorted(rows, key=lambda row: -row[0])[:12]:
-        times = f" x {count}" if count > 1 else ""
-        lines.append(
-            f"{100.0 * seconds / total:5.1f} % {op.op}{times} ({op.module or op.name}): splits "
-            f"{', '.join(choice.labels)}"
-        )
+    space = planned.plan.space
+    rows = [
+        (float(seconds[index]), group.operators, group.choices[index].labels)
+        for group, index, seconds in zip(space.groups, planned.plan.assignment, space.seconds, strict=True)
+        if group.operators[0].op not in (*SOURCES, OUTPUT, RELAY)
+    ]
+    total, lines = sum(row[0] for row in rows) or 1.0, []
+    for seconds, ops, labels in sorted(rows, key=lambda row: -row[0])[:12]:
+        times, place = f" x {len(ops)}" if len(ops) > 1 else "", ops[0].module or ops[0].name
+        share = f"{100.0 * seconds / total:5.1f} %"
+        lines.append(f"  {share} {ops[0].op}{times} ({place}): splits {', '.join(labels)}")
     return lines
 
 

@@ -141,35 +141,22 @@ def move_together(slots: Slots, counts: list[Counts] | None, after: list[int]) -
     """
     most = max(int(row.max()) for row in counts) if counts else 0
     end = max(map(max, slots)) + 1
-    # of every slot behind `now`, one from which on the next free slot is looked for
-    free = [list(range(end + 1)) for _ in slots]
+    free = np.array([[time not in row for time in range(end)] for row in slots])
     for now in range(end):
         for device, row in enumerate(slots):
-            entry = row.get(now)
-            if entry is None or now <= after[device]:
+            if free[device, now] or now <= after[device]:
                 continue
-            (series, batch), ways = entry, free[device]
+            series, batch = entry = row[now]
             first = max(series.ready(batch), after[device]) + 1
-            if first < now and ways[first] != first:
-                first = _next_free(ways, first, now)
-            if first < now and counts and series.kind == "F":
+            open_slots = free[device, first:now].copy()
+            if counts and series.kind == "F":
                 (full,) = (counts[device][first:now] >= most).nonzero()
-                first = _next_free(ways, first + int(full[-1]) + 1, now) if len(full) else first
-            if first >= now:
-                ways[now] = now + 1
+                open_slots[: full[-1] + 1 if len(full) else 0] = False
+            if not open_slots.any():
                 continue
+            slot = first + int(open_slots.argmax())
             if counts and series.kind != "B":
-                counts[device][first:now] += CHANGE[series.kind]
+                counts[device][slot:now] += CHANGE[series.kind]
             del row[now]
-            row[first], series.ended[batch], ways[first] = entry, first, first + 1
-
-
-def _next_free(ways: list[int], slot: int, end: int) -> int:
-    """Return the first free slot from `slot` on, or `end`; shorten the ways to it."""
-    found = slot
-    while found < end and ways[found] != found:
-        found = ways[found]
-    found = min(found, end)
-    while slot < found:
-        slot, ways[slot] = ways[slot], found
-    return found
+            row[slot], series.ended[batch] = entry, slot
+            free[device, now], free[device, slot] = True, False

@@ -6,6 +6,7 @@ backward `B`, or its two parts: `I`, the gradient of the input, and `W`, that of
 """
 
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
@@ -70,41 +71,35 @@ class Searched(Schedule):
             return f"order lists {len(self.rows)} devices, which must be all pp={pp}; try {pp}"
         places = self.devices(pp, num_stages)
         for device, row in enumerate(self.rows):
-            mine = [(s, j) for s, j in product(range(num_stages), range(count)) if places[s] == device]
-            wanted = {"F": set(mine), "I": set(mine), "W": set(mine)}
-            for kind, stage, batch in row:
-                parts = "IW" if kind == "B" else kind
-                if any((stage, batch) not in wanted[part] for part in parts):
-                    left = next((f"{s}{k}{j}" for k, own in wanted.items() for s, j in sorted(own)), "none")
+            mine = product("FIW", (s for s in range(num_stages) if places[s] == device), range(count))
+            left = set(mine)
+            for entry in row:
+                parts = {entry._replace(kind=part) for part in ("IW" if entry.kind == "B" else entry.kind)}
+                if not parts <= left:
                     rule = f"be a pass of its stages and {count} micro-batches that was not before"
-                    return f"order[{device}] has {stage}{kind}{batch}, which must {rule}; try {left}"
-                for part in parts:
-                    wanted[part].remove((stage, batch))
-            for kind, own in wanted.items():
-                for stage, batch in sorted(own):
-                    missing = f"{stage}{kind}{batch}"
-                    return f"order[{device}] must have every pass once, and lacks {missing}; try {missing}"
+                    closest = _text(min(left)) if left else "none"
+                    return f"order[{device}] has {_text(entry)}, which must {rule}; try {closest}"
+                left -= parts
+            if left:
+                missing = _text(min(left))
+                return f"order[{device}] must have every pass once, and lacks {missing}; try {missing}"
         return self._waiting(num_stages)
 
     def _waiting(self, num_stages: int) -> str | None:
         """Name a pass that waits for one behind it; None where all run."""
-        done, places = set[tuple[str, int, int]](), [0] * len(self.rows)
-        moved = True
-        while moved:
-            moved = False
-            for device, row in enumerate(self.rows):
-                while places[device] < len(row):
-                    kind, stage, batch = row[places[device]]
-                    awaited = source(kind, stage, batch, num_stages)
-                    if awaited is not None and awaited not in done:
-                        break
-                    done |= {(own, stage, batch) for own in ("IB" if kind in "IB" else kind)}
-                    places[device], moved = places[device] + 1, True
-        for device, (row, place) in enumerate(zip(self.rows, places, strict=True)):
-            if place < len(row):
-                kind, stage, batch = row[place]
-                first = "{1}{0}{2}".format(*(source(kind, stage, batch, num_stages) or row[place]))
-                return f"order[{device}] has {stage}{kind}{batch} where it waits for ever; try {first} before"
+        done: set[tuple[str, int, int] | None] = {None}
+        rows, before = [deque(row) for row in self.rows], 0
+        while before != len(done):
+            before = len(done)
+            for row in rows:
+                while row and source(*row[0], num_stages) in done:
+                    entry = row.popleft()
+                    gives = "IB" if entry.kind in "IB" else entry.kind
+                    done |= {entry._replace(kind=kind) for kind in gives}
+        for device, row in enumerate(rows):
+            if row and (awaited := source(*row[0], num_stages)):
+                here, first = _text(row[0]), _text(awaited)
+                return f"order[{device}] has {here} where it waits for ever; try {first} before"
         return None
 
 
@@ -115,6 +110,11 @@ def source(kind: str, stage: int, batch: int, num_stages: int) -> tuple[str, int
     if kind == "W":
         return "I", stage, batch
     return ("F", stage, batch) if stage == num_stages - 1 else ("I", stage + 1, batch)
+
+
+def _text(entry: Operation | tuple[str, int, int]) -> str:
+    kind, stage, batch = entry
+    return f"{stage}{kind}{batch}"
 
 
 def _read(text: str) -> Operation:

@@ -43,7 +43,7 @@ class PerturbedGradient(OrderSearch):
             return order
         random = np.random.default_rng(int(self.state[0]))
         self.state += np.uint64(1)
-        ended = problem.ends(order)
+        _, ended = problem.run(order)
         keys, best, width = ended / ended.max(), order, 0.02
         mean, square = np.zeros_like(keys), np.zeros_like(keys)
         for step in range(1, 1 + moves // DECODED // (2 * SAMPLES)):

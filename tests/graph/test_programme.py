@@ -16,7 +16,7 @@ from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.graph._layouts import DeviceMeshSpec, Step
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._rules import reshape_groups
-from darts_parallel.graph._space import GraphSpace, build_space
+from darts_parallel.graph._space import GraphSpace
 from darts_parallel.graph.capture import capture, make_inputs
 from darts_parallel.graph.command import run_request
 from darts_parallel.graph.descent import descend
@@ -42,7 +42,7 @@ class Gated(nn.Module):
 def space(hidden: int = 512, *ranks: int, **options: Any) -> GraphSpace:
     with torch.device("meta"):
         graph, _ = capture(Gated(hidden), [torch.empty(4, 512, hidden)])
-    return build_space(graph, mesh(*(ranks or (2,))), **options)
+    return GraphSpace(graph, mesh(*(ranks or (2,))), **options)
 
 
 @pytest.mark.parametrize("hidden", [512, 2048])
@@ -146,7 +146,7 @@ def test_the_command_writes_what_outside_checks_read(tmp_path: Path, monkeypatch
     for one in data["collectives"]:
         assert one["of"] in ("activation", "parameter")
         assert one["pass"] in ("forward", "backward")
-    assert (tmp_path / "run/graph.svg").read_text().startswith("<svg")
+    assert "<svg" in (tmp_path / "run/graph.svg").read_text()
     assert any("no plan of the space is faster" in line for line in lines)
 
 

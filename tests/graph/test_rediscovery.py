@@ -91,7 +91,6 @@ def test_more_ranks_than_key_value_heads() -> None:
     assert labels(plan, "scaled_dot_product_attention") == ["heads"]
     attention = next(op for op in plan.graph.computing if op.op == "scaled_dot_product_attention")
     choice = plan.plan.choice(attention)
-    assert choice.group_heads == (True,)
     assert choice.inputs[0] == ("S1",)
     assert choice.inputs[1] == ("R*",)
 

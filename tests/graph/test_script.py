@@ -26,6 +26,38 @@ def gated() -> nn.Module:
     return nn.Sequential(transformers.models.llama.modeling_llama.LlamaMLP(config))
 
 
+class Residual(nn.Module):
+    """Two products behind a norm, next to a residual path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(2048), gated()[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+class Inside(nn.Module):
+    """Products that read the output of a norm inside their own module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(2048), nn.Linear(8192, 2048)
+        self.gate, self.up = nn.Linear(2048, 8192), nn.Linear(2048, 8192)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        return x + self.out(torch.relu(self.gate(h)) * self.up(h))
+
+
+def inside() -> nn.Module:
+    return nn.Sequential(Inside())
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(Residual(), Residual())
+
+
 def run_script(name: str, text: str) -> dict[str, Any]:
     """Run forward and backward of a parallelized module and of the whole one on every process."""
     space: dict[str, Any] = {}
@@ -47,7 +79,7 @@ def run_script(name: str, text: str) -> dict[str, Any]:
     return {"ran": ran, "close": close}
 
 
-@pytest.mark.parametrize("name", ["products", "gated"])
+@pytest.mark.parametrize("name", ["products", "gated", "inside"])
 def test_the_file_runs_the_plan_with_its_collectives(name: str) -> None:
     module, inputs = load_module(f"tests.graph.test_script:{name}"), make_inputs(SHAPES)
     planned = plan_module(module, inputs, mesh(2))
@@ -59,6 +91,22 @@ def test_the_file_runs_the_plan_with_its_collectives(name: str) -> None:
             assert answer["close"]
             assert sum(answer["ran"].values()) == sum(listed.values())
             assert all(any(kind in ran for kind in listed) for ran in answer["ran"])
+
+
+def test_norms_on_shards_are_sequence_parallel() -> None:
+    """Where memory is short, norms and residuals work on parts of the sequence."""
+    module, inputs = load_module("tests.graph.test_script:normed"), make_inputs([[1, 1024, 2048]])
+    loose = plan_module(module, inputs, mesh(2)).plan
+    memory = 0.97 * loose.space.memory_bytes(loose.assignment) / 2.0**30
+    planned = plan_module(module, inputs, mesh(2), memory=memory)
+    text = plan_script(planned, module, inputs)
+    assert text is not None
+    assert '"*.norm": tp.SequenceParallel(sequence_dim=1' in text
+    listed = Counter(c.step.kind for c in planned.plan.collectives if c.of == "activation")
+    with Workers(2, timeout_s=120.0) as workers:
+        for answer in workers.run(run_script, "normed", text):
+            assert answer["close"]
+            assert sum(answer["ran"].values()) == sum(listed.values())
 
 
 def test_a_plan_beyond_the_styles_has_no_file() -> None:
