@@ -91,7 +91,7 @@ class GraphProgramme:
     def _fan(self, fan: Fan) -> None:
         """Join a producer to every consumer by their common distribution."""
         makes, alone = len(fan.moves[0][0]), len(fan.consumers) == 1
-        paid = fan.count * sum(seconds[:, layout] for seconds, layout in fan.moves)
+        paid = fan.count * np.sum([seconds[:, layout] for seconds, layout in fan.moves], axis=0)
         shared = []
         for seconds, layout in fan.moves * (not alone):
             first = self._new(fan.count * seconds.reshape(-1))

@@ -110,7 +110,8 @@ def _norms(plan: GraphPlan) -> dict[str, str]:
     found = {}
     for path, ops in parts.items():
         (label, *others) = {plan.choice(op).labels[-1] for op in ops}
-        if not others and label[0] == "d" and label[1:].isdigit() and int(label[1:]) > 0:
+        ends = {plan.choice(ops[0]).inputs[0][-1], plan.choice(ops[-1]).outputs[0][-1]}
+        if not others and label != "d0" and ends == {label.replace("d", "S")}:
             found[path] = f"tp.SequenceParallel(sequence_dim={label[1:]}, use_local_output=True)"
     return found
 

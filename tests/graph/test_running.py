@@ -1,6 +1,6 @@
 """Plans run on gloo processes: outputs and gradients of one process, and the plan's collectives."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -134,12 +134,6 @@ def t5() -> Made:
 OURS = (block, grouped_queries, vocabulary, experts)
 THEIRS = (llama, mixtral, gpt2, bert, vit, resnet, convnext, t5, mamba2)
 """Modules of transformers: nobody here wrote them."""
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Workers]:
-    with Workers(2, timeout_s=120.0) as workers:
-        yield workers
 
 
 def _check(
