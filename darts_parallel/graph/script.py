@@ -62,17 +62,9 @@ def plan_script(
     around = {name: _around(plan, name, paths) for name, paths in readers.items() if len(paths) > 1}
     called = _called(module, set(around.values()), inputs, kwargs or {})
     for name, paths in readers.items():
-        place, made = _place([plan.produced(name)]), plan.space.graph.producers[name][0].module
-        alone = len(paths) == len(plan.space.graph.consumers[name]) and made not in ("", *norms)
-        if prepared := around.get(name) in called:
-            styles[around[name]] = _prepared(called[around[name]], place, "Replicate()")
-        elif len(paths) > 1 and alone and place == "Replicate()" and not any(map(_inside(made), paths)):
-            # readers of one tensor of torch sum their gradients before they are reduced
-            prepared, layouts = True, f"output_layouts={place}, desired_output_layouts={place}"
-            styles[made] = f"tp.PrepareModuleOutput({layouts}, use_local_output=False)"
-        moves += (2 if place.startswith("Shard") else 1) * (1 if prepared else len(paths))
-        style = f"tp.{COLWISE}()" if prepared else f"tp.{COLWISE}(input_layouts={place})"
-        styles |= dict.fromkeys(paths, style)
+        outer = around.get(name, "")
+        more, moved = _columns(plan, name, paths, norms, (outer, called.get(outer)))
+        styles, moves = styles | more, moves + moved
     ends, ended = _ends(plan, _first_tensor(inputs, kwargs or {}))
     # gradients of norms on shards are summed when they are read, not in the backward pass
     late = {op.name for op in plan.space.graph.operators
@@ -100,6 +92,36 @@ def _products(plan: GraphPlan) -> tuple[dict[str, str], dict[str, list[str]], in
     return styles, readers, moves
 
 
+def _columns(
+    plan: GraphPlan,
+    name: str,
+    paths: list[str],
+    norms: Collection[str],
+    around: tuple[str, tuple[str, int] | None],
+) -> tuple[dict[str, str], int]:
+    """Return the styles of the modules that read a value and split columns, and their collectives.
+
+    Args:
+        norms: Modules that work on shards.
+        around: The module around them and how it is called; None: they are moved one by one.
+    """
+    maker = plan.space.graph.producers[name][0]
+    place, alone = _place([plan.produced(name)]), len(paths) == len(plan.space.graph.consumers[name])
+    if maker.op == RELAY and alone:  # nobody else sees the copy
+        place = _place([plan.produced(maker.inputs[0])])
+    each = 2 if place.startswith("Shard") else 1
+    if around[1] is not None:
+        prepared = {around[0]: _prepared(around[1], place, "Replicate()")}
+        return dict.fromkeys(paths, f"tp.{COLWISE}()") | prepared, each
+    own = maker.module not in ("", *norms) and not any(map(_inside(maker.module), paths))
+    if len(paths) > 1 and alone and own and each == 1:
+        # readers of one DTensor sum their gradients before these are reduced
+        layouts = f"output_layouts={place}, desired_output_layouts={place}, use_local_output=False"
+        made = {maker.module: f"tp.PrepareModuleOutput({layouts})"}
+        return dict.fromkeys(paths, f"tp.{COLWISE}()") | made, each
+    return dict.fromkeys(paths, f"tp.{COLWISE}(input_layouts={place})"), each * len(paths)
+
+
 def _norms(plan: GraphPlan) -> dict[str, str]:
     """Return the styles of modules with weights that work on shards of a dimension behind the first."""
     graph, parts = plan.space.graph, defaultdict[str, list[GraphOperator]](list)
@@ -123,10 +145,13 @@ def _ends(plan: GraphPlan, called: tuple[str, int] | None) -> tuple[list[str], i
         name = (op.outputs + op.inputs)[0]
         made = _place([plan.produced(name)])
         if op.op == INPUT and called and not styles and graph.values[name].needs_grad:
-            wanted, reader = _place(plan.demands(name)), graph.consumers[name][0][0]
-            if made != wanted and (reader.op == RELAY or wanted != "Replicate()"):
-                styles.append(_prepared(called, made, wanted))
-                moves += sum(one.name == name for one in plan.collectives)
+            reader = graph.consumers[name][0][0]
+            copy = reader.outputs[0] if reader.op == RELAY else name
+            target, *others = dict.fromkeys(_place([state]) for state in plan.demands(copy))
+            target = _place([plan.produced(copy)]) if target == "Replicate()" else target
+            if made != target and not others:
+                styles.append(_prepared(called, made, target))
+                moves += sum(one.name in (name, copy) for one in plan.collectives)
         elif op.op == OUTPUT and made != (wanted := _place([plan.choice(op).inputs[0]])):
             layouts = f"output_layouts={made}, desired_output_layouts={wanted}"
             styles.append(f"tp.PrepareModuleOutput({layouts})")

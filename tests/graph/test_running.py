@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from darts_parallel.run.workers import Workers
 from tests.graph.running import Made, check_module
@@ -33,6 +34,68 @@ def experts() -> Made:
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.1)
     return module, [torch.randn(4, 8, 16), torch.rand(4, 8, 4, 3)], {}
+
+
+class Bottleneck(nn.Module):
+    """ResNet's block (He et al. 2015, arXiv 1512.03385, figure 5) with a stride and a projected shortcut."""
+
+    def __init__(self, given: int, inner: int, stride: int) -> None:
+        super().__init__()
+        made = 4 * inner
+        self.body = nn.Sequential(
+            nn.Conv2d(given, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+            nn.Conv2d(inner, inner, 3, stride, padding=1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+            nn.Conv2d(inner, made, 1, bias=False), nn.BatchNorm2d(made),
+        )  # fmt: skip
+        self.shortcut = nn.Sequential(nn.Conv2d(given, made, 1, stride, bias=False), nn.BatchNorm2d(made))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.body(x) + self.shortcut(x))
+
+
+def bottlenecks() -> Made:
+    return nn.Sequential(Bottleneck(16, 8, 2), Bottleneck(32, 8, 1)), [torch.randn(4, 16, 8, 8)], {}
+
+
+class Timed(nn.Module):
+    """Two convolutions between which the embedding of a time step is added (Ho et al. 2020, appendix B)."""
+
+    def __init__(self, given: int, made: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.GroupNorm(4, given), nn.GroupNorm(4, made)])
+        self.convs = nn.ModuleList(
+            [nn.Conv2d(given, made, 3, padding=1), nn.Conv2d(made, made, 3, padding=1)]
+        )
+        self.time, self.shortcut = nn.Linear(32, made), nn.Conv2d(given, made, 1)
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        h = self.convs[0](functional.silu(self.norms[0](x)))
+        h = h + self.time(functional.silu(time))[:, :, None, None]
+        return self.shortcut(x) + self.convs[1](functional.silu(self.norms[1](h)))
+
+
+class DiffusionUNet(nn.Module):
+    """One level of a diffusion model's U-Net: down, attention over pixels, up, and a skip connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.inside, self.after = Timed(16, 16), Timed(32, 32), Timed(48, 16)
+        self.down, self.up = nn.Conv2d(16, 32, 3, 2, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+        self.norm, self.qkv, self.out = nn.GroupNorm(4, 32), nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        skip = self.before(x, time)
+        h = self.inside(self.down(skip), time)
+        pixels = self.norm(h).flatten(2).transpose(1, 2)
+        heads = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(pixels).chunk(3, -1))
+        attended = functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        h = h + self.out(attended).transpose(1, 2).unflatten(2, h.shape[2:])
+        h = self.up(functional.interpolate(h, scale_factor=2.0))
+        return self.after(torch.cat([h, skip], 1), time)
+
+
+def unet() -> Made:
+    return DiffusionUNet(), [torch.randn(4, 16, 8, 8), torch.randn(4, 32)], {}
 
 
 SIZES: dict[str, Any] = {
@@ -131,7 +194,7 @@ def t5() -> Made:
     return Seq2Seq(transformers.AutoModel.from_config(config)), [_ids(2, 16)], {}
 
 
-OURS = (block, grouped_queries, vocabulary, experts)
+OURS = (block, grouped_queries, vocabulary, experts, bottlenecks, unet)
 THEIRS = (llama, mixtral, gpt2, bert, vit, resnet, convnext, t5, mamba2)
 """Modules of transformers: nobody here wrote them."""
 
@@ -159,7 +222,10 @@ def test_any_choices_on_two_processes_are_one_process(
     _check(two, make, 2, seed=seed)
 
 
-def test_random_choices_on_a_mesh_of_two_axes() -> None:
+def test_plans_and_random_choices_on_four_processes() -> None:
     with Workers(4, timeout_s=120.0) as workers:
         _check(workers, block, 2, 2, seed=0)
         _check(workers, experts, 2, 2, seed=3)
+        for make in (bottlenecks, unet):
+            _check(workers, make, 4)
+            _check(workers, make, 2, 2, seed=1)

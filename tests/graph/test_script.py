@@ -96,7 +96,7 @@ def test_norms_on_shards_are_sequence_parallel(two: Workers) -> None:
     """Where memory is short, norms and residuals work on parts of the sequence."""
     module, inputs = load_module("tests.graph.test_script:normed"), make_inputs([[1, 8192, 2048]])
     loose = plan_module(module, inputs, mesh(2)).plan
-    memory = loose.space.memory_bytes(loose.assignment) / 2.0**30 - 0.05
+    memory = loose.space.memory_bytes(loose.assignment) / 2.0**30 - 0.02
     planned = plan_module(module, inputs, mesh(2), memory=memory)
     text = plan_script(planned, module, inputs)
     assert text is not None
